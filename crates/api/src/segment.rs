@@ -4,7 +4,6 @@ use crate::form::whole;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
-use wire::Vni;
 
 /// `POST /v1/segments` of a session: request a segment for a sender of a virtual network to a destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,15 +125,6 @@ pub struct Withdrawal {
 }
 
 impl Withdrawal {
-    /// Reports whether one of the withdrawals `known`, in the order of [`Self::add`], voids a segment that this sender
-    /// has to this receiver and that ends at `expires`.
-    pub fn any_voids(known: &[Self], vni: Vni, sender: IpAddr, receiver: IpAddr, expires: u32) -> bool {
-        [None, Some(sender)].into_iter().any(|sender| {
-            let place = known.binary_search_by_key(&(vni.number(), receiver, sender), Self::about);
-            place.is_ok_and(|place| expires <= known[place].until)
-        })
-    }
-
     fn about(&self) -> (u32, IpAddr, Option<IpAddr>) {
         (self.vni, self.receiver, self.sender)
     }
@@ -179,24 +169,5 @@ mod tests {
         let mut known = vec![one(Some("10.0.0.5"), 200), one(None, 99)];
         Withdrawal::add(&mut known, &[one(Some("10.0.0.5"), 150), one(Some("10.0.0.6"), 300)], 100);
         assert_eq!(known, [one(Some("10.0.0.5"), 200), one(Some("10.0.0.6"), 300)]);
-    }
-
-    #[test]
-    fn a_withdrawal_voids_what_ends_by_then_of_its_sender_or_of_all() {
-        let [sender, other, receiver] = [5, 6, 7].map(|last| IpAddr::from([10, 0, 0, last]));
-        let [vni, red] = [100, 200].map(|number| Vni::new(number).unwrap());
-        let own = Withdrawal { vni: 100, receiver, sender: Some(sender), until: 50 };
-        let mut known = Vec::new();
-        let unlike =
-            [(99, receiver), (100, other), (200, other)].map(|(vni, receiver)| Withdrawal { vni, receiver, ..own });
-        Withdrawal::add(&mut known, &[unlike[2], own, unlike[0], unlike[1]], 40);
-        let voids = |from, to, vni, expires| Withdrawal::any_voids(&known, vni, from, to, expires);
-        assert!(voids(sender, receiver, vni, 50) && !voids(sender, receiver, vni, 51));
-        assert!(
-            !voids(other, receiver, vni, 50) && !voids(receiver, sender, vni, 50) && !voids(sender, receiver, red, 50)
-        );
-        let mut all = known.clone();
-        Withdrawal::add(&mut all, &[Withdrawal { sender: None, ..own }], 40);
-        assert!(Withdrawal::any_voids(&all, vni, other, receiver, 50));
     }
 }

@@ -13,7 +13,7 @@ use crate::segments::{RequestLines, SegmentIssuer};
 use crate::single_flight::SingleFlight;
 use crate::storage::{Database, Ended, Storage};
 use anyhow::Result;
-use api::Event;
+use api::{Event, RevokedGrant};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 

@@ -20,8 +20,8 @@ use fuzzing::chance::Chance;
 use fuzzing::given::Given;
 use fuzzing::packets::{mutate, packet};
 use fuzzing::promises::Promises;
+use wire::checksum;
 use wire::map::counter;
-use wire::tail;
 use world::{Deciders, NOW, SIZES};
 
 fn setting(name: &str, default: u64) -> u64 {
@@ -97,7 +97,7 @@ fn kernel_and_rust_insert_the_same_into_random_packets() {
         let parsed = wire::packet::Packet::parse(&frame);
         // A test run accepts no frame without a whole IP header, and no frame whose checksum is left to the network
         // card: only a real sender can request that.
-        if frame.len() < 54 || tail::checksum_is_partial(&frame, &parsed) == Some(true) {
+        if frame.len() < 54 || checksum::is_partial(&frame, &parsed) == Some(true) {
             continue;
         }
         let [modelled, emitted] = agents.insert(&frame, NOW);

@@ -5,9 +5,10 @@
 //! Packets and requests per tenant are bounded, whatever the tenant sends.
 
 mod too_long;
+mod withdrawn;
 
 use crate::agent::frame::complete_checksum;
-use crate::model::{Given, SegmentRequest};
+use crate::model::{Given, SegmentRequest, Withdrawals};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use wire::geneve::{Encapsulation, Payload};
@@ -112,13 +113,15 @@ pub struct Endpoint {
     addresses: Vec<IpAddr>,
     tenants: BTreeMap<u32, Tenant>,
     open: BTreeMap<Wanted, Open>,
+    withdrawn: Withdrawals,
     spoofed: u64,
 }
 
 impl Endpoint {
     /// Creates an endpoint without tenants that has these addresses and sends from the first.
-    pub const fn new(addresses: Vec<IpAddr>) -> Self {
-        Self { addresses, tenants: BTreeMap::new(), open: BTreeMap::new(), spoofed: 0 }
+    pub fn new(addresses: Vec<IpAddr>) -> Self {
+        let (tenants, open) = (BTreeMap::new(), BTreeMap::new());
+        Self { addresses, tenants, open, withdrawn: Withdrawals::default(), spoofed: 0 }
     }
 
     /// Adds a tenant.
@@ -212,7 +215,9 @@ impl Endpoint {
     ) -> Option<(Action, IpAddr)> {
         let tenant = self.tenants.get(&wanted.interface)?;
         let keys = SegmentKey::answering(wanted.interface, inner);
-        let shown = keys.iter().filter_map(consent).filter(|consent| consent.expires > now);
+        let usable =
+            |(key, consent): &(&SegmentKey, Consent)| consent.expires > now && !self.voids_consent(key, consent);
+        let shown = keys.iter().filter_map(|key| Some((key, consent(key)?))).filter(usable).map(|(_, consent)| consent);
         if let Some(shown) = shown.filter_map(|consent| given(&consent, inner)).next() {
             let sending = shown.ends.receiving;
             return Some((Action::AskBack(wanted, shown), sending));
@@ -255,6 +260,10 @@ impl Endpoint {
         let along = |entry: SegmentEntry| if is_fixed { entry.along(&Hops::new(&given.hops)?) } else { Some(entry) };
         let Some(entry) = entry.and_then(along) else { return refused() };
         let key = SegmentKey::of(wanted.interface, wanted.sender, wanted.receiver, &given.segment);
+        if self.is_void(&key, &entry) {
+            // The next packet causes a new request.
+            return Vec::new();
+        }
         let mut actions = vec![Action::Write(key, entry)];
         if given.segment.flags.has(SegmentFlags::SINGLE) {
             actions.push(Action::Write(key.for_every_flow(), SegmentEntry::by_flow()));

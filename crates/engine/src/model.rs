@@ -7,8 +7,10 @@ pub mod protocol;
 mod segment;
 mod service;
 pub mod target;
+mod withdrawal;
 
 pub use grant::{Grant, GrantRequest, Secret};
 pub use segment::{Given, Place, SegmentRequest};
 pub use service::{Receiver, Service};
 pub use target::Target;
+pub use withdrawal::{Withdrawal, Withdrawals};

@@ -22,4 +22,4 @@ pub use blocks::{Joined, Joiner, NotJoined, parts};
 pub use compress::{Compressor, Decompressor, Habit, Mode};
 pub use exchange::ExchangeSecret;
 pub use keys::{Keys, units};
-pub use window::{Window, Windows};
+pub use window::Windows;

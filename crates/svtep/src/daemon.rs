@@ -6,7 +6,7 @@ mod segments;
 mod status;
 
 use crate::control::{self, Asked, Request};
-use crate::directory::{Cache, Directory, Enrolment};
+use crate::directory::Directory;
 use crate::kernel::{Change, Inlet, Kernel};
 use crate::outlets::Outlets;
 use crate::session::{News, Session};
@@ -14,16 +14,15 @@ use crate::settings::Settings;
 use crate::view::Status;
 use crate::{metrics, now, report};
 use anyhow::{Context, Result};
-use api::{Event, Report, Withdrawal};
-use client::EventStream;
+use api::{Confirm, Event, Report};
 use datapath::Pins;
 use datapath::svtep::Unsent;
 use engine::endpoint::Endpoint;
+use follower::{Enrolment, Follower, Health, Role, Start, State};
 use refusals::Refusals;
 use segments::{Answer, Answers};
 use shell::signals::Signals;
 use std::collections::BTreeMap;
-use std::future::pending;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -31,18 +30,12 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, interval, sleep, sleep_until};
+use tokio::time::{interval, sleep};
 
 /// Interval for setting the kernel programs' clock and checking interfaces.
 const TICK: Duration = Duration::from_secs(1);
 /// Interval for renewing segments and removing expired ones.
 const SWEEP: Duration = Duration::from_secs(5);
-/// The first and the longest pause before the next request to the authority.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Number of epochs whose keys are fetched in advance.
-const KEYS_AHEAD: u32 = 24;
-/// Silence after which the event stream counts as lost; the authority sends something every 10 s.
-const SILENCE: Duration = Duration::from_secs(25);
 /// Capacity of each of the loop's queues.
 const QUEUE: usize = 1024;
 
@@ -63,7 +56,7 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
     let authority = enrolment.caller()?;
     let (news_sender, mut news) = mpsc::channel(QUEUE);
     let (sessions, asks) = sessions(&settings, &directory, &enrolment, &news_sender)?;
-    let (cache, trouble) = tokio::select! {
+    let (state, trouble) = tokio::select! {
         state = first_state(&directory, &authority, &enrolment) => state?,
         () = signals.any() => return Ok(ExitCode::SUCCESS),
     };
@@ -71,25 +64,19 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
     let (answer_sender, mut answers) = mpsc::channel(QUEUE);
     let (asked_sender, mut asked) = mpsc::channel::<Asked>(16);
     let lost = Arc::new(AtomicU64::new(0));
-    let mut kernel = Kernel::load(&settings, &cache, pins, Inlet { packets: packet_sender, lost: lost.clone() })?;
+    let mut kernel = Kernel::load(&settings, &state, pins, Inlet { packets: packet_sender, lost: lost.clone() })?;
     let outlets = Outlets::open(settings.addresses[0], kernel.mtu())?;
-    directory.set_cache(&cache)?;
+    let withdrawn = state.config.withdrawn.clone();
+    let folder = directory.folder().clone();
+    let start = Start { authority: authority.clone(), folder, state, trouble, confirms: Confirm::Nothing };
+    let mut follower = Follower::start(start)?;
     kernel.attach_underlay()?;
-    let (latest, told) = watch::channel(None);
-    let mut withdrawn = Vec::new();
-    Withdrawal::add(&mut withdrawn, &cache.config.withdrawn, now());
+    let (latest, figures) = watch::channel(None);
     let mut daemon = Daemon {
         endpoint: Endpoint::new(settings.addresses.clone()),
-        events: Some(authority.events()),
-        health: Health { connected: false, read: trouble.is_none().then(now), trouble },
-        withdrawn,
+        health: follower.health(),
         settings,
         enrolment,
-        directory,
-        authority: authority.clone(),
-        cache,
-        saving: None,
-        unsaved: false,
         kernel,
         outlets,
         lost,
@@ -100,13 +87,8 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
         answers: Answers::default(),
         refusals: Refusals::default(),
         report: latest,
-        sync: None,
-        sync_again: false,
-        next_sync: Instant::now(),
-        pause: PAUSES.0,
-        reconnect: None,
-        heard: Instant::now(),
     };
+    daemon.withdraw(&withdrawn);
     daemon.follow_interfaces();
     daemon.kernel.last()?;
     tracing::info!(
@@ -119,12 +101,12 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
     let calls = tokio::spawn(control::serve(listener, asked_sender.clone()));
     let measuring =
         readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(asked_sender.clone()))));
-    let reporting = tokio::spawn(report::keep(authority, told));
-    let done = daemon.follow(&mut packets, &mut answers, &mut news, &mut asked, &mut signals).await;
+    let reporting = tokio::spawn(follower::report(authority, move || report::latest(figures.clone())));
+    let done = daemon.follow(&mut follower, &mut packets, &mut answers, &mut news, &mut asked, &mut signals).await;
     calls.abort();
     reporting.abort();
     measuring.inspect(JoinHandle::abort);
-    daemon.saved().await;
+    follower.save_last().await;
     let _ = std::fs::remove_file(&daemon.settings.socket);
     done
 }
@@ -147,54 +129,34 @@ fn sessions(
     Ok((sessions, asks.collect()))
 }
 
-/// Fetches the authority's state, or else reads the cached one. The second value is the error of the authority, if
+/// Fetches the authority's state, or else reads the last run's. The second value is the error of the authority, if
 /// there was one.
 async fn first_state(
     directory: &Directory,
     authority: &client::Authority,
     enrolment: &Enrolment,
-) -> Result<(Cache, Option<String>)> {
-    let mut pause = PAUSES.0;
-    loop {
-        let error = match fetch(authority.clone()).await {
-            Ok(cache) => return Ok((cache, None)),
-            Err(error @ client::Error::NotLoggedIn) => {
-                return Err(error).context("the authority doesn't know this endpoint: `vouchsafe svtep enrol --again`");
-            }
-            Err(error) => error,
-        };
-        if let Some(cached) = directory.cache(&enrolment.verifier) {
+) -> Result<(State, Option<String>)> {
+    let cached = State::load(directory.folder(), &enrolment.verifier);
+    let answer = match &cached {
+        Some(_) => State::fetch_soon(authority).await,
+        None => State::wait_for(authority).await,
+    };
+    match (answer, cached) {
+        (Ok(state), _) => Ok((state, None)),
+        (Err(error), Some(state)) if !matches!(error, client::Error::NotLoggedIn) => {
             tracing::warn!(%error, "starting with what the authority said last");
-            return Ok((cached, Some(error.to_string())));
+            Ok((state, Some(error.to_string())))
         }
-        tracing::warn!(%error, "nothing is known from before; waiting for the authority");
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSES.1);
+        (Err(error), _) => {
+            Err(error).context("the authority doesn't know this endpoint: `vouchsafe svtep enrol --again`")
+        }
     }
-}
-
-async fn fetch(authority: client::Authority) -> Result<Cache, client::Error> {
-    let (config, keys) = tokio::try_join!(authority.config(), authority.keys(KEYS_AHEAD))?;
-    Ok(Cache { config, keys })
-}
-
-/// State of the connection to the authority.
-struct Health {
-    connected: bool,
-    read: Option<u64>,
-    trouble: Option<String>,
 }
 
 struct Daemon {
     settings: Settings,
     enrolment: Enrolment,
-    directory: Directory,
-    authority: client::Authority,
-    cache: Cache,
-    saving: Option<JoinHandle<()>>,
-    /// Whether the cache is newer than its file.
-    unsaved: bool,
-    health: Health,
+    health: watch::Receiver<Health>,
     kernel: Kernel,
     endpoint: Endpoint,
     outlets: Outlets,
@@ -208,23 +170,31 @@ struct Daemon {
     answer_sender: mpsc::Sender<Answer>,
     answers: Answers,
     refusals: Refusals,
-    /// Withdrawals, from whichever source.
-    withdrawn: Vec<Withdrawal>,
     report: watch::Sender<Option<Report>>,
-    events: Option<EventStream>,
-    reconnect: Option<Instant>,
-    sync: Option<JoinHandle<Result<Cache, client::Error>>>,
-    /// Something changed during a request to the authority: request again.
-    sync_again: bool,
-    next_sync: Instant,
-    pause: Duration,
-    /// Time of the last event of the stream.
-    heard: Instant,
+}
+
+impl Role for Daemon {
+    const NAME: &'static str = "tunnel endpoint";
+
+    fn apply(&mut self, state: &State, _before: &State) -> Result<()> {
+        self.withdraw(&state.config.withdrawn);
+        self.write(state)
+    }
+
+    fn event(&mut self, event: Event, state: &mut State) {
+        if let Event::Withdrawn { withdrawn } = event {
+            self.kernel.withdraw(&withdrawn);
+            self.withdraw(&withdrawn);
+            tracing::info!(statements = withdrawn.len(), "consent was withdrawn");
+            state.withdraw(&withdrawn, now());
+        }
+    }
 }
 
 impl Daemon {
     async fn follow(
         &mut self,
+        follower: &mut Follower,
         packets: &mut mpsc::Receiver<Unsent>,
         answers: &mut mpsc::Receiver<Answer>,
         news: &mut mpsc::Receiver<(usize, News)>,
@@ -237,16 +207,10 @@ impl Daemon {
                 // Withdrawals are handled before answers that issue segments.
                 biased;
                 () = signals.any() => break,
-                event = next(&mut self.events) => self.event(event),
+                news = follower.next() => follower.handle(news, self),
                 Some((session, news)) = news.recv() => self.news(session, &news),
-                () = until(self.reconnect) => {
-                    self.reconnect = None;
-                    self.events = Some(self.authority.events());
-                },
-                fetched = join(&mut self.sync) => self.fetched(fetched),
-                () = until(Some(self.next_sync)), if self.sync.is_none() => self.want(),
                 _ = ticks.tick() => self.tick(),
-                _ = sweeps.tick() => self.sweep(),
+                _ = sweeps.tick() => self.sweep(follower),
                 Some((request, reply)) = asked.recv() => {
                     let answer = self.answer(request);
                     let ended = request == Request::Detach && answer.is_ok();
@@ -265,83 +229,11 @@ impl Daemon {
         Ok(ExitCode::SUCCESS)
     }
 
-    fn event(&mut self, event: Result<Event, client::Error>) {
-        self.heard = Instant::now();
-        match event {
-            Ok(Event::Hello) => {
-                if !std::mem::replace(&mut self.health.connected, true) {
-                    tracing::info!("connected to the authority");
-                }
-                self.want();
-            }
-            Ok(Event::Policy) => self.want(),
-            Ok(Event::Withdrawn { withdrawn }) => {
-                self.kernel.withdraw(&withdrawn);
-                self.void(&withdrawn);
-                tracing::info!(statements = withdrawn.len(), "consent was withdrawn");
-                Withdrawal::add(&mut self.cache.config.withdrawn, &withdrawn, now());
-                self.unsaved = true;
-            }
-            Ok(_) => {}
-            Err(error) => {
-                tracing::error!(%error, "the authority refuses this endpoint; what it knows goes on until keys end. Enrol it again");
-                self.health.connected = false;
-                self.health.trouble = Some(error.to_string());
-                self.events = None;
-                self.reconnect = Some(Instant::now() + PAUSES.1);
-            }
+    fn write(&mut self, state: &State) -> Result<()> {
+        if self.kernel.is_loaded_for(state) {
+            return self.kernel.write(state);
         }
-    }
-
-    /// Requests configuration and keys from the authority.
-    fn want(&mut self) {
-        if self.sync.is_some() {
-            self.sync_again = true;
-        } else {
-            self.sync = Some(tokio::spawn(fetch(self.authority.clone())));
-        }
-    }
-
-    fn fetched(&mut self, fetched: Result<Cache, client::Error>) {
-        self.sync = None;
-        match fetched {
-            Ok(cache) => self.apply(cache),
-            Err(error) => {
-                if self.health.trouble.is_none() {
-                    tracing::warn!(%error, "cannot read from the authority; what it said last goes on");
-                }
-                self.health.trouble = Some(error.to_string());
-                self.next_sync = Instant::now() + self.pause;
-                self.pause = (self.pause * 2).min(PAUSES.1);
-            }
-        }
-        if std::mem::take(&mut self.sync_again) {
-            self.want();
-        }
-    }
-
-    fn apply(&mut self, mut cache: Cache) {
-        // Keep withdrawals that arrived while the request was in flight.
-        Withdrawal::add(&mut cache.config.withdrawn, &std::mem::take(&mut self.cache.config.withdrawn), now());
-        self.void(&cache.config.withdrawn);
-        self.health.read = Some(now());
-        self.health.trouble = None;
-        self.pause = PAUSES.0;
-        self.next_sync = Instant::now() + Duration::from_secs((cache.config.epoch_length / 4).max(5).into());
-        if let Err(error) = self.write(&cache) {
-            tracing::error!("cannot put in force what the authority says: {error:#}");
-            self.health.trouble = Some(format!("{error:#}"));
-            self.next_sync = Instant::now() + PAUSES.1;
-        }
-        self.cache = cache;
-        self.unsaved = true;
-    }
-
-    fn write(&mut self, cache: &Cache) -> Result<()> {
-        if self.kernel.is_loaded_for(cache) {
-            return self.kernel.write(cache);
-        }
-        self.kernel.reload(cache)?;
+        self.kernel.reload(state)?;
         self.outlets = Outlets::open(self.settings.addresses[0], self.kernel.mtu())?;
         Ok(())
     }
@@ -352,10 +244,6 @@ impl Daemon {
             tracing::error!("{error:#}");
         }
         self.follow_interfaces();
-        if self.heard.elapsed() > SILENCE && std::mem::take(&mut self.health.connected) {
-            tracing::warn!("lost the authority; what it said last goes on");
-        }
-        self.save();
     }
 
     fn follow_interfaces(&mut self) {
@@ -377,47 +265,22 @@ impl Daemon {
             }
         }
         // An earlier process may have left segments, now void, for the interfaces that appeared.
-        self.void(&self.withdrawn.clone());
+        self.forget_void();
     }
 
-    fn sweep(&mut self) {
+    fn sweep(&mut self, follower: &mut Follower) {
         if let Err(error) = self.kernel.sweep() {
             tracing::error!("{error:#}");
         }
-        if self.kernel.is_closed() || !self.kernel.is_loaded_for(&self.cache) {
-            Withdrawal::add(&mut self.cache.config.withdrawn, &[], now());
-            let cache = self.cache.clone();
-            if let Err(error) = self.write(&cache) {
-                tracing::warn!("{error:#}");
-            }
+        if (self.kernel.is_closed() || !self.kernel.is_loaded_for(follower.state()))
+            && let Err(error) = self.write(follower.current_state())
+        {
+            tracing::warn!("{error:#}");
         }
         self.renew();
         if let Ok(counts) = self.kernel.program().proofs.counts() {
             let report = report::report(&counts, self.kernel.is_closed(), self.kernel.keys_until());
             self.report.send_replace(Some(report));
-        }
-    }
-
-    /// Stores the authority's state, on a thread of its own, because a withdrawal must not wait for a slow disk.
-    fn save(&mut self) {
-        if !self.unsaved || self.saving.as_ref().is_some_and(|saving| !saving.is_finished()) {
-            return;
-        }
-        self.unsaved = false;
-        let (directory, cache) = (self.directory.clone(), self.cache.clone());
-        self.saving = Some(tokio::task::spawn_blocking(move || {
-            if let Err(error) = directory.set_cache(&cache) {
-                tracing::warn!("cannot keep what the authority said: {error:#}");
-            }
-        }));
-    }
-
-    async fn saved(&mut self) {
-        for _ in 0..2 {
-            if let Some(saving) = self.saving.take() {
-                let _ = saving.await;
-            }
-            self.save();
         }
     }
 }
@@ -428,26 +291,4 @@ async fn page(asked: mpsc::Sender<Asked>) -> Result<shell::metrics::Page> {
     asked.send((Request::Status, reply)).await.ok().context("the endpoint ends")?;
     let status: Status = serde_json::from_value(told.await.context("the endpoint ends")??)?;
     Ok(metrics::page(&status, now()))
-}
-
-async fn until(time: Option<Instant>) {
-    match time {
-        Some(time) => sleep_until(time).await,
-        None => pending().await,
-    }
-}
-
-async fn next(events: &mut Option<EventStream>) -> Result<Event, client::Error> {
-    match events {
-        Some(events) => events.next().await,
-        None => pending().await,
-    }
-}
-
-/// Waits for the task, if there is one, without removing it: the caller does that.
-async fn join(task: &mut Option<JoinHandle<Result<Cache, client::Error>>>) -> Result<Cache, client::Error> {
-    match task {
-        Some(task) => task.await.unwrap_or_else(|error| Err(client::Error::Other(error.to_string()))),
-        None => pending().await,
-    }
 }

@@ -2,39 +2,14 @@
 //! it is secret.
 
 use anyhow::{Context, Result};
-use api::{EpochKeys, VerifierConfig};
-use client::Authority;
-use serde::de::DeserializeOwned;
+use follower::Enrolment;
 use serde::{Deserialize, Serialize};
 use shell::folder::Folder;
 use std::fs::File;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
 const ENROLMENT: &str = "enrolment.json";
-const CACHE: &str = "cache.json";
-
-/// Enrolment of this endpoint at its authority as a verifier.
-#[derive(Clone, Serialize, Deserialize)]
-pub struct Enrolment {
-    /// The authority's URL.
-    pub authority: String,
-    /// The certificates to trust for the authority, PEM; without any, the system's.
-    pub ca: Option<String>,
-    /// The verifier's id.
-    pub verifier: String,
-    token: String,
-}
-
-/// The authority's latest state, so that an endpoint that starts without the authority still delivers.
-#[derive(Clone, Serialize, Deserialize)]
-pub struct Cache {
-    /// The configuration: time limits and withdrawn consent.
-    pub config: VerifierConfig,
-    /// The keys.
-    pub keys: EpochKeys,
-}
 
 /// A session of a service account.
 #[derive(Clone, Serialize, Deserialize)]
@@ -62,6 +37,11 @@ impl Directory {
         self.0.path()
     }
 
+    /// Returns the folder, which also keeps the authority's state.
+    pub fn folder(&self) -> &Folder {
+        &self.0
+    }
+
     /// Takes the lock that prevents a second daemon; held until the file is dropped.
     pub fn lock(&self) -> Result<File> {
         self.0.make()?;
@@ -78,35 +58,13 @@ impl Directory {
 
     /// Enrols at the authority with the one-time code, and stores the enrolment.
     pub async fn enrol(&self, authority: &str, ca: Option<&Path>, code: &str) -> Result<Enrolment> {
-        self.0.make()?;
-        let read =
-            |path: &Path| std::fs::read_to_string(path).with_context(|| format!("can't read {}", path.display()));
-        let ca = ca.map(read).transpose()?;
-        // Create the file before the code is used up: a folder that can't be written then costs no code.
-        let mut file = self.0.begin()?;
-        let caller = Authority::new(authority, ca.as_deref().map(str::as_bytes))?;
-        let enrolled = caller.enrol(code).await.context("can't enrol")?;
-        let (authority, verifier, token) = (authority.to_owned(), enrolled.verifier, enrolled.token);
-        let enrolment = Enrolment { authority, ca, verifier, token };
-        file.write_all(&Zeroizing::new(serde_json::to_vec(&enrolment)?))?;
-        self.0.put(file, ENROLMENT)?;
-        self.0.remove(CACHE);
-        Ok(enrolment)
-    }
-
-    /// Reads the authority's latest state for this verifier, if there is a readable one.
-    pub fn cache(&self, verifier: &str) -> Option<Cache> {
-        self.read::<Cache>(CACHE).filter(|cache| cache.config.verifier == verifier)
-    }
-
-    /// Stores the authority's latest state.
-    pub fn set_cache(&self, cache: &Cache) -> Result<()> {
-        self.0.write(CACHE, &Zeroizing::new(serde_json::to_vec(cache)?))
+        let encode = |enrolment: &Enrolment| Ok(Zeroizing::new(serde_json::to_vec(enrolment)?));
+        follower::enrol(&self.0, ENROLMENT, (authority, ca, code), encode).await
     }
 
     /// Reads the stored session of a service account.
     pub fn session(&self, service: &str) -> Option<Kept> {
-        self.read(&session(service))
+        serde_json::from_slice(&Zeroizing::new(self.0.read(&session(service)).ok()??)).ok()
     }
 
     /// Stores the session, or removes it.
@@ -118,18 +76,6 @@ impl Directory {
                 Ok(())
             }
         }
-    }
-
-    fn read<T: DeserializeOwned>(&self, name: &str) -> Option<T> {
-        serde_json::from_slice(&Zeroizing::new(self.0.read(name).ok()??)).ok()
-    }
-}
-
-impl Enrolment {
-    /// Returns a client of the authority with this enrolment's token.
-    pub fn caller(&self) -> Result<Authority> {
-        let ca = self.ca.as_deref().map(str::as_bytes);
-        Ok(Authority::new(&self.authority, ca)?.with_token(&self.token))
     }
 }
 

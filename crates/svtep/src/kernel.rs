@@ -1,7 +1,6 @@
 //! The kernel side: programs on interfaces, their tables, and the thread that reads the packets they pass to user
 //! space.
 
-use crate::directory::Cache;
 use crate::now;
 use crate::settings::Settings;
 use anyhow::{Context, Result, ensure};
@@ -10,6 +9,7 @@ use datapath::Pins;
 use datapath::clock::coarse_to_unix;
 use datapath::interface::Interface;
 use datapath::svtep::{self, Svtep, Unsent};
+use follower::State;
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
 use std::net::IpAddr;
@@ -66,8 +66,8 @@ pub struct Kernel {
 
 impl Kernel {
     /// Loads the programs and takes over the tables of an earlier process. Attaches nothing.
-    pub fn load(settings: &Settings, cache: &Cache, pins: Pins, inlet: Inlet) -> Result<Self> {
-        let config = config(cache);
+    pub fn load(settings: &Settings, state: &State, pins: Pins, inlet: Inlet) -> Result<Self> {
+        let config = config(state);
         let (program, underlay, mtu) = load(settings, config, &pins)?;
         let mut kernel = Self {
             program,
@@ -85,7 +85,7 @@ impl Kernel {
             closed: false,
         };
         kernel.follow_cores()?;
-        kernel.write(cache)?;
+        kernel.write(state)?;
         Ok(kernel)
     }
 
@@ -121,15 +121,15 @@ impl Kernel {
     }
 
     /// Reports whether the loaded programs match the authority's time limits and the current underlay.
-    pub fn is_loaded_for(&self, cache: &Cache) -> bool {
+    pub fn is_loaded_for(&self, state: &State) -> bool {
         let is_same =
             |there: Interface| there == self.underlay && (self.settings.mtu.is_some() || there.mtu() == Some(self.mtu));
-        self.whole && self.config == config(cache) && Interface::named(&self.underlay.name).is_ok_and(is_same)
+        self.whole && self.config == config(state) && Interface::named(&self.underlay.name).is_ok_and(is_same)
     }
 
     /// Loads the programs again; attachments and tables carry over.
-    pub fn reload(&mut self, cache: &Cache) -> Result<()> {
-        let config = config(cache);
+    pub fn reload(&mut self, state: &State) -> Result<()> {
+        let config = config(state);
         self.program.last()?;
         let loaded = load(&self.settings, config, &self.pins)?;
         self.whole = false;
@@ -138,7 +138,7 @@ impl Kernel {
         self.config = config;
         self.online.clear();
         self.follow_cores()?;
-        self.write(cache)?;
+        self.write(state)?;
         self.attach_underlay()?;
         for (place, interface) in self.tenants.clone() {
             self.attach_tenant(place, interface)?;
@@ -149,14 +149,14 @@ impl Kernel {
     }
 
     /// Writes the authority's state to the tables, withdrawals first.
-    pub fn write(&mut self, cache: &Cache) -> Result<()> {
+    pub fn write(&mut self, state: &State) -> Result<()> {
         self.set_clock()?;
-        if self.withdraw(&cache.config.withdrawn) && cache.config.epoch_length == self.config.epoch_length {
+        if self.withdraw(&state.config.withdrawn) && state.config.epoch_length == self.config.epoch_length {
             let broken = |epoch| anyhow::anyhow!("the authority's key for proofs of epoch {epoch} is broken");
-            let keys = cache.keys.proofs.as_ref().map_or_else(|| Ok(Vec::new()), |keys| keys.read().map_err(broken))?;
+            let keys = state.keys.proofs.as_ref().map_or_else(|| Ok(Vec::new()), |keys| keys.read().map_err(broken))?;
             if keys.is_empty() {
                 tracing::warn!(
-                    verifier = cache.config.verifier,
+                    verifier = state.config.verifier,
                     "no path of networks.toml ends at this verifier: nothing is delivered"
                 );
             }
@@ -292,8 +292,8 @@ impl Kernel {
     }
 }
 
-fn config(cache: &Cache) -> ProofsConfig {
-    ProofsConfig { epoch_length: cache.config.epoch_length, max_lifetime: cache.config.max_lifetime }
+fn config(state: &State) -> ProofsConfig {
+    ProofsConfig { epoch_length: state.config.epoch_length, max_lifetime: state.config.max_lifetime }
 }
 
 fn load(settings: &Settings, proofs: ProofsConfig, pins: &Pins) -> Result<(Svtep, Interface, u32)> {

@@ -1,17 +1,10 @@
-//! Reports this endpoint's state as a verifier to the authority, for its console. Nothing depends on it.
+//! The endpoint's figures as a verifier, for the authority's console.
 
+use anyhow::{Context, Result};
 use api::{DropCount, Report, VerifierState};
-use client::{Authority, Error};
-use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::sleep;
 use wire::DropReason;
 use wire::map::counter;
-
-/// The shortest and the longest pause between reports that an authority can ask for.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
-/// The pause after a failure.
-const RETRY: Duration = Duration::from_secs(15);
 
 /// Builds a report from the counters of proofs.
 pub fn report(counts: &[u64], is_closed: bool, keys_until: Option<u64>) -> Report {
@@ -32,26 +25,10 @@ pub fn report(counts: &[u64], is_closed: bool, keys_until: Option<u64>) -> Repor
     }
 }
 
-/// Sends the latest report periodically until it is aborted.
-pub async fn keep(authority: Authority, mut latest: watch::Receiver<Option<Report>>) {
-    loop {
-        let report = latest.borrow_and_update().clone();
-        let Some(report) = report else {
-            if latest.changed().await.is_err() {
-                return;
-            }
-            continue;
-        };
-        let pause = match authority.report(&report).await {
-            Ok(answer) => Duration::from_secs(answer.pause.into()).clamp(PAUSES.0, PAUSES.1),
-            Err(Error::Refused(problem)) if problem.status == 404 => return,
-            Err(error) => {
-                tracing::debug!(%error, "cannot report");
-                RETRY
-            }
-        };
-        sleep(pause).await;
-    }
+/// Returns the latest report; waits for the first.
+pub async fn latest(mut reports: watch::Receiver<Option<Report>>) -> Result<Report> {
+    let report = reports.wait_for(Option::is_some).await.context("the endpoint ends")?;
+    report.clone().context("there is no report")
 }
 
 #[cfg(test)]

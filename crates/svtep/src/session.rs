@@ -6,6 +6,7 @@ use crate::now;
 use anyhow::{Context, Result, ensure};
 use api::{Event, ServiceKey, Withdrawal};
 use client::{Asker, Authority, Error};
+use follower::Backoff;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -18,8 +19,8 @@ use zeroize::Zeroizing;
 
 /// Maximum length of a key file, in bytes.
 const LONGEST_KEY: usize = 16 << 10;
-/// The first and the longest pause before the next attempt to log in.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+/// The pauses between attempts to log in.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
 /// Minimum lifetime after which the end of a session is not a repeated failure, so that the next login is not delayed.
 const LASTED: Duration = Duration::from_secs(30);
 /// Seconds before a session's end at which the next one begins: as long as the segments issued in the session last.
@@ -128,7 +129,7 @@ impl Keeper {
         let service = self.key.service.clone();
         let before = self.directory.session(&service);
         let mut kept = before.filter(|kept| kept.authority == self.url && !is_due(kept, now()));
-        let mut pause = PAUSES.0;
+        let mut backoff = BACKOFF;
         loop {
             let session = match kept.take() {
                 Some(session) => session,
@@ -137,7 +138,7 @@ impl Keeper {
                     Err(error) => {
                         tracing::warn!(service, "cannot log in: {error}");
                         self.changes.send_modify(|standing| standing.trouble = Some(error.to_string()));
-                        wait(&mut pause).await;
+                        sleep(backoff.pause()).await;
                         continue;
                     }
                 },
@@ -149,15 +150,15 @@ impl Keeper {
             let began = Instant::now();
             match self.follow(&authority, &session).await {
                 // The next session takes over; this one expires, along with the segments issued in it.
-                End::Due => pause = PAUSES.0,
+                End::Due => backoff.reset(),
                 End::Over(why) => {
                     tracing::info!(service, "the session has ended: {why}");
                     let _ = self.directory.set_session(&service, None);
                     self.changes.send_replace(Standing { trouble: Some(why), ..Standing::default() });
                     if began.elapsed() < LASTED {
-                        wait(&mut pause).await;
+                        sleep(backoff.pause()).await;
                     } else {
-                        pause = PAUSES.0;
+                        backoff.reset();
                     }
                 }
             }
@@ -217,11 +218,6 @@ fn asker(authority: &Authority) -> Asker {
     let line = asker.clone();
     tokio::spawn(async move { line.ready().await });
     asker
-}
-
-async fn wait(pause: &mut Duration) {
-    sleep(*pause).await;
-    *pause = (*pause * 2).min(PAUSES.1);
 }
 
 /// Returns the time when the next session begins.

@@ -216,7 +216,7 @@ pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
             let directory = Directory::at(home.dir);
             let (enrolment, file) = directory.read()?;
             let enrolment = match (enrolment, at.authority, at.code) {
-                (Some(enrolment), _, _) => enrolment,
+                (Some(stored), _, _) => directory.enrolment(&stored)?,
                 (None, Some(authority), Some(code)) => directory.enrol(&authority, at.ca.as_deref(), &code).await?,
                 (None, _, _) => bail!(
                     "{} knows no authority: `vouchsafe verifier enrol`, or give --authority and --code",

@@ -22,11 +22,6 @@ impl Confirmer {
         Self { confirms, handles, task: tokio::spawn(keep(authority, heard)) }
     }
 
-    /// Returns the kind of grants that this verifier confirms.
-    pub fn confirms(&self) -> Confirm {
-        self.confirms
-    }
-
     /// Queues a handle for confirmation if this verifier confirms grants of this kind.
     pub fn note(&self, kind: Confirm, handle: u64) {
         if kind <= self.confirms {

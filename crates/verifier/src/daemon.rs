@@ -4,7 +4,7 @@
 use crate::addresses::UNKNOWN_MAX;
 use crate::confirm::Confirmer;
 use crate::control;
-use crate::directory::{Cache, Directory, Enrolment};
+use crate::directory::Directory;
 use crate::drops::Ring;
 use crate::peers::{self, Peers};
 use crate::protection::Protection;
@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use api::Confirm;
 use datapath::Pins;
 use datapath::hook::{Choice, Hook};
+use follower::{Enrolment, Follower, Start as Following, State};
 use shell::control::Access;
 use shell::signals::Signals;
 use std::path::PathBuf;
@@ -24,17 +25,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 mod follow;
 mod notify;
-
-/// The shortest and the longest pause before the authority is asked again.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Number of epochs for which keys are fetched in advance.
-const KEYS_AHEAD: u32 = 24;
-/// How long cached keys are withheld while the authority may report what has been revoked since the last run.
-const FIRST_ANSWER: Duration = Duration::from_secs(3);
 
 /// Parameters of a daemon.
 pub struct Start {
@@ -63,7 +57,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         Some(address) => Some(shell::metrics::listen(address).await?),
         None => None,
     };
-    let authority = directory.caller(&enrolment)?;
+    let authority = enrolment.caller()?;
     let pins = Pins::new("verifier", &instance)?;
     let _instance_lock = pins.lock()?;
     // Programs that only observed protected nothing.
@@ -81,9 +75,9 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     if trial.is_some() && !settings.hook.ends_with_process() {
         bail!("--try with --hook tc needs Linux 6.6: before, an attachment to tc outlives a process that is killed");
     }
-    let known = directory.cache().filter(|cache| cache.config.verifier == enrolment.verifier);
+    let known = State::load(directory.folder(), &enrolment.verifier);
     let from_cache = known.is_some();
-    let mut cache = match known {
+    let mut state = match known {
         Some(known) => known,
         None => tokio::select! {
             state = first_state(&authority, fresh) => state?,
@@ -99,12 +93,12 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let drops = Arc::new(Mutex::new(Ring::default()));
     let seed = directory.replay_seed()?;
     let (unknown, asked) = mpsc::channel(UNKNOWN_MAX);
-    let mut protection = Protection::load(pins, settings.clone(), seed, &cache.config, drops.clone(), unknown.clone())?;
+    let mut protection = Protection::load(pins, settings.clone(), seed, &state.config, drops.clone(), unknown.clone())?;
     // Grants may have been revoked since the last run. Therefore cached keys are withheld until the authority has had a
     // chance to report that, unless the kernel has them anyway.
     let withheld = from_cache && fresh;
-    protection.write(&cache.config, if withheld { &[] } else { &cache.keys.keys }, now())?;
-    protection.write_proofs(&cache)?;
+    protection.write(&state.config, if withheld { &[] } else { &state.keys.keys }, now())?;
+    protection.write_proofs(&state)?;
     warn_of_lock_out(&protection, &settings, trial, fresh);
     let adopt = fresh && settings.adopt;
     let mut adopted = if adopt { protection.adopt()? } else { 0 };
@@ -124,7 +118,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let mut trouble = None;
     if from_cache {
         let answer = tokio::select! {
-            answer = tokio::time::timeout(FIRST_ANSWER, fetch(authority.clone())) => answer,
+            answer = State::fetch_soon(&authority) => answer,
             () = signals.any() => {
                 if trial.is_some() {
                     protection.end()?;
@@ -132,9 +126,14 @@ pub async fn run(start: Start) -> Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             }
         };
-        trouble = catch_up(&mut protection, &mut cache, answer.ok(), withheld)?;
+        trouble = catch_up(&mut protection, &mut state, answer, withheld)?;
     }
-    directory.set_cache(&cache)?;
+    // A client gets an inside address only once the grant's owner is known, and packets are marked with a class only
+    // once the class is known.
+    let needs_owners = !settings.pool.is_empty() || settings.mark.is_some();
+    let confirms = if needs_owners { Confirm::Grants } else { Confirm::Pairs };
+    let (following, folder) = (authority.clone(), directory.folder().clone());
+    let mut follower = Follower::start(Following { authority: following, folder, state, trouble, confirms })?;
     // Only after protection is on: at boot, the network between peers may not be up yet.
     let teller = match settings.peer_listen {
         Some(address) => Some(peers::listen(address).await?),
@@ -155,49 +154,35 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     );
     let peers = Arc::new(Peers::new(&settings.peers)?);
     let (orders, ordered) = mpsc::channel(4);
-    let names = Names { verifier: enrolment.verifier, instance, url: enrolment.authority };
+    let names = Names { verifier: enrolment.verifier.clone(), instance, url: enrolment.authority.clone() };
+    let (health, caller) = (follower.health(), authority.clone());
     let shared =
-        Arc::new(Shared::new(names, settings.observe, peers.clone(), authority.clone(), protection, drops, orders));
-    shared.health().read = trouble.is_none().then(now);
-    shared.health().trouble = trouble;
+        Arc::new(Shared::new(names, settings.observe, peers.clone(), caller, health, protection, drops, orders));
     *shared.trial() = trial.map(|trial| (Instant::now() + trial).into_std());
     let answering = shared.clone();
     let server = tokio::spawn(control::serve(listener, access, move |request| answering.clone().answer(request)));
     let measured = shared.clone();
     let measuring =
         readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || measured.clone().metrics())));
-    let reporting = tokio::spawn(report::keep(shared.clone(), authority.clone()));
+    let reported = shared.clone();
+    let reporting = tokio::spawn(follower::report(authority.clone(), move || report::figures(reported.clone())));
     let naming = tokio::spawn(follow::name(shared.clone(), authority.clone(), asked));
-    // A client gets an inside address only once the grant's owner is known, and packets are marked with a class only
-    // once the class is known.
-    let needs_owners = !settings.pool.is_empty() || settings.mark.is_some();
-    let confirms = if needs_owners { Confirm::Grants } else { Confirm::Pairs };
     let confirmer = Confirmer::new(authority.clone(), confirms);
     let sharing = teller.map(|listener| peers::start(&peers, listener, &shared)).transpose()?;
     let daemon = Daemon {
         peers,
         addresses,
         unknown,
-        directory,
-        authority: authority.clone(),
         recheck: Recheck::new(shared.clone(), authority),
         shared,
-        cache,
-        unsaved: false,
-        saving: None,
         keyless: false,
-        sync: None,
-        sync_again: false,
-        next_sync: Instant::now(),
-        pause: PAUSES.0,
         second_cut: None,
         sweeping: None,
         sweep_again: false,
         confirmer,
-        heard: Instant::now(),
         told: String::new(),
     };
-    let done = daemon.follow(ordered, signals, trial).await;
+    let done = daemon.follow(&mut follower, ordered, signals, trial).await;
     server.abort();
     reporting.abort();
     naming.abort();
@@ -211,60 +196,49 @@ pub async fn run(start: Start) -> Result<ExitCode> {
 /// description of the problem if the authority could not be read.
 fn catch_up(
     protection: &mut Protection,
-    cache: &mut Cache,
-    answer: Option<Result<Cache, client::Error>>,
+    state: &mut State,
+    answer: Result<State, client::Error>,
     withheld: bool,
 ) -> Result<Option<String>> {
     let trouble = match answer {
-        Some(Ok(news)) => {
+        Ok(news) => {
             if !protection.is_loaded_for(&news.config) {
                 protection.reload(&news.config)?;
             }
-            *cache = news;
+            *state = news;
             None
         }
-        Some(Err(error @ client::Error::NotLoggedIn)) => {
+        Err(error @ client::Error::NotLoggedIn) => {
             tracing::error!(
                 "the authority doesn't know this verifier: enrol it again. What was protected stays protected"
             );
             return Ok(Some(error.to_string()));
         }
-        Some(Err(error)) => Some(error.to_string()),
-        None => Some("the authority does not answer".to_owned()),
+        Err(error) => Some(error.to_string()),
     };
     if let Some(error) = &trouble {
         tracing::warn!(error, "starting with what the authority said last");
     }
     if trouble.is_none() || withheld {
-        protection.write(&cache.config, &cache.keys.keys, now())?;
-        protection.write_proofs(cache)?;
+        protection.write(&state.config, &state.keys.keys, now())?;
+        protection.write_proofs(state)?;
     }
     Ok(trouble)
 }
 
-/// Waits for the authority's first answer if there is no cache. Fails at once if no earlier run's protection is on.
-async fn first_state(authority: &client::Authority, fresh: bool) -> Result<Cache> {
-    let mut pause = PAUSES.0;
-    loop {
-        let error = match fetch(authority.clone()).await {
-            Ok(cache) => return Ok(cache),
-            Err(error @ client::Error::NotLoggedIn) => {
-                return Err(error).context("the authority doesn't know this verifier: enrol it again");
-            }
-            Err(error) => error,
-        };
-        if fresh {
-            bail!("{error}; and nothing is known from before: neither what to protect nor a key. Nothing is protected");
+/// Waits for the authority's first answer if no state is known from before. Fails at once if no earlier run's
+/// protection is on.
+async fn first_state(authority: &client::Authority, fresh: bool) -> Result<State> {
+    let answer = if fresh { State::fetch(authority.clone()).await } else { State::wait_for(authority).await };
+    match answer {
+        Ok(state) => Ok(state),
+        Err(error @ client::Error::NotLoggedIn) => {
+            Err(error).context("the authority doesn't know this verifier: enrol it again")
         }
-        tracing::warn!(%error, "an earlier run's protection goes on; waiting for the authority");
-        sleep(pause).await;
-        pause = (pause * 2).min(PAUSES.1);
+        Err(error) => {
+            bail!("{error}; and nothing is known from before: neither what to protect nor a key. Nothing is protected")
+        }
     }
-}
-
-async fn fetch(authority: client::Authority) -> Result<Cache, client::Error> {
-    let (config, keys) = tokio::try_join!(authority.config(), authority.keys(KEYS_AHEAD))?;
-    Ok(Cache { config, keys })
 }
 
 fn access(users: &[String]) -> Result<Access> {
@@ -296,20 +270,9 @@ struct Daemon {
     addresses: Arc<Notify>,
     /// Grants whose owners the authority is to be asked for.
     unknown: mpsc::Sender<u64>,
-    directory: Directory,
-    authority: client::Authority,
     shared: Arc<Shared>,
-    cache: Cache,
-    /// Whether the cache is newer than its file.
-    unsaved: bool,
-    saving: Option<JoinHandle<()>>,
     /// Whether there is no key for the current epoch.
     keyless: bool,
-    sync: Option<JoinHandle<Result<Cache, client::Error>>>,
-    /// Whether to ask the authority again after the request under way.
-    sync_again: bool,
-    next_sync: Instant,
-    pause: Duration,
     /// Asks the authority which flows that outlived their grant must end.
     recheck: Recheck,
     second_cut: Option<Instant>,
@@ -317,8 +280,6 @@ struct Daemon {
     sweeping: Option<JoinHandle<u32>>,
     sweep_again: bool,
     confirmer: Confirmer,
-    /// When the event stream last delivered anything.
-    heard: Instant,
     /// The last status line sent to the service manager.
     told: String,
 }

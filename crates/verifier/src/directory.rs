@@ -1,38 +1,20 @@
 //! The verifier's directory: enrolment and settings, the replay seed, and the authority's last state. The directory has
 //! mode 0700, its files 0600; writes are atomic.
 
-use crate::settings::{self, Options, TEMPLATE};
+use crate::settings::{self, Options, StoredEnrolment, TEMPLATE};
 use anyhow::{Context, Result, bail};
-use api::{EpochKeys, VerifierConfig};
-use serde::{Deserialize, Serialize};
+use follower::Enrolment;
 use shell::folder::Folder;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
-/// The verifier's identity at its authority. Secret.
-#[derive(Clone)]
-pub struct Enrolment {
-    /// The authority's URL.
-    pub authority: String,
-    /// The CA file to trust, relative to the directory; the system's CAs if absent.
-    pub ca: Option<PathBuf>,
-    /// The verifier's id.
-    pub verifier: String,
-    /// The bearer token.
-    pub token: Zeroizing<String>,
-}
-
-/// The authority's last state, with which a start without the authority still protects. Secret.
-#[derive(Clone, Serialize, Deserialize)]
-pub struct Cache {
-    /// The receivers to protect, and the revocations.
-    pub config: VerifierConfig,
-    /// The epoch keys.
-    pub keys: EpochKeys,
-}
+/// The file with enrolment and settings.
+const FILE: &str = "verifier.toml";
+/// The file with the certificates to trust for the authority.
+const CA: &str = "ca.pem";
 
 /// Handle to the verifier's directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,11 +28,11 @@ impl Directory {
 
     /// Returns the path of the file with enrolment and settings.
     pub fn file(&self) -> PathBuf {
-        self.0.file("verifier.toml")
+        self.0.file(FILE)
     }
 
     /// Reads `verifier.toml`; if it is missing, there is no enrolment and every setting has its default.
-    pub fn read(&self) -> Result<(Option<Enrolment>, Options)> {
+    pub fn read(&self) -> Result<(Option<StoredEnrolment>, Options)> {
         let path = self.file();
         let text = match fs::read_to_string(&path) {
             Ok(text) => Zeroizing::new(text),
@@ -66,37 +48,27 @@ impl Directory {
 
     /// Enrols at the authority with the one-time code and stores the answer. Settings in the file are kept.
     pub async fn enrol(&self, authority: &str, ca: Option<&Path>, code: &str) -> Result<Enrolment> {
-        self.0.make()?;
-        let pem = match ca {
-            Some(ca) => Some(fs::read(ca).with_context(|| format!("can't read {}", ca.display()))?),
-            None => None,
+        let encode = |enrolment: &Enrolment| {
+            let before = fs::read_to_string(self.file()).unwrap_or_else(|_| TEMPLATE.to_owned());
+            let text = with_enrolment(&before, enrolment);
+            if let Some(pem) = &enrolment.ca {
+                self.0.write(CA, pem.as_bytes())?;
+            }
+            Ok(Zeroizing::new(text.as_bytes().to_vec()))
         };
-        // Created before the code is used up: if the directory can't be written, the code stays valid.
-        let mut file = self.0.begin()?;
-        let caller = client::Authority::new(authority, pem.as_deref())?;
-        let enrolled = caller.enrol(code).await.context("can't enrol")?;
-        let enrolment = Enrolment {
-            authority: authority.to_owned(),
-            ca: ca.map(|_| "ca.pem".into()),
-            verifier: enrolled.verifier,
-            token: Zeroizing::new(enrolled.token),
-        };
-        let before = fs::read_to_string(self.file()).unwrap_or_else(|_| TEMPLATE.to_owned());
-        file.write_all(with_enrolment(&before, &enrolment).as_bytes())?;
-        if let Some(pem) = &pem {
-            self.0.write("ca.pem", pem)?;
-        }
-        self.0.put(file, "verifier.toml")?;
-        Ok(enrolment)
+        follower::enrol(&self.0, FILE, (authority, ca, code), encode).await
     }
 
-    /// Returns an API client with this enrolment's credentials.
-    pub fn caller(&self, enrolment: &Enrolment) -> Result<client::Authority> {
-        let pem = match enrolment.ca.as_ref().map(|ca| self.0.file(ca)) {
-            Some(ca) => Some(fs::read(&ca).with_context(|| format!("can't read {}", ca.display()))?),
-            None => None,
-        };
-        Ok(client::Authority::new(&enrolment.authority, pem.as_deref())?.with_token(&enrolment.token))
+    /// Returns the stored enrolment, with the certificates to trust.
+    pub fn enrolment(&self, stored: &StoredEnrolment) -> Result<Enrolment> {
+        let ca = stored.ca.as_ref().map(|ca| Enrolment::read_ca(&self.0.file(ca))).transpose()?;
+        let StoredEnrolment { authority, verifier, token, .. } = stored;
+        Ok(Enrolment { authority: authority.clone(), ca, verifier: verifier.clone(), token: token.to_string() })
+    }
+
+    /// Returns the folder, which also keeps the authority's state.
+    pub fn folder(&self) -> &Folder {
+        &self.0
     }
 
     /// Returns the random seed that picks a token's bucket. It is created once and stored, because tables that outlive
@@ -112,16 +84,6 @@ impl Directory {
         Ok(seed)
     }
 
-    /// Returns the authority's last state, if it can be read.
-    pub fn cache(&self) -> Option<Cache> {
-        serde_json::from_slice(&Zeroizing::new(self.0.read("cache.json").ok()??)).ok()
-    }
-
-    /// Stores the authority's state.
-    pub fn set_cache(&self, cache: &Cache) -> Result<()> {
-        self.0.write("cache.json", &Zeroizing::new(serde_json::to_vec(cache)?))
-    }
-
     /// Takes the lock that excludes a second verifier; it is released when the file is dropped.
     pub fn lock(&self) -> Result<File> {
         self.0.lock("verifier")
@@ -134,8 +96,8 @@ fn with_enrolment(text: &str, enrolment: &Enrolment) -> Zeroizing<String> {
     const HEAD: &str = "# The enrolment, written by `vouchsafe verifier enrol`; the token is a secret.";
     let quoted = |text: &str| format!("{text:?}");
     let mut new = Zeroizing::new(format!("{HEAD}\nauthority = {}\n", quoted(&enrolment.authority)));
-    if let Some(ca) = &enrolment.ca {
-        new.push_str(&format!("ca = {}\n", quoted(&ca.to_string_lossy())));
+    if enrolment.ca.is_some() {
+        new.push_str(&format!("ca = {}\n", quoted(CA)));
     }
     new.push_str(&format!("verifier = {}\ntoken = {}\n", quoted(&enrolment.verifier), quoted(&enrolment.token)));
     let is_old = |line: &&str| {
@@ -155,7 +117,7 @@ mod tests {
 
     fn enrolment(token: &str) -> Enrolment {
         let (authority, verifier) = ("https://authority:8443".into(), "edge-1".into());
-        Enrolment { authority, ca: Some("ca.pem".into()), verifier, token: Zeroizing::new(token.into()) }
+        Enrolment { authority, ca: Some("PEM".into()), verifier, token: token.into() }
     }
 
     #[test]
@@ -164,7 +126,8 @@ mod tests {
         let edited = first.replacen("#interface", "interface", 1);
         let second = with_enrolment(&edited, &enrolment("two"));
         let (read, options) = settings::parse(&second).expect("valid");
-        assert_eq!(read.expect("an enrolment").token.as_str(), "two");
+        let read = read.expect("an enrolment");
+        assert_eq!((read.token.as_str(), read.ca), ("two", Some(CA.into())));
         assert_eq!(options.interface, ["eth0"]);
         assert_eq!(second.len(), edited.len());
     }

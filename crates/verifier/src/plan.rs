@@ -3,7 +3,7 @@
 use engine::model::protected::{self, Protected, TooManySpans};
 use engine::model::{Receiver, Service};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use wire::map::{EpochKey, Prefix4, Prefix6, SecretEntry, Services, VerifierConfig};
 use wire::{Epoch, ServerSecret, VerifierKey};
@@ -49,13 +49,6 @@ pub fn secrets(keys: &[api::EpochKey], held: &[(u32, EpochKey)]) -> Vec<(u32, Se
         Some((*slot, SecretEntry::new(key.epoch, &ServerSecret::of(&VerifierKey::new(bytes))?)))
     };
     keys.iter().filter_map(read).collect()
-}
-
-/// Adds new pairs to the known ones, each handle once, and removes those that have expired.
-pub fn with_pairs(known: &mut Vec<api::LivePair>, news: &[api::LivePair], now: u64) {
-    known.retain(|pair| u64::from(pair.expires) >= now);
-    let mut handles: HashSet<u64> = known.iter().map(|pair| pair.handle).collect();
-    known.extend(news.iter().filter(|pair| handles.insert(pair.handle)));
 }
 
 /// Returns entries that protect everything, except inside `open`, where only what the receivers name is protected.
@@ -108,30 +101,6 @@ pub fn is_protected(protected: &[Protected], address: IpAddr, protocol: u8, port
     services_of(protected, address).is_some_and(|entry| covers(&entry.services, protocol, port))
 }
 
-/// Returns the difference between this clock and the authority's, in seconds, if it is too large.
-pub fn clock_error(authority: u64, now: u64) -> Option<i64> {
-    let error = now as i64 - authority as i64;
-    (error.unsigned_abs() > CLOCK_SKEW_MAX / 2).then_some(error)
-}
-
-/// Adds newly revoked grants to the known ones, each handle once, and removes those whose tokens can no longer be
-/// valid.
-pub fn with_revoked(known: &mut Vec<api::RevokedGrant>, news: &[api::RevokedGrant], now: u64) {
-    known.retain(|grant| u64::from(grant.expires) + CLOCK_SKEW_MAX >= now);
-    let mut handles: HashSet<u64> = known.iter().map(|grant| grant.handle).collect();
-    known.extend(news.iter().filter(|grant| handles.insert(grant.handle)));
-}
-
-/// Adds newly ended sessions to the known ones, each once with its latest expiry, because session numbers are reused.
-pub fn with_sessions(known: &mut Vec<api::RevokedSession>, news: &[api::RevokedSession], now: u64) {
-    let mut ends: BTreeMap<u32, u32> = BTreeMap::new();
-    for session in known.iter().chain(news).filter(|session| u64::from(session.expires) + CLOCK_SKEW_MAX >= now) {
-        let end = ends.entry(session.holder).or_default();
-        *end = session.expires.max(*end);
-    }
-    *known = ends.into_iter().map(|(holder, expires)| api::RevokedSession { holder, expires }).collect();
-}
-
 /// Splits grants whose flows are to be cut into those that have ended and those that have not: no packet can be
 /// admitted by the former any more. `held` returns a grant's expiry where the authority may not know it.
 pub fn ended(
@@ -173,14 +142,6 @@ mod tests {
         assert!(secrets.iter().all(|(slot, secret)| *slot == secret.epoch as u32 & 0xff));
         let of = ServerSecret::of(&VerifierKey::new([(1000 % 256) as u8; 32])).expect("a length that fits");
         assert_eq!(secrets[1].1.block, SecretEntry::new(1000, &of).block);
-    }
-
-    #[test]
-    fn a_pair_is_remembered_once_and_until_it_ends() {
-        let pair = |handle, expires| api::LivePair { handle, epoch: 1, issued: 0, expires, holder: 0 };
-        let mut known = vec![pair(1, 100), pair(2, 500)];
-        with_pairs(&mut known, &[pair(2, 500), pair(3, 600)], 200);
-        assert_eq!(known, [pair(2, 500), pair(3, 600)]);
     }
 
     #[test]
@@ -233,33 +194,10 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_is_off_is_noticed_before_tokens_fail() {
-        assert_eq!(clock_error(1000, 1010), None);
-        assert_eq!(clock_error(1000, 1020), Some(20));
-        assert_eq!(clock_error(1000, 900), Some(-100));
-    }
-
-    #[test]
     fn a_grant_has_ended_when_the_authority_and_its_tokens_say_so() {
         let grant = |handle, expires| RevokedGrant { handle, expires, holder: 0 };
         let held = |handle| (handle == 3).then_some(250);
         let all = [grant(1, 100), grant(2, 180), grant(3, 0), grant(4, 0)];
         assert_eq!(ended(&all, held, 200), (vec![grant(1, 100), grant(4, 0)], vec![grant(2, 180), grant(3, 250)]));
-    }
-
-    #[test]
-    fn a_session_that_ended_is_named_once_with_its_latest_end() {
-        let session = |holder, expires| api::RevokedSession { holder, expires };
-        let mut known = vec![session(1, 100), session(2, 500), session(4, 900)];
-        with_sessions(&mut known, &[session(2, 700), session(3, 600), session(4, 800)], 200);
-        assert_eq!(known, [session(2, 700), session(3, 600), session(4, 900)]);
-    }
-
-    #[test]
-    fn revocations_are_kept_until_their_grant_has_ended() {
-        let grant = |handle, expires| RevokedGrant { handle, expires, holder: 0 };
-        let mut known = vec![grant(1, 100), grant(2, 500)];
-        with_revoked(&mut known, &[grant(2, 500), grant(3, 600)], 200);
-        assert_eq!(known, [grant(2, 500), grant(3, 600)]);
     }
 }

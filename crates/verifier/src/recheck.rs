@@ -4,17 +4,14 @@
 use crate::shared::Shared;
 use api::RevokedGrant;
 use client::Error;
+use follower::Backoff;
 use std::future::pending;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
 /// Handles per call: fewer than the limit, so that others get their turn at the authority.
 const PER_CALL: usize = 2048;
-/// The shortest and the longest pause before the authority is asked again after a failure.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-
 /// Grants whose flows are to be cut, and the error if the authority did not answer for all handles.
 type Answer = (Vec<RevokedGrant>, Option<Error>);
 
@@ -27,12 +24,22 @@ pub struct Recheck {
     again: bool,
     /// When to retry after a failure; a new connection to the authority triggers a request before that.
     retry: Option<Instant>,
-    pause: Duration,
+    backoff: Backoff,
+    /// Whether the last request failed.
+    is_failing: bool,
 }
 
 impl Recheck {
     pub fn new(shared: Arc<Shared>, authority: client::Authority) -> Self {
-        Self { shared, authority, asking: None, again: false, retry: None, pause: PAUSES.0 }
+        Self {
+            shared,
+            authority,
+            asking: None,
+            again: false,
+            retry: None,
+            backoff: Backoff::AUTHORITY,
+            is_failing: false,
+        }
     }
 
     /// Asks now, or once the request under way is done.
@@ -59,13 +66,13 @@ impl Recheck {
             self.asking = None;
             let (cut, error) = answer.unwrap_or_else(|error| (Vec::new(), Some(Error::Other(error.to_string()))));
             if let Some(error) = error {
-                if self.pause == PAUSES.0 {
+                if !std::mem::replace(&mut self.is_failing, true) {
                     tracing::warn!(%error, "cannot ask which flows are still allowed; they go on until the authority says");
                 }
-                self.retry = Some(Instant::now() + self.pause);
-                self.pause = (self.pause * 2).min(PAUSES.1);
+                self.retry = Some(Instant::now() + self.backoff.pause());
             } else {
-                self.pause = PAUSES.0;
+                self.backoff.reset();
+                self.is_failing = false;
             }
             if std::mem::take(&mut self.again) {
                 self.want();

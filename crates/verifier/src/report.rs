@@ -1,59 +1,17 @@
-//! Reports this verifier's state to the authority, for its console: read from the kernel's tables, off the path of
-//! packets. Protection doesn't depend on reports, and none is queued while the authority can't be reached.
+//! The verifier's figures for the authority's console, read from the kernel's tables, off the path of packets.
 
 use crate::shared::Shared;
 use crate::{now, view};
 use anyhow::Result;
 use api::{DropCount, REPORTED_FLOWS_MAX, Report, ReportedFlow};
-use client::Error;
 use std::cmp::Reverse;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-use tokio::time::sleep;
 use wire::DropReason;
 use wire::map::{Flow, FlowKey};
 
-/// The shortest and the longest pause between reports that an authority may request.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
-/// The shortest and the longest pause after a failure.
-const RETRIES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// The pause if the authority's version does not accept reports.
-const UNWANTED: Duration = Duration::from_secs(600);
-/// Factor from the time that reading the tables took to the pause: long tables cost at most a twentieth of a core.
-const SHARE: u32 = 20;
-/// Upper limit of that pause, so that the authority does not consider a busy verifier silent.
-const REST_MAX: Duration = Duration::from_secs(15);
-
-/// Sends reports until the task is aborted.
-pub async fn keep(shared: Arc<Shared>, authority: client::Authority) {
-    let mut retry = RETRIES.0;
-    loop {
-        let began = Instant::now();
-        let reading = shared.clone();
-        let read = tokio::task::spawn_blocking(move || read(&reading)).await;
-        let took = began.elapsed();
-        let told = match read.map_err(anyhow::Error::from).flatten() {
-            Ok(report) => authority.report(&report).await,
-            Err(error) => Err(Error::Other(format!("{error:#}"))),
-        };
-        let pause = match told {
-            Ok(answer) => {
-                retry = RETRIES.0;
-                Duration::from_secs(answer.pause.into()).clamp(PAUSES.0, PAUSES.1)
-            }
-            Err(Error::Refused(problem)) if problem.status == 404 => {
-                tracing::info!("the authority takes no reports; its console shows nothing of this verifier");
-                UNWANTED
-            }
-            Err(error) => {
-                tracing::debug!(%error, "cannot report");
-                let pause = retry;
-                retry = (retry * 2).min(RETRIES.1);
-                pause
-            }
-        };
-        sleep(pause.max((took * SHARE).min(REST_MAX))).await;
-    }
+/// Reads a report, on a blocking thread: long tables take a while.
+pub async fn figures(shared: Arc<Shared>) -> Result<Report> {
+    tokio::task::spawn_blocking(move || read(&shared)).await?
 }
 
 fn read(shared: &Shared) -> Result<Report> {

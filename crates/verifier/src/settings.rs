@@ -15,7 +15,7 @@ mod file;
 mod proofs;
 mod values;
 
-pub use file::{TEMPLATE, parse};
+pub use file::{StoredEnrolment, TEMPLATE, parse};
 pub use proofs::{Engine, ProofsSettings};
 use values::{
     FLOWS, MARK, MAX_FLOWS, MAX_PAIRS, SAMPLES, carrier, hook, idle, mark, network, peer, renewal, replay_buckets,

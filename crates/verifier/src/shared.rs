@@ -10,11 +10,12 @@ use crate::{metrics, now, view};
 use anyhow::{Context, Result};
 use api::{ExplainRequest, GrantOwner, VerifierState};
 use engine::verifier::{explain, explain_flow};
+use follower::Health;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use wire::map::{Flow, FlowKey};
 
 /// How long a list of flows waits for the authority to report owners.
@@ -30,17 +31,6 @@ pub enum Order {
     Detach,
 }
 
-/// State of the connection to the authority.
-#[derive(Default)]
-pub struct Health {
-    /// Whether the event stream is up.
-    pub connected: bool,
-    /// The last error; `None` once all is well again.
-    pub trouble: Option<String>,
-    /// When configuration and keys were last read.
-    pub read: Option<u64>,
-}
-
 /// State shared by the daemon's tasks.
 pub struct Shared {
     verifier: String,
@@ -52,7 +42,7 @@ pub struct Shared {
     protection: RwLock<Protection>,
     owners: Mutex<Owners>,
     drops: Arc<Mutex<Ring>>,
-    health: Mutex<Health>,
+    health: watch::Receiver<Health>,
     trial: Mutex<Option<Instant>>,
     orders: mpsc::Sender<(Order, oneshot::Sender<Result<String>>)>,
 }
@@ -73,6 +63,7 @@ impl Shared {
         observe: bool,
         peers: Arc<Peers>,
         authority: client::Authority,
+        health: watch::Receiver<Health>,
         protection: Protection,
         drops: Arc<Mutex<Ring>>,
         orders: mpsc::Sender<(Order, oneshot::Sender<Result<String>>)>,
@@ -88,7 +79,7 @@ impl Shared {
             protection: RwLock::new(protection),
             owners: Mutex::new(Owners::new(OWNERS_MAX)),
             drops,
-            health: Mutex::default(),
+            health,
             trial: Mutex::default(),
             orders,
         }
@@ -126,11 +117,6 @@ impl Shared {
         {
             tracing::error!(person = owner.person, "no inside address: {error:#}");
         }
-    }
-
-    /// Locks the state of the connection to the authority.
-    pub fn health(&self) -> MutexGuard<'_, Health> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the end of the trial, `None` if there is no trial.
@@ -278,7 +264,7 @@ impl Shared {
 
     fn status(&self) -> view::Status {
         let protection = self.protection();
-        let health = self.health();
+        let health = self.health.borrow().clone();
         let trial = *self.trial();
         let protected = protection.named().into_iter().map(|entry| view::Protected {
             prefix: entry.prefix.to_string(),
@@ -297,7 +283,7 @@ impl Shared {
             peers_heard: self.peers.heard_of(),
             authority: self.url.clone(),
             connected: health.connected,
-            trouble: health.trouble.clone(),
+            trouble: health.trouble,
             read: health.read,
             keys_until: protection.keys_until(now()),
             epoch_length: protection.kernel().epoch_length,

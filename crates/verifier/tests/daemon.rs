@@ -89,6 +89,22 @@ fn a_verifier_enrols_protects_and_tells_how_it_stands() {
 }
 
 #[test]
+fn a_new_enrolment_forgets_the_state_of_the_one_before() {
+    act(|stage| async move {
+        let (directory, kept) = (stage.directory().display().to_string(), stage.directory().join("cache.json"));
+        let (code, text) = stage.cli(&["enrol", "--dir", &directory], stage.enrolment().await).await;
+        assert_eq!(code, 0, "{text}");
+        std::fs::write(&kept, "what another authority said").unwrap();
+        let mut again = vec!["--again".to_owned(), "--code".to_owned()];
+        again.push(admin::add_verifier(&stage.authority, "edge-1", true).await.unwrap().to_string());
+        let (url, ca) = (format!("https://{}", stage.address), stage.authority.ca().display().to_string());
+        again.extend(["--authority", &url, "--ca", &ca].map(Into::into));
+        let (code, text) = stage.cli(&["enrol", "--dir", &directory], again).await;
+        assert_eq!((code, kept.exists()), (0, false), "{text}");
+    });
+}
+
+#[test]
 fn an_established_connection_is_adopted_and_a_new_one_is_not() {
     act(|stage| async move {
         echo(SSH);

@@ -1,9 +1,9 @@
 //! Geneve with one option that carries a segment and its proofs (RFC 8926, wire.md §8.3, §8.4, §8.9).
 
+use crate::checksum;
 use crate::drop_reason::DropReason;
 use crate::packet::{Packet, UDP};
 use crate::segment::{HEAD_LEN, Segment, Vni};
-use crate::tail;
 use core::net::IpAddr;
 
 /// Geneve's UDP port.
@@ -120,14 +120,14 @@ pub fn advance(frame: &mut [u8], packet: &Packet) -> Option<()> {
     }
     let field = packet.transport + 6;
     let checksum = u16::from_be_bytes(*frame.get(field..)?.first_chunk()?);
-    let stays = checksum == 0 || tail::checksum_is_partial(frame, packet)?;
+    let stays = checksum == 0 || checksum::is_partial(frame, packet)?;
     let word = frame.get_mut(packet.payload + HEADER_LEN + OPTION_HEADER_LEN..packet.end)?.first_chunk_mut::<2>()?;
     let old = u16::from_be_bytes(*word);
     word[0] = word[0].checked_add(1)?;
     let new = u16::from_be_bytes(*word);
     if !stays {
         // One's complement has two zeros; UDP uses 0xffff, since 0 means "no checksum".
-        let mended = tail::replace(checksum, old, new);
+        let mended = checksum::replace(checksum, old, new);
         *frame.get_mut(field..)?.first_chunk_mut()? = if mended == 0 { 0xffff } else { mended }.to_be_bytes();
     }
     Some(())

@@ -8,6 +8,7 @@
 
 pub mod ask;
 pub mod carrier;
+pub mod checksum;
 mod cmac;
 pub mod drop_reason;
 pub mod geneve;
@@ -20,6 +21,7 @@ pub mod mac;
 pub mod map;
 pub mod packet;
 pub mod proof;
+mod replay_window;
 pub mod routing;
 pub mod seal;
 pub mod segment;
@@ -36,6 +38,7 @@ pub use key::{Epoch, GrantKey, MasterKey, ProofKey, VerifierKey};
 pub use ls::{ClientKey, LsToken, Pair, ServerSecret};
 pub use mac::Suite;
 pub use proof::{Ends, Proof};
+pub use replay_window::ReplayWindow;
 pub use routing::{Hops, Routed};
 pub use segment::{InterfaceId, Segment, SegmentFlags, Vni};
 pub use token::Token;

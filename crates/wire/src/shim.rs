@@ -4,10 +4,10 @@
 //! The 60 bytes of the inner header lie between the outer header and the transport, and nothing else differs: stripping
 //! the shim cuts them out.
 
+use crate::checksum::{fold, replace, sum};
 use crate::drop_reason::DropReason;
 use crate::ls;
 use crate::packet::{Form, Fragment, Packet};
-use crate::tail::{fold, replace, sum};
 use crate::token;
 
 /// Protocol number of IPv4 in IP.

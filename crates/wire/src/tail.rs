@@ -1,10 +1,10 @@
 //! The carriers `tail`, a token behind the payload of a first packet (wire.md §4.1, §4.2, §4.5), and `stream`, a token
 //! as the first bytes of a TCP stream (§4.6).
 //!
-//! Frames arrive in two forms: with a complete transport checksum, or (from a local sender that leaves the checksum to
-//! its network card) with only the pseudo-header's sum in the field. This module keeps both correct.
+//! A transport checksum stays in the form in which it arrived, complete or partial (see [`crate::checksum`]).
 
 use crate::carrier::Carrier;
+use crate::checksum::{fold, is_partial, pseudo_header, replace, sum};
 use crate::packet::{Form, Fragment, Packet, TCP, UDP};
 use crate::token::TOKEN_LEN;
 
@@ -84,7 +84,7 @@ pub fn append(frame: &mut [u8], packet: &Packet, block: &[u8; BLOCK_LEN]) -> Opt
 
 /// Moves the sequence number behind the block.
 fn skip_block(frame: &mut [u8], packet: &Packet) -> Option<()> {
-    let partial = checksum_is_partial(frame, packet)?;
+    let partial = is_partial(frame, packet)?;
     let (at, field) = (packet.transport + 4, packet.transport + 16);
     let moved = packet.sequence.wrapping_add(BLOCK_LEN as u32).to_be_bytes();
     let mut checksum = be16(frame, field)?;
@@ -101,7 +101,7 @@ enum Change<'a> {
 }
 
 fn resize(frame: &mut [u8], packet: &Packet, end: usize, change: Change<'_>) -> Option<()> {
-    let partial = checksum_is_partial(frame, packet)?;
+    let partial = is_partial(frame, packet)?;
     let old_len = u16::try_from(packet.end - packet.transport).ok()?;
     let new_len = u16::try_from(end.checked_sub(packet.transport)?).ok()?;
     let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
@@ -137,48 +137,6 @@ fn resize(frame: &mut [u8], packet: &Packet, end: usize, change: Change<'_>) -> 
         put16(frame, packet.network + 10, checksum)?;
         put16(frame, packet.network + 2, ip_len)
     }
-}
-
-/// Reports whether the transport's checksum field holds only the pseudo-header's sum. A complete checksum that happens
-/// to have the same value is recognised by summing up the packet.
-pub fn checksum_is_partial(frame: &[u8], packet: &Packet) -> Option<bool> {
-    let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
-    let len = u16::try_from(packet.end - packet.transport).ok()?;
-    let pseudo = pseudo_header(packet, len);
-    if be16(frame, field)? != fold(pseudo) {
-        return Some(false);
-    }
-    Some(fold(pseudo + sum(frame.get(packet.transport..packet.end)?, false)) != 0xffff)
-}
-
-/// Computes the sum of the pseudo-header (RFC 9293, RFC 8200) with this transport length.
-pub fn pseudo_header(packet: &Packet, len: u16) -> u32 {
-    let address = |address| match address {
-        Some(core::net::IpAddr::V4(a)) => sum(&a.octets(), false),
-        Some(core::net::IpAddr::V6(a)) => sum(&a.octets(), false),
-        None => 0,
-    };
-    address(packet.source) + address(packet.destination) + u32::from(packet.protocol) + u32::from(len)
-}
-
-/// Sums big-endian 16-bit words; with `odd`, the bytes begin in the middle of a word.
-pub fn sum(bytes: &[u8], odd: bool) -> u32 {
-    bytes
-        .iter()
-        .enumerate()
-        .map(|(index, byte)| u32::from(*byte) << if (index % 2 == 0) != odd { 8 } else { 0 })
-        .fold(0, u32::wrapping_add)
-}
-
-/// Folds a sum to 16 bits, in one's complement.
-pub const fn fold(sum: u32) -> u16 {
-    let sum = (sum & 0xffff) + (sum >> 16);
-    ((sum & 0xffff) + (sum >> 16)) as u16
-}
-
-/// Updates a checksum after one summand has changed from `old` to `new` (RFC 1624, equation 3).
-pub const fn replace(checksum: u16, old: u16, new: u16) -> u16 {
-    !fold(!checksum as u32 + !old as u32 + new as u32)
 }
 
 fn be16(frame: &[u8], at: usize) -> Option<u16> {

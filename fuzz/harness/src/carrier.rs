@@ -5,6 +5,7 @@ use engine::agent::Frame;
 use engine::agent::insertion::{Action, Grant, Inserter};
 use engine::model::Secret;
 use engine::verifier::Outcome;
+use wire::checksum;
 use wire::map::GrantSlot;
 use wire::packet::{Form, Packet, TCP, UDP};
 use wire::shim::{self, Content, OPTION_LEN, SHIM_LEN};
@@ -85,8 +86,8 @@ fn header_sum_is_clear(frame: &[u8], packet: &Packet) -> bool {
 /// Reports whether the transport's checksum is the one that the receiver computes.
 fn sum_is_right(frame: &[u8], packet: &Packet) -> bool {
     let Some(transport) = frame.get(packet.transport..packet.end) else { return false };
-    let pseudo = tail::pseudo_header(packet, transport.len() as u16);
-    tail::fold(pseudo + tail::sum(transport, false)) == 0xffff
+    let pseudo = checksum::pseudo_header(packet, transport.len() as u16);
+    checksum::fold(pseudo + checksum::sum(transport, false)) == 0xffff
 }
 
 /// Reports whether the transport's checksum is either right or partial, and IPv4's is one that a sender computes. A
@@ -96,14 +97,14 @@ fn sums_are_clear(frame: &[u8], packet: &Packet) -> bool {
     let Some(transport) = frame.get(packet.transport..packet.end) else { return false };
     let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
     let checksum = u16::from_be_bytes([frame[field], frame[field + 1]]);
-    let pseudo = tail::pseudo_header(packet, transport.len() as u16);
+    let pseudo = checksum::pseudo_header(packet, transport.len() as u16);
     let right = sum_is_right(frame, packet);
     let of_udp = packet.protocol == UDP;
     let ip_is_clear = header_sum_is_clear(frame, packet);
     let transport_is_clear = match checksum {
         0 => of_udp,
         0xffff => of_udp && right,
-        _ => right != (checksum == tail::fold(pseudo)),
+        _ => right != (checksum == checksum::fold(pseudo)),
     };
     ip_is_clear && transport_is_clear
 }

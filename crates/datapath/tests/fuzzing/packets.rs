@@ -7,7 +7,7 @@ use crate::world::{Family, families};
 use lab::forge::{Packet, Tcp};
 use std::net::IpAddr;
 use wire::shim::Content;
-use wire::{Destination, tail};
+use wire::{Destination, checksum, tail};
 
 /// Returns the packet in a shim.
 fn in_shim(chance: &mut Chance, packet: &Packet, token: Option<[u8; 36]>, given: &Given) -> Vec<u8> {
@@ -84,7 +84,7 @@ pub fn packet(chance: &mut Chance, now: u32, given: &mut Given) -> Vec<u8> {
         }
     }
     let mut frame = packet.frame();
-    if chance.one_in(10) && tail::checksum_is_partial(&frame, &wire::packet::Packet::parse(&frame)).is_some() {
+    if chance.one_in(10) && checksum::is_partial(&frame, &wire::packet::Packet::parse(&frame)).is_some() {
         tokens::make_partial(&mut frame);
     }
     frame

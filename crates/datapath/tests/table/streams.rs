@@ -57,7 +57,7 @@ fn admitted(cases: &mut Vec<Case>, family: &Family) {
     for frame in [&mut sent, &mut got] {
         let field = wire::packet::Packet::parse(frame).transport + 16;
         let checksum = u16::from_be_bytes([frame[field], frame[field + 1]]);
-        let wrong = wire::tail::fold(u32::from(checksum) + 0x0123);
+        let wrong = wire::checksum::fold(u32::from(checksum) + 0x0123);
         frame[field..field + 2].copy_from_slice(&wrong.to_be_bytes());
     }
     let name = "a wrong checksum stays as wrong as it was";

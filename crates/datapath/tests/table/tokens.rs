@@ -5,7 +5,7 @@ use crate::world::{FLOWS_PER_GRANT, Family, Grant, NOW, families};
 use engine::verifier::Outcome;
 use lab::forge::Packet;
 use serde_json::Value;
-use wire::{Destination, DropReason, Epoch, Flags, Suite, tail};
+use wire::{Destination, DropReason, Epoch, Flags, Suite, checksum, tail};
 
 pub fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -318,14 +318,14 @@ fn forms(cases: &mut Vec<Case>, family: &Family) {
 fn skew(frame: &mut [u8]) {
     let field = wire::packet::Packet::parse(frame).transport + 6;
     let checksum = u16::from_be_bytes([frame[field], frame[field + 1]]);
-    frame[field..field + 2].copy_from_slice(&tail::fold(u32::from(checksum) + 0x0123).to_be_bytes());
+    frame[field..field + 2].copy_from_slice(&checksum::fold(u32::from(checksum) + 0x0123).to_be_bytes());
 }
 
 /// Leaves the pseudo-header's sum in the checksum field, as a stack does whose network card would complete it.
 pub fn make_partial(frame: &mut [u8]) {
     let packet = wire::packet::Packet::parse(frame);
     let length = (packet.end - packet.transport) as u16;
-    let sum = tail::fold(tail::pseudo_header(&packet, length));
+    let sum = checksum::fold(checksum::pseudo_header(&packet, length));
     let field = packet.transport + if packet.protocol == 6 { 16 } else { 6 };
     frame[field..field + 2].copy_from_slice(&sum.to_be_bytes());
 }

@@ -2,8 +2,8 @@
 //! up a super-packet (UDP segmentation offload), which otherwise the network card would have done.
 
 use std::net::IpAddr;
+use wire::checksum::{fold, is_partial, pseudo_header, sum};
 use wire::packet::{Form, Fragment, Packet, TCP, UDP};
-use wire::tail::{checksum_is_partial, fold, pseudo_header, sum};
 
 const ETHERNET_LEN: usize = 14;
 const UDP_LEN: usize = 8;
@@ -123,7 +123,7 @@ pub fn complete_checksum(frame: &mut [u8], packet: &Packet) -> Option<()> {
         return None;
     }
     let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
-    if packet.protocol == UDP && frame.get(field..field + 2)? == [0, 0] || !checksum_is_partial(frame, packet)? {
+    if packet.protocol == UDP && frame.get(field..field + 2)? == [0, 0] || !is_partial(frame, packet)? {
         return Some(());
     }
     write_checksum(frame, packet, field)

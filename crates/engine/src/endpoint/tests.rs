@@ -1,5 +1,6 @@
 use super::*;
 use crate::agent::frame::tests::partial;
+use crate::model::Withdrawal;
 use wire::packet::{TCP, UDP};
 use wire::{InterfaceId, Segment, Suite};
 
@@ -90,7 +91,7 @@ fn a_first_packet_is_asked_for_once_and_sent_when_the_segment_is_there() {
     assert_eq!(encapsulation.segment, given.segment);
     let whole = [&frame[..ETHERNET_LEN], inner].concat();
     let packet = Packet::parse(&whole);
-    assert_eq!(wire::tail::checksum_is_partial(&whole, &packet), Some(false), "as a card would have finished it");
+    assert_eq!(wire::checksum::is_partial(&whole, &packet), Some(false), "as a card would have finished it");
     assert_eq!(endpoint.open(), 0);
 }
 
@@ -243,6 +244,64 @@ fn a_segment_in_use_is_renewed_before_it_ends_and_another_is_not() {
     assert_eq!(endpoint.renew(&key, &refused, nothing, soon), None);
 }
 
+fn withdrawn(sender: Option<IpAddr>, receiver: IpAddr) -> Withdrawal {
+    Withdrawal { vni: Vni::new(5).expect("24 bits"), receiver, sender }
+}
+
+#[test]
+fn nothing_is_sent_under_a_segment_that_was_withdrawn_before_it_came() {
+    let Ends { sender, receiver, .. } = out();
+    // The segment is void, for its sender or for all; or it is not, but its answer would be.
+    let cases = [withdrawn(Some(sender), receiver), withdrawn(None, receiver), withdrawn(Some(receiver), sender)];
+    for what in cases {
+        let mut endpoint = endpoint();
+        let frame = syn("10.0.0.1", "10.0.0.2", CLIENT, SERVICE);
+        let (wanted, _) = ask(&mut endpoint, &frame);
+        endpoint.withdraw([(what, NOW + 300)]);
+        let flags = SegmentFlags::REPLY.with(SegmentFlags::SINGLE, true);
+        assert_eq!(endpoint.answered(&wanted, Ok(segment(flags, out(), NOW + 300)), NOW), [], "{what:?}");
+        // A segment that ends later was issued by consent given since.
+        let (wanted, _) = ask(&mut endpoint, &frame);
+        let actions = endpoint.answered(&wanted, Ok(segment(flags, out(), NOW + 301)), NOW);
+        assert!(matches!(&actions[..], [Action::Write(..), Action::Write(..), Action::Send { .. }]), "{actions:?}");
+    }
+}
+
+#[test]
+fn a_withdrawal_concerns_its_own_network_and_direction_until_it_has_ended() {
+    let mut endpoint = endpoint();
+    let given = segment(SegmentFlags(0), out(), NOW + 300);
+    let key = SegmentKey::of(INTERFACE, out().sender, out().receiver, &given.segment);
+    let entry = SegmentEntry::given(&given.encapsulation(Payload::Ipv4), out().sending, out().receiving);
+    let entry = entry.expect("it fits");
+    let elsewhere = Withdrawal { vni: Vni::new(6).expect("24 bits"), ..withdrawn(None, out().receiver) };
+    endpoint.withdraw([(elsewhere, NOW + 300), (withdrawn(Some(out().receiver), out().sender), NOW + 300)]);
+    assert!(!endpoint.is_void(&key, &entry), "another network, and a way back that nobody may take");
+    endpoint.withdraw([(withdrawn(None, out().receiver), NOW + 300)]);
+    assert!(endpoint.is_void(&key, &entry));
+    assert!(!endpoint.is_void(&key, &SegmentEntry::refused(NOW + 5)), "there is no segment");
+    let elsewhere = SegmentKey::of(9, out().sender, out().receiver, &given.segment);
+    assert!(!endpoint.is_void(&elsewhere, &entry), "no tenant of this endpoint");
+    endpoint.sweep(NOW + 299);
+    assert!(endpoint.is_void(&key, &entry));
+    endpoint.sweep(NOW + 300);
+    assert!(!endpoint.is_void(&key, &entry));
+}
+
+#[test]
+fn a_segment_that_was_withdrawn_is_not_shown_for_an_answer() {
+    let mut endpoint = endpoint();
+    let came = segment(SegmentFlags::REPLY, back(), NOW + 300);
+    let consent = Consent::new(&came.encapsulation(Payload::Ipv4), back().sending, back().receiving).expect("it fits");
+    let frame = syn("10.0.0.1", "10.0.0.2", SERVICE, CLIENT);
+    let key = SegmentKey::answering(INTERFACE, &read(&frame).expect("a packet"))[0];
+    assert!(!endpoint.voids_consent(&key, &consent));
+    endpoint.withdraw([(withdrawn(Some(back().sender), back().receiver), NOW + 300)]);
+    assert!(endpoint.voids_consent(&key, &consent));
+    let action = endpoint.handed_over(&unsent(&frame), |_| Some(consent), NOW);
+    assert!(matches!(action, Some(Action::Ask(..))), "{action:?}");
+}
+
 #[test]
 fn who_sends_too_long_packets_is_told_how_long_they_may_be() {
     let mut endpoint = endpoint();
@@ -259,8 +318,8 @@ fn who_sends_too_long_packets_is_told_how_long_they_may_be() {
         assert_eq!((&icmp[..2], packet.protocol), (&kind[..], protocol));
         assert_eq!(icmp[6..8], 1392u16.to_be_bytes());
         assert!(frame[ETHERNET_LEN..].starts_with(&icmp[8..]) && told.len() - ETHERNET_LEN <= longest);
-        let pseudo = if from.contains(':') { wire::tail::pseudo_header(&packet, icmp.len() as u16) } else { 0 };
-        assert_eq!(wire::tail::fold(pseudo + wire::tail::sum(icmp, false)), 0xffff);
+        let pseudo = if from.contains(':') { wire::checksum::pseudo_header(&packet, icmp.len() as u16) } else { 0 };
+        assert_eq!(wire::checksum::fold(pseudo + wire::checksum::sum(icmp, false)), 0xffff);
         assert_eq!(too_long::tell(&told, 1000), None, "no error about an error");
     }
 }

@@ -3,8 +3,8 @@
 //! tenant's network.
 
 use super::ETHERNET_LEN;
+use wire::checksum::{fold, sum};
 use wire::packet::{Form, Packet};
-use wire::tail::{fold, sum};
 
 const IPV4_LEN: usize = 20;
 const IPV6_LEN: usize = 40;

@@ -4,11 +4,9 @@
 //! repeats or alters others' requests costs at most the opening of one seal. So a sender who forges a source address
 //! can't use up the share of that address.
 
-mod window;
-
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use window::Window;
+use wire::ReplayWindow;
 use wire::ask::{LineKey, LineNumber, Question, envelope};
 use wire::grant::mask;
 
@@ -30,7 +28,8 @@ pub struct Lines<H> {
 struct Line<H> {
     holder: H,
     key: LineKey,
-    seen: Window,
+    /// The counters seen, each less 1: counters begin at 1, the window's numbers at 0.
+    seen: ReplayWindow<16>,
     pace: Pace,
 }
 
@@ -96,7 +95,7 @@ impl<H: Copy + Ord> Lines<H> {
         if let Some(before) = self.numbers.insert(holder, number) {
             self.lines.remove(&before);
         }
-        self.lines.insert(number, Line { holder, key, seen: Window::default(), pace: Pace::default() });
+        self.lines.insert(number, Line { holder, key, seen: ReplayWindow::default(), pace: Pace::default() });
         true
     }
 
@@ -125,11 +124,10 @@ impl<H: Copy + Ord> Lines<H> {
     ) -> Result<LineRequest<'d, H>, Unanswered> {
         let envelope = envelope(datagram).ok_or(Unanswered::NotOurs)?;
         let line = self.lines.get_mut(&envelope.line).ok_or(Unanswered::NoLine)?;
-        if !line.seen.is_new(envelope.counter) {
-            return Err(Unanswered::Repeated);
-        }
+        let number = envelope.counter.checked_sub(1).filter(|number| line.seen.is_new(*number));
+        let number = number.ok_or(Unanswered::Repeated)?;
         let question = line.key.open_request(envelope, datagram).ok_or(Unanswered::Forged)?;
-        line.seen.note(envelope.counter);
+        line.seen.note(number);
         let source = mask(source, if source.is_ipv4() { 32 } else { 64 });
         if !line.pace.allows(OF_LINE, now) || !paced(&mut self.sources, source, now) {
             return Err(Unanswered::TooMany);

@@ -532,7 +532,7 @@ fn nothing_on_the_path_shows_what_is_sent() {
 fn an_idle_tunnel_takes_less_than_8_kib_at_the_verifier() {
     let mut world = World::open(21);
     let lanes = usize::from(wire::seal::record::LANES);
-    let windows = |phases: usize| phases * lanes * size_of::<seal::Window<32>>();
+    let windows = |phases: usize| phases * lanes * size_of::<wire::ReplayWindow<32>>();
     world.run(LINGER + 100);
     let id = world.responder.of(world.holder).expect("a tunnel");
     assert!(!world.responder.repeats(id), "what repeats a handshake is forgotten");

@@ -4,6 +4,9 @@
 //! An independently made table of cases (`crates/wire/tests/data/proofs.json`) is run through this code, and through
 //! every other verifier of proofs.
 
+pub use crate::model::Withdrawal;
+
+use crate::model::Withdrawals;
 use ipnet::IpNet;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,17 +27,6 @@ pub enum Outcome {
     Drop(DropReason),
 }
 
-/// A receiver's withdrawal of consent, for one sender or for all (wire.md §8.10).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Withdrawal {
-    /// The number of the virtual network.
-    pub vni: Vni,
-    /// Receiver that no longer consents.
-    pub receiver: IpAddr,
-    /// Sender that the withdrawal concerns; `None` for all senders.
-    pub sender: Option<IpAddr>,
-}
-
 /// A verifier of proofs.
 #[derive(Clone)]
 pub struct Verifier {
@@ -46,29 +38,28 @@ pub struct Verifier {
     pub max_lifetime: u32,
     /// Proof keys, by authority and epoch.
     pub keys: BTreeMap<(IpAddr, Epoch), ProofKey>,
-    withdrawn: BTreeMap<Withdrawal, u32>,
+    withdrawn: Withdrawals,
 }
 
 impl Verifier {
     /// Creates a verifier without keys.
     pub fn new(endpoints: Vec<IpNet>, epoch_length: u32, max_lifetime: u32) -> Self {
-        Self { endpoints, epoch_length, max_lifetime, keys: BTreeMap::new(), withdrawn: BTreeMap::new() }
+        Self { endpoints, epoch_length, max_lifetime, keys: BTreeMap::new(), withdrawn: Withdrawals::default() }
     }
 
     /// Voids the segments that expire at `until` or before.
     pub fn withdraw(&mut self, what: Withdrawal, until: u32) {
-        let known = self.withdrawn.entry(what).or_default();
-        *known = until.max(*known);
+        self.withdrawn.add(what, until);
     }
 
     /// Removes withdrawals that void only expired segments.
     pub fn sweep(&mut self, now: u32) {
-        self.withdrawn.retain(|_, until| *until > now);
+        self.withdrawn.sweep(now);
     }
 
     /// Iterates over the withdrawals in force, each with the latest expiry of the segments that it voids.
     pub fn withdrawals(&self) -> impl Iterator<Item = (&Withdrawal, u32)> {
-        self.withdrawn.iter().map(|(what, until)| (what, *until))
+        self.withdrawn.iter()
     }
 
     /// Decides on an Ethernet frame at `now` (Unix seconds), and advances the pointer if the frame passes.
@@ -182,9 +173,6 @@ impl Verifier {
 
     /// Reports whether segments between these two that expire at `expires` are void.
     pub fn is_withdrawn(&self, vni: Vni, sender: IpAddr, receiver: IpAddr, expires: u32) -> bool {
-        [Some(sender), None].into_iter().any(|sender| {
-            let what = Withdrawal { vni, receiver, sender };
-            self.withdrawn.get(&what).is_some_and(|until| expires <= *until)
-        })
+        self.withdrawn.void(vni, sender, receiver, expires)
     }
 }

@@ -7,11 +7,10 @@ use api::Withdrawal;
 use client::{Asker, Error};
 use datapath::svtep::{self, Unsent};
 use engine::endpoint::{self, Action, Refusal, Wanted};
-use engine::model::Given;
+use engine::model::{self, Given};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use wire::SegmentFlags;
-use wire::geneve::Encapsulation;
+use wire::Vni;
 use wire::map::{SegmentEntry, SegmentKey, segment_state};
 
 /// Position of the network's number in Geneve's header.
@@ -59,8 +58,6 @@ impl Daemon {
                 self.ask(wanted, move |asker| async move { asker.answer_segment(&shown).await });
                 Ok(())
             }
-            // The consent was withdrawn while the answer was in flight: the next packet requests a segment again.
-            Action::Write(key, entry) if self.is_void(&key, &entry) => Ok(()),
             Action::Write(key, entry) => self.kernel.program().segments.set(&key, &entry),
             Action::Send { from, to, datagram } => self.outlets.send(from, to, &datagram),
             Action::Tell { interface, frame } => self.outlets.tell(interface, &frame),
@@ -111,7 +108,7 @@ impl Daemon {
 
     pub(super) fn news(&mut self, session: usize, news: &News) {
         match news {
-            News::Withdrawn(withdrawn) => self.void(withdrawn),
+            News::Withdrawn(withdrawn) => self.withdraw(withdrawn),
             // A request that was refused may be granted now.
             News::Changed => {
                 let refused = self.kernel.program().segments.entries().into_iter().filter(|(key, entry)| {
@@ -123,20 +120,27 @@ impl Daemon {
         }
     }
 
-    /// Removes the segments that these withdrawals void, and stops using them for answers.
-    pub(super) fn void(&mut self, withdrawn: &[Withdrawal]) {
+    /// Records withdrawals, and removes what they void from the tables.
+    pub(super) fn withdraw(&mut self, withdrawn: &[Withdrawal]) {
         if withdrawn.is_empty() {
             return;
         }
-        Withdrawal::add(&mut self.withdrawn, withdrawn, now());
-        let segments = self.kernel.program().segments.entries();
-        self.forget(segments.iter().filter(|(key, entry)| self.is_void(key, entry)).map(|(key, _)| *key));
-        let consents = &self.kernel.program().consents;
-        for (key, consent) in consents.entries() {
-            // The segment came from the receiver of the answer.
-            if self.is_withdrawn(&key, (key.receiver(), key.sender()), consent.expires)
-                && let Err(error) = consents.remove(&key)
-            {
+        let read = |one: &Withdrawal| {
+            let &Withdrawal { vni, receiver, sender, until } = one;
+            Some((model::Withdrawal { vni: Vni::new(vni)?, receiver, sender }, until))
+        };
+        self.endpoint.withdraw(withdrawn.iter().filter_map(read));
+        self.forget_void();
+    }
+
+    /// Removes void segments from the tables.
+    pub(super) fn forget_void(&self) {
+        let Self { endpoint, kernel, .. } = self;
+        let segments = kernel.program().segments.entries();
+        self.forget(segments.iter().filter(|(key, entry)| endpoint.is_void(key, entry)).map(|(key, _)| *key));
+        let consents = &kernel.program().consents;
+        for (key, _) in consents.entries().into_iter().filter(|(key, consent)| endpoint.voids_consent(key, consent)) {
+            if let Err(error) = consents.remove(&key) {
                 tracing::error!("{error:#}");
             }
         }
@@ -162,25 +166,6 @@ impl Daemon {
         }
     }
 
-    fn is_void(&self, key: &SegmentKey, entry: &SegmentEntry) -> bool {
-        if entry.state() != segment_state::GIVEN {
-            return false;
-        }
-        // Without a segment that ends later, the receiver gets no way back: the next packet requests one.
-        let has_no_answer = || {
-            let read = Encapsulation::decode(entry.geneve());
-            read.is_ok_and(|(header, _)| header.segment.flags.has(SegmentFlags::REPLY))
-                && self.is_withdrawn(key, (key.receiver(), key.sender()), entry.until)
-        };
-        self.is_withdrawn(key, (key.sender(), key.receiver()), entry.until) || has_no_answer()
-    }
-
-    fn is_withdrawn(&self, key: &SegmentKey, (sender, receiver): (IpAddr, IpAddr), expires: u32) -> bool {
-        let Some(place) = self.places.get(&key.interface) else { return false };
-        let vni = self.settings.tenants[*place].tenant.vni;
-        Withdrawal::any_voids(&self.withdrawn, vni, sender, receiver, expires)
-    }
-
     fn forget(&self, keys: impl Iterator<Item = SegmentKey>) {
         for key in keys {
             if let Err(error) = self.kernel.program().segments.remove(&key) {
@@ -192,7 +177,7 @@ impl Daemon {
     /// Renews segments that are in use and end soon, and removes those that have expired.
     pub(super) fn renew(&mut self) {
         let time = time();
-        Withdrawal::add(&mut self.withdrawn, &[], now());
+        self.endpoint.sweep(time);
         let entries = self.kernel.program().segments.entries();
         let by_flow: BTreeSet<_> = entries
             .iter()

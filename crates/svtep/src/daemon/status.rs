@@ -43,6 +43,7 @@ impl Daemon {
     }
 
     fn status(&self) -> Result<Status> {
+        let health = self.health.borrow().clone();
         let program = self.kernel.program();
         let (tunnel, proofs) = (program.counts()?, program.proofs.counts()?);
         let of = |counts: &[u64], index: u32| counts.get(index as usize).copied().unwrap_or_default();
@@ -53,9 +54,9 @@ impl Daemon {
             verifier: self.enrolment.verifier.clone(),
             instance: self.settings.instance.clone(),
             authority: self.enrolment.authority.clone(),
-            connected: self.health.connected,
-            trouble: self.health.trouble.clone(),
-            read: self.health.read,
+            connected: health.connected,
+            trouble: health.trouble,
+            read: health.read,
             keys_until: self.kernel.keys_until(),
             closed: self.kernel.is_closed(),
             withdrawn: program.proofs.withdrawals() as u64,

@@ -1,15 +1,15 @@
 //! The part of protection that concerns proofs.
 
 use super::Protection;
-use crate::directory::Cache;
 use crate::view;
 use anyhow::Result;
 use api::{VerifierConfig, Withdrawal};
+use follower::State;
 
 impl Protection {
     /// Writes the authority's state to the tables for proofs, after those for tokens.
-    pub fn write_proofs(&self, cache: &Cache) -> Result<()> {
-        self.proving.as_ref().map_or(Ok(()), |proving| proving.write(&cache.config, &cache.keys))
+    pub fn write_proofs(&self, state: &State) -> Result<()> {
+        self.proving.as_ref().map_or(Ok(()), |proving| proving.write(&state.config, &state.keys))
     }
 
     /// Voids path segments.

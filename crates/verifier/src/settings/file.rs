@@ -4,7 +4,6 @@ use super::values::{
     FLOWS, IDLE, MAX_FLOWS, MAX_PAIRS, RENEWAL, SAMPLES, carrier, hook, mark, network, peer, suite, verdict,
 };
 use super::{Options, ProofsSettings};
-use crate::directory::Enrolment;
 use engine::document::{self, Faults, Fields, Reader};
 use ipnet::IpNet;
 use std::path::PathBuf;
@@ -50,8 +49,21 @@ pub(super) const KEYS: &[&str] = &[
     "proofs",
 ];
 
+/// The enrolment as `verifier.toml` has it. Secret.
+#[derive(Clone)]
+pub struct StoredEnrolment {
+    /// The authority's URL.
+    pub authority: String,
+    /// The CA file to trust, relative to the directory; the system's CAs if absent.
+    pub ca: Option<PathBuf>,
+    /// The verifier's id.
+    pub verifier: String,
+    /// The bearer token.
+    pub token: Zeroizing<String>,
+}
+
 /// Parses `verifier.toml`: the enrolment, if the verifier is enrolled, and the settings.
-pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
+pub fn parse(text: &str) -> Result<(Option<StoredEnrolment>, Options), Faults> {
     Reader::read(text, KEYS, |reader, fields| {
         let enrolment = enrolment(reader, fields);
         let options = Options {
@@ -104,7 +116,7 @@ pub fn parse(text: &str) -> Result<(Option<Enrolment>, Options), Faults> {
     })
 }
 
-fn enrolment(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Enrolment> {
+fn enrolment(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<StoredEnrolment> {
     const ALL: [&str; 3] = ["authority", "verifier", "token"];
     let ca = fields.text(reader, "ca").map(|ca| PathBuf::from(ca.get_ref()));
     if ALL.iter().all(|key| fields.value(key).is_none()) {
@@ -112,7 +124,7 @@ fn enrolment(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Enrolme
     }
     let [authority, verifier, token] =
         ALL.map(|key| fields.required_text(reader, key).map(|text| (*text.get_ref()).to_owned()));
-    Some(Enrolment { authority: authority?, ca, verifier: verifier?, token: Zeroizing::new(token?) })
+    Some(StoredEnrolment { authority: authority?, ca, verifier: verifier?, token: Zeroizing::new(token?) })
 }
 
 pub(super) fn texts(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str) -> Vec<String> {

@@ -1,12 +1,12 @@
 //! Tables of a tunnel endpoint (wire.md §8).
 
 use super::address_bytes;
+use crate::checksum::{fold, sum};
 use crate::geneve::{ENCAPSULATION_MAX, Encapsulation};
 use crate::inner::{Inner, Ports};
 use crate::packet::{IPV4_LEN, IPV6_LEN, UDP};
 use crate::routing::{Hops, ROUTING};
 use crate::segment::{InterfaceId, PROOFS_MAX, Segment, SegmentFlags, Vni};
-use crate::tail::{fold, sum};
 use core::net::{IpAddr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

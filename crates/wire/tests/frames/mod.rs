@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use wire::checksum;
 use wire::packet::{Packet, TCP, UDP};
-use wire::tail;
 
 /// Content of the transport's checksum field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub fn frame(plan: &Plan) -> Vec<u8> {
             header.extend(source.octets());
             header.extend(destination.octets());
             header.extend(vec![1; plan.extras * 4]);
-            let sum = !tail::fold(tail::sum(&header, false));
+            let sum = !checksum::fold(checksum::sum(&header, false));
             header[10..12].copy_from_slice(&sum.to_be_bytes());
             frame.extend(header);
         }
@@ -94,7 +94,7 @@ pub fn frame(plan: &Plan) -> Vec<u8> {
 /// Returns the folded sum of pseudo-header and transport: 0xffff if the checksum is right.
 pub fn transport_sum(frame: &[u8], packet: &Packet) -> u16 {
     let transport = &frame[packet.transport..packet.end];
-    tail::fold(tail::pseudo_header(packet, transport.len() as u16) + tail::sum(transport, false))
+    checksum::fold(checksum::pseudo_header(packet, transport.len() as u16) + checksum::sum(transport, false))
 }
 
 fn protocol(plan: &Plan) -> u8 {
@@ -114,16 +114,16 @@ fn transport(plan: &Plan) -> Vec<u8> {
     };
     bytes.extend(&plan.payload);
     let address = |address| match address {
-        IpAddr::V4(a) => tail::sum(&a.octets(), false),
-        IpAddr::V6(a) => tail::sum(&a.octets(), false),
+        IpAddr::V4(a) => checksum::sum(&a.octets(), false),
+        IpAddr::V6(a) => checksum::sum(&a.octets(), false),
     };
     let pseudo = address(plan.source) + address(plan.destination) + u32::from(protocol(plan)) + bytes.len() as u32;
     let checksum = match plan.checksum {
-        Checksum::Whole => match !tail::fold(pseudo + tail::sum(&bytes, false)) {
+        Checksum::Whole => match !checksum::fold(pseudo + checksum::sum(&bytes, false)) {
             0 if !plan.tcp => 0xffff,
             checksum => checksum,
         },
-        Checksum::Partial => tail::fold(pseudo),
+        Checksum::Partial => checksum::fold(pseudo),
         Checksum::Absent => 0,
     };
     bytes[field..field + 2].copy_from_slice(&checksum.to_be_bytes());

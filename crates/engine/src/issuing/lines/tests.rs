@@ -37,6 +37,20 @@ fn a_request_is_its_holders_and_is_taken_once_from_wherever() {
     assert_eq!(read(&mut lines, request(1, 2), IpAddr::from([203, 0, 113, 9]), 0), Ok(10));
 }
 
+#[test]
+fn counters_begin_at_one_and_a_window_is_1024_wide() {
+    let mut lines = lines();
+    assert_eq!(read(&mut lines, request(1, 0), HOME, 0), Err(Unanswered::Repeated));
+    for counter in [1, 1025, 2] {
+        assert_eq!(read(&mut lines, request(1, counter), HOME, 0), Ok(10));
+    }
+    assert_eq!(read(&mut lines, request(1, 1), HOME, 0), Err(Unanswered::Repeated));
+    assert_eq!(read(&mut lines, request(1, 1026), HOME, 0), Ok(10));
+    assert_eq!(read(&mut lines, request(1, 2), HOME, 0), Err(Unanswered::Repeated), "1024 behind");
+    assert_eq!(read(&mut lines, request(1, u64::MAX), HOME, 0), Ok(10), "the last");
+    assert_eq!(read(&mut lines, request(1, u64::MAX), HOME, 0), Err(Unanswered::Repeated));
+}
+
 /// SVLAN §VII, replay: an eavesdropper's repeated request gets no answer and takes nothing of the holder's share.
 #[test]
 fn replay_of_a_request_is_not_answered_and_is_charged_to_nobody() {

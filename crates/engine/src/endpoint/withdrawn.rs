@@ -1,0 +1,50 @@
+//! Segments that withdrawn consent voids (wire.md §8.10).
+
+use super::Endpoint;
+use crate::model::Withdrawal;
+use std::net::IpAddr;
+use wire::SegmentFlags;
+use wire::geneve::Encapsulation;
+use wire::map::{Consent, SegmentEntry, SegmentKey, segment_state};
+
+impl Endpoint {
+    /// Records withdrawals, each with the latest expiry of the segments that it voids. The endpoint no longer uses such
+    /// segments, not even if the answer with one is on its way. Entries of tables for which [`Self::is_void`] or
+    /// [`Self::voids_consent`] now holds are to be removed.
+    pub fn withdraw(&mut self, withdrawn: impl IntoIterator<Item = (Withdrawal, u32)>) {
+        for (what, until) in withdrawn {
+            self.withdrawn.add(what, until);
+        }
+    }
+
+    /// Removes withdrawals that void only expired segments.
+    pub fn sweep(&mut self, now: u32) {
+        self.withdrawn.sweep(now);
+    }
+
+    /// Reports whether a tenant must not send under this entry of the table of segments: its segment is void, or the
+    /// receiver could not answer, because the way back is void.
+    pub fn is_void(&self, key: &SegmentKey, entry: &SegmentEntry) -> bool {
+        if entry.state() != segment_state::GIVEN {
+            return false;
+        }
+        // Without a segment that ends later, the receiver gets no way back: the next packet requests one.
+        let has_no_answer = || {
+            let read = Encapsulation::decode(entry.geneve());
+            read.is_ok_and(|(header, _)| header.segment.flags.has(SegmentFlags::REPLY))
+                && self.is_withdrawn(key.interface, (key.receiver(), key.sender()), entry.until)
+        };
+        self.is_withdrawn(key.interface, (key.sender(), key.receiver()), entry.until) || has_no_answer()
+    }
+
+    /// Reports whether a segment that came in can no longer be answered, because it is void.
+    pub fn voids_consent(&self, key: &SegmentKey, consent: &Consent) -> bool {
+        // The segment came from the receiver of the answer.
+        self.is_withdrawn(key.interface, (key.receiver(), key.sender()), consent.expires)
+    }
+
+    fn is_withdrawn(&self, interface: u32, (sender, receiver): (IpAddr, IpAddr), expires: u32) -> bool {
+        let tenant = self.tenants.get(&interface);
+        tenant.is_some_and(|tenant| self.withdrawn.void(tenant.vni, sender, receiver, expires))
+    }
+}

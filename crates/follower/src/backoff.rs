@@ -1,0 +1,52 @@
+//! Pauses after failures.
+
+use std::time::Duration;
+
+/// Pauses between attempts: each is twice as long as the one before, up to a limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    first: Duration,
+    longest: Duration,
+    next: Duration,
+}
+
+impl Backoff {
+    /// The pauses between requests to an authority.
+    pub const AUTHORITY: Self = Self::new(Duration::from_secs(1), Duration::from_secs(30));
+
+    /// Creates pauses from the first to the longest.
+    pub const fn new(first: Duration, longest: Duration) -> Self {
+        Self { first, longest, next: first }
+    }
+
+    /// Returns the pause after a failure; the next one will be longer.
+    pub fn pause(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(self.longest);
+        pause
+    }
+
+    /// Returns the longest pause.
+    pub const fn longest(&self) -> Duration {
+        self.longest
+    }
+
+    /// Begins again with the first pause, after a success.
+    pub const fn reset(&mut self) {
+        self.next = self.first;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_longest_until_a_success() {
+        let mut backoff = Backoff::AUTHORITY;
+        let pauses: Vec<_> = (0..7).map(|_| backoff.pause().as_secs()).collect();
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
+        backoff.reset();
+        assert_eq!(backoff.pause().as_secs(), 1);
+    }
+}

@@ -1,0 +1,317 @@
+//! The follower: keeps a role's state in step with its authority.
+
+use crate::{Backoff, State};
+use anyhow::Result;
+use api::{Confirm, Event};
+use client::{Authority, Error, EventStream};
+use shell::clock::now;
+use shell::folder::Folder;
+use std::future::pending;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, Interval, interval, sleep_until};
+
+/// Interval at which the follower looks after the event stream, and stores a state that has changed.
+const TICK: Duration = Duration::from_secs(1);
+/// Silence after which the event stream counts as lost; the authority sends something every 10 s.
+const SILENCE: Duration = Duration::from_secs(25);
+
+/// A role that carries out what its authority says.
+pub trait Role {
+    /// The role's name in logs.
+    const NAME: &'static str;
+
+    /// Puts a state of the authority in force in place of the one `before`.
+    ///
+    /// # Errors
+    ///
+    /// After an error, the follower soon asks the authority for its state again.
+    fn apply(&mut self, state: &State, before: &State) -> Result<()>;
+
+    /// Carries out an event, and adds to the state what the next run must know. After [`Event::Hello`] and
+    /// [`Event::Policy`], the follower asks for a state by itself.
+    fn event(&mut self, event: Event, state: &mut State);
+}
+
+/// State of the connection to the authority.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Health {
+    /// Whether the event stream is up.
+    pub connected: bool,
+    /// The last error; `None` once all is well again.
+    pub trouble: Option<String>,
+    /// When configuration and keys were last read, Unix seconds.
+    pub read: Option<u64>,
+}
+
+/// Parameters of a follower.
+pub struct Start {
+    /// The authority, with the role's token.
+    pub authority: Authority,
+    /// The folder that keeps the state for the next run.
+    pub folder: Folder,
+    /// The state that is in force.
+    pub state: State,
+    /// The reason why that state is the last run's; `None` if the authority has just sent it.
+    pub trouble: Option<String>,
+    /// The kind of grants that the role confirms.
+    pub confirms: Confirm,
+}
+
+/// Follows an authority.
+pub struct Follower {
+    authority: Authority,
+    folder: Folder,
+    state: State,
+    confirms: Confirm,
+    health: watch::Sender<Health>,
+    /// The event stream; `None` after the authority has refused this role.
+    events: Option<EventStream>,
+    reconnect: Option<Instant>,
+    /// When the event stream last delivered anything.
+    heard: Instant,
+    sync: Option<JoinHandle<Result<State, Error>>>,
+    /// Whether to ask the authority again after the request under way.
+    sync_again: bool,
+    next_sync: Instant,
+    backoff: Backoff,
+    ticks: Interval,
+    /// Whether the state is newer than its file.
+    unsaved: bool,
+    saving: Option<JoinHandle<()>>,
+}
+
+/// What [`Follower::next`] has waited for. [`Follower::handle`] reacts to it.
+pub struct News(Kind);
+
+enum Kind {
+    Event(Box<Result<Event, Error>>),
+    Fetched(Box<Result<State, Error>>),
+    Reconnect,
+    Due,
+    Tick,
+}
+
+impl Follower {
+    /// Stores the state, and starts to follow the authority.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the state can't be stored.
+    pub fn start(start: Start) -> Result<Self> {
+        let Start { authority, folder, state, trouble, confirms } = start;
+        state.store(&folder)?;
+        let read = trouble.is_none().then(now);
+        Ok(Self {
+            events: Some(authority.confirmed_events(confirms)),
+            authority,
+            folder,
+            state,
+            confirms,
+            health: watch::Sender::new(Health { connected: false, trouble, read }),
+            reconnect: None,
+            heard: Instant::now(),
+            sync: None,
+            sync_again: false,
+            next_sync: Instant::now(),
+            backoff: Backoff::AUTHORITY,
+            ticks: interval(TICK),
+            unsaved: false,
+            saving: None,
+        })
+    }
+
+    /// Returns the state in force.
+    pub const fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Returns the state in force, to change what the next run must know.
+    pub const fn state_mut(&mut self) -> &mut State {
+        self.unsaved = true;
+        &mut self.state
+    }
+
+    /// Removes from the state what has ended, and returns it, for a role that has to write it again.
+    pub fn current_state(&mut self) -> &State {
+        self.state.forget_ended(now());
+        &self.state
+    }
+
+    /// Returns the state of the connection, which changes with time.
+    pub fn health(&self) -> watch::Receiver<Health> {
+        self.health.subscribe()
+    }
+
+    /// Reports whether the event stream is up.
+    pub fn is_connected(&self) -> bool {
+        self.health.borrow().connected
+    }
+
+    /// Waits for news. Cancel-safe.
+    pub async fn next(&mut self) -> News {
+        tokio::select! {
+            event = next_event(&mut self.events) => News(Kind::Event(Box::new(event))),
+            fetched = joined(&mut self.sync) => {
+                self.sync = None;
+                News(Kind::Fetched(Box::new(fetched)))
+            },
+            () = until(self.reconnect) => News(Kind::Reconnect),
+            () = sleep_until(self.next_sync), if self.sync.is_none() => News(Kind::Due),
+            _ = self.ticks.tick() => News(Kind::Tick),
+        }
+    }
+
+    /// Reacts to news; the role carries out states and events.
+    pub fn handle<R: Role>(&mut self, news: News, role: &mut R) {
+        match news.0 {
+            Kind::Event(event) => match *event {
+                Ok(event) => self.event(event, role),
+                Err(error) => self.refused::<R>(&error),
+            },
+            Kind::Fetched(fetched) => self.fetched(*fetched, role),
+            Kind::Reconnect => {
+                self.reconnect = None;
+                self.events = Some(self.authority.confirmed_events(self.confirms));
+            }
+            Kind::Due => self.synchronise(),
+            Kind::Tick => self.tick(),
+        }
+    }
+
+    /// Stores the state if its file is older. To be called before the process ends.
+    pub async fn save_last(&mut self) {
+        for _ in 0..2 {
+            if let Some(saving) = self.saving.take() {
+                let _ = saving.await;
+            }
+            self.save();
+        }
+        if let Some(saving) = self.saving.take() {
+            let _ = saving.await;
+        }
+    }
+
+    fn event(&mut self, event: Event, role: &mut impl Role) {
+        self.heard = Instant::now();
+        match event {
+            Event::Hello => {
+                let came = |health: &mut Health| !std::mem::replace(&mut health.connected, true);
+                if self.health.send_if_modified(came) {
+                    tracing::info!("connected to the authority");
+                }
+                self.synchronise();
+            }
+            Event::Policy => self.synchronise(),
+            Event::Revoked { .. } | Event::SessionsRevoked { .. } | Event::Pair { .. } | Event::Withdrawn { .. } => {
+                self.unsaved = true;
+            }
+            Event::Alive | Event::Recheck | Event::Granted { .. } | Event::LoggedOut => {}
+        }
+        role.event(event, &mut self.state);
+    }
+
+    fn refused<R: Role>(&mut self, error: &Error) {
+        let name = R::NAME;
+        tracing::error!(%error, "the authority refuses this {name}; its last state stays in force until its keys end. Enrol it again");
+        self.health.send_modify(|health| {
+            health.connected = false;
+            health.trouble = Some(error.to_string());
+        });
+        self.events = None;
+        self.reconnect = Some(Instant::now() + self.backoff.longest());
+    }
+
+    /// Asks the authority for its state, now or once the request under way is done.
+    fn synchronise(&mut self) {
+        self.sync_again = self.sync.is_some();
+        if self.sync.is_none() {
+            self.sync = Some(tokio::spawn(State::fetch(self.authority.clone())));
+        }
+    }
+
+    fn fetched(&mut self, fetched: Result<State, Error>, role: &mut impl Role) {
+        match fetched {
+            Ok(state) => self.apply(state, role),
+            Err(error) => {
+                if self.health.borrow().trouble.is_none() {
+                    tracing::warn!(%error, "cannot read from the authority; its last state stays in force");
+                }
+                self.health.send_modify(|health| health.trouble = Some(error.to_string()));
+                self.next_sync = Instant::now() + self.backoff.pause();
+            }
+        }
+        if std::mem::take(&mut self.sync_again) {
+            self.synchronise();
+        }
+    }
+
+    fn apply(&mut self, mut state: State, role: &mut impl Role) {
+        if let Some(seconds) = state.clock_error(now()) {
+            tracing::warn!(seconds, "this clock and the authority's differ: tokens and proofs may be refused");
+        }
+        state.keep(&self.state, now());
+        let applied = role.apply(&state, &self.state);
+        self.backoff.reset();
+        let pause = Duration::from_secs((state.config.epoch_length / 4).max(5).into());
+        self.next_sync = Instant::now() + if applied.is_ok() { pause } else { self.backoff.longest() };
+        let trouble = applied.err().map(|error| format!("{error:#}"));
+        if let Some(error) = &trouble {
+            tracing::error!("cannot put in force what the authority says: {error}");
+        }
+        self.health.send_modify(|health| {
+            health.read = Some(now());
+            health.trouble = trouble;
+        });
+        self.state = state;
+        self.unsaved = true;
+    }
+
+    fn tick(&mut self) {
+        let is_silent = self.heard.elapsed() > SILENCE;
+        if self.health.send_if_modified(|health| is_silent && std::mem::take(&mut health.connected)) {
+            tracing::warn!("lost the authority; its last state stays in force");
+        }
+        self.save();
+    }
+
+    /// Stores the state on a thread of its own: a disk may be slower than a revocation may wait.
+    fn save(&mut self) {
+        if !self.unsaved || self.saving.as_ref().is_some_and(|saving| !saving.is_finished()) {
+            return;
+        }
+        self.unsaved = false;
+        let (folder, state) = (self.folder.clone(), self.state.clone());
+        self.saving = Some(tokio::task::spawn_blocking(move || {
+            if let Err(error) = state.store(&folder) {
+                tracing::warn!("cannot store the authority's state: {error:#}");
+            }
+        }));
+    }
+}
+
+async fn until(time: Option<Instant>) {
+    match time {
+        Some(time) => sleep_until(time).await,
+        None => pending().await,
+    }
+}
+
+async fn next_event(events: &mut Option<EventStream>) -> Result<Event, Error> {
+    match events {
+        Some(events) => events.next().await,
+        None => pending().await,
+    }
+}
+
+/// Waits for the request under way, if any. The caller clears `task`.
+async fn joined(task: &mut Option<JoinHandle<Result<State, Error>>>) -> Result<State, Error> {
+    match task {
+        Some(task) => task.await.unwrap_or_else(|error| Err(Error::Other(error.to_string()))),
+        None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,46 @@
+//! Follows an authority for a role that is enrolled as a verifier: enrolment, the state from the last run,
+//! synchronisation, the event stream, back-off, health and reports.
+//!
+//! A role implements [`Role`], which carries out states and events. Its main loop waits for [`Follower::next`] next to
+//! its own duties, and passes the news to [`Follower::handle`]:
+//!
+//! ```no_run
+//! use follower::{Follower, Role, Start, State};
+//!
+//! struct Counting(u32);
+//!
+//! impl Role for Counting {
+//!     const NAME: &'static str = "counter";
+//!
+//!     fn apply(&mut self, state: &State, _before: &State) -> anyhow::Result<()> {
+//!         println!("{} receivers", state.config.receivers.len());
+//!         Ok(())
+//!     }
+//!
+//!     fn event(&mut self, _event: api::Event, _state: &mut State) {
+//!         self.0 += 1;
+//!     }
+//! }
+//!
+//! # async fn run(start: Start) -> anyhow::Result<()> {
+//! let mut role = Counting(0);
+//! let mut follower = Follower::start(start)?;
+//! loop {
+//!     let news = follower.next().await;
+//!     follower.handle(news, &mut role);
+//! }
+//! # }
+//! ```
+#![forbid(unsafe_code)]
+
+mod backoff;
+mod enrolment;
+mod follow;
+mod report;
+mod state;
+
+pub use backoff::Backoff;
+pub use enrolment::{Enrolment, enrol};
+pub use follow::{Follower, Health, News, Role, Start};
+pub use report::report;
+pub use state::State;
