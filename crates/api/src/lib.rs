@@ -14,6 +14,7 @@ pub mod key_transfer;
 mod keys;
 mod line;
 mod login;
+mod place;
 mod problem;
 mod report;
 #[cfg(feature = "schema")]
@@ -30,6 +31,7 @@ pub use login::{
     BrowserLogin, BrowserLoginStarted, Callback, Challenge, DeviceLogin, DeviceLoginStarted, FinishLogin,
     IdentityProvider, LoggedOut, Login, LoginMethods, LoginOutcome, ServiceKey, ServiceLogin, Session, comparison,
 };
+pub use place::{Behind, EndpointPlace, EndpointPlaces};
 pub use problem::Problem;
 pub use report::{DropCount, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, ReportedFlow, VerifierState};
 pub use segment::{AnswerRequest, PathSegment, SegmentRequest, SegmentTo, Withdrawal};

@@ -1,11 +1,17 @@
 //! Schemas of notations that several types share.
 
-use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, OneOfBuilder, Schema, SchemaFormat, Type};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ArrayBuilder, KnownFormat, ObjectBuilder, OneOfBuilder, Schema, SchemaFormat, Type};
 
 /// Schema of an IPv4 or IPv6 address.
 pub(crate) fn address() -> Schema {
     let text = |format| ObjectBuilder::new().schema_type(Type::String).format(Some(SchemaFormat::KnownFormat(format)));
     OneOfBuilder::new().item(text(KnownFormat::Ipv4)).item(text(KnownFormat::Ipv6)).build().into()
+}
+
+/// Schema of a list of addresses.
+pub(crate) fn addresses() -> Schema {
+    ArrayBuilder::new().items(RefOr::T(address())).build().into()
 }
 
 /// Schema of an address that may be absent.

@@ -7,6 +7,7 @@ pub(crate) mod control;
 
 use crate::login::credentials;
 use crate::policy::candidate::Candidate;
+pub use crate::segments::listed::{MOST as MOST_SEGMENTS, SegmentEntry, SegmentFilter, SegmentList};
 use crate::storage::{
     AuditEvent, Database, NewService, NotedHead, Operator, PolicyChange, SecondFactor, Verdict, Which,
 };
@@ -113,6 +114,15 @@ pub async fn renew_sessions(directory: &Directory, person: Option<String>) -> Re
         Some(Reply::Done(text)) => Ok(text),
         Some(Reply::Refused(why)) => bail!(why),
         None => bail!("no server runs: `vouchsafe authority run`"),
+    }
+}
+
+/// Lists the path segments in force. Only the server knows them, and only those that it issued since it started.
+pub async fn segments(directory: &Directory, filter: SegmentFilter) -> Result<SegmentList> {
+    match control::ask(directory, Command::Segments(filter)).await? {
+        Some(Reply::Done(list)) => Ok(list),
+        Some(Reply::Refused(why)) => bail!(why),
+        None => bail!("no server runs, and only a running one knows segments: `vouchsafe authority run`"),
     }
 }
 

@@ -7,6 +7,7 @@ mod book;
 mod datagrams;
 mod keys;
 mod lines;
+pub(crate) mod listed;
 
 pub use datagrams::Answering;
 pub(crate) use datagrams::DatagramService;
@@ -21,7 +22,9 @@ use crate::push::events::{Listener, Push};
 use crate::storage::{AuditEvent, AuditLog, Session, TokenHash};
 use crate::{Config, Directory, now};
 use anyhow::{Context, Result};
-use api::{AnswerRequest, PathSegment, ProofKeys, SegmentRequest, Withdrawal};
+use api::{
+    AnswerRequest, Behind, EndpointPlace, EndpointPlaces, PathSegment, ProofKeys, SegmentRequest, Withdrawal,
+};
 use book::{Book, Entry, Withdrawn};
 use engine::issuing::segment::{Give, GiveError, Giver};
 use engine::model::Given;
@@ -373,6 +376,23 @@ impl SegmentIssuer {
             return Vec::new();
         }
         self.book().all_withdrawn(now())
+    }
+
+    /// Returns what `networks.toml` says of the endpoints that this verifier stands before. It says nothing of the other
+    /// endpoints: which addresses are behind them is not this verifier's business.
+    pub fn endpoint_places(&self, verifier: &str) -> EndpointPlaces {
+        let networks = self.networks();
+        let endpoints = networks.endpoints_of(verifier);
+        let places = networks.places_behind(&endpoints).into_iter().map(|(vni, prefix, located)| {
+            let behind = located.map(|Located { place, asked_by }| Behind {
+                endpoint: place.endpoint,
+                interface: place.interface.0,
+                asked_by: asked_by.as_ref().map(|who| who.iter().map(ToString::to_string).collect()),
+            });
+            let network = networks.name(vni).unwrap_or_default().to_owned();
+            EndpointPlace { network, vni: vni.number(), prefix, behind }
+        });
+        EndpointPlaces { endpoints: endpoints.iter().copied().collect(), places: places.collect(), now: now() }
     }
 
     /// Reports whether any segments were issued that may not have expired.

@@ -14,9 +14,9 @@ pub use events::EventStream;
 
 use api::{
     AnswerRequest, BrowserLogin, BrowserLoginStarted, Challenge, Confirm, Destinations, DeviceLogin,
-    DeviceLoginStarted, Enrolled, Enrolment, EpochKeys, ExplainRequest, FinishLogin, FlowsToCut, Grant, GrantOwner,
-    GrantRequest, Heard, Line, LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment, PersonExplanation,
-    Problem, Report, Reported, RevokedGrant, SegmentRequest, ServiceLogin, Session, VerifierConfig,
+    DeviceLoginStarted, EndpointPlaces, Enrolled, Enrolment, EpochKeys, ExplainRequest, FinishLogin, FlowsToCut, Grant,
+    GrantOwner, GrantRequest, Heard, Line, LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment,
+    PersonExplanation, Problem, Report, Reported, RevokedGrant, SegmentRequest, ServiceLogin, Session, VerifierConfig,
 };
 use owner::{Elsewhere, OwnedBy};
 use reqwest::{ClientBuilder, Method, RequestBuilder, Response, StatusCode, Url};
@@ -215,6 +215,15 @@ impl Authority {
     /// Returns this verifier's keys of the previous, the current and the next `ahead` epochs.
     pub async fn keys(&self, ahead: u32) -> Result<EpochKeys, Error> {
         self.get(&format!("v1/verifier/keys?ahead={ahead}")).await
+    }
+
+    /// Returns what the authority's `networks.toml` says of the tunnel endpoints that this verifier stands before; `None`
+    /// if the authority has no such call, because it is older.
+    pub async fn places(&self) -> Result<Option<EndpointPlaces>, Error> {
+        match self.get("v1/verifier/places").await {
+            Err(Error::Refused(problem)) if problem.status == 404 => Ok(None),
+            answer => answer.map(Some),
+        }
     }
 
     /// Returns the owner of a grant; `None` if the authority issued no such grant for this verifier.

@@ -34,6 +34,16 @@ pub fn count(number: usize, one: &str) -> String {
     if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
 }
 
+/// Formats a span of time: `90 s`, `5 min`, `3 h`, `4 days`.
+pub fn span(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        7200..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} days", seconds / 86_400),
+    }
+}
+
 /// Formats a time in Unix seconds as `2030-01-31T12:00:00Z`.
 pub fn utc(time: u64) -> String {
     let time = i64::try_from(time).ok().and_then(|time| Timestamp::from_second(time).ok());
@@ -66,6 +76,11 @@ mod tests {
         ] {
             assert_eq!(utc(time), text);
         }
+    }
+
+    #[test]
+    fn spans_have_one_unit() {
+        assert_eq!([119, 120, 7199, 7200, 172_800].map(span), ["119 s", "2 min", "119 min", "2 h", "2 days"]);
     }
 
     #[test]

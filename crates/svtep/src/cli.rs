@@ -1,16 +1,15 @@
 //! `vouchsafe svtep …`: parses arguments and prints results. The work is done in `daemon`; queries go to the daemon's
 //! control socket.
 
+use crate::check;
 use crate::control::{self, Request};
 use crate::daemon;
 use crate::directory::Directory;
-use crate::session;
 use crate::settings::{self, DEFAULT_CONFIG, DEFAULT_INSTANCE, Flags, Settings};
 use crate::view::{self, Counter};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use datapath::Pins;
-use datapath::interface::Interface;
 use serde::Serialize;
 use shell::table::{Table, count, utc};
 use shell::{print, println};
@@ -30,7 +29,8 @@ pub enum SvtepCommand {
     /// Run the daemon. When it ends, its kernel programs keep running; see `detach`
     #[command(after_help = RUN)]
     Run(Box<Run>),
-    /// Check settings, keys and interfaces, and report faults; exit code 1 if there are any
+    /// Check settings, keys and interfaces, compare tenants with what the authority says of them, and report faults; exit
+    /// code 1 if there are any
     Check {
         /// The settings
         #[command(flatten)]
@@ -126,7 +126,7 @@ pub async fn run(command: SvtepCommand) -> Result<ExitCode> {
             })?;
             daemon::run(settings, directory, enrolment).await
         }
-        SvtepCommand::Check { run, json } => check(*run, json),
+        SvtepCommand::Check { run, json } => check(*run, json).await,
         SvtepCommand::Template => {
             print!("{}", settings::TEMPLATE);
             Ok(ExitCode::SUCCESS)
@@ -143,36 +143,9 @@ pub async fn run(command: SvtepCommand) -> Result<ExitCode> {
     }
 }
 
-/// Result of `check` for one subject.
-#[derive(Serialize)]
-struct Found {
-    subject: String,
-    fault: Option<String>,
-}
-
-fn check(run: Run, json: bool) -> Result<ExitCode> {
+async fn check(run: Run, json: bool) -> Result<ExitCode> {
     let settings = Settings::load(run.flags, &run.config)?;
-    let mut found = Vec::new();
-    let mut look = |subject: String, done: Result<()>| {
-        found.push(Found { subject, fault: done.err().map(|error| format!("{error:#}")) });
-    };
-    let directory = Directory::at(&settings.dir);
-    let enrolled = directory.enrolment().and_then(|enrolment| {
-        enrolment
-            .map(drop)
-            .with_context(|| format!("there is none in {}: `vouchsafe svtep enrol`", settings.dir.display()))
-    });
-    look("enrolment".to_owned(), enrolled);
-    look(format!("underlay {}", settings.underlay), Interface::named(&settings.underlay).map(drop));
-    for address in &settings.addresses {
-        let bound = std::net::UdpSocket::bind((*address, 0)).map(drop);
-        look(format!("address {address}"), bound.context("it is not this host's (see `ip address`)"));
-    }
-    for tenant in &settings.tenants {
-        look(format!("tenant {}", tenant.interface), Interface::named(&tenant.interface).map(drop));
-        look(format!("service account of {}", tenant.interface), session::read(&tenant.service_key).map(drop));
-    }
-    let faults = found.iter().filter(|one| one.fault.is_some()).count();
+    let found = check::check(&settings).await;
     if json {
         println!("{}", serde_json::to_string_pretty(&found)?);
     } else {
@@ -180,7 +153,8 @@ fn check(run: Run, json: bool) -> Result<ExitCode> {
             found.iter().map(|one| vec![one.subject.clone(), one.fault.clone().unwrap_or_else(|| "ok".to_owned())]);
         print!("{}", Table::new(&["CHECKED", "FOUND"], rows));
     }
-    Ok(if faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let is_fine = found.iter().all(|one| one.fault.is_none());
+    Ok(if is_fine { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 async fn detach(daemon: &Daemon) -> Result<ExitCode> {

@@ -4,6 +4,7 @@
 //! wait, and the kernel programs decide what travels. They keep running when this process ends.
 #![forbid(unsafe_code)]
 
+mod check;
 pub mod cli;
 mod control;
 mod daemon;

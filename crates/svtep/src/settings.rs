@@ -262,14 +262,15 @@ fn addresses(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<IpAddr> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const TEXT: &str = "underlay = \"eth0\"\naddress = \"192.0.2.1\"\nservice_key = \"all.key\"\n";
     const BLUE: &str =
         "[[tenants]]\ninterface = \"t1\"\nnetwork = \"blue\"\nvni = 100\nid = 1\naddress = \"10.0.0.1\"\n";
 
-    fn of(text: &str) -> Result<Settings> {
+    /// Returns the settings in a file's text.
+    pub fn of(text: &str) -> Result<Settings> {
         Settings::resolve(Flags::default(), read(text).map_err(|faults| anyhow::anyhow!("{faults}"))?)
     }
 

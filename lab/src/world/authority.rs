@@ -157,6 +157,11 @@ impl Authority {
         Ok(list.as_array().cloned().unwrap_or_default())
     }
 
+    /// Runs `vouchsafe authority segments`: the segments in force, as a list for people or as JSON.
+    pub fn segments(&self, arguments: &[&str]) -> Result<String> {
+        self.command(&["segments"], arguments)
+    }
+
     /// Returns the sessions.
     pub fn sessions(&self) -> Result<Vec<Value>> {
         let mut command = Command::new(crate::vouchsafe());

@@ -67,9 +67,11 @@ impl Svtep {
         Ok(())
     }
 
-    /// Runs `vouchsafe svtep check`; returns whether all is well, and the output.
-    pub fn check(&self) -> Result<(bool, String)> {
-        answer(inside(&self.net).args(["svtep", "check", "--config"]).arg(self.config()).arg("--dir").arg(&self.dir))
+    /// Runs `vouchsafe svtep check` with more arguments; returns whether all is well, and the output.
+    pub fn check(&self, more: &[&str]) -> Result<(bool, String)> {
+        let mut command = inside(&self.net);
+        command.args(["svtep", "check", "--config"]).arg(self.config()).arg("--dir").arg(&self.dir);
+        answer(command.args(more))
     }
 
     /// Runs `vouchsafe svtep status`.

@@ -3,6 +3,7 @@
 mod stage;
 mod stream;
 
+use std::fs;
 use std::net::UdpSocket;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use anyhow::{Result, ensure};
 use lab::service::{Echo, ask, call, exchange};
 use lab::world::Prover;
 use lab::{poll, test};
+use serde_json::Value;
 use stage::{Core, Endpoint, Tenant, receiver};
 use stream::Stream;
 
@@ -84,6 +86,75 @@ fn pair(core: &mut Core, path: &[&str], policy: &str) -> Result<[(Endpoint, Tena
     let to = core.tenant(&mut b, ("blue", 100), 2, "10.0.0.2")?;
     core.apply(policy)?;
     Ok([(core.run(a)?, from), (core.run(b)?, to)])
+}
+
+/// Checks that `svtep check` finds exactly one fault, with this text, in both forms of its output.
+fn finds(endpoint: &Endpoint, text: &str) -> Result<()> {
+    let (is_fine, json) = endpoint.svtep.check(&["--json"])?;
+    let found: Vec<Value> = serde_json::from_str(&json)?;
+    let faults: Vec<_> = found.iter().filter_map(|one| one["fault"].as_str()).collect();
+    ensure!(!is_fine && faults.len() == 1 && faults[0].contains(text), "{text}: {json}");
+    let (is_fine, table) = endpoint.svtep.check(&[])?;
+    ensure!(!is_fine && table.contains(text), "{table}");
+    Ok(())
+}
+
+#[test]
+fn a_check_compares_tenants_with_the_authority_which_lists_their_segments() {
+    test(|| {
+        let mut core = Core::new()?;
+        let policy = receiver("blue", "10.0.0.2", BOTH, "reply = true");
+        let [(a, from), (_b, to)] = pair(&mut core, &["endpoint-2"], &policy)?;
+        let _web = Echo::start(&to.net, WEB)?;
+        exchange(&mut call(&from.net, to.at(WEB), SOON)?)?;
+        let listed = core.authority.segments(&["--network", "blue", "--person", "host-1"])?;
+        ensure!(listed.contains("10.0.0.1 to 10.0.0.2") && listed.contains("in force; "), "{listed}");
+        let json: Value = serde_json::from_str(&core.authority.segments(&["--json"])?)?;
+        ensure!(json["total"] == 2 && json["segments"].as_array().is_some_and(|all| all.len() == 2), "{json}");
+        ensure!(core.authority.segments(&["--person", "host-3"])?.contains("no segment is in force"));
+        ensure!(core.authority.segments(&["--network", "green"]).is_err(), "there is no such network");
+
+        ensure!(a.svtep.check(&["--json"])?.0, "{}", a.svtep.check(&[])?.1);
+        let file = core.authority.dir().join("networks.toml");
+        let networks = fs::read_to_string(&file)?;
+        let tenant = "address = \"10.0.0.1\"\nendpoint = \"192.0.2.6\"\ninterface = 1\nasked_by = \"person:host-1\"";
+        let said = |text: &str, tenant: &str| -> Result<()> {
+            ensure!(networks.contains(tenant), "{networks}");
+            fs::write(&file, networks.replace(tenant, text))?;
+            core.authority.apply(&format!("[groups]\nhosts = []\n{policy}")).map(drop)
+        };
+        for (text, fault) in [
+            (tenant.replace("interface = 1", "interface = 7"), "its interface id is 7 at the authority and 1 here"),
+            (tenant.replace("host-1", "host-2"), "only person:host-2 may request its segments"),
+            (
+                format!(
+                    "{tenant}\n[[places]]\nnetwork = \"blue\"\naddress = \"10.0.0.9\"\nendpoint = \"192.0.2.6\"\ninterface = 9"
+                ),
+                "no tenant has it",
+            ),
+            (tenant.replace("192.0.2.6", "192.0.2.10"), "no network of this name, or none of its addresses"),
+            (
+                tenant.replace("10.0.0.1\"", "10.0.0.0/24\"")
+                    + "\n[[places]]\nnetwork = \"blue\"\naddress = \"10.0.0.1\"\nendpoint = \"192.0.2.10\"\ninterface = 1",
+                "behind another endpoint",
+            ),
+        ] {
+            said(&text, tenant)?;
+            if fault == "behind another endpoint" {
+                // The network around it is then without a tenant, too.
+                ensure!(a.svtep.check(&[])?.1.contains(fault), "{}", a.svtep.check(&[])?.1);
+            } else {
+                finds(&a, fault)?;
+            }
+        }
+        said(tenant, tenant)?;
+        ensure!(a.svtep.check(&[])?.0, "{}", a.svtep.check(&[])?.1);
+        core.authority.remove_service("host-1")?;
+        finds(&a, "it cannot log in")?;
+        core.authority.stop()?;
+        finds(&a, "nothing was compared with it")?;
+        Ok(())
+    });
 }
 
 #[test]
@@ -174,7 +245,7 @@ fn three_verifiers_in_a_row_and_what_is_at_hand_outlives_authority_and_daemon() 
         ensure!(poll(SOON, || back(&a) && back(&b)), "they find the authority again: {}", a.svtep.log());
         ensure!(a.svtep.log().matches("logged in").count() <= 2, "a session is kept: {}", a.svtep.log());
 
-        ensure!(a.svtep.check()?.0, "{}", a.svtep.check()?.1);
+        ensure!(a.svtep.check(&[])?.0, "{}", a.svtep.check(&[])?.1);
         a.svtep.detach()?;
         stream.set_read_timeout(Some(QUIET))?;
         ensure!(exchange(&mut stream).is_err(), "it is in no network any more");

@@ -1,5 +1,6 @@
 //! Formats values for output.
 
+use shell::table::span;
 use wire::packet::{TCP, UDP};
 
 /// Formats a span of ports: `tcp/22`, `udp/5000-5010`, `all`.
@@ -25,15 +26,6 @@ pub fn left(then: u64, now: u64) -> String {
 /// Formats the time since `then`, which is 0 for never.
 pub fn ago(then: u64, now: u64) -> String {
     if then == 0 { "never".to_owned() } else { format!("{} ago", span(now.saturating_sub(then))) }
-}
-
-fn span(seconds: u64) -> String {
-    match seconds {
-        0..120 => format!("{seconds} s"),
-        120..7200 => format!("{} min", seconds / 60),
-        7200..172_800 => format!("{} h", seconds / 3600),
-        _ => format!("{} days", seconds / 86_400),
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 mod audit;
 mod dns;
 mod policy;
+mod segments;
 mod service;
 mod session;
 
@@ -119,6 +120,8 @@ pub enum AuthorityCommand {
         #[arg(long)]
         all: bool,
     },
+    /// List the path segments in force: those that the running server issued, which neither ended nor were withdrawn
+    Segments(segments::SegmentsArgs),
     /// Write configuration, policy, keys and database to a new file of mode 0600; the server may run
     Backup {
         /// Where the authority lives
@@ -329,6 +332,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
                 texts.map(Clone::clone).to_vec()
             })?;
         }
+        AuthorityCommand::Segments(arguments) => return segments::run(arguments).await,
         AuthorityCommand::Backup { at, file } => {
             if file.as_os_str() == "-" {
                 backup::write(&at.directory(), std::io::stdout().lock(), "standard output")?;

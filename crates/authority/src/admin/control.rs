@@ -2,10 +2,13 @@
 //! the directory's owner may use it.
 
 use crate::Directory;
+use crate::segments::listed::SegmentFilter;
 use crate::state::Authority;
 use crate::storage::Operator;
 use anyhow::{Context, Result};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use shell::lines;
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -48,20 +51,27 @@ pub enum Command {
         /// The person whose sessions to check.
         person: Option<String>,
     },
+    /// List the path segments in force; answered by a [`SegmentList`](crate::segments::listed::SegmentList).
+    Segments(SegmentFilter),
 }
 
 /// The server's reply to a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reply {
-    /// Done, with one line for the operator.
-    Done(String),
+pub enum Reply<T> {
+    /// Done: one line for the operator, or what the command asked for.
+    Done(T),
     /// Refused, with the reason.
     Refused(String),
 }
 
+/// Sends a command that is answered by one line for the operator. Returns `None` if no server runs.
+pub async fn tell(directory: &Directory, command: Command) -> Result<Option<Reply<String>>> {
+    ask(directory, command).await
+}
+
 /// Sends a command to the server of `directory`. Returns `None` if no server runs.
-pub async fn tell(directory: &Directory, command: Command) -> Result<Option<Reply>> {
+pub async fn ask<T: DeserializeOwned>(directory: &Directory, command: Command) -> Result<Option<Reply<T>>> {
     let path = directory.control_socket();
     let stream = match UnixStream::connect(&path).await {
         Ok(stream) => stream,
@@ -117,8 +127,14 @@ async fn answer(stream: UnixStream, authority: &Arc<Authority>) -> Result<()> {
     Ok(writer.write_all(&lines::encode(&reply)?).await?)
 }
 
-async fn act(authority: &Authority, command: Command) -> Result<String> {
-    match command {
+async fn act(authority: &Arc<Authority>, command: Command) -> Result<Value> {
+    let line = match command {
+        Command::Segments(filter) => {
+            let authority = authority.clone();
+            // The list is long work for a thread that other calls wait for.
+            let list = tokio::task::spawn_blocking(move || authority.segments.list(&filter)).await??;
+            return Ok(serde_json::to_value(list)?);
+        }
         Command::Sync => authority.sync.run().await.map(|()| "told the server".to_owned()),
         Command::Reevaluate => {
             authority.enforcer.reevaluate("tags or groups changed").await.map(|done| done.to_string())
@@ -132,10 +148,11 @@ async fn act(authority: &Authority, command: Command) -> Result<String> {
         Command::ApplyPolicy { text, note, by } => {
             authority.enforcer.apply(text, note, by, None).await.map(|done| done.to_string())
         }
-    }
+    };
+    line.map(Value::String)
 }
 
-async fn read<T: for<'de> Deserialize<'de>>(reader: tokio::net::unix::OwnedReadHalf) -> Result<T> {
+async fn read<T: DeserializeOwned>(reader: tokio::net::unix::OwnedReadHalf) -> Result<T> {
     let line = lines::read(&mut BufReader::new(reader), MOST).await?;
     Ok(serde_json::from_slice(&line.context("the other side hung up")?)?)
 }

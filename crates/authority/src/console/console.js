@@ -1,7 +1,8 @@
-// What makes pages more comfortable; each works without.
+// Conveniences. Every page works without this script.
 "use strict";
 
-// Exact times by the browser's clock and in its words.
+// Shows times in the browser's time zone and language. An element with `data-exact` shows the local time as its text;
+// the others show it as a tooltip.
 function localize(within) {
   for (const time of within.querySelectorAll("time[datetime]")) {
     const local = new Date(time.dateTime).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "medium" });
@@ -15,8 +16,8 @@ function localize(within) {
 }
 localize(document);
 
-// A click that is not meant for this page: an attacker may have opened it in a window below a button of their own, so that
-// the second click of a double click falls on this page. It is ignored within a second after the page came to the front.
+// Ignores clicks within a second after the page came to the front. Otherwise an attacker could open this page under a
+// button of their own page, so that the second click of a double click would confirm the form.
 for (const form of document.querySelectorAll("form[data-patient]")) {
   let front = performance.now();
   const restart = () => { front = performance.now(); };
@@ -27,8 +28,8 @@ for (const form of document.querySelectorAll("form[data-patient]")) {
   }, true);
 }
 
-// Sections that change all the time are looked at again while somebody wants that, for ten minutes at most: a browser that
-// nobody looks at must not keep its session alive.
+// Refreshes live sections every five seconds while the user has this switched on, for at most ten minutes: an unattended
+// browser must not keep its session alive.
 for (const section of document.querySelectorAll("[data-live]")) {
   const [label, wanted] = [document.createElement("label"), document.createElement("input")];
   label.className = "live";
@@ -50,7 +51,7 @@ for (const section of document.querySelectorAll("[data-live]")) {
   }, 5000);
 }
 
-// A text may come from a file.
+// Adds a button that fills a text field from a file.
 for (const text of document.querySelectorAll("textarea[data-file]")) {
   const [button, file] = [document.createElement("button"), document.createElement("input")];
   button.type = "button";
@@ -63,7 +64,7 @@ for (const text of document.querySelectorAll("textarea[data-file]")) {
   });
 }
 
-// Shows an error beside the field of this form that it is about, and says whether there is one.
+// Shows an error next to the field of the form that it concerns. Returns whether the form has such a field.
 function mark(form, problem, text) {
   const field = problem && form.querySelector(`[data-problems~="${problem}"]`);
   if (!field) return false;
@@ -78,7 +79,8 @@ function mark(form, problem, text) {
   return true;
 }
 
-// Passkeys, which browsers speak of to script only. The form is sent with what the browser says to what the authority asks.
+// Passkeys are available to scripts only. The script requests a challenge from the authority, has the browser answer it,
+// and submits the form with that answer.
 for (const form of document.querySelectorAll("form[data-passkey]")) {
   if (!window.PublicKeyCredential?.parseRequestOptionsFromJSON) continue;
   form.hidden = false;

@@ -14,13 +14,14 @@ use crate::http::peer::{Member, Peer};
 use crate::http::problems::Problem;
 use crate::http::throttle::{Key, Throttle};
 use crate::login::{Attempt, BROWSER_TIME, Brought, Passkeys, Proven, Provider, Started, Way, handlers};
+use crate::metrics::counters::Outcome;
 use crate::now;
 use crate::state::Authority;
 use crate::storage::{AuditEvent, Database, Proof, Session, Storage};
 use crate::sync::Synchroniser;
 use axum::extract::{Query, State};
-use axum::http::header::{HeaderMap, USER_AGENT};
-use axum::http::{StatusCode, Uri};
+use axum::http::Uri;
+use axum::http::header::{HeaderMap, RETRY_AFTER, USER_AGENT};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -205,12 +206,22 @@ async fn by_password(
     let attempt = Attempt { person: person.clone(), password, code };
     match authority.password_check.check(attempt, &peer).await {
         Ok((person, proof)) => begin(&authority, &visit, &peer, &headers, person, proof, &to).await,
-        Err(problem @ (Problem::WrongPassword | Problem::WrongSecondFactor | Problem::SecondFactorRequired)) => {
-            let field = if matches!(problem, Problem::WrongPassword) { "password" } else { "code" };
-            let faults = vec![Fault::at(field, &problem.said().title)];
+        Err(
+            problem @ (Problem::WrongPassword
+            | Problem::WrongSecondFactor
+            | Problem::SecondFactorRequired
+            | Problem::TooMany(_)),
+        ) => {
+            let is_of_code = matches!(problem, Problem::WrongSecondFactor | Problem::SecondFactorRequired);
+            let faults = vec![Fault::at(if is_of_code { "code" } else { "password" }, &problem.said().title)];
             let attempted = Attempted { person: Some(person), faults };
             let page = form(&authority, &visit, &to, None, &attempted);
-            Ok((StatusCode::UNAUTHORIZED, page).into_response())
+            // The form replaces only the body of the problem's response.
+            let mut refused = problem.into_response();
+            let mut response = (refused.status(), page).into_response();
+            response.headers_mut().extend(refused.headers_mut().remove(RETRY_AFTER).map(|wait| (RETRY_AFTER, wait)));
+            refused.extensions_mut().remove::<Outcome>().map(|outcome| response.extensions_mut().insert(outcome));
+            Ok(response)
         }
         Err(problem) => Err(problem),
     }

@@ -13,6 +13,7 @@ pub struct Column<'a> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Text,
+    Long,
     Number,
     Actions,
 }
@@ -20,6 +21,11 @@ enum Kind {
 /// Returns a column of texts.
 pub const fn text(name: &str) -> Column<'_> {
     Column { name, kind: Kind::Text }
+}
+
+/// Returns a column of long names, addresses or sentences, which may break anywhere so that the table stays narrow.
+pub const fn long(name: &str) -> Column<'_> {
+    Column { name, kind: Kind::Long }
 }
 
 /// Returns a column of numbers, which are aligned at their right.
@@ -36,6 +42,7 @@ impl Column<'_> {
     const fn class(&self) -> Option<&'static str> {
         match self.kind {
             Kind::Text => None,
+            Kind::Long => Some("long"),
             Kind::Number => Some("number"),
             Kind::Actions => Some("actions"),
         }

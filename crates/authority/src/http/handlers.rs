@@ -20,9 +20,9 @@ use crate::storage::{Database, PersonFacts, Storage};
 use crate::sync::Synchroniser;
 use crate::{Config, console, convert, metrics, now};
 use api::{
-    AnswerRequest, Confirm, Destinations, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest, FlowsToCut, Grant,
-    GrantOwner, GrantRequest, Heard, LIVE_FLOWS_MAX, Line, LiveFlows, LoggedOut, Login, PathSegment, PersonExplanation,
-    REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SegmentRequest, VerifierConfig,
+    AnswerRequest, Confirm, Destinations, EndpointPlaces, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest,
+    FlowsToCut, Grant, GrantOwner, GrantRequest, Heard, LIVE_FLOWS_MAX, Line, LiveFlows, LoggedOut, Login, PathSegment,
+    PersonExplanation, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SegmentRequest, VerifierConfig,
 };
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query};
@@ -75,6 +75,7 @@ pub fn routes() -> OpenApiRouter<Arc<Authority>> {
         .routes(routes!(enrol))
         .routes(routes!(config))
         .routes(routes!(keys))
+        .routes(routes!(places))
         .routes(routes!(grant_owner))
         .routes(routes!(flows).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
         .routes(routes!(acknowledge).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
@@ -357,6 +358,21 @@ async fn config(
         withdrawn,
         now,
     }))
+}
+
+/// Get the places behind the tunnel endpoints that the calling verifier stands before
+#[utoipa::path(
+    get, path = "/v1/verifier/places", security(("verifier" = [])),
+    responses((status = 200, body = EndpointPlaces), Problem)
+)]
+async fn places(
+    Part(segments): Part<SegmentIssuer>,
+    Part(queue): Part<RequestQueue>,
+    caller: VerifierCaller,
+) -> Authorized<EndpointPlaces> {
+    let _turn = queue.turn_of_verifier(&caller.id).await;
+    let places = tokio::task::spawn_blocking(move || segments.endpoint_places(&caller.id)).await;
+    Ok(Json(places.map_err(anyhow::Error::from)?))
 }
 
 #[derive(Deserialize)]

@@ -162,6 +162,14 @@ impl Book {
         self.given.is_empty()
     }
 
+    /// Returns the segments that have neither expired nor been withdrawn: network, receiver, key, request and expiry.
+    pub fn in_force(&self, now: u64) -> impl Iterator<Item = (Vni, IpAddr, &Key, &Entry, u32)> {
+        self.given.iter().flat_map(move |(pair, of_pair)| {
+            let live = of_pair.iter().filter(move |(_, (_, expires))| u64::from(*expires) > now);
+            live.map(|(key, (entry, expires))| (pair.vni, pair.receiver, key, &**entry, *expires))
+        })
+    }
+
     /// Withdraws the segments that must not live on.
     pub fn reevaluate(&mut self, now: u64, may_live: impl Fn(&TokenHash, Vni, &Key, &Entry) -> bool) -> Withdrawn {
         self.forget_ended(now);

@@ -10,6 +10,7 @@ mod console;
 mod dns;
 mod endings;
 mod known;
+mod listed;
 mod login;
 mod metrics;
 mod pairs;

@@ -126,6 +126,34 @@ impl Networks {
         self.paths.get(&receiving)?.around(sending)
     }
 
+    /// Returns the endpoints to which a path leads that ends with this verifier.
+    pub fn endpoints_of(&self, verifier: &str) -> BTreeSet<IpAddr> {
+        let is_last = |path: &Path| path.verifiers.last().is_some_and(|last| last == verifier);
+        let of = |(to, paths): (&IpAddr, &Prefixes<Path>)| paths.values.values().any(is_last).then_some(*to);
+        self.paths.iter().filter_map(of).collect()
+    }
+
+    /// Returns the places behind these endpoints, and with `None` the exceptions: longer prefixes in them that are behind
+    /// other endpoints.
+    pub fn places_behind(&self, endpoints: &BTreeSet<IpAddr>) -> Vec<(Vni, IpNet, Option<&Located>)> {
+        let mut found = Vec::new();
+        for (vni, places) in &self.places {
+            // Prefixes are sorted so that a prefix comes before the longer ones in it.
+            let mut outermost: Option<IpNet> = None;
+            for (prefix, located) in &places.values {
+                let is_own = endpoints.contains(&located.place.endpoint);
+                let is_within = outermost.is_some_and(|outer| outer.contains(prefix));
+                if is_own && !is_within {
+                    outermost = Some(*prefix);
+                }
+                if is_own || is_within {
+                    found.push((*vni, *prefix, is_own.then_some(located)));
+                }
+            }
+        }
+        found
+    }
+
     /// Returns the numbers of networks, places and paths.
     pub fn counts(&self) -> [(usize, &'static str); 3] {
         let places = self.places.values().map(|places| places.values.len()).sum();
@@ -406,6 +434,24 @@ suite = "siphash"
             assert!(faults(&asked_by(wrong)).contains("is none of \"person:NAME\""), "{wrong}");
         }
         assert!(["7", "[]"].iter().all(|wrong| Networks::parse(&asked_by(wrong)).is_err()));
+    }
+
+    #[test]
+    fn a_verifier_sees_the_places_behind_its_own_endpoints_and_no_others() {
+        let networks = Networks::parse(TEXT).unwrap();
+        let behind = |verifier: &str| {
+            let endpoints = networks.endpoints_of(verifier);
+            let places = networks.places_behind(&endpoints).into_iter();
+            let shown = |(vni, prefix, located): (Vni, IpNet, Option<&Located>)| {
+                let name = networks.name(vni).unwrap();
+                format!("{name} {prefix} {:?}", located.map(|located| located.place.interface.0))
+            };
+            (endpoints.len(), places.map(shown).collect::<Vec<_>>())
+        };
+        let own = ["blue 10.0.0.0/24 Some(1)", "blue 10.0.0.7/32 None", "red 10.0.0.7/32 Some(3)"];
+        assert_eq!(behind("tep-1"), (1, own.map(str::to_owned).to_vec()));
+        assert_eq!(behind("edge"), (0, vec![]), "it stands before another verifier");
+        assert_eq!(behind("tep-2"), (0, vec![]));
     }
 
     #[test]

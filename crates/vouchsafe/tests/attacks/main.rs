@@ -91,7 +91,8 @@ fn a_token_is_good_for_what_it_was_given_for_only() {
     assert_eq!(grant(&stage, &bob).status, 403, "bob's token is bob's");
     let handle = &owned.body["header"].as_str().unwrap()[16..];
 
-    for call in ["GET /v1/verifier/keys", "GET /v1/verifier/config", &format!("GET /v1/verifier/grants/{handle}")] {
+    let owner = format!("GET /v1/verifier/grants/{handle}");
+    for call in ["GET /v1/verifier/keys", "GET /v1/verifier/config", "GET /v1/verifier/places", &owner] {
         let answer = stage.call(HERE, call, Some(&alice), None);
         assert_eq!((answer.status, answer.body["type"].as_str()), (403, Some("wrong_caller")), "{call}");
         assert_eq!(stage.call(HERE, call, Some(&verifier), None).status, 200, "{call}");

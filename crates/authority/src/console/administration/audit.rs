@@ -4,7 +4,7 @@ use super::{LOOKS, Turn};
 use crate::console::ROOT;
 use crate::console::form::{Fault, Input, summary};
 use crate::console::page::{Page, encoded, exact_time};
-use crate::console::table::{table, text};
+use crate::console::table::{long, table, text};
 use crate::console::visitor::{Administrator, Form};
 use crate::console::words::count_of;
 use crate::http::downloads::Downloads;
@@ -111,7 +111,15 @@ pub async fn show(
     let is_full = entries.len() > PAGE;
     entries.truncate(PAGE);
     let before = if is_full { entries.last().map(|last| last.id) } else { unseen };
-    let columns = ["When", "Act", "Who", "From", "Receiver and rule", "By", "Particulars"].map(text);
+    let columns = [
+        text("When"),
+        text("Act"),
+        long("Who"),
+        long("From"),
+        long("Receiver and rule"),
+        long("By"),
+        long("Particulars"),
+    ];
     let page = Page::new("Audit").of(Some(&visitor)).at("/admin/audit").show(&html! {
         (search(&parameters, &events, &[]))
         @if !entries.is_empty() { (table("Entries, latest first", &columns, entries.iter().map(row))) }

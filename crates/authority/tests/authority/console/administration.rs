@@ -321,6 +321,11 @@ async fn the_trail_is_searched_by_person_act_and_day_and_handed_out() {
     let all = lines(&mut alice, "from=2020-01-01&to=&event=").await;
     assert_eq!(all.len() as u64, entries(&stage));
     shows(&alice.get("/console/admin/audit?person=bob&event=login").await, &[">login</td>", "acts:"]);
+    let narrow = "class=\"long\" data-label=";
+    shows(
+        &alice.get("/console/admin/audit").await,
+        &["Who", "From", "Particulars"].map(|name| format!("{narrow}\"{name}\"")).each_ref().map(String::as_str),
+    );
     let wrong = alice.get("/console/admin/audit?person=bob&from=yesterday").await;
     assert_eq!(wrong.status, StatusCode::BAD_REQUEST);
     for kept in ["id=\"from-fault\"", "value=\"yesterday\"", "value=\"bob\""] {

@@ -398,6 +398,11 @@ async fn guessing_at_the_console_is_guessing() {
     let last = answers.pop().unwrap();
     assert_eq!(last.status, StatusCode::TOO_MANY_REQUESTS, "{}", last.text);
     assert!(last.headers.contains_key("retry-after") && last.text.contains("Too many attempts"));
+    let attempted = |page: &str, name: &str| page.contains(&format!("name=\"person\" type=\"text\" value=\"{name}\""));
+    assert!(attempted(&last.text, "bob"), "the form keeps the name: {}", last.text);
+    assert!(!last.text.contains("a wrong password"), "{}", last.text);
+    let other = browser.try_to_log_in("\"><b>", "a wrong password", "").await;
+    assert!(attempted(&other.text, "&quot;&gt;&lt;b&gt;"), "{}", other.text);
 }
 
 /// Starts an authority with an identity provider that knows carol.
