@@ -2,9 +2,11 @@
 
 mod commands;
 mod discovery;
+mod events;
 mod login;
 
 use crate::config::Config;
+use crate::held::HeldQueue;
 use crate::kernel::{HeldPacket, Kernel, Outlets};
 use crate::key_transfer::{self, Keys};
 use crate::metrics::{self, Answers, Snapshot};
@@ -14,14 +16,15 @@ use crate::socket::{self};
 use crate::switches::{News, Switches};
 use crate::{now, unix};
 use anyhow::{Context, Result};
-use api::{Destinations, Event};
+use api::Destinations;
 use client::{Authority, Error, convert};
 use datapath::Pins;
 use discovery::Discovery;
 use engine::agent::insertion::Used;
-use engine::agent::{Agent, Clock, FetchId, GrantView, Login, Output, Refusal, Subject, Unusable};
+use engine::agent::{Agent, Clock, FetchId, Login, Output, Refusal, Subject, Unusable};
 use engine::discovery::{Domain, Told};
 use engine::model::GrantRequest;
+use events::Report;
 use login::Started;
 use shell::signals::Signals;
 use std::collections::BTreeMap;
@@ -39,8 +42,10 @@ const LOOK: Duration = Duration::from_secs(1);
 const RESOLVE: Duration = Duration::from_secs(60);
 /// How long a client waits for the authority's answer: a little longer than a call may take.
 const WAIT: Duration = Duration::from_secs(20);
-/// Number of held packets, answers and commands that may be queued for the loop.
+/// Number of answers and commands that may be queued for the loop.
 const QUEUE: usize = 1024;
+/// Number of held packets that are served before other events: one of these may take as long as many packets.
+const BATCH: usize = 64;
 
 /// A message from a task to the loop.
 enum Message {
@@ -48,8 +53,7 @@ enum Message {
     LoginStarted(u32, Started, Reply, oneshot::Sender<Reply>),
     Grant(Subject, FetchId, Timed<Result<api::Grant, Error>>),
     Destinations(Subject, u64, Timed<Result<Destinations, Error>>),
-    Event(Subject, u64, Result<Event, Error>),
-    Lost(Subject, u64, String),
+    Reported(Subject, u64, Report),
     Discovered(Domain, Told),
     Metrics(oneshot::Sender<Result<Snapshot>>),
     TakeKeysFrom(Vec<SocketAddrV4>),
@@ -115,6 +119,7 @@ struct Daemon {
     waiters: Vec<Waiter>,
     discovery: Discovery,
     messages: mpsc::Sender<Message>,
+    held: HeldQueue,
 }
 
 /// Runs the daemon until a signal ends it. Programs and grants stay in the kernel, so flows and new connections
@@ -134,7 +139,7 @@ pub async fn run(config: Config) -> Result<()> {
         Some(address) => Some(shell::metrics::listen(address).await?),
         None => None,
     };
-    let (held_sender, mut held) = mpsc::channel(QUEUE);
+    let held = HeldQueue::new();
     let (heard_sender, mut heard) = mpsc::channel(QUEUE);
     let (command_sender, mut commands) = mpsc::channel(QUEUE);
     let (message_sender, mut messages) = mpsc::channel(QUEUE);
@@ -144,7 +149,7 @@ pub async fn run(config: Config) -> Result<()> {
     // Before the first connection to these authorities is opened.
     let ends = key_transfer::ends(&config.key_transfer).await;
     let resolving = tokio::spawn(follow_names(config.key_transfer.clone(), message_sender.clone()));
-    let outlets = Outlets { held: held_sender, heard: heard_sender };
+    let outlets = Outlets { held: held.clone(), heard: heard_sender };
     let mut daemon = Daemon::start(config, sessions, pins, switches, outlets, message_sender, &ends)?;
     let measuring = readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(asking.clone()))));
     let calls = tokio::spawn(socket::serve(listener, command_sender));
@@ -155,7 +160,10 @@ pub async fn run(config: Config) -> Result<()> {
         let pause = daemon.agent.timeout().map_or(LOOK, |at| at.saturating_sub(now()));
         let wake = look.min(Instant::now() + pause);
         tokio::select! {
-            Some(packet) = held.recv() => daemon.held(packet),
+            packet = held.next() => {
+                daemon.held(packet);
+                std::iter::from_fn(|| held.pop()).take(BATCH - 1).for_each(|packet| daemon.held(packet));
+            }
             Some(record) = heard.recv() => daemon.overheard(record),
             Some(message) = messages.recv() => daemon.message(message),
             Some(news) = news.recv() => daemon.hear(news),
@@ -212,6 +220,7 @@ impl Daemon {
         ends: &[SocketAddrV4],
     ) -> Result<Self> {
         let kept = sessions.load()?;
+        let held = outlets.held.clone();
         let kernel = Kernel::start(&config, pins, outlets)?;
         kernel.take_keys_from(ends)?;
         // Entries and sessions of an earlier process are relative to its clock.
@@ -235,6 +244,7 @@ impl Daemon {
             waiters: Vec::new(),
             discovery: Discovery::default(),
             messages,
+            held,
         };
         daemon.restore();
         daemon.act();
@@ -273,29 +283,6 @@ impl Daemon {
         }
     }
 
-    fn connect(&mut self, subject: Subject, authority: Authority) {
-        self.logins += 1;
-        let login = self.logins;
-        let (mut stream, messages) = (authority.events(), self.messages.clone());
-        let mut trouble = stream.trouble();
-        let events = tokio::spawn(async move {
-            loop {
-                let message = tokio::select! {
-                    event = stream.next() => Message::Event(subject, login, event),
-                    Ok(()) = trouble.changed() => match trouble.borrow_and_update().clone() {
-                        Some(why) => Message::Lost(subject, login, why),
-                        None => continue,
-                    },
-                };
-                let last = matches!(message, Message::Event(_, _, Err(_)));
-                if messages.send(message).await.is_err() || last {
-                    return;
-                }
-            }
-        });
-        self.connections.insert(subject, Connection { authority, login, events, trouble: None });
-    }
-
     fn held(&mut self, packet: HeldPacket) {
         tracing::trace!(to = ?packet.slot.destination(), "held");
         self.agent.held(now(), &packet.slot, packet.frame);
@@ -304,7 +291,7 @@ impl Daemon {
     fn hear(&mut self, news: News) {
         let Some(switches) = &mut self.switches else { return };
         let (held, heard) = (switches.hear(news, now()), switches.overheard());
-        held.into_iter().for_each(|packet| self.held(packet));
+        held.into_iter().for_each(|packet| self.held.push(packet));
         heard.into_iter().for_each(|record| self.overheard(record));
     }
 
@@ -351,8 +338,7 @@ impl Daemon {
             return self.answered(subject, id, Timed { value, asked, answered: asked });
         };
         let (authority, messages) = (connection.authority.clone(), self.messages.clone());
-        let at_hand = self.agent.grants(subject, |_| None);
-        self.answers.renewals += u64::from(at_hand.iter().any(|view| covers(view, &request)));
+        self.answers.renewals += u64::from(self.agent.has_grant_for(subject, &request.to));
         let kept = self.kept.get(&subject.user()).and_then(|kept| kept.session.as_ref());
         let in_band = kept.is_some_and(|session| self.config.key_transfer.contains(&session.authority));
         let keys = in_band.then(|| self.keys.clone());
@@ -395,14 +381,9 @@ impl Daemon {
                 }
             }
             Message::Metrics(reply) => drop(reply.send(self.snapshot())),
-            Message::Event(subject, login, event) => {
+            Message::Reported(subject, login, report) => {
                 if self.is_current(subject, login) {
-                    self.event(subject, event);
-                }
-            }
-            Message::Lost(subject, login, why) => {
-                if self.is_current(subject, login) {
-                    self.lost(subject, why);
+                    self.reported(subject, report);
                 }
             }
         }
@@ -505,29 +486,6 @@ impl Daemon {
         }
     }
 
-    fn event(&mut self, subject: Subject, event: Result<Event, Error>) {
-        match event {
-            Ok(event) => {
-                tracing::debug!(uid = subject.user(), ?event, "event");
-                self.note(subject, &Ok(()));
-                if let Some(event) = convert::event(&event) {
-                    self.agent.event(now(), subject, &event);
-                }
-            }
-            Err(Error::NotLoggedIn | Error::Denied(_)) => self.agent.end(subject),
-            Err(error) => tracing::warn!(uid = subject.user(), "events: {error}"),
-        }
-    }
-
-    fn lost(&mut self, subject: Subject, why: String) {
-        let Some(connection) = self.connections.get_mut(&subject) else { return };
-        if connection.trouble.is_none() {
-            let uid = subject.user();
-            tracing::warn!(uid, "lost the authority; grants work to their end, and no other can be had: {why}");
-        }
-        connection.trouble = Some(why);
-    }
-
     fn save(&self, uid: u32) {
         let Some(kept) = self.kept.get(&uid) else { return };
         if let Err(error) = self.sessions.save(uid, kept) {
@@ -541,11 +499,6 @@ async fn page(messages: mpsc::Sender<Message>) -> Result<shell::metrics::Page> {
     let (reply, told) = oneshot::channel();
     messages.send(Message::Metrics(reply)).await.ok().context("the agent ends")?;
     Ok(metrics::page(&told.await.context("the agent ends")??))
-}
-
-fn covers(view: &GrantView, request: &GrantRequest) -> bool {
-    let service = (request.to.protocol, request.to.port);
-    view.prefix.contains(&request.to.address) && view.service.is_none_or(|own| own == service)
 }
 
 fn refusal(error: Error) -> Refusal {

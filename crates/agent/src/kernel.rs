@@ -1,6 +1,7 @@
 //! The kernel side: programs on interfaces, maps, held packets, and the socket that re-sends them.
 
 use crate::config::Config;
+use crate::held::HeldQueue;
 use crate::inject::Injector;
 use crate::protocol;
 use anyhow::{Context, Result};
@@ -57,7 +58,7 @@ pub struct HeldPacket {
 #[derive(Clone)]
 pub struct Outlets {
     /// Held packets.
-    pub held: mpsc::Sender<HeldPacket>,
+    pub held: HeldQueue,
     /// Overheard records.
     pub heard: mpsc::Sender<Heard>,
 }
@@ -139,8 +140,7 @@ impl Kernel {
                 }
                 return;
             }
-            // If the queue is full, the packet is lost, as any packet may be.
-            let _ = held.try_send(HeldPacket { slot: header.slot, frame });
+            held.push(HeldPacket { slot: header.slot, frame });
         };
         let packets = agent.held()?;
         let open = move || packets.open(each.clone(), |count| tracing::warn!(count, "held packets were lost"));

@@ -7,6 +7,7 @@
 pub mod cli;
 pub mod config;
 mod daemon;
+mod held;
 mod inject;
 mod kernel;
 mod key_transfer;

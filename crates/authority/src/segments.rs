@@ -22,9 +22,7 @@ use crate::push::events::{Listener, Push};
 use crate::storage::{AuditEvent, AuditLog, Session, TokenHash};
 use crate::{Config, Directory, now};
 use anyhow::{Context, Result};
-use api::{
-    AnswerRequest, Behind, EndpointPlace, EndpointPlaces, PathSegment, ProofKeys, SegmentRequest, Withdrawal,
-};
+use api::{AnswerRequest, Behind, EndpointPlace, EndpointPlaces, PathSegment, ProofKeys, SegmentRequest, Withdrawal};
 use book::{Book, Entry, Withdrawn};
 use engine::issuing::segment::{Give, GiveError, Giver};
 use engine::model::Given;

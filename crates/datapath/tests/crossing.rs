@@ -108,7 +108,7 @@ fn every_case_of_the_table_has_its_outcome_by_af_xdp() {
                     let mut said = Vec::new();
                     line.sender.send(frame);
                     let received = expected.received;
-                    let kept = line.until(judge(&mut batch, now, &mut said), |counts, kept| {
+                    let kept = line.until(verify(&mut batch, now, &mut said), |counts, kept| {
                         counts.received == received && kept.len() >= usize::from(passes)
                     });
                     let wanted: &[Vec<u8>] = if passes { std::slice::from_ref(out) } else { &[] };
@@ -149,7 +149,7 @@ fn many_frames_cross_in_order_and_their_memory_comes_back() {
                 wanted.push(out);
             }
         }
-        let kept = line.until(judge(&mut batch, table.now, &mut Vec::new()), |_, kept| kept.len() >= wanted.len());
+        let kept = line.until(verify(&mut batch, table.now, &mut Vec::new()), |_, kept| kept.len() >= wanted.len());
         assert_eq!(kept, wanted, "round {round}");
     }
     let counts = line.crossing.counts().expect("counts");

@@ -101,7 +101,7 @@ impl World {
                 sender: senders[named(clients, number, place) as usize],
                 action: Action::Allow,
                 priority: 100,
-                fresh: u64::from(place),
+                revision: u64::from(place),
                 terms: 0,
                 window: None,
             };
@@ -154,8 +154,8 @@ impl World {
         let vni: Vni = self.networks.vni("blue")?;
         let place = self.networks.place(vni, sender)?;
         let to = Destination { address, protocol: 6, port: 443 };
-        let judgement = self.book.decide(&Request { subjects: &[], source: Some(sender), to }, |_| true);
-        let Decision::Decided(ruling) = judgement.decision else { return None };
+        let evaluation = self.book.decide(&Request { subjects: &[], source: Some(sender), to }, |_| true);
+        let Decision::Decided(ruling) = evaluation.decision else { return None };
         let receiving = self.networks.place(vni, address)?;
         let path = self.networks.path(place.endpoint, receiving.endpoint)?;
         let give = Give {
@@ -168,7 +168,7 @@ impl World {
                 max_lifetime: 3600,
             },
             terms: TERMS,
-            scope: judgement.scope(&ruling, TERMS.granularity),
+            scope: evaluation.scope(&ruling, TERMS.granularity),
             until: None,
             withdrawn: None,
             vni,

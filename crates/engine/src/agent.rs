@@ -7,21 +7,25 @@
 
 mod clock;
 pub mod consent;
+mod fetches;
 pub mod frame;
+mod grants;
 pub mod insertion;
 mod known;
 mod queue;
+mod receivers;
 mod session;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod view;
 
 pub use clock::Clock;
 pub use consent::{Consent, ConsentRules};
 pub use frame::Frame;
 pub use known::Unusable;
-pub use session::Standing;
-pub use view::GrantView;
+pub use turns::Turns;
+pub use view::{GrantView, Standing};
 
 use crate::model::protected::{self, Protected};
 use crate::model::{Grant, GrantRequest, Receiver, Target};
@@ -114,6 +118,19 @@ pub enum Event {
     Revoked(Vec<Handle>),
     /// The session has ended.
     LoggedOut,
+}
+
+/// Maximum number of grants that one [`Event::Revoked`] from [`Event::parts`] names.
+const REVOKED_MAX: usize = 256;
+
+impl Event {
+    /// Splits an event into several that are handled in little time each, so that others can be served in between.
+    pub fn parts(self) -> Vec<Self> {
+        match self {
+            Self::Revoked(grants) => grants.chunks(REVOKED_MAX).map(|part| Self::Revoked(part.to_vec())).collect(),
+            other => vec![other],
+        }
+    }
 }
 
 /// An effect that the shell around the state machine has to carry out.
@@ -290,7 +307,7 @@ impl Agent {
             return Ok(());
         };
         check_receivers(&receivers)?;
-        let changed = session.receivers != receivers;
+        let changed = session.receivers() != receivers;
         session.set_receivers(receivers, &mut self.outputs);
         if changed {
             self.protect();
@@ -299,7 +316,7 @@ impl Agent {
     }
 
     fn protect(&mut self) {
-        let all = self.sessions.values().flat_map(|session| &session.receivers);
+        let all = self.sessions.values().flat_map(Session::receivers);
         self.outputs.push_back(Output::Protect(protected::widened(all)));
     }
 
@@ -310,11 +327,13 @@ impl Agent {
         let consent = self.consent(subject, &place);
         let Some(session) = self.sessions.get_mut(&subject) else { return };
         let unix = session.unix(now);
-        session.held(now, unix, place, frame, consent, &mut self.outputs);
-        self.start_fetches(subject);
+        if session.held(now, unix, place, frame, consent, &mut self.outputs) {
+            session.ask_in_turn(place, &mut self.next_fetch, &mut self.outputs);
+        }
     }
 
-    /// Returns what would happen to a first packet, and asks for the grant if it is missing.
+    /// Returns what would happen to a first packet, and asks for the grant if it is missing: [`Standing::Missing`] if
+    /// too many of the person's requests are open.
     pub fn want(&mut self, now: Duration, subject: Subject, place: Destination) -> Standing {
         let consent = self.consent(subject, &place);
         let Some(session) = self.sessions.get_mut(&subject) else { return Standing::NotLoggedIn };
@@ -323,13 +342,7 @@ impl Agent {
         if !matches!(standing, Standing::Missing) {
             return standing;
         }
-        let id = session.fetch_for(&place).unwrap_or_else(|| {
-            self.next_fetch += 1;
-            let id = FetchId(self.next_fetch);
-            session.begin_fetch(id, place, &mut self.outputs);
-            id
-        });
-        Standing::Asked(id)
+        session.ask(place, &mut self.next_fetch, &mut self.outputs).map_or(Standing::Missing, Standing::Asked)
     }
 
     /// Handles the authority's answer to a request. The error says why a grant can't be used; it counts as a failure.
@@ -402,7 +415,6 @@ impl Agent {
             if let Some(session) = self.sessions.get_mut(&subject) {
                 session.tick(now, &mut self.next_fetch, &used, &mut self.outputs);
             }
-            self.start_fetches(subject);
         }
     }
 
@@ -436,18 +448,20 @@ impl Agent {
         self.sessions.get(&subject).map(|session| session.views(used)).unwrap_or_default()
     }
 
-    /// Returns the receivers that the person may reach, from the authority's latest answer.
-    pub fn receivers(&self, subject: Subject) -> &[Receiver] {
-        self.sessions.get(&subject).map_or(&[], |session| &session.receivers)
+    /// Reports whether the person has a grant for a destination that any flow may use.
+    pub fn has_grant_for(&self, subject: Subject, place: &Destination) -> bool {
+        self.sessions.get(&subject).is_some_and(|session| session.has_grant_for(place))
     }
 
-    /// Asks for every grant that frames wait for and that has not been requested yet.
+    /// Returns the receivers that the person may reach, from the authority's latest answer.
+    pub fn receivers(&self, subject: Subject) -> &[Receiver] {
+        self.sessions.get(&subject).map_or(&[], Session::receivers)
+    }
+
+    /// Asks for the grants that frames wait for and that may have gone unrequested.
     fn start_fetches(&mut self, subject: Subject) {
         let Some(session) = self.sessions.get_mut(&subject) else { return };
-        while let Some(place) = session.unasked() {
-            self.next_fetch += 1;
-            session.begin_fetch(FetchId(self.next_fetch), place, &mut self.outputs);
-        }
+        session.ask_waiting(&mut self.next_fetch, &mut self.outputs);
     }
 
     fn owners_of(&self, subject: Subject) -> Vec<Owner> {

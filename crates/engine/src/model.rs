@@ -2,12 +2,14 @@
 //! destinations and protocols.
 
 mod grant;
+pub(crate) mod prefixes;
 pub mod protected;
 pub mod protocol;
 mod segment;
 mod service;
 pub mod target;
 mod withdrawal;
+pub(crate) mod work;
 
 pub use grant::{Grant, GrantRequest, Secret};
 pub use segment::{Given, Place, SegmentRequest};

@@ -79,7 +79,7 @@ impl Words {
         match (most_specific, deciding) {
             (None, _) => Answer::NoReceiver,
             (Some(receiver), None) => Answer::DefaultDeny(receiver),
-            (Some(receiver), Some(e)) => Answer::Decided(receiver, e.action, e.priority, e.fresh, e.terms, e.window),
+            (Some(receiver), Some(e)) => Answer::Decided(receiver, e.action, e.priority, e.revision, e.terms, e.window),
         }
     }
 }
@@ -89,8 +89,8 @@ fn beats(one: &Entry, other: &Entry) -> bool {
     if one.priority != other.priority {
         return one.priority > other.priority;
     }
-    if one.fresh != other.fresh {
-        return one.fresh > other.fresh;
+    if one.revision != other.revision {
+        return one.revision > other.revision;
     }
     if one.action != other.action {
         return one.action == Action::Deny;
@@ -106,7 +106,7 @@ fn ask(book: &Rulebook, asked: &Asked) -> Answer {
         Decision::DefaultDeny { receiver } => Answer::DefaultDeny(receiver),
         Decision::Decided(ruling) => {
             let e = ruling.entry;
-            Answer::Decided(ruling.receiver, e.action, e.priority, e.fresh, e.terms, e.window)
+            Answer::Decided(ruling.receiver, e.action, e.priority, e.revision, e.terms, e.window)
         }
     }
 }
@@ -148,7 +148,7 @@ impl Chance {
         self.of(&[Service::ALL, span(6, 0, 65535), span(6, 22, 22), span(6, 20, 30), span(17, 22, 53), span(1, 0, 0)])
     }
 
-    fn entry(&mut self, book: &mut Rulebook, fresh: u64) -> (Who, Entry) {
+    fn entry(&mut self, book: &mut Rulebook, revision: u64) -> (Who, Entry) {
         let (who, sender) = match self.below(8) {
             0 => (Who::Everyone, Sender::EVERYONE),
             1..5 => {
@@ -165,7 +165,7 @@ impl Chance {
             action: self.of(&[Action::Allow, Action::Deny]),
             priority: self.of(&[0, 100, 100, 200, 65535]),
             // Several entries of one rule have the same freshness.
-            fresh: fresh - self.below(2).min(fresh),
+            revision: revision - self.below(2).min(revision),
             terms: self.below(3) as u16,
             window: NonZeroU16::new(self.below(6).saturating_sub(3) as u16),
         };
@@ -187,14 +187,14 @@ impl Chance {
 }
 
 /// Applies one change to both the plain data and the rulebook.
-fn change(words: &mut Words, book: &mut Rulebook, chance: &mut Chance, fresh: u64) {
+fn change(words: &mut Words, book: &mut Rulebook, chance: &mut Chance, revision: u64) {
     let count = words.receivers.len() as u64;
     let kind = chance.below(10);
     if count == 0 || kind == 0 {
-        let number = fresh as u32;
+        let number = revision as u32;
         let verifier = chance.below(3) as u32;
         let receiver = Receiver { prefix: chance.prefix(), service: chance.service(), number, verifier };
-        let entries: Vec<_> = (0..chance.below(12)).map(|place| chance.entry(book, fresh + place)).collect();
+        let entries: Vec<_> = (0..chance.below(12)).map(|place| chance.entry(book, revision + place)).collect();
         book.set(receiver, &entries.iter().map(|(_, entry)| *entry).collect::<Vec<_>>());
         words.receivers.push((receiver, entries));
         return;
@@ -208,7 +208,7 @@ fn change(words: &mut Words, book: &mut Rulebook, chance: &mut Chance, fresh: u6
     }
     let entries = &mut words.receivers[place].1;
     if kind < 5 || entries.is_empty() {
-        let (who, entry) = chance.entry(book, fresh);
+        let (who, entry) = chance.entry(book, revision);
         assert!(book.insert(&receiver, entry));
         entries.push((who, entry));
         return;
@@ -218,7 +218,7 @@ fn change(words: &mut Words, book: &mut Rulebook, chance: &mut Chance, fresh: u6
         let (_, entry) = entries.remove(of_entries);
         assert!(book.remove(&receiver, &entry));
     } else {
-        let new = chance.entry(book, fresh);
+        let new = chance.entry(book, revision);
         assert!(book.replace(&receiver, &entries[of_entries].1, new.1));
         entries[of_entries] = new;
     }
@@ -231,13 +231,13 @@ fn a_million_decisions_are_those_of_the_plain_words() {
     for world in 0..WORLDS {
         let mut chance = Chance(((seed << 32) | world) * 2 + 1);
         let (mut words, mut book) = (Words::default(), Rulebook::default());
-        (0..12).for_each(|fresh| change(&mut words, &mut book, &mut chance, fresh));
-        for fresh in 12..12 + CHANGES as u64 {
-            change(&mut words, &mut book, &mut chance, fresh * 10);
+        (0..12).for_each(|revision| change(&mut words, &mut book, &mut chance, revision));
+        for revision in 12..12 + CHANGES as u64 {
+            change(&mut words, &mut book, &mut chance, revision * 10);
             for _ in 0..REQUESTS {
                 let asked = chance.asked();
                 let (said, expected) = (ask(&book, &asked), words.decide(&asked));
-                assert_eq!(said, expected, "seed {seed}, world {world}, after change {fresh}");
+                assert_eq!(said, expected, "seed {seed}, world {world}, after change {revision}");
                 answers[match expected {
                     Answer::NoReceiver => 0,
                     Answer::DefaultDeny(_) => 1,

@@ -202,7 +202,7 @@ pub(crate) mod tests {
 
     #[test]
     fn revocations_are_kept_until_their_grant_has_ended() {
-        let grant = |handle, expires| RevokedGrant { handle, expires };
+        let grant = |handle, expires| RevokedGrant { handle, expires, holder: 0 };
         let mut state = state(200);
         state.config.revoked = vec![grant(1, 100), grant(2, 500)];
         state.revoke(&[grant(2, 500), grant(3, 600)], 200);

@@ -2,7 +2,7 @@
 
 mod places;
 
-use crate::directory::{Directory, Enrolment};
+use crate::directory::Directory;
 use crate::now;
 use crate::session;
 use crate::settings::Settings;
@@ -10,6 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use api::{EpochKeys, ServiceKey};
 use client::{Authority, Error};
 use datapath::interface::Interface;
+use follower::Enrolment;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::UdpSocket;

@@ -92,7 +92,7 @@ async fn what_was_answered_is_recorded_though_the_server_is_killed() {
 
         let database = Database::open(&directory.database()).unwrap();
         let recorded = database.grants(now(), true).unwrap();
-        let recorded: BTreeSet<_> = recorded.iter().map(|grant| grant.handle.clone()).collect();
+        let recorded: BTreeSet<_> = recorded.iter().map(|grant| grant.handle.to_string()).collect();
         let lost: Vec<_> = answered.difference(&recorded).collect();
         assert!(lost.is_empty(), "of {} answered grants {} are not recorded", answered.len(), lost.len());
         let entries = database.audit_entries(None, u32::MAX).unwrap();

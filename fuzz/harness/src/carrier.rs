@@ -17,7 +17,7 @@ use wire::{Carrier, Destination, DropReason, Epoch, Flags, GrantHeader, Handle, 
 pub fn tail(input: &[u8]) {
     let Some((token, frame)) = input.split_first_chunk::<TOKEN_LEN>() else { return };
     let packet = Packet::parse(frame);
-    let found = tail::find(frame, &packet).copied();
+    let found = tail::find(frame, &packet);
     let mut stripped = frame.to_vec();
     match tail::strip(&mut stripped, &packet) {
         Some(length) => assert!(found.is_some() && length + BLOCK_LEN == packet.end),
@@ -29,7 +29,7 @@ pub fn tail(input: &[u8]) {
     assert_eq!(length, carrying.len());
     let longer = Packet::parse(&carrying);
     assert_eq!((longer.form, longer.end), (Form::Whole, length));
-    assert_eq!(tail::find(&carrying, &longer), Some(token));
+    assert_eq!(tail::find(&carrying, &longer), Some((token, Carrier::Tail)));
     if sum_is_right(frame, &packet) {
         assert!(sum_is_right(&carrying, &longer), "a right checksum stays right");
     }
@@ -141,7 +141,9 @@ pub fn journey(input: &[u8]) {
         action => return assert_eq!(sent, frame, "{action:?} leaves the frame alone"),
     }
     let (added, clear) = match carrier {
-        Carrier::Tail => (BLOCK_LEN, sums_are_clear(frame, &packet) && sums_are_clear(&sent, &Packet::parse(&sent))),
+        Carrier::Tail | Carrier::Stream => {
+            (BLOCK_LEN, sums_are_clear(frame, &packet) && sums_are_clear(&sent, &Packet::parse(&sent)))
+        }
         Carrier::Shim => (SHIM_LEN, header_sum_is_clear(frame, &packet)),
     };
     assert_eq!(sent.len(), packet.end + added);

@@ -219,7 +219,7 @@ impl World {
     }
 
     fn verify(&mut self, frame: &[u8]) {
-        let outcome = judge(&mut self.verifier, frame, self.now);
+        let outcome = verify(&mut self.verifier, frame, self.now);
         self.outcomes.push(outcome);
         if !matches!(outcome, Outcome::Token | Outcome::Consumed) {
             return;

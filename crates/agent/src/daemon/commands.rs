@@ -8,6 +8,7 @@ use crate::protocol::{Call, Grant, Interface, Reply, Session, Standing, Status};
 use crate::socket::Command;
 use crate::switches::Switches;
 use anyhow::{Context, Result};
+use engine::agent::consent::RULES_MAX;
 use engine::agent::{self, Subject};
 use engine::model::Target;
 
@@ -56,6 +57,11 @@ impl Daemon {
     fn rule(&mut self, uid: u32, target: Target, consent: Option<agent::Consent>) -> Reply {
         let kept = self.kept.entry(uid).or_default();
         let text = match consent {
+            Some(_) if !kept.rules.have_room_for(&target) => {
+                let text =
+                    format!("you have {RULES_MAX} rules already: forget one, or name a network instead of hosts");
+                return refused("too_many_rules", text);
+            }
             Some(consent) => {
                 kept.rules.set(target, consent);
                 format!("{}: {target}", consent.name())
@@ -85,7 +91,9 @@ impl Daemon {
             agent::Standing::Granted(view) => {
                 Standing::Granted { asked, grant: Grant::from(&*view), now: self.agent.unix(now(), subject) }
             }
-            agent::Standing::Missing => Standing::Failed { why: "the grant can't be had".to_owned() },
+            agent::Standing::Missing => Standing::Failed {
+                why: "too many of your requests to the authority are open: try again later".to_owned(),
+            },
         };
         let _ = reply.send(Reply::Standing(standing));
     }

@@ -46,8 +46,19 @@ impl Stage {
 
     /// Logs a person in.
     pub async fn login(&self, person: &str) -> TokenHash {
+        let proof = self.proof(person).await;
+        self.begin(person, proof).await
+    }
+
+    /// Returns what a login proves.
+    pub async fn proof(&self, person: &str) -> Proof {
         let of = person.to_owned();
-        let account = self.authority.storage.call(move |database| database.account(&of)).await.unwrap().unwrap();
+        let account = self.authority.storage.call(move |database| database.account(&of)).await.unwrap();
+        Proof::Password(account.unwrap().password)
+    }
+
+    /// Begins a session.
+    pub async fn begin(&self, person: &str, proof: Proof) -> TokenHash {
         let session = Session {
             person: person.into(),
             device: "laptop".into(),
@@ -57,7 +68,7 @@ impl Stage {
             ends: None,
             holder: wire::Holder::default(),
         };
-        let begun = self.authority.session_manager.begin(session, Proof::Password(account.password), SOURCE).await;
+        let begun = self.authority.session_manager.begin(session, proof, SOURCE).await;
         token_hash(&begun.unwrap_or_else(|problem| panic!("{:?}", problem.said())))
     }
 

@@ -81,11 +81,12 @@ async fn no_grant_that_was_decided_before_a_choice_outlives_it() {
 #[tokio::test]
 async fn a_login_that_waits_in_its_accounts_queue_delays_no_announcement() {
     let stage = Stage::new().await;
+    let proof = stage.proof("mallory").await;
     let held = stage.authority.storage.hold("mallory");
     let stage = Arc::new(stage);
     let login = begin({
         let stage = stage.clone();
-        async move { stage.login("mallory").await }
+        async move { stage.begin("mallory", proof).await }
     })
     .await;
     assert!(soon(stage.authority.sync.run()).await.is_ok());

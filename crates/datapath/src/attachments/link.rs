@@ -35,7 +35,7 @@ impl Link {
         let fd = unsafe {
             libbpf_sys::bpf_link_create(program.as_raw_fd(), interface as i32, kind, std::ptr::from_ref(&options))
         };
-        own(fd).map(Self).with_context(|| format!("cannot attach at {place:?}"))
+        own(fd).map(Self).with_context(|| format!("cannot attach at {point:?}"))
     }
 
     /// Attaches at XDP: in the driver if that is possible, otherwise in generic mode. Returns the link and, if the

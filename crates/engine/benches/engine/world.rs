@@ -3,7 +3,7 @@
 
 use engine::issuing::grant::{Issue, Issued};
 use engine::model::Service;
-use engine::policy::rulebook::{Decision, Entry, Judgement, Packed, Receiver, Request, Rulebook, Ruling, Sender};
+use engine::policy::rulebook::{Decision, Entry, Evaluation, Packed, Receiver, Request, Rulebook, Ruling, Sender};
 use engine::policy::{Action, GrantSuite, Granularity, Terms};
 use ipnet::IpNet;
 use std::hint::black_box;
@@ -149,23 +149,23 @@ impl World {
         book.decide_all(
             &requests,
             |_, window| open(window),
-            |place, judgement| {
-                made += usize::from(black_box(self.grant(judgement, &drawn[place])).is_some());
+            |place, evaluation| {
+                made += usize::from(black_box(self.grant(evaluation, &drawn[place])).is_some());
             },
         );
         made
     }
 
-    fn grant(&self, judgement: &Judgement<'_>, drawn: &Drawn) -> Option<Issued> {
-        let Decision::Decided(ruling) = judgement.decision else { return None };
+    fn grant(&self, evaluation: &Evaluation<'_>, drawn: &Drawn) -> Option<Issued> {
+        let Decision::Decided(ruling) = evaluation.decision else { return None };
         if !allows(&ruling) {
             return None;
         }
         let terms = self.terms[usize::from(ruling.entry.terms)];
         let issue = Issue {
             terms,
-            scope: judgement.scope(&ruling, terms.granularity),
-            until: judgement.windows().iter().map(|window| NOW + 100 * u64::from(window.get())).min(),
+            scope: evaluation.scope(&ruling, terms.granularity),
+            until: evaluation.windows().iter().map(|window| NOW + 100 * u64::from(window.get())).min(),
             to: drawn.to,
             source: drawn.source,
             holder: Holder((drawn.handle.0 >> 32) as u32),
@@ -183,7 +183,7 @@ impl World {
         let mut chance = Chance(number as u64 / 2);
         let receiver = self.receiver(chance.below(self.receivers));
         let mut entry = self.entry(chance.below(self.receivers), chance.below(ENTRIES as u64));
-        entry.fresh = (self.receivers + 1) * ENTRIES as u64 + number as u64 / 2;
+        entry.revision = (self.receivers + 1) * ENTRIES as u64 + number as u64 / 2;
         let done =
             if number.is_multiple_of(2) { book.insert(&receiver, entry) } else { book.remove(&receiver, &entry) };
         assert!(done, "the receiver and the entry are there");
@@ -235,7 +235,7 @@ impl World {
             sender,
             action,
             priority: 100 * (1 + chance.below(3) as u16),
-            fresh: receiver * ENTRIES as u64 + place,
+            revision: receiver * ENTRIES as u64 + place,
             terms: if action == Action::Deny { 0 } else { chance.below(self.terms.len() as u64) as u16 },
             window: NonZeroU16::new(chance.below(10).saturating_sub(7) as u16),
         }

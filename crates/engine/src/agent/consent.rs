@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::str::FromStr;
 
+/// Maximum number of a person's rules: each packet that the agent holds is compared with all of them.
+pub const RULES_MAX: usize = 256;
+
 /// Whether first packets may carry the person's tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -58,6 +61,11 @@ impl ConsentRules {
     pub fn set(&mut self, target: Target, consent: Consent) {
         self.forget(&target);
         self.0.push(ConsentRule { target, consent });
+    }
+
+    /// Reports whether there is room for a rule for this target, or there is one already.
+    pub fn have_room_for(&self, target: &Target) -> bool {
+        self.0.len() < RULES_MAX || self.0.iter().any(|rule| rule.target == *target)
     }
 
     /// Removes the rule for exactly this target. Returns whether there was one.

@@ -32,7 +32,7 @@ pub struct Ready {
 }
 
 /// Sender of a frame, to tell a retransmission from another flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sender {
     address: IpAddr,
     port: u16,

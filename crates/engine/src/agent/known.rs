@@ -15,6 +15,9 @@ const RENEW_BEFORE: u64 = 30;
 /// Number of used nonces after which a pair is renewed; the remaining nonces last until the next pair arrives.
 const SPENT_MOST: u32 = ls::SENDERS_NONCES / 4 * 3;
 
+/// Longest text of an authority's answer that is kept, in characters: a session keeps thousands of them.
+const TEXT_MAX: usize = 512;
+
 /// Reason why the agent makes no tokens from a grant that it received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
@@ -85,7 +88,7 @@ impl Known {
         if !grant.is_good(unix) {
             return Err(Unusable::Over);
         }
-        Ok(Self { carrier, receiver: answer.receiver.clone(), rule: answer.rule.clone(), ..grant })
+        Ok(Self { carrier, receiver: shortened(&answer.receiver), rule: shortened(&answer.rule), ..grant })
     }
 
     /// Restores the grant from an entry that an earlier process wrote into the kernel.
@@ -155,14 +158,19 @@ impl Known {
         matches!(self.secret, Secret::Pair(..))
     }
 
-    /// Reports whether packets to this destination may use it.
+    /// Reports whether its prefix and service include this destination.
     pub fn covers(&self, place: &Destination) -> bool {
         self.prefix.contains(&place.address) && self.service.is_none_or(|own| own == (place.protocol, place.port))
     }
 
     /// Reports whether it can be used at this time.
     pub fn is_good(&self, unix: u64) -> bool {
-        self.until() > unix + 1 && self.spent < ls::SENDERS_NONCES
+        self.lasts(unix) && self.spent < ls::SENDERS_NONCES
+    }
+
+    /// Reports whether its end is far enough away for a packet to arrive in time.
+    pub fn lasts(&self, unix: u64) -> bool {
+        self.until() > unix + 1
     }
 
     fn until(&self) -> u64 {
@@ -182,11 +190,6 @@ impl Known {
     /// Reports whether it is bound to an address of this machine.
     pub fn is_bound(&self) -> bool {
         self.has(Flags::SOURCE)
-    }
-
-    /// Reports whether a frame from `sender` may use it: only its own flow uses a grant for a single flow.
-    pub fn serves(&self, place: &Destination, sender: Option<Sender>) -> bool {
-        !self.is_single() || self.flow.is_none() || sender.is_some_and(|sender| self.flow == Some((*place, sender)))
     }
 
     /// Returns its entry for the kernel, where the authority's clock is `skew` seconds ahead of the kernel's.
@@ -215,6 +218,11 @@ impl Known {
         }
         entry
     }
+}
+
+/// Cuts a text of an authority's answer to the length that is kept.
+pub(super) fn shortened(text: &str) -> String {
+    text.chars().take(TEXT_MAX).collect()
 }
 
 /// Converts the authority's time to the kernel's clock.

@@ -1,7 +1,7 @@
 //! Frames of one subject that wait for grants: a bounded queue, in order, with a time limit.
 
 use super::frame::Frame;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use wire::Destination;
 
@@ -14,50 +14,74 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 pub(super) struct Queue {
-    frames: VecDeque<(Destination, Frame, Duration)>,
+    /// In the order of arrival.
+    frames: BTreeMap<u64, Waiting>,
+    /// The numbers of the frames to each destination.
+    places: BTreeMap<Destination, BTreeSet<u64>>,
+    arrived: u64,
     bytes: usize,
+}
+
+struct Waiting {
+    place: Destination,
+    frame: Frame,
+    since: Duration,
 }
 
 impl Queue {
     /// Appends a frame. Drops the oldest frames to make room; a SYN replaces the one that it repeats.
     pub fn push(&mut self, place: Destination, frame: Frame, now: Duration) {
-        if self.frames.iter().any(|(other, waiting, _)| *other == place && waiting.is_repeated_by(&frame)) {
+        let mut there = self.places.get(&place).into_iter().flatten().filter_map(|number| self.frames.get(number));
+        if there.any(|waiting| waiting.frame.is_repeated_by(&frame)) {
             return;
         }
+        self.arrived += 1;
         self.bytes += frame.len();
-        self.frames.push_back((place, frame, now));
+        self.places.entry(place).or_default().insert(self.arrived);
+        self.frames.insert(self.arrived, Waiting { place, frame, since: now });
         while self.frames.len() > FRAMES_MAX || self.bytes > BYTES_MAX {
-            let Some((_, dropped, _)) = self.frames.pop_front() else { break };
-            self.bytes -= dropped.len();
+            let Some((oldest, _)) = self.frames.first_key_value() else { break };
+            self.remove(*oldest);
         }
     }
 
-    /// Removes and returns the first frame that `wanted` accepts.
-    pub fn take(&mut self, wanted: impl Fn(&Destination, &Frame) -> bool) -> Option<(Destination, Frame)> {
-        let index = self.frames.iter().position(|(place, frame, _)| wanted(place, frame))?;
-        let (place, frame, _) = self.frames.remove(index)?;
+    /// Removes and returns the first frame to this destination that `wanted` accepts.
+    pub fn take(&mut self, place: &Destination, wanted: impl Fn(&Frame) -> bool) -> Option<Frame> {
+        let mut numbers = self.places.get(place)?.iter();
+        let number = numbers.find(|number| self.frames.get(number).is_some_and(|waiting| wanted(&waiting.frame)))?;
+        self.remove(*number)
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Frame> {
+        let Waiting { place, frame, .. } = self.frames.remove(&number)?;
         self.bytes -= frame.len();
-        Some((place, frame))
+        if let Some(numbers) = self.places.get_mut(&place) {
+            numbers.remove(&number);
+            if numbers.is_empty() {
+                self.places.remove(&place);
+            }
+        }
+        Some(frame)
     }
 
     /// Drops frames that have waited too long.
     pub fn expire(&mut self, now: Duration) {
-        while self.frames.front().is_some_and(|(.., since)| now.saturating_sub(*since) > PATIENCE) {
-            if let Some((_, dropped, _)) = self.frames.pop_front() {
-                self.bytes -= dropped.len();
-            }
+        while let Some((number, waiting)) = self.frames.first_key_value()
+            && now.saturating_sub(waiting.since) > PATIENCE
+        {
+            self.remove(*number);
         }
+    }
+
+    pub fn waits_for(&self, place: &Destination) -> bool {
+        self.places.contains_key(place)
     }
 
     /// Returns the destinations that frames wait for, in order, each once.
     pub fn places(&self) -> Vec<Destination> {
-        let mut places = Vec::new();
-        for (place, ..) in &self.frames {
-            if !places.contains(place) {
-                places.push(*place);
-            }
-        }
-        places
+        let firsts = self.places.iter().filter_map(|(place, numbers)| Some((*numbers.first()?, *place)));
+        let in_order: BTreeMap<u64, Destination> = firsts.collect();
+        in_order.into_values().collect()
     }
 }
 
@@ -83,13 +107,13 @@ mod tests {
             queue.push(place(), frame(port, UDP, 0), Duration::ZERO);
         }
         assert_eq!(queue.frames.len(), FRAMES_MAX);
-        assert!(queue.take(|_, _| true).expect("one").1 == frame(1, UDP, 0));
+        assert!(queue.take(&place(), |_| true).expect("one") == frame(1, UDP, 0));
         for port in 0..10 {
             queue.push(place(), frame(port, UDP, 32000), Duration::ZERO);
         }
         assert!(queue.bytes <= BYTES_MAX && queue.bytes > BYTES_MAX - 33000);
-        while queue.take(|_, _| true).is_some() {}
-        assert_eq!(queue.bytes, 0);
+        while queue.take(&place(), |_| true).is_some() {}
+        assert_eq!((queue.bytes, queue.places.len()), (0, 0));
     }
 
     #[test]

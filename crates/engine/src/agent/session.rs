@@ -1,15 +1,18 @@
 //! One person's session: its grants, open requests and waiting frames.
 
 use super::consent::Consent;
-use super::frame::{Frame, Sender};
+use super::fetches::{FETCHES_MAX, Fetch, Fetches, Guess, PAUSE_IDLE, pause};
+use super::frame::Frame;
+use super::grants::Grants;
 use super::insertion::Used;
-use super::known::{Known, Unusable, plain_entry};
+use super::known::{Known, Unusable, plain_entry, shortened};
 use super::queue::Queue;
-use super::view::GrantView;
+use super::receivers::Receivers;
+use super::view::{GrantView, Standing};
 use super::{Clock, FetchId, Login, Output, Subject};
 use crate::model::{Grant, GrantRequest, Receiver, Target};
 use ipnet::IpNet;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use wire::map::{GrantEntry, GrantSlot};
 use wire::{Destination, Handle};
@@ -20,15 +23,10 @@ const DENIAL: u64 = 10;
 const FOREIGN: u64 = 60;
 /// Seconds for which a denial by the person's own rule holds; a change of rules ends it at once.
 const OWN_RULE: u64 = 3600;
-/// Maximum number of grants, and of destinations whose packets go without identity.
-const GRANTS_MAX: usize = 4096;
-/// Maximum number of open requests, so that a scan of all protected destinations does not flood the authority.
-const FETCHES_MAX: usize = 64;
-/// The first pause after a failure.
-const PAUSE: Duration = Duration::from_millis(250);
-/// The longest pause while frames wait (`PAUSE_WAITING`), and otherwise (`PAUSE_IDLE`).
-const PAUSE_WAITING: Duration = Duration::from_secs(4);
-const PAUSE_IDLE: Duration = Duration::from_secs(30);
+/// Maximum number of destinations whose packets go without identity.
+const PLAIN_MAX: usize = 4096;
+/// Minimum time between two looks at all grants of the session, however often requests are repeated.
+const SWEEP_EVERY: Duration = Duration::from_millis(500);
 /// Minimum time between two corrections of the clock, because each rewrites every entry.
 const CLOCK_HOLDS: Duration = Duration::from_secs(5);
 /// Minimum time between two requests for the destinations.
@@ -48,35 +46,6 @@ enum Why {
     Policy(String),
 }
 
-/// A request to the authority.
-struct Fetch {
-    id: FetchId,
-    place: Destination,
-    renews: Option<Handle>,
-    attempts: u32,
-    /// When to ask again; `None` while the answer is awaited.
-    retry: Option<Duration>,
-}
-
-/// Outcome for a first packet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// The user is not logged in.
-    NotLoggedIn,
-    /// The destination is none of the person's receivers.
-    NotProtected,
-    /// The person's own rule denies it, or the default if there is no rule.
-    Withheld(Option<Target>),
-    /// The policy denies it, with the reason.
-    Denied(String),
-    /// The packet gets a token of this grant.
-    Granted(Box<GrantView>),
-    /// The kernel would hold the packet, and the agent would request its grant.
-    Missing,
-    /// The agent has asked the authority.
-    Asked(FetchId),
-}
-
 pub(super) struct Session {
     pub subject: Subject,
     /// End of the session, by its authority's clock.
@@ -86,21 +55,23 @@ pub(super) struct Session {
     /// Seconds by which it is ahead of this machine's clock, as in the kernel's entries.
     pub skew: i32,
     corrected: Option<Duration>,
-    pub receivers: Vec<Receiver>,
+    receivers: Receivers,
     /// Whether the receivers come from the authority's answer, to this session or to an earlier process.
     heard: bool,
-    known: Vec<Known>,
+    grants: Grants,
     plain: BTreeMap<Destination, (u64, Why)>,
-    fetches: Vec<Fetch>,
+    fetches: Fetches,
     queue: Queue,
-    /// Places of packets that arrived incomplete.
-    wanted: Vec<Destination>,
-    /// Prefix length of the latest grant for each receiver, and whether it was for one service.
-    widths: BTreeMap<String, (u8, bool)>,
+    /// Places of packets that arrived incomplete, while there is no room for their requests.
+    wanted: BTreeSet<Destination>,
+    /// Whether there may be places that packets wait for and that no request covers.
+    unasked: bool,
     reload: Option<Duration>,
     reloaded: Option<Duration>,
     reload_attempts: u32,
     hinted: Option<Duration>,
+    hurried: Option<Duration>,
+    swept: Option<Duration>,
 }
 
 impl Session {
@@ -113,17 +84,19 @@ impl Session {
             skew: login.skew,
             corrected: None,
             heard: !login.receivers.is_empty(),
-            receivers: login.receivers,
-            known: Vec::new(),
+            receivers: Receivers::new(login.receivers),
+            grants: Grants::default(),
             plain: BTreeMap::new(),
-            fetches: Vec::new(),
+            fetches: Fetches::default(),
             queue: Queue::default(),
-            wanted: Vec::new(),
-            widths: BTreeMap::new(),
+            wanted: BTreeSet::new(),
+            unasked: false,
             reload: None,
             reloaded: None,
             reload_attempts: 0,
             hinted: None,
+            hurried: None,
+            swept: None,
         }
     }
 
@@ -145,7 +118,7 @@ impl Session {
         }
         self.corrected = Some(answered);
         self.skew = self.clock.skew(local);
-        for known in &self.known {
+        for known in self.grants.iter() {
             let entries = known.places.iter().map(|place| (self.subject.slot(place), known.entry(self.skew)));
             outputs.extend(entries.map(|(slot, entry)| Output::Write(slot, entry)));
         }
@@ -155,24 +128,15 @@ impl Session {
         true
     }
 
-    fn receiver_of(&self, place: &Destination) -> Option<&Receiver> {
-        let covering = self.receivers.iter().filter(|receiver| {
-            receiver.prefix.contains(&place.address)
-                && receiver.services.iter().any(|service| service.covers(place.protocol, place.port))
-        });
-        covering.max_by_key(|receiver| receiver.prefix.prefix_len())
+    pub fn receivers(&self) -> &[Receiver] {
+        self.receivers.all()
     }
 
     fn is_foreign(&self, place: &Destination) -> bool {
-        self.heard && self.receiver_of(place).is_none()
+        self.heard && self.receivers.of(place).is_none()
     }
 
-    fn best(&self, unix: u64, place: &Destination, sender: Option<Sender>) -> Option<usize> {
-        let good = self.known.iter().enumerate();
-        let good = good.filter(|(_, known)| known.is_good(unix) && known.covers(place) && known.serves(place, sender));
-        good.max_by_key(|(_, known)| known.expires).map(|(index, _)| index)
-    }
-
+    /// Handles a held packet. Returns whether a grant for its place is missing.
     pub fn held(
         &mut self,
         now: Duration,
@@ -181,61 +145,79 @@ impl Session {
         frame: Option<Frame>,
         consent: (Consent, Option<Target>),
         outputs: &mut Outputs,
-    ) {
+    ) -> bool {
         if consent.0 == Consent::Deny {
             self.go_plain(place, unix + OWN_RULE, Why::OwnRule, outputs);
         } else if self.is_foreign(&place) {
             self.go_plain(place, unix + FOREIGN, Why::Foreign, outputs);
-        } else if let Some((until, why)) = self.plain.get(&place).filter(|(until, _)| *until > unix + 1).cloned() {
-            self.go_plain(place, until, why, outputs);
+        } else if let Some(until) = self.plain.get(&place).map(|(until, _)| *until).filter(|until| *until > unix + 1) {
+            self.write_plain(&place, until, outputs);
         } else {
-            match frame {
-                Some(frame) => self.queue.push(place, frame, now),
-                None if self.wanted.len() < FETCHES_MAX && self.best(unix, &place, None).is_none() => {
-                    self.wanted.push(place);
-                }
-                None => {}
+            let sender = frame.as_ref().and_then(Frame::sender);
+            let best = self.grants.best(unix, &place, sender);
+            match (frame, best) {
+                (Some(frame), Some(handle)) => self.send(handle, &place, frame, outputs),
+                (Some(frame), None) => self.queue.push(place, frame, now),
+                (None, _) => {}
             }
-            return self.serve(unix, outputs);
+            return best.is_none();
         }
         if let Some(frame) = frame {
             outputs.push_back(Output::Send(self.subject, frame));
         }
+        false
     }
 
-    /// Sends every waiting frame that has a grant.
-    fn serve(&mut self, unix: u64, outputs: &mut Outputs) {
-        let skew = self.skew;
-        let served = |session: &Self, place: &Destination, frame: &Frame| session.best(unix, place, frame.sender());
-        let mut queue = std::mem::take(&mut self.queue);
-        while let Some((place, frame)) = queue.take(|place, frame| served(self, place, frame).is_some()) {
-            let sender = frame.sender();
-            let Some(known) = self.best(unix, &place, sender).and_then(|index| self.known.get_mut(index)) else {
-                break;
-            };
-            outputs.push_back(Output::Write(self.subject.slot(&place), known.entry(skew)));
-            outputs.push_back(Output::Send(self.subject, frame));
-            if known.is_single() {
-                // The kernel would use the grant for the next flow, too.
-                outputs.push_back(Output::Remove(self.subject.slot(&place)));
-                known.flow = sender.map(|sender| (place, sender));
-            } else {
-                known.places.insert(place);
-            }
+    /// Sends every frame that waits for this place and has a grant.
+    fn serve(&mut self, unix: u64, place: &Destination, outputs: &mut Outputs) {
+        loop {
+            let Self { queue, grants, .. } = self;
+            let wanted = |frame: &Frame| grants.best(unix, place, frame.sender()).is_some();
+            let Some(frame) = queue.take(place, wanted) else { return };
+            let Some(handle) = grants.best(unix, place, frame.sender()) else { return };
+            self.send(handle, place, frame, outputs);
         }
-        self.queue = queue;
+    }
+
+    /// Sends a frame with a token of this grant.
+    fn send(&mut self, handle: Handle, place: &Destination, frame: Frame, outputs: &mut Outputs) {
+        let Some(known) = self.grants.get(handle) else { return };
+        let (slot, sender, is_single) = (self.subject.slot(place), frame.sender(), known.is_single());
+        outputs.push_back(Output::Write(slot, known.entry(self.skew)));
+        outputs.push_back(Output::Send(self.subject, frame));
+        self.plain.remove(place);
+        if is_single {
+            // The kernel would use the grant for the next flow, too.
+            outputs.push_back(Output::Remove(slot));
+            self.grants.unplace(place);
+            self.grants.bind(handle, sender.map(|sender| (*place, sender)));
+        } else {
+            self.place(handle, *place, outputs);
+        }
+    }
+
+    /// Notes that the kernel has this grant for a place, and removes the oldest entry if there are too many.
+    fn place(&mut self, handle: Handle, place: Destination, outputs: &mut Outputs) {
+        if let Some(oldest) = self.grants.place(handle, place) {
+            outputs.push_back(Output::Remove(self.subject.slot(&oldest)));
+        }
     }
 
     /// Lets packets go without identity, the waiting frames first.
     fn go_plain(&mut self, place: Destination, until: u64, why: Why, outputs: &mut Outputs) {
-        while self.plain.len() >= GRANTS_MAX {
+        while self.plain.len() >= PLAIN_MAX {
             if let Some((place, _)) = self.plain.pop_first() {
                 outputs.push_back(Output::Remove(self.subject.slot(&place)));
             }
         }
+        self.grants.unplace(&place);
         self.plain.insert(place, (until, why));
-        outputs.push_back(Output::Write(self.subject.slot(&place), plain_entry(until, self.skew)));
-        while let Some((_, frame)) = self.queue.take(|waiting, _| *waiting == place) {
+        self.write_plain(&place, until, outputs);
+    }
+
+    fn write_plain(&mut self, place: &Destination, until: u64, outputs: &mut Outputs) {
+        outputs.push_back(Output::Write(self.subject.slot(place), plain_entry(until, self.skew)));
+        while let Some(frame) = self.queue.take(place, |_| true) {
             outputs.push_back(Output::Send(self.subject, frame));
         }
     }
@@ -252,56 +234,76 @@ impl Session {
         {
             return Standing::Denied(why.clone());
         }
-        match self.best(unix, place, None).and_then(|index| self.known.get(index)) {
+        match self.grants.best(unix, place, None).and_then(|handle| self.grants.get(handle)) {
             Some(known) => Standing::Granted(Box::new(GrantView::of(known))),
             None => Standing::Missing,
         }
     }
 
     /// Guesses what a grant for this place would cover, from the latest one for its receiver.
-    fn guess(&self, place: &Destination) -> (IpNet, Option<(u8, u16)>) {
-        let width = self.receiver_of(place).and_then(|receiver| self.widths.get(&receiver.name));
-        let (length, fixed) = width.copied().unwrap_or((128, true));
+    fn guess(&self, place: &Destination) -> Guess {
+        let (length, fixed) = self.receivers.width(place).unwrap_or((128, true));
         let length = length.min(if place.address.is_ipv4() { 32 } else { 128 });
         let prefix = IpNet::new(place.address, length).unwrap_or(place.address.into()).trunc();
-        (prefix, fixed.then_some((place.protocol, place.port)))
+        Guess { prefix, service: fixed.then_some((place.protocol, place.port)) }
     }
 
-    /// Returns the open request whose answer is likely to cover this place.
-    pub fn fetch_for(&self, place: &Destination) -> Option<FetchId> {
-        let guess = self.guess(place);
-        self.fetches.iter().find(|fetch| fetch.place == *place || self.guess(&fetch.place) == guess).map(|f| f.id)
+    /// Asks for the grant of a place unless an open request is likely to cover it. Returns that request, or `None` if
+    /// there are too many.
+    pub fn ask(&mut self, place: Destination, next_fetch: &mut u64, outputs: &mut Outputs) -> Option<FetchId> {
+        let guess = self.guess(&place);
+        if let Some(id) = self.fetches.covering(&place, &guess) {
+            return Some(id);
+        }
+        self.begin_fetch(place, guess, None, next_fetch, outputs)
     }
 
-    /// Returns a place that packets wait for and that no request covers.
-    pub fn unasked(&mut self) -> Option<Destination> {
-        if self.fetches.len() >= FETCHES_MAX {
+    /// Asks for the grant of a place that a packet waits for, or remembers the place until there is room.
+    pub fn ask_in_turn(&mut self, place: Destination, next_fetch: &mut u64, outputs: &mut Outputs) {
+        if self.ask(place, next_fetch, outputs).is_none()
+            && !self.queue.waits_for(&place)
+            && self.wanted.len() < FETCHES_MAX
+        {
+            self.wanted.insert(place);
+        }
+    }
+
+    /// Asks for every grant that packets wait for and that no request covers. Does nothing unless a request has ended
+    /// or the receivers have changed since the last call.
+    pub fn ask_waiting(&mut self, next_fetch: &mut u64, outputs: &mut Outputs) {
+        if !std::mem::take(&mut self.unasked) {
+            return;
+        }
+        let incomplete = std::mem::take(&mut self.wanted);
+        for place in incomplete.into_iter().chain(self.queue.places()) {
+            self.ask_in_turn(place, next_fetch, outputs);
+        }
+    }
+
+    fn begin_fetch(
+        &mut self,
+        place: Destination,
+        guess: Guess,
+        renews: Option<Handle>,
+        next_fetch: &mut u64,
+        outputs: &mut Outputs,
+    ) -> Option<FetchId> {
+        if !self.fetches.has_room(renews.is_some()) {
             return None;
         }
-        while let Some(place) = self.wanted.pop() {
-            if self.fetch_for(&place).is_none() {
-                return Some(place);
-            }
-        }
-        self.queue.places().into_iter().find(|place| self.fetch_for(place).is_none())
-    }
-
-    pub fn begin_fetch(&mut self, id: FetchId, place: Destination, outputs: &mut Outputs) {
-        self.ask(id, place, None, outputs);
-    }
-
-    fn ask(&mut self, id: FetchId, place: Destination, renews: Option<Handle>, outputs: &mut Outputs) {
-        self.fetches.push(Fetch { id, place, renews, attempts: 0, retry: None });
+        *next_fetch += 1;
+        let id = FetchId(*next_fetch);
+        self.fetches.push(id, place, guess, renews);
         outputs.push_back(Output::Fetch(id, self.subject, request_for(place)));
+        Some(id)
     }
 
     pub fn awaits(&self, id: FetchId) -> bool {
-        self.fetches.iter().any(|fetch| fetch.id == id)
+        self.fetches.get(id).is_some()
     }
 
-    fn take_fetch(&mut self, id: FetchId) -> Option<Fetch> {
-        let index = self.fetches.iter().position(|fetch| fetch.id == id)?;
-        Some(self.fetches.remove(index))
+    pub fn has_grant_for(&self, place: &Destination) -> bool {
+        self.grants.has_for(place)
     }
 
     /// Takes the grant from an answer. The error says why the grant is unusable; it counts as a failure.
@@ -313,36 +315,44 @@ impl Session {
         answer: &Grant,
         outputs: &mut Outputs,
     ) -> Result<(), Unusable> {
-        let Some(fetch) = self.take_fetch(id) else { return Ok(()) };
-        let mut known = match Known::from_answer(answer, &fetch.place, unix, now) {
+        let Some(fetch) = self.fetches.get(id) else { return Ok(()) };
+        let known = match Known::from_answer(answer, &fetch.place, unix, now) {
             Ok(known) => known,
             Err(why) => {
-                self.fetches.push(fetch);
                 self.failed(now, id);
                 return Err(why);
             }
         };
-        self.widths.insert(known.receiver.clone(), (known.prefix.prefix_len(), known.service.is_some()));
-        self.plain.remove(&fetch.place);
-        if let Some(old) = fetch.renews.and_then(|handle| self.take_known(handle)) {
-            known.used = old.used;
-            for place in &old.places {
-                let slot = self.subject.slot(place);
-                if known.covers(place) && !known.is_single() {
-                    known.places.insert(*place);
-                    outputs.push_back(Output::Write(slot, known.entry(self.skew)));
-                } else {
-                    outputs.push_back(Output::Remove(slot));
-                }
-            }
+        let Some(fetch) = self.take_fetch(id) else { return Ok(()) };
+        self.receivers.set_width(&fetch.place, (known.prefix.prefix_len(), known.service.is_some()));
+        if self.plain.remove(&fetch.place).is_some() {
+            outputs.push_back(Output::Remove(self.subject.slot(&fetch.place)));
         }
-        if self.known.len() >= GRANTS_MAX {
-            let oldest = self.known.iter().min_by_key(|known| known.expires).map(|known| known.handle());
-            oldest.into_iter().for_each(|handle| self.revoked(handle.0, outputs));
+        let old = fetch.renews.and_then(|handle| self.grants.remove(handle));
+        self.insert(known, old, outputs);
+        for place in self.queue.places() {
+            self.serve(unix, &place, outputs);
         }
-        self.known.push(known);
-        self.serve(unix, outputs);
         Ok(())
+    }
+
+    /// Adds a grant, and gives it the places of its predecessor.
+    fn insert(&mut self, mut known: Known, old: Option<Known>, outputs: &mut Outputs) {
+        let handle = known.handle();
+        // An authority that repeats a handle replaces its grant.
+        self.revoked(handle.0, outputs);
+        known.used = old.as_ref().map_or(0, |old| old.used);
+        let inherits = |place: &Destination| known.covers(place) && !known.is_single();
+        let (kept, gone) = old.iter().flat_map(|old| &old.places).partition::<Vec<_>, _>(|place| inherits(place));
+        let entry = known.entry(self.skew);
+        outputs.extend(gone.iter().map(|place| Output::Remove(self.subject.slot(place))));
+        outputs.extend(kept.iter().map(|place| Output::Write(self.subject.slot(place), entry)));
+        if let Some(first) = self.grants.insert(known) {
+            self.revoked(first.0, outputs);
+        }
+        for place in kept {
+            self.place(handle, place, outputs);
+        }
     }
 
     pub fn denied(&mut self, unix: u64, id: FetchId, why: String, outputs: &mut Outputs) {
@@ -350,26 +360,24 @@ impl Session {
         if let Some(handle) = fetch.renews {
             self.revoked(handle.0, outputs);
         }
-        self.go_plain(fetch.place, unix + DENIAL, Why::Policy(why), outputs);
+        self.go_plain(fetch.place, unix + DENIAL, Why::Policy(shortened(&why)), outputs);
     }
 
     pub fn failed(&mut self, now: Duration, id: FetchId) {
-        if let Some(fetch) = self.fetches.iter_mut().find(|fetch| fetch.id == id) {
-            let longest = if fetch.renews.is_some() { PAUSE_IDLE } else { PAUSE_WAITING };
-            fetch.retry = Some(now + pause(fetch.attempts, longest));
-            fetch.attempts += 1;
-        }
+        self.fetches.failed(now, id);
+    }
+
+    fn take_fetch(&mut self, id: FetchId) -> Option<Fetch> {
+        self.unasked = true;
+        self.fetches.take(id)
     }
 
     /// Takes a hint that the authority protects these networks. Asks the authority unless it has already said so
     /// itself.
     pub fn hinted(&mut self, now: Duration, networks: &[IpNet], outputs: &mut Outputs) {
-        let is_known = |network: &IpNet| {
-            // A record may name a network that contains the person's receiver.
-            self.receivers.iter().any(|own| own.prefix.contains(network) || network.contains(&own.prefix))
-        };
         let is_early = self.hinted.is_some_and(|last| now < last + HINT_EVERY);
-        if !is_early && !networks.iter().all(is_known) {
+        // A record may also name a network that contains the person's receiver.
+        if !is_early && !networks.iter().all(|network| self.receivers.overlap(network)) {
             self.hinted = Some(now);
             self.reload_soon(now, outputs);
         }
@@ -391,35 +399,41 @@ impl Session {
         }
     }
 
+    /// Repeats failed requests without further delay, at most once a second however often the authority sends events.
     pub fn retry_at_once(&mut self, now: Duration) {
-        for fetch in &mut self.fetches {
-            fetch.retry = fetch.retry.map(|retry| retry.min(now));
+        if self.hurried.is_none_or(|last| now >= last + RELOAD_EVERY) {
+            self.hurried = Some(now);
+            self.fetches.retry_at_once(now);
         }
     }
 
     pub fn set_receivers(&mut self, receivers: Vec<Receiver>, outputs: &mut Outputs) {
-        (self.receivers, self.heard) = (receivers, true);
-        self.reload_attempts = 0;
-        let subject = self.subject;
+        (self.heard, self.reload_attempts, self.unasked) = (true, 0, true);
+        if self.receivers() != receivers {
+            self.receivers = Receivers::new(receivers);
+        }
         // The policy may have changed: the agent asks again for destinations that it denied.
-        self.plain.retain(|place, (_, why)| {
-            let keep = *why == Why::OwnRule;
+        self.keep_plain(|_, _, why| *why == Why::OwnRule, outputs);
+        let gone: Vec<_> = self.grants.places().filter(|place| self.receivers.of(place).is_none()).copied().collect();
+        self.remove_places(&gone, outputs);
+    }
+
+    fn keep_plain(&mut self, keep: impl Fn(&Destination, u64, &Why) -> bool, outputs: &mut Outputs) {
+        let subject = self.subject;
+        self.plain.retain(|place, (until, why)| {
+            let keep = keep(place, *until, why);
             if !keep {
                 outputs.push_back(Output::Remove(subject.slot(place)));
             }
             keep
         });
-        let mut all = std::mem::take(&mut self.known);
-        for known in &mut all {
-            known.places.retain(|place| {
-                let keep = self.receiver_of(place).is_some();
-                if !keep {
-                    outputs.push_back(Output::Remove(subject.slot(place)));
-                }
-                keep
-            });
+    }
+
+    fn remove_places(&mut self, places: &[Destination], outputs: &mut Outputs) {
+        for place in places {
+            self.grants.unplace(place);
+            outputs.push_back(Output::Remove(self.subject.slot(place)));
         }
-        self.known = all;
     }
 
     /// Takes over an entry that an earlier process wrote into the kernel.
@@ -428,71 +442,45 @@ impl Session {
             outputs.push_back(Output::Write(self.subject.slot(&place), known.entry(self.skew)));
         }
         let handle = known.handle();
-        match self.known.iter_mut().find(|other| other.handle() == handle) {
-            Some(other) => {
-                other.used = other.used.max(known.used);
-                other.places.insert(place);
-            }
+        match self.grants.get_mut(handle) {
+            Some(other) => other.used = other.used.max(known.used),
             None => {
-                known.receiver = self.receiver_of(&place).map(|receiver| receiver.name.clone()).unwrap_or_default();
-                known.places.insert(place);
-                self.known.push(known);
+                known.receiver = self.receivers.of(&place).map(|receiver| receiver.name.clone()).unwrap_or_default();
+                if let Some(first) = self.grants.insert(known) {
+                    self.revoked(first.0, outputs);
+                }
             }
         }
-    }
-
-    fn take_known(&mut self, handle: Handle) -> Option<Known> {
-        let index = self.known.iter().position(|known| known.handle() == handle)?;
-        Some(self.known.remove(index))
+        self.place(handle, place, outputs);
     }
 
     /// Drops the grants that `gone` accepts.
-    fn drop_known(&mut self, gone: impl Fn(&Known) -> bool, outputs: &mut Outputs) {
-        let subject = self.subject;
-        self.known.retain(|known| {
-            let gone = gone(known);
-            if gone {
-                outputs.extend(known.places.iter().map(|place| Output::Remove(subject.slot(place))));
-            }
-            !gone
-        });
+    fn drop_grants(&mut self, gone: impl Fn(&Known) -> bool, outputs: &mut Outputs) {
+        let gone: Vec<_> = self.grants.iter().filter(|known| gone(known)).map(Known::handle).collect();
+        gone.into_iter().for_each(|handle| self.revoked(handle.0, outputs));
     }
 
     pub fn revoked(&mut self, handle: u64, outputs: &mut Outputs) {
-        self.drop_known(|known| known.handle().0 == handle, outputs);
+        if let Some(known) = self.grants.remove(Handle(handle)) {
+            outputs.extend(known.places.iter().map(|place| Output::Remove(self.subject.slot(place))));
+        }
     }
 
     pub fn drop_bound(&mut self, outputs: &mut Outputs) {
-        self.drop_known(Known::is_bound, outputs);
+        self.drop_grants(Known::is_bound, outputs);
     }
 
     pub fn forget_all(&mut self, outputs: &mut Outputs) {
-        self.drop_known(|_| true, outputs);
-        let plain = std::mem::take(&mut self.plain);
-        outputs.extend(plain.keys().map(|place| Output::Remove(self.subject.slot(place))));
+        self.drop_grants(|_| true, outputs);
+        self.keep_plain(|_, _, _| false, outputs);
     }
 
     /// Removes kernel entries that the changed rules no longer allow.
     pub fn judge_anew(&mut self, allows: impl Fn(&Destination) -> bool, outputs: &mut Outputs) {
-        let subject = self.subject;
-        let mut remove = |place: &Destination| outputs.push_back(Output::Remove(subject.slot(place)));
-        self.plain.retain(|place, (_, why)| {
-            // The authority may have denied a grant because no rule here consented: the agent asks again.
-            let keep = *why == Why::OwnRule && !allows(place);
-            if !keep {
-                remove(place);
-            }
-            keep
-        });
-        for known in &mut self.known {
-            known.places.retain(|place| {
-                let keep = allows(place);
-                if !keep {
-                    remove(place);
-                }
-                keep
-            });
-        }
+        // The authority may have denied a grant because no rule here consented: the agent asks again.
+        self.keep_plain(|place, _, why| *why == Why::OwnRule && !allows(place), outputs);
+        let gone: Vec<_> = self.grants.places().filter(|place| !allows(place)).copied().collect();
+        self.remove_places(&gone, outputs);
     }
 
     pub fn tick(
@@ -502,13 +490,17 @@ impl Session {
         used: &impl Fn(&GrantSlot) -> Option<Used>,
         outputs: &mut Outputs,
     ) {
-        let unix = self.unix(now);
         self.queue.expire(now);
-        self.plain.retain(|_, (until, _)| *until > unix);
-        self.note_spent(used);
-        self.drop_known(|known| !known.is_good(unix), outputs);
-        self.renew(now, next_fetch, used, outputs);
+        if self.swept.is_none_or(|last| now >= last + SWEEP_EVERY) {
+            self.swept = Some(now);
+            let unix = self.unix(now);
+            self.keep_plain(|_, until, _| until > unix, outputs);
+            self.note_spent(used);
+            self.drop_grants(|known| !known.is_good(unix), outputs);
+            self.renew(now, next_fetch, used, outputs);
+        }
         self.retry(now, outputs);
+        self.ask_waiting(next_fetch, outputs);
         if self.reload.is_some_and(|at| at <= now) {
             (self.reload, self.reloaded) = (None, Some(now));
             outputs.push_back(Output::FetchDestinations(self.subject));
@@ -517,7 +509,7 @@ impl Session {
 
     /// Records how many nonces of pairs were used. The kernel counts them in the entry that was used last.
     fn note_spent(&mut self, used: &impl Fn(&GrantSlot) -> Option<Used>) {
-        for known in self.known.iter_mut().filter(|known| known.is_pair()) {
+        for known in self.grants.iter_mut().filter(|known| known.is_pair()) {
             let spent = known.places.iter().filter_map(|place| Some(used(&self.subject.slot(place))?.spent)).max();
             known.spent = known.spent.max(spent.unwrap_or_default());
         }
@@ -532,9 +524,9 @@ impl Session {
         outputs: &mut Outputs,
     ) {
         let mut due = Vec::new();
-        for known in self.known.iter_mut().filter(|known| known.is_due(now)) {
+        for known in self.grants.iter_mut().filter(|known| known.is_due(now)) {
             let handle = known.handle();
-            if self.fetches.iter().any(|fetch| fetch.renews == Some(handle)) {
+            if self.fetches.renews(handle) {
                 continue;
             }
             let subject = self.subject;
@@ -546,40 +538,38 @@ impl Session {
             }
         }
         for (handle, place) in due {
-            *next_fetch += 1;
-            self.ask(FetchId(*next_fetch), place, Some(handle), outputs);
+            let guess = self.guess(&place);
+            if self.begin_fetch(place, guess, Some(handle), next_fetch, outputs).is_none() {
+                return;
+            }
         }
     }
 
     /// Repeats unanswered requests that still matter.
     fn retry(&mut self, now: Duration, outputs: &mut Outputs) {
-        let waiting: Vec<_> = self.queue.places().iter().map(|place| self.guess(place)).collect();
-        let mut fetches = std::mem::take(&mut self.fetches);
-        fetches.retain_mut(|fetch| {
-            if fetch.retry.is_none_or(|at| at > now) {
-                return true;
-            }
-            let of_interest = match fetch.renews {
-                Some(handle) => self.known.iter().any(|known| known.handle() == handle),
-                None => waiting.contains(&self.guess(&fetch.place)),
-            };
-            if of_interest {
-                fetch.retry = None;
-                outputs.push_back(Output::Fetch(fetch.id, self.subject, request_for(fetch.place)));
-            }
-            of_interest
+        if self.fetches.timeout().is_none_or(|at| at > now) {
+            return;
+        }
+        let waiting: BTreeSet<_> = self.queue.places().iter().map(|place| self.guess(place)).collect();
+        let Self { fetches, grants, queue, .. } = self;
+        let before = fetches.len();
+        let due = fetches.due(now, |fetch| match fetch.renews {
+            Some(handle) => grants.get(handle).is_some(),
+            None => queue.waits_for(&fetch.place) || waiting.contains(&fetch.guess),
         });
-        self.fetches = fetches;
+        self.unasked |= self.fetches.len() < before;
+        let subject = self.subject;
+        outputs.extend(due.into_iter().map(|(id, place)| Output::Fetch(id, subject, request_for(place))));
     }
 
     pub fn timeout(&self) -> Option<Duration> {
-        self.fetches.iter().filter_map(|fetch| fetch.retry).chain(self.reload).min()
+        self.fetches.timeout().into_iter().chain(self.reload).min()
     }
 
     pub fn views(&self, used: impl Fn(&GrantSlot) -> Option<Used>) -> Vec<GrantView> {
         let last = |place: &Destination| Some(used(&self.subject.slot(place))?.last);
         let latest = |known: &Known| known.places.iter().filter_map(last).max();
-        let views = self.known.iter().map(|known| {
+        let views = self.grants.iter().map(|known| {
             let mut view = GrantView::of(known);
             view.used = view.used.max(latest(known).unwrap_or_default());
             view
@@ -591,8 +581,4 @@ impl Session {
 /// Returns the request for a destination's grant; whether the person has consented is set when it is sent.
 fn request_for(to: Destination) -> GrantRequest {
     GrantRequest { to, consented: false }
-}
-
-fn pause(attempts: u32, longest: Duration) -> Duration {
-    PAUSE.saturating_mul(1 << attempts.min(10)).min(longest)
 }

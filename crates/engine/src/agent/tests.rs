@@ -1,5 +1,6 @@
 //! Tests of the state machine in virtual time.
 
+mod cost;
 mod hints;
 mod limits;
 mod renewal;
@@ -100,7 +101,8 @@ impl Stage {
     }
 
     fn held_for(&mut self, subject: Subject, to: Destination, source_port: u16) {
-        let bytes = partial("198.51.100.1", source_port, &to.address.to_string(), to.protocol, to.port, b"");
+        let source = if to.address.is_ipv4() { "198.51.100.1" } else { "2001:db8::1" };
+        let bytes = partial(source, source_port, &to.address.to_string(), to.protocol, to.port, b"");
         let frame = Frame::new(2, 14, 0, &bytes);
         self.agent.held(self.now, &subject.slot(&to), frame);
         self.settle();

@@ -1,6 +1,8 @@
-//! Grants in the form that is shown to users.
+//! Grants, and what would happen to a packet, in the form that is shown to users.
 
+use super::FetchId;
 use super::known::Known;
+use crate::model::Target;
 use ipnet::IpNet;
 use wire::Handle;
 
@@ -27,6 +29,25 @@ pub struct GrantView {
     pub used: u32,
     /// Whether the grant is for a single flow.
     pub single: bool,
+}
+
+/// Outcome for a first packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// The user is not logged in.
+    NotLoggedIn,
+    /// The destination is none of the person's receivers.
+    NotProtected,
+    /// The person's own rule denies it, or the default if there is no rule.
+    Withheld(Option<Target>),
+    /// The policy denies it, with the reason.
+    Denied(String),
+    /// The packet gets a token of this grant.
+    Granted(Box<GrantView>),
+    /// The kernel would hold the packet, and the agent would request its grant.
+    Missing,
+    /// The agent has asked the authority.
+    Asked(FetchId),
 }
 
 impl GrantView {

@@ -81,7 +81,7 @@ async fn an_event_during_a_request_is_not_undone_by_the_answer() {
     scene.event(Event::Hello);
     assert!(scene.follower.sync.is_some());
     scene.event(Event::Withdrawn { withdrawn: vec![withdrawal(far())] });
-    scene.follower.state_mut().revoke(&[RevokedGrant { handle: 7, expires: far() }], now());
+    scene.follower.state_mut().revoke(&[RevokedGrant { handle: 7, expires: far(), holder: 0 }], now());
     scene.fetched(Ok(state(now())));
     assert_eq!(scene.role.applied, [[withdrawal(far())]]);
     assert_eq!(scene.follower.state().config.revoked.len(), 1);

@@ -176,8 +176,8 @@ impl Daemon {
             tracing::debug!("still closed: {error:#}");
         }
         // Only with what this process has fetched: the state on the disk may lack the last revocations.
-        if self.shared.health().read.is_some() {
-            self.shared.protection().readmit(&self.cache.config);
+        if follower.health().borrow().read.is_some() {
+            self.shared.protection().readmit(&follower.current_state().config);
         }
         let keyless = !self.shared.protection().is_closed() && self.shared.protection().keys_until(now()).is_none();
         if keyless && !std::mem::replace(&mut self.keyless, keyless) {

@@ -276,7 +276,7 @@ fn cross(mut crossing: crossing::Crossing, verifier: Verifier, told: &Told, coun
             batch.change(|verifier| *verifier = next);
         }
         let now = now();
-        let moved = crossing.turn(|frames| judge(&mut batch, frames, now as u32, counters))?;
+        let moved = crossing.turn(|frames| verify(&mut batch, frames, now as u32, counters))?;
         if counted != now {
             let Counts { no_room, missed, unserved, .. } = crossing.counts()?;
             lock(counters).lost[1] = [no_room, missed, unserved];

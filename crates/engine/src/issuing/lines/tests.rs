@@ -23,16 +23,19 @@ fn request(line: u64, counter: u64) -> Request {
 }
 
 fn read(lines: &mut Lines<u32>, mut datagram: Request, source: IpAddr, now: u64) -> Result<u32, Unanswered> {
-    lines.read(&mut datagram, source, now).map(|request| request.holder)
+    lines.read(&mut datagram, source, now).map(|received| received.holder)
 }
 
 #[test]
 fn a_request_is_its_holders_and_is_taken_once_from_wherever() {
     let mut lines = lines();
     let mut first = request(1, 1);
-    let request = lines.read(&mut first, HOME, 0).unwrap_or_else(|why| panic!("{why:?}"));
-    assert_eq!((request.holder, request.counter, request.question.port, request.question.network), (10, 1, 22, "blue"));
-    assert_eq!(request.key.bytes(), key(1).bytes());
+    let received = lines.read(&mut first, HOME, 0).unwrap_or_else(|why| panic!("{why:?}"));
+    assert_eq!(
+        (received.holder, received.counter, received.question.port, received.question.network),
+        (10, 1, 22, "blue")
+    );
+    assert_eq!(received.key.bytes(), key(1).bytes());
     assert_eq!(read(&mut lines, request(2, 1), HOME, 0), Ok(20));
     assert_eq!(read(&mut lines, request(1, 2), IpAddr::from([203, 0, 113, 9]), 0), Ok(10));
 }

@@ -1,0 +1,86 @@
+//! Connections to authorities, and the events that authorities push.
+
+use super::{Connection, Daemon, Message};
+use crate::now;
+use client::{Authority, Error, convert};
+use engine::agent::{Event, Subject};
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// A report from the task that follows an authority's events. Until the loop has handled it, that task sends no other
+/// one: an authority that sends events without end fills no more than its place in the queue of messages.
+pub(super) struct Report {
+    told: Told,
+    _turn: OwnedSemaphorePermit,
+}
+
+enum Told {
+    /// The authority sent an event; `None` if it is none that concerns agents.
+    Event(Option<Event>),
+    /// There are no more events.
+    Ended(Error),
+    /// The connection broke, for this reason.
+    Lost(String),
+}
+
+impl Daemon {
+    pub(super) fn connect(&mut self, subject: Subject, authority: Authority) {
+        self.logins += 1;
+        let login = self.logins;
+        let (mut stream, messages) = (authority.events(), self.messages.clone());
+        let mut trouble = stream.trouble();
+        let events = tokio::spawn(async move {
+            let turns = Arc::new(Semaphore::new(1));
+            loop {
+                let told = tokio::select! {
+                    event = stream.next() => match event {
+                        Ok(event) => {
+                            tracing::debug!(uid = subject.user(), ?event, "event");
+                            match convert::event(&event) {
+                                Some(event) => event.parts().into_iter().map(|part| Told::Event(Some(part))).collect(),
+                                None => vec![Told::Event(None)],
+                            }
+                        }
+                        Err(error) => vec![Told::Ended(error)],
+                    },
+                    Ok(()) = trouble.changed() => match trouble.borrow_and_update().clone() {
+                        Some(why) => vec![Told::Lost(why)],
+                        None => continue,
+                    },
+                };
+                for told in told {
+                    let last = matches!(told, Told::Ended(_));
+                    let Ok(turn) = turns.clone().acquire_owned().await else { return };
+                    let report = Report { told, _turn: turn };
+                    if messages.send(Message::Reported(subject, login, report)).await.is_err() || last {
+                        return;
+                    }
+                }
+            }
+        });
+        self.connections.insert(subject, Connection { authority, login, events, trouble: None });
+    }
+
+    pub(super) fn reported(&mut self, subject: Subject, report: Report) {
+        match report.told {
+            Told::Event(event) => {
+                self.note(subject, &Ok(()));
+                if let Some(event) = event {
+                    self.agent.event(now(), subject, &event);
+                }
+            }
+            Told::Ended(Error::NotLoggedIn | Error::Denied(_)) => self.agent.end(subject),
+            Told::Ended(error) => tracing::warn!(uid = subject.user(), "events: {error}"),
+            Told::Lost(why) => self.lost(subject, why),
+        }
+    }
+
+    fn lost(&mut self, subject: Subject, why: String) {
+        let Some(connection) = self.connections.get_mut(&subject) else { return };
+        if connection.trouble.is_none() {
+            let uid = subject.user();
+            tracing::warn!(uid, "lost the authority; grants work to their end, and no other can be had: {why}");
+        }
+        connection.trouble = Some(why);
+    }
+}

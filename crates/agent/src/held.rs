@@ -1,0 +1,57 @@
+//! The queue of held packets between the threads that read them and the loop, which serves its users in turn.
+
+use crate::kernel::HeldPacket;
+use engine::agent::Turns;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// Number of packets that may wait for the loop.
+const ROOM: usize = 1024;
+
+/// The queue. Clones share it.
+#[derive(Clone)]
+pub struct HeldQueue(Arc<Shared>);
+
+struct Shared {
+    turns: Mutex<Turns<HeldPacket>>,
+    filled: Notify,
+}
+
+impl HeldQueue {
+    /// Creates an empty queue.
+    pub fn new() -> Self {
+        Self(Arc::new(Shared { turns: Mutex::new(Turns::new(ROOM)), filled: Notify::new() }))
+    }
+
+    /// Appends a packet. If the queue is full, a packet of the user with the most packets is lost, as any packet may
+    /// be.
+    pub fn push(&self, packet: HeldPacket) {
+        self.turns().push(packet.slot.subject, packet);
+        self.0.filled.notify_one();
+    }
+
+    /// Waits for the next packet; safe to cancel. There is one caller only.
+    pub async fn next(&self) -> HeldPacket {
+        loop {
+            if let Some(packet) = self.pop() {
+                return packet;
+            }
+            self.0.filled.notified().await;
+        }
+    }
+
+    /// Returns the next packet, if there is one.
+    pub fn pop(&self) -> Option<HeldPacket> {
+        self.turns().pop()
+    }
+
+    fn turns(&self) -> MutexGuard<'_, Turns<HeldPacket>> {
+        self.0.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for HeldQueue {
+    fn default() -> Self {
+        Self::new()
+    }
+}

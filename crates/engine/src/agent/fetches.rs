@@ -1,0 +1,115 @@
+//! A session's open requests for grants. Their number is limited, so that neither a scan of all protected destinations
+//! nor an authority that never answers takes more than one person's share.
+
+use super::FetchId;
+use ipnet::IpNet;
+use std::time::Duration;
+use wire::{Destination, Handle};
+
+/// Maximum number of open requests for destinations without a grant.
+pub const FETCHES_MAX: usize = 64;
+/// Maximum number of open requests that renew grants. They have room of their own: packets wait for the others.
+pub const RENEWALS_MAX: usize = 64;
+/// The first pause after a failure.
+const PAUSE: Duration = Duration::from_millis(250);
+/// The longest pause while frames wait (`PAUSE_WAITING`), and otherwise (`PAUSE_IDLE`).
+const PAUSE_WAITING: Duration = Duration::from_secs(4);
+pub const PAUSE_IDLE: Duration = Duration::from_secs(30);
+
+/// What a grant is expected to cover, from the latest one for its receiver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Guess {
+    pub prefix: IpNet,
+    pub service: Option<(u8, u16)>,
+}
+
+/// A request to the authority.
+pub(super) struct Fetch {
+    pub id: FetchId,
+    pub place: Destination,
+    /// The guess at the time of the request.
+    pub guess: Guess,
+    pub renews: Option<Handle>,
+    attempts: u32,
+    /// When to ask again; `None` while the answer is awaited.
+    retry: Option<Duration>,
+}
+
+#[derive(Default)]
+pub(super) struct Fetches(Vec<Fetch>);
+
+impl Fetches {
+    /// Reports whether there is room for a request that renews a grant, or for one that does not.
+    pub fn has_room(&self, renews: bool) -> bool {
+        let most = if renews { RENEWALS_MAX } else { FETCHES_MAX };
+        self.0.iter().filter(|fetch| fetch.renews.is_some() == renews).count() < most
+    }
+
+    pub fn push(&mut self, id: FetchId, place: Destination, guess: Guess, renews: Option<Handle>) {
+        self.0.push(Fetch { id, place, guess, renews, attempts: 0, retry: None });
+    }
+
+    /// Returns the request whose answer is likely to cover this destination.
+    pub fn covering(&self, place: &Destination, guess: &Guess) -> Option<FetchId> {
+        self.0.iter().find(|fetch| fetch.place == *place || fetch.guess == *guess).map(|fetch| fetch.id)
+    }
+
+    pub fn get(&self, id: FetchId) -> Option<&Fetch> {
+        self.0.iter().find(|fetch| fetch.id == id)
+    }
+
+    pub fn take(&mut self, id: FetchId) -> Option<Fetch> {
+        let index = self.0.iter().position(|fetch| fetch.id == id)?;
+        Some(self.0.remove(index))
+    }
+
+    pub fn renews(&self, handle: Handle) -> bool {
+        self.0.iter().any(|fetch| fetch.renews == Some(handle))
+    }
+
+    /// Notes that no usable answer arrived.
+    pub fn failed(&mut self, now: Duration, id: FetchId) {
+        if let Some(fetch) = self.0.iter_mut().find(|fetch| fetch.id == id) {
+            let longest = if fetch.renews.is_some() { PAUSE_IDLE } else { PAUSE_WAITING };
+            fetch.retry = Some(now + pause(fetch.attempts, longest));
+            fetch.attempts += 1;
+        }
+    }
+
+    pub fn retry_at_once(&mut self, now: Duration) {
+        for fetch in &mut self.0 {
+            fetch.retry = fetch.retry.map(|retry| retry.min(now));
+        }
+    }
+
+    /// Returns the requests to repeat, and drops those that no longer matter.
+    pub fn due(&mut self, now: Duration, matters: impl Fn(&Fetch) -> bool) -> Vec<(FetchId, Destination)> {
+        let mut due = Vec::new();
+        self.0.retain_mut(|fetch| {
+            if fetch.retry.is_none_or(|at| at > now) {
+                return true;
+            }
+            let matters = matters(fetch);
+            if matters {
+                fetch.retry = None;
+                due.push((fetch.id, fetch.place));
+            }
+            matters
+        });
+        due
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns when to repeat the next request.
+    pub fn timeout(&self) -> Option<Duration> {
+        self.0.iter().filter_map(|fetch| fetch.retry).min()
+    }
+}
+
+/// Returns how long to wait after this number of failures.
+pub(super) fn pause(attempts: u32, longest: Duration) -> Duration {
+    PAUSE.saturating_mul(1 << attempts.min(10)).min(longest)
+}

@@ -1,0 +1,167 @@
+//! The grants that a session has, with the indices that find the one for a packet, for a revocation and for an entry in
+//! the kernel without examining the others.
+
+use super::frame::Sender;
+use super::known::Known;
+use crate::model::prefixes::Prefixes;
+use crate::model::work::examined;
+use std::collections::{BTreeMap, BTreeSet};
+use wire::{Destination, Handle};
+
+/// Maximum number of grants.
+pub const GRANTS_MAX: usize = 4096;
+/// Maximum number of destinations for which the kernel has these grants: they share a table with those of other users,
+/// and a grant for a whole network could otherwise have an entry for each of its ports and addresses.
+pub const PLACES_MAX: usize = 4096;
+
+/// Grants in the order in which they end.
+type ByEnd = BTreeSet<(u32, Handle)>;
+/// The protocol and port, if a grant is for one.
+type Service = Option<(u8, u16)>;
+
+#[derive(Default)]
+pub(super) struct Grants {
+    all: BTreeMap<Handle, Known>,
+    by_end: ByEnd,
+    /// By what they cover: those that any flow may use.
+    open: Prefixes<BTreeMap<Service, ByEnd>>,
+    /// By the flow that uses them: those for a single flow.
+    flows: BTreeMap<(Destination, Sender), ByEnd>,
+    /// The grant that the kernel has for a destination, and when its entry was written.
+    places: BTreeMap<Destination, (Handle, u64)>,
+    oldest: BTreeMap<u64, Destination>,
+    written: u64,
+}
+
+impl Grants {
+    pub fn iter(&self) -> impl Iterator<Item = &Known> {
+        self.all.values()
+    }
+
+    /// Returns all grants, whose use may be noted: what they cover stays as it is.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Known> {
+        self.all.values_mut()
+    }
+
+    pub fn get(&self, handle: Handle) -> Option<&Known> {
+        self.all.get(&handle)
+    }
+
+    pub fn get_mut(&mut self, handle: Handle) -> Option<&mut Known> {
+        self.all.get_mut(&handle)
+    }
+
+    /// Returns the grant that a packet may use: of several, the one that ends last.
+    pub fn best(&self, unix: u64, place: &Destination, sender: Option<Sender>) -> Option<Handle> {
+        let own = sender.and_then(|sender| self.flows.get(&(*place, sender)));
+        let best = self.covering(place).chain(own).filter_map(|grants| self.last_good(unix, grants));
+        best.max().map(|(_, handle)| handle)
+    }
+
+    /// Reports whether any flow may use a grant for this destination, though it may have ended.
+    pub fn has_for(&self, place: &Destination) -> bool {
+        self.covering(place).next().is_some()
+    }
+
+    fn covering(&self, place: &Destination) -> impl Iterator<Item = &ByEnd> + use<'_> {
+        let services = [None, Some((place.protocol, place.port))];
+        let around = self.open.around(place.address.into());
+        around.flat_map(move |by_service| services.into_iter().filter_map(move |service| by_service.get(&service)))
+    }
+
+    fn last_good(&self, unix: u64, grants: &ByEnd) -> Option<(u32, Handle)> {
+        let latest = grants.iter().rev().inspect(|_| examined());
+        let mut alive = latest.map_while(|key| self.all.get(&key.1).filter(|known| known.lasts(unix)).map(|_| *key));
+        alive.find(|(_, handle)| self.all.get(handle).is_some_and(|known| known.is_good(unix)))
+    }
+
+    /// Adds a grant without entries in the kernel. If there are too many now, returns the one that ends first.
+    #[must_use]
+    pub fn insert(&mut self, known: Known) -> Option<Handle> {
+        let key = (known.expires, known.handle());
+        self.by_end.insert(key);
+        self.by_end_of(&known).insert(key);
+        self.all.insert(key.1, known);
+        let first = self.by_end.iter().find(|(_, handle)| *handle != key.1);
+        first.filter(|_| self.all.len() > GRANTS_MAX).map(|(_, handle)| *handle)
+    }
+
+    /// Removes a grant, whose entries in the kernel the caller has to remove.
+    pub fn remove(&mut self, handle: Handle) -> Option<Known> {
+        let known = self.all.remove(&handle)?;
+        self.by_end.remove(&(known.expires, handle));
+        self.forget(&known);
+        for place in &known.places {
+            if let Some((_, written)) = self.places.remove(place) {
+                self.oldest.remove(&written);
+            }
+        }
+        Some(known)
+    }
+
+    /// Gives a grant for a single flow to this flow.
+    pub fn bind(&mut self, handle: Handle, flow: Option<(Destination, Sender)>) {
+        let Some(mut known) = self.all.remove(&handle) else { return };
+        self.forget(&known);
+        known.flow = flow;
+        self.by_end_of(&known).insert((known.expires, handle));
+        self.all.insert(handle, known);
+    }
+
+    /// Notes that the kernel has this grant for a destination, in place of another one. If it has too many entries now,
+    /// returns the destination whose entry is the oldest and has to go.
+    #[must_use]
+    pub fn place(&mut self, handle: Handle, place: Destination) -> Option<Destination> {
+        self.unplace(&place);
+        let known = self.all.get_mut(&handle)?;
+        known.places.insert(place);
+        self.written += 1;
+        self.places.insert(place, (handle, self.written));
+        self.oldest.insert(self.written, place);
+        let oldest = self.oldest.first_key_value().map(|(_, oldest)| *oldest);
+        let oldest = oldest.filter(|_| self.places.len() > PLACES_MAX)?;
+        self.unplace(&oldest);
+        Some(oldest)
+    }
+
+    /// Notes that the kernel has no grant for a destination any more.
+    pub fn unplace(&mut self, place: &Destination) {
+        let Some((handle, written)) = self.places.remove(place) else { return };
+        self.oldest.remove(&written);
+        if let Some(known) = self.all.get_mut(&handle) {
+            known.places.remove(place);
+        }
+    }
+
+    /// Returns the destinations for which the kernel has a grant.
+    pub fn places(&self) -> impl Iterator<Item = &Destination> {
+        self.places.keys()
+    }
+
+    fn by_end_of(&mut self, known: &Known) -> &mut ByEnd {
+        match known.flow {
+            Some(flow) => self.flows.entry(flow).or_default(),
+            None => self.open.entry(&known.prefix).entry(known.service).or_default(),
+        }
+    }
+
+    /// Removes a grant from the indices of what it covers.
+    fn forget(&mut self, known: &Known) {
+        let key = (known.expires, known.handle());
+        let of_it = self.by_end_of(known);
+        of_it.remove(&key);
+        if !of_it.is_empty() {
+            return;
+        }
+        match known.flow {
+            Some(flow) => drop(self.flows.remove(&flow)),
+            None => {
+                let by_service = self.open.entry(&known.prefix);
+                by_service.remove(&known.service);
+                if by_service.is_empty() {
+                    self.open.remove(&known.prefix);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! A session's receivers, and the index that finds the one of a destination without examining the others: an authority
+//! that a user chose may list thousands, and every held packet needs the look-up.
+
+use crate::model::prefixes::Prefixes;
+use crate::model::work::examined;
+use crate::model::{Receiver, Service};
+use ipnet::IpNet;
+use std::collections::BTreeMap;
+use wire::Destination;
+
+/// Receivers that the person may reach.
+pub(super) struct Receivers {
+    all: Vec<Receiver>,
+    index: Prefixes<Spans>,
+    /// For each receiver, the first one of its name: a name may have several prefixes, and may be long.
+    namesakes: Vec<usize>,
+    /// By the first receiver of a name: what the latest grant for it covered.
+    widths: BTreeMap<usize, Width>,
+}
+
+/// Prefix length of a grant, and whether it was for one service.
+type Width = (u8, bool);
+
+impl Receivers {
+    pub fn new(all: Vec<Receiver>) -> Self {
+        let mut services: Prefixes<Vec<(Service, usize)>> = Prefixes::default();
+        for (number, receiver) in all.iter().enumerate() {
+            let of_prefix = services.entry(&receiver.prefix);
+            of_prefix.extend(receiver.services.iter().map(|service| (*service, number)));
+        }
+        let mut names: BTreeMap<&str, usize> = BTreeMap::new();
+        let namesakes = all.iter().enumerate().map(|(number, one)| *names.entry(&one.name).or_insert(number)).collect();
+        Self { index: services.map(|services| Spans::new(&services)), namesakes, widths: BTreeMap::new(), all }
+    }
+
+    /// Returns the receivers in the authority's order.
+    pub fn all(&self) -> &[Receiver] {
+        &self.all
+    }
+
+    /// Returns the receiver of a destination: the one with the longest prefix; of several with this prefix, the last
+    /// one.
+    pub fn of(&self, place: &Destination) -> Option<&Receiver> {
+        self.all.get(self.number_of(place)?)
+    }
+
+    /// Reports whether a receiver is in this network, or contains it.
+    pub fn overlap(&self, network: &IpNet) -> bool {
+        self.index.overlapping(network).next().is_some()
+    }
+
+    /// Returns the width of the latest grant for a destination's receiver.
+    pub fn width(&self, place: &Destination) -> Option<Width> {
+        self.widths.get(self.namesakes.get(self.number_of(place)?)?).copied()
+    }
+
+    pub fn set_width(&mut self, place: &Destination, width: Width) {
+        if let Some(first) = self.number_of(place).and_then(|number| self.namesakes.get(number)) {
+            self.widths.insert(*first, width);
+        }
+    }
+
+    fn number_of(&self, place: &Destination) -> Option<usize> {
+        self.index.around(place.address.into()).find_map(|spans| spans.at(place.protocol, place.port))
+    }
+}
+
+/// Disjoint spans of protocol and port as one number: where each span begins, and its receiver.
+#[derive(Default)]
+struct Spans(Vec<(u32, Option<usize>)>);
+
+impl Spans {
+    fn new(services: &[(Service, usize)]) -> Self {
+        // By number: the receivers whose spans begin (1) and end (-1) there.
+        let mut changes: BTreeMap<u32, Vec<(usize, i32)>> = BTreeMap::new();
+        for (service, receiver) in services {
+            let (first, last) = match service.protocol {
+                0 => (0, number(u8::MAX, u16::MAX)),
+                protocol => (number(protocol, service.first_port), number(protocol, service.last_port)),
+            };
+            if first <= last {
+                changes.entry(first).or_default().push((*receiver, 1));
+                changes.entry(last + 1).or_default().push((*receiver, -1));
+            }
+        }
+        // The receivers that cover the current number, and by how many of their spans.
+        let mut covering: BTreeMap<usize, i32> = BTreeMap::new();
+        let mut spans = Vec::with_capacity(changes.len());
+        for (first, changes) in changes {
+            for (receiver, change) in changes {
+                *covering.entry(receiver).or_default() += change;
+                if covering[&receiver] == 0 {
+                    covering.remove(&receiver);
+                }
+            }
+            spans.push((first, covering.last_key_value().map(|(receiver, _)| *receiver)));
+        }
+        Self(spans)
+    }
+
+    fn at(&self, protocol: u8, port: u16) -> Option<usize> {
+        let wanted = number(protocol, port);
+        let after = self.0.partition_point(|(first, _)| {
+            examined();
+            *first <= wanted
+        });
+        self.0.get(after.checked_sub(1)?)?.1
+    }
+}
+
+fn number(protocol: u8, port: u16) -> u32 {
+    u32::from(protocol) << 16 | u32::from(port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::packet::{TCP, UDP};
+
+    #[test]
+    fn the_longest_prefix_decides_and_then_the_last_receiver() {
+        let receiver = |prefix: &str, services: &[(u8, u16, u16)]| Receiver {
+            name: String::new(),
+            prefix: prefix.parse().expect("a prefix"),
+            services: services
+                .iter()
+                .map(|&(protocol, first_port, last_port)| Service { protocol, first_port, last_port })
+                .collect(),
+        };
+        let all = vec![
+            receiver("192.0.2.0/24", &[(0, 0, 65535)]),
+            receiver("192.0.2.1/32", &[(TCP, 1, 100), (TCP, 50, 60), (UDP, 53, 53)]),
+            receiver("192.0.2.1/32", &[(TCP, 80, 80), (TCP, 90, 85)]),
+            receiver("192.0.2.9/16", &[(TCP, 22, 22)]),
+            receiver("2001:db8::/32", &[(TCP, 65535, 65535)]),
+        ];
+        let receivers = Receivers::new(all.clone());
+        for address in ["192.0.2.1", "192.0.2.2", "192.0.9.1", "198.51.100.1", "2001:db8::1"] {
+            for protocol in [0, 1, TCP, UDP, 255] {
+                for port in [0, 1, 22, 49, 53, 60, 61, 79, 80, 81, 87, 100, 101, 65535] {
+                    let place = Destination { address: address.parse().expect("an address"), protocol, port };
+                    let covers = |receiver: &&Receiver| {
+                        receiver.prefix.contains(&place.address)
+                            && receiver.services.iter().any(|service| service.covers(protocol, port))
+                    };
+                    let scanned = all.iter().filter(covers).max_by_key(|receiver| receiver.prefix.prefix_len());
+                    assert_eq!(receivers.of(&place), scanned, "{place:?}");
+                }
+            }
+        }
+    }
+}

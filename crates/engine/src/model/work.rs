@@ -1,0 +1,21 @@
+//! Counts the steps of look-ups, for tests of what a packet costs.
+
+#[cfg(test)]
+thread_local! {
+    static EXAMINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// Notes that a look-up has examined one more entry. Does nothing outside tests.
+#[inline]
+pub(crate) fn examined() {
+    #[cfg(test)]
+    EXAMINED.with(|count| count.set(count.get() + 1));
+}
+
+/// Returns how many entries were examined while `work` ran.
+#[cfg(test)]
+pub(crate) fn steps(work: impl FnOnce()) -> usize {
+    let before = EXAMINED.get();
+    work();
+    EXAMINED.get() - before
+}
