@@ -150,10 +150,10 @@ fn a_file_that_cannot_be_explained_is_refused_with_the_reason() {
         cut[length] += 1;
         let file = dir.path().join("it.pcap");
         for (bytes, reason) in [
-            (&b"a text, and no capture of any packets at all"[..], "is no packet capture"),
+            (&b"a text, and no capture of any packets at all"[..], "is not a packet capture"),
             (b"", "is empty"),
-            (&whole[..whole.len() - 1], "ends in the middle of what follows packet 1"),
-            (&cut, "packet 2 was not captured whole: capture with -s 0"),
+            (&whole[..whole.len() - 1], "is cut short after packet 1"),
+            (&cut, "packet 2 is truncated in the capture: capture with -s 0"),
         ] {
             fs::write(&file, bytes)?;
             let Output { status, stderr, stdout } = world.verifier.explain_packets(&file, &["--json"])?;

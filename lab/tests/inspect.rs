@@ -227,7 +227,7 @@ fn a_key_in_band_is_explained_and_not_shown() {
         ensure!(key["carrier"] == "shim" && key["added"] == 60, "{key}");
         ensure!(text(key, "source") == format!("{AUTHORITY}:{AUTHORITY_PORT}"), "{key}");
         ensure!(format!("00{}{}", text(key, "unique_id"), text(key, "nonce1")) == handle, "{key} is not of {handle}");
-        ensure!(key["remarks"].to_string().contains("travels here in clear"), "{key}");
+        ensure!(key["remarks"].to_string().contains("is sent here in clear"), "{key}");
 
         // The capture contains the key itself; the output does not.
         let pair = Pair::from_bytes(*u64::from_str_radix(&handle, 16)?.to_be_bytes().last_chunk().context("a pair")?);
@@ -256,10 +256,10 @@ fn what_is_no_capture_is_refused_with_the_reason() {
         let mut elsewhere = whole.clone();
         elsewhere[20] = 105;
         for (bytes, reason) in [
-            (&b"hello, world, this is a text and no capture"[..], "is no packet capture"),
+            (&b"hello, world, this is a text and no capture"[..], "is not a packet capture"),
             (b"", "is empty"),
-            (&whole[..whole.len() - 1], "ends in the middle of what follows packet 0"),
-            (&elsewhere, "captured at a link of type 105"),
+            (&whole[..whole.len() - 1], "is cut short after packet 0"),
+            (&elsewhere, "unsupported link type 105"),
         ] {
             fs::write(&file, bytes)?;
             let output = Command::new(vouchsafe()).arg("inspect").arg(&file).output()?;

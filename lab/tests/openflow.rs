@@ -368,14 +368,14 @@ fn a_switch_with_a_certificate_is_served_by_tls_and_one_that_speaks_plain_is_tol
         // An open connection keeps its old certificate, so this makes the switch reconnect.
         home.switch.set_controller(BRIDGE, "ssl:127.0.0.1:1")?;
         home.switch.set_controller(BRIDGE, &controller)?;
-        ensure!(told(&home, "a switch can't be spoken to: TLS"), "{}", home.agent.log());
+        ensure!(told(&home, "connection to the switch failed: TLS"), "{}", home.agent.log());
         home.switch.set_controller(BRIDGE, &format!("tcp:{CONTROLLER}"))?;
-        ensure!(told(&home, "speaks plain OpenFlow"), "{}", home.agent.log());
+        ensure!(told(&home, "uses plain OpenFlow"), "{}", home.agent.log());
         // The reverse: the switch uses TLS, the agent does not.
         home.switch.set_controller(BRIDGE, &controller)?;
         home.agent.kill()?;
         home.agent.run_with(&["--switches".to_owned(), CONTROLLER.to_owned()])?;
-        ensure!(told(&home, "speaks TLS"), "{}", home.agent.log());
+        ensure!(told(&home, "uses TLS"), "{}", home.agent.log());
         Ok(())
     });
 }

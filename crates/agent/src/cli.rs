@@ -133,10 +133,10 @@ pub async fn run(command: AgentCommand) -> Result<ExitCode> {
         AgentCommand::Detach { instance } => match datapath::Pins::existing("agent", &instance) {
             Some(pins) => {
                 kernel::detach(&pins)?;
-                println!("detached: nothing gets a token any more");
+                println!("detached: packets no longer get tokens");
                 Ok(ExitCode::SUCCESS)
             }
-            None => no(&format!("nothing of an agent {instance:?} is in the kernel")),
+            None => no(&format!("nothing to detach: the kernel holds no state of agent instance {instance:?}")),
         },
         AgentCommand::Shortcut(Shortcut::Login(arguments)) => login::run(*arguments).await,
         AgentCommand::Shortcut(Shortcut::Logout(arguments)) => login::logout(arguments).await,
@@ -173,7 +173,7 @@ fn unexpected(reply: Reply) -> Result<ExitCode> {
     match reply {
         Reply::Refused { kind, text } if matches!(kind.as_str(), "unreachable" | "malformed" | "other") => bail!(text),
         Reply::Refused { text, .. } => no(&text),
-        _ => bail!("the agent answered something else: another version?"),
+        _ => bail!("unexpected answer from the agent: its version may differ from that of this command"),
     }
 }
 
@@ -181,10 +181,10 @@ fn ask(what: &str) -> Result<String> {
     eprint!("{what}");
     std::io::stderr().flush()?;
     let mut line = String::new();
-    std::io::stdin().read_line(&mut line).context("cannot ask")?;
+    std::io::stdin().read_line(&mut line).context("cannot read the answer from standard input")?;
     let line = line.trim().to_owned();
     if line.is_empty() {
-        bail!("nothing was said");
+        bail!("no input");
     }
     Ok(line)
 }
@@ -200,14 +200,9 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
         return Ok(code);
     }
     match &status.session {
-        None => println!("not logged in: `vouchsafe login DOMAIN`, or `vouchsafe login --authority URL`"),
+        None => println!("not logged in: run `vouchsafe login DOMAIN` or `vouchsafe login --authority URL`"),
         Some(session) => {
-            println!(
-                "{} on {}, logged in for another {}",
-                session.person,
-                session.device,
-                left(session.expires, status.now)
-            );
+            println!("{} on {}, session ends in {}", session.person, session.device, left(session.expires, status.now));
             match &session.trouble {
                 None => println!("authority {}: reachable", session.authority),
                 Some(trouble) => println!("authority {}: {trouble}", session.authority),

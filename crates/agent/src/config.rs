@@ -167,7 +167,7 @@ impl Config {
     fn resolve(flags: Flags, file: Flags) -> Result<Self> {
         let either = |flag: Vec<String>, file: Vec<String>| if flag.is_empty() { file } else { flag };
         let default = match flags.default.or(file.default) {
-            Some(text) => text.parse().ok().with_context(|| format!("default: {text:?} is neither allow nor deny"))?,
+            Some(text) => text.parse().ok().with_context(|| format!("default: {text:?} must be allow or deny"))?,
             None => Consent::default(),
         };
         let mut owners = Vec::new();
@@ -180,24 +180,27 @@ impl Config {
         }
         for setting in either(flags.device, file.device) {
             let (mac, name) =
-                setting.rsplit_once('=').with_context(|| format!("device: {setting:?} is no MAC=USER"))?;
+                setting.rsplit_once('=').with_context(|| format!("device: {setting:?} is invalid: write MAC=USER"))?;
             let mac = hardware_address(mac)
-                .with_context(|| format!("device: {mac:?} is no hardware address such as 02:00:00:00:00:01"))?;
+                .with_context(|| format!("device: {mac:?} is not a hardware address such as 02:00:00:00:00:01"))?;
             household.devices.insert(mac, user(name).context("device")?);
         }
         for setting in either(flags.cgroup, file.cgroup) {
             let (path, name) =
-                setting.rsplit_once('=').with_context(|| format!("cgroup: {setting:?} is no PATH=USER"))?;
+                setting.rsplit_once('=').with_context(|| format!("cgroup: {setting:?} is invalid: write PATH=USER"))?;
             owners.push((cgroup(path)?, user(name).context("cgroup")?));
         }
         let instance = flags.instance.or(file.instance).unwrap_or_else(|| DEFAULT_INSTANCE.to_owned());
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         if instance.is_empty() || !instance.chars().all(plain) {
-            bail!("instance: {instance:?} has other characters than letters, digits, - and _");
+            bail!("instance: {instance:?} may contain only letters, digits, - and _");
         }
         let switches = flags.switches.or(file.switches);
         if switches.is_none() && !household.devices.is_empty() {
-            bail!("device: devices are behind switches, and there are none: say where switches connect, by `switches`");
+            bail!(
+                "device: `switches` is not set, so there are no switches with devices behind them: set the address on \
+                 which to listen for switches"
+            );
         }
         let switches_tls = Files::all(
             flags.switches_certificate.or(file.switches_certificate),
@@ -206,14 +209,14 @@ impl Config {
         )?;
         let authorities = either(flags.authority, file.authority);
         if let Some(wrong) = authorities.iter().find(|url| !url.starts_with("https://")) {
-            bail!("authority: {wrong:?} is no address of an authority: write https://HOST:PORT");
+            bail!("authority: {wrong:?} is not the URL of an authority: write https://HOST:PORT");
         }
         let discover = either(flags.discover, file.discover);
         let discover = discover.iter().map(|name| name.parse().map_err(|why| anyhow::anyhow!("discover: {why}")));
         let resolvers = either(flags.resolver, file.resolver);
         let resolvers = resolvers.iter().map(|text| {
             let address = text.parse().ok();
-            address.with_context(|| format!("resolver: {text:?} is no address and port, such as 192.0.2.53:53"))
+            address.with_context(|| format!("resolver: {text:?} is not an address and port such as 192.0.2.53:53"))
         });
         let key_transfer = either(flags.key_transfer, file.key_transfer);
         for url in &key_transfer {
@@ -346,7 +349,7 @@ mod tests {
             assert!(of(&format!("{switches}device = \"{wrong}\"")).is_err(), "{wrong}");
         }
         let half = of(&format!("{switches}switches_key = \"key.pem\"")).unwrap_err().to_string();
-        assert!(half.contains("all three, or none"), "{half}");
+        assert!(half.contains("all three or none"), "{half}");
         assert!(of("device = \"02:00:00:00:00:0a=0\"").is_err(), "there are no switches");
     }
 

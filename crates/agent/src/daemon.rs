@@ -6,8 +6,9 @@ mod events;
 mod login;
 
 use crate::config::Config;
+use crate::held::HeldPacket;
 use crate::held::HeldQueue;
-use crate::kernel::{HeldPacket, Kernel, Outlets};
+use crate::kernel::{Kernel, Outlets};
 use crate::key_transfer::{self, Keys};
 use crate::metrics::{self, Answers, Snapshot};
 use crate::protocol::{Reply, Standing};
@@ -130,7 +131,7 @@ pub async fn run(config: Config) -> Result<()> {
     let pins = Pins::new("agent", &config.instance)?;
     let _lock = pins.lock().with_context(|| {
         format!(
-            "an agent {:?} runs already; a second one needs another --instance, --dir and --socket",
+            "agent instance {:?} already runs; a second agent needs its own --instance, --dir and --socket",
             config.instance
         )
     })?;
@@ -154,7 +155,7 @@ pub async fn run(config: Config) -> Result<()> {
     let measuring = readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(asking.clone()))));
     let calls = tokio::spawn(socket::serve(listener, command_sender));
     let mut signals = Signals::listen()?;
-    tracing::info!(socket = %daemon.config.socket.display(), "the agent runs");
+    tracing::info!(socket = %daemon.config.socket.display(), "agent started");
     let mut look = Instant::now();
     loop {
         let pause = daemon.agent.timeout().map_or(LOOK, |at| at.saturating_sub(now()));
@@ -187,7 +188,7 @@ pub async fn run(config: Config) -> Result<()> {
     resolving.abort();
     measuring.inspect(JoinHandle::abort);
     let _ = std::fs::remove_file(&daemon.config.socket);
-    tracing::info!("the agent ends; what is in the kernel stays");
+    tracing::info!("agent stopped; its state in the kernel stays");
     Ok(())
 }
 
@@ -265,7 +266,7 @@ impl Daemon {
                     let KeptSession { expires, receivers, skew, .. } = session;
                     self.agent.login(subject, Login { expires, receivers, skew });
                 }
-                Err(error) => tracing::error!(uid, "the session can't be taken up: {error}"),
+                Err(error) => tracing::error!(uid, "cannot resume the saved session: {error}"),
             }
         }
         let (owners, entries) = self.kernel.inventory();
@@ -427,10 +428,10 @@ impl Daemon {
         let used = self.agent.answered(now(), subject, id, &answer);
         if let Some(why) = unusable.or(used.err()) {
             match why {
-                Unusable::Over => tracing::warn!(uid = subject.user(), "a grant can't be used: {why}"),
-                Unusable::Malformed(_) => tracing::error!(uid = subject.user(), "a grant can't be used: {why}"),
+                Unusable::Over => tracing::warn!(uid = subject.user(), "cannot use the grant: {why}"),
+                Unusable::Malformed(_) => tracing::error!(uid = subject.user(), "cannot use the grant: {why}"),
             }
-            failure = Some(format!("the grant can't be used: {why}"));
+            failure = Some(format!("cannot use the grant: {why}"));
         }
         let (concerned, others): (Vec<_>, Vec<_>) = self.waiters.drain(..).partition(|waiter| waiter.fetch == id);
         self.waiters = others;
@@ -446,7 +447,7 @@ impl Daemon {
     fn dismiss(&mut self) {
         let late = now().saturating_sub(WAIT);
         for waiter in self.waiters.extract_if(.., |waiter| waiter.since < late) {
-            let why = "the authority has not answered in time".to_owned();
+            let why = "the authority did not answer in time".to_owned();
             let _ = waiter.reply.send(Reply::Standing(Standing::Failed { why }));
         }
     }
@@ -465,7 +466,7 @@ impl Daemon {
         let receivers = match answer.value {
             Err(Error::NotLoggedIn) => return self.agent.end(subject),
             Err(error) => {
-                tracing::debug!(uid = subject.user(), "destinations: {error}");
+                tracing::debug!(uid = subject.user(), "cannot fetch destinations from the authority: {error}");
                 None
             }
             Ok(answer_value) => {
@@ -475,7 +476,7 @@ impl Daemon {
         };
         let heard = receivers.is_some();
         if let Err(error) = self.agent.destinations(now(), subject, receivers) {
-            tracing::error!(uid = subject.user(), "the authority's destinations can't be used: {error}");
+            tracing::error!(uid = subject.user(), "cannot use the destinations from the authority: {error}");
         }
         if heard && let Some(session) = self.kept.get_mut(&subject.user()).and_then(|kept| kept.session.as_mut()) {
             let receivers = self.agent.receivers(subject);
@@ -489,7 +490,7 @@ impl Daemon {
     fn save(&self, uid: u32) {
         let Some(kept) = self.kept.get(&uid) else { return };
         if let Err(error) = self.sessions.save(uid, kept) {
-            tracing::error!(uid, "not kept for the next start: {error:#}");
+            tracing::error!(uid, "cannot save the session for the next start: {error:#}");
         }
     }
 }
@@ -497,8 +498,8 @@ impl Daemon {
 /// Builds the page of metrics from the loop's snapshot.
 async fn page(messages: mpsc::Sender<Message>) -> Result<shell::metrics::Page> {
     let (reply, told) = oneshot::channel();
-    messages.send(Message::Metrics(reply)).await.ok().context("the agent ends")?;
-    Ok(metrics::page(&told.await.context("the agent ends")??))
+    messages.send(Message::Metrics(reply)).await.ok().context("the agent is stopping")?;
+    Ok(metrics::page(&told.await.context("the agent is stopping")??))
 }
 
 fn refusal(error: Error) -> Refusal {

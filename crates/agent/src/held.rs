@@ -1,12 +1,20 @@
 //! The queue of held packets between the threads that read them and the loop, which serves its users in turn.
 
-use crate::kernel::HeldPacket;
-use engine::agent::Turns;
+use engine::agent::{Frame, Turns};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
+use wire::map::GrantSlot;
 
 /// Number of packets that may wait for the loop.
 const ROOM: usize = 1024;
+
+/// A held packet.
+pub struct HeldPacket {
+    /// The subject and destination of the packet.
+    pub slot: GrantSlot,
+    /// The packet, if it was handed over complete.
+    pub frame: Option<Frame>,
+}
 
 /// The queue. Clones share it.
 #[derive(Clone)]

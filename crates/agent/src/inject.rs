@@ -18,7 +18,7 @@ impl Injector {
     /// Opens the socket.
     pub fn new() -> Result<Self> {
         let socket = PacketSocket::new()?;
-        let cookie = cookie(&socket).context("the packet socket has no cookie")?;
+        let cookie = cookie(&socket).context("cannot read the packet socket's cookie")?;
         Ok(Self { socket, cookie })
     }
 
@@ -30,7 +30,7 @@ impl Injector {
     /// Sends a frame out of `interface` for a subject.
     pub fn send(&self, subject: Subject, interface: u32, frame: &Ready) -> Result<()> {
         setsockopt(&self.socket, sockopt::Mark, &subject.number()).context("cannot mark the packet")?;
-        self.socket.send(interface, frame.ether_type, &frame.bytes).context("cannot send a held packet")
+        self.socket.send(interface, frame.ether_type, &frame.bytes).context("cannot send a queued packet")
     }
 }
 

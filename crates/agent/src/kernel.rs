@@ -1,7 +1,7 @@
 //! The kernel side: programs on interfaces, maps, held packets, and the socket that re-sends them.
 
 use crate::config::Config;
-use crate::held::HeldQueue;
+use crate::held::{HeldPacket, HeldQueue};
 use crate::inject::Injector;
 use crate::protocol;
 use anyhow::{Context, Result};
@@ -45,14 +45,6 @@ const COUNTERS: &[(&str, u32)] = &[
     ("support", agent_counter::SUPPORT),
     ("keys_in_band", agent_counter::KEYS),
 ];
-
-/// A held packet.
-pub struct HeldPacket {
-    /// The subject and destination of the packet.
-    pub slot: GrantSlot,
-    /// The packet, if it was handed over complete.
-    pub frame: Option<Frame>,
-}
 
 /// Channels for what the threads read from the kernel.
 #[derive(Clone)]
@@ -105,13 +97,16 @@ impl Kernel {
             addresses: addresses(),
         };
         for name in kernel.wanted.iter().filter(|name| Interface::named(name).is_err()) {
-            tracing::warn!(interface = name, "there is no such interface: tokens go out by it once it comes");
+            tracing::warn!(
+                interface = name,
+                "the interface does not exist yet: the agent attaches to it when it appears"
+            );
         }
         kernel.load(14)?;
         kernel.signs = kernel.signs()?;
         kernel.maps().set_injector(kernel.injector.cookie())?;
         if kernel.maps().nonce()? == 0 {
-            kernel.maps().set_nonce(getrandom::u32().context("no random numbers")?)?;
+            kernel.maps().set_nonce(getrandom::u32().context("cannot get random numbers")?)?;
         }
         Ok(kernel)
     }
@@ -143,7 +138,7 @@ impl Kernel {
             held.push(HeldPacket { slot: header.slot, frame });
         };
         let packets = agent.held()?;
-        let open = move || packets.open(each.clone(), |count| tracing::warn!(count, "held packets were lost"));
+        let open = move || packets.open(each.clone(), |count| tracing::warn!(count, "queued packets were lost"));
         let (buffer, openings) = (open()?, self.openings.clone());
         let mut opened = openings.load(Ordering::Relaxed);
         std::thread::Builder::new().name(format!("held-{link_header}")).spawn(move || {
@@ -163,7 +158,7 @@ impl Kernel {
                     // A signal may interrupt the poll; the loop retries in any case.
                     Some(buffer) => {
                         if let Err(error) = buffer.poll(POLL) {
-                            tracing::debug!("held packets: {error}");
+                            tracing::debug!("cannot read queued packets: {error}");
                         }
                     }
                     None => match open() {
@@ -198,7 +193,7 @@ impl Kernel {
             let done = self.attach(&interface).map_err(|error| format!("{error:#}"));
             match &done {
                 Ok(()) => tracing::info!(interface = interface.name, by = self.attachment.name(), "attached"),
-                Err(error) => tracing::warn!(interface = interface.name, "not attached: {error}"),
+                Err(error) => tracing::warn!(interface = interface.name, "cannot attach: {error}"),
             }
             self.attached.push((interface, done));
         }
@@ -211,7 +206,7 @@ impl Kernel {
     pub fn follow_cores(&mut self) -> Result<()> {
         let signs = self.signs()?;
         if let Some(why) = self.signs.differ(&signs) {
-            tracing::debug!("{why}: the buffers of held packets are opened anew");
+            tracing::debug!("{why}: reopening the buffers of queued packets");
             self.openings.fetch_add(1, Ordering::Relaxed);
         }
         self.signs = signs;
@@ -332,11 +327,11 @@ impl Signs {
     /// Returns a description of the first sign that changed.
     fn differ(&self, now: &Self) -> Option<&'static str> {
         if self.online != now.online {
-            Some("other cores are on")
+            Some("CPUs went online or offline")
         } else if now.asleep.saturating_sub(self.asleep) > NAP {
-            Some("the machine slept")
+            Some("the machine was suspended")
         } else if now.failed > self.failed {
-            Some("packets could not be held")
+            Some("packets could not be queued")
         } else {
             None
         }
@@ -351,7 +346,7 @@ impl Drop for Kernel {
 
 /// Removes everything of an instance: programs from every interface, then maps.
 pub fn detach(pins: &Pins) -> Result<()> {
-    let _lock = pins.lock().context("the agent runs: end it first")?;
+    let _lock = pins.lock().context("the agent is running: stop it first")?;
     every_interface()?.iter().try_for_each(remove_filters)?;
     pins.remove()
 }

@@ -72,7 +72,7 @@ pub async fn ask(authority: &Authority, request: &GrantRequest, keys: &Keys) -> 
             Ok(grant)
         }
         None => {
-            tracing::warn!(to = %request.address, "the key did not come in band: it is asked for by HTTPS");
+            tracing::warn!(to = %request.address, "the key did not arrive in band: requesting it by HTTPS");
             authority.grant(request).await
         }
     }
@@ -92,8 +92,10 @@ pub async fn ends(urls: &[String]) -> Vec<SocketAddrV4> {
                 SocketAddr::V4(end) => Some(end),
                 SocketAddr::V6(_) => None,
             })),
-            Ok(Err(error)) => tracing::warn!(url, "keys don't come in band from there: {error}"),
-            Err(_) => tracing::warn!(url, "keys don't come in band from there: its name can't be looked up"),
+            Ok(Err(error)) => tracing::warn!(url, "cannot receive keys in band from this authority: {error}"),
+            Err(_) => {
+                tracing::warn!(url, "cannot receive keys in band from this authority: its name cannot be resolved")
+            }
         }
     }
     ends

@@ -71,7 +71,8 @@ impl Sessions {
                 // One broken file must not affect other users.
                 Err(error) => {
                     let file = self.folder.file(&name);
-                    tracing::error!(file = %file.display(), "can't be read, its user has to log in: {error}");
+                    tracing::error!(file = %file.display(), "cannot read the saved session, so its user has to log in \
+                                                             again: {error}");
                 }
             }
         }

@@ -15,8 +15,8 @@ use tokio::time::timeout;
 /// The agent's names in error messages.
 const ROLE: Role = Role {
     name: "agent",
-    allowed: "every user may send requests who can enter the socket's folder",
-    way_out: "a second one needs another --socket",
+    allowed: "requires access to the socket's folder",
+    way_out: "a second agent needs its own --socket",
 };
 /// How long a client may take to send a request, and to receive an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -109,7 +109,7 @@ impl Service for Calls {
         match self.callers.admit(user) {
             Some(caller) => Admission::Serve(caller),
             None => {
-                let refusal = refused("busy", "too many connections to the agent at a time".to_owned());
+                let refusal = refused("busy", "too many connections to the agent at a time: try again".to_owned());
                 Admission::Full(lines::encode(&refusal).unwrap_or_default())
             }
         }
@@ -117,7 +117,7 @@ impl Service for Calls {
 
     async fn answer(&self, user: u32, request: &[u8]) -> Result<Vec<u8>> {
         let reply = match serde_json::from_slice::<Request>(request) {
-            Err(error) => refused("malformed", format!("the call can't be read: {error}")),
+            Err(error) => refused("malformed", format!("cannot read the request: {error}")),
             Ok(Request { uid: Some(uid), .. }) if uid != user && user != 0 => {
                 refused("not_yours", "only root may act for other users".to_owned())
             }
@@ -126,9 +126,9 @@ impl Service for Calls {
                 let command = Command { uid: uid.unwrap_or(user), call, reply };
                 let answered = timeout(ANSWER, async {
                     self.commands.send(command).await?;
-                    answer.await.context("the daemon is ending")
+                    answer.await.context("the agent is stopping")
                 });
-                answered.await.unwrap_or_else(|_| Ok(refused("slow", "no answer in time".to_owned())))?
+                answered.await.unwrap_or_else(|_| Ok(refused("slow", "the agent did not answer in time".to_owned())))?
             }
         };
         lines::encode(&reply)
@@ -142,9 +142,10 @@ fn refused(kind: &str, text: String) -> Reply {
 /// Makes a call to the daemon that listens at `path`.
 pub async fn call(path: &Path, request: &Request) -> Result<Reply> {
     let line = control::call(path, &ROLE, request, CALL).await?.with_context(|| {
-        format!("no agent answers at {} (start it with `vouchsafe agent run`, as root)", path.display())
+        format!("no agent listens at {} (start it with `vouchsafe agent run`, as root)", path.display())
     })?;
-    serde_json::from_slice(&line).context("the agent's answer can't be read: another version?")
+    serde_json::from_slice(&line)
+        .context("cannot read the agent's answer: its version may differ from that of this command")
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 pub mod tls;
 
 use crate::config::Config;
-use crate::kernel::HeldPacket;
+use crate::held::HeldPacket;
 use crate::protocol;
 use anyhow::{Context, Result};
 use engine::agent::insertion::Used;
@@ -95,13 +95,13 @@ impl Switches {
                         }
                     }
                     Err(error) => {
-                        tracing::warn!("a switch could not connect: {error}");
+                        tracing::warn!("cannot accept a switch's connection: {error}");
                         tokio::time::sleep(Duration::from_millis(100)).await;
                     }
                 }
             }
         });
-        let nonce = getrandom::u32().context("no random numbers")?;
+        let nonce = getrandom::u32().context("cannot get random numbers")?;
         Ok(Some(Self {
             plane: Plane::new(config.household.clone(), nonce, config.pro_forma),
             connections: BTreeMap::new(),
@@ -151,7 +151,7 @@ impl Switches {
             News::Received(id, bytes) => {
                 let Some(connection) = self.connections.get_mut(&id) else { return Vec::new() };
                 if let Err(lost) = connection.switch.received(now, &bytes) {
-                    tracing::warn!(from = %connection.from, "a switch is given up: {lost}");
+                    tracing::warn!(from = %connection.from, "disconnecting the switch: {lost}");
                     self.connections.remove(&id);
                 }
                 self.events(id, now);
@@ -159,8 +159,8 @@ impl Switches {
             News::Ended(id, why) => {
                 if let Some(connection) = self.connections.remove(&id) {
                     match why {
-                        Ok(()) => tracing::info!(from = %connection.from, "a switch has gone"),
-                        Err(why) => tracing::warn!(from = %connection.from, "a switch can't be spoken to: {why:#}"),
+                        Ok(()) => tracing::info!(from = %connection.from, "switch disconnected"),
+                        Err(why) => tracing::warn!(from = %connection.from, "connection to the switch failed: {why:#}"),
                     }
                 }
             }
@@ -176,7 +176,7 @@ impl Switches {
     /// Checks connections for timeouts.
     pub fn tick(&mut self, now: Duration) {
         for (_, connection) in self.connections.extract_if(.., |_, connection| connection.switch.tick(now).is_err()) {
-            tracing::warn!(from = %connection.from, "a switch is given up: it no longer answers");
+            tracing::warn!(from = %connection.from, "disconnecting the switch: it does not answer");
         }
         self.write(now);
     }
@@ -199,16 +199,16 @@ impl Switches {
                 None => format!("switch at {}", connection.from),
             },
             attachment: "OpenFlow".to_owned(),
-            trouble: (!connection.switch.is_ready()).then(|| "it has not got its rules yet".to_owned()),
+            trouble: (!connection.switch.is_ready()).then(|| "its rules are not installed yet".to_owned()),
         });
         shown.collect()
     }
 
     fn connected(&mut self, stream: TcpStream, from: SocketAddr, now: Duration) {
         if self.connections.len() >= SWITCHES_MAX {
-            return tracing::warn!(%from, "a switch is turned away: there are {SWITCHES_MAX} already");
+            return tracing::warn!(%from, "refusing the switch: {SWITCHES_MAX} are connected already");
         }
-        tracing::info!(%from, "a switch connects");
+        tracing::info!(%from, "switch connected");
         self.next += 1;
         let (id, news, tls) = (self.next, self.news.clone(), self.tls.clone());
         let (to, waiting) = mpsc::channel::<Vec<u8>>(QUEUE);
@@ -244,12 +244,12 @@ impl Switches {
             match event {
                 Event::Write(bytes) => {
                     if connection.to.try_send(bytes).is_err() {
-                        tracing::warn!(from = %connection.from, "a switch is given up: it takes no messages");
+                        tracing::warn!(from = %connection.from, "disconnecting the switch: it reads no messages");
                         self.connections.remove(&id);
                     }
                 }
                 Event::Ready(datapath) => {
-                    tracing::info!(from = %connection.from, datapath = format!("{datapath:016x}"), "a switch is ready");
+                    tracing::info!(from = %connection.from, datapath = format!("{datapath:016x}"), "switch ready");
                 }
                 Event::Refused { class, code } => {
                     tracing::warn!(from = %connection.from, "{}", Event::explain(class, code));
@@ -293,7 +293,7 @@ impl Switches {
                 }
             }
             Fate::Hold(slot, frame) => self.held.push(HeldPacket { slot, frame: Some(frame) }),
-            Fate::Drop => tracing::debug!(?origin, "a packet that came up is dropped"),
+            Fate::Drop => tracing::debug!(?origin, "dropping a packet that the switch sent up"),
         }
     }
 

@@ -8,7 +8,7 @@ pub(crate) fn whole<'de, D: Deserializer<'de>, T: TryFrom<u32>>(from: D) -> Resu
     let number = f64::deserialize(from)?;
     let is_whole = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
     let whole = is_whole.then_some(number as u32).and_then(|whole| T::try_from(whole).ok());
-    whole.ok_or_else(|| D::Error::custom(format_args!("{number} is no whole number of this range")))
+    whole.ok_or_else(|| D::Error::custom(format_args!("{number} is not a whole number of this range")))
 }
 
 pub(crate) mod handles_hex {
@@ -39,7 +39,7 @@ pub(crate) mod handle_hex {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
         let text = String::deserialize(from)?;
-        let wrong = || D::Error::custom("a handle is 16 hex digits");
+        let wrong = || D::Error::custom("a handle has 16 hex digits");
         let is_handle = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         if is_handle { u64::from_str_radix(&text, 16).map_err(|_| wrong()) } else { Err(wrong()) }
     }

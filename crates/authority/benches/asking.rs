@@ -78,7 +78,7 @@ fn main() {
     pin(Pid::this(), 1);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("tokio");
     let server = runtime.block_on(Server::start(directory.clone(), None)).expect("the server starts");
-    let address = server.segments().expect("segments are asked for by UDP");
+    let address = server.segments().expect("accepting requests for segments by UDP");
     let lines = runtime.block_on(lines(&directory, server.address(), &tokens));
 
     let echo = batch::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a socket");

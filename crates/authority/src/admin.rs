@@ -113,7 +113,7 @@ pub async fn renew_sessions(directory: &Directory, person: Option<String>) -> Re
     match control::tell(directory, Command::RenewSessions { person }).await? {
         Some(Reply::Done(text)) => Ok(text),
         Some(Reply::Refused(why)) => bail!(why),
-        None => bail!("no server runs: `vouchsafe authority run`"),
+        None => bail!("the authority is not running: start it with `vouchsafe authority run`"),
     }
 }
 
@@ -162,7 +162,7 @@ pub async fn tag_device(directory: &Directory, person: &str, device: &str, tags:
     tags.iter().try_for_each(|tag| check_name(tag))?;
     Database::open(&directory.database())?.tag_device(person, device, tags, &Operator::current(), now())?;
     let done = act_on(directory, Command::Reevaluate).await?;
-    Ok(done.unwrap_or_else(|| "no server runs; the next one judges grants by it".into()))
+    Ok(done.unwrap_or_else(|| "the authority is not running: the change takes effect when it starts".into()))
 }
 
 /// Applies a policy file, replacing the directory's own, or applies the directory's own file as edited. An invalid file
@@ -186,13 +186,16 @@ async fn put_in_force(directory: &Directory, candidate: Candidate, note: String,
     let text = replaces.then(|| candidate.text.clone());
     match control::tell(directory, Command::ApplyPolicy { text, note: note.clone(), by: by.clone() }).await? {
         Some(Reply::Done(text)) => Ok(text),
-        Some(Reply::Refused(why)) => bail!("the server keeps the policy it has: {why}"),
+        Some(Reply::Refused(why)) => bail!("the authority keeps the policy in force: {why}"),
         None => {
             let summary = format!("{} in force", candidate.summary());
             let change = PolicyChange { summary, text: candidate.text, note, by, after: None };
             let put = || if replaces { directory.replace_policy(&change.text) } else { Ok(()) };
             let version = Database::open(&directory.database())?.apply_policy(&change, &[], now(), put)?;
-            Ok(format!("version {version}: {}; no server runs, the next one judges grants by it", change.summary))
+            Ok(format!(
+                "version {version}: {}; the authority is not running: the policy takes effect when it starts",
+                change.summary
+            ))
         }
     }
 }
@@ -204,17 +207,17 @@ pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Resu
     let done = directory.change_master_keys(|keys| {
         if compromised {
             keys.replace()?;
-            return Ok("a new master key is in force; grants that were given before are of no use".to_owned());
+            return Ok("a new master key is in force; earlier grants are invalid".to_owned());
         }
         let from = keys.follow(now(), epoch_length)?;
-        Ok(format!("a new master key follows in {} s; no grant and no flow is affected", from - now()))
+        Ok(format!("a new master key takes effect in {} s; no grant and no flow is affected", from - now()))
     })?;
     let event = AuditEvent::new("master_key_rotated").detail(&done).by(&Operator::current());
     Database::open(&directory.database())?.audit(&event, now())?;
     match control::tell(directory, Command::ReloadKeys { anew: compromised }).await? {
         Some(Reply::Done(text)) => Ok(format!("{done}; {text}")),
-        Some(Reply::Refused(why)) => bail!("the key is rotated, but the server goes on with the one before: {why}"),
-        None => Ok(format!("{done}; no server runs, the next one takes it")),
+        Some(Reply::Refused(why)) => bail!("the key is rotated, but the authority still uses the previous one: {why}"),
+        None => Ok(format!("{done}; the authority is not running: the key takes effect when it starts")),
     }
 }
 
@@ -256,7 +259,7 @@ async fn sync(directory: &Directory) -> Result<()> {
 /// Makes the server act on a recorded change. Returns the server's reply, or `None` if no server runs.
 async fn act_on(directory: &Directory, command: Command) -> Result<Option<String>> {
     match control::tell(directory, command).await? {
-        Some(Reply::Refused(why)) => bail!("recorded, but the server failed to act on it: {why}"),
+        Some(Reply::Refused(why)) => bail!("recorded, but the authority failed to apply it: {why}"),
         Some(Reply::Done(text)) => Ok(Some(text)),
         None => Ok(None),
     }
@@ -265,8 +268,8 @@ async fn act_on(directory: &Directory, command: Command) -> Result<Option<String
 fn check_name(name: &str) -> Result<()> {
     if !name_is_valid(name) {
         bail!(
-            "`{}` can't be a name: names are 1 to 64 letters, digits, `.`, `_`, `@`, `+` or `-`, and begin with a \
-             letter or digit",
+            "`{}` is not a valid name: names have 1 to 64 letters, digits, `.`, `_`, `@`, `+` or `-`, and begin with \
+             a letter or digit",
             name.escape_debug()
         );
     }

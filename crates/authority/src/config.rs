@@ -74,7 +74,10 @@ impl Config {
             let max_lifetime = fields.seconds(reader, "max_lifetime", epoch_length.min(3600), LEAST_EPOCH, 86_400);
             if max_lifetime > epoch_length {
                 let at = fields.value("max_lifetime").map_or(0..0, |value| value.span());
-                reader.fault(at, "`max_lifetime` is longer than `epoch_length`: such grants would outlive their key");
+                reader.fault(
+                    at,
+                    "`max_lifetime` must not exceed `epoch_length`, because a grant must not outlive its key",
+                );
             }
             Some(Self {
                 listen: listen.unwrap_or(DEFAULT_LISTEN),
@@ -99,22 +102,22 @@ impl Config {
         format!(
             "# The authority's configuration. Times are written like \"90s\", \"5m\", \"12h\", \"30d\".\n\n\
              # Where the HTTPS API listens.\nlisten = \"{listen}\"\n\n\
-             # Where metrics for Prometheus are served, in plain HTTP; without the key nowhere.\n\
+             # Where metrics for Prometheus are served, in plain HTTP; not served if this key is absent.\n\
              #metrics = \"127.0.0.1:9464\"\n\n\
              # How long verifier keys last.\n#epoch_length = \"1h\"\n\n\
-             # The longest lifetime that a rule of policy.toml may ask for; at most epoch_length.\n\
+             # The longest lifetime that a rule of policy.toml may set; at most epoch_length.\n\
              #max_lifetime = \"1h\"\n\n\
              # After this a person logs in again.\n#session_lifetime = \"12h\"\n\n\
              # Connections at a time; one source address gets a quarter of them.\n#max_connections = 4096\n\n\
              # How long grants are remembered after their end; flows that live on longer are cut.\n\
              #grants_kept = \"30d\"\n\n\
              # How long audit entries are kept.\n#audit_lifetime = \"365d\"\n\n\
-             # Where `vouchsafe transfer` listens, for client keys in band; docs/threats.md says when that will do.\n\
+             # Where `vouchsafe transfer` listens, for client keys in band; see docs/threats.md.\n\
              #key_transfer = \"/run/vouchsafe-transfer/socket\"\n\n\
-             # Where segments of virtual networks are asked for by UDP, too; without the key over HTTPS only.\n\
+             # Where to accept requests for segments by UDP; over HTTPS only if this key is absent.\n\
              #segments = \"[::]:8443\"\n\n\
              # Pages for people and administrators: docs/console.md.\n#[console]\n\
-             # What browsers call this authority; for passkeys and logins with an identity provider.\n\
+             # The authority's URL in browsers; for passkeys and logins with an identity provider.\n\
              #url = \"https://authority.example.org:8443\"\n#administrators = [\"person:alice\", \"group:operators\"]\n\
              #idle = \"30m\"\n#lifetime = \"12h\"\n\n\
              # How agents find this authority: docs/discovery.md.\n#[dns]\n#domain = \"example.org\"\n\

@@ -40,21 +40,21 @@ impl Directory {
         match fs::read_dir(&path) {
             Ok(entries) => {
                 if entries.count() > 0 {
-                    bail!("{shown} has files in it already; nothing was changed");
+                    bail!("{shown} is not empty; nothing was changed");
                 }
             }
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) => return Err(error).context(format!("can't make {shown}")),
+            Err(error) => return Err(error).context(format!("cannot create {shown}")),
         }
         let parent = path.parent().with_context(|| format!("{shown} has no parent directory"))?;
-        fs::create_dir_all(parent).with_context(|| format!("can't make {}", parent.display()))?;
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
         // Created under a temporary name and renamed, so that a failure half-way leaves nothing behind.
         let aside = tempfile::Builder::new().prefix(".vouchsafe-").tempdir_in(parent);
-        let aside = aside.with_context(|| format!("can't write in {}", parent.display()))?;
+        let aside = aside.with_context(|| format!("cannot write to {}", parent.display()))?;
         fs::set_permissions(aside.path(), Permissions::from_mode(0o700))?;
         let filled = fill(&Self(aside.path().to_owned()))?;
         sync(aside.path())?;
-        fs::rename(aside.path(), &path).with_context(|| format!("can't make {shown}"))?;
+        fs::rename(aside.path(), &path).with_context(|| format!("cannot create {shown}"))?;
         let _ = aside.keep();
         sync(parent)?;
         Ok(filled)
@@ -103,7 +103,7 @@ impl Directory {
 
     /// Replaces the directory's policy file, completely or not at all.
     pub fn replace_policy(&self, text: &str) -> Result<()> {
-        self.replace(&self.policy(), text.as_bytes()).context("can't replace the policy")
+        self.replace(&self.policy(), text.as_bytes()).context("cannot replace the policy")
     }
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
@@ -121,23 +121,26 @@ impl Directory {
     pub fn read_master_keys(&self) -> Result<MasterKeys> {
         let path = self.master_key();
         let shown = path.display();
-        let mode = fs::metadata(&path).with_context(|| format!("can't read {shown}"))?.mode();
+        let mode = fs::metadata(&path).with_context(|| format!("cannot read {shown}"))?.mode();
         if mode & 0o077 != 0 {
-            bail!("{shown} is open to others (mode {:03o}): chmod 600 it, or make a new one", mode & 0o777);
+            bail!(
+                "{shown} is accessible to other users (mode {:03o}): run chmod 600 on it, or create a new key",
+                mode & 0o777
+            );
         }
-        let bytes = Zeroizing::new(fs::read(&path).with_context(|| format!("can't read {shown}"))?);
-        MasterKeys::parse(&bytes).with_context(|| format!("{shown} can't be used"))
+        let bytes = Zeroizing::new(fs::read(&path).with_context(|| format!("cannot read {shown}"))?);
+        MasterKeys::parse(&bytes).with_context(|| format!("cannot use {shown}"))
     }
 
     /// Changes the master keys. A lock serialises concurrent commands.
     pub fn change_master_keys<T>(&self, change: impl FnOnce(&mut MasterKeys) -> Result<T>) -> Result<T> {
         let lock = self.0.join("rotate.lock");
         let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(lock);
-        let lock = lock.context("can't open rotate.lock")?;
+        let lock = lock.context("cannot open rotate.lock")?;
         lock.lock()?;
         let mut keys = self.read_master_keys()?;
         let changed = change(&mut keys)?;
-        self.replace(&self.master_key(), &keys.encode()).context("can't replace the master key")?;
+        self.replace(&self.master_key(), &keys.encode()).context("cannot replace the master key")?;
         Ok(changed)
     }
 
@@ -145,17 +148,17 @@ impl Directory {
     pub fn lock(&self) -> Result<File> {
         let path = self.0.join("lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let file = file.map_err(|error| anyhow::anyhow!("can't open {}{}", path.display(), way_out(&error)))?;
+        let file = file.map_err(|error| anyhow::anyhow!("cannot open {}{}", path.display(), way_out(&error)))?;
         match file.try_lock() {
             Ok(()) => Ok(file),
-            Err(TryLockError::WouldBlock) => bail!("another authority runs in {}", self.0.display()),
-            Err(TryLockError::Error(error)) => bail!("can't lock {}: {error}", path.display()),
+            Err(TryLockError::WouldBlock) => bail!("another authority is running in {}", self.0.display()),
+            Err(TryLockError::Error(error)) => bail!("cannot lock {}: {error}", path.display()),
         }
     }
 
     /// Returns the user id of the directory's owner: besides root, the only user that may command the server.
     pub fn owner(&self) -> Result<u32> {
-        Ok(fs::metadata(&self.0).with_context(|| format!("can't read {}", self.0.display()))?.uid())
+        Ok(fs::metadata(&self.0).with_context(|| format!("cannot read {}", self.0.display()))?.uid())
     }
 
     /// Returns the path of the directory.
@@ -171,8 +174,8 @@ impl Directory {
     /// Returns the authority's identity, the first input of its audit trails: the DER form of its CA certificate.
     pub fn identity(&self) -> Result<Vec<u8>> {
         let path = self.ca();
-        let pem = fs::read(&path).with_context(|| format!("can't read {}", path.display()))?;
-        der(&pem).with_context(|| format!("{} is broken", path.display()))
+        let pem = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        der(&pem).with_context(|| format!("{} is malformed", path.display()))
     }
 
     /// Returns the path of the policy.
@@ -217,14 +220,14 @@ pub fn default_names() -> Vec<String> {
 }
 
 fn read_text(path: &Path) -> Result<String> {
-    fs::read_to_string(path).map_err(|error| anyhow::anyhow!("can't read {}{}", path.display(), way_out(&error)))
+    fs::read_to_string(path).map_err(|error| anyhow::anyhow!("cannot read {}{}", path.display(), way_out(&error)))
 }
 
 /// Describes a failure to read a file of the directory, with a remedy.
 fn way_out(error: &std::io::Error) -> String {
     match error.kind() {
-        ErrorKind::NotFound => ": it is not there, `vouchsafe authority init` makes it".to_owned(),
-        ErrorKind::PermissionDenied => ": run it with sudo, or as its owner".to_owned(),
+        ErrorKind::NotFound => ": it does not exist; `vouchsafe authority init` creates it".to_owned(),
+        ErrorKind::PermissionDenied => ": run the command with sudo, or as the owner of the file".to_owned(),
         _ => format!(": {error}"),
     }
 }

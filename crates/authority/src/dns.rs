@@ -25,9 +25,8 @@ pub struct Published {
     pub ttl: u32,
 }
 
-const NO_DNS: &str = "authority.toml has no table [dns]: it needs `domain = \"example.org\"` at least";
-const NO_AUTHORITY: &str =
-    "nothing says where agents reach the authority: set `authority` in [dns], or `url` in [console]";
+const NO_DNS: &str = "authority.toml has no table [dns]: set at least `domain = \"example.org\"` in it";
+const NO_AUTHORITY: &str = "the authority's URL is not configured: set `authority` in [dns], or `url` in [console]";
 
 impl Published {
     /// Reads the discovery data of a directory. Values missing from the configuration are derived from the console and
@@ -48,8 +47,9 @@ impl Published {
             }
         };
         let record = Record::new(authority, protects);
-        let record =
-            record.context("the record: set `protects` in [dns], of the networks around what the policy names")?;
+        let record = record.context(
+            "cannot build the record: set `protects` in [dns] to networks that cover the addresses in the policy",
+        )?;
         Ok(Self { domain: dns.domain, record, ttl: dns.ttl })
     }
 }

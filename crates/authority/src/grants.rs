@@ -67,7 +67,7 @@ impl GrantIssuer {
     ) -> Result<Grant, Problem> {
         let RecordedGrant { grant, handle, expected, confirmations } = self.record(token, request, source).await?;
         if !expected.wait(confirmations).await {
-            tracing::warn!(%handle, "a verifier has not confirmed this grant in time; a first packet may be lost");
+            tracing::warn!(%handle, "a verifier has not acknowledged this grant in time; a first packet may be lost");
         }
         Ok(grant)
     }

@@ -23,15 +23,15 @@ impl MasterKeys {
         }
         let records = bytes.chunks_exact(RECORD);
         if bytes.is_empty() || !records.remainder().is_empty() {
-            bail!("it is neither {KEY} bytes long nor a multiple of {RECORD}");
+            bail!("its length is neither {KEY} bytes nor a multiple of {RECORD}");
         }
         let read = |record: &[u8]| {
             let (from, key) = record.split_first_chunk::<8>()?;
             Some((u64::from_be_bytes(*from), Zeroizing::new(key.try_into().ok()?)))
         };
-        let keys: Vec<_> = records.map(read).collect::<Option<_>>().context("it is broken")?;
+        let keys: Vec<_> = records.map(read).collect::<Option<_>>().context("it is malformed")?;
         if keys[0].0 != 0 || !keys.is_sorted_by_key(|(from, _)| *from) {
-            bail!("its keys are in no order");
+            bail!("its keys are not in order of time");
         }
         Ok(Self(keys))
     }
@@ -59,14 +59,14 @@ impl MasterKeys {
     fn of(&self, epoch: Epoch, epoch_length: u32) -> Result<MasterKey> {
         let begins = epoch.0.saturating_mul(epoch_length.into());
         let key = self.0.iter().rev().find(|(from, _)| *from <= begins);
-        key.map(|(_, key)| MasterKey::new(**key)).context("no key for such an early epoch")
+        key.map(|(_, key)| MasterKey::new(**key)).context("no key for this early epoch")
     }
 
     /// Adds a new key that takes effect at the epoch after the next and returns that time in Unix seconds. Verifiers
     /// have the keys of the previous, the current and the next epoch, and none of these changes.
     pub fn follow(&mut self, now: u64, epoch_length: u32) -> Result<u64> {
         if let Some((from, _)) = self.0.last().filter(|(from, _)| *from > now) {
-            bail!("a new master key follows in {} s already", from - now);
+            bail!("a new master key takes effect in {} s already: rotate again after that", from - now);
         }
         let length = u64::from(epoch_length);
         let from = (Epoch::at(now, epoch_length).0 + 2) * length;

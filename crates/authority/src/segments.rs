@@ -44,10 +44,10 @@ impl Directory {
         let size = match fs::metadata(&path) {
             Ok(file) => file.len(),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Networks::default()),
-            Err(error) => return Err(error).with_context(|| format!("can't read {shown}")),
+            Err(error) => return Err(error).with_context(|| format!("cannot read {shown}")),
         };
-        anyhow::ensure!(size <= MOST_TEXT as u64, "{shown} is too long: at most {MOST_TEXT} bytes");
-        let text = fs::read_to_string(&path).with_context(|| format!("can't read {shown}"))?;
+        anyhow::ensure!(size <= MOST_TEXT as u64, "{shown} exceeds the maximum of {MOST_TEXT} bytes");
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {shown}"))?;
         Networks::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file(&shown.to_string())))
     }
 }
@@ -55,10 +55,13 @@ impl Directory {
 /// Returns warnings about names in `networks.toml` and the policy that the other one does not define.
 pub(crate) fn unknown_names(networks: &Networks, policy: &Policy) -> Vec<String> {
     let missing = policy.networks().filter(|(name, _)| networks.vni(name).is_none());
-    let missing =
-        missing.map(|(name, _)| format!("no network {name} in networks.toml: nobody can send to its receivers"));
+    let missing = missing.map(|(name, _)| {
+        format!("no network {name} in networks.toml: nobody can send to the policy's receivers in it")
+    });
     let groups = networks.groups().into_iter().filter(|group| !policy.has_group(group));
-    let groups = groups.map(|group| format!("no group {group} in the policy: networks.toml lets it ask for senders"));
+    let groups = groups.map(|group| {
+        format!("no group {group} in the policy, but networks.toml permits it to request segments for senders")
+    });
     missing.chain(groups).collect()
 }
 
@@ -206,7 +209,7 @@ impl SegmentIssuer {
         request: &AnswerRequest,
         source: IpAddr,
     ) -> Result<PathSegment, Problem> {
-        let none = |_| Problem::NoSegment("`option` is no segment of these addresses".into());
+        let none = |_| Problem::NoSegment("`option` is not a segment of these addresses".into());
         let shown = convert::shown(request).map_err(none)?;
         let networks = self.networks();
         let now = now();
@@ -242,7 +245,7 @@ impl SegmentIssuer {
         let network = question.network;
         let cant = |why: String| Refusal::Cant(why);
         let (Some(vni), Some(authority)) = (networks.vni(network), networks.authority()) else {
-            return Err(cant(format!("there is no network `{}`", network.escape_debug())));
+            return Err(cant(format!("no network `{}`", network.escape_debug())));
         };
         // The sender must not choose which endpoint may send on its behalf.
         let located = networks.located(vni, sender).filter(|located| located.place.endpoint == sending);
@@ -255,7 +258,9 @@ impl SegmentIssuer {
         }
         let permit = permitted(policy, network, &Request { subject, to, now })?;
         let Some(receiving) = networks.place(vni, receiver) else {
-            return Err(cant(format!("it is not known where {receiver} of network `{network}` is")));
+            return Err(cant(format!(
+                "networks.toml does not say behind which endpoint {receiver} of network `{network}` is"
+            )));
         };
         let path = path(networks, sending, receiving.endpoint)?;
         let keys = self.path_keys(path, authority, Epoch::at(now, self.config.epoch_length))?;
@@ -456,7 +461,9 @@ fn answers_in_words(networks: &Networks, shown: &Given) -> String {
 }
 
 fn others_may_ask(sender: IpAddr, network: &str) -> Refusal {
-    Refusal::Cant(format!("only others may ask for {sender} of network `{network}` (networks.toml, asked_by)"))
+    Refusal::Cant(format!(
+        "this account may not request segments for {sender} of network `{network}` (asked_by in networks.toml)"
+    ))
 }
 
 /// Reports whether an account may request segments that send from this address.

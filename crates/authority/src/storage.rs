@@ -19,6 +19,7 @@ mod passkeys;
 mod persons;
 mod policies;
 mod preferences;
+mod reach;
 mod revocation;
 mod sessions;
 mod thread;
@@ -29,12 +30,13 @@ pub use accounts::{Account, AccountEntry, SecondFactor};
 pub use audit::{AuditEntry, AuditEvent, AuditQuery, Operator, Subject};
 pub use audit_log::AuditLog;
 pub use devices::DeviceEntry;
-pub use grants::{Ended, GrantEntry, Issuance, Walk, Which};
+pub use grants::{Ended, GrantEntry, Issuance, Which};
 pub use holders::Recorded;
 pub use identities::{NewService, PersonFacts, ProviderSession, Renewable, Renewed, ServiceEntry};
 pub use logins::{Login, Proof};
 pub use passkeys::{Passkey, PasskeyHandle};
 pub use policies::{Outdated, PolicyChange, PolicyVersion, Refusal};
+pub use reach::Walk;
 pub use sessions::{Holder, OwnSession, Session, SessionEntry, session_number};
 #[cfg(test)]
 pub(crate) use thread::Held;
@@ -99,16 +101,18 @@ pub struct Database {
 fn cannot_open(path: &Path, error: &rusqlite::Error) -> String {
     let shown = path.display();
     match std::fs::File::open(path).map_err(|error| error.kind()) {
-        Err(ErrorKind::NotFound) => format!("there is no {shown}: `vouchsafe authority init` makes it"),
-        Err(ErrorKind::PermissionDenied) => format!("{shown} may not be read: run it with sudo, or as its owner"),
-        _ => format!("can't open {shown}: {error}"),
+        Err(ErrorKind::NotFound) => format!("{shown} does not exist: `vouchsafe authority init` creates it"),
+        Err(ErrorKind::PermissionDenied) => {
+            format!("no permission to read {shown}: run the command with sudo, or as the owner of the file")
+        }
+        _ => format!("cannot open {shown}: {error}"),
     }
 }
 
 impl Database {
     /// Creates a database file for the authority with this `identity`, the DER form of its CA certificate.
     pub fn create(path: &Path, identity: &[u8]) -> Result<()> {
-        let mut connection = Connection::open(path).with_context(|| format!("can't make {}", path.display()))?;
+        let mut connection = Connection::open(path).with_context(|| format!("cannot create {}", path.display()))?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         let transaction = connection.transaction()?;
         transaction.execute_batch(SCHEMA)?;
@@ -139,7 +143,7 @@ impl Database {
 
     /// Opens the same file again, read-only.
     fn reader(&self) -> Result<Self> {
-        let path = self.connection.path().context("a database has a file")?;
+        let path = self.connection.path().context("the database has no file")?;
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(path, flags)?;
         connection.busy_timeout(Duration::from_secs(5))?;

@@ -78,13 +78,13 @@ pub fn der(pem: &[u8]) -> Result<Vec<u8>> {
 pub fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>> {
     let chain = CertificateDer::pem_file_iter(certificate)
         .and_then(Iterator::collect)
-        .with_context(|| format!("can't read the certificate {}", certificate.display()))?;
-    let key = PrivateKeyDer::from_pem_file(key).with_context(|| format!("can't read the key {}", key.display()))?;
+        .with_context(|| format!("cannot read the certificate {}", certificate.display()))?;
+    let key = PrivateKeyDer::from_pem_file(key).with_context(|| format!("cannot read the key {}", key.display()))?;
     let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_no_client_auth()
         .with_single_cert(chain, key)
-        .with_context(|| format!("{} and its key don't belong together", certificate.display()))?;
+        .with_context(|| format!("the certificate {} does not match its key", certificate.display()))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
@@ -95,9 +95,9 @@ pub fn client_config(ca_pem: Option<&[u8]>) -> Result<ClientConfig> {
     match ca_pem {
         Some(pem) => {
             for certificate in CertificateDer::pem_slice_iter(pem) {
-                roots.add(certificate.context("a CA certificate can't be read")?)?;
+                roots.add(certificate.context("cannot read a CA certificate")?)?;
             }
-            anyhow::ensure!(!roots.is_empty(), "the CA file holds no certificate");
+            anyhow::ensure!(!roots.is_empty(), "the CA file contains no certificate");
         }
         None => {
             let file = std::env::var("SSL_CERT_FILE").unwrap_or_else(|_| SYSTEM_CERTIFICATES.into());

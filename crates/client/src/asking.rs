@@ -22,7 +22,7 @@ const WAITS: [Duration; 3] = [Duration::from_millis(200), Duration::from_millis(
 const PAUSE: Duration = Duration::from_secs(300);
 
 /// Error: the answer contains no segment for the addresses of the request.
-const NO_SEGMENT: Error = Error::Unusable("this is no segment");
+const NO_SEGMENT: Error = Error::Unusable("the answer contains no valid segment");
 
 /// Requests segments from an authority, by UDP if that works. Clones share their line.
 #[derive(Clone)]
@@ -101,7 +101,7 @@ impl Asker {
         match self.open().await {
             Ok(line) => state.line = Some(Arc::new(line)),
             Err(error) => {
-                tracing::debug!("segments are asked for over HTTPS: {error}");
+                tracing::debug!("requesting segments over HTTPS: {error}");
                 let is_lasting = matches!(&error, Error::Refused(problem) if problem.status == 404);
                 state.not_before = Some(Instant::now() + if is_lasting { PAUSE } else { WAITS[0] });
             }
@@ -110,11 +110,13 @@ impl Asker {
     }
 
     async fn open(&self) -> Result<Line, Error> {
-        let broken = || Error::Other("the authority's answer is broken: this is no line".into());
+        let broken = || Error::Other("the authority's answer is malformed: no valid line for requests by UDP".into());
         let line = self.authority.line().await?;
         let (number, key) = line.read().ok_or_else(broken)?;
         let (host, _) = crate::host(&self.authority.base);
-        let unreachable = |error: std::io::Error| Error::Unreachable(format!("by UDP, port {}: {error}", line.port));
+        let unreachable = |error: std::io::Error| {
+            Error::Unreachable(format!("cannot resolve its name for requests by UDP, port {}: {error}", line.port))
+        };
         let mut addresses = tokio::net::lookup_host((host, line.port)).await.map_err(unreachable)?;
         let address = addresses.next().ok_or_else(|| Error::Unreachable("its name has no address".into()))?;
         let own = if address.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -141,9 +143,9 @@ impl Asker {
         }
         state.line = None;
         if line.channel.answered.load(Ordering::Relaxed) {
-            tracing::info!("the authority does not answer by UDP any more: asked over HTTPS, for another line, too");
+            tracing::info!("the authority no longer answers by UDP: requesting segments and another line over HTTPS");
         } else {
-            tracing::warn!("the authority does not answer by UDP: segments are asked for over HTTPS for some minutes");
+            tracing::warn!("the authority does not answer by UDP: requesting segments over HTTPS for some minutes");
             state.not_before = Some(Instant::now() + PAUSE);
         }
     }
@@ -170,7 +172,7 @@ impl Channel {
             asked.counters.push(counter);
             let request = self.key.seal_request(self.number, counter, question)?;
             if let Err(error) = self.socket.send(&request).await {
-                tracing::debug!("a request for a segment could not be sent: {error}");
+                tracing::debug!("cannot send a request for a segment: {error}");
             }
             match tokio::time::timeout(wait, answers.recv()).await {
                 Ok(answer) => return answer,
@@ -197,7 +199,7 @@ impl Channel {
                 }
                 // Usually no process listens on that port, so that waiting is useless.
                 Err(error) => {
-                    tracing::debug!("answers by UDP: {error}");
+                    tracing::debug!("cannot receive answers by UDP: {error}");
                     self.waiting().clear();
                 }
             }
@@ -233,7 +235,7 @@ fn question(request: &SegmentRequest) -> Option<[u8; QUESTION_LEN]> {
 }
 
 fn answer(reply: &[u8; REPLY_LEN], request: &SegmentRequest) -> Result<Given, Error> {
-    let broken = || Error::Other("the authority's answer is broken: this is no segment".into());
+    let broken = || Error::Other("the authority's answer is malformed: it contains no valid segment".into());
     match Reply::decode(reply).ok_or_else(broken)? {
         Reply::Given(given) => convert::segment_by_udp(&given, request).map_err(|_| NO_SEGMENT),
         Reply::Refused { reason, text } => {

@@ -24,7 +24,7 @@ fn sign(key: &ServiceKey, nonce: &str) -> Result<String, Error> {
     let broken = |what: &str, why: &dyn std::fmt::Display| Error::Other(format!("{what}: {why}"));
     let ServiceKey { service, audience, key, .. } = key;
     let key = CoreEdDsaPrivateSigningKey::from_ed25519_pem(key, None)
-        .map_err(|error| broken("the service account's key can't be read", &error))?;
+        .map_err(|error| broken("cannot read the service account's key", &error))?;
     let issuer =
         IssuerUrl::new(format!("vouchsafe:{service}")).map_err(|error| broken("the service account's name", &error))?;
     let claims = CoreIdTokenClaims::new(
@@ -37,5 +37,5 @@ fn sign(key: &ServiceKey, nonce: &str) -> Result<String, Error> {
     );
     let claims = claims.set_nonce(Some(Nonce::new(nonce.to_owned())));
     let token = CoreIdToken::new(claims, &key, CoreJwsSigningAlgorithm::EdDsa, None, None);
-    token.map(|token| token.to_string()).map_err(|error| broken("the assertion can't be signed", &error))
+    token.map(|token| token.to_string()).map_err(|error| broken("cannot sign the assertion", &error))
 }

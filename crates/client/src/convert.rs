@@ -33,21 +33,21 @@ pub fn grant_request(request: &GrantRequest) -> api::GrantRequest {
 ///
 /// Fails with the reason why no token can be made from the grant.
 pub fn grant(answer: &api::Grant) -> Result<Grant, Unusable> {
-    let expires = u32::try_from(answer.expires).map_err(|_| Unusable::Malformed("it would never end"))?;
+    let expires = u32::try_from(answer.expires).map_err(|_| Unusable::Malformed("its expiry is out of range"))?;
     let secret = match bytes(&answer.header).map(Pair::from_bytes) {
         Some(pair) => {
-            let key = bytes(&answer.key).ok_or(Unusable::Malformed("its client key can't be read"))?;
+            let key = bytes(&answer.key).ok_or(Unusable::Malformed("its client key is malformed"))?;
             Secret::Pair(pair, ClientKey::new(key))
         }
         None => {
             let header = bytes(&answer.header).and_then(|bytes| GrantHeader::decode(&bytes).ok());
-            let header = header.ok_or(Unusable::Malformed("its header can't be read"))?;
-            let key = bytes(&answer.key).ok_or(Unusable::Malformed("its key can't be read"))?;
+            let header = header.ok_or(Unusable::Malformed("its header is malformed"))?;
+            let key = bytes(&answer.key).ok_or(Unusable::Malformed("its key is malformed"))?;
             Secret::Grant(header, GrantKey::new(key))
         }
     };
     let carrier = Carrier::from_name(&answer.carrier);
-    let carrier = carrier.ok_or(Unusable::Malformed("it wants a carrier that this agent doesn't have"))?;
+    let carrier = carrier.ok_or(Unusable::Malformed("this agent does not support its carrier"))?;
     let (receiver, rule) = (answer.receiver.clone(), answer.rule.clone());
     Ok(Grant { secret, prefix: answer.prefix, receiver, rule, carrier, expires })
 }

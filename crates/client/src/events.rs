@@ -89,7 +89,7 @@ async fn connection(
 ) -> Result<(), Error> {
     let path = format!("v1/events?confirm={}", confirms.name());
     let request = authority.authorized(authority.request(Method::GET, &path)?)?;
-    let silent = |_| Error::Unreachable("the stream fell silent".into());
+    let silent = |_| Error::Unreachable("the event stream timed out".into());
     let mut response = timeout(CONNECT_TIME * 2, send(request)).await.map_err(silent)??;
     let mut lines = Lines::default();
     while let Some(chunk) = timeout(SILENCE, chunk(&mut response)).await.map_err(silent)?? {
@@ -103,7 +103,7 @@ async fn connection(
                     }
                 }
                 // A newer authority may send events that this client doesn't know.
-                Err(error) => tracing::warn!("event stream: an unknown event: {error}"),
+                Err(error) => tracing::warn!("event stream: unknown event: {error}"),
             }
         }
     }
@@ -139,7 +139,7 @@ impl Lines {
             }
         }
         if self.buffer.len() > MOST_EVENT {
-            return Err(Error::Other("an event has no end".into()));
+            return Err(Error::Other("an event is too long".into()));
         }
         Ok(data)
     }

@@ -41,16 +41,16 @@ pub enum Error {
     #[error("{}", .0.title)]
     Denied(Problem),
     /// There is no bearer token, or it has expired: log in or enrol again.
-    #[error("not logged in, or no longer: log in again")]
+    #[error("not logged in, or the session has ended: log in again")]
     NotLoggedIn,
     /// The authority refused for another reason, such as `wrong_password` or `too_many`.
     #[error("{}", .0.title)]
     Refused(Problem),
     /// There was no answer: no connection, no trust, or a timeout.
-    #[error("the authority can't be reached: {0}")]
+    #[error("cannot reach the authority: {0}")]
     Unreachable(String),
     /// The answer doesn't fit the request.
-    #[error("the authority's answer is broken: {0}")]
+    #[error("the authority's answer is malformed: {0}")]
     Unusable(&'static str),
     /// Any other failure, such as an answer that can't be parsed.
     #[error("{0}")]
@@ -86,9 +86,9 @@ fn host(base: &Url) -> (String, u16) {
 }
 
 fn base(url: &str) -> Result<Url, Error> {
-    let base = Url::parse(url).map_err(|error| Error::Other(format!("`{url}` is no URL: {error}")))?;
+    let base = Url::parse(url).map_err(|error| Error::Other(format!("`{url}` is not a URL: {error}")))?;
     if base.scheme() != "https" || base.host().is_none() {
-        return Err(Error::Other(format!("`{url}` is no address of an authority: write https://HOST:PORT")));
+        return Err(Error::Other(format!("`{url}` is not the URL of an authority: write https://HOST:PORT")));
     }
     Ok(base)
 }
@@ -298,7 +298,7 @@ async fn call<A: DeserializeOwned>(request: RequestBuilder) -> Result<A, Error> 
 }
 
 fn parse<A: DeserializeOwned>(body: &[u8]) -> Result<A, Error> {
-    serde_json::from_slice(body).map_err(|error| Error::Other(format!("the authority's answer is broken: {error}")))
+    serde_json::from_slice(body).map_err(|error| Error::Other(format!("the authority's answer is malformed: {error}")))
 }
 
 /// Sends a request; converts an answer that isn't a success to the corresponding error.
@@ -310,7 +310,9 @@ async fn send(request: RequestBuilder) -> Result<Response, Error> {
     }
     let body = read(response).await?;
     let Ok(problem) = serde_json::from_slice::<Problem>(&body) else {
-        return Err(Error::Other(format!("this is no authority: it answered {status} and no reason")));
+        return Err(Error::Other(format!(
+            "this server is not an authority: it answered {status} without the reason that an authority gives"
+        )));
     };
     Err(match status {
         StatusCode::UNAUTHORIZED if problem.r#type == "not_logged_in" => Error::NotLoggedIn,
@@ -323,7 +325,7 @@ async fn read(mut response: Response) -> Result<Vec<u8>, Error> {
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await? {
         if body.len() + chunk.len() > MOST_ANSWER {
-            return Err(Error::Other("the authority's answer has no end".into()));
+            return Err(Error::Other("the authority's answer is too long".into()));
         }
         body.extend_from_slice(&chunk);
     }

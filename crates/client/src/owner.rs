@@ -66,7 +66,7 @@ impl Acting {
         let uid = Uid::from_raw(uid);
         let acting = Self { before: setfsuid(uid) };
         // setfsuid(2) does not report failure: it only returns the previous id.
-        if setfsuid(uid) == uid { Ok(acting) } else { Err("no connection can be made as that user: CAP_SETUID".into()) }
+        if setfsuid(uid) == uid { Ok(acting) } else { Err("cannot connect as that user: CAP_SETUID is missing".into()) }
     }
 }
 

@@ -17,12 +17,12 @@ pub fn config(ca_pem: Option<&[u8]>) -> Result<ClientConfig, Error> {
             for certificate in CertificateDer::pem_slice_iter(pem) {
                 let added = certificate.map_err(|error| error.to_string());
                 let added = added.and_then(|certificate| roots.add(certificate).map_err(|error| error.to_string()));
-                added.map_err(|error| Error::Other(format!("the CA certificate can't be read: {error}")))?;
+                added.map_err(|error| Error::Other(format!("cannot read the CA certificate: {error}")))?;
             }
         }
         None => {
             let file = std::env::var("SSL_CERT_FILE").unwrap_or_else(|_| SYSTEM_CERTIFICATES.into());
-            let pem = std::fs::read(&file).map_err(|error| Error::Other(format!("can't read {file}: {error}")))?;
+            let pem = std::fs::read(&file).map_err(|error| Error::Other(format!("cannot read {file}: {error}")))?;
             roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok));
         }
     }

@@ -180,7 +180,7 @@ impl Agent {
 
     /// Returns the buffer of packets that wait for a grant.
     pub fn held(&self) -> Result<HeldPackets> {
-        MapHandle::try_from(&self.held).map(HeldPackets).context("cannot share the buffer of held packets")
+        MapHandle::try_from(&self.held).map(HeldPackets).context("cannot open the buffer of queued packets")
     }
 
     /// Returns the keys that arrived in band, by their pairs' handles.

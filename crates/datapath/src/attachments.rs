@@ -82,7 +82,7 @@ impl Attachments {
             }
             None => match Attached::natively(program, interface) {
                 Ok(native) => self.replace(self.pinned(interface, spot), native, interface, spot)?,
-                Err(error) => return Ok(Err(format!("its driver does not run XDP: {}", error.root_cause()))),
+                Err(error) => return Ok(Err(format!("its driver does not support XDP: {}", error.root_cause()))),
             },
         };
         self.keep(attached, interface, spot).map(Ok)
@@ -154,7 +154,7 @@ impl Attachments {
             let program = program(if attached.is_at(Hook::Xdp) { Hook::Xdp } else { Hook::Tc })?;
             match attached.update(program.as_fd()) {
                 Err(_) if attached.is_gone() => gone.push(pin.clone()),
-                done => done.with_context(|| format!("cannot take over interface {pin}"))?,
+                done => done.with_context(|| format!("cannot take over the attachment on interface {pin}"))?,
             }
         }
         gone.iter().for_each(|pin| old.remove(pin));

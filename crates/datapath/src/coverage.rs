@@ -44,8 +44,8 @@ pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> 
             // The kernel shows unicast between macvlan siblings to the interface below, at tc and not to native XDP;
             // all other frames between siblings, and all of ipvlan's, bypass the interface below.
             let why = format!(
-                "unprotected: what other interfaces on {lower} send does not all come through {lower}; name {name} as \
-                 `interface` instead of {lower}, or give it the mode private"
+                "unprotected: not all frames from other interfaces on {lower} pass through {lower}; name {name} as \
+                 `interface` instead of {lower}, or set its mode to private"
             );
             return layer.link.is_some_and(is_checked).then_some(OpenWay { name, why });
         }

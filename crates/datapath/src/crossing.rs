@@ -110,19 +110,21 @@ impl Side {
         let queues = queues.map(|entries| entries.flatten().filter(receiving).count()).unwrap_or(1);
         anyhow::ensure!(
             queues == 1,
-            "interface {name} has {queues} queues, and frames cross from one only: ethtool -L {name} combined 1"
+            "interface {name} has {queues} queues, but frames can cross from one queue only: run ethtool -L {name} \
+             combined 1"
         );
         let longest = interface.mtu().unwrap_or_default() as usize + ETHERNET;
         anyhow::ensure!(
             longest <= FRAME_MAX,
-            "frames of interface {name} may have {longest} bytes, and none of more than {FRAME_MAX} can cross: set its mtu"
+            "frames of interface {name} may be {longest} bytes long, but at most {FRAME_MAX} bytes can cross: lower \
+             its MTU"
         );
         let socket = Socket::open(interface, frames, WAITING, sharing)?;
         let object = Opened::new("crossing", OBJECT)?.load("crossing")?;
         object.table::<u32, u32>("sockets")?.set(&0, &(socket.as_fd().as_raw_fd() as u32))?;
         let program = object.program("cross")?;
         let link = Link::attach_xdp(program.as_fd(), interface);
-        let (link, _) = link.with_context(|| format!("interface {name} takes no XDP program"))?;
+        let (link, _) = link.with_context(|| format!("interface {name} does not support XDP programs"))?;
         Ok(Self { _link: link, object, socket })
     }
 }
@@ -137,7 +139,7 @@ fn cross(
     let mut came = Vec::with_capacity(BATCH);
     from.received.take(BATCH as u32, |frame| came.push(frame));
     if !came.is_empty() {
-        let mut bytes = frames.bytes(&came).context("the kernel named a frame that is none")?;
+        let mut bytes = frames.bytes(&came).context("the kernel returned an invalid frame number")?;
         let passes = verify(&mut bytes);
         let (mut passing, mut refused) = (Vec::with_capacity(BATCH), Vec::with_capacity(BATCH));
         for (place, frame) in came.iter().enumerate() {

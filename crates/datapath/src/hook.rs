@@ -84,8 +84,9 @@ pub fn favours_tc(interface: &Interface) -> Option<String> {
     let layers = crate::interface::layers().unwrap_or_default();
     let kind = layers.iter().find(|layer| layer.index == interface.index).map_or("", |layer| &layer.kind);
     let mut above = layers.iter().filter(|layer| layer.link == Some(interface.index) && layer.meets_siblings);
-    virtual_kind(kind, interface.driver().as_deref())
-        .or_else(|| above.next().map(|child| format!("below {}, whose siblings' frames XDP would not see", child.name)))
+    virtual_kind(kind, interface.driver().as_deref()).or_else(|| {
+        above.next().map(|child| format!("XDP would not see frames between {} and its sibling interfaces", child.name))
+    })
 }
 
 fn virtual_kind(kind: &str, driver: Option<&str>) -> Option<String> {
@@ -138,7 +139,7 @@ pub fn mode(interface: &Interface) -> Result<Mode> {
         libbpf_sys::XDP_ATTACHED_DRV => Ok(Mode::Native),
         libbpf_sys::XDP_ATTACHED_SKB => Ok(Mode::Generic),
         libbpf_sys::XDP_ATTACHED_HW => Ok(Mode::Offloaded),
-        _ => anyhow::bail!("no XDP program, or several, on {}", interface.name),
+        _ => anyhow::bail!("no single XDP program is attached to {}", interface.name),
     }
 }
 
@@ -148,7 +149,7 @@ pub(crate) fn query(interface: &Interface) -> Result<libbpf_sys::bpf_xdp_query_o
         libbpf_sys::bpf_xdp_query_opts { sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as _, ..Default::default() };
     // SAFETY: the options live through the call.
     let result = unsafe { libbpf_sys::bpf_xdp_query(interface.index as i32, 0, std::ptr::from_mut(&mut options)) };
-    anyhow::ensure!(result == 0, "cannot ask how XDP is attached to {}", interface.name);
+    anyhow::ensure!(result == 0, "cannot read how XDP is attached to {}", interface.name);
     Ok(options)
 }
 

@@ -34,8 +34,8 @@ pub struct Interface {
 impl Interface {
     /// Looks up the interface called `name`.
     pub fn named(name: &str) -> Result<Self> {
-        let index = nix::net::if_::if_nametoindex(name)
-            .with_context(|| format!("there is no interface {name:?} (see `ip link`)"))?;
+        let index =
+            nix::net::if_::if_nametoindex(name).with_context(|| format!("no interface {name:?} (see `ip link`)"))?;
         let link_header = match link_type(name) {
             Some(ARPHRD_ETHER | ARPHRD_LOOPBACK) | None => 14,
             Some(_) => 0,
@@ -152,7 +152,7 @@ pub struct Layer {
 /// Lists every interface of this network namespace.
 pub fn layers() -> Result<Vec<Layer>> {
     // struct ifinfomsg of linux/rtnetlink.h.
-    let messages = netlink::dump(libc::RTM_GETLINK, &[0; 16]).context("cannot ask how the interfaces stack")?;
+    let messages = netlink::dump(libc::RTM_GETLINK, &[0; 16]).context("cannot read how the interfaces are stacked")?;
     Ok(messages.iter().filter_map(|(_, body)| layer(body)).collect())
 }
 

@@ -39,7 +39,7 @@ pub(crate) fn dump(kind: u16, body: &[u8]) -> Result<Vec<(u16, Vec<u8>)>> {
         while let Some((kind, body)) = message(&mut rest) {
             match i32::from(kind) {
                 libc::NLMSG_DONE => return Ok(messages),
-                libc::NLMSG_ERROR => bail!("the kernel refuses the question"),
+                libc::NLMSG_ERROR => bail!("the kernel rejected the request"),
                 _ => messages.push((kind, body.to_vec())),
             }
         }
@@ -60,7 +60,7 @@ fn open() -> Result<OwnedFd> {
 pub fn follow_addresses(mut each: impl FnMut() + Send + 'static) -> Result<()> {
     let socket = open()?;
     let groups = (libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
-    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups)).context("cannot hear of addresses")?;
+    bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups)).context("cannot subscribe to changes of addresses")?;
     let follow = move || {
         let mut room = [0; 8192];
         // An overflow (ENOBUFS) means that addresses changed, too.
@@ -71,7 +71,7 @@ pub fn follow_addresses(mut each: impl FnMut() + Send + 'static) -> Result<()> {
             each();
         }
     };
-    std::thread::Builder::new().name("addresses".into()).spawn(follow).context("no thread")?;
+    std::thread::Builder::new().name("addresses".into()).spawn(follow).context("cannot start a thread")?;
     Ok(())
 }
 

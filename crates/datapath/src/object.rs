@@ -40,7 +40,7 @@ impl Opened {
     /// Sets the constants in the section of this name.
     pub(crate) fn set_constant<C: IntoBytes + Immutable>(&mut self, section: &str, config: &C) -> Result<()> {
         let mut map = self.object.maps_mut().find(|map| map.name().to_string_lossy().ends_with(section));
-        let map = map.as_mut().context("the embedded program has no configuration")?;
+        let map = map.as_mut().context("the embedded program has no configuration section")?;
         map.set_initial_value(config.as_bytes()).context("cannot set the program's configuration")
     }
 
@@ -62,7 +62,11 @@ impl Opened {
             let path = pins.map(&name);
             if let Ok(old) = MapHandle::from_pinned_path(&path) {
                 let same_entries = old.key_size() == map.key_size() && old.value_size() == map.value_size();
-                let flags = old.info().with_context(|| format!("cannot ask about pinned map {name}"))?.info.map_flags;
+                let flags = old
+                    .info()
+                    .with_context(|| format!("cannot read the properties of pinned map {name}"))?
+                    .info
+                    .map_flags;
                 let same_kind = old.map_type() == map.map_type() && flags == map.map_flags();
                 if !same_entries || !same_kind || old.max_entries() != map.max_entries() {
                     let same_shape = same_entries && old.map_type() == MapType::Hash && map.map_type() == MapType::Hash;
@@ -86,7 +90,7 @@ impl Opened {
             let name = map.name().to_string_lossy().into_owned();
             if names.contains(&name.as_str()) {
                 let shared = other.map(&name)?;
-                map.reuse_fd(shared.as_fd()).with_context(|| format!("cannot share map {name}"))?;
+                map.reuse_fd(shared.as_fd()).with_context(|| format!("cannot reuse map {name}"))?;
             }
         }
         Ok(())
@@ -95,8 +99,8 @@ impl Opened {
     pub(crate) fn load(self, name: &str) -> Result<Loaded> {
         let object = self.object.load().with_context(|| {
             let kernel = WARNINGS.lock().unwrap_or_else(PoisonError::into_inner);
-            let help = "needs Linux 6.1 and root; `vouchsafe doctor` says more";
-            format!("the kernel does not take the {name} program ({help})\n{}", kernel.trim_end())
+            let help = "needs Linux 6.1 or later and root; see `vouchsafe doctor`";
+            format!("the kernel rejected the {name} program ({help})\n{}", kernel.trim_end())
         })?;
         let loaded = Loaded(object);
         for Outgrown { name, old, pins, same_shape } in &self.outgrown {
@@ -104,7 +108,7 @@ impl Opened {
             if *same_shape {
                 copy(name, old, &new)?;
             } else if !self.carried.contains(&name.as_str()) {
-                tracing::warn!(map = name, "the pinned map has another shape; its content is lost");
+                tracing::warn!(map = name, "the pinned map has another layout; its entries are lost");
             }
             pins.put_map(name, new.as_fd())?;
         }
@@ -116,7 +120,7 @@ impl Opened {
 fn copy(name: &str, old: &MapHandle, new: &MapHandle) -> Result<()> {
     let (mut copied, mut lost) = (0, 0);
     for key in distinct(old.keys(), old.max_entries() as usize) {
-        let Some(value) = old.lookup(&key, MapFlags::ANY).with_context(|| format!("cannot read old map {name}"))?
+        let Some(value) = old.lookup(&key, MapFlags::ANY).with_context(|| format!("cannot read the old map {name}"))?
         else {
             continue;
         };
@@ -127,7 +131,7 @@ fn copy(name: &str, old: &MapHandle, new: &MapHandle) -> Result<()> {
     }
     let (before, after) = (old.max_entries(), new.max_entries());
     if lost > 0 {
-        tracing::warn!(map = name, before, after, copied, lost, "resized; not all entries had room");
+        tracing::warn!(map = name, before, after, copied, lost, "resized; some entries did not fit and are lost");
     } else {
         tracing::info!(map = name, before, after, copied, "resized");
     }

@@ -43,7 +43,7 @@ fn information(program: BorrowedFd<'_>) -> Result<libbpf_sys::bpf_prog_info> {
     let mut length = size_of_val(&info) as u32;
     // SAFETY: the descriptor is open for the call, and `info` has room for `length` bytes.
     let result = unsafe { libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut length) };
-    anyhow::ensure!(result == 0, "cannot ask about a program: {}", std::io::Error::last_os_error());
+    anyhow::ensure!(result == 0, "cannot read the properties of a program: {}", std::io::Error::last_os_error());
     Ok(info)
 }
 
@@ -97,7 +97,7 @@ impl Probe {
     fn attach(&self, interface: &Interface, program: &str) -> Result<Link> {
         let program = self.0.program(program)?;
         Link::attach(program.as_fd(), interface.index, AttachPoint::Xdp, 0)
-            .with_context(|| format!("interface {} takes no XDP program", interface.name))
+            .with_context(|| format!("interface {} does not support XDP programs", interface.name))
     }
 
     /// Finds out which tc hook this kernel has for the agent, by briefly attaching to `interface` through TCX.

@@ -101,7 +101,7 @@ where
     let errors: Vec<_> = outcomes.into_iter().chain(retried).filter_map(Result::err).collect();
     let count = errors.len();
     match errors.into_iter().next() {
-        Some(error) => Err(error.context(format!("{count} prefixes could not be changed"))),
+        Some(error) => Err(error.context(format!("cannot change {count} prefixes"))),
         None => Ok(()),
     }
 }

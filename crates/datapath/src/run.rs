@@ -32,7 +32,7 @@ impl Runner {
     pub fn on_frame(&self, frame: &[u8]) -> Result<u32> {
         self.run(libbpf_sys::bpf_test_run_opts {
             data_in: frame.as_ptr().cast(),
-            data_size_in: frame.len().try_into().context("a frame is shorter")?,
+            data_size_in: frame.len().try_into().context("the frame is too long")?,
             repeat: 1,
             ..Default::default()
         })
@@ -46,7 +46,7 @@ impl Runner {
         self.run(libbpf_sys::bpf_test_run_opts {
             // The kernel writes the structure back in place.
             ctx_in: structure.as_mut_ptr().cast(),
-            ctx_size_in: structure.len().try_into().context("a structure is shorter")?,
+            ctx_size_in: structure.len().try_into().context("the structure is too long")?,
             ..Default::default()
         })
     }
@@ -96,7 +96,7 @@ pub(crate) fn run_marked(program: &ProgramMut<'_>, frame: &[u8], mark: u32) -> R
     };
     let output = program.test_run(input).context("cannot run the program on a packet")?;
     let marked = output.context.and_then(|context| context.get(MARK..MARK + 4)?.try_into().ok());
-    let marked = marked.context("the kernel gives no context back")?;
+    let marked = marked.context("the kernel did not return the context")?;
     let frame = output.data.map(|data| data.to_vec()).unwrap_or_default();
     Ok((Ran { code: output.return_value, frame, duration: output.duration }, u32::from_ne_bytes(marked)))
 }

@@ -13,7 +13,9 @@ pub fn layout() -> StackLayout {
     *LAYOUT.get_or_init(|| {
         let layout = Btf::from_vmlinux().ok().and_then(|btf| read(&btf));
         if layout.is_none() {
-            tracing::info!("the kernel has no type information: its sockets are not asked about connections");
+            tracing::info!(
+                "the kernel has no type information (BTF), so its sockets are not consulted about connections"
+            );
         }
         layout.unwrap_or_default()
     })

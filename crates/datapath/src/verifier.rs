@@ -187,7 +187,7 @@ impl Verifier {
         pins: Option<Pins>,
     ) -> Result<Self> {
         object::log_through_tracing();
-        anyhow::ensure!(sizes.replay_buckets.is_power_of_two(), "replay buckets must be a power of two");
+        anyhow::ensure!(sizes.replay_buckets.is_power_of_two(), "the number of replay buckets must be a power of two");
         config.replay_mask = sizes.replay_buckets - 1;
         let mut opened = Opened::new("verifier", object)?;
         opened.configure(&config)?;
@@ -202,7 +202,7 @@ impl Verifier {
         opened.resize("ls_grants", sizes.pairs)?;
         opened.resize("outbound_of", config.max_outbound.clamp(1, INSIDE_MAX))?;
         if config.mark_mask != 0 {
-            anyhow::ensure!(hook == Hook::Tc, "packets are marked at tc only");
+            anyhow::ensure!(hook == Hook::Tc, "packets can be marked only with hook tc");
             opened.resize("classes", sizes.grants)?;
         }
         let outgrown = pins.as_ref().and_then(|pins| replays::outgrown(pins, sizes.replay_buckets));
@@ -277,7 +277,7 @@ impl Verifier {
     pub fn attach(&mut self, interface: &Interface) -> Result<Mode> {
         anyhow::ensure!(
             interface.link_header == 14,
-            "interface {} has no Ethernet header; the verifier can't protect it",
+            "interface {} has no Ethernet header, so the verifier cannot protect it",
             interface.name
         );
         let choice = if self.at_tc.is_some() { Choice::Auto } else { Choice::Only(self.hook) };
@@ -403,7 +403,7 @@ impl Verifier {
     pub fn take_over(&self, mut received: ReceivedFlow) -> Result<u32> {
         let program = self.object.runnable("take_over")?;
         let input = ProgramInput { context_in: Some(received.as_mut_bytes()), ..ProgramInput::default() };
-        Ok(program.test_run(input).context("cannot run the program that takes flows over")?.return_value)
+        Ok(program.test_run(input).context("cannot run the program that takes over flows")?.return_value)
     }
 
     /// Calls `each` with every flow that begins, whenever the result is polled, if the programs were loaded to report
@@ -447,7 +447,7 @@ impl Verifier {
     #[doc(hidden)]
     pub fn runner(&self, name: &str) -> Result<Runner> {
         let program = self.object.program(name)?;
-        Ok(Runner::new(program.as_fd().try_clone_to_owned().context("cannot copy a descriptor")?))
+        Ok(Runner::new(program.as_fd().try_clone_to_owned().context("cannot duplicate a file descriptor")?))
     }
 
     /// Runs the tc program on a packet with this mark, and returns the resulting mark as well.

@@ -81,8 +81,8 @@ pub(crate) fn report(checks: &[Check]) -> String {
     let count = |state| checks.iter().filter(|check| check.state == state).count();
     text + &match (count(State::Missing), count(State::Warn)) {
         (0, 0) => "\nall well\n".to_owned(),
-        (0, warnings) => format!("\nnothing missing, {warnings} to look at\n"),
-        (missing, warnings) => format!("\n{missing} missing, {warnings} to look at\n"),
+        (0, warnings) => format!("\nnothing missing, {warnings} to review\n"),
+        (missing, warnings) => format!("\n{missing} missing, {warnings} to review\n"),
     }
 }
 
@@ -106,10 +106,10 @@ eth0
 missing  xdp     gone?
                  -> get it
 
-1 missing, 1 to look at
+1 missing, 1 to review
 ";
         assert_eq!(report(&checks), expected);
-        assert!(report(&checks[..2]).ends_with("\nnothing missing, 1 to look at\n"));
+        assert!(report(&checks[..2]).ends_with("\nnothing missing, 1 to review\n"));
         assert!(report(&checks[..1]).ends_with("\nall well\n"));
     }
 

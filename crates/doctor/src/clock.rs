@@ -16,12 +16,12 @@ pub(crate) fn synchronised() -> Check {
 /// Evaluates the result of adjtimex(2), and its error bound in microseconds.
 fn judge(result: i32, bound: libc::c_long) -> Check {
     match result {
-        -1 => Check::warn("clock", "the kernel does not say whether it is synchronised", REMEDY),
+        -1 => Check::warn("clock", "the kernel does not report whether it is synchronised", REMEDY),
         // chrony leaves the kernel in this state unless configured otherwise.
         libc::TIME_ERROR => Check::warn(
             "clock",
-            "not synchronised, as far as the kernel knows",
-            format!("{REMEDY}; chrony tells the kernel with `rtcsync`"),
+            "not synchronised, according to the kernel",
+            format!("{REMEDY}; chrony sets the kernel's flag with `rtcsync`"),
         ),
         _ => Check::ok("clock", format!("synchronised within {} ms", bound / 1000)),
     }

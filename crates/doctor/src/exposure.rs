@@ -40,9 +40,9 @@ fn ways(pins: &Pins) -> Check {
 fn covered(verifier: &str, open: &[OpenWay]) -> Check {
     let all: Vec<_> = open.iter().map(|way| format!("{} is {}", way.name, way.why)).collect();
     if all.is_empty() {
-        return Check::ok("ways in", format!("{verifier}: none beside the attachments is known"));
+        return Check::ok("ways in", format!("{verifier}: no unprotected path past its attachments is known"));
     }
-    let remedy = "have the verifier judge these interfaces, too, or take them away from the others";
+    let remedy = "have the verifier protect these interfaces, too, or detach them from the protected ones";
     Check::missing("ways in", format!("{verifier}: {}", all.join("; ")), remedy)
 }
 
@@ -68,14 +68,13 @@ fn told(verifier: &str, all: &[Outside]) -> Check {
     let (partly, never) = (names(true), names(false));
     let never = if never.is_empty() { "none".to_owned() } else { never.join(", ") };
     if partly.is_empty() {
-        return Check::ok("sockets", format!("{verifier}: outside protection: {never}"));
+        return Check::ok("sockets", format!("{verifier}: unprotected: {never}"));
     }
-    let found =
-        format!("{verifier}: protected at some addresses only: {}; outside protection: {never}", partly.join(", "));
+    let found = format!("{verifier}: protected at some addresses only: {}; unprotected: {never}", partly.join(", "));
     Check::warn(
         "sockets",
         found,
-        "leave `only_named` out of verifier.toml, or bind the service to the address that is protected",
+        "remove `only_named` from verifier.toml, or bind the service to the address that is protected",
     )
 }
 
@@ -100,8 +99,8 @@ mod tests {
     #[test]
     fn a_service_that_is_protected_in_part_is_a_warning() {
         let told = |all: &[Outside]| told("verifier-main", all);
-        assert_eq!(told(&[]), Check::ok("sockets", "verifier-main: outside protection: none"));
-        assert_eq!(told(&[outside(80, false)]).found, "verifier-main: outside protection: tcp 0.0.0.0:80");
+        assert_eq!(told(&[]), Check::ok("sockets", "verifier-main: unprotected: none"));
+        assert_eq!(told(&[outside(80, false)]).found, "verifier-main: unprotected: tcp 0.0.0.0:80");
         let partly = told(&[outside(80, false), outside(22, true)]);
         assert_eq!(partly.state, State::Warn);
         assert!(partly.found.contains("tcp 0.0.0.0:22 at 192.0.2.9"), "{}", partly.found);

@@ -28,7 +28,7 @@ fn version((major, minor): (u32, u32)) -> Check {
     if (major, minor) >= (6, 1) {
         Check::ok("kernel", found)
     } else {
-        Check::missing("kernel", found, "boot Linux 6.1 or later: older ones can't check the programs")
+        Check::missing("kernel", found, "boot Linux 6.1 or later: older kernels cannot verify the programs")
     }
 }
 
@@ -36,10 +36,10 @@ pub(crate) fn rights() -> Check {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let lacking = lacking(&status);
     if lacking.is_empty() {
-        Check::ok("rights", "may load programs and attach them")
+        Check::ok("rights", "may load and attach programs")
     } else {
-        let found = format!("no {}: programs and interfaces can't be tried", lacking.join(", "));
-        Check::missing("rights", found, "run it as root; the daemons get their rights from their units")
+        let found = format!("missing {}: programs and interfaces cannot be tested", lacking.join(", "));
+        Check::missing("rights", found, "run it as root; the daemons get their capabilities from their systemd units")
     }
 }
 
@@ -65,7 +65,7 @@ pub(crate) fn programs(probe: &Result<Probe>) -> Vec<Check> {
     vec![
         match probe.is_compiled() {
             Ok(true) => Check::ok("bpf", "programs load and are compiled"),
-            Ok(false) => interpreted("programs load and are interpreted, many times slower".to_owned()),
+            Ok(false) => interpreted("programs load but are interpreted, many times slower".to_owned()),
             Err(error) => interpreted(why(&error)),
         },
         loads("verifier (xdp)", Verifier::load(Hook::Xdp, VerifierConfig::default(), SMALL, None)),
@@ -76,9 +76,9 @@ pub(crate) fn programs(probe: &Result<Probe>) -> Vec<Check> {
 
 fn loads<T>(role: &'static str, loaded: Result<T>) -> Check {
     match loaded {
-        Ok(_) => Check::ok(role, "its programs load"),
+        Ok(_) => Check::ok(role, "the kernel accepts its programs"),
         Err(error) => {
-            let remedy = "see what the kernel says: `sudo VOUCHSAFE_LOG=libbpf=debug vouchsafe doctor`";
+            let remedy = "see the kernel's messages: `sudo VOUCHSAFE_LOG=libbpf=debug vouchsafe doctor`";
             Check::missing(role, why(&error), remedy)
         }
     }
@@ -100,7 +100,7 @@ pub(crate) fn btf() -> Check {
         if there {
             "there"
         } else {
-            "not there; not needed, but a verifier then does not ask the kernel's sockets about connections"
+            "absent; optional, but without it a verifier cannot look up connections in the kernel's sockets"
         },
     )
 }
@@ -125,11 +125,11 @@ fn kept(name: &str, holder: Option<u32>, links: &[String]) -> Check {
         links => format!(", attached by {}", links.join(" ")),
     };
     match holder {
-        Some(process) => Check::ok("pinned", format!("{name}: its daemon runs, process {process}{links}")),
+        Some(process) => Check::ok("pinned", format!("{name}: its daemon is running, process {process}{links}")),
         None => Check::warn(
             "pinned",
-            format!("{name}: no daemon runs{links}"),
-            format!("start it, or let go: `vouchsafe {role} detach --instance {instance}`"),
+            format!("{name}: no daemon is running{links}"),
+            format!("start the daemon, or detach: `vouchsafe {role} detach --instance {instance}`"),
         ),
     }
 }
@@ -159,9 +159,9 @@ mod tests {
     #[test]
     fn what_outlived_its_daemon_can_be_let_go() {
         let running = kept("verifier-main", Some(42), &["eth0".to_owned()]);
-        assert_eq!(running, Check::ok("pinned", "verifier-main: its daemon runs, process 42, attached by eth0"));
+        assert_eq!(running, Check::ok("pinned", "verifier-main: its daemon is running, process 42, attached by eth0"));
         let left = kept("agent-a-b", None, &[]);
-        assert_eq!(left.found, "agent-a-b: no daemon runs");
+        assert_eq!(left.found, "agent-a-b: no daemon is running");
         assert!(left.remedy.is_some_and(|remedy| remedy.contains("`vouchsafe agent detach --instance a-b`")));
     }
 

@@ -8,7 +8,7 @@ use datapath::probe::{self, Occupant, Probe};
 
 /// Name of the verifier's program in the kernel.
 const ADMIT: &str = "admit";
-const FAST: &str = "fine at low rates; for high ones take a card whose driver has native XDP";
+const FAST: &str = "sufficient at low rates; for high rates use a card whose driver supports native XDP";
 /// Approximate MTU that fits into a page together with XDP's headroom and the kernel's metadata of the packet.
 const MTU_IN_ONE_PIECE: u32 = 3500;
 
@@ -16,7 +16,7 @@ const MTU_IN_ONE_PIECE: u32 = 3500;
 /// verifier, otherwise a warning.
 pub(crate) fn checks(interface: &Interface, probe: Option<&Probe>, wanted: bool) -> Vec<Check> {
     let driver = interface.driver();
-    let mut checks = vec![Check::ok("driver", driver.as_deref().unwrap_or("it has no name"))];
+    let mut checks = vec![Check::ok("driver", driver.as_deref().unwrap_or("without a name"))];
     let xdp = probe.map(|probe| Xdp::of(interface, probe, wanted));
     checks.push(match interface.link_header {
         14 => Check::ok("link", "Ethernet"),
@@ -24,8 +24,8 @@ pub(crate) fn checks(interface: &Interface, probe: Option<&Probe>, wanted: bool)
             wanted,
             Check::warn(
                 "link",
-                "no Ethernet header: good for an agent only",
-                "protect the interface before it, or behind",
+                "no Ethernet header: usable by an agent only",
+                "protect another interface on the path that has one",
             ),
         ),
     });
@@ -35,7 +35,7 @@ pub(crate) fn checks(interface: &Interface, probe: Option<&Probe>, wanted: bool)
     if let Some(probe) = probe {
         checks.push(match probe.tc(interface) {
             Ok(attachment) => Check::ok("tc", attachment.name()),
-            Err(error) => Check::warn("tc", why(&error), "no agent can use it"),
+            Err(error) => Check::warn("tc", why(&error), "agents cannot use this interface"),
         });
     }
     checks.extend(interface.mtu().map(|mtu| length(mtu, mode)));
@@ -50,10 +50,10 @@ fn lack(wanted: bool, check: Check) -> Check {
 /// Reports the hook that a verifier selects automatically, and why.
 fn chosen(favours_tc: Option<String>, mode: Option<Mode>) -> Check {
     let found = match (favours_tc, mode) {
-        (Some(why), _) => format!("auto takes tc: {why}"),
-        (None, Some(Mode::Native | Mode::Offloaded)) => "auto takes xdp: its driver runs it".to_owned(),
-        (None, Some(Mode::Generic)) => "auto takes tc: its driver does not run XDP".to_owned(),
-        (None, _) => "auto takes xdp if its driver runs it, else tc".to_owned(),
+        (Some(why), _) => format!("auto selects tc: {why}"),
+        (None, Some(Mode::Native | Mode::Offloaded)) => "auto selects xdp: the driver supports it".to_owned(),
+        (None, Some(Mode::Generic)) => "auto selects tc: the driver does not support XDP".to_owned(),
+        (None, _) => "auto selects xdp if the driver supports it, otherwise tc".to_owned(),
     };
     Check::ok("hook", found)
 }
@@ -100,28 +100,28 @@ impl Xdp {
         let name = &interface.name;
         match self {
             Self::Untried(said) => {
-                let tries = format!("`doctor --interface {name}` tries it");
+                let tries = format!("`doctor --interface {name}` tests it");
                 match said {
-                    Some(true) => Check::ok("xdp", format!("native, says the driver; {tries}")),
-                    Some(false) => Check::warn("xdp", "generic: the driver has no XDP of its own", FAST),
+                    Some(true) => Check::ok("xdp", format!("native, according to the driver; {tries}")),
+                    Some(false) => Check::warn("xdp", "generic: the driver does not support XDP", FAST),
                     None => Check::ok("xdp", tries),
                 }
             }
-            Self::Free(Mode::Generic) => Check::warn("xdp", "generic: the driver has no XDP of its own", FAST),
+            Self::Free(Mode::Generic) => Check::warn("xdp", "generic: the driver does not support XDP", FAST),
             Self::Fallback(why) => Check::warn(
                 "xdp",
-                format!("generic: the driver has XDP and refuses it: {why}"),
+                format!("generic: the driver supports XDP but rejected the program: {why}"),
                 format!("`dmesg` may say why: often the MTU, queues (`ethtool -L {name} combined N`) or offloads"),
             ),
-            Self::Ours(Some(Mode::Generic)) => Check::warn("xdp", "generic, a verifier is attached", FAST),
+            Self::Ours(Some(Mode::Generic)) => Check::warn("xdp", "generic; a verifier is attached", FAST),
             Self::Free(mode) => Check::ok("xdp", mode.name()),
             Self::Ours(mode) => {
-                Check::ok("xdp", format!("{}, a verifier is attached", mode.map_or("several programs", Mode::name)))
+                Check::ok("xdp", format!("{}; a verifier is attached", mode.map_or("several programs", Mode::name)))
             }
             Self::Taken(Occupant { id, name: program, mode }) => {
                 let mode = mode.map_or(String::new(), |mode| format!(", {}", mode.name()));
-                let found = format!("taken by another program, {program:?} ({id}){mode}");
-                let remedy = format!("end what attached it, or leave {name} out of the verifier's interfaces");
+                let found = format!("used by another program, {program:?} ({id}){mode}");
+                let remedy = format!("detach that program, or leave {name} out of the verifier's interfaces");
                 lack(wanted, Check::warn("xdp", found, remedy))
             }
             Self::Refused(why) => {
@@ -135,20 +135,20 @@ impl Xdp {
 fn length(mtu: u32, mode: Option<Mode>) -> Check {
     match mode {
         _ if mtu <= MTU_IN_ONE_PIECE => Check::ok("mtu", format!("{mtu}")),
-        Some(Mode::Native | Mode::Offloaded) => Check::ok("mtu", format!("{mtu}, in several pieces (XDP frags)")),
+        Some(Mode::Native | Mode::Offloaded) => Check::ok("mtu", format!("{mtu}, in several buffers (XDP frags)")),
         Some(Mode::Generic) => Check::warn(
             "mtu",
-            format!("{mtu}: many drivers have no native XDP beyond {MTU_IN_ONE_PIECE}"),
+            format!("{mtu}: many drivers do not support native XDP beyond {MTU_IN_ONE_PIECE}"),
             format!("try an MTU of at most {MTU_IN_ONE_PIECE} for native XDP"),
         ),
-        Some(Mode::Tcx | Mode::Clsact) | None => Check::ok("mtu", format!("{mtu}, needs XDP frags")),
+        Some(Mode::Tcx | Mode::Clsact) | None => Check::ok("mtu", format!("{mtu}, requires XDP frags")),
     }
 }
 
 fn offloads(on: &[&str], interface: &str) -> Check {
     let found = if on.is_empty() { "none".to_owned() } else { on.join(", ") };
     if on.contains(&LARGE_RECEIVE_OFFLOAD) {
-        let remedy = format!("`ethtool -K {interface} lro off`: drivers refuse native XDP with it");
+        let remedy = format!("`ethtool -K {interface} lro off`: drivers reject native XDP while it is on");
         Check::warn("offloads", found, remedy)
     } else {
         Check::ok("offloads", found)
@@ -168,7 +168,7 @@ mod tests {
     fn a_program_of_somebody_else_is_in_the_way_only_where_a_verifier_is_wanted() {
         let taken = || Xdp::Taken(Occupant { id: 7, name: "filter".to_owned(), mode: Some(Mode::Native) });
         let check = taken().check(&eth0(), true);
-        assert_eq!((check.state, &*check.found), (State::Missing, r#"taken by another program, "filter" (7), native"#));
+        assert_eq!((check.state, &*check.found), (State::Missing, r#"used by another program, "filter" (7), native"#));
         assert_eq!(taken().check(&eth0(), false).state, State::Warn);
         assert_eq!(Xdp::Ours(Some(Mode::Native)).check(&eth0(), true).state, State::Ok);
         assert_eq!(Xdp::Refused(String::new()).check(&eth0(), true).state, State::Missing);
@@ -176,9 +176,9 @@ mod tests {
 
     #[test]
     fn the_hook_that_a_verifier_takes_is_said_with_its_reason() {
-        assert_eq!(chosen(Some("virtual (veth)".into()), None).found, "auto takes tc: virtual (veth)");
-        assert_eq!(chosen(None, Some(Mode::Native)).found, "auto takes xdp: its driver runs it");
-        assert_eq!(chosen(None, Some(Mode::Generic)).found, "auto takes tc: its driver does not run XDP");
+        assert_eq!(chosen(Some("virtual (veth)".into()), None).found, "auto selects tc: virtual (veth)");
+        assert_eq!(chosen(None, Some(Mode::Native)).found, "auto selects xdp: the driver supports it");
+        assert_eq!(chosen(None, Some(Mode::Generic)).found, "auto selects tc: the driver does not support XDP");
     }
 
     #[test]
@@ -186,7 +186,7 @@ mod tests {
         assert_eq!(Xdp::Free(Mode::Generic).check(&eth0(), true).state, State::Warn);
         assert_eq!(Xdp::Untried(Some(false)).check(&eth0(), false).state, State::Warn);
         assert_eq!(Xdp::Untried(Some(true)).check(&eth0(), false).state, State::Ok);
-        assert_eq!(Xdp::Untried(None).check(&eth0(), false), Check::ok("xdp", "`doctor --interface eth0` tries it"));
+        assert_eq!(Xdp::Untried(None).check(&eth0(), false), Check::ok("xdp", "`doctor --interface eth0` tests it"));
         assert_eq!(Xdp::Fallback(String::new()).check(&eth0(), true).state, State::Warn);
         assert_eq!(Xdp::Free(Mode::Native).check(&eth0(), true), Check::ok("xdp", "native"));
     }

@@ -76,7 +76,7 @@ const SPANS_MAX: usize = 16 * RECEIVERS_MAX;
 /// Error: a session has more receivers than it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{receivers} receivers with {spans} spans of ports are more than a session may have ({RECEIVERS_MAX} and {SPANS_MAX})"
+    "{receivers} receivers with {spans} port ranges exceed the limits of a session ({RECEIVERS_MAX} and {SPANS_MAX})"
 )]
 pub struct TooManyReceivers {
     receivers: usize,

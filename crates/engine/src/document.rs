@@ -126,13 +126,13 @@ impl<'t> Reader<'t> {
 
     fn into_faults(mut self) -> Faults {
         if self.faults.is_empty() {
-            self.fault(0..0, "can't be read");
+            self.fault(0..0, "cannot be read");
         }
         self.faults.sort();
         if self.left_out > 0
             && let Some(last) = self.faults.last_mut()
         {
-            last.message += &format!("\n(and {} more faults)", self.left_out);
+            last.message += &format!("\n(and {} more errors)", self.left_out);
         }
         Faults(self.faults)
     }
@@ -157,7 +157,7 @@ impl<'a, 't> Fields<'a, 't> {
         for key in table.keys() {
             if !known.contains(&key.get_ref().as_ref()) {
                 let hint = if reader.is_full() { String::new() } else { hint(key.get_ref(), known.iter().copied()) };
-                reader.fault(key.span(), format!("{what} has no key `{}`{hint}", key.get_ref()));
+                reader.fault(key.span(), format!("unknown key `{}` in {what}{hint}", key.get_ref()));
             }
         }
         Self { table, span, what }
@@ -177,7 +177,7 @@ impl<'a, 't> Fields<'a, 't> {
     pub fn required(&self, reader: &mut Reader<'_>, key: &str) -> Option<&'a Spanned<DeValue<'t>>> {
         let value = self.value(key);
         if value.is_none() {
-            reader.fault(self.span(), format!("{} lacks the key `{key}`", self.what));
+            reader.fault(self.span(), format!("missing key `{key}` in {}", self.what));
         }
         value
     }
@@ -192,7 +192,7 @@ impl<'a, 't> Fields<'a, 't> {
         let text = self.text(reader, key)?;
         let address = text.get_ref().parse().ok();
         if address.is_none() {
-            reader.fault(text.span(), format!("`{key}` is an address and a port, such as \"{example}\""));
+            reader.fault(text.span(), format!("`{key}` must be an address and a port, such as \"{example}\""));
         }
         address
     }
@@ -216,7 +216,7 @@ impl<'a, 't> Fields<'a, 't> {
     pub fn yes(&self, reader: &mut Reader<'_>, key: &str) -> bool {
         let Some(value) = self.value(key) else { return false };
         value.get_ref().as_bool().unwrap_or_else(|| {
-            reader.fault(value.span(), format!("`{key}` is true or false, without quotes"));
+            reader.fault(value.span(), format!("`{key}` must be true or false, without quotes"));
             false
         })
     }
@@ -227,7 +227,7 @@ impl<'a, 't> Fields<'a, 't> {
         let number = value.get_ref().as_integer();
         let number = number.and_then(|n| u32::from_str_radix(&n.as_str().replace('_', ""), n.radix()).ok());
         number.filter(|n| (least..=most).contains(n)).unwrap_or_else(|| {
-            reader.fault(value.span(), format!("`{key}` is a whole number from {least} to {most}"));
+            reader.fault(value.span(), format!("`{key}` must be a whole number from {least} to {most}"));
             default
         })
     }
@@ -236,15 +236,17 @@ impl<'a, 't> Fields<'a, 't> {
     pub fn seconds(&self, reader: &mut Reader<'_>, key: &str, default: u32, least: u32, most: u32) -> u32 {
         let Some(value) = self.value(key) else { return default };
         let Some(seconds) = value.get_ref().as_str().and_then(seconds) else {
-            reader
-                .fault(value.span(), format!("`{key}` is a time such as \"90s\", \"5m\", \"1h\" or \"7d\", in quotes"));
+            reader.fault(
+                value.span(),
+                format!("`{key}` must be a time such as \"90s\", \"5m\", \"1h\" or \"7d\", in quotes"),
+            );
             return default;
         };
         if (least..=most).contains(&seconds) {
             return seconds;
         }
         let (least, most) = (duration(least), duration(most));
-        reader.fault(value.span(), format!("`{key}` is from {least} to {most}"));
+        reader.fault(value.span(), format!("`{key}` must be from {least} to {most}"));
         default
     }
 
@@ -258,14 +260,14 @@ impl<'a, 't> Fields<'a, 't> {
     ) -> Vec<Fields<'a, 't>> {
         let Some(value) = self.value(key) else { return Vec::new() };
         let Some(array) = value.get_ref().as_array() else {
-            reader.fault(value.span(), format!("{what} begins with [[{key}]], in double brackets"));
+            reader.fault(value.span(), format!("{what} must begin with [[{key}]], in double brackets"));
             return Vec::new();
         };
         let mut tables = Vec::new();
         for item in array.iter() {
             match item.get_ref().as_table() {
                 Some(table) => tables.push(Fields::new(reader, table, item.span(), what, known)),
-                None => reader.fault(item.span(), format!("{what} begins with [[{key}]]")),
+                None => reader.fault(item.span(), format!("{what} must begin with [[{key}]]")),
             }
         }
         tables
@@ -300,7 +302,7 @@ impl<'a, 't> Fields<'a, 't> {
 pub fn text<'a>(reader: &mut Reader<'_>, value: &'a Spanned<DeValue<'_>>) -> Option<Spanned<&'a str>> {
     let text = value.get_ref().as_str();
     if text.is_none() {
-        reader.fault(value.span(), format!("a text in quotes goes here, not {}", value.get_ref().type_str()));
+        reader.fault(value.span(), format!("expected a string in quotes, not {}", value.get_ref().type_str()));
     }
     text.map(|text| Spanned::new(value.span(), text))
 }

@@ -82,7 +82,7 @@ pub struct Follower {
     saving: Option<JoinHandle<()>>,
 }
 
-/// What [`Follower::next`] has waited for. [`Follower::handle`] reacts to it.
+/// An event that [`Follower::next`] waits for and [`Follower::handle`] reacts to.
 pub struct News(Kind);
 
 enum Kind {

@@ -49,7 +49,9 @@ pub fn read(file: &Path, mut each: impl FnMut(Frame) -> Result<()>) -> Result<()
         Ok(reader) => reader,
         Err(PcapError::ReadError) => bail!("cannot read {name}"),
         Err(PcapError::Eof) => bail!("{name} is empty: not even a capture without packets is"),
-        Err(_) => bail!("{name} is no packet capture: pcap or pcapng is read, as tcpdump and Wireshark write it"),
+        Err(_) => {
+            bail!("{name} is not a packet capture: supported are pcap and pcapng, as tcpdump and Wireshark write them")
+        }
     };
     let (mut interfaces, mut number) = (Vec::new(), 0);
     loop {
@@ -63,10 +65,10 @@ pub fn read(file: &Path, mut each: impl FnMut(Frame) -> Result<()>) -> Result<()
             }
             Err(PcapError::Eof) => return Ok(()),
             Err(PcapError::Incomplete(_)) => {
-                ensure!(reader.refill().is_ok(), "cannot read {name} behind packet {number}");
+                ensure!(reader.refill().is_ok(), "cannot read {name} after packet {number}");
             }
-            Err(PcapError::UnexpectedEof) => bail!("{name} ends in the middle of what follows packet {number}"),
-            Err(_) => bail!("{name}: what follows packet {number} has not the form of a capture"),
+            Err(PcapError::UnexpectedEof) => bail!("{name} is cut short after packet {number}"),
+            Err(_) => bail!("{name} is malformed after packet {number}"),
         }
     }
 }
@@ -79,7 +81,7 @@ fn frame(interfaces: &mut Vec<Interface>, block: &PcapBlockOwned<'_>, number: u6
             return Ok(None);
         }
         PcapBlockOwned::Legacy(packet) => {
-            let interface = interfaces.first().context("a packet before the file's head")?;
+            let interface = interfaces.first().context("a packet precedes the file header")?;
             let nanos = u64::from(packet.ts_usec) * (1_000_000_000 / interface.resolution);
             let time = (u64::from(packet.ts_sec), u32::try_from(nanos).unwrap_or(0));
             (interface, time, packet.origlen, packet.data)
@@ -95,12 +97,13 @@ fn frame(interfaces: &mut Vec<Interface>, block: &PcapBlockOwned<'_>, number: u6
         PcapBlockOwned::NG(Block::EnhancedPacket(packet)) => {
             let index = usize::try_from(packet.if_id).unwrap_or(usize::MAX);
             let interface =
-                interfaces.get(index).with_context(|| format!("packet {number} of an unknown interface"))?;
+                interfaces.get(index).with_context(|| format!("packet {number} names an unknown interface"))?;
             let ticks = u64::from(packet.ts_high) << 32 | u64::from(packet.ts_low);
             (interface, interface.time(ticks), packet.origlen, packet.packet_data())
         }
         PcapBlockOwned::NG(Block::SimplePacket(packet)) => {
-            let interface = interfaces.first().with_context(|| format!("packet {number} of an unknown interface"))?;
+            let interface =
+                interfaces.first().with_context(|| format!("packet {number} names an unknown interface"))?;
             (interface, (0, 0), packet.origlen, packet.packet_data())
         }
         PcapBlockOwned::NG(_) => return Ok(None),
@@ -118,7 +121,7 @@ impl Interface {
 
 fn interface(described: &InterfaceDescriptionBlock<'_>) -> Result<Interface> {
     let resolution =
-        described.ts_resolution().filter(|ticks| *ticks > 0).context("an interface with a clock that never ticks")?;
+        described.ts_resolution().filter(|ticks| *ticks > 0).context("an interface has a clock resolution of 0")?;
     Ok(Interface { link: known(described.linktype)?, resolution, offset: described.ts_offset() })
 }
 
@@ -132,11 +135,7 @@ fn known(link: Linktype) -> Result<Linktype> {
             | Linktype::LINUX_SLL
             | Linktype::LINUX_SLL2
     );
-    ensure!(
-        known,
-        "captured at a link of type {link}; Ethernet, Linux cooked and raw IP are understood",
-        link = link.0
-    );
+    ensure!(known, "unsupported link type {link}: supported are Ethernet, Linux cooked and raw IP", link = link.0);
     Ok(link)
 }
 

@@ -68,7 +68,7 @@ impl Flows {
             Content::Token { handle, time, nonce, expires, prefix_length, .. } => {
                 let (time_made, expires) = (u64::from(*time), u64::from(*expires));
                 if expires <= now {
-                    remarks.push(format!("expired: the grant had ended {} s before", now - expires));
+                    remarks.push(format!("expired: the grant had expired {} s before", now - expires));
                 }
                 if time_made.abs_diff(now) > CLOCK_SKEW {
                     let side = if time_made > now { "ahead" } else { "behind" };
@@ -76,17 +76,17 @@ impl Flows {
                         .push(format!("clock_skew: made {} s {side} of the capture's clock", time_made.abs_diff(now)));
                 }
                 if *prefix_length == 0 {
-                    remarks.push("the grant is for every address there is".to_owned());
+                    remarks.push("the grant covers every address".to_owned());
                 }
                 Some(format!("{handle} {time} {nonce}"))
             }
             Content::LsToken { unique_id, nonce1, nonce2, .. } => Some(format!("ls {unique_id} {nonce1} {nonce2}")),
             Content::KeyTransfer { .. } => {
-                remarks.push("a client key travels here in clear: who sees it may make tokens".to_owned());
+                remarks.push("a client key is sent here in clear: anyone who reads it can make tokens".to_owned());
                 None
             }
             Content::Malformed { reason } => {
-                remarks.push(format!("{reason}: it has a carrier's mark and can't be read"));
+                remarks.push(format!("{reason}: it has a carrier's mark but is malformed"));
                 None
             }
             Content::Support | Content::Discovery { .. } => None,
@@ -124,9 +124,9 @@ fn about(frame: &Frame, packet: &Packet) -> Explained {
     };
     let mut remarks = Vec::new();
     if frame.cut {
-        remarks.push("the capture holds only a part of this packet: capture with -s 0".to_owned());
+        remarks.push("the packet is truncated in the capture: capture with -s 0".to_owned());
     } else if packet.form == Form::Broken {
-        remarks.push("malformed: its headers contradict themselves".to_owned());
+        remarks.push("malformed: its headers contradict each other".to_owned());
     }
     if packet.fragment != Fragment::Whole {
         remarks.push("a fragment".to_owned());

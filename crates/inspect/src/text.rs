@@ -39,7 +39,7 @@ impl fmt::Display for Lines<'_> {
         }
         match packet.flow {
             Some(flow) if packet.content.is_none() => {
-                say(&format!("of the flow that packet {flow} opened; nothing added"))?
+                say(&format!("part of the flow that packet {flow} opened; nothing added"))?
             }
             _ => {}
         }
@@ -72,7 +72,7 @@ fn explain(content: &Content, now: u64) -> Vec<String> {
         }
         Content::Support => vec!["support option: the sender's network knows the scheme of LS".to_owned()],
         Content::Discovery { record } => vec![format!("discovery record, a hint and no credential: {record}")],
-        Content::Malformed { .. } => vec!["not readable".to_owned()],
+        Content::Malformed { .. } => vec!["malformed".to_owned()],
     }
 }
 

@@ -115,7 +115,7 @@ pub async fn serve(listener: UnixListener, service: impl Service) {
                 });
             }
             Admission::Refuse(place, line) => {
-                tracing::debug!(user, "control socket: refused");
+                tracing::debug!(user, "control socket: access denied");
                 let most = service.limits().request;
                 tokio::spawn(async move {
                     let _place = place;
@@ -160,16 +160,16 @@ pub async fn call(path: &Path, role: &Role, request: &impl Serialize, patience: 
         Err(error) => {
             let is_denied = error.kind() == ErrorKind::PermissionDenied;
             let allowed = if is_denied { format!("; {}", role.allowed) } else { String::new() };
-            return Err(error).with_context(|| format!("can't reach the {name} at {}{allowed}", path.display()));
+            return Err(error).with_context(|| format!("cannot reach the {name} at {}{allowed}", path.display()));
         }
     };
     let exchange = async {
         // A daemon that refuses may close the connection before it has read the request.
         let _ = stream.write_all(&lines::encode(request)?).await;
         let line = lines::read(&mut BufReader::new(&mut stream), u64::MAX).await?;
-        line.with_context(|| format!("the {name} hung up"))
+        line.with_context(|| format!("the {name} closed the connection without an answer"))
     };
-    timeout(patience, exchange).await.with_context(|| format!("the {name} does not answer"))?.map(Some)
+    timeout(patience, exchange).await.with_context(|| format!("the {name} did not answer in time"))?.map(Some)
 }
 
 /// Sends a request to the daemon that listens at `path`, and returns the result in its [`Answer`]; `None` if no daemon
@@ -180,7 +180,7 @@ pub async fn call(path: &Path, role: &Role, request: &impl Serialize, patience: 
 /// Fails if [`call`] does, and with the daemon's own words if its answer is an error.
 pub async fn ask<T: DeserializeOwned>(path: &Path, role: &Role, request: &impl Serialize) -> Result<Option<T>> {
     let Some(line) = call(path, role, request, ANSWER).await? else { return Ok(None) };
-    match serde_json::from_slice(&line).with_context(|| format!("the {}'s answer is broken", role.name))? {
+    match serde_json::from_slice(&line).with_context(|| format!("the {}'s answer is malformed", role.name))? {
         Answer::Ok(answer) => Ok(Some(answer)),
         Answer::Error(why) => bail!(why),
     }

@@ -41,24 +41,24 @@ impl Folder {
                 made => made,
             }
         };
-        make().with_context(|| format!("can't make {}", self.0.display()))
+        make().with_context(|| format!("cannot create {}", self.0.display()))
     }
 
     /// Takes the lock that keeps out a second daemon of this `role`; held until the file is dropped.
     pub fn lock(&self, role: &str) -> Result<File> {
         let path = self.file("lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let file = file.with_context(|| format!("can't open {}", path.display()))?;
+        let file = file.with_context(|| format!("cannot open {}", path.display()))?;
         match file.try_lock() {
             Ok(()) => Ok(file),
-            Err(TryLockError::WouldBlock) => bail!("another {role} runs in {}", self.0.display()),
-            Err(TryLockError::Error(error)) => bail!("can't lock {}: {error}", path.display()),
+            Err(TryLockError::WouldBlock) => bail!("another {role} is running in {}", self.0.display()),
+            Err(TryLockError::Error(error)) => bail!("cannot lock {}: {error}", path.display()),
         }
     }
 
     /// Returns the names of the folder's files.
     pub fn names(&self) -> Result<Vec<String>> {
-        let entries = fs::read_dir(&self.0).with_context(|| format!("can't read {}", self.0.display()))?;
+        let entries = fs::read_dir(&self.0).with_context(|| format!("cannot read {}", self.0.display()))?;
         let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
         names.collect()
     }
@@ -68,7 +68,7 @@ impl Folder {
         match fs::read(self.file(name)) {
             Ok(bytes) => Ok(Some(bytes)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error).with_context(|| format!("can't read {}", self.file(name).display())),
+            Err(error) => Err(error).with_context(|| format!("cannot read {}", self.file(name).display())),
         }
     }
 
@@ -86,14 +86,14 @@ impl Folder {
 
     /// Creates a file without its final name; success shows that the folder is writable.
     pub fn begin(&self) -> Result<NamedTempFile> {
-        NamedTempFile::new_in(&self.0).with_context(|| format!("can't write in {}", self.0.display()))
+        NamedTempFile::new_in(&self.0).with_context(|| format!("cannot write to {}", self.0.display()))
     }
 
     /// Renames a file from [`Self::begin`] to its final name, replacing an existing file.
     pub fn put(&self, file: NamedTempFile, name: &str) -> Result<()> {
         let path = self.file(name);
         file.as_file().sync_all()?;
-        file.persist(&path).with_context(|| format!("can't write {}", path.display()))?;
+        file.persist(&path).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(File::open(&self.0)?.sync_all()?)
     }
 }
@@ -138,7 +138,7 @@ mod tests {
         let room = tempfile::tempdir().unwrap();
         let folder = Folder::at(room.path());
         let first = folder.lock("verifier").unwrap();
-        assert!(folder.lock("verifier").unwrap_err().to_string().starts_with("another verifier runs in"));
+        assert!(folder.lock("verifier").unwrap_err().to_string().starts_with("another verifier is running in"));
         drop(first);
         assert!(folder.lock("verifier").is_ok());
     }

@@ -12,20 +12,20 @@ use tokio::net::UnixListener;
 /// Listens at `path`, where every user may connect. Fails with `way_out` if another `role` listens there.
 pub fn listen(path: &Path, role: &str, way_out: &str) -> Result<UnixListener> {
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).with_context(|| format!("can't make {}", parent.display()))?;
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     }
     if std::os::unix::net::UnixStream::connect(path).is_ok() {
-        bail!("another {role} listens at {}: {way_out}", path.display());
+        bail!("another {role} listens at {} already: {way_out}", path.display());
     }
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("can't remove the old {}", path.display()));
+            return Err(error).with_context(|| format!("cannot remove the old socket {}", path.display()));
         }
         _ => {}
     }
-    let listener = UnixListener::bind(path).with_context(|| format!("can't listen at {}", path.display()))?;
+    let listener = UnixListener::bind(path).with_context(|| format!("cannot listen at {}", path.display()))?;
     fs::set_permissions(path, Permissions::from_mode(0o666))
-        .with_context(|| format!("can't open {} to all users", path.display()))?;
+        .with_context(|| format!("cannot make {} accessible to all users", path.display()))?;
     Ok(listener)
 }
 
@@ -43,7 +43,7 @@ pub async fn read(reader: &mut (impl AsyncBufRead + Unpin), most: u64) -> Result
     match line.last() {
         None => Ok(None),
         Some(b'\n') => Ok(Some(line)),
-        Some(_) => bail!("a message without end"),
+        Some(_) => bail!("the message is not terminated by a newline"),
     }
 }
 

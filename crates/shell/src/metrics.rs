@@ -94,9 +94,9 @@ pub fn label(name: &'static str, value: impl Into<String>) -> Labels {
 /// Opens the listener for readers of metrics.
 pub async fn listen(address: SocketAddr) -> Result<TcpListener> {
     if !address.ip().is_loopback() {
-        tracing::warn!(%address, "whoever can reach this address can read the metrics");
+        tracing::warn!(%address, "anyone who can reach this address can read the metrics");
     }
-    TcpListener::bind(address).await.with_context(|| format!("can't listen on {address} for metrics"))
+    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} for metrics"))
 }
 
 /// Answers `GET /metrics` with the page that `page` makes, until the future is dropped.

@@ -21,7 +21,7 @@ use std::path::Path;
 pub struct Found {
     /// The subject, such as `tenant tap0`.
     pub subject: String,
-    /// What is wrong, and the way out; `None` if nothing is.
+    /// The fault and the way out; `None` if nothing is wrong.
     pub fault: Option<String>,
 }
 

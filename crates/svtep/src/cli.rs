@@ -112,7 +112,7 @@ pub async fn run(command: SvtepCommand) -> Result<ExitCode> {
             let dir = enrol.dir.unwrap_or_else(|| settings::default_dir(&enrol.instance));
             let directory = Directory::at(dir);
             if directory.enrolment()?.is_some() && !enrol.again {
-                bail!("{} holds an enrolment already; --again enrols anew", directory.path().display());
+                bail!("{} holds an enrolment already: use --again to enrol again", directory.path().display());
             }
             let enrolment = directory.enrol(&enrol.authority, enrol.ca.as_deref(), &enrol.code).await?;
             println!("enrolled as {}", enrolment.verifier);
@@ -122,7 +122,7 @@ pub async fn run(command: SvtepCommand) -> Result<ExitCode> {
             let settings = Settings::load(run.flags, &run.config)?;
             let directory = Directory::at(&settings.dir);
             let enrolment = directory.enrolment()?.with_context(|| {
-                format!("{} knows no authority: `vouchsafe svtep enrol`", directory.path().display())
+                format!("{} names no authority: run `vouchsafe svtep enrol`", directory.path().display())
             })?;
             daemon::run(settings, directory, enrolment).await
         }
@@ -166,11 +166,11 @@ async fn detach(daemon: &Daemon) -> Result<ExitCode> {
         Some(pins) => {
             let _lock = pins.lock()?;
             pins.remove()?;
-            println!("detached: tenants are in no network any more");
+            println!("detached: tenants are no longer connected to any network");
             Ok(ExitCode::SUCCESS)
         }
         None => {
-            println!("nothing to detach: nothing of a tunnel endpoint {} is in the kernel", daemon.instance);
+            println!("nothing to detach: the kernel holds no state of tunnel endpoint {}", daemon.instance);
             Ok(ExitCode::FAILURE)
         }
     }
@@ -187,10 +187,10 @@ impl Look {
         let socket = self.daemon.socket();
         let Some(answer) = control::try_ask(&socket, request).await? else {
             let state = match Pins::existing("svtep", &self.daemon.instance) {
-                Some(_) => "; segments at hand go on without it (`vouchsafe svtep detach` ends that)",
+                Some(_) => "; current segments stay in use without it (`vouchsafe svtep detach` ends that)",
                 None => "",
             };
-            bail!("no tunnel endpoint listens at {}: is `vouchsafe svtep run` up?{state}", socket.display())
+            bail!("no tunnel endpoint listens at {}: is `vouchsafe svtep run` running?{state}", socket.display())
         };
         Ok(answer)
     }
@@ -212,7 +212,9 @@ fn or_dash(text: Option<String>) -> String {
 fn show_status(status: &view::Status) {
     let connected = if status.connected { "connected" } else { "not connected" };
     let keys = match status.keys_until {
-        _ if status.closed => "taken out: a withdrawal found no room, and nothing is delivered".to_owned(),
+        _ if status.closed => {
+            "removed, because the table of withdrawn consent is full: nothing is delivered".to_owned()
+        }
         Some(until) => utc(until),
         None => "none for the current epoch: nothing is delivered".to_owned(),
     };
@@ -253,7 +255,7 @@ fn show_status(status: &view::Status) {
         let refused = tenant.refused.as_ref()?;
         Some(vec![tenant.interface.clone(), utc(refused.at), refused.why.clone()])
     });
-    let refused = Table::new(&["REFUSED LAST", "AT", "WHY"], refused);
+    let refused = Table::new(&["LAST REFUSAL", "AT", "WHY"], refused);
     if status.tenants.iter().any(|tenant| tenant.refused.is_some()) {
         print!("\n{refused}");
     }

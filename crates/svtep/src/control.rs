@@ -12,8 +12,11 @@ use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 
 /// The tunnel endpoint's names in error messages.
-const ROLE: Role =
-    Role { name: "tunnel endpoint", allowed: "only root may", way_out: "use another --instance and --dir" };
+const ROLE: Role = Role {
+    name: "tunnel endpoint",
+    allowed: "only root may use it",
+    way_out: "a second tunnel endpoint needs its own --instance and --dir",
+};
 /// Maximum length of a request, in bytes.
 const MOST: u64 = 4096;
 
@@ -44,7 +47,7 @@ pub async fn serve(listener: UnixListener, asked: mpsc::Sender<Asked>) {
         async move {
             let (reply, told) = oneshot::channel();
             let _ = asked.send((request, reply)).await;
-            told.await.context("the daemon ends").flatten()
+            told.await.context("the daemon is stopping").flatten()
         }
     };
     control::serve(listener, Requests::new(&ROLE, Access::new(Vec::new()), MOST, answer)).await;
@@ -73,7 +76,7 @@ mod tests {
         assert_eq!(told, serde_json::json!({"request": "status"}));
         answering.await.unwrap();
         let error = try_ask::<Value>(&path, Request::Status).await.unwrap_err().to_string();
-        assert!(error.starts_with("the daemon ends"), "{error}");
+        assert!(error.starts_with("the daemon is stopping"), "{error}");
         serving.abort();
     }
 }

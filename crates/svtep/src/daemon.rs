@@ -46,7 +46,7 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
     let pins = Pins::new("svtep", &settings.instance)?;
     let _instance_lock = pins.lock().with_context(|| {
         let name = &settings.instance;
-        format!("a tunnel endpoint {name:?} runs already; a second one needs another --instance, --dir and --socket")
+        format!("tunnel endpoint {name:?} already runs; a second one needs its own --instance, --dir and --socket")
     })?;
     let listener = control::listen(&settings.socket)?;
     let readers = match settings.metrics {
@@ -96,7 +96,7 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
         underlay = daemon.kernel.underlay().name,
         mtu = daemon.kernel.mtu(),
         tenants = daemon.places.len(),
-        "the tunnel endpoint runs"
+        "tunnel endpoint started"
     );
     let calls = tokio::spawn(control::serve(listener, asked_sender.clone()));
     let measuring =
@@ -144,11 +144,11 @@ async fn first_state(
     match (answer, cached) {
         (Ok(state), _) => Ok((state, None)),
         (Err(error), Some(state)) if !matches!(error, client::Error::NotLoggedIn) => {
-            tracing::warn!(%error, "starting with what the authority said last");
+            tracing::warn!(%error, "starting with the last configuration from the authority");
             Ok((state, Some(error.to_string())))
         }
         (Err(error), _) => {
-            Err(error).context("the authority doesn't know this endpoint: `vouchsafe svtep enrol --again`")
+            Err(error).context("the authority does not know this endpoint: run `vouchsafe svtep enrol --again`")
         }
     }
 }
@@ -225,7 +225,7 @@ impl Daemon {
                 Some(unsent) = packets.recv() => self.handed_over(&unsent),
             }
         }
-        tracing::info!("stopped; segments at hand go on until they end. `vouchsafe svtep detach` ends that");
+        tracing::info!("stopped; current segments stay in use until they expire. `vouchsafe svtep detach` ends that");
         Ok(ExitCode::SUCCESS)
     }
 
@@ -288,7 +288,7 @@ impl Daemon {
 /// Builds the page of metrics from the loop's status.
 async fn page(asked: mpsc::Sender<Asked>) -> Result<shell::metrics::Page> {
     let (reply, told) = oneshot::channel();
-    asked.send((Request::Status, reply)).await.ok().context("the endpoint ends")?;
-    let status: Status = serde_json::from_value(told.await.context("the endpoint ends")??)?;
+    asked.send((Request::Status, reply)).await.ok().context("the endpoint is stopping")?;
+    let status: Status = serde_json::from_value(told.await.context("the endpoint is stopping")??)?;
     Ok(metrics::page(&status, now()))
 }

@@ -51,9 +51,9 @@ impl Directory {
     /// Reads the enrolment, if there is one.
     pub fn enrolment(&self) -> Result<Option<Enrolment>> {
         let Some(bytes) = self.0.read(ENROLMENT)?.map(Zeroizing::new) else { return Ok(None) };
-        serde_json::from_slice(&bytes)
-            .map(Some)
-            .with_context(|| format!("{} is broken: `vouchsafe svtep enrol --again`", self.0.file(ENROLMENT).display()))
+        serde_json::from_slice(&bytes).map(Some).with_context(|| {
+            format!("{} is damaged: run `vouchsafe svtep enrol --again`", self.0.file(ENROLMENT).display())
+        })
     }
 
     /// Enrols at the authority with the one-time code, and stores the enrolment.

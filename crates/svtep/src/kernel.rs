@@ -152,12 +152,12 @@ impl Kernel {
     pub fn write(&mut self, state: &State) -> Result<()> {
         self.set_clock()?;
         if self.withdraw(&state.config.withdrawn) && state.config.epoch_length == self.config.epoch_length {
-            let broken = |epoch| anyhow::anyhow!("the authority's key for proofs of epoch {epoch} is broken");
+            let broken = |epoch| anyhow::anyhow!("the authority's key for proofs of epoch {epoch} is malformed");
             let keys = state.keys.proofs.as_ref().map_or_else(|| Ok(Vec::new()), |keys| keys.read().map_err(broken))?;
             if keys.is_empty() {
                 tracing::warn!(
                     verifier = state.config.verifier,
-                    "no path of networks.toml ends at this verifier: nothing is delivered"
+                    "no path in networks.toml ends at this verifier: nothing is delivered"
                 );
             }
             self.program.proofs.hold(&keys)?;
@@ -165,7 +165,7 @@ impl Kernel {
         }
         let length = |address: &IpAddr| if address.is_ipv4() { 32 } else { 128 };
         let own: Vec<_> = self.settings.addresses.iter().map(|address| (*address, length(address))).collect();
-        self.program.proofs.stand_before(&own).context("cannot write which endpoint it is")
+        self.program.proofs.stand_before(&own).context("cannot store the endpoint's addresses")
     }
 
     /// Voids received segments. If the table is full, nothing is delivered from then on; returns whether all
@@ -176,7 +176,9 @@ impl Kernel {
             self.program.proofs.withdraw(vni, what.receiver, what.sender, what.until).err()
         });
         let Some(error) = left else { return true };
-        tracing::error!("no room for withdrawn consent, so nothing is delivered until some has ended: {error:#}");
+        tracing::error!(
+            "the table of withdrawn consent is full, so nothing is delivered until some entries have expired: {error:#}"
+        );
         if let Err(error) = self.program.proofs.hold(&[]) {
             tracing::error!("cannot clear keys: {error:#}");
         }
@@ -212,9 +214,9 @@ impl Kernel {
         }
         for (place, tenant) in self.settings.tenants.iter().enumerate().filter(|(place, _)| !there.contains_key(place))
         {
-            let why = format!("there is no interface {}", tenant.interface);
+            let why = format!("no interface {}", tenant.interface);
             if self.failed.insert(place, why.clone()).as_ref() != Some(&why) {
-                tracing::warn!("{why}: its tenant is taken in once it comes");
+                tracing::warn!("{why}: its tenant is attached when it appears");
             }
         }
         for (place, interface) in there {
@@ -227,7 +229,7 @@ impl Kernel {
                 Err(error) => {
                     let why = format!("{error:#}");
                     if self.failed.insert(place, why.clone()).as_ref() != Some(&why) {
-                        tracing::error!("a tenant is not taken in: {why}");
+                        tracing::error!("cannot attach a tenant: {why}");
                     }
                 }
             }
@@ -243,12 +245,12 @@ impl Kernel {
 
     fn attach_tenant(&mut self, place: usize, interface: Interface) -> Result<()> {
         let name = &interface.name;
-        ensure!(interface.link_header == 14, "interface {name} has no Ethernet header: no tenant can be behind it");
+        ensure!(interface.link_header == 14, "interface {name} has no Ethernet header, so no tenant can be behind it");
         let tenant = &self.settings.tenants[place];
         self.program
             .attach_tenant(&interface, tenant.tenant.vni, tenant.id)
-            .with_context(|| format!("cannot take in the tenant behind {name}"))?;
-        tracing::info!(interface = name, network = tenant.tenant.network, id = tenant.id.0, "a tenant is taken in");
+            .with_context(|| format!("cannot attach the tenant behind {name}"))?;
+        tracing::info!(interface = name, network = tenant.tenant.network, id = tenant.id.0, "tenant attached");
         self.failed.remove(&place);
         self.tenants.insert(place, interface);
         Ok(())
@@ -298,7 +300,7 @@ fn config(state: &State) -> ProofsConfig {
 
 fn load(settings: &Settings, proofs: ProofsConfig, pins: &Pins) -> Result<(Svtep, Interface, u32)> {
     let underlay = Interface::named(&settings.underlay).context("underlay")?;
-    let mtu = settings.mtu.or_else(|| underlay.mtu()).context("the underlay does not say its MTU: set `mtu`")?;
+    let mtu = settings.mtu.or_else(|| underlay.mtu()).context("cannot determine the MTU of the underlay: set `mtu`")?;
     let Settings { remembered, reports, .. } = *settings;
     let program = Svtep::load(&underlay, &svtep::Settings { proofs, remembered, mtu, reports }, Some(pins.clone()))?;
     Ok((program, underlay, mtu))
@@ -329,7 +331,7 @@ impl Reader {
             while !stopped.load(Ordering::Relaxed) {
                 // A signal may interrupt the poll; the loop polls again in any case.
                 if let Err(error) = buffer.poll(POLL) {
-                    tracing::debug!("unsent packets: {error}");
+                    tracing::debug!("cannot read unsent packets: {error}");
                 }
             }
         };

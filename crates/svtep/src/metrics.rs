@@ -8,19 +8,19 @@ pub fn page(status: &Status, now: u64) -> Page {
     let mut page = Page::new("svtep");
     let counted =
         |counters: &[Counter], name| counters.iter().map(|one| (label(name, &one.name), one.count)).collect::<Vec<_>>();
-    page.counters("packets", "Packets of tenants, by what became of them", counted(&status.packets, "outcome"));
+    page.counters("packets", "Packets of tenants, by outcome", counted(&status.packets, "outcome"));
     page.counters(
         "proofs",
-        "Packets out of the tunnel whose proof was right, by how",
+        "Packets from the tunnel with a valid proof, by outcome",
         counted(&status.passed, "outcome"),
     );
     page.counters(
         "dropped_proofs",
-        "Packets out of the tunnel that were dropped, by drop reason",
+        "Packets from the tunnel that were dropped, by drop reason",
         counted(&status.reasons, "reason"),
     );
-    page.counters("answers", "Answers of the authority to questions for segments", counted(&status.answers, "answer"));
-    page.gauge("open_questions", "Questions for segments that wait for an answer", status.open as f64);
+    page.counters("answers", "Answers of the authority to requests for segments", counted(&status.answers, "answer"));
+    page.gauge("open_questions", "Requests for segments that wait for an answer", status.open as f64);
     let of_networks = |value: fn(&crate::view::Tenant) -> f64| {
         let mut sums = std::collections::BTreeMap::<&str, f64>::new();
         for tenant in &status.tenants {
@@ -40,14 +40,18 @@ pub fn page(status: &Status, now: u64) -> Page {
     );
     page.gauges(
         "segments",
-        "Segments that tenants send under, by network",
+        "Segments that tenants use for sending, by network",
         of_networks(|tenant| tenant.segments as f64),
     );
-    page.gauge("consents", "Segments that came in and may be answered", status.consents as f64);
-    page.gauge("withdrawn", "Statements of withdrawn consent that have not ended", status.withdrawn as f64);
+    page.gauge("consents", "Received segments that permit answers", status.consents as f64);
+    page.gauge("withdrawn", "Current withdrawals of consent", status.withdrawn as f64);
     page.gauge("connected", "Whether the authority's event stream is up", status.connected.into());
-    page.gauge("closed", "Whether nothing is delivered because a withdrawal found no room", status.closed.into());
+    page.gauge(
+        "closed",
+        "Whether nothing is delivered because the table of withdrawn consent is full",
+        status.closed.into(),
+    );
     let left = status.keys_until.map_or(0.0, |until| until.saturating_sub(now) as f64);
-    page.gauge("keys_left_seconds", "Until there is no key; 0 if there is none for the current epoch", left);
+    page.gauge("keys_left_seconds", "Time until the last key expires; 0 if there is none for the current epoch", left);
     page
 }

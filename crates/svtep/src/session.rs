@@ -95,15 +95,15 @@ impl Drop for Session {
 /// Reads a service account's key file.
 pub fn read(path: &Path) -> Result<ServiceKey> {
     let shown = path.display();
-    let cant = || format!("can't read the service account's key {shown}");
+    let cant = || format!("cannot read the service account's key {shown}");
     let file = File::open(path).with_context(cant)?;
     let mode = file.metadata().with_context(cant)?.mode();
-    ensure!(mode & 0o077 == 0, "{shown} is open to others (mode {:03o}): chmod 600 it", mode & 0o777);
+    ensure!(mode & 0o077 == 0, "{shown} is accessible to other users (mode {:03o}): run chmod 600 on it", mode & 0o777);
     let mut text = Zeroizing::new(String::with_capacity(LONGEST_KEY));
     file.take(LONGEST_KEY as u64).read_to_string(&mut text).with_context(cant)?;
     serde_json::from_str(&text)
         .ok()
-        .with_context(|| format!("{shown} is no key file that `vouchsafe authority service add` wrote"))
+        .with_context(|| format!("{shown} is not a key file written by `vouchsafe authority service add`"))
 }
 
 /// Reason why a session is no longer followed.
@@ -171,7 +171,7 @@ impl Keeper {
         let (began, lasts) = (now(), session.expires.saturating_sub(session.now));
         let kept = Kept { authority: self.url.clone(), token: session.token, lasts: (began, began + lasts) };
         if let Err(error) = self.directory.set_session(&self.key.service, Some(&kept)) {
-            tracing::warn!("cannot keep the session: {error:#}");
+            tracing::warn!("cannot save the session: {error:#}");
         }
         Ok(kept)
     }
@@ -203,7 +203,7 @@ impl Keeper {
                     }
                     News::Changed
                 }
-                Ok(Event::LoggedOut) => return End::Over("the authority ended it".to_owned()),
+                Ok(Event::LoggedOut) => return End::Over("logged out by the authority".to_owned()),
                 Ok(_) => continue,
                 Err(error) => return End::Over(error.to_string()),
             };

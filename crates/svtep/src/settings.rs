@@ -152,33 +152,42 @@ impl Settings {
     /// Loads the settings from these flags and the file.
     pub fn load(flags: Flags, config: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(config).with_context(|| {
-            format!("cannot read {} (`vouchsafe svtep template` prints one to begin with)", config.display())
+            format!("cannot read {} (`vouchsafe svtep template` prints a template for it)", config.display())
         })?;
         let file = read(&text).map_err(|faults| anyhow::anyhow!("{}", faults.in_file(&config.to_string_lossy())))?;
-        Self::resolve(flags, file).with_context(|| format!("in {} and the flags", config.display()))
+        Self::resolve(flags, file).with_context(|| format!("invalid settings in {} or the flags", config.display()))
     }
 
     fn resolve(flags: Flags, File { flags: file, tenants }: File) -> Result<Self> {
         let text = flags.instance.or(file.instance).unwrap_or_else(|| DEFAULT_INSTANCE.to_owned());
         let instance = instance(&text).map_err(|why| anyhow::anyhow!("instance: {text:?} is not {why}"))?;
         let addresses = if flags.address.is_empty() { file.address } else { flags.address };
-        let first = *addresses.first().context("there is no `address`: the endpoint's own on the underlay")?;
+        let first = *addresses.first().context("`address` is not set: the endpoint's own address on the underlay")?;
         let one_family = addresses.iter().all(|address| address.is_ipv4() == first.is_ipv4());
-        anyhow::ensure!(one_family, "address: an endpoint's addresses are of one family; run another --instance");
+        anyhow::ensure!(
+            one_family,
+            "address: the addresses of an endpoint must be of one family; run a second --instance for the other"
+        );
         let service_key = flags.service_key.or(file.service_key);
         let keyed = |it: Described| {
             let key = it.service_key.or_else(|| service_key.clone());
-            let key =
-                key.with_context(|| format!("nobody asks for the tenant behind {}: no `service_key`", it.interface))?;
+            let key = key.with_context(|| {
+                format!(
+                    "tenant behind {}: `service_key` is not set, so no account can request its segments",
+                    it.interface
+                )
+            })?;
             let Described { interface, id, tenant, .. } = it;
             Ok(TenantSettings { interface, id, tenant, service_key: key })
         };
-        let underlay =
-            flags.underlay.or(file.underlay).context("there is no `underlay`: the interface to the others")?;
+        let underlay = flags
+            .underlay
+            .or(file.underlay)
+            .context("`underlay` is not set: the interface towards the other endpoints")?;
         let tenants: Vec<_> = tenants.into_iter().map(keyed).collect::<Result<_>>()?;
         anyhow::ensure!(
             tenants.iter().all(|tenant| tenant.interface != underlay),
-            "{underlay} is the underlay and a tenant's"
+            "{underlay} cannot be both the underlay and the interface of a tenant"
         );
         Ok(Self {
             dir: flags.dir.or(file.dir).unwrap_or_else(|| default_dir(&instance)),
@@ -219,7 +228,7 @@ fn tenants(reader: &mut Reader<'_>, root: &Fields<'_, '_>) -> Vec<Described> {
     let mut all = Vec::new();
     let tables = root.tables(reader, "tenants", "a tenant", TENANT_KEYS);
     if tables.len() > TENANTS_MAX {
-        reader.fault(root.span(), format!("{} tenants are too many: at most {TENANTS_MAX}", tables.len()));
+        reader.fault(root.span(), format!("too many tenants: {} of at most {TENANTS_MAX}", tables.len()));
         return all;
     }
     for fields in tables {
@@ -234,13 +243,16 @@ fn tenants(reader: &mut Reader<'_>, root: &Fields<'_, '_>) -> Vec<Described> {
         let addresses = addresses(reader, &fields);
         let (Some(interface), Some(network), Some(vni)) = (interface, network, vni) else { continue };
         if !interfaces.insert((*interface.get_ref()).to_owned()) {
-            reader.fault(interface.span(), format!("{} is another tenant's already", interface.get_ref()));
+            reader.fault(
+                interface.span(),
+                format!("interface {} already belongs to another tenant", interface.get_ref()),
+            );
         }
         if !ids.insert(id) {
-            reader.fault(fields.span(), format!("the interface id {id} is another tenant's already"));
+            reader.fault(fields.span(), format!("interface id {id} already belongs to another tenant"));
         }
         if addresses.is_empty() && fields.value("address").is_some() {
-            reader.fault(fields.span(), "`address` of a tenant is empty: it could send nothing");
+            reader.fault(fields.span(), "`address` of a tenant is empty, so it could send nothing");
         }
         let tenant = Tenant { network: (*network.get_ref()).to_owned(), vni, addresses };
         let (interface, id) = ((*interface.get_ref()).to_owned(), InterfaceId(id as u16));
@@ -254,7 +266,10 @@ fn addresses(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<IpAddr> {
     let read = list.into_iter().filter_map(|text| {
         let address = text.get_ref().parse::<IpAddr>().ok();
         if address.is_none() {
-            reader.fault(text.span(), "`address` holds addresses without a length, such as \"192.0.2.1\"");
+            reader.fault(
+                text.span(),
+                "`address` must be a list of addresses without prefix lengths, such as \"192.0.2.1\"",
+            );
         }
         address
     });
@@ -298,7 +313,8 @@ pub(crate) mod tests {
         let keys: Vec<_> = settings.tenants.iter().map(|tenant| tenant.service_key.to_str().unwrap()).collect();
         assert_eq!(keys, ["all.key", "red.key"]);
         assert!(
-            fault(&[&TEXT.replace("service_key", "#"), BLUE].concat()).contains("nobody asks for the tenant behind t1")
+            fault(&[&TEXT.replace("service_key", "#"), BLUE].concat())
+                .contains("tenant behind t1: `service_key` is not set")
         );
     }
 
@@ -311,13 +327,13 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_wrong_is_told_with_the_way_out() {
-        assert!(fault("").contains("there is no `address`"));
+        assert!(fault("").contains("`address` is not set"));
         assert!(fault(&TEXT.replace("underlay", "underley")).contains("did you mean `underlay`?"));
-        assert!(fault(&TEXT.replace("192.0.2.1", "192.0.2.0/24")).contains("without a length"));
+        assert!(fault(&TEXT.replace("192.0.2.1", "192.0.2.0/24")).contains("without prefix lengths"));
         assert!(fault(&TEXT.replace("\"192.0.2.1\"", "[\"192.0.2.1\", \"2001:db8::1\"]")).contains("one family"));
-        assert!(fault(&[TEXT, BLUE, BLUE].concat()).contains("t1 is another tenant's already"));
+        assert!(fault(&[TEXT, BLUE, BLUE].concat()).contains("t1 already belongs to another tenant"));
         assert!(fault(&[TEXT, BLUE, &BLUE.replace("t1", "t2")].concat()).contains("interface id 1"));
-        assert!(fault(&[TEXT, &BLUE.replace("t1", "eth0")].concat()).contains("eth0 is the underlay and a tenant's"));
+        assert!(fault(&[TEXT, &BLUE.replace("t1", "eth0")].concat()).contains("eth0 cannot be both"));
         assert!(fault(&[TEXT, &BLUE.replace("\"10.0.0.1\"", "[]")].concat()).contains("could send nothing"));
         assert!(fault(&[TEXT, &BLUE.replace("vni = 100", "vni = 16777216")].concat()).contains("vni"));
         assert!(fault(&format!("{TEXT}instance = \"../x\"")).contains("letters, digits"));

@@ -72,7 +72,7 @@ pub async fn run(arguments: Arguments) -> Result<ExitCode> {
     }
     let _ = std::fs::remove_file(&socket);
     let (asked, handed) = transfers.counts()?;
-    tracing::info!(asked, handed, "no keys go out in band any more");
+    tracing::info!(asked, handed, "stopped; keys are no longer sent in band");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -81,7 +81,7 @@ fn uid_of(name: &str) -> Result<u32> {
         return Ok(uid);
     }
     let user = nix::unistd::User::from_name(name).with_context(|| format!("cannot look up the user {name:?}"))?;
-    Ok(user.with_context(|| format!("--user: there is no user {name:?}"))?.uid.as_raw())
+    Ok(user.with_context(|| format!("--user: no user is called {name:?}"))?.uid.as_raw())
 }
 
 async fn serve(listener: &UnixListener, transfers: &Transfers, user: Option<u32>) -> std::convert::Infallible {
@@ -93,20 +93,20 @@ async fn serve(listener: &UnixListener, transfers: &Transfers, user: Option<u32>
         };
         let Ok(caller) = stream.peer_cred().map(|caller| caller.uid()) else { continue };
         if caller != 0 && Some(caller) != user {
-            tracing::warn!(uid = caller, "refused: only root and the user of --user may ask");
+            tracing::warn!(uid = caller, "access denied: only root and the user of --user may send requests");
             continue;
         }
         match tokio::time::timeout(PATIENCE, answer(stream, transfers)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!("the authority's question: {error:#}"),
-            Err(_) => tracing::warn!("a question took too long"),
+            Ok(Err(error)) => tracing::warn!("cannot serve the authority's request: {error:#}"),
+            Err(_) => tracing::warn!("a request took too long"),
         }
     }
 }
 
 async fn answer(stream: UnixStream, transfers: &Transfers) -> Result<()> {
     let (reader, mut writer) = stream.into_split();
-    let line = lines::read(&mut BufReader::new(reader), MOST).await?.context("the authority hung up")?;
+    let line = lines::read(&mut BufReader::new(reader), MOST).await?.context("the authority closed the connection")?;
     let answer = match hand_over(&line, transfers) {
         Ok(true) => HandedOver::Yes,
         Ok(false) => HandedOver::No,
@@ -118,10 +118,10 @@ async fn answer(stream: UnixStream, transfers: &Transfers) -> Result<()> {
 fn hand_over(line: &[u8], transfers: &Transfers) -> Result<bool> {
     let HandOver { client, server, content } = serde_json::from_slice(line)?;
     let Some(content) = hex::decode(content).ok().and_then(|bytes| bytes.try_into().ok()) else {
-        bail!("a key transfer has 35 bytes in hex");
+        bail!("a key transfer has 35 bytes, in hex");
     };
     let flow = FlowKey::new((*client.ip()).into(), client.port(), (*server.ip()).into(), server.port(), TCP);
     let handed = transfers.hand_over(&flow, &KeyTransfer::decode(&content), WITHIN)?;
-    tracing::debug!(%client, handed, "asked to hand a key over");
+    tracing::debug!(%client, handed, "request to send a key");
     Ok(handed)
 }

@@ -28,7 +28,7 @@ pub const UNKNOWN_MAX: usize = 1024;
 pub fn pool(networks: &[IpNet]) -> Result<Vec<IpAddr>> {
     let mut all = Vec::new();
     for network in networks {
-        let too_large = || format!("pool: {network} has more than {POOL_MAX} addresses, which is the most");
+        let too_large = || format!("pool: {network} has more than {POOL_MAX} addresses, the maximum");
         ensure!(network.hosts().nth(POOL_MAX).is_none(), too_large());
         let single = network.hosts().nth(1).is_none();
         // The first address of an IPv6 network is the Subnet-Router anycast address (RFC 4291 §2.6.1).
@@ -38,7 +38,7 @@ pub fn pool(networks: &[IpNet]) -> Result<Vec<IpAddr>> {
     all.dedup();
     for family in [IpAddr::is_ipv4, IpAddr::is_ipv6] {
         let count = all.iter().filter(|address| family(address)).count();
-        ensure!(count <= POOL_MAX, "pool: {count} addresses of a family; {POOL_MAX} is the most");
+        ensure!(count <= POOL_MAX, "pool: {count} addresses of one family exceed the maximum of {POOL_MAX}");
     }
     Ok(all)
 }
@@ -102,7 +102,10 @@ impl Addresses {
     /// number.
     pub fn note(&self, person: &str, handle: u64, expires: u32) -> Result<u32> {
         let number = self.number(person)?;
-        self.tables.bearers.insert(&handle, &Bearer { person: number, expires }).context("inside addresses")?;
+        self.tables
+            .bearers
+            .insert(&handle, &Bearer { person: number, expires })
+            .context("cannot record the owner of a grant for its inside address")?;
         Ok(number)
     }
 
@@ -117,7 +120,10 @@ impl Addresses {
     pub fn learn(&self, owner: &GrantOwner) -> Result<()> {
         let number = self.number(&owner.person)?;
         let expires = u32::try_from(owner.expires).unwrap_or(u32::MAX);
-        self.tables.bearers.set(&owner.handle, &Bearer { person: number, expires }).context("inside addresses")
+        self.tables
+            .bearers
+            .set(&owner.handle, &Bearer { person: number, expires })
+            .context("cannot record the owner of a grant for its inside address")
     }
 
     fn number(&self, person: &str) -> Result<u32> {
@@ -130,7 +136,7 @@ impl Addresses {
             self.forget_people(&mut people)?;
         }
         // Larger than any number in use, so that no entry can refer to a former owner of the number.
-        let number = people.last.checked_add(1).context("no number is left for another person")?;
+        let number = people.last.checked_add(1).context("the numbers of persons with inside addresses are used up")?;
         self.tables.names.set(&key, &number)?;
         people.last = number;
         people.names.insert(number, person.to_owned());
@@ -224,10 +230,10 @@ fn note(
     let person = names.iter().find(|(_, number)| *number == news.person).map(|(key, _)| name_of(key));
     let time = u64::from(news.time);
     if news.kind == nat_news::IDLE {
-        tracing::info!(%address, person, time, "the inside address has no flow any more");
+        tracing::info!(%address, person, time, "the last flow of the inside address has ended");
         return;
     }
-    tracing::info!(%address, person, time, "inside address given");
+    tracing::info!(%address, person, time, "inside address assigned");
     let lease = view::InsideAddress { address, person, since: time, until: None, flows: 0 };
     if let Some(before) = had.insert(address, lease) {
         past.push_back(view::InsideAddress { until: Some(time), flows: 0, ..before });

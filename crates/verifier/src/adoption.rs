@@ -71,10 +71,10 @@ pub fn operator(ssh_connection: Option<Socket>, sockets: &[Socket]) -> Option<So
 /// protected port. An adopted connection survives, but the next one needs a grant.
 pub fn lock_out(ssh: Option<&Socket>, protected: &[Protected], adopt: bool) -> Option<String> {
     let ssh = ssh.filter(|ssh| plan::is_protected(protected, ssh.local.ip(), TCP, ssh.local.port()))?;
-    let cut = if adopt { "goes on, but the next one needs a grant" } else { "will be cut" };
+    let cut = if adopt { "stays up, but the next one needs a grant" } else { "will be cut" };
     Some(format!(
-        "a connection from {} to {}, which is protected, may be your own: it {cut}. With `--try 60s` protection is taken \
-         back unless you confirm it",
+        "a connection from {} to {}, which is protected, may be your own: it {cut}. With `--try 60s` protection ends \
+         again unless you confirm it",
         ssh.peer, ssh.local
     ))
 }
@@ -130,7 +130,7 @@ mod tests {
     fn an_operator_behind_a_protected_port_is_warned() {
         let ssh = ssh_connection("203.0.113.5 4711 192.0.2.10 22");
         assert!(lock_out(ssh.as_ref(), &protected(), false).expect("a warning").contains("will be cut"));
-        assert!(lock_out(ssh.as_ref(), &protected(), true).expect("a warning").contains("goes on"));
+        assert!(lock_out(ssh.as_ref(), &protected(), true).expect("a warning").contains("stays up"));
         let elsewhere = ssh_connection("203.0.113.5 4711 192.0.9.10 22");
         assert_eq!(lock_out(elsewhere.as_ref(), &protected(), false), None);
         assert_eq!(lock_out(None, &protected(), false), None);

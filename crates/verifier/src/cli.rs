@@ -172,10 +172,10 @@ impl Daemon {
         let pins = Pins::existing("verifier", &self.instance).filter(|pins| !pins.links().is_empty());
         let state = match pins {
             None => "",
-            Some(pins) if pins.is_observing() => "; what it attached goes on counting, and drops nothing",
-            Some(_) => "; protection goes on without it (`vouchsafe verifier detach` ends it)",
+            Some(pins) if pins.is_observing() => "; its attached programs keep counting, but drop nothing",
+            Some(_) => "; protection stays in force without it (`vouchsafe verifier detach` ends it)",
         };
-        bail!("no verifier listens at {}: is `vouchsafe verifier run` up?{state}", socket.display())
+        bail!("no verifier listens at {}: is `vouchsafe verifier run` running?{state}", socket.display())
     }
 }
 
@@ -206,7 +206,7 @@ pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
         VerifierCommand::Enrol { home, at, again } => {
             let directory = Directory::at(home.dir);
             if directory.read()?.0.is_some() && !again {
-                bail!("{} says it is enrolled already; --again enrols it anew", directory.file().display());
+                bail!("{} holds an enrolment already: use --again to enrol again", directory.file().display());
             }
             let enrolment = directory.enrol(&at.authority, at.ca.as_deref(), &at.code).await?;
             println!("enrolled as {}; settings are in {}", enrolment.verifier, directory.file().display());
@@ -219,7 +219,7 @@ pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
                 (Some(stored), _, _) => directory.enrolment(&stored)?,
                 (None, Some(authority), Some(code)) => directory.enrol(&authority, at.ca.as_deref(), &code).await?,
                 (None, _, _) => bail!(
-                    "{} knows no authority: `vouchsafe verifier enrol`, or give --authority and --code",
+                    "{} names no authority: run `vouchsafe verifier enrol`, or give --authority and --code",
                     directory.file().display()
                 ),
             };
@@ -289,7 +289,7 @@ async fn detach(daemon: &Daemon) -> Result<ExitCode> {
                 }
             }
             pins.remove()?;
-            println!("detached: nothing is protected any more");
+            println!("detached: nothing is protected now");
             Ok(ExitCode::SUCCESS)
         }
         (None, Some(error)) if !nix::unistd::geteuid().is_root() => Err(error),

@@ -40,7 +40,7 @@ async fn keep(authority: client::Authority, mut heard: Receiver<u64>) {
     let mut handles = Vec::new();
     while heard.recv_many(&mut handles, LIVE_FLOWS_MAX).await > 0 {
         if let Err(error) = authority.heard(std::mem::take(&mut handles)).await {
-            tracing::debug!(%error, "cannot confirm");
+            tracing::debug!(%error, "cannot confirm grants to the authority");
         }
     }
 }

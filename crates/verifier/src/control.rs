@@ -15,8 +15,8 @@ use tokio::net::UnixListener;
 /// The verifier's names in error messages.
 const ROLE: Role = Role {
     name: "verifier",
-    allowed: "only root may, and `whois_users` ask `whois`",
-    way_out: "use another --instance and --dir",
+    allowed: "only root may use it, and `whois_users` may use `whois`",
+    way_out: "a second verifier needs its own --instance and --dir",
 };
 /// The longest request, in bytes: a frame of 64 KiB in hex.
 const MOST: u64 = 160 * 1024;
@@ -120,13 +120,17 @@ where
 {
     let is_whois = |request: &Request| matches!(request, Request::Whois { .. });
     let requests = Requests::new(&ROLE, access, MOST, answer);
-    control::serve(listener, requests.with_limited(is_whois, "you may ask `whois` only: root may ask more")).await;
+    control::serve(
+        listener,
+        requests.with_limited(is_whois, "you may use `whois` only: all other commands require root"),
+    )
+    .await;
 }
 
 /// Sends a request to the daemon that listens at `path`.
 pub async fn ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Result<T> {
     let answer = try_ask(path, request).await?;
-    answer.with_context(|| format!("no verifier listens at {}: is `vouchsafe verifier run` up?", path.display()))
+    answer.with_context(|| format!("no verifier listens at {}: is `vouchsafe verifier run` running?", path.display()))
 }
 
 /// Like [`ask`], but returns `None` if no daemon listens.

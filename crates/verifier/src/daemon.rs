@@ -64,8 +64,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let fresh = pins.live_links()?.is_empty() || pins.is_observing();
     if !fresh && trial.is_some() {
         bail!(
-            "protection is on already, and goes on: there is nothing to try. `vouchsafe verifier run` follows it; \
-             `vouchsafe verifier detach` ends it, and then it can be tried"
+            "cannot try: protection is already in force. Use `vouchsafe verifier run` without --try, or end \
+             protection first with `vouchsafe verifier detach`"
         );
     }
     if trial.is_some() && settings.hook == Choice::Auto && !settings.hook.ends_with_process() {
@@ -73,7 +73,10 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         settings.hook = Choice::Only(Hook::Xdp);
     }
     if trial.is_some() && !settings.hook.ends_with_process() {
-        bail!("--try with --hook tc needs Linux 6.6: before, an attachment to tc outlives a process that is killed");
+        bail!(
+            "--try with --hook tc needs Linux 6.6 or later: on earlier kernels, a program attached to tc stays \
+             attached when the process is killed"
+        );
     }
     let known = State::load(directory.folder(), &enrolment.verifier);
     let from_cache = known.is_some();
@@ -88,7 +91,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let addresses = Arc::new(Notify::new());
     let news = addresses.clone();
     if let Err(error) = datapath::netlink::follow_addresses(move || news.notify_one()) {
-        tracing::warn!("this host's addresses are looked at once a second only: {error:#}");
+        tracing::warn!("cannot watch this host's addresses; checking them every second instead: {error:#}");
     }
     let drops = Arc::new(Mutex::new(Ring::default()));
     let seed = directory.replay_seed()?;
@@ -109,7 +112,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     if adopt {
         // Connections whose handshake ended between the first list and the attachment.
         adopted += protection.adopt()?;
-        tracing::info!(adopted, "established connections go on");
+        tracing::info!(adopted, "adopted established connections");
     }
     if trial.is_none() {
         protection.last()?;
@@ -148,7 +151,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         "{}",
         match (settings.observe, settings.mark) {
             (true, _) => "observing: nothing is dropped",
-            (false, Some(_)) => "marking what is admitted: rules of a packet filter have to drop the rest",
+            (false, Some(_)) => "marking admitted packets: rules of a packet filter have to drop the others",
             (false, None) => "protecting",
         }
     );
@@ -157,7 +160,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let names = Names { verifier: enrolment.verifier.clone(), instance, url: enrolment.authority.clone() };
     let (health, caller) = (follower.health(), authority.clone());
     let shared =
-        Arc::new(Shared::new(names, settings.observe, peers.clone(), caller, health, protection, drops, orders));
+        Arc::new(Shared::new(names, settings.observe, peers.clone(), (caller, health), protection, drops, orders));
     *shared.trial() = trial.map(|trial| (Instant::now() + trial).into_std());
     let answering = shared.clone();
     let server = tokio::spawn(control::serve(listener, access, move |request| answering.clone().answer(request)));
@@ -210,14 +213,14 @@ fn catch_up(
         }
         Err(error @ client::Error::NotLoggedIn) => {
             tracing::error!(
-                "the authority doesn't know this verifier: enrol it again. What was protected stays protected"
+                "the authority does not know this verifier: enrol it again. Protection that was in force stays in force"
             );
             return Ok(Some(error.to_string()));
         }
         Err(error) => Some(error.to_string()),
     };
     if let Some(error) = &trouble {
-        tracing::warn!(error, "starting with what the authority said last");
+        tracing::warn!(error, "starting with the last configuration from the authority");
     }
     if trouble.is_none() || withheld {
         protection.write(&state.config, &state.keys.keys, now())?;
@@ -233,10 +236,10 @@ async fn first_state(authority: &client::Authority, fresh: bool) -> Result<State
     match answer {
         Ok(state) => Ok(state),
         Err(error @ client::Error::NotLoggedIn) => {
-            Err(error).context("the authority doesn't know this verifier: enrol it again")
+            Err(error).context("the authority does not know this verifier: enrol it again")
         }
         Err(error) => {
-            bail!("{error}; and nothing is known from before: neither what to protect nor a key. Nothing is protected")
+            bail!("{error}; and there is no saved configuration or key from an earlier run. Nothing is protected")
         }
     }
 }
@@ -247,7 +250,7 @@ fn access(users: &[String]) -> Result<Access> {
             return Ok(number);
         }
         let found = nix::unistd::User::from_name(user)?;
-        Ok(found.with_context(|| format!("whois_users: there is no user {user:?}"))?.uid.as_raw())
+        Ok(found.with_context(|| format!("whois_users: no user is called {user:?}"))?.uid.as_raw())
     };
     Ok(Access::new(users.iter().map(number).collect::<Result<_>>()?))
 }

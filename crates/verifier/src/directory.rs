@@ -37,11 +37,11 @@ impl Directory {
         let text = match fs::read_to_string(&path) {
             Ok(text) => Zeroizing::new(text),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok((None, Options::default())),
-            Err(error) => return Err(error).with_context(|| format!("can't read {}", path.display())),
+            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
         };
         let mode = fs::metadata(&path)?.mode();
         if mode & 0o077 != 0 {
-            bail!("{} is open to others (mode {:03o}): chmod 600 it", path.display(), mode & 0o777);
+            bail!("{} is accessible to other users (mode {:03o}): run chmod 600 on it", path.display(), mode & 0o777);
         }
         settings::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file(&path.display().to_string())))
     }
@@ -79,7 +79,7 @@ impl Directory {
         {
             return Ok(u64::from_ne_bytes(bytes));
         }
-        let seed = getrandom::u64().context("no randomness")?;
+        let seed = getrandom::u64().context("cannot get random numbers")?;
         self.0.write("replay_seed", &seed.to_ne_bytes())?;
         Ok(seed)
     }

@@ -39,14 +39,17 @@ impl Gateway {
         unknown: mpsc::Sender<u64>,
     ) -> Result<Option<Self>> {
         if settings.inside.is_empty() {
-            ensure!(pool.is_empty(), "`pool` is for a gateway: name its `inside`");
+            ensure!(pool.is_empty(), "`pool` requires a gateway: set `inside`");
             let alone = settings.peers.is_empty() && settings.peer_listen.is_none();
-            ensure!(alone, "`peers` are gateways like this one: name its `inside`");
+            ensure!(alone, "`peers` and `peer_listen` require a gateway: set `inside`");
             return pins.remove_gateway().map(|()| None);
         }
-        ensure!(pool.is_empty() || !settings.observe, "`observe` changes no packet, and `pool` does: leave one out");
+        ensure!(
+            pool.is_empty() || !settings.observe,
+            "`observe` and `pool` exclude each other, because `observe` must not change packets: remove one of them"
+        );
         let both = settings.peers.is_empty() == settings.peer_listen.is_none();
-        ensure!(both, "gateways tell each other of flows: set both `peers` and `peer_listen`, or neither");
+        ensure!(both, "gateways exchange flows in both directions: set both `peers` and `peer_listen`, or neither");
         let programs = Programs::load(verifier, config, settings.sizes, pool, Some(pins.gateway()?))?;
         let addresses = match pool {
             [] => None,
@@ -77,7 +80,10 @@ impl Gateway {
     pub fn attach(&mut self) -> Result<()> {
         for name in self.inside.clone() {
             let interface = Interface::named(&name)?;
-            ensure!(interface.link_header == 14, "interface {name} has no Ethernet header; it can't be the inside");
+            ensure!(
+                interface.link_header == 14,
+                "interface {name} has no Ethernet header, so it cannot be an inside interface"
+            );
             self.attach_one(&interface, Spot::Outward)?;
         }
         Ok(())
@@ -116,13 +122,13 @@ impl Gateway {
                 if let Some((interface, spot)) = self.attached.remove(&key) {
                     self.programs.forget(&interface, spot);
                 }
-                tracing::warn!(interface = name, "the inside interface is gone");
+                tracing::warn!(interface = name, "the inside interface has disappeared");
             }
             self.failed.remove(&name);
             if let Some(there) = there.filter(|there| !self.is_attached(there))
                 && let Err(error) = self.attach_one(&there, Spot::Outward)
             {
-                tracing::error!(interface = name, "what it opens is not noted: {error:#}");
+                tracing::error!(interface = name, "cannot track flows opened by this inside interface: {error:#}");
                 self.failed.insert(name, (there.index, format!("{error:#}")));
             }
         }
@@ -162,8 +168,8 @@ impl Gateway {
     /// Returns the inside interfaces that the programs are not attached to, with the reasons.
     pub fn not_attached(&self) -> Vec<view::NotAttached> {
         let why = |name: &String| match self.failed.get(name) {
-            Some((_, error)) => Some(format!("what it opens is not noted: {error}")),
-            None if Interface::named(name).is_err() => Some("there is no such interface".to_owned()),
+            Some((_, error)) => Some(format!("cannot track flows opened by this interface: {error}")),
+            None if Interface::named(name).is_err() => Some("no such interface".to_owned()),
             None => None,
         };
         let missing = self.inside.iter().filter_map(|name| Some((name, why(name)?)));

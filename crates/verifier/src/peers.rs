@@ -79,13 +79,13 @@ impl Standing {
     fn up(&self) {
         let mut inner = self.inner();
         (inner.connected, inner.trouble) = (true, None);
-        tracing::info!(peer = self.address, "told of all flows");
+        tracing::info!(peer = self.address, "sent all flows to the peer gateway");
     }
 
     fn lost(&self, trouble: &str) {
         let mut inner = self.inner();
         if inner.trouble.as_deref() != Some(trouble) {
-            tracing::warn!(peer = self.address, "cannot tell of flows: {trouble}");
+            tracing::warn!(peer = self.address, "cannot send flows to the peer gateway: {trouble}");
         }
         (inner.connected, inner.trouble) = (false, Some(trouble.to_owned()));
     }
@@ -123,7 +123,7 @@ impl Peers {
     pub fn new(addresses: &[String]) -> Result<Self> {
         let state = |address: &String| Standing { address: address.clone(), inner: Mutex::default() };
         Ok(Self {
-            id: getrandom::u64().context("no randomness")?,
+            id: getrandom::u64().context("cannot get random numbers")?,
             told: addresses.iter().map(state).collect(),
             sources: Mutex::default(),
             heard: Mutex::default(),
@@ -183,7 +183,7 @@ async fn greet<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, id: u64) -> Re
     stream.flush().await?;
     let mut hello = Hello::new_zeroed();
     stream.read_exact(hello.as_mut_bytes()).await?;
-    ensure!(hello.version == VERSION, "it speaks another version");
+    ensure!(hello.version == VERSION, "the peer uses another version of the protocol");
     Ok(hello.id.get())
 }
 

@@ -113,12 +113,17 @@ impl Protection {
         if self.end_sessions(&config.revoked_sessions, now).complete && revoked && keys_fit {
             self.write_keys(keys, now)?;
             if self.closed.swap(false, Ordering::Relaxed) {
-                tracing::info!("all revoked grants and ended sessions have room again: grants are admitted");
+                tracing::info!(
+                    "the tables have room again for all revoked grants and ended sessions: new flows are admitted"
+                );
             }
         }
         self.note_pairs(&config.pairs, config.now.max(now))?;
         if config.receivers.is_empty() && self.settings.everything_but.is_none() {
-            tracing::warn!(verifier = config.verifier, "nothing is protected: the policy names no receiver of it");
+            tracing::warn!(
+                verifier = config.verifier,
+                "nothing is protected: the policy has no receiver behind this verifier"
+            );
         }
         self.protect(&config.receivers)
     }
@@ -142,13 +147,17 @@ impl Protection {
         verifier.succeed(&mut self.verifier)?;
         (self.verifier, self.kernel, self._sampler) = (verifier, kernel, sampler);
         let (epoch_length, max_lifetime) = (kernel.epoch_length, kernel.max_lifetime);
-        tracing::info!(epoch_length, max_lifetime, "the authority's times changed: programs replaced");
+        tracing::info!(
+            epoch_length,
+            max_lifetime,
+            "epoch length or maximum lifetime changed at the authority: replaced the programs"
+        );
         Ok(())
     }
 
     fn write_keys(&self, keys: &[api::EpochKey], now: u64) -> Result<()> {
         let held = plan::keys(keys, now, self.kernel.epoch_length);
-        let held = held.map_err(|key| anyhow::anyhow!("the authority's key of epoch {} is broken", key.epoch))?;
+        let held = held.map_err(|key| anyhow::anyhow!("the authority's key of epoch {} is malformed", key.epoch))?;
         let slots: HashSet<u32> = held.iter().map(|(slot, _)| *slot).collect();
         for (slot, key) in &held {
             self.verifier.epoch_keys.set(slot, key)?;
@@ -179,7 +188,7 @@ impl Protection {
 
     /// Admits established connections to protected ports that have no flow yet; returns their number.
     pub fn adopt(&self) -> Result<usize> {
-        let sockets = adoption::sockets().context("cannot list the sockets")?;
+        let sockets = adoption::sockets().context("cannot list this host's sockets")?;
         let now = now() as u32;
         let mut count = 0;
         for socket in adoption::protected_sockets(&sockets, &self.protected()) {

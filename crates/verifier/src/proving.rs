@@ -56,17 +56,21 @@ pub fn load(settings: &Settings, config: &api::VerifierConfig, pins: &Pins) -> R
     let both = proofs.interfaces.iter().find(|name| !apart(name));
     match (both, proofs.engine) {
         (Some(name), Engine::Xdp) if settings.hook == Choice::Only(Hook::Xdp) => {
-            let why = format!("proofs are checked by XDP on {name}, which takes one program");
+            let why = format!("proofs are checked by XDP on {name}, which accepts only one XDP program");
             anyhow::bail!("{why}: set hook = \"tc\" for tokens, or name other interfaces for them");
         }
         (Some(name), Engine::AfXdp) => {
             let why =
-                format!("frames of {name} cross by way of the verifier of proofs, and tokens are not looked for there");
+                format!("frames of {name} bypass the check of tokens, because they cross through the check of proofs");
             anyhow::bail!("{why}: name other interfaces for tokens");
         }
         _ => {}
     }
-    ensure!(!settings.observe, "`observe` drops nothing, and proofs are checked by dropping: leave one out");
+    ensure!(
+        !settings.observe,
+        "`observe` and `[proofs]` exclude each other, because the check of proofs always drops packets: remove one of \
+         them"
+    );
     Ok(Some(match proofs.engine {
         Engine::Xdp => Box::new(program::Program::load(proofs, config, pins)?),
         Engine::AfXdp => {
@@ -99,6 +103,6 @@ fn view(
 
 /// Parses the keys that the authority sent.
 fn read(keys: Option<&api::ProofKeys>) -> Result<Vec<(IpAddr, Epoch, ProofKey)>> {
-    let broken = |epoch| anyhow::anyhow!("the authority's key for proofs of epoch {epoch} is broken");
+    let broken = |epoch| anyhow::anyhow!("the authority's key for proofs of epoch {epoch} is malformed");
     keys.map_or_else(|| Ok(Vec::new()), |keys| keys.read().map_err(broken))
 }

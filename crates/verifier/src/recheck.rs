@@ -67,7 +67,7 @@ impl Recheck {
             let (cut, error) = answer.unwrap_or_else(|error| (Vec::new(), Some(Error::Other(error.to_string()))));
             if let Some(error) = error {
                 if !std::mem::replace(&mut self.is_failing, true) {
-                    tracing::warn!(%error, "cannot ask which flows are still allowed; they go on until the authority says");
+                    tracing::warn!(%error, "cannot recheck flows with the authority; they continue until it answers");
                 }
                 self.retry = Some(Instant::now() + self.backoff.pause());
             } else {

@@ -58,12 +58,12 @@ pub struct Names {
 }
 
 impl Shared {
+    /// `authority` is the authority, and whether it is being followed.
     pub fn new(
         names: Names,
         observe: bool,
         peers: Arc<Peers>,
-        authority: client::Authority,
-        health: watch::Receiver<Health>,
+        (authority, health): (client::Authority, watch::Receiver<Health>),
         protection: Protection,
         drops: Arc<Mutex<Ring>>,
         orders: mpsc::Sender<(Order, oneshot::Sender<Result<String>>)>,
@@ -110,12 +110,15 @@ impl Shared {
 
     fn write_owner(&self, owner: &GrantOwner) {
         if let Err(error) = self.protection().note_class(owner) {
-            tracing::error!(person = owner.person, "no class: {error:#}");
+            tracing::error!(person = owner.person, "cannot store the mark of a grant's owner: {error:#}");
         }
         if let Some(addresses) = self.protection().addresses()
             && let Err(error) = addresses.learn(owner)
         {
-            tracing::error!(person = owner.person, "no inside address: {error:#}");
+            tracing::error!(
+                person = owner.person,
+                "cannot store the owner of a grant for its inside address: {error:#}"
+            );
         }
     }
 
@@ -149,13 +152,13 @@ impl Shared {
                 self.look(move |shared| {
                     let protection = shared.protection();
                     let explained = explain_flow(&protection.kernel_tables(), from, to, protocol, now() as u32);
-                    let explained = explained.context("one address is IPv4 and the other IPv6")?;
+                    let explained = explained.context("the two addresses are of different families")?;
                     Ok(shared.as_done(view::Verdict::new(explained)))
                 })
                 .await
             }
             Request::ExplainFrame { frame, time } => {
-                let frame = hex::decode(frame).context("a frame is written in hex")?;
+                let frame = hex::decode(frame).context("the frame is not valid hex")?;
                 let time = time.unwrap_or_else(now);
                 self.look(move |shared| {
                     let explained = explain(&shared.protection().kernel_tables(), &frame, time as u32);
@@ -213,12 +216,12 @@ impl Shared {
                 match self.authority.grant_owner(handle).await {
                     Ok(Some(owner)) => self.learn(owner),
                     Ok(None) => {}
-                    Err(error) => return tracing::warn!("cannot name the owners of flows: {error}"),
+                    Err(error) => return tracing::warn!("cannot look up the owners of flows: {error}"),
                 }
             }
         };
         if tokio::time::timeout(NAMING, ask).await.is_err() {
-            tracing::warn!("cannot name the owners of all flows: the authority takes too long");
+            tracing::warn!("cannot look up the owners of all flows: the authority took too long");
         }
         let (owners, protection) = (self.owners(), self.protection());
         let inside = |key: &FlowKey, flow: &Flow| protection.addresses()?.of(flow, key);
@@ -237,13 +240,13 @@ impl Shared {
             return verdict;
         }
         if self.protection().mark().is_some() {
-            let text = format!("{}; it goes on without the mark, for a packet filter to drop", verdict.text);
+            let text = format!("{}; it passes without the mark, so that a packet filter can drop it", verdict.text);
             return view::Verdict { text, ..verdict };
         }
         if !self.observe {
             return verdict;
         }
-        let text = format!("{}; but it passes all the same: the verifier only observes", verdict.text);
+        let text = format!("{}; but it still passes, because the verifier only observes", verdict.text);
         view::Verdict { text, ..verdict }
     }
 
@@ -292,9 +295,9 @@ impl Shared {
             extended: protection.extended(),
             outside: protection.outside(),
             tables: protection.tables(),
-            proofs: protection
-                .proving()
-                .and_then(|proofs| proofs.inspect_err(|error| tracing::error!("counters of proofs: {error:#}")).ok()),
+            proofs: protection.proving().and_then(|proofs| {
+                proofs.inspect_err(|error| tracing::error!("cannot read the counters of proofs: {error:#}")).ok()
+            }),
             owners: self.owners().count() as u64,
         }
     }

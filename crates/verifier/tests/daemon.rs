@@ -139,7 +139,7 @@ fn a_restart_loses_neither_flows_nor_protection() {
         let before = stage.flows().await;
         first.signal(Signal::SIGTERM);
         assert_eq!(first.end().await.code(), Some(0));
-        assert!(first.log().contains("protection goes on"));
+        assert!(first.log().contains("protection stays in force"));
         assert_eq!(stage.links().unwrap(), ["eth0"]);
         assert!(echoes(&connection) && !stage.connects(SSH));
 
@@ -305,7 +305,7 @@ fn flows_that_outlived_their_grant_are_cut_by_a_policy_that_would_not_give_it() 
         assert_eq!(kernel.run(&syn(&grant, "10.77.0.2:4711", 1), 1).unwrap().code, XDP_PASS);
         stage.end_grants(&kernel);
         stage.apply(&POLICY.replace("services = \"tcp/22\"", "services = [\"tcp/22\", \"tcp/80\"]")).await;
-        until("the other policy", || verifier.log().contains("what is protected changed").then_some(())).await;
+        until("the other policy", || verifier.log().contains("the protected destinations changed").then_some(())).await;
         assert_eq!(kernel.flows.keys().len(), 1);
 
         let asked = Stopwatch::start();
@@ -420,7 +420,7 @@ fn other_epochs_replace_the_programs_and_not_the_attachment() {
         stage.stop_authority().await;
         std::fs::write(&file, text.replace("#max_lifetime = \"1h\"", "max_lifetime = \"10m\"")).unwrap();
         stage.start_authority().await;
-        until("the change", || verifier.log().contains("programs replaced").then_some(())).await;
+        until("the change", || verifier.log().contains("replaced the programs").then_some(())).await;
         assert_eq!(stage.status().await.epoch_length, 600);
         assert!(stage.status().await.keys_until.unwrap() > verifier::now() + 23 * 600);
         assert!(echoes(&connection) && !stage.connects(SSH));
@@ -506,7 +506,7 @@ fn a_second_daemon_is_refused() {
         let _verifier = stage.run(&[]).await;
         let mut second = stage.spawn(&[]).await;
         assert_eq!(second.end().await.code(), Some(2));
-        assert!(second.log().contains("another verifier runs"), "{}", second.log());
+        assert!(second.log().contains("another verifier is running"), "{}", second.log());
     });
 }
 

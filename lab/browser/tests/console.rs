@@ -69,7 +69,7 @@ fn a_passkey_logs_in_until_it_is_removed(browser: &Browser<'_>) -> Result<()> {
     browser.wait_for("The passkey is removed")?;
     log_out(browser)?;
     browser.click("form[data-passkey] button")?;
-    browser.wait_for("This passkey is not known here")
+    browser.wait_for("This passkey is unknown here")
 }
 
 fn a_second_factor_is_set_up_and_asked_for(browser: &Browser<'_>) -> Result<()> {
@@ -172,7 +172,7 @@ fn a_draft_is_judged_and_applied(scene: &Scene, browser: &Browser<'_>) -> Result
     );
     ensure!(browser.script(&edit)? == true, "the draft has no such person");
     browser.click("main form button[type=submit]")?;
-    browser.wait_for("Who gains and who loses what")?;
+    browser.wait_for("Changes of access")?;
     let text = browser.text()?;
     ensure!(["gain", "lose", PERSON, ADMINISTRATOR].iter().all(|word| text.contains(word)), "{text}");
     let wrong = hindrances(browser)?;

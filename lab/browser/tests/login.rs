@@ -91,7 +91,7 @@ fn a_person_logs_in_with_a_browser_and_the_providers_groups_decide() {
         flow.set_read_timeout(Some(Duration::from_millis(50)))?;
         let asked = Instant::now();
         let told = organisation.world.authority.refresh_sessions()?;
-        ensure!(told.contains("1 with other groups"), "{told}");
+        ensure!(told.contains("1 with changed groups"), "{told}");
         ensure!(poll(SOON, || exchange(&mut flow).is_err()), "the flow lives on");
         let lived = asked.elapsed();
         ensure!(lived < Duration::from_secs(1), "the flow lived {lived:?} more");
@@ -128,7 +128,7 @@ fn a_login_that_another_user_of_the_machine_began_ends_at_a_question() {
         ensure!(poll(SOON, || asked() || theirs.exit().is_some()), "{}", browser.text()?);
         ensure!(theirs.exit().is_none(), "somebody else has Alice's session: {}", theirs.log());
         let said = browser.text()?;
-        for line in ["alice", "says it is nobody", &comparison(&theirs)?] {
+        for line in ["alice", "claims to be nobody", &comparison(&theirs)?] {
             ensure!(said.contains(line), "{line} is not in:\n{said}");
         }
         let wrong = hindrances(&browser)?;

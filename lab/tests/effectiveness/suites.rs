@@ -17,7 +17,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Instant;
 use wire::packet::TCP;
 use wire::shim::Content;
-use wire::{Carrier, Destination, DropReason, Handle, Pair, Suite, ls};
+use wire::{Carrier, Destination, DropReason, Handle, Pair, Suite, ls, tail};
 
 use crate::{MANY, QUIET, SOON, front};
 
@@ -86,6 +86,10 @@ fn wrong(
     block[28 + usize::from(number % 12)] ^= 1 << (number % 8);
     Ok(match carrier {
         Carrier::Tail => syn.payload(&block).frame(),
+        Carrier::Stream => {
+            block[..tail::STREAM_MAGIC.len()].copy_from_slice(&tail::STREAM_MAGIC);
+            syn.payload(&block).frame()
+        }
         Carrier::Shim => {
             syn.shimmed(&Content::Token(*block.last_chunk().context("a block has a token")?).encode()).frame()
         }

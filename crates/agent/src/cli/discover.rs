@@ -27,7 +27,7 @@ pub async fn run(DiscoverArguments { at, domain, json }: DiscoverArguments) -> R
     if json {
         println!("{}", serde_json::to_string_pretty(&domains)?);
     } else if domains.is_empty() {
-        println!("no domain is known that says it is protected: `vouchsafe discover DOMAIN` asks for one");
+        println!("no protected domain is known: `vouchsafe discover DOMAIN` looks one up");
     }
     for discovered in domains.iter().filter(|_| !json) {
         println!("{}", sentence(discovered));
@@ -44,12 +44,14 @@ pub(super) fn sentence(discovered: &Discovered) -> String {
     let Discovered { domain, authority, at_home, allowed, .. } = discovered;
     let heard = match discovered.finding {
         Finding::Asked => "",
-        Finding::Overheard => " (overheard, which anybody may have said)",
+        Finding::Overheard => " (overheard: anybody could have forged it)",
     };
     let what_to_do = match (allowed, at_home) {
-        (false, _) => "this machine's agent doesn't log in there".to_owned(),
-        (true, true) => format!("`vouchsafe login {domain}`"),
-        (true, false) => format!("that is no name of {domain}: log in there only if you know it by other ways"),
+        (false, _) => "the configuration of this machine's agent does not permit logins there".to_owned(),
+        (true, true) => format!("log in with `vouchsafe login {domain}`"),
+        (true, false) => format!(
+            "that name is not within {domain}: log in there only if you know from another source that it is right"
+        ),
     };
     format!("{domain} says that {authority} protects it{heard}: {what_to_do}")
 }
@@ -67,12 +69,12 @@ pub(super) async fn authority_of(at: &At, domain: &str) -> Result<Result<String,
             Ok(Ok(found.authority))
         }
         Some(found) => super::no(&format!(
-            "{domain} names an authority that is no name of {domain}, {}: if you know that it is the right one, log in with \
-             `--authority`",
+            "the authority that {domain} names is not within {domain}: {}. If you know that it is the right one, log \
+             in with `--authority`",
             found.authority
         ))
         .map(Err),
-        None => super::no(&format!("{domain} says nothing of an authority")).map(Err),
+        None => super::no(&format!("{domain} names no authority")).map(Err),
     }
 }
 
@@ -95,6 +97,6 @@ mod tests {
         assert!(say(Finding::Asked, true, true).ends_with("`vouchsafe login example.org`"));
         assert!(!say(Finding::Asked, false, true).contains("`vouchsafe login"));
         assert!(!say(Finding::Overheard, true, false).contains("`vouchsafe login"));
-        assert!(say(Finding::Overheard, true, true).contains("anybody may have said"));
+        assert!(say(Finding::Overheard, true, true).contains("anybody could have forged it"));
     }
 }

@@ -92,7 +92,9 @@ pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
             Ok(authority) => authority,
             Err(code) => return Ok(code),
         },
-        (None, authority) => authority.context("log in where? `vouchsafe login DOMAIN`, or with `--authority URL`")?,
+        (None, authority) => {
+            authority.context("no authority given: use `vouchsafe login DOMAIN` or `--authority URL`")?
+        }
     };
     let ca = ca.as_deref().map(read_ca).transpose()?;
     let device = match device {
@@ -127,7 +129,8 @@ pub async fn logout(LogoutArguments { at, no_open }: LogoutArguments) -> Result<
     match at.call(Call::Logout).await? {
         Reply::LoggedOut { text, provider } => {
             println!(
-                "{text}\n\nThe identity provider still knows you in this browser. Log out there, too:\n\n  {provider}\n"
+                "{text}\n\nThe identity provider still has a session in this browser. Log out there, too:\n\n  \
+                 {provider}\n"
             );
             if !no_open {
                 open_browser(&provider);
@@ -138,7 +141,7 @@ pub async fn logout(LogoutArguments { at, no_open }: LogoutArguments) -> Result<
     }
 }
 
-const NO_TERMINAL: &str = "there is no terminal to ask for the password: `--password-stdin` reads it";
+const NO_TERMINAL: &str = "no terminal to ask for the password on: use `--password-stdin`";
 
 async fn by_password(
     place: Place,
@@ -193,7 +196,8 @@ async fn by_browser(place: &Place, open: bool) -> Result<ExitCode> {
     let (callback, page) = tokio::select! {
         came = redirect.callback(&state) => came?,
         ended = refusal(place) => return unexpected(ended?),
-        () = tokio::time::sleep(Duration::from_secs(expires_in)) => return no("nobody logged in; begin anew"),
+        () = tokio::time::sleep(Duration::from_secs(expires_in)) => return no("the login did not complete in time: \
+                                                                               run `vouchsafe login` again"),
     };
     // Answer the browser only now, so that it shows the outcome of the login.
     match place.at.call(Call::FinishLogin { callback: Some(callback) }).await? {
@@ -233,7 +237,7 @@ async fn by_device_code(place: &Place) -> Result<ExitCode> {
     if let Some(url) = url_with_code {
         println!("or open, and compare the code:\n\n  {url}\n");
     }
-    println!("Enter a code that you asked for yourself, and no other.");
+    println!("Enter only a code that you requested yourself.");
     let until = Instant::now() + Duration::from_secs(expires_in);
     while Instant::now() < until {
         tokio::time::sleep(Duration::from_secs(interval)).await;
@@ -242,14 +246,14 @@ async fn by_device_code(place: &Place) -> Result<ExitCode> {
             reply => return done(reply),
         }
     }
-    no("nobody entered the code; begin anew")
+    no("nobody entered the code in time: run `vouchsafe login` again")
 }
 
 async fn service(place: Place, file: &Path) -> Result<ExitCode> {
     let Place { at, authority, ca, device } = place;
     let text = Zeroizing::new(read(file)?);
-    let key: ServiceKey =
-        serde_json::from_str(&text).with_context(|| format!("{} is no service account's key", file.display()))?;
+    let key: ServiceKey = serde_json::from_str(&text)
+        .with_context(|| format!("{} is not the key of a service account", file.display()))?;
     // By default, trust only the CA in the key's file, so that only the authority that made the key gets it; `--ca` is
     // for after that CA was renewed.
     let ca = Some(ca.unwrap_or_else(|| key.ca.clone()));
@@ -283,6 +287,6 @@ fn read(file: &Path) -> Result<String> {
 fn read_ca(file: &Path) -> Result<String> {
     let text = read(file)?;
     let way_out = "give the authority's ca.pem";
-    ensure!(text.contains("-----BEGIN CERTIFICATE-----"), "there is no certificate in {}: {way_out}", file.display());
+    ensure!(text.contains("-----BEGIN CERTIFICATE-----"), "no certificate in {}: {way_out}", file.display());
     Ok(text)
 }

@@ -75,7 +75,10 @@ pub async fn run(arguments: PingArguments) -> Result<ExitCode> {
     let port = port.or_else(|| usual_port(session.as_ref(), address, protocol)).unwrap_or(DEFAULT_PORT);
     let to = SocketAddr::new(address, port);
     let Some(session) = session else {
-        steps.print("destination", "nobody is logged in, so that nothing is known to be protected: `vouchsafe login`");
+        steps.print(
+            "destination",
+            "nobody is logged in, so it is unknown which destinations are protected: run `vouchsafe login`",
+        );
         return answer(&mut steps, to, &arguments, false).await;
     };
     let receiver = session.destinations.iter().find(|receiver| {
@@ -87,7 +90,10 @@ pub async fn run(arguments: PingArguments) -> Result<ExitCode> {
         None => {
             steps.print(
                 "destination",
-                &format!("no receiver that {} may reach has {what}: the packet goes without a token", session.person),
+                &format!(
+                    "no receiver that {} may reach includes {what}: the packet is sent without a token",
+                    session.person
+                ),
             );
             return answer(&mut steps, to, &arguments, false).await;
         }
@@ -98,7 +104,7 @@ pub async fn run(arguments: PingArguments) -> Result<ExitCode> {
     };
     if let Standing::Withheld { rule } = &standing {
         let by = rule.map_or("the default".to_owned(), |rule| format!("your rule for {rule}"));
-        steps.print("consent", &format!("no: {by} says deny (see `vouchsafe grants list`)"));
+        steps.print("consent", &format!("no: {by} is deny (see `vouchsafe grants list`)"));
         return answer(&mut steps, to, &arguments, false).await;
     }
     steps.print("consent", "yes: your identity may go there");
@@ -120,7 +126,7 @@ pub async fn run(arguments: PingArguments) -> Result<ExitCode> {
 }
 
 fn print_grant(steps: &mut Steps, grant: &Grant, asked: bool, now: u64) {
-    let from = if asked { "asked for" } else { "at hand" };
+    let from = if asked { "new" } else { "existing" };
     let scope = match (grant.protocol, grant.port) {
         (Some(protocol), Some(port)) => service(protocol, port, port),
         _ => "all".to_owned(),
@@ -139,9 +145,9 @@ async fn answer(steps: &mut Steps, to: SocketAddr, arguments: &PingArguments, to
     let text = match &outcome {
         Answer::Yes if arguments.udp => "answered".to_owned(),
         Answer::Yes => "connected".to_owned(),
-        Answer::Refused => "refused: the packet arrived, and nothing listens on the port".to_owned(),
-        Answer::Silence => format!("silence for {} s; likely: {}", arguments.wait, cause(arguments.udp, token)),
-        Answer::Failed(error) => format!("could not be sent: {error}"),
+        Answer::Refused => "refused: the packet arrived, but nothing listens on the port".to_owned(),
+        Answer::Silence => format!("no answer within {} s; likely: {}", arguments.wait, cause(arguments.udp, token)),
+        Answer::Failed(error) => format!("cannot send the packet: {error}"),
     };
     steps.print("answer", &text);
     Ok(if matches!(outcome, Answer::Yes) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -149,12 +155,12 @@ async fn answer(steps: &mut Steps, to: SocketAddr, arguments: &PingArguments, to
 
 const fn cause(udp: bool, token: bool) -> &'static str {
     match (udp, token) {
-        (true, true) => "the service had nothing to say to this datagram, or the verifier dropped it",
+        (true, true) => "the service does not answer this datagram, or the verifier dropped it",
         (false, true) => {
             "the host is down, or the verifier dropped the packet (`vouchsafe verifier drops` there says why), or something on the way \
              drops SYNs with data"
         }
-        (_, false) => "the destination is protected and the packet had no token, or the host is down",
+        (_, false) => "the destination is protected and the packet carried no token, or the host is down",
     }
 }
 
@@ -203,7 +209,7 @@ fn split(target: &str) -> Result<(&str, Option<u16>)> {
     }
     let Some((host, port)) = target.rsplit_once(':') else { return Ok((target, None)) };
     let port =
-        port.parse().ok().with_context(|| format!("{target:?} does not end with a port: write HOST or HOST:22"))?;
+        port.parse().ok().with_context(|| format!("{target:?} has no valid port at its end: write HOST or HOST:22"))?;
     Ok((host.trim_start_matches('[').trim_end_matches(']'), Some(port)))
 }
 

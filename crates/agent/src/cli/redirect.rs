@@ -46,7 +46,7 @@ impl Redirect {
                 Some(answer) = comes.recv() => return Ok(answer),
                 accepted = self.listener.accept() => {
                     // Each in a task, so that a slow client does not delay others.
-                    let (stream, _) = accepted.context("cannot hear the browser")?;
+                    let (stream, _) = accepted.context("cannot accept the browser's connection")?;
                     let (came, state, port) = (came.clone(), state.to_owned(), self.port);
                     tokio::spawn(async move {
                         if let Ok(Ok(Some(answer))) = timeout(PATIENCE, visit(stream, &state, port)).await {

@@ -66,8 +66,8 @@ impl Daemon {
                 kept.rules.set(target, consent);
                 format!("{}: {target}", consent.name())
             }
-            None if kept.rules.forget(&target) => format!("forgotten: {target}"),
-            None => return refused("no_rule", format!("there is no rule for {target}")),
+            None if kept.rules.forget(&target) => format!("removed the rule for {target}"),
+            None => return refused("no_rule", format!("no rule for {target}")),
         };
         self.agent.set_rules(Subject::of_user(uid), kept.rules.clone());
         self.save(uid);
@@ -82,7 +82,7 @@ impl Daemon {
                 return self.waiters.push(Waiter { fetch, subject, place, since: now(), reply });
             }
             agent::Standing::NotLoggedIn => {
-                let _ = reply.send(refused("not_logged_in", "nobody is logged in: `vouchsafe login`".to_owned()));
+                let _ = reply.send(refused("not_logged_in", "nobody is logged in: run `vouchsafe login`".to_owned()));
                 return;
             }
             agent::Standing::NotProtected => Standing::NotProtected,
@@ -105,7 +105,7 @@ impl Daemon {
 
     /// Returns the counters of the kernel program and of the side of switches.
     pub(super) fn counters(&self) -> Result<BTreeMap<String, u64>> {
-        let mut counters = self.kernel.counters().context("the kernel's counters")?;
+        let mut counters = self.kernel.counters().context("cannot read the kernel's counters")?;
         for (name, count) in self.switches.iter().flat_map(Switches::counters) {
             *counters.entry(name.to_owned()).or_default() += count;
         }

@@ -40,7 +40,7 @@ impl Daemon {
         match self.discovery.asking.get_mut(&domain) {
             Some(waiting) if waiting.len() < WAITING_MAX => waiting.push(reply),
             None if has_room => self.ask_for(domain, vec![reply]),
-            _ => drop(reply.send(refused("busy", "too many are asking: try again".to_owned()))),
+            _ => drop(reply.send(refused("busy", "too many lookups at a time: try again".to_owned()))),
         }
     }
 
@@ -126,13 +126,13 @@ impl Daemon {
             Some(Known::Nothing) => refused(
                 "no_record",
                 format!(
-                    "{domain} says nothing of an authority: there is no record at {}. That is remembered for as long as the \
-                     domain says, an hour at most; `--authority URL` needs no record",
+                    "{domain} names no authority: there is no record at {}. The agent caches this answer for as long \
+                     as the domain specifies, at most an hour; `--authority URL` needs no record",
                     domain.record_name()
                 ),
             ),
             Some(Known::Failed(why)) => refused("unreachable", format!("{domain}: {why}")),
-            None => refused("unreachable", format!("{domain}: the answer is over already")),
+            None => refused("unreachable", format!("{domain}: the answer has already expired")),
         }
     }
 }

@@ -67,7 +67,10 @@ impl Daemon {
         if self.config.may_log_in_to(url) {
             return Some(reply);
         }
-        let text = format!("this machine's agent only takes: {}", self.config.authorities.join(", "));
+        let text = format!(
+            "the configuration of this machine's agent permits logins only to: {}",
+            self.config.authorities.join(", ")
+        );
         let _ = reply.send(refused("other_authority", text));
         None
     }
@@ -134,7 +137,7 @@ impl Daemon {
     /// and when the client asks whether the person has answered.
     pub(super) fn finish_login(&mut self, uid: u32, callback: Option<Callback>, reply: oneshot::Sender<Reply>) {
         let Some(Started { at, login, verifier }) = self.started.get(&uid) else {
-            drop(reply.send(refused("wrong_login", "no login was started here: `vouchsafe login`".to_owned())));
+            drop(reply.send(refused("wrong_login", "no login is in progress: run `vouchsafe login`".to_owned())));
             return;
         };
         let at = At { url: at.url.clone(), ca: at.ca.clone(), uid };
@@ -222,10 +225,10 @@ impl Daemon {
         // A task, so that the logout completes even if the client stops waiting.
         let told = tokio::spawn(async move {
             let told = authority?.logout().await;
-            told.inspect_err(|error| tracing::warn!(uid, "the authority doesn't know of the logout: {error}")).ok()?
+            told.inspect_err(|error| tracing::warn!(uid, "cannot log out at the authority: {error}")).ok()?
         });
         let Some(session) = session else {
-            drop(reply.send(refused("not_logged_in", "nobody was logged in".to_owned())));
+            drop(reply.send(refused("not_logged_in", "not logged in".to_owned())));
             return;
         };
         tracing::info!(uid, "logged out");

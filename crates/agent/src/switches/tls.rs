@@ -35,7 +35,7 @@ impl Files {
             (None, None, None) => Ok(None),
             (Some(certificate), Some(key), Some(ca)) => Ok(Some(Self { certificate, key, ca })),
             _ => bail!(
-                "TLS to switches takes switches_certificate, switches_key and switches_ca: name all three, or none"
+                "TLS for switches needs switches_certificate, switches_key and switches_ca: set all three or none"
             ),
         }
     }
@@ -44,10 +44,10 @@ impl Files {
     pub fn acceptor(&self) -> Result<TlsAcceptor> {
         let chain = certificates(&self.certificate)?;
         let key = PrivateKeyDer::from_pem_file(&self.key);
-        let key = key.with_context(|| format!("can't read the key {}", self.key.display()))?;
+        let key = key.with_context(|| format!("cannot read the key {}", self.key.display()))?;
         let mut roots = RootCertStore::empty();
         for certificate in certificates(&self.ca)? {
-            roots.add(certificate).with_context(|| format!("{} is no CA's certificate", self.ca.display()))?;
+            roots.add(certificate).with_context(|| format!("{} is not the certificate of a CA", self.ca.display()))?;
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build()?;
@@ -55,7 +55,7 @@ impl Files {
             .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain, key)
-            .with_context(|| format!("{} and its key don't belong together", self.certificate.display()))?;
+            .with_context(|| format!("the certificate {} does not match its key", self.certificate.display()))?;
         Ok(TlsAcceptor::from(Arc::new(config)))
     }
 }
@@ -64,20 +64,20 @@ impl Files {
 pub async fn accept(acceptor: &TlsAcceptor, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
     let handshake = async {
         let mut first = [0];
-        ensure!(stream.peek(&mut first).await? == 1, "it went before it said anything");
+        ensure!(stream.peek(&mut first).await? == 1, "it disconnected before it sent anything");
         ensure!(
             first == [HANDSHAKE],
-            "it speaks plain OpenFlow, and this address takes TLS only: name the controller `ssl:…` on it and give it a \
-             certificate (`ovs-vsctl set-ssl`)"
+            "it uses plain OpenFlow, but this address accepts TLS only: set the controller to `ssl:…` on the switch \
+             and give it a certificate (`ovs-vsctl set-ssl`)"
         );
         acceptor.accept(stream).await.context("TLS")
     };
-    tokio::time::timeout(HANDSHAKE_TIME, handshake).await.context("it took too long over the handshake")?
+    tokio::time::timeout(HANDSHAKE_TIME, handshake).await.context("the TLS handshake took too long")?
 }
 
 fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let read = CertificateDer::pem_file_iter(file).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let list = read.with_context(|| format!("can't read the certificate {}", file.display()))?;
-    ensure!(!list.is_empty(), "{} holds no certificate", file.display());
+    let list = read.with_context(|| format!("cannot read the certificate {}", file.display()))?;
+    ensure!(!list.is_empty(), "{} contains no certificate", file.display());
     Ok(list)
 }

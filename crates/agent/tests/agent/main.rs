@@ -294,16 +294,16 @@ fn ping_says_what_happens() {
     test(|| {
         let stage = Stage::start()?;
         let said = stage.ask(&["ping", "10.0.0.2:22"])?;
-        for word in ["1 name", "2 destination", "3 consent", "asked for", "alice may", "siphash", "connected"] {
+        for word in ["1 name", "2 destination", "3 consent", "4 grant", "new: ", "alice may", "siphash", "connected"] {
             assert!(said.contains(word), "{word}: {said}");
         }
         assert!(stage.ask(&["ping", "[fd00::2]"])?.contains("tcp/22 is protected"));
-        assert!(stage.ask(&["ping", "10.0.0.2:22"])?.contains("at hand"));
+        assert!(stage.ask(&["ping", "10.0.0.2:22"])?.contains("existing: "));
         let silent = stage.run(&["ping", "10.0.0.2:5000", "--udp", "--wait", "1"])?;
         assert_eq!(silent.status.code(), Some(1));
         stage.ask(&["grants", "deny", "10.0.0.0/24"])?;
         let said = stage.ask(&["ping", "10.0.0.2:22"])?;
-        assert!(said.contains("your rule for 10.0.0.0/24 says deny"), "{said}");
+        assert!(said.contains("your rule for 10.0.0.0/24 is deny"), "{said}");
         Ok(())
     })
 }
@@ -348,8 +348,8 @@ fn a_second_daemon_leaves_the_first_alone() {
         let another = format!("{instance}-other");
         let own = stage.client.dir().join("agent");
         for (flags, why) in [
-            ([instance, other], "runs already"),
-            ([instance, socket], "runs already"),
+            ([instance, other], "already runs"),
+            ([instance, socket], "already runs"),
             ([&another, socket], "another agent listens"),
         ] {
             let directory = stage.client.dir().join("other");

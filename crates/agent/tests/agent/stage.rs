@@ -114,7 +114,7 @@ impl Stage {
         let mut command = self.server.command(lab::vouchsafe());
         command.args(["authority", "run", "--listen", "10.0.0.2:8443", "--dir"]).arg(self.directory());
         let mut process = self.server.start(command)?;
-        process.wait_for("the authority runs", SOON)?;
+        process.wait_for("authority started", SOON)?;
         self.authority = Some(process);
         Ok(())
     }
@@ -147,7 +147,7 @@ impl Stage {
             .arg(self.socket());
         command.arg("--dir").arg(self.client.dir().join("agent"));
         let mut process = self.client.start(command)?;
-        process.wait_for("the agent runs", SOON)?;
+        process.wait_for("agent started", SOON)?;
         self.agent = Some(process);
         Ok(())
     }

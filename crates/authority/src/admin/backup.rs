@@ -23,11 +23,11 @@ pub fn write(directory: &Directory, out: impl Write, named: &str) -> Result<()> 
     database.audit(&AuditEvent::new("backup").detail(named).by(&Operator::current()), now())?;
     let room = tempfile::Builder::new().prefix(".backup-").tempdir_in(directory.path())?;
     let copy = room.path().join("authority.db");
-    database.copy_to(&copy).context("can't copy the database")?;
+    database.copy_to(&copy).context("cannot copy the database")?;
     let mut archive = tar::Builder::new(out);
     archive.append_path_with_name(&copy, "authority.db")?;
     let entries =
-        fs::read_dir(directory.path()).with_context(|| format!("can't read {}", directory.path().display()))?;
+        fs::read_dir(directory.path()).with_context(|| format!("cannot read {}", directory.path().display()))?;
     for entry in entries {
         let entry = entry?;
         let name = entry.file_name();
@@ -35,7 +35,7 @@ pub fn write(directory: &Directory, out: impl Write, named: &str) -> Result<()> 
         if hidden || LEFT_OUT.iter().any(|left_out| name == *left_out) {
             continue;
         }
-        ensure!(entry.file_type()?.is_file(), "{} is no file: it can't be backed up", entry.path().display());
+        ensure!(entry.file_type()?.is_file(), "cannot back up {}: it is not a file", entry.path().display());
         archive.append_path_with_name(entry.path(), &name)?;
     }
     archive.into_inner()?.flush()?;
@@ -45,13 +45,13 @@ pub fn write(directory: &Directory, out: impl Write, named: &str) -> Result<()> 
 /// Writes a backup to a new file of mode 0600, completely or not at all.
 pub fn write_file(directory: &Directory, path: &Path) -> Result<()> {
     let path = std::path::absolute(path)?;
-    ensure!(!path.exists(), "{} is there already", path.display());
-    let parent = path.parent().context("a backup is a file")?;
+    ensure!(!path.exists(), "{} already exists", path.display());
+    let parent = path.parent().context("the backup's path must name a file")?;
     let aside = tempfile::NamedTempFile::new_in(parent);
-    let aside = aside.with_context(|| format!("can't write in {}", parent.display()))?;
+    let aside = aside.with_context(|| format!("cannot write to {}", parent.display()))?;
     write(directory, aside.as_file(), &path.display().to_string())?;
     aside.as_file().sync_all()?;
-    aside.persist_noclobber(&path).with_context(|| format!("can't make {}", path.display()))?;
+    aside.persist_noclobber(&path).with_context(|| format!("cannot create {}", path.display()))?;
     Ok(())
 }
 
@@ -61,17 +61,17 @@ pub fn write_file(directory: &Directory, path: &Path) -> Result<()> {
 pub fn restore(directory: &Directory, backup: impl Read, named: &str, keep_sessions: bool) -> Result<Vec<Head>> {
     directory.make(|aside| {
         let mut archive = tar::Archive::new(backup);
-        for entry in archive.entries().with_context(|| format!("{named} is no backup"))? {
+        for entry in archive.entries().with_context(|| format!("{named} is not a backup"))? {
             // The underlying error would quote the beginning of the file, which may be a secret.
-            let mut entry = entry.ok().with_context(|| format!("{named} is no backup, or is broken"))?;
+            let mut entry = entry.ok().with_context(|| format!("{named} is not a backup, or is damaged"))?;
             let name = entry.path()?.into_owned();
             let is_plain = name.file_name() == Some(name.as_os_str()) && entry.header().entry_type().is_file();
-            ensure!(is_plain, "{named} is no backup: it holds {}", name.display());
+            ensure!(is_plain, "{named} is not a backup: it contains {}", name.display());
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(aside.path().join(name))?;
-            std::io::copy(&mut entry, &mut file).with_context(|| format!("{named} is broken"))?;
+            std::io::copy(&mut entry, &mut file).with_context(|| format!("{named} is damaged"))?;
             file.sync_all()?;
         }
-        check(aside).with_context(|| format!("{named} is not whole; nothing was restored"))?;
+        check(aside).with_context(|| format!("{named} is incomplete; nothing was restored"))?;
         let mut database = Database::open(&aside.database())?;
         let sessions = if keep_sessions { "sessions are kept" } else { "all sessions ended" };
         let event = AuditEvent::new("restored").detail(format!("from {named}; {sessions}")).by(&Operator::current());
@@ -89,11 +89,11 @@ fn check(directory: &Directory) -> Result<()> {
     Database::open(&directory.database())?.is_sound()?;
     match verify_audit(directory, &[])? {
         Verdict::Whole(_) => Ok(()),
-        Verdict::Broken(what) => bail!("its audit trail is broken: {what}"),
+        Verdict::Broken(what) => bail!("its audit trail failed verification: {what}"),
     }
 }
 
 /// Opens a backup file.
 pub fn open(path: &Path) -> Result<File> {
-    File::open(path).with_context(|| format!("can't read {}", path.display()))
+    File::open(path).with_context(|| format!("cannot read {}", path.display()))
 }

@@ -26,7 +26,7 @@ use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 use zeroize::Zeroizing;
 
-const WRITE_DEVICE: &str = "a device is written PERSON/DEVICE, as `device list` lists it";
+const WRITE_DEVICE: &str = "write a device as PERSON/DEVICE, as `device list` shows it";
 
 /// The directory of the authority.
 #[derive(Args, Debug)]
@@ -273,7 +273,7 @@ pub struct Revocation {
 impl Revocation {
     fn which(self) -> Result<Which> {
         if let Some(handle) = self.grant {
-            let handle = handle.parse().ok().context("a handle is 16 hex digits, as `grants` lists it")?;
+            let handle = handle.parse().ok().context("a handle has 16 hex digits, as `grants` lists it")?;
             return Ok(Which::Grant(handle));
         }
         match (self.person, self.device.as_deref().and_then(|device| device.split_once('/'))) {
@@ -287,12 +287,12 @@ impl Revocation {
 impl Password {
     fn read(&self) -> Result<Zeroizing<String>> {
         let read = if let Some(file) = &self.password_file {
-            std::fs::read_to_string(file).with_context(|| format!("can't read {}", file.display()))?
+            std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?
         } else if std::io::stdin().is_terminal() {
             let first = Zeroizing::new(rpassword::prompt_password("Password: ")?);
-            let second = Zeroizing::new(rpassword::prompt_password("Once more: ")?);
+            let second = Zeroizing::new(rpassword::prompt_password("Repeat the password: ")?);
             if first != second {
-                bail!("these were two different passwords");
+                bail!("the two passwords differ");
             }
             return Ok(first);
         } else {
@@ -338,7 +338,10 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
                 backup::write(&at.directory(), std::io::stdout().lock(), "standard output")?;
             } else {
                 backup::write_file(&at.directory(), &file)?;
-                println!("wrote {}; it holds every secret: encrypt it before it leaves this machine", file.display());
+                println!(
+                    "wrote {}; it contains every secret: encrypt it before it leaves this machine",
+                    file.display()
+                );
             }
         }
         AuthorityCommand::Restore { at, file, keep_sessions } => {
@@ -348,7 +351,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
             } else {
                 backup::restore(&directory, backup::open(&file)?, &file.display().to_string(), keep_sessions)?
             };
-            println!("made {}; its audit trails are whole and end at", directory.path().display());
+            println!("created {}; its audit trails are complete and end at", directory.path().display());
             heads.iter().for_each(|head| println!("{head}"));
         }
         AuthorityCommand::RotateMasterKey { at, compromised } => {
@@ -364,10 +367,13 @@ fn init(at: &At, names: Vec<String>, listen: SocketAddr) -> Result<()> {
     let names = if names.is_empty() { default_names() } else { names };
     let directory = at.directory();
     let fingerprint = directory.init(&names, listen)?;
-    println!("made {} for {}", directory.path().display(), names.join(", "));
+    println!("created {} for {}", directory.path().display(), names.join(", "));
     println!("give {} to agents and verifiers; its SHA-256 fingerprint is", directory.ca().display());
     println!("{fingerprint}");
-    println!("next: write {}, `vouchsafe authority user add`, `… run`", directory.policy().display());
+    println!(
+        "next: edit {}, then run `vouchsafe authority user add` and `vouchsafe authority run`",
+        directory.policy().display()
+    );
     Ok(())
 }
 
@@ -385,7 +391,7 @@ async fn serve(at: &At, listen: Option<SocketAddr>) -> Result<()> {
             // By convention, SIGHUP makes a daemon reload its configuration.
             _ = hang_up.recv() => if let Some(control::Reply::Refused(why)) =
                 control::tell(&directory, Command::ApplyPolicy { text: None, note: "reload by signal".into(), by: None }).await? {
-                tracing::error!("the policy in force stays: {why}");
+                tracing::error!("cannot apply the edited policy; the policy in force stays: {why}");
             },
             error = server.failed() => return Err(error),
         }
@@ -398,21 +404,22 @@ async fn revoke(at: &At, which: &Which) -> Result<ExitCode> {
     if !at.database()?.has(which)? {
         match which {
             Which::Grant(handle) => println!("there is no grant {handle}: `grants --all` lists them"),
-            Which::Device(person, device) => println!("no device {person}/{device} is known: `device list` shows them"),
+            Which::Device(person, device) => println!("no device {person}/{device}: `device list` shows them"),
             Which::Person(person) | Which::OwnGrant(person, _) => {
-                println!("no person or service is called {person}: `user list` and `service list` show them");
+                println!("no person or service {person}: `user list` and `service list` show them");
             }
-            Which::Session(_) => println!("there is no such session: `session list` shows them"),
+            Which::Session(_) => println!("no such session: `session list` shows them"),
         }
         return Ok(ExitCode::FAILURE);
     }
     let Revoked { grants, announced } = admin::revoke(&at.directory(), which).await?;
     let grants = count(grants, "grant");
     if announced {
-        println!("{grants} revoked; flows of theirs and of those that had ended are cut");
+        println!("{grants} revoked; their flows are cut, and those of revoked grants that had expired");
     } else {
         println!(
-            "{grants} revoked; no server runs: verifiers learn of it when one does. Until then grants work to their end, and flows go on"
+            "{grants} revoked, but the authority is not running: verifiers receive the revocation when it starts. \
+             Until then the grants stay valid until they expire, and flows continue"
         );
     }
     Ok(ExitCode::SUCCESS)
@@ -424,7 +431,7 @@ async fn user(command: UserCommand) -> Result<()> {
             let address = admin::add_account(&at.directory(), &name, &password.read()?, totp).await?;
             println!("added {name}");
             if let Some(address) = address {
-                println!("the second factor, shown only once:\n{}", *address);
+                println!("the second factor, shown only this once:\n{}", *address);
             }
         }
         UserCommand::List(list) => {
@@ -450,7 +457,7 @@ async fn user(command: UserCommand) -> Result<()> {
             let (passkeys, address) = changed;
             println!("changed the password of {name}; its sessions ended; passkeys removed: {passkeys}");
             if let Some(address) = address {
-                println!("the second factor, shown only once:\n{}", *address);
+                println!("the second factor, shown only this once:\n{}", *address);
             }
         }
     }
@@ -482,7 +489,7 @@ async fn verifier(command: VerifierCommand) -> Result<()> {
     match command {
         VerifierCommand::Add { at, id, renew } => {
             let code = admin::add_verifier(&at.directory(), &id, renew).await?;
-            eprintln!("enrolment code of {id}, for one use within 24 hours:");
+            eprintln!("enrolment code of {id}, for a single use within 24 hours:");
             println!("{}", *code);
         }
         VerifierCommand::List(list) => {

@@ -76,22 +76,22 @@ pub async fn ask<T: DeserializeOwned>(directory: &Directory, command: Command) -
     let stream = match UnixStream::connect(&path).await {
         Ok(stream) => stream,
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => return Ok(None),
-        Err(error) => return Err(error).with_context(|| format!("can't reach the server at {}", path.display())),
+        Err(error) => return Err(error).with_context(|| format!("cannot reach the authority at {}", path.display())),
     };
     let (reader, mut writer) = stream.into_split();
     let exchange = async {
         writer.write_all(&lines::encode(&command)?).await?;
         read(reader).await
     };
-    tokio::time::timeout(PATIENCE, exchange).await.context("the server does not answer")?.map(Some)
+    tokio::time::timeout(PATIENCE, exchange).await.context("the authority did not answer in time")?.map(Some)
 }
 
 /// Listens on the control socket of the directory. The caller must hold the directory's lock.
 pub fn listen(directory: &Directory) -> Result<UnixListener> {
     let path = directory.control_socket();
     match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).context("can't remove the old socket"),
-        _ => UnixListener::bind(&path).with_context(|| format!("can't listen on {}", path.display())),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).context("cannot remove the old socket"),
+        _ => UnixListener::bind(&path).with_context(|| format!("cannot listen at {}", path.display())),
     }
 }
 
@@ -106,7 +106,7 @@ pub(crate) async fn serve(listener: UnixListener, authority: Arc<Authority>) -> 
         };
         let Ok(caller) = stream.peer_cred().map(|caller| caller.uid()) else { continue };
         if caller != 0 && caller != owner {
-            tracing::warn!(uid = caller, "control socket: refused");
+            tracing::warn!(uid = caller, "control socket: access denied");
             continue;
         }
         match tokio::time::timeout(PATIENCE, answer(stream, &authority)).await {
@@ -135,14 +135,14 @@ async fn act(authority: &Arc<Authority>, command: Command) -> Result<Value> {
             let list = tokio::task::spawn_blocking(move || authority.segments.list(&filter)).await??;
             return Ok(serde_json::to_value(list)?);
         }
-        Command::Sync => authority.sync.run().await.map(|()| "told the server".to_owned()),
+        Command::Sync => authority.sync.run().await.map(|()| "synchronised with the server".to_owned()),
         Command::Reevaluate => {
             authority.enforcer.reevaluate("tags or groups changed").await.map(|done| done.to_string())
         }
         Command::ReloadKeys { anew } => {
             let keys = authority.directory.read_master_keys()?;
             authority.enforcer.replace_keys(keys, anew).await?;
-            Ok("the server has told the verifiers".into())
+            Ok("the verifiers are notified".into())
         }
         Command::RenewSessions { person } => authority.renewal.renew_now(person).await.map(|done| done.to_string()),
         Command::ApplyPolicy { text, note, by } => {
@@ -154,5 +154,5 @@ async fn act(authority: &Arc<Authority>, command: Command) -> Result<Value> {
 
 async fn read<T: DeserializeOwned>(reader: tokio::net::unix::OwnedReadHalf) -> Result<T> {
     let line = lines::read(&mut BufReader::new(reader), MOST).await?;
-    Ok(serde_json::from_slice(&line.context("the other side hung up")?)?)
+    Ok(serde_json::from_slice(&line.context("the other side closed the connection")?)?)
 }

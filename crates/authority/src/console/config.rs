@@ -44,15 +44,17 @@ impl ConsoleConfig {
     pub fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Self {
         let Some(value) = fields.value("console") else { return Self::default() };
         let Some(table) = value.get_ref().as_table() else {
-            reader.fault(value.span(), "`console` is a table: write it as `[console]`");
+            reader.fault(value.span(), "`console` must be a table: write it as `[console]`");
             return Self::default();
         };
-        let fields = Fields::new(reader, table, value.span(), "the console", KEYS);
+        let fields = Fields::new(reader, table, value.span(), "[console]", KEYS);
         let url = fields.text(reader, "url").and_then(|text| {
             let url = origin(text.get_ref());
             if url.is_none() {
-                reader
-                    .fault(text.span(), "`url` is a scheme, a name and a port: \"https://authority.example.org:8443\"");
+                reader.fault(
+                    text.span(),
+                    "`url` must have a scheme, a name and a port: \"https://authority.example.org:8443\"",
+                );
             }
             url
         });
@@ -66,7 +68,7 @@ impl ConsoleConfig {
                     Some(("group", name)) if name_is_valid(name) => {
                         administrators.push(Administrator::Group(name.into()));
                     }
-                    _ => reader.fault(word.span(), "an administrator is \"person:NAME\" or \"group:NAME\""),
+                    _ => reader.fault(word.span(), "an administrator must be \"person:NAME\" or \"group:NAME\""),
                 }
             }
         }

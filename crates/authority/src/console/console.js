@@ -96,7 +96,7 @@ for (const form of document.querySelectorAll("form[data-passkey]")) {
       if (!asked.ok) {
         const page = new DOMParser().parseFromString(await asked.text(), "text/html");
         const alert = page.querySelector("[role=alert]");
-        const text = alert?.textContent ?? "The authority does not answer as it should.";
+        const text = alert?.textContent ?? "The authority does not answer correctly: try again later.";
         if (mark(form, alert?.dataset.problem, text)) return;
         throw new Error(text);
       }
@@ -107,7 +107,7 @@ for (const form of document.querySelectorAll("form[data-passkey]")) {
       form.elements.answer.value = JSON.stringify(credential.toJSON());
       form.submit();
     } catch (error) {
-      wrong.textContent = error.name === "NotAllowedError" ? "The browser used no passkey." : error.message;
+      wrong.textContent = error.name === "NotAllowedError" ? "The browser did not use a passkey." : error.message;
       wrong.hidden = false;
     }
   });

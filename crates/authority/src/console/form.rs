@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn an_error_stands_beside_its_field_and_the_first_has_the_focus() {
-        let faults = [Fault::at("code", "wrong code"), Fault::at("name", "no such name")];
+        let faults = [Fault::at("code", "wrong code"), Fault::at("name", "no such account")];
         let show =
             |id: &str| Input { id, name: id, hint: Some("help"), ..Input::default() }.show(&faults).into_string();
         let code = show("code");

@@ -45,8 +45,9 @@ async fn show(Part(storage): Part<Storage>, visitor: Visitor, Query(said): Query
         .collect();
     let columns = [text("Receiver"), text("Covers"), text("Device"), text("Until"), text("By rule"), actions()];
     Ok(Page::new("Grants").of(Some(&visitor)).at("/grants").done(said.done.as_deref()).show(&html! {
-        p { "What your devices may send to just now. A grant lasts minutes and is renewed while it is used. Whoever revokes one \
-             cuts its flows; the device may ask for another, unless you say where your identity may not go." }
+        p { "Destinations that your devices may send to now. A grant lasts minutes and is renewed while it is used. \
+             Revoking one cuts its flows; the device may request another, unless you choose where your identity may \
+             not go." }
         @if rows.is_empty() { p { "There are none." } }
         @else { (table("Your grants", &columns, rows)) }
     }))

@@ -172,7 +172,7 @@ fn finish(mut response: Response, visitor: Option<&Visitor>, path: &str, reads: 
             (StatusCode::UNAUTHORIZED, None) if reads && problem.r#type == "not_logged_in" => {
                 Redirect::to(&format!("{ROOT}/login?to={}", page::encoded(path))).into_response()
             }
-            (status, _) => (status, Page::new("Not done").of(visitor).problem(&problem)).into_response(),
+            (status, _) => (status, Page::new("Request failed").of(visitor).problem(&problem)).into_response(),
         };
         outcome.map(|outcome| response.extensions_mut().insert(outcome));
         retry.map(|retry| response.headers_mut().insert(header::RETRY_AFTER, retry));

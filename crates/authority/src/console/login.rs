@@ -37,7 +37,7 @@ pub const VISIT_TIME: u32 = 3600;
 /// Path to which the identity provider sends browsers back, below the authority's URL.
 const CALLBACK: &str = "/console/login/callback";
 /// Message for a browser that the provider sends back without an authorization code.
-const NOT_LOGGED_IN: &str = "the identity provider did not log you in";
+const NOT_LOGGED_IN: &str = "the identity provider did not complete your login";
 /// Maximum length of the address that follows a login, in bytes: the authority stores it for unauthenticated senders.
 const MOST_WAY_BACK: usize = 512;
 

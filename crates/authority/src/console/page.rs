@@ -62,20 +62,20 @@ impl Area {
 /// Messages that report the last action, by the word in the URL. Unknown words show no message.
 const DONE: &[(&str, &str)] = &[
     ("logged-out", "You are logged out."),
-    ("applied", "The policy is in force. What it no longer allows is being cut."),
+    ("applied", "The policy is in force. Flows that it no longer allows are being cut."),
     ("revoked", "Revoked. Flows are being cut."),
-    ("device-revoked", "The device is logged out, and its grants are over. Its flows are being cut."),
-    ("grant-revoked", "The grant is over. Its flows are being cut."),
-    ("session-ended", "That session is over, with its grants."),
-    ("chosen", "Your choice is in force. Grants that it withholds have ended."),
-    ("factor-added", "Your second factor is set up. From now on a login takes its code, too."),
-    ("factor-removed", "Your second factor is gone: your password alone is enough to log in."),
+    ("device-revoked", "The device is logged out, and its grants have ended. Its flows are being cut."),
+    ("grant-revoked", "The grant has ended. Its flows are being cut."),
+    ("session-ended", "That session and its grants have ended."),
+    ("chosen", "Your choice is in force. Grants that it excludes have ended."),
+    ("factor-added", "Your second factor is set up. From now on each login requires its code, too."),
+    ("factor-removed", "Your second factor is removed: your password alone is enough to log in."),
     ("passkey-added", "The passkey is added. You can log in to this console with it."),
     (
         "passkey-removed",
         "The passkey is removed and can no longer be used to log in. Delete it from its device as well.",
     ),
-    ("sessions-ended", "All your other sessions are over, with their grants."),
+    ("sessions-ended", "All your other sessions and their grants have ended."),
 ];
 
 /// A page under construction.

@@ -10,7 +10,8 @@ const MARGIN: i32 = 4;
 
 /// Draws a QR code of `text`. `name` is its description for screen readers.
 pub fn drawing(text: &str, name: &str) -> Result<Markup> {
-    let code = QrCode::encode_text(text, QrCodeEcc::Medium).map_err(|error| anyhow!("no QR code: {error}"))?;
+    let code =
+        QrCode::encode_text(text, QrCodeEcc::Medium).map_err(|error| anyhow!("cannot create the QR code: {error}"))?;
     let mut path = String::new();
     for y in 0..code.size() {
         for x in (0..code.size()).filter(|x| code.get_module(*x, y)) {

@@ -169,7 +169,7 @@ fn add_form(visitor: &Visitor, has_factor: bool, attempted: &Attempted<'_>) -> M
         id: "passkey-name",
         name: "name",
         label: "Name",
-        hint: Some("Such as the device that keeps it."),
+        hint: Some("For example, the device that keeps it."),
         value: attempted.name,
         autocomplete: Some("off"),
         maxlength: Some(64),
@@ -300,7 +300,7 @@ async fn add_factor(
     let added =
         storage.call_for(visitor.person(), move |database| database.add_totp(&person, &kept, step, &by, now())).await?;
     if !added {
-        return Err(Problem::Malformed("there is a second factor already".into()));
+        return Err(Problem::Malformed("a second factor is set up already".into()));
     }
     Ok(page::done("/security", "factor-added").into_response())
 }
@@ -363,7 +363,7 @@ async fn add_passkey(
         storage.call_for(visitor.person(), move |database| database.add_passkey(&person, &passkey, &by, now())).await?;
     if !added {
         return Err(Problem::Malformed(
-            "this passkey is registered already, or there are too many: remove one first".into(),
+            "this passkey is registered already, or you have the maximum number: remove one first".into(),
         ));
     }
     Ok(page::done("/security", "passkey-added").into_response())

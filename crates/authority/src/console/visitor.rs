@@ -70,7 +70,7 @@ impl<S: Sync> FromRequestParts<S> for Visit {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        parts.extensions.get().cloned().ok_or_else(|| anyhow::anyhow!("a page without guard").into())
+        parts.extensions.get().cloned().ok_or_else(|| anyhow::anyhow!("a page was served without its guard").into())
     }
 }
 
@@ -112,7 +112,7 @@ impl Fields {
     pub fn text(&self, name: &str) -> Result<&str, Problem> {
         match self.all(name)[..] {
             [value] => Ok(value),
-            _ => Err(Problem::Malformed(format!("the form lacks `{name}`, or has it twice"))),
+            _ => Err(Problem::Malformed(format!("the form must have exactly one field `{name}`"))),
         }
     }
 

@@ -32,7 +32,7 @@ impl DnsConfig {
     pub fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Self> {
         let value = fields.value("dns")?;
         let Some(table) = value.get_ref().as_table() else {
-            reader.fault(value.span(), "`dns` is a table: write it as `[dns]`");
+            reader.fault(value.span(), "`dns` must be a table: write it as `[dns]`");
             return None;
         };
         let fields = Fields::new(reader, table, value.span(), "discovery", KEYS);
@@ -65,7 +65,8 @@ impl DnsConfig {
             let read = |(span, text): (std::ops::Range<usize>, String)| {
                 let network = text.parse::<IpNet>().ok().or_else(|| Some(text.parse::<IpAddr>().ok()?.into()));
                 if network.is_none() {
-                    reader.fault(span, "`protects` lists networks and addresses, such as \"203.0.113.0/28\"");
+                    reader
+                        .fault(span, "`protects` must be a list of networks and addresses, such as \"203.0.113.0/28\"");
                 }
                 network.map(|network| network.trunc())
             };
@@ -77,7 +78,7 @@ impl DnsConfig {
                 let read = |(span, text): (std::ops::Range<usize>, String)| {
                     let address = text.parse().ok();
                     if address.is_none() {
-                        reader.fault(span, "`listen` lists addresses and ports, such as \"[::]:53\"");
+                        reader.fault(span, "`listen` must be a list of addresses and ports, such as \"[::]:53\"");
                     }
                     address
                 };
@@ -114,6 +115,6 @@ mod tests {
             assert!(faults.contains(&format!("{line}:")), "{line} in {faults}");
         }
         assert!(faults.contains("did you mean `zone`?"), "{faults}");
-        assert!(read("ttl = \"5m\"").unwrap_err().contains("lacks the key `domain`"));
+        assert!(read("ttl = \"5m\"").unwrap_err().contains("missing key `domain`"));
     }
 }

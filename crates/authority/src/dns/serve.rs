@@ -23,8 +23,8 @@ const MOST_QUESTIONS: u32 = 100;
 const SILENCE: Duration = Duration::from_secs(5);
 /// Interval at which the files are checked for changes.
 const LOOK: Duration = Duration::from_secs(1);
-const NO_ZONE: &str = "[dns] names no `zone`: the file with the domain's other records. Another name server takes the record \
-                       from `vouchsafe authority dns --record`";
+const NO_ZONE: &str = "[dns] sets no `zone`: the file with the domain's other records. For another name server, \
+                       `vouchsafe authority dns --record` prints the record";
 
 /// A running name server. Dropping it stops it.
 pub struct Server {
@@ -48,7 +48,7 @@ impl Server {
         let connection_limit = Arc::new(ConnectionLimit::new(MOST_CONNECTIONS));
         let (mut tasks, mut addresses) = (JoinSet::new(), Vec::new());
         for address in listen {
-            let (socket, listener) = bind(address).await.with_context(|| format!("can't answer on {address}"))?;
+            let (socket, listener) = bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
             addresses.push(socket.local_addr()?);
             tasks.spawn(datagrams(socket, zone.clone(), limit.clone()));
             tasks.spawn(connections(listener, zone.clone(), connection_limit.clone()));
@@ -72,10 +72,10 @@ impl Server {
                     *file = path;
                 }
                 self.seen = self.changed();
-                tracing::info!(names = zone.count(), "the zone was reloaded");
+                tracing::info!(names = zone.count(), "reloaded the zone");
                 *self.zone.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(zone);
             }
-            Err(error) => tracing::error!("the zone stays as it was: {error:#}"),
+            Err(error) => tracing::error!("cannot reload the zone; the previous one stays in use: {error:#}"),
         }
     }
 
@@ -90,7 +90,7 @@ impl Server {
                 ended = self.tasks.join_next() => return match ended {
                     Some(Ok(Err(error))) => error,
                     Some(Err(error)) => error.into(),
-                    Some(Ok(Ok(()))) | None => anyhow::anyhow!("a task ended"),
+                    Some(Ok(Ok(()))) | None => anyhow::anyhow!("a task ended unexpectedly"),
                 },
             }
         }
@@ -107,8 +107,9 @@ fn read(directory: &Directory) -> Result<(Zone, PathBuf)> {
     let Published { domain, record, ttl } = Published::read(directory)?;
     let file = directory.config()?.dns.and_then(|dns| dns.zone).context(NO_ZONE)?;
     let path = directory.path().join(file);
-    let text = std::fs::read_to_string(&path).with_context(|| format!("can't read {}", path.display()))?;
-    let zone = Zone::read(&text, &domain, record, ttl).with_context(|| format!("the zone file {}", path.display()))?;
+    let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let zone = Zone::read(&text, &domain, record, ttl)
+        .with_context(|| format!("cannot use the zone file {}", path.display()))?;
     Ok((zone, path))
 }
 
@@ -122,7 +123,7 @@ async fn bind(address: SocketAddr) -> Result<(UdpSocket, TcpListener)> {
             bound => return Ok((socket, bound?)),
         }
     }
-    anyhow::bail!("no port is free")
+    anyhow::bail!("no free port")
 }
 
 fn current(zone: &RwLock<Arc<Zone>>) -> Arc<Zone> {
@@ -136,7 +137,7 @@ async fn datagrams(socket: UdpSocket, zone: Arc<RwLock<Arc<Zone>>>, limit: Arc<M
             Ok(received) => received,
             // Reports that an earlier answer could not be delivered.
             Err(error) => {
-                tracing::debug!("a question could not be read: {error}");
+                tracing::debug!("cannot receive a query: {error}");
                 continue;
             }
         };
@@ -151,7 +152,7 @@ async fn datagrams(socket: UdpSocket, zone: Arc<RwLock<Arc<Zone>>>, limit: Arc<M
         if let Some(answer) = answer
             && let Err(error) = socket.send_to(&answer, from).await
         {
-            tracing::debug!(%from, "an answer could not be sent: {error}");
+            tracing::debug!(%from, "cannot send an answer: {error}");
         }
     }
 }
@@ -167,7 +168,7 @@ async fn connections(listener: TcpListener, zone: Arc<RwLock<Arc<Zone>>>, limit:
             Ok(accepted) => accepted,
             Err(error) => {
                 // Usually the process has run out of file descriptors; connections that end will free some.
-                tracing::warn!("can't accept connections: {error}");
+                tracing::warn!("cannot accept connections: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -196,10 +197,10 @@ async fn converse(mut stream: TcpStream, zone: &RwLock<Arc<Zone>>) -> Result<()>
             stream.read_exact(&mut question).await?;
             std::io::Result::Ok(question)
         };
-        let question = timeout(SILENCE, read).await.context("silence")?.context("no more questions")?;
-        let answer = current(zone).answer(&question, Transport::Tcp).context("no question")?;
+        let question = timeout(SILENCE, read).await.context("no query in time")?.context("no more queries")?;
+        let answer = current(zone).answer(&question, Transport::Tcp).context("the message is not a query")?;
         let whole = [&u16::try_from(answer.len())?.to_be_bytes()[..], &answer].concat();
-        timeout(SILENCE, stream.write_all(&whole)).await.context("it takes no answer")??;
+        timeout(SILENCE, stream.write_all(&whole)).await.context("the client does not read the answer")??;
     }
     Ok(())
 }

@@ -44,7 +44,7 @@ impl Zone {
     /// Parses a zone file, and adds the domain's discovery record.
     pub fn read(file: &str, domain: &Domain, discovery: Discovery, ttl: u32) -> Result<Self> {
         let origin = Name::from_ascii(format!("{domain}."))?;
-        let (_, sets) = Parser::new(file, None, Some(origin.clone())).parse().context("it can't be read")?;
+        let (_, sets) = Parser::new(file, None, Some(origin.clone())).parse().context("it is malformed")?;
         let mut names: BTreeMap<Name, Sets> = BTreeMap::new();
         for set in sets.into_values() {
             let (name, kind) = (set.name().to_lowercase(), set.record_type());
@@ -53,14 +53,14 @@ impl Zone {
             let records = set.records_without_rrsigs().cloned().collect();
             names.entry(name).or_default().insert(kind, records);
         }
-        let apex = names.get(&origin).context("it has nothing about the domain itself")?;
+        let apex = names.get(&origin).context("it has no records of the domain itself")?;
         let soa = apex.get(&RecordType::SOA).and_then(|set| set.first()).cloned();
         let soa = soa.with_context(|| format!("it has no SOA record of {origin}"))?;
         ensure!(apex.contains_key(&RecordType::NS), "it has no NS record of {origin}");
         for (name, sets) in &names {
             ensure!(
                 !sets.contains_key(&RecordType::CNAME) || sets.len() == 1,
-                "{name} is an alias and has other records, too"
+                "{name} is an alias and must have no other records"
             );
         }
         let strings = discovery.strings();
@@ -68,7 +68,7 @@ impl Zone {
         for name in [origin.clone(), Name::from_ascii(format!("{}.", domain.record_name()))?] {
             let set = names.entry(name.clone()).or_default().entry(RecordType::TXT).or_default();
             if set.iter().any(is_discovery) {
-                bail!("{name} has a record that begins with v=vouchsafe1: leave it out, it is added");
+                bail!("{name} has a record that begins with v=vouchsafe1: remove it, because the authority adds it");
             }
             set.push(text(name));
         }

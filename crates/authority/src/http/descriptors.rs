@@ -11,7 +11,7 @@ pub fn connections(wanted: u32) -> u32 {
     let (soft, hard) = match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok(limits) => limits,
         Err(error) => {
-            tracing::warn!("how many files may be open is not known: {error}");
+            tracing::warn!("cannot read the limit of open files: {error}");
             return wanted;
         }
     };
@@ -23,8 +23,8 @@ pub fn connections(wanted: u32) -> u32 {
     if most < wanted {
         tracing::warn!(
             most,
-            "max_connections is {wanted}, and the system lets this process open {limit} files: there will be fewer connections \
-             (`ulimit -n`, `LimitNOFILE`)"
+            "max_connections is {wanted}, but this process may open only {limit} files, so fewer connections are \
+             possible: raise `ulimit -n` or `LimitNOFILE`"
         );
     }
     most

@@ -137,7 +137,7 @@ async fn login_by_password(
 /// Checks a name that a person gives a device.
 pub(crate) fn check_device(device: &str) -> Result<(), Problem> {
     if device.is_empty() || device.chars().count() > 64 || device.contains(char::is_control) {
-        return Err(Problem::Malformed("a device's name is 1 to 64 printable characters".into()));
+        return Err(Problem::Malformed("a device's name must have 1 to 64 printable characters".into()));
     }
     Ok(())
 }
@@ -146,7 +146,8 @@ pub(crate) fn check_device(device: &str) -> Result<(), Problem> {
 #[utoipa::path(
     post, path = "/v1/logout", security(("session" = [])),
     responses(
-        (status = 200, body = LoggedOut, description = "Ended; the identity provider's own session is not"),
+        (status = 200, body = LoggedOut, description = "The session has ended; the identity provider's own session \
+                                                        has not"),
         (status = 204, description = "Ended"),
         Problem,
     )
@@ -209,12 +210,12 @@ async fn grant(
     Body(request): Body<GrantRequest>,
 ) -> Authorized<Grant> {
     if request.protocol == 0 {
-        return Err(Problem::Malformed("protocol 0 is none: 6 is TCP, 17 is UDP".into()));
+        return Err(Problem::Malformed("protocol 0 is not valid: 6 is TCP, 17 is UDP".into()));
     }
     let turn = queue.turn(&caller.session.person).await;
     let mut grant = grants.issue(&turn, caller.token, &request, caller.peer.address).await?;
     if request.in_band && key_transfer.take_over(&caller.peer, &mut grant).await {
-        tracing::debug!(person = caller.session.person, "the key goes in band");
+        tracing::debug!(person = caller.session.person, "sending the key in band");
     }
     Ok(Json(grant))
 }
@@ -231,7 +232,7 @@ async fn segment(
     Body(request): Body<SegmentRequest>,
 ) -> Authorized<PathSegment> {
     if request.to.protocol == 0 {
-        return Err(Problem::Malformed("protocol 0 is none: 6 is TCP, 17 is UDP".into()));
+        return Err(Problem::Malformed("protocol 0 is not valid: 6 is TCP, 17 is UDP".into()));
     }
     let _turn = queue.turn(&caller.session.person).await;
     segments.issue(caller.token, &caller.session, &request, caller.peer.address).await.map(Json)
@@ -273,7 +274,7 @@ struct EventsQuery {
 /// Subscribe to server-sent events about changes
 #[utoipa::path(
     get, path = "/v1/events", security(("session" = []), ("verifier" = [])),
-    params(("confirm" = Option<Confirm>, Query, description = "What this verifier confirms; nothing where absent")),
+    params(("confirm" = Option<Confirm>, Query, description = "What this verifier confirms; nothing if absent")),
     responses((status = 200, body = api::Event, content_type = "text/event-stream"), Problem)
 )]
 async fn events(
@@ -284,7 +285,7 @@ async fn events(
     caller: Caller,
     query: Result<Query<EventsQuery>, QueryRejection>,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Problem> {
-    let malformed = |_| Problem::Malformed("`confirm` is nothing, pairs or grants".into());
+    let malformed = |_| Problem::Malformed("`confirm` must be pairs, grants or absent".into());
     let Query(EventsQuery { confirm }) = query.map_err(malformed)?;
     if let Caller::Session(caller) = &caller {
         drop(queue.turn(&caller.session.person).await);
@@ -383,7 +384,7 @@ struct KeysQuery {
 /// Get the verifier's keys: those of the previous and the current epoch and of some epochs ahead
 #[utoipa::path(
     get, path = "/v1/verifier/keys", security(("verifier" = [])),
-    params(("ahead" = Option<u64>, Query, maximum = 48, description = "Epochs ahead; 2 where absent")),
+    params(("ahead" = Option<u64>, Query, maximum = 48, description = "Number of epochs ahead; 2 if absent")),
     responses((status = 200, body = EpochKeys), Problem)
 )]
 async fn keys(
@@ -393,7 +394,7 @@ async fn keys(
     caller: VerifierCaller,
     query: Result<Query<KeysQuery>, QueryRejection>,
 ) -> Authorized<EpochKeys> {
-    let malformed = || Problem::Malformed(format!("`ahead` is a whole number, at most {MOST_AHEAD}"));
+    let malformed = || Problem::Malformed(format!("`ahead` must be a whole number, at most {MOST_AHEAD}"));
     let Query(query) = query.map_err(|_| malformed())?;
     let ahead = query.ahead.unwrap_or(DEFAULT_AHEAD);
     if ahead > MOST_AHEAD {
@@ -491,7 +492,9 @@ async fn report(
     let (flows, reasons) = (report.flows.len(), report.drops.len());
     if flows > REPORTED_FLOWS_MAX || reasons > REPORTED_REASONS_MAX {
         let most = format!("at most {REPORTED_FLOWS_MAX} flows and {REPORTED_REASONS_MAX} drop reasons");
-        return Err(Problem::Malformed(format!("{flows} flows, {reasons} drop reasons: a report has {most}")));
+        return Err(Problem::Malformed(format!(
+            "the report is too long: {flows} flows and {reasons} drop reasons, {most}"
+        )));
     }
     let now = now();
     let pause = reports.note(caller.id, report, now);
@@ -542,7 +545,7 @@ fn taken(
     source: Option<IpAddr>,
 ) -> Vec<String> {
     let list = |known: &[String], given: &[String], none: &str| {
-        let parts = [(known, "known here"), (given, "as asked")];
+        let parts = [(known, "known to the authority"), (given, "as assumed")];
         let parts = parts.iter().filter(|(names, _)| !names.is_empty());
         let words: Vec<_> = parts.map(|(names, whence)| format!("{} ({whence})", names.join(", "))).collect();
         if words.is_empty() { none.to_owned() } else { words.join("; ") }
@@ -551,17 +554,17 @@ fn taken(
         (Some(device), Some(false)) => format!("none: no device {} has logged in", device.escape_debug()),
         (Some(_), _) => "none".to_owned(),
         (None, _) if known.is_service => "none".to_owned(),
-        (None, _) => "not known without a device; rules about tags were taken not to match".to_owned(),
+        (None, _) => "unknown without a device; rules about tags are assumed not to match".to_owned(),
     };
     let from = match source {
         Some(source) => source.to_string(),
-        None => "not known; rules about addresses were taken not to match".to_owned(),
+        None => "unknown; rules about addresses are assumed not to match".to_owned(),
     };
-    let no_groups = "none but the policy's own";
+    let no_groups = "none except those of the policy";
     vec![
         format!("groups by login: {}", list(&known.groups, groups, no_groups)),
         format!("tags: {}", list(&known.tags, tags, &no_tags)),
-        format!("from: {from}"),
+        format!("source address: {from}"),
     ]
 }
 

@@ -44,7 +44,7 @@ impl KeyTransfer {
             }
             Ok(false) => false,
             Err(error) => {
-                tracing::warn!(%client, "the key goes by HTTPS: {error:#}");
+                tracing::warn!(%client, "sending the key by HTTPS, not in band: {error:#}");
                 false
             }
         }
@@ -53,11 +53,15 @@ impl KeyTransfer {
 
 async fn ask(socket: &Path, question: &HandOver) -> Result<bool> {
     let stream = UnixStream::connect(socket).await;
-    let stream = stream.with_context(|| format!("`vouchsafe transfer` does not listen at {}", socket.display()))?;
+    let stream = stream.with_context(|| format!("cannot connect to `vouchsafe transfer` at {}", socket.display()))?;
     let (reader, mut writer) = stream.into_split();
     writer.write_all(&lines::encode(question)?).await?;
     let answer = lines::read(&mut BufReader::new(reader), MOST).await?;
-    match serde_json::from_slice(&answer.context("`vouchsafe transfer` hung up: may this user ask there?")?)? {
+    match serde_json::from_slice(
+        &answer.context(
+            "`vouchsafe transfer` closed the connection: check that its --user is the user of the authority",
+        )?,
+    )? {
         HandedOver::Yes => Ok(true),
         HandedOver::No => Ok(false),
         HandedOver::Failed(why) => bail!("`vouchsafe transfer`: {why}"),

@@ -48,7 +48,7 @@ pub async fn serve(
             Ok(accepted) => accepted,
             Err(error) => {
                 // Usually out of file descriptors; connections that end will free some.
-                tracing::warn!("can't accept connections: {error}");
+                tracing::warn!("cannot accept connections: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -57,7 +57,7 @@ pub async fn serve(
         let opens = [Key::Connection(Key::source(peer.address))];
         if throttle.charge(&opens, std::time::Instant::now()).is_err() {
             limit.turn_away();
-            tracing::debug!(%address, "too many connections from there");
+            tracing::debug!(%address, "too many connections from this address");
             continue;
         }
         let Some(permit) = limit.admit(&peer) else {
@@ -68,7 +68,7 @@ pub async fn serve(
         connections.spawn(async move {
             tokio::select! {
                 served = connection(stream, acceptor, router, peer) => if let Err(error) = served {
-                    tracing::debug!(%address, "connection: {error}");
+                    tracing::debug!(%address, "connection failed: {error}");
                 },
                 () = permit.evicted() => tracing::debug!(%address, "evicted for another connection"),
             }
@@ -99,5 +99,5 @@ async fn connection(
         served = &mut served => return served,
         () = tokio::time::sleep(UNPROVEN_TIME) => {}
     }
-    if peer.is_proven() { served.await } else { Err("no credential in time".into()) }
+    if peer.is_proven() { served.await } else { Err("the client presented no credential in time".into()) }
 }

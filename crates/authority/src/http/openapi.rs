@@ -13,7 +13,7 @@ impl IntoResponses for Problem {
         let schema = Ref::from_schema_name(api::Problem::name());
         let content = ContentBuilder::new().schema(Some(schema)).build();
         let problem = ResponseBuilder::new()
-            .description("What went wrong and the way out")
+            .description("What failed, and the way out")
             .content("application/problem+json", content)
             .build();
         BTreeMap::from([("default".to_owned(), problem.into())])

@@ -102,84 +102,80 @@ impl Problem {
             Self::Denied(explanation, kind) => return (S::FORBIDDEN, kind, explanation.text.clone()),
             Self::Withheld(Preference { target, choice: Choice::Ask }) => {
                 let title = format!(
-                    "you want to be asked about {target}: `vouchsafe grants allow {target}` says yes on this device"
+                    "you chose to be asked about {target}: `vouchsafe grants allow {target}` permits it on this device"
                 );
                 return (S::FORBIDDEN, "withheld", title);
             }
             Self::Withheld(Preference { target, .. }) => {
-                let title = format!("you said at the console that your identity never goes to {target}");
+                let title = format!("you chose at the console that your identity must not go to {target}");
                 return (S::FORBIDDEN, "withheld", title);
             }
             Self::CantIssue(error) => return (S::FORBIDDEN, "cant_issue", error.to_string()),
             Self::NoSegment(why) => return (S::FORBIDDEN, "no_segment", why.clone()),
-            Self::NotFound(what) => return (S::NOT_FOUND, "not_found", format!("there is no such {what}")),
+            Self::NotFound(what) => return (S::NOT_FOUND, "not_found", format!("no such {what}")),
             Self::NameTaken(person) => {
                 let title =
-                    format!("the name {person} belongs to somebody else here; ask the authority's administrator");
+                    format!("the name {person} belongs to another person here: ask the authority's administrator");
                 return (S::FORBIDDEN, "name_taken", title);
             }
             Self::ProviderRefused(why) => return (S::UNAUTHORIZED, "provider_refused", why.clone()),
             Self::TooMany(wait) => {
-                let title = format!("too many attempts; wait {} s", wait.as_secs() + 1);
+                let title = format!("too many attempts: try again in {} s", wait.as_secs() + 1);
                 return (S::TOO_MANY_REQUESTS, "too_many", title);
             }
             Self::Busy(what) => {
-                return (S::SERVICE_UNAVAILABLE, "busy", format!("too many {what} at a time; try again"));
+                return (S::SERVICE_UNAVAILABLE, "busy", format!("too many {what} at a time: try again"));
             }
             Self::TooManyGrants(wait) => {
-                let title = format!("too many grants at a time; one ends in {} s", wait.as_secs());
+                let title = format!("too many grants at a time: one expires in {} s", wait.as_secs());
                 return (S::TOO_MANY_REQUESTS, "too_many", title);
             }
-            Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "too_large", "the body is longer than this call takes"),
-            Self::TooSlow => (S::REQUEST_TIMEOUT, "too_slow", "the body did not come in time"),
-            Self::NotLoggedIn => (S::UNAUTHORIZED, "not_logged_in", "not logged in, or no longer: log in again"),
-            Self::WrongCaller => (S::FORBIDDEN, "wrong_caller", "this call is not for a token of this kind"),
+            Self::TooLarge => (S::PAYLOAD_TOO_LARGE, "too_large", "the body is too long for this call"),
+            Self::TooSlow => (S::REQUEST_TIMEOUT, "too_slow", "the body did not arrive in time"),
+            Self::NotLoggedIn => {
+                (S::UNAUTHORIZED, "not_logged_in", "not logged in, or the session has ended: log in again")
+            }
+            Self::WrongCaller => (S::FORBIDDEN, "wrong_caller", "this kind of token is not valid for this call"),
             Self::WrongPassword => (S::UNAUTHORIZED, "wrong_password", "wrong name or password"),
             Self::SecondFactorRequired => {
                 (S::UNAUTHORIZED, "second_factor_required", "this account needs the six digits of its second factor")
             }
             Self::WrongSecondFactor => {
-                (S::UNAUTHORIZED, "wrong_second_factor", "wrong or used code: wait for the next one")
+                (S::UNAUTHORIZED, "wrong_second_factor", "wrong or used code: wait for the next code")
             }
-            Self::WrongPasskey => (
-                S::UNAUTHORIZED,
-                "wrong_passkey",
-                "this passkey is not known here, or what the browser says of it is not believed",
-            ),
-            Self::WrongLogin => {
-                (S::UNAUTHORIZED, "wrong_login", "no such login is under way, or not here, or no longer: begin anew")
+            Self::WrongPasskey => {
+                (S::UNAUTHORIZED, "wrong_passkey", "this passkey is unknown here, or the browser's answer is not valid")
             }
+            Self::WrongLogin => (S::UNAUTHORIZED, "wrong_login", "no such login is in progress: begin again"),
             Self::NoProvider => (S::NOT_FOUND, "no_provider", "this authority has no identity provider"),
             Self::NoBrowserLogin => (
                 S::NOT_FOUND,
                 "no_browser_login",
-                "this authority takes no logins in a browser on the same machine, because [console] in its configuration has \
-                 no `url`: log in with `--device-code`",
+                "this authority does not support logins in a browser on the same machine, because [console] in its \
+                 configuration has no `url`: log in with `--device-code`",
             ),
             Self::LoginDenied => (S::FORBIDDEN, "login_denied", "the login was denied in the browser"),
             Self::ProviderUnavailable(_) => (
                 S::BAD_GATEWAY,
                 "provider_unavailable",
-                "the identity provider does not answer as it should; try later",
+                "the identity provider does not answer correctly: try again later",
             ),
-            Self::WrongAssertion => (
-                S::UNAUTHORIZED,
-                "wrong_assertion",
-                "the service account's key is not known, or its assertion is wrong",
-            ),
+            Self::WrongAssertion => {
+                (S::UNAUTHORIZED, "wrong_assertion", "the service account's key is unknown, or its assertion is wrong")
+            }
             Self::WrongCode => (
                 S::UNAUTHORIZED,
                 "wrong_code",
-                "wrong, used or ended code: `vouchsafe authority verifier add ID --renew` prints another",
+                "wrong, used or expired code: `vouchsafe authority verifier add ID --renew` prints a new one",
             ),
             Self::WrongForm => (
                 S::FORBIDDEN,
                 "wrong_form",
-                "this form is out of date or came from elsewhere: open the page again and repeat what you did",
+                "this form is out of date or came from another site: open the page again and repeat your input",
             ),
             Self::NotAdministrator => (S::FORBIDDEN, "not_administrator", "this page is for administrators"),
-            Self::WrongMethod => (S::METHOD_NOT_ALLOWED, "wrong_method", "not with this method"),
-            Self::Internal(_) => (S::INTERNAL_SERVER_ERROR, "internal", "the authority failed; its log says why"),
+            Self::WrongMethod => (S::METHOD_NOT_ALLOWED, "wrong_method", "this method is not allowed here"),
+            Self::Internal(_) => (S::INTERNAL_SERVER_ERROR, "internal", "internal error: see the authority's log"),
         };
         (status, kind, title.to_owned())
     }
@@ -195,8 +191,8 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let (status, kind, _) = self.parts();
         match &self {
-            Self::Internal(error) => tracing::error!("a call failed: {error:#}"),
-            Self::ProviderUnavailable(error) => tracing::warn!("the identity provider: {error:#}"),
+            Self::Internal(error) => tracing::error!("cannot serve a request: {error:#}"),
+            Self::ProviderUnavailable(error) => tracing::warn!("the identity provider failed: {error:#}"),
             _ => {}
         }
         let body = self.said();

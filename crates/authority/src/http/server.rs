@@ -84,7 +84,7 @@ impl Server {
                     }
                 });
                 tasks.spawn(keep_account(authority.datagrams.clone()));
-                tracing::info!(%address, "segments are asked for by UDP");
+                tracing::info!(%address, "accepting requests for segments by UDP");
                 Some((answering, address))
             }
             None => None,
@@ -92,7 +92,7 @@ impl Server {
         let version = env!("CARGO_PKG_VERSION");
         authority.audit.write(AuditEvent::new("started").detail(format!("version {version} at {address}"))).await?;
         authority.audit.log_heads().await?;
-        tracing::info!(%address, directory = %directory.path().display(), "the authority runs");
+        tracing::info!(%address, directory = %directory.path().display(), "authority started");
         Ok(Self { address, authority, metrics, segments, tasks, _lock: lock })
     }
 
@@ -122,7 +122,7 @@ impl Server {
         match self.tasks.join_next().await {
             Some(Ok(Err(error))) => error,
             Some(Err(error)) => error.into(),
-            Some(Ok(Ok(()))) | None => anyhow::anyhow!("a task ended"),
+            Some(Ok(Ok(()))) | None => anyhow::anyhow!("a task ended unexpectedly"),
         }
     }
 
@@ -139,7 +139,7 @@ impl Server {
             self.authority.audit.log_heads().await
         };
         if let Err(error) = written.await {
-            tracing::error!("the audit trail misses the end: {error:#}");
+            tracing::error!("cannot write the last entries of the audit trail: {error:#}");
         }
         self.authority.storage.close().await;
     }
@@ -151,7 +151,7 @@ async fn bind(address: SocketAddr) -> Result<TcpListener> {
         Err(error) if error.raw_os_error() == Some(EAFNOSUPPORT) && address.ip().is_unspecified() => {
             Ok(TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), address.port())).await?)
         }
-        bound => bound.with_context(|| format!("can't listen on {address}")),
+        bound => bound.with_context(|| format!("cannot listen on {address}")),
     }
 }
 
@@ -172,7 +172,7 @@ async fn keep_account(datagrams: Arc<DatagramService>) -> Result<()> {
     loop {
         ticks.tick().await;
         if let Err(error) = datagrams.settle_account().await {
-            tracing::error!("segments that were given by UDP are not written down yet: {error:#}");
+            tracing::error!("cannot record segments that were issued by UDP yet: {error:#}");
         }
     }
 }
@@ -182,7 +182,7 @@ async fn keep_renewed(renewal: Arc<Renewal>) -> Result<()> {
     loop {
         ticks.tick().await;
         if let Err(error) = renewal.renew_due().await {
-            tracing::error!("renewal: {error:#}");
+            tracing::error!("cannot renew sessions at the identity provider: {error:#}");
         }
     }
 }
@@ -193,7 +193,7 @@ async fn keep_expiry(sessions: Arc<SessionManager>) -> Result<()> {
         let next = match sessions.end_expired().await {
             Ok(next) => next.map(|next| UNIX_EPOCH + Duration::from_secs(next)),
             Err(error) => {
-                tracing::error!("sessions that have expired are not ended yet: {error:#}");
+                tracing::error!("cannot end expired sessions yet: {error:#}");
                 None
             }
         };
@@ -224,7 +224,7 @@ async fn keep_house(authority: Arc<Authority>) -> Result<()> {
             anyhow::Ok(())
         };
         if let Err(error) = done.await {
-            tracing::error!("database: {error:#}");
+            tracing::error!("cannot maintain the database: {error:#}");
         }
     }
 }

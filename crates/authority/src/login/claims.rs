@@ -28,22 +28,25 @@ impl Identity {
         let text = |name: &str| claims.get(name).and_then(Value::as_str);
         let subject = text("sub").ok_or("the identity provider's answer has no `sub` claim")?;
         let claim = &config.person_claim;
-        let person = text(claim)
-            .ok_or_else(|| format!("the identity provider gives no `{claim}`: a scope or `person_claim` is missing"))?;
+        let person = text(claim).ok_or_else(|| {
+            format!("the identity provider sends no claim `{claim}`: set `person_claim`, or add a scope")
+        })?;
         if claim == "email" && claims.get("email_verified") != Some(&Value::Bool(true)) {
             return Err(format!("the identity provider has not verified the address {}", person.escape_debug()));
         }
         if !name_is_valid(person) {
-            return Err(format!("`{}` can't be a name here; set `person_claim`", person.escape_debug()));
+            return Err(format!("`{}` is not a valid name here: set `person_claim`", person.escape_debug()));
         }
         let mut groups = match claims.get(&config.groups_claim) {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::String(group)) => vec![group.clone()],
             Some(Value::Array(groups)) => groups.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
-            Some(_) => return Err(format!("the identity provider's `{}` is no list of names", config.groups_claim)),
+            Some(_) => {
+                return Err(format!("the identity provider's claim `{}` is not a list of names", config.groups_claim));
+            }
         };
         if groups.len() > MOST_GROUPS {
-            return Err(format!("the identity provider lists {} groups; at most {MOST_GROUPS}", groups.len()));
+            return Err(format!("the identity provider lists {} groups; the maximum is {MOST_GROUPS}", groups.len()));
         }
         // A group whose name no policy can contain has no effect.
         groups.retain(|group| name_is_valid(group));

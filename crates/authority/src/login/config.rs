@@ -47,16 +47,16 @@ impl ProviderConfig {
     pub fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Self> {
         let value = fields.value("oidc")?;
         let Some(table) = value.get_ref().as_table() else {
-            reader.fault(value.span(), "`oidc` is a table: write it as `[oidc]`");
+            reader.fault(value.span(), "`oidc` must be a table: write it as `[oidc]`");
             return None;
         };
-        let fields = Fields::new(reader, table, value.span(), "the provider", KEYS);
+        let fields = Fields::new(reader, table, value.span(), "[oidc]", KEYS);
         let issuer = fields.required_text(reader, "issuer");
         let url = |issuer: &str| IssuerUrl::new(issuer.to_owned()).ok();
         if let Some(issuer) = &issuer
             && !url(issuer.get_ref()).is_some_and(|url| is_confidential(url.url()))
         {
-            reader.fault(issuer.span(), "`issuer` is an https:// address (http:// on 127.0.0.1 or [::1] only)");
+            reader.fault(issuer.span(), "`issuer` must be an https:// URL (http:// on 127.0.0.1 or [::1] only)");
         }
         let client_id = fields.required_text(reader, "client_id");
         if let Some(client_id) = client_id.as_ref().filter(|id| id.get_ref().is_empty()) {

@@ -17,11 +17,11 @@ pub const MOST_PASSWORD: usize = 1024;
 /// Hashes a new password: argon2id with the crate's defaults (19 MiB, two passes: OWASP's first choice).
 pub fn hash_password(password: &str) -> Result<String> {
     if password.chars().count() < LEAST_PASSWORD || password.len() > MOST_PASSWORD {
-        bail!("a password has at least {LEAST_PASSWORD} characters and at most {MOST_PASSWORD} bytes");
+        bail!("a password must have at least {LEAST_PASSWORD} characters and at most {MOST_PASSWORD} bytes");
     }
     let salt: [u8; Salt::RECOMMENDED_LENGTH] = random()?;
     let hash = Argon2::default().hash_password_with_salt(password.as_bytes(), &salt);
-    Ok(hash.map_err(|error| anyhow!("can't hash the password: {error}"))?.to_string())
+    Ok(hash.map_err(|error| anyhow!("cannot hash the password: {error}"))?.to_string())
 }
 
 /// Reusable memory for verifying passwords, 19 MiB after the first use. Reused because the allocator would retain as
@@ -31,7 +31,7 @@ pub struct Scratch(Vec<Block>);
 
 /// Reports whether `password` matches `hash`.
 pub fn password_matches(password: &str, hash: &str, scratch: &mut Scratch) -> Result<bool> {
-    let broken = |error: &dyn std::fmt::Display| anyhow!("a stored password hash is broken: {error}");
+    let broken = |error: &dyn std::fmt::Display| anyhow!("a stored password hash is malformed: {error}");
     let hash = PasswordHash::new(hash).map_err(|error| broken(&error))?;
     let algorithm = Algorithm::try_from(hash.algorithm.as_str()).map_err(|error| broken(&error))?;
     let version = hash.version.map(Version::try_from).transpose().map_err(|error| broken(&error))?.unwrap_or_default();
@@ -42,7 +42,7 @@ pub fn password_matches(password: &str, hash: &str, scratch: &mut Scratch) -> Re
     let argon2 = Argon2::new(algorithm, version, params);
     argon2
         .hash_password_into_with_memory(password.as_bytes(), &salt, &mut found, &mut scratch.0[..])
-        .map_err(|error| anyhow!("can't hash the password: {error}"))?;
+        .map_err(|error| anyhow!("cannot hash the password: {error}"))?;
     Ok(found.ct_eq(expected.as_bytes()).into())
 }
 
@@ -73,7 +73,8 @@ pub fn totp_address(person: &str, secret: &[u8]) -> (Zeroizing<String>, Zeroizin
 
 /// Returns the time step of a code if it is valid around `now` (RFC 6238, 30 s, one step of tolerance).
 pub fn totp_step(secret: &[u8], code: &str, now: u64) -> Result<Option<u64>> {
-    let totp: Totp = Builder::new().with_secret(secret.to_vec()).build().context("a stored TOTP secret is broken")?;
+    let totp: Totp =
+        Builder::new().with_secret(secret.to_vec()).build().context("a stored TOTP secret is malformed")?;
     if code.len() != 6 || !code.bytes().all(|byte| byte.is_ascii_digit()) {
         return Ok(None);
     }
@@ -96,7 +97,7 @@ pub fn token_hash(token: &str) -> TokenHash {
 /// Returns random bytes from the system.
 pub fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
-    getrandom::fill(&mut bytes).map_err(|error| anyhow!("the system gives no randomness: {error}"))?;
+    getrandom::fill(&mut bytes).map_err(|error| anyhow!("cannot get random numbers: {error}"))?;
     Ok(bytes)
 }
 

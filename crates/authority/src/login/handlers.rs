@@ -61,7 +61,7 @@ pub fn forget(provider: Arc<Option<Provider>>, refresh_token: Zeroizing<String>)
     tokio::spawn(async move {
         let Some(provider) = &*provider else { return };
         if let Err(error) = provider.forget(openidconnect::RefreshToken::new(refresh_token.to_string())).await {
-            tracing::debug!("the identity provider: {error:#}");
+            tracing::debug!("cannot revoke a refresh token at the identity provider: {error:#}");
         }
     });
 }
@@ -110,7 +110,7 @@ async fn browser(
 /// Checks the user or host name that an agent claims.
 fn check_claim(what: &str, text: &str) -> Result<(), Problem> {
     if text.is_empty() || text.chars().count() > MOST_CLAIM || text.contains(char::is_control) {
-        return Err(Problem::Malformed(format!("`{what}` is 1 to {MOST_CLAIM} printable characters")));
+        return Err(Problem::Malformed(format!("`{what}` must have 1 to {MOST_CLAIM} printable characters")));
     }
     Ok(())
 }
@@ -216,6 +216,7 @@ async fn challenge(
 #[utoipa::path(
     post, path = "/v1/login/service", request_body = ServiceLogin, responses((status = 200, body = Session), Problem)
 )]
+#[expect(clippy::too_many_arguments, reason = "each is a part that the login needs")]
 async fn service_login(
     Part(assertions): Part<AssertionCheck>,
     Part(logins): Part<Logins>,
@@ -284,7 +285,7 @@ async fn backchannel_logout(
     };
     let ended = storage.call(end).await?;
     sync.run().await?;
-    tracing::info!(ended, "the identity provider logged somebody out");
+    tracing::info!(ended, "the identity provider logged a person out");
     Ok((StatusCode::OK, [(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))]))
 }
 
@@ -304,7 +305,7 @@ fn prepare(throttle: &Throttle, peer: &Peer, device: &str, challenge: &str) -> R
     let text = challenge;
     let mut challenge = [0; 32];
     hex::decode_to_slice(text, &mut challenge)
-        .map_err(|_| Problem::Malformed("a challenge is a SHA-256, 64 hex digits".into()))?;
+        .map_err(|_| Problem::Malformed("a challenge must be a SHA-256 in 64 hex digits".into()))?;
     let charged = throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
     Ok(Prepared { challenge, charged })
 }

@@ -49,7 +49,7 @@ impl Http {
         let (parts, body) = request.into_parts();
         let url = reqwest::Url::parse(&parts.uri.to_string()).map_err(|error| Failure(error.to_string()))?;
         if !is_confidential(&url) {
-            return Err(Failure("the provider wants to be called without TLS".into()));
+            return Err(Failure("the identity provider's URL does not use TLS".into()));
         }
         let mut response = self.0.request(parts.method, url).headers(parts.headers).body(body).send().await?;
         let mut answer = openidconnect::http::Response::builder().status(response.status());
@@ -59,7 +59,7 @@ impl Http {
         let mut body = Vec::new();
         while let Some(chunk) = response.chunk().await? {
             if body.len() + chunk.len() > MOST_ANSWER {
-                return Err(Failure("the provider's answer has no end".into()));
+                return Err(Failure("the identity provider's answer is too long".into()));
             }
             body.extend_from_slice(&chunk);
         }

@@ -52,16 +52,16 @@ impl Passkeys {
     pub fn begin_registration(&self, person: &str, handle: PasskeyHandle, known: &[Passkey]) -> Result<Value> {
         let handle = UserHandle64::decode(handle)?;
         let user = PublicKeyCredentialUserEntity {
-            name: person.try_into().map_err(|_| anyhow!("{person} can't be the name of a passkey"))?,
+            name: person.try_into().map_err(|_| anyhow!("{person} is not a valid name for a passkey"))?,
             id: &handle,
             display_name: None,
         };
         let known = known.iter().map(|known| {
-            let id =
-                CredentialId::<Vec<u8>>::decode(known.id.clone()).map_err(|_| anyhow!("a stored passkey is broken"))?;
+            let id = CredentialId::<Vec<u8>>::decode(known.id.clone())
+                .map_err(|_| anyhow!("a stored passkey is malformed"))?;
             Ok(PublicKeyCredentialDescriptor {
                 id,
-                transports: AuthTransports::decode(0).map_err(|_| anyhow!("no transports"))?,
+                transports: AuthTransports::decode(0).map_err(|_| anyhow!("cannot list the transports"))?,
             })
         });
         let mut options = PublicKeyCredentialCreationOptions::passkey(&self.id, user, known.collect::<Result<_>>()?);
@@ -83,7 +83,7 @@ impl Passkeys {
         now: u64,
     ) -> Result<Passkey, Problem> {
         let wrong = |why: String| {
-            tracing::info!("a passkey is not taken: {why}");
+            tracing::info!("rejected a passkey: {why}");
             Problem::WrongPasskey
         };
         let registration =
@@ -97,9 +97,9 @@ impl Passkeys {
         };
         let made = server.verify(&self.id, &registration, &options).map_err(|error| wrong(error.to_string()))?;
         if made.user_id().as_ref() != handle {
-            return Err(wrong("it is somebody else's".into()));
+            return Err(wrong("it belongs to another person".into()));
         }
-        let broken = |_| anyhow!("a new passkey can't be written down");
+        let broken = |_| anyhow!("cannot store a new passkey");
         Ok(Passkey {
             id: made.id().as_ref().to_vec(),
             fixed: made.static_state().encode().map_err(broken)?,
@@ -131,7 +131,7 @@ impl Passkeys {
 
     /// Verifies an answer against the passkey that it names; returns the passkey's new state.
     pub fn verify(&self, answer: Answer, handle: PasskeyHandle, known: &Passkey) -> Result<[u8; 7], Problem> {
-        let broken = || anyhow!("a stored passkey is broken");
+        let broken = || anyhow!("a stored passkey is malformed");
         let handle = UserHandle64::decode(handle).map_err(anyhow::Error::from)?;
         let id = CredentialId::<&[u8]>::decode(&known.id).map_err(|_| broken())?;
         let fixed = StaticState::<Key>::decode(&known.fixed).map_err(|_| broken())?;
@@ -146,7 +146,7 @@ impl Passkeys {
             tracing::info!("a passkey failed verification: {error}");
             Problem::WrongPasskey
         })?;
-        Ok(credential.dynamic_state().encode().context("a passkey's state can't be written down")?)
+        Ok(credential.dynamic_state().encode().context("cannot store a passkey's state")?)
     }
 }
 
@@ -171,9 +171,7 @@ impl Answer {
 fn room(inserted: InsertResult) -> Result<()> {
     match inserted {
         InsertResult::Success => Ok(()),
-        InsertResult::CapacityFull | InsertResult::Duplicate => {
-            Err(anyhow!("too many passkeys are asked for at a time"))
-        }
+        InsertResult::CapacityFull | InsertResult::Duplicate => Err(anyhow!("too many passkey requests at a time")),
     }
 }
 

@@ -101,7 +101,7 @@ impl PasswordCheck {
             if known_form { event.person(&person) } else { event }
         };
         if !known_form {
-            self.audit.write_refusal(failed("no such name")).await?;
+            self.audit.write_refusal(failed("no such account")).await?;
             return Err(Problem::WrongPassword);
         }
 

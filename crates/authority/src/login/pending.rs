@@ -58,7 +58,6 @@ pub struct CodeLogin {
     /// Notified when the agent asks for the result: the provider is polled only then.
     pub wanted: Arc<Notify>,
     /// The task that polls the provider.
-    #[expect(dead_code, reason = "dropped with the login")]
     pub task: Abort,
 }
 

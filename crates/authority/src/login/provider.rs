@@ -172,7 +172,7 @@ impl Provider {
     pub fn new(config: ProviderConfig, directory: &Directory) -> Result<Self> {
         let read = |file: &std::path::Path| {
             let path = directory.path().join(file);
-            std::fs::read_to_string(&path).with_context(|| format!("can't read {}", path.display()))
+            std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
         };
         let secret = config.client_secret_file.as_deref().map(read).transpose()?;
         let secret = secret.map(|text| ClientSecret::new(text.trim().to_owned()));
@@ -262,7 +262,7 @@ impl Provider {
         let Ok(metadata) = self.metadata(false).await else { return Ok(()) };
         let Some(url) = metadata.additional_metadata().revocation_endpoint.clone() else { return Ok(()) };
         let client = self.client(&metadata).set_revocation_url(url);
-        client.revoke_token(token.into())?.request_async(&self.http).await.context("the refresh token lives on")
+        client.revoke_token(token.into())?.request_async(&self.http).await.context("cannot revoke the refresh token")
     }
 
     /// Returns where a browser ends the provider's own session, if the provider publishes such an endpoint and answers
@@ -278,16 +278,17 @@ impl Provider {
 
     /// Verifies a logout token.
     pub async fn logout(&self, token: &str) -> Result<Logout, Refusal> {
-        let token: Token = token.parse().map_err(|_| Refusal::No("this is no token".into()))?;
+        let token: Token =
+            token.parse().map_err(|_| Refusal::No("the value of `logout_token` is not a token".into()))?;
         let no_nonce = |nonce: Option<&Nonce>| match nonce {
             // The standard forbids a nonce, so that an ID token is not mistaken for a logout token.
-            Some(_) => Err("a logout token has no nonce".to_owned()),
+            Some(_) => Err("a logout token must have no nonce".to_owned()),
             None => Ok(()),
         };
         let claims = self.claims(&token, no_nonce, &LOGOUT_TYPES).await?;
         let is_logout = claims.get("events").and_then(|events| events.get(LOGOUT)).is_some_and(Value::is_object);
         let subject = claims.get("sub").and_then(Value::as_str).filter(|_| is_logout);
-        let subject = subject.ok_or_else(|| Refusal::No("this is no logout token".into()))?.to_owned();
+        let subject = subject.ok_or_else(|| Refusal::No("the token is not a logout token".into()))?.to_owned();
         Ok(Logout { subject, sid: claims.get("sid").and_then(Value::as_str).map(str::to_owned) })
     }
 
@@ -308,7 +309,11 @@ impl Provider {
             (None, Some(subject)) if self.config.reauthenticate.is_none() => {
                 Map::from_iter([("sub".to_owned(), subject.into())])
             }
-            _ => return Err(Refusal::No("the identity provider gave no ID token: is `openid` allowed?".into())),
+            _ => {
+                return Err(Refusal::No(
+                    "the identity provider sent no ID token: check that it allows the scope `openid`".into(),
+                ));
+            }
         };
         if subject.is_some_and(|subject| claims.get("sub").and_then(Value::as_str) != Some(subject)) {
             return Err(Refusal::No("the identity provider's answer is about another person".into()));
@@ -337,7 +342,7 @@ impl Provider {
             match token.claims(&verifier, nonce.clone()) {
                 Ok(claims) => match serde_json::to_value(claims) {
                     Ok(Value::Object(claims)) => return Ok(claims),
-                    _ => return Err(Refusal::No("the identity provider's claims can't be read".into())),
+                    _ => return Err(Refusal::No("cannot read the identity provider's claims".into())),
                 },
                 Err(error) => last = format!("{:#}", anyhow!(error)),
             }
@@ -377,7 +382,7 @@ impl Provider {
         let key = token.signing_key(&verifier).map_err(|error| Refusal::No(error.to_string()))?;
         match AccessTokenHash::from_token(access, algorithm, key) {
             Ok(actual) if actual.as_str() == expected => Ok(()),
-            _ => Err(Refusal::No("the identity provider's tokens don't belong together".into())),
+            _ => Err(Refusal::No("the identity provider's tokens do not belong together".into())),
         }
     }
 
@@ -434,7 +439,7 @@ impl Provider {
                     // The keys most likely did not change during a brief outage of the provider.
                     Some(Ok(before)) if !anew => {
                         tracing::warn!(
-                            "the identity provider's metadata could not be fetched, the earlier copy is used: {error}"
+                            "cannot fetch the identity provider's metadata; using the earlier copy: {error}"
                         );
                         Ok(before)
                     }
@@ -458,7 +463,7 @@ where
 {
     match error {
         RequestTokenError::ServerResponse(answer) => {
-            Refusal::No(format!("the identity provider says no: {}", answer.to_string().escape_debug()))
+            Refusal::No(format!("the identity provider refused: {}", answer.to_string().escape_debug()))
         }
         other => Refusal::Unavailable(anyhow!(other)),
     }

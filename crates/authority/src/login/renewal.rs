@@ -38,7 +38,7 @@ impl fmt::Display for Renewals {
         let Self { checked, changed, ended, failed, revoked } = self;
         write!(
             f,
-            "{} asked about: {changed} with other groups, {ended} ended, {failed} without an answer; ",
+            "{} renewed: {changed} with changed groups, {ended} ended, {failed} without an answer; ",
             count(*checked, "session")
         )?;
         write!(f, "{} revoked", count(*revoked, "grant"))
@@ -88,7 +88,7 @@ impl Renewal {
                     Ok(Some(Renewed::Ended)) => note(|done| done.ended += 1),
                     Ok(None) => note(|done| done.failed += 1),
                     Err(error) => {
-                        tracing::error!("renewal: {error:#}");
+                        tracing::error!("cannot renew a session: {error:#}");
                         note(|done| done.failed += 1);
                     }
                 }
@@ -96,7 +96,7 @@ impl Renewal {
             .await;
         let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
         if done.changed + done.ended > 0 {
-            done.revoked = self.enforcer.reevaluate("the identity provider's word on groups changed").await?.revoked;
+            done.revoked = self.enforcer.reevaluate("the identity provider changed groups").await?.revoked;
             tracing::info!("{done}");
         }
         Ok(done)
@@ -119,7 +119,7 @@ impl Renewal {
                 Ok(Some(Renewed::Ended))
             }
             Err(Refusal::Unavailable(error)) => {
-                tracing::warn!(person = session.person, "the identity provider: {error:#}");
+                tracing::warn!(person = session.person, "cannot renew a session: {error:#}");
                 Ok(None)
             }
         }

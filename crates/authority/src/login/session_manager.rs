@@ -66,14 +66,14 @@ impl SessionManager {
             Login::TooMany { seconds } => return Err(Problem::TooMany(Duration::from_secs(seconds))),
             Login::NameTaken => {
                 let event = AuditEvent::new("login_failed").person(&person).source(source);
-                self.audit.write_refusal(event.detail("the name belongs to somebody else here")).await?;
+                self.audit.write_refusal(event.detail("the name belongs to another person here")).await?;
                 return Err(Problem::NameTaken(person));
             }
         };
         tracing::info!(person, device, %source, "logged in");
         self.throttle.remember(person.clone(), source);
         if self.sessions.groups_differ(&person) {
-            self.enforcer.reevaluate("a login brought news of groups").await?;
+            self.enforcer.reevaluate("groups changed at login").await?;
         } else if displaced {
             self.sync.run().await?;
         }

@@ -57,8 +57,8 @@ pub struct Snapshot {
 pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
     let mut page = Page::new("authority");
     page.metric("calls", "Calls by result: ok, or the problem's type", metrics.calls.clone());
-    page.metric("call_seconds", "How long calls took to be answered", metrics.durations.clone());
-    page.gauge("sessions", "Sessions that have not ended", snapshot.sessions as f64);
+    page.metric("call_seconds", "Time until calls were answered", metrics.durations.clone());
+    page.gauge("sessions", "Active sessions", snapshot.sessions as f64);
     page.gauge("verifiers", "Enrolled verifiers", snapshot.verifiers as f64);
     let (sessions, verifiers) = snapshot.listeners;
     let listeners = [("session", sessions), ("verifier", verifiers)];
@@ -66,10 +66,14 @@ pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
     page.gauges("listeners", "Open event streams", listeners);
     let (proven, unproven) = snapshot.connections;
     let connections = [("yes", proven), ("no", unproven)].map(|(yes, count)| (label("proven", yes), f64::from(count)));
-    page.gauges("connections", "Connections, by whether they have shown a credential", connections);
+    page.gauges("connections", "Connections, by whether they have presented a credential", connections);
     page.counter("turned_away", "Connections refused or closed because too many were open", snapshot.turned_away);
     let datagrams = snapshot.datagrams.iter().map(|(result, count)| (label("result", *result), *count));
-    page.counters("segment_datagrams", "Requests for segments by UDP: given, refused, or why not answered", datagrams);
+    page.counters(
+        "segment_datagrams",
+        "Requests for segments by UDP: issued, refused, or the reason for no answer",
+        datagrams,
+    );
     let trails = Trail::ALL.map(|trail| snapshot.heads.iter().find(|head| head.trail == trail));
     let ids = trails.iter().flatten().map(|head| (label("trail", head.trail.name()), head.id as f64));
     page.gauges("audit_head_id", "The last entry of an audit trail", ids);

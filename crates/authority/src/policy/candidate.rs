@@ -60,23 +60,23 @@ impl Candidate {
 pub(crate) fn into_huge_pages() {
     tokio::task::spawn_blocking(|| match shell::memory::into_huge_pages() {
         Ok(0) => {}
-        Ok(bytes) => tracing::info!(bytes, "memory was put into huge pages"),
-        Err(error) => tracing::warn!("memory stays in small pages: {error}"),
+        Ok(bytes) => tracing::info!(bytes, "moved memory to huge pages"),
+        Err(error) => tracing::warn!("cannot move memory to huge pages: {error}"),
     });
 }
 
 /// Reads the text of a policy. A file that is longer than a policy may be is not read to its end.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
     let shown = path.display();
-    let file = File::open(path).with_context(|| format!("can't read {shown}"))?;
+    let file = File::open(path).with_context(|| format!("cannot read {shown}"))?;
     let mut text = Vec::new();
-    file.take(MOST_TEXT as u64 + 1).read_to_end(&mut text).with_context(|| format!("can't read {shown}"))?;
+    file.take(MOST_TEXT as u64 + 1).read_to_end(&mut text).with_context(|| format!("cannot read {shown}"))?;
     if text.len() > MOST_TEXT {
-        bail!("{shown}:1:1: a policy has at most {MOST_TEXT} bytes; this is longer");
+        bail!("{shown}:1:1: the policy exceeds the maximum of {MOST_TEXT} bytes");
     }
     String::from_utf8(text).map_err(|error| {
         let line =
             1 + error.as_bytes()[..error.utf8_error().valid_up_to()].iter().filter(|byte| **byte == b'\n').count();
-        anyhow::anyhow!("{shown}:{line}: no UTF-8 text from here on")
+        anyhow::anyhow!("{shown}:{line}: the text is not valid UTF-8 from here on")
     })
 }

@@ -23,11 +23,11 @@ pub struct Applied {
     pub version: i64,
     /// The numbers of receivers and rules in words.
     pub summary: String,
-    /// What is no longer allowed.
+    /// The grants and segments that are no longer allowed.
     pub ended: Reevaluated,
 }
 
-/// What a re-evaluation ended.
+/// The grants and segments that a re-evaluation ended.
 #[derive(Debug, Default)]
 pub struct Reevaluated {
     /// Number of grants that were revoked.
@@ -176,7 +176,7 @@ impl Enforcer {
         self.push.tell_all(&Event::Policy);
         let ended = live.len();
         self.push.announce_revoked(live.into_iter().map(|(session, grant)| (Listener::Session(session), grant)));
-        tracing::info!(anew, ended, "the master key was rotated");
+        tracing::info!(anew, ended, "rotated the master key");
         Ok(ended)
     }
 }

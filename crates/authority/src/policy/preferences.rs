@@ -37,7 +37,7 @@ impl Choices {
         let whose = person.to_owned();
         let set = move |database: &mut Database| database.set_preference(&whose, &target, choice, &by, now());
         if !self.storage.call_for(person, set).await? {
-            return Err(Problem::Malformed("these are too many destinations: forget some first".into()));
+            return Err(Problem::Malformed("too many destinations: remove some first".into()));
         }
         // From here on, requests are decided by the new choice. Those that were decided before are recorded when the
         // person's requests under way are done, or are queued before the revocation.
@@ -51,7 +51,7 @@ impl Choices {
             let (some, next) = self.storage.call_for(person, revoke).await?;
             (revoked, from) = (revoked + some, next);
         }
-        tracing::info!(person, revoked, %target, "another choice of where an identity may go");
+        tracing::info!(person, revoked, %target, "the person changed where their identity may go");
         self.sync.run().await?;
         for token in self.sessions.tokens_of(person) {
             self.push.tell(&Listener::Session(token), &Event::Policy);

@@ -127,7 +127,7 @@ impl Batches {
                 Ok(sent) => done += sent.count().max(1),
                 // The first message cannot be sent; continue with the others.
                 Err(error) => {
-                    tracing::debug!("answers could not be sent: {error}");
+                    tracing::debug!("cannot send answers: {error}");
                     if matches!(error, Errno::EIO | Errno::EINVAL | Errno::EMSGSIZE) {
                         self.send_apart(&message[0], first.as_ref());
                     }
@@ -144,7 +144,7 @@ impl Batches {
         for answer in answers.chunks(ANSWER_LEN) {
             let (slice, whole) = ([IoSlice::new(answer)], [ControlMessage::UdpGsoSegments(&0)]);
             if let Err(error) = sendmsg(self.socket.as_raw_fd(), &slice, &whole, FLAGS, to) {
-                tracing::debug!("an answer could not be sent: {error}");
+                tracing::debug!("cannot send an answer: {error}");
             }
         }
     }

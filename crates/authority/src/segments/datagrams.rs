@@ -41,7 +41,8 @@ impl Answering {
         address: SocketAddr,
         service: Arc<DatagramService>,
     ) -> Result<(Self, SocketAddr, oneshot::Receiver<anyhow::Error>)> {
-        let socket = batch::bind(address).with_context(|| format!("can't take requests for segments on {address}"))?;
+        let socket =
+            batch::bind(address).with_context(|| format!("cannot listen for requests for segments on {address}"))?;
         let address = socket.local_addr()?;
         let _ = service.lines.port.set(address.port());
         let ends = Arc::new(AtomicBool::new(false));
@@ -51,8 +52,7 @@ impl Answering {
             let (mut batches, started) = (Batches::new(socket), Instant::now());
             while !ended.load(Ordering::Relaxed) {
                 if let Err(error) = service.answer_batch(&mut batches, started) {
-                    let _ =
-                        failed.send(anyhow::Error::new(error).context("requests for segments can't be read any more"));
+                    let _ = failed.send(anyhow::Error::new(error).context("cannot read requests for segments"));
                     return;
                 }
             }
@@ -237,7 +237,7 @@ fn encode(given: &Given, now: u64) -> Result<[u8; REPLY_LEN], Refusal> {
         option: &given.option(),
         hops: &hops,
     };
-    let none = || Refusal::Internal(anyhow::anyhow!("a segment has no room in an answer"));
+    let none = || Refusal::Internal(anyhow::anyhow!("a segment is too long for an answer"));
     Reply::Given(reply).encode().ok_or_else(none)
 }
 
@@ -249,8 +249,8 @@ fn count(counter: &AtomicU64) {
 fn in_words(refusal: Refusal) -> (Reason, String) {
     let problem = match refusal {
         Refusal::Internal(error) => {
-            tracing::error!("a request for a segment failed: {error:#}");
-            return (Reason::Internal, "the authority failed; its log says why".into());
+            tracing::error!("cannot serve a request for a segment: {error:#}");
+            return (Reason::Internal, "internal error: see the authority's log".into());
         }
         other => Problem::from(other).said(),
     };

@@ -25,7 +25,10 @@ impl RequestLines {
 
     /// Opens a new line for a session, which replaces its previous line.
     pub fn open(&self, token: TokenHash, expires: u64) -> Result<Line, Problem> {
-        let port = *self.port.get().ok_or(Problem::NotFound("line: segments are asked for over HTTPS only here"))?;
+        let port = *self
+            .port
+            .get()
+            .ok_or(Problem::NotFound("line: this authority accepts requests for segments over HTTPS only"))?;
         let key = credentials::random::<32>()?;
         let mut line = u64::from_be_bytes(credentials::random()?);
         while !self.lock().give(token, LineNumber(line), LineKey::new(key)) {

@@ -46,14 +46,16 @@ impl Database {
     pub fn add_account(&mut self, person: &str, account: &Account, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             if identities::is_known(transaction, person)? {
-                bail!("{person} is a name of the identity provider's, or a service's: `user list` shows them");
+                bail!(
+                    "{person} is the name of a person of the identity provider or of a service: `user list` shows them"
+                );
             }
             let added = transaction.execute(
                 "INSERT OR IGNORE INTO accounts (person, password, totp, created) VALUES (?1, ?2, ?3, ?4)",
                 params![person, account.password, account.totp.as_ref().map(|totp| totp.as_slice()), now.cast_signed()],
             )?;
             if added == 0 {
-                bail!("there is already an account {person}: `user passwd` changes its password");
+                bail!("the account {person} already exists: `user passwd` changes its password");
             }
             let factor = if account.totp.is_some() { "with second factor" } else { "" };
             AuditEvent::new("account_added").person(person).detail(factor).by(by).write(transaction, now)
@@ -76,8 +78,8 @@ impl Database {
             }
             let (secret, said) = match factor {
                 SecondFactor::Kept => (None, ""),
-                SecondFactor::Removed => (Some(None), "; no second factor any more"),
-                SecondFactor::New(secret) => (Some(Some(secret.as_slice())), "; another second factor"),
+                SecondFactor::Removed => (Some(None), "; second factor removed"),
+                SecondFactor::New(secret) => (Some(Some(secret.as_slice())), "; second factor replaced"),
             };
             if let Some(secret) = secret {
                 transaction.execute("UPDATE accounts SET totp = ?2 WHERE person = ?1", params![person, secret])?;

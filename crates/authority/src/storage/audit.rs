@@ -136,7 +136,7 @@ pub struct Subject {
 impl Subject {
     /// Returns the event that reports how many more events there were in the minute from `time`.
     pub(crate) fn left_out(self, count: u64, time: u64) -> AuditEvent {
-        let detail = format!("{count} more in the minute from {time} were not written down one by one");
+        let detail = format!("{count} more in the minute from {time} were not recorded individually");
         let Self { event, person, source } = self;
         AuditEvent { event, person, source, detail, ..AuditEvent::default() }
     }

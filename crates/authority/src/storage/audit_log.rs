@@ -53,7 +53,8 @@ impl AuditLog {
         match left_out.others {
             0 => Ok(()),
             others => {
-                let detail = format!("{others} more of too many persons and sources were not written down one by one");
+                let detail =
+                    format!("{others} more refusals, of too many persons and sources, were not recorded individually");
                 self.write(AuditEvent::new("denied").detail(detail)).await
             }
         }

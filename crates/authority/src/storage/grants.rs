@@ -1,7 +1,7 @@
 //! Issued grants, recorded so that they can be listed, re-evaluated and revoked. Their keys are never stored.
 
 use super::holders::{self, Recorded};
-use super::revocation::{ended_by, mark, revoke_forbidden};
+use super::revocation::{HELD, ended_by, mark, revoke_forbidden};
 use super::{AuditEvent, Database, Operator, TokenHash, devices, identities, sessions};
 use anyhow::{Context, Result, bail};
 use api::{GrantOwner, LivePair, RevokedGrant};
@@ -19,11 +19,7 @@ const ENTRY: &str =
     expires, coalesce(revoked, ended)";
 /// The tables of [`ENTRY`]'s columns: the session matters because a grant also ends with its session.
 const ENTRIES: &str = "grants LEFT JOIN session_slots USING (session)";
-/// Condition for grants that neither were revoked nor ended with their session.
-const HELD: &str = "revoked IS NULL AND ended IS NULL";
 
-/// Maximum number of grants that are examined, and perhaps revoked, before other accounts have their turn.
-const EXAMINED: usize = 64;
 /// The holder that a grant's handle names, as a number; 0 where the session has no slot or handles that name none.
 const HOLDER: &str = "iif(slot IS NULL OR unnamed, 0, account << 8 | slot)";
 
@@ -429,53 +425,6 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
     Ok(Recorded::Done)
 }
 
-/// A position among a person's grants, in the order of their expiry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Walk {
-    expires: i64,
-    handle: i64,
-}
-
-impl Walk {
-    /// Returns the position of the first grant that is unexpired at a verifier whose clock may be behind.
-    pub fn from_unexpired(now: u64) -> Self {
-        Self { expires: ended_by(now), handle: i64::MAX }
-    }
-}
-
-/// The parts of a grant that a person's choices are about.
-pub(super) struct Reach {
-    pub handle: Handle,
-    pub scope: Scope,
-    pub to: Destination,
-}
-
-/// Returns some of a person's held grants after `from`, and where to go on.
-pub(super) fn held_from(transaction: &Transaction<'_>, person: &str, from: Walk) -> Result<(Vec<Reach>, Option<Walk>)> {
-    let mut statement = transaction.prepare_cached(&format!(
-        "SELECT handle, address, protocol, port, prefix, flags, expires
-         FROM grants INDEXED BY grants_of_person_by_expiry LEFT JOIN session_slots USING (session)
-         WHERE person = ?1 AND (expires, handle) > (?2, ?3) AND {HELD} ORDER BY expires, handle LIMIT {EXAMINED}"
-    ))?;
-    let mut rows = statement.query(params![person, from.expires, from.handle])?;
-    let (mut held, mut last) = (Vec::new(), from);
-    while let Some(row) = rows.next()? {
-        let (address, prefix): (String, String) = (row.get(1)?, row.get(4)?);
-        let address = address.parse().context("the grants table holds a broken address")?;
-        let prefix = prefix.parse().context("the grants table holds a broken prefix")?;
-        let to = Destination { address, protocol: row.get(2)?, port: row.get(3)? };
-        let application = Flags(row.get(5)?).has(Flags::PORT).then_some((to.protocol, to.port));
-        last = Walk { expires: row.get(6)?, handle: row.get(0)? };
-        held.push(Reach {
-            handle: Handle(last.handle.cast_unsigned()),
-            scope: Scope { prefix, service: application },
-            to,
-        });
-    }
-    let next = (held.len() == EXAMINED).then_some(last);
-    Ok((held, next))
-}
-
 /// Returns the number of live grants that a command would revoke.
 fn count_live(transaction: &Transaction<'_>, which: &Which, now: u64) -> Result<usize> {
     let count = |condition: &str, values: &[&dyn ToSql]| -> Result<usize> {
@@ -526,10 +475,10 @@ fn entry(connection: &Connection, row: &Row<'_>) -> Result<GrantEntry> {
         receiver: row.get(4)?,
         rule: row.get(5)?,
         source: source.parse().context("the grants table holds a broken source")?,
-        address: address.parse().context("the grants table holds a broken address")?,
+        address: address.parse().context("the grants table contains a malformed address")?,
         protocol: row.get(8)?,
         port: row.get(9)?,
-        prefix: prefix.parse().context("the grants table holds a broken prefix")?,
+        prefix: prefix.parse().context("the grants table contains a malformed prefix")?,
         flags: Flags(row.get(11)?),
         issued: row.get::<_, i64>(12)?.cast_unsigned(),
         expires: row.get::<_, i64>(13)?.cast_unsigned(),

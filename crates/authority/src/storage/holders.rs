@@ -52,7 +52,7 @@ pub enum Recorded {
     Done,
     /// The grant's session has ended.
     SessionEnded,
-    /// What the grant was decided on has changed meanwhile: decide again.
+    /// The basis of the decision has changed meanwhile: decide again.
     Outdated,
     /// The session or the account has reached its limit.
     TooMany {
@@ -125,14 +125,15 @@ pub(super) fn begin(transaction: &Transaction<'_>, session: &TokenHash, person: 
     }
     let free = (1..=SLOTS).map(|step| last_slot.wrapping_add(step as u8)).find(|slot| !taken[usize::from(*slot)]);
     let Some(slot) = free else {
-        let first = used.iter().filter_map(|(_, until)| *until).min().context("no slot of this account ever ends")?;
+        let first =
+            used.iter().filter_map(|(_, until)| *until).min().context("no session of this account ever ends")?;
         return Ok(Slot::NoneFree { seconds: first.cast_unsigned().saturating_sub(now) });
     };
     let add = "INSERT INTO session_slots (session, account, owner, slot) VALUES (?1, ?2, ?3, ?4)";
     transaction.prepare_cached(add)?.execute(params![session, account, person, slot])?;
     let last = "UPDATE account_numbers SET last_slot = ?2 WHERE account = ?1";
     transaction.prepare_cached(last)?.execute(params![account, slot])?;
-    let holder = Holder::new(account, slot).context("the account numbers are used up: 16 777 215 were given")?;
+    let holder = Holder::new(account, slot).context("the account numbers are used up: 16 777 215 were assigned")?;
     Ok(Slot::Given(holder))
 }
 

@@ -103,7 +103,7 @@ impl Database {
         let NewService { name, key, groups, tags } = *service;
         self.write(|transaction| {
             if is_known(transaction, name)? || has_account(transaction, name)? {
-                bail!("the name {name} is taken: `user list` and `service list` show whose it is");
+                bail!("the name {name} is already in use: `user list` and `service list` show whose it is");
             }
             transaction.execute(
                 "INSERT INTO identities (person, issuer, subject, groups, tags, created) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
@@ -236,7 +236,7 @@ impl Database {
                 return Ok(Renewed::Ended);
             }
             if identity.person != session.person {
-                let why = format!("the identity provider calls them {} now", identity.person);
+                let why = format!("the identity provider now names this person {}", identity.person);
                 end_one(transaction, &session.token, &session.person, &why, now)?;
                 return Ok(Renewed::Ended);
             }
@@ -264,7 +264,7 @@ impl Database {
             let rows = statement.query_map(params![SERVICE, issuer], |row| Ok((row.get(0)?, row.get(1)?)))?;
             let rows: Vec<(TokenHash, String)> = rows.collect::<Result<_, _>>()?;
             for (token, person) in &rows {
-                end_one(transaction, token, person, "the identity provider is not the authority's any more", now)?;
+                end_one(transaction, token, person, "the authority no longer uses this identity provider", now)?;
             }
             Ok(())
         })

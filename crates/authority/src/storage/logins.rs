@@ -182,7 +182,9 @@ fn check(transaction: &Transaction<'_>, person: &str, proof: &Proof, now: u64) -
                 sessions::end_of_person(transaction, &former, now)?;
                 holders::rename(transaction, &former, person)?;
                 let event = AuditEvent::new("renamed").person(&former);
-                event.detail(format!("the identity provider calls them {person} now")).write(transaction, now)?;
+                event
+                    .detail(format!("the identity provider now names this person {person}"))
+                    .write(transaction, now)?;
             }
             transaction.execute(
                 "INSERT INTO identities (person, issuer, subject, groups, created, last_login)

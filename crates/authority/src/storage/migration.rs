@@ -18,14 +18,14 @@ pub(super) fn run(connection: &mut Connection, path: &Path) -> Result<()> {
     // Another process may have migrated it meanwhile.
     let found = version(&transaction)?;
     if !(EARLIEST..=SCHEMA_VERSION).contains(&found) {
-        bail!("{shown} has format {found}; this program reads {EARLIEST} to {SCHEMA_VERSION}");
+        bail!("{shown} has format {found}; this version reads formats {EARLIEST} to {SCHEMA_VERSION}");
     }
     if found < 10 {
-        name_holders(&transaction).with_context(|| format!("can't bring {shown} from format {found} to 10"))?;
+        name_holders(&transaction).with_context(|| format!("cannot convert {shown} from format {found} to 10"))?;
     }
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     transaction.commit()?;
-    tracing::info!(from = found, to = SCHEMA_VERSION, "the database has another format now");
+    tracing::info!(from = found, to = SCHEMA_VERSION, "converted the database to a new format");
     Ok(())
 }
 

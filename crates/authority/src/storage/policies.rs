@@ -140,7 +140,7 @@ impl Database {
 
     /// Returns the version number and the text of the policy in force.
     pub fn policy_in_force(&self) -> Result<(i64, String)> {
-        let (version, _) = last(&self.connection)?.context("no policy was ever in force")?;
+        let (version, _) = last(&self.connection)?.context("no policy has been in force yet")?;
         Ok((version, self.policy_text(version)?))
     }
 
@@ -180,13 +180,13 @@ impl Database {
         let rows = statement.query_and_then([since.cast_signed()], |row| {
             let (person, device): (String, String) = (row.get(1)?, row.get(2)?);
             let (source, address): (String, String) = (row.get(3)?, row.get(4)?);
-            let address = address.parse().context("the refusals table holds a broken address")?;
+            let address = address.parse().context("the refusals table contains a malformed address")?;
             Ok(Refusal {
                 time: row.get::<_, i64>(0)?.cast_unsigned(),
                 tags: devices::tags_of(&self.connection, &person, &device)?,
                 person,
                 device,
-                source: source.parse().context("the refusals table holds a broken address")?,
+                source: source.parse().context("the refusals table contains a malformed address")?,
                 to: Destination { address, protocol: row.get(5)?, port: row.get(6)? },
             })
         })?;

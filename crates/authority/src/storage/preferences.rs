@@ -1,6 +1,6 @@
 //! Persons' choices, made at the console, about where their identity may go.
 
-use super::{AuditEvent, Database, Operator, Walk, grants, revocation};
+use super::{AuditEvent, Database, Operator, Walk, reach, revocation};
 use anyhow::Result;
 use engine::model::Target;
 use engine::policy::preference::{Choice, Preference, Preferences};
@@ -81,10 +81,10 @@ impl Database {
             if from == Walk::from_unexpired(now) {
                 revocation::recheck_of_person(transaction, person)?;
             }
-            let (held, next) = grants::held_from(transaction, person, from)?;
+            let (held, next) = reach::held_from(transaction, person, from)?;
             let forbidden = held.iter().filter(|grant| preferences.forbids(&grant.scope, &grant.to));
             let forbidden: Vec<_> = forbidden.map(|grant| (grant.handle, person.to_owned())).collect();
-            let why = "the person wants their identity not to go there";
+            let why = "the person chose that their identity must not go there";
             revocation::revoke_forbidden(transaction, &forbidden, why, now)?;
             Ok((forbidden.len(), next))
         })

@@ -9,6 +9,9 @@ use rusqlite::{ToSql, Transaction};
 use std::collections::BTreeSet;
 use wire::Handle;
 
+/// Condition for grants that neither were revoked nor ended with their session.
+pub(super) const HELD: &str = "revoked IS NULL AND ended IS NULL";
+
 /// Revokes grants that the policy or the person does not permit, each with an audit entry.
 pub(super) fn revoke_forbidden(
     transaction: &Transaction<'_>,

@@ -114,7 +114,7 @@ impl Database {
             let Some((token, device)) = found else { return Ok(false) };
             end(transaction, token, now)?;
             let event = AuditEvent::new("logout").person(person).device(device).by(by);
-            event.detail("ended from elsewhere").write(transaction, now)?;
+            event.detail("ended from another session").write(transaction, now)?;
             Ok(true)
         })
     }
@@ -127,7 +127,7 @@ impl Database {
             for (token, device) in &others {
                 end(transaction, token, now)?;
                 let event = AuditEvent::new("logout").person(person).device(device).by(by);
-                event.detail("ended from elsewhere").write(transaction, now)?;
+                event.detail("ended from another session").write(transaction, now)?;
             }
             Ok(!others.is_empty())
         })

@@ -356,5 +356,5 @@ impl Storage {
 }
 
 fn gone() -> anyhow::Error {
-    anyhow!("the storage thread is gone")
+    anyhow!("the storage thread has ended")
 }

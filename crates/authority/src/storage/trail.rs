@@ -114,14 +114,14 @@ impl FromStr for NotedHead {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let wrong = || format!("`{text}` is no head: write TRAIL:ID:HASH, as `audit head` prints it");
+        let wrong = || format!("`{text}` is not a head: write TRAIL:ID:HASH, as `audit head` prints it");
         let mut parts = text.splitn(3, ':');
         let (trail, id, hash) = (parts.next(), parts.next(), parts.next());
         let trail = Trail::ALL.into_iter().find(|known| Some(known.name()) == trail).with_context(wrong)?;
         let id = id.and_then(|id| id.parse().ok()).with_context(wrong)?;
         let hash = hash.with_context(wrong)?.to_ascii_lowercase();
         if hash.len() < LEAST_HASH || hash.len() > 64 || !hash.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            bail!("{}; of the hash at least {LEAST_HASH} digits", wrong());
+            bail!("{}; the hash must have at least {LEAST_HASH} digits", wrong());
         }
         Ok(Self { trail, id, hash })
     }
@@ -246,7 +246,9 @@ impl Database {
         let was_cut = Trail::ALL.iter().map(|trail| Ok(state(&transaction, *trail)?.cut.id > 0));
         let was_cut = was_cut.collect::<Result<Vec<_>>>()?.contains(&true);
         if was_cut && said.as_ref() != Some(&cuts) {
-            return Ok(Verdict::Broken(format!("the beginning: entries are gone and no entry says so ({cuts})")));
+            return Ok(Verdict::Broken(format!(
+                "the beginning: entries were removed without an entry about it ({cuts})"
+            )));
         }
         Ok(Verdict::Whole(entries))
     }
@@ -278,12 +280,12 @@ fn verify(connection: &Connection, trail: Trail, identity: &[u8], noted: &[Noted
     let broken = |what: String| Ok(Verdict::Broken(format!("trail {name}, {what}")));
     let expected = genesis(trail, identity);
     if begun != expected || cut.id == 0 && cut.hash != expected {
-        return broken("the beginning: it is not this authority's (ca.pem)".into());
+        return broken("the beginning: it belongs to another authority (see ca.pem)".into());
     }
     let noted: Vec<_> = noted.iter().filter(|noted| noted.trail == trail).collect();
     if let Some(noted) = noted.iter().find(|noted| noted.id < cut.id) {
         bail!(
-            "entry {} of {name} was cut off since it was noted: only heads from {} on can be compared",
+            "entry {} of {name} was removed after it was noted: only heads from {} on can be compared",
             noted.id,
             cut.id
         );
@@ -292,7 +294,7 @@ fn verify(connection: &Connection, trail: Trail, identity: &[u8], noted: &[Noted
         noted.iter().any(|noted| noted.id == id && !hex::encode(hash).starts_with(&noted.hash))
     };
     if differs(cut.id, &cut.hash) {
-        return broken(format!("entry {}: it is not the one that was noted", cut.id));
+        return broken(format!("entry {}: it differs from the noted one", cut.id));
     }
     let mut statement = connection.prepare(
         "SELECT id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash FROM audit
@@ -305,10 +307,10 @@ fn verify(connection: &Connection, trail: Trail, identity: &[u8], noted: &[Noted
         let entry = read(row)?;
         let hash = link(&last.hash, &entry);
         if entry.id <= last.id || hex::encode(hash) != entry.hash {
-            return broken(format!("entry {}: it does not follow from what is before it", entry.id));
+            return broken(format!("entry {}: its hash does not follow from the entries before it", entry.id));
         }
         if differs(entry.id, &hash) {
-            return broken(format!("entry {}: it is not the one that was noted", entry.id));
+            return broken(format!("entry {}: it differs from the noted one", entry.id));
         }
         if noted.iter().any(|noted| noted.id == entry.id) {
             found.push(entry.id);
@@ -316,10 +318,10 @@ fn verify(connection: &Connection, trail: Trail, identity: &[u8], noted: &[Noted
         (last, count) = (Head { trail, id: entry.id, hash }, count + 1);
     }
     if last != head {
-        return broken(format!("the end: entries after {} are missing, {} was the last", last.id, head.id));
+        return broken(format!("the end: entries after {} are missing; {} was the last", last.id, head.id));
     }
     if let Some(missing) = noted.iter().find(|noted| !found.contains(&noted.id)) {
-        return broken(format!("entry {}: it was noted and is gone", missing.id));
+        return broken(format!("entry {}: it was noted but is missing", missing.id));
     }
     Ok(Verdict::Whole(count))
 }

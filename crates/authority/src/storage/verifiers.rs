@@ -41,7 +41,7 @@ impl Database {
             match (transaction.execute(statement, values)?, renew) {
                 (0, true) => bail!("no verifier {id}: `verifier list` shows them"),
                 (0, false) => {
-                    bail!("there is already a verifier {id}: `verifier add {id} --renew` gives it another code")
+                    bail!("verifier {id} already exists: `verifier add {id} --renew` prints a new code for it")
                 }
                 _ => AuditEvent::new("verifier_added").detail(id).by(by).write(transaction, now),
             }

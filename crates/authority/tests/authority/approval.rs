@@ -28,7 +28,7 @@ async fn a_person_is_asked_who_wants_to_log_in_and_a_session_needs_their_approva
     assert_eq!(going.come_back().await.leads_to(), going.question(), "no code stays in the address");
     let page = going.browser.get(&going.question()).await;
     let code = comparison(&Sha256::digest(VERIFIER).into());
-    for said in ["carol@example.org", "Approve only if you started this", "says it is", "127.0.0.1", &code] {
+    for said in ["carol@example.org", "Approve only if you started this", "claims to be", "127.0.0.1", &code] {
         assert!(page.text.contains(said), "{said}: {}", page.text);
     }
     assert!(page.headers["content-security-policy"].to_str().unwrap().contains("frame-ancestors 'none'"));
@@ -55,10 +55,10 @@ async fn a_person_is_asked_who_wants_to_log_in_and_a_session_needs_their_approva
     let trail = scene.stage.database().audit_entries(None, 100).unwrap();
     let entry = |event: &str| trail.iter().find(|entry| entry.event == event).unwrap_or_else(|| panic!("no {event}"));
     assert_eq!((entry("login_began").trail.as_str(), entry("login_approved").trail.as_str()), ("refusals", "acts"));
-    assert_eq!(entry("login_began").detail, "says it is carol on desk");
+    assert_eq!(entry("login_began").detail, "claims to be carol on desk");
     let approved = entry("login_approved");
     assert_eq!(approved.person.as_deref(), Some("carol@example.org"));
-    assert_eq!(approved.detail, "asked from 127.0.0.1, says it is carol on desk");
+    assert_eq!(approved.detail, "requested from 127.0.0.1, claims to be carol on desk");
 }
 
 #[tokio::test]

@@ -133,14 +133,14 @@ async fn a_cut_tail_shows_and_so_does_one_whose_traces_were_removed() {
         )
         .unwrap();
     assert!(matches!(verdict(&stage, &[]), Verdict::Whole(_)), "a shorter chain is a chain");
-    assert!(matches!(verdict(&stage, &noted), Verdict::Broken(what) if what.contains("was noted and is gone")));
+    assert!(matches!(verdict(&stage, &noted), Verdict::Broken(what) if what.contains("was noted but is missing")));
 }
 
 #[tokio::test]
 async fn another_authoritys_trail_is_no_substitute() {
     let (stage, other) = (trails().await, trails().await);
     std::fs::copy(other.directory.database(), stage.directory.database()).unwrap();
-    assert!(broken(&stage).contains("it is not this authority's"));
+    assert!(broken(&stage).contains("it belongs to another authority"));
 }
 
 #[tokio::test]
@@ -174,7 +174,7 @@ async fn what_is_pruned_leaves_a_chain_and_an_entry_that_says_so() {
     // Again, so that the first entry about a cut is itself cut.
     database.prune(now() + 4 * DAY, DAY as u32, DAY as u32).unwrap();
     assert_eq!(verdict(&stage, &[]), Verdict::Whole(1));
-    assert!(admin::verify_audit(&stage.directory, &early).unwrap_err().to_string().contains("was cut off"));
+    assert!(admin::verify_audit(&stage.directory, &early).unwrap_err().to_string().contains("was removed after"));
 }
 
 #[tokio::test]
@@ -189,7 +189,7 @@ async fn a_cut_that_no_entry_tells_of_shows() {
         )
         .unwrap();
     connection.execute("DELETE FROM audit WHERE trail = 'acts' AND id <= ?1", [first]).unwrap();
-    assert!(broken(&stage).contains("no entry says so"));
+    assert!(broken(&stage).contains("without an entry about it"));
 }
 
 #[tokio::test]

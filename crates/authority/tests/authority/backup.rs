@@ -72,7 +72,7 @@ async fn a_restore_overwrites_nothing() {
     let bytes = backup(&stage);
     let before = std::fs::read(stage.directory.path().join("master.key")).unwrap();
     let error = restore(&stage.directory, bytes.as_slice(), "test", false).unwrap_err();
-    assert!(error.to_string().contains("has files in it already"), "{error:#}");
+    assert!(error.to_string().contains("is not empty"), "{error:#}");
     assert_eq!(std::fs::read(stage.directory.path().join("master.key")).unwrap(), before);
 }
 
@@ -103,12 +103,12 @@ async fn what_is_not_whole_is_refused_and_leaves_nothing() {
     let tampered = backup(&stage);
     let room = tempfile::tempdir().unwrap();
     for (what, bytes, why) in [
-        ("half of one", good[..good.len() / 2].to_vec(), "broken"),
-        ("no backup", b"not a tar file".repeat(100), "is broken"),
-        ("nothing", Vec::new(), "is not whole"),
-        ("a way out", forged("../outside"), "is no backup: it holds"),
-        ("a whole path", forged("/tmp/outside"), "is no backup: it holds"),
-        ("a changed audit trail", tampered, "its audit trail is broken"),
+        ("half of one", good[..good.len() / 2].to_vec(), "damaged"),
+        ("no backup", b"not a tar file".repeat(100), "is damaged"),
+        ("nothing", Vec::new(), "is incomplete"),
+        ("a way out", forged("../outside"), "is not a backup: it contains"),
+        ("a whole path", forged("/tmp/outside"), "is not a backup: it contains"),
+        ("a changed audit trail", tampered, "its audit trail failed verification"),
     ] {
         let wanted = Directory::at(room.path().join("authority"));
         let error = restore(&wanted, bytes.as_slice(), "test", false).unwrap_err();

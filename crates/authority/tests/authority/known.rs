@@ -90,8 +90,8 @@ async fn an_explanation_takes_what_is_known_and_says_what_is_not() {
 
     let unknown = ask(about("eve")).await;
     assert!(!unknown.explanation.allowed);
-    assert!(told(&unknown, "tags:").contains("not known without a device"), "{unknown:?}");
-    assert!(told(&unknown, "from:").contains("not known"), "{unknown:?}");
+    assert!(told(&unknown, "tags:").contains("unknown without a device"), "{unknown:?}");
+    assert!(told(&unknown, "from:").contains("unknown"), "{unknown:?}");
 
     // As the request's flags say.
     assert!(ask(ExplainRequest { tags: vec!["trusted".into()], ..about("eve") }).await.explanation.allowed);
@@ -106,9 +106,15 @@ async fn an_explanation_takes_what_is_known_and_says_what_is_not() {
     assert!(told(&ask(on("lapdog")).await, "tags:").contains("no device lapdog has logged in"));
     admin::tag_device(&stage.directory, "eve", "laptop", &["trusted".into()]).await.unwrap();
     let known = ask(on("laptop")).await;
-    assert!(known.explanation.allowed && told(&known, "tags:").contains("trusted (known here)"), "{known:?}");
+    assert!(
+        known.explanation.allowed && told(&known, "tags:").contains("trusted (known to the authority)"),
+        "{known:?}"
+    );
     admin::add_service(&stage.directory, "backup", &["staff".into()], &[]).await.unwrap();
     let service = ask(about("backup")).await;
-    assert!(service.explanation.allowed && told(&service, "groups").contains("staff (known here)"), "{service:?}");
+    assert!(
+        service.explanation.allowed && told(&service, "groups").contains("staff (known to the authority)"),
+        "{service:?}"
+    );
     assert!(told(&service, "tags:").ends_with("none"));
 }

@@ -247,12 +247,12 @@ async fn a_group_that_is_lost_revokes_what_rested_on_it() {
 
     scene.provider.gives(scene.key.token(&scene.provider.claims(None, &["staff"])));
     let told = admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
-    assert!(told.starts_with("1 session asked about: 0 with other groups, 0 ended"), "{told}");
+    assert!(told.starts_with("1 session renewed: 0 with changed groups, 0 ended"), "{told}");
     assert_eq!(scene.provider.says.lock().unwrap().asked[0]["grant_type"], "refresh_token");
 
     scene.provider.gives(scene.key.token(&scene.provider.claims(None, &["guests"])));
     let told = admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
-    assert!(told.contains("1 with other groups") && told.ends_with("1 grant revoked"), "{told}");
+    assert!(told.contains("1 with changed groups") && told.ends_with("1 grant revoked"), "{told}");
     assert_eq!(revoked(&mut heard).await, [handle(&grant)]);
     assert_eq!(problem(carol.grant(&git()).await).r#type, "no_rule");
     assert!(carol.destinations().await.unwrap().destinations.is_empty());
@@ -292,7 +292,7 @@ async fn a_renewal_that_speaks_of_somebody_else_changes_nobody() {
     claims.insert("sub".into(), "m-1".into());
     scene.provider.gives(scene.key.token(&claims));
     let told = admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
-    assert!(told.contains("0 with other groups, 1 ended"), "{told}");
+    assert!(told.contains("0 with changed groups, 1 ended"), "{told}");
     assert!(matches!(carol.destinations().await, Err(Error::NotLoggedIn)));
 }
 
@@ -361,7 +361,7 @@ async fn nobody_asks_about_a_session_that_was_logged_out() {
     let (carol, _) = scene.session(&["staff"]).await;
     carol.logout().await.unwrap();
     let told = admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
-    assert!(told.starts_with("0 sessions asked about"), "{told}");
+    assert!(told.starts_with("0 sessions renewed"), "{told}");
 }
 
 #[tokio::test]

@@ -117,7 +117,8 @@ pub(super) struct Filter {
 impl Filter {
     /// Attaches a filter, or replaces the program of an existing one.
     fn attach(program: BorrowedFd<'_>, interface: u32, spot: Spot) -> Result<Self> {
-        let filter = Self::of(program.try_clone_to_owned().context("cannot copy a descriptor")?, interface, spot);
+        let filter =
+            Self::of(program.try_clone_to_owned().context("cannot duplicate a file descriptor")?, interface, spot);
         let mut hook = filter.hook();
         // The qdisc may already exist, created by us or by another program.
         let _ = hook.create();
@@ -128,7 +129,7 @@ impl Filter {
     /// Removes the filter at this spot of an interface, whichever process attached it.
     pub(super) fn remove(interface: &Interface, spot: Spot) -> Result<()> {
         // Neither the query nor the removal looks at the program.
-        let nothing = std::io::stdin().as_fd().try_clone_to_owned().context("cannot copy a descriptor")?;
+        let nothing = std::io::stdin().as_fd().try_clone_to_owned().context("cannot duplicate a file descriptor")?;
         let filter = Self::of(nothing, interface.index, spot);
         if filter.is_there() {
             filter.hook().detach().with_context(|| format!("cannot detach from {}", interface.name))?;

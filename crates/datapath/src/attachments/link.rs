@@ -123,7 +123,7 @@ impl From<Link> for OwnedFd {
 
 /// Pins a link or a program.
 pub(crate) fn pin(what: BorrowedFd<'_>, path: &Path) -> Result<()> {
-    let name = CString::new(path.as_os_str().as_bytes()).context("path with a zero byte")?;
+    let name = CString::new(path.as_os_str().as_bytes()).context("the path contains a zero byte")?;
     // SAFETY: the descriptor is open and `name` is a C string that lives through the call.
     let result = unsafe { libbpf_sys::bpf_obj_pin(what.as_raw_fd(), name.as_ptr()) };
     let error = std::io::Error::last_os_error();

@@ -28,7 +28,7 @@ impl Pins {
     fn make(directory: PathBuf) -> Result<Self> {
         for part in ["maps", "links"] {
             let path = directory.join(part);
-            fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+            fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
         }
         Ok(Self(directory))
     }
@@ -152,7 +152,7 @@ impl Pins {
         let path = self.observing();
         match if observing { fs::create_dir(&path) } else { fs::remove_dir(&path) } {
             Err(_) if path.is_dir() == observing => Ok(()),
-            noted => noted.with_context(|| format!("cannot make or remove {}", path.display())),
+            noted => noted.with_context(|| format!("cannot create or remove {}", path.display())),
         }
     }
 

@@ -18,7 +18,7 @@ impl Mapping {
     /// Maps a socket's ring, or new memory.
     pub fn new(length: usize, ring: Option<(BorrowedFd<'_>, i64)>) -> Result<Self> {
         use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous};
-        let size = NonZeroUsize::new(length).context("nothing to map")?;
+        let size = NonZeroUsize::new(length).context("cannot map zero bytes")?;
         let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
         // SAFETY: the kernel picks an unused address range.
         let start = unsafe {
@@ -44,7 +44,7 @@ impl Mapping {
     fn at<T>(&self, offset: u64) -> Result<NonNull<T>> {
         let offset = usize::try_from(offset)?;
         let fits = offset.checked_add(size_of::<T>()).is_some_and(|end| end <= self.length);
-        anyhow::ensure!(fits && offset % align_of::<T>() == 0, "the kernel's ring is not where it says");
+        anyhow::ensure!(fits && offset % align_of::<T>() == 0, "the kernel reported an invalid ring offset");
         // SAFETY: the pointer is inside the mapping.
         Ok(unsafe { self.start.cast::<u8>().add(offset) }.cast())
     }

@@ -65,7 +65,7 @@ fn promiscuous(interface: &Interface) -> Result<OwnedFd> {
     // SAFETY: a system call without pointers; the returned descriptor has no other owner. Protocol 0: nothing is
     // received.
     let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    anyhow::ensure!(fd >= 0, "cannot open a socket of packets: {}", Error::last_os_error());
+    anyhow::ensure!(fd >= 0, "cannot open a packet socket: {}", Error::last_os_error());
     // SAFETY: as above.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
     // SAFETY: integers only, for which zero is valid.
@@ -78,7 +78,7 @@ fn promiscuous(interface: &Interface) -> Result<OwnedFd> {
         libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const wanted).cast(), length)
     };
     let error = Error::last_os_error();
-    anyhow::ensure!(result == 0, "interface {} does not hand over frames to others: {error}", interface.name);
+    anyhow::ensure!(result == 0, "cannot set interface {} to promiscuous mode: {error}", interface.name);
     Ok(fd)
 }
 
@@ -88,7 +88,11 @@ impl Socket {
     pub fn open(interface: &Interface, frames: &mut Frames, size: u32, sharing: Option<&Self>) -> Result<Self> {
         // SAFETY: a system call without pointers; the returned descriptor has no other owner.
         let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-        anyhow::ensure!(fd >= 0, "this kernel has no AF_XDP sockets, or not for us: {}", Error::last_os_error());
+        anyhow::ensure!(
+            fd >= 0,
+            "cannot open an AF_XDP socket (the kernel lacks support, or the process lacks permission): {}",
+            Error::last_os_error()
+        );
         // SAFETY: as above.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         if sharing.is_none() {
@@ -101,11 +105,11 @@ impl Socket {
         }
         let sizes = [libc::XDP_UMEM_FILL_RING, libc::XDP_UMEM_COMPLETION_RING, libc::XDP_RX_RING, libc::XDP_TX_RING];
         for ring in sizes {
-            set(&fd, ring, &size).context("cannot make a ring")?;
+            set(&fd, ring, &size).context("cannot create a ring")?;
         }
         // SAFETY: integers only, for which zero is valid.
         let mut offsets: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
-        get(&fd, libc::XDP_MMAP_OFFSETS, &mut offsets).context("cannot ask where the rings are")?;
+        get(&fd, libc::XDP_MMAP_OFFSETS, &mut offsets).context("cannot read the offsets of the rings")?;
         let borrowed = fd.as_fd();
         let mut socket = Self {
             received: Ring::new(borrowed, libc::XDP_PGOFF_RX_RING, size, &offsets.rx)?,
@@ -128,7 +132,7 @@ impl Socket {
         // SAFETY: the descriptor is open, and the address lives through the call.
         let result = unsafe { libc::bind(socket.fd.as_raw_fd(), (&raw const address).cast(), length) };
         let error = Error::last_os_error();
-        anyhow::ensure!(result == 0, "cannot take the frames of {}: {error}", interface.name);
+        anyhow::ensure!(result == 0, "cannot receive the frames of {}: {error}", interface.name);
         Ok(socket)
     }
 
@@ -167,7 +171,7 @@ impl Socket {
     pub fn missed(&self) -> Result<u64> {
         // SAFETY: integers only, for which zero is valid.
         let mut counts: libc::xdp_statistics = unsafe { std::mem::zeroed() };
-        get(&self.fd, libc::XDP_STATISTICS, &mut counts).context("cannot ask what was missed")?;
+        get(&self.fd, libc::XDP_STATISTICS, &mut counts).context("cannot read the count of missed frames")?;
         // Frames for which no buffer was available are counted in rx_dropped.
         Ok(counts.rx_dropped + counts.rx_ring_full)
     }

@@ -22,7 +22,7 @@ impl Proofs {
     pub fn attach(&mut self, interface: &Interface) -> Result<Mode> {
         anyhow::ensure!(
             interface.link_header == 14,
-            "interface {} has no Ethernet header; proofs can't be checked there",
+            "interface {} has no Ethernet header, so proofs cannot be checked there",
             interface.name
         );
         self.attachments.attach(self.object.program(Spot::Proving.program())?.as_fd(), interface, Spot::Proving)

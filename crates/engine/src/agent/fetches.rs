@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_WAITING: Duration = Duration::from_secs(4);
 pub const PAUSE_IDLE: Duration = Duration::from_secs(30);
 
-/// What a grant is expected to cover, from the latest one for its receiver.
+/// The addresses and service that a grant is expected to cover, as the latest one for its receiver did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Guess {
     pub prefix: IpNet,

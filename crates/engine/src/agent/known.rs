@@ -23,7 +23,7 @@ const TEXT_MAX: usize = 512;
 pub enum Unusable {
     /// It has ended, or ends so soon that no packet would arrive in time: a time window closes, or the answer was
     /// delayed.
-    #[error("it has ended already")]
+    #[error("it has expired already")]
     Over,
     /// It is not the grant that the agent requested.
     #[error("{0}")]
@@ -74,7 +74,7 @@ impl Known {
                 return Err(Unusable::Malformed("it is for proofs, not for tokens"));
             }
             Secret::Pair(..) if carrier != Carrier::Shim => {
-                return Err(Unusable::Malformed("tokens of its suite travel by shim only"));
+                return Err(Unusable::Malformed("tokens of its suite require the carrier shim"));
             }
             Secret::Grant(header, _) => {
                 header.prefix_length == answer.prefix.prefix_len()
@@ -83,7 +83,7 @@ impl Known {
             Secret::Pair(..) => true,
         };
         if !fits || !grant.prefix.contains(&place.address) {
-            return Err(Unusable::Malformed("it is for another destination"));
+            return Err(Unusable::Malformed("it is for another destination than the requested one"));
         }
         if !grant.is_good(unix) {
             return Err(Unusable::Over);

@@ -72,7 +72,7 @@ impl Book {
         let (known, seconds) = match told {
             Told::Record(record, ttl) => (Known::Record(record), within(ttl, RECORD_KEPT)),
             Told::Nothing(ttl) => (Known::Nothing, within(ttl, NOTHING_KEPT)),
-            Told::Truncated => (Known::Failed("the answer does not fit".to_owned()), FAILURE_KEPT),
+            Told::Truncated => (Known::Failed("the answer is too long".to_owned()), FAILURE_KEPT),
             Told::Failed(why) => (Known::Failed(why), FAILURE_KEPT),
         };
         insert(&mut self.asked, ASKED_MAX, now, domain, Entry { known, until: after(now, seconds) });

@@ -15,7 +15,7 @@ pub struct Domain(String);
 
 /// Error: the text is no domain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no domain: write it like example.org, other scripts as xn--…")]
+#[error("{0:?} is not a domain: write it like example.org, other scripts as xn--…")]
 pub struct NoDomain(String);
 
 impl Domain {

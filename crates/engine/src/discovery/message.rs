@@ -81,7 +81,7 @@ pub fn answer(domain: &Domain, id: u16, bytes: &[u8]) -> Option<Told> {
                 Err(why) => Told::Failed(why),
             }
         }
-        other => Told::Failed(format!("the resolver says {other}")),
+        other => Told::Failed(format!("the resolver answered {other}")),
     })
 }
 
@@ -153,7 +153,7 @@ fn the_record<'a>(entries: impl Iterator<Item = &'a Entry>) -> Result<Option<(Re
         let Some(record) = Record::read(&joined(text)) else { continue };
         let record = record.map_err(|why| format!("its record is malformed: {why}"))?;
         match &found {
-            Some((other, _)) if *other != record => return Err("it has two records that differ".to_owned()),
+            Some((other, _)) if *other != record => return Err("the domain has two different records".to_owned()),
             _ => found = Some((record, entry.ttl)),
         }
     }

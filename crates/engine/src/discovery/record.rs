@@ -39,28 +39,28 @@ enum Host {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// It is longer than [`LONGEST`].
-    #[error("it is {0} bytes long, and may have {LONGEST}")]
+    #[error("it is {0} bytes long; the maximum is {LONGEST}")]
     TooLong(usize),
     /// It contains characters other than printable ASCII.
-    #[error("it has other characters than printable ASCII")]
+    #[error("it contains characters other than printable ASCII")]
     NotText,
     /// A field has no `=`.
-    #[error("{0:?} is no field: write NAME=VALUE, with `;` between fields")]
+    #[error("{0:?} is not a field: write NAME=VALUE, with `;` between fields")]
     NoField(String),
     /// A known field appears twice.
-    #[error("`{0}` stands there twice")]
+    #[error("`{0}` appears twice")]
     Twice(&'static str),
     /// The authority is missing.
-    #[error("it lacks the field `authority`")]
+    #[error("the field `authority` is missing")]
     NoAuthority,
     /// The authority is no valid address.
-    #[error("{0:?} is no address of an authority: write https://HOST or https://HOST:PORT")]
+    #[error("{0:?} is not the URL of an authority: write https://HOST or https://HOST:PORT")]
     Authority(String),
     /// A network is malformed.
-    #[error("{0:?} is no network: write it like 203.0.113.0/28, with no bit set behind the prefix")]
+    #[error("{0:?} is not a network: write it like 203.0.113.0/28, with no bit set after the prefix")]
     Network(String),
     /// It names more networks than [`PROTECTS_MAX`].
-    #[error("it protects more than {PROTECTS_MAX} networks: name wider ones")]
+    #[error("it lists more than {PROTECTS_MAX} networks: combine them into larger ones")]
     TooMany,
 }
 

@@ -69,7 +69,7 @@ impl fmt::Display for IssueError {
             Self::SourceFamily => {
                 "the rule binds grants to your address: reach the authority over the receiver's address family"
             }
-            Self::Time => "the authority's clock is beyond what grants can express",
+            Self::Time => "the authority's clock is beyond the times that grants can express",
         })
     }
 }

@@ -80,15 +80,15 @@ impl fmt::Display for GiveError {
         match self {
             Self::Path => write!(
                 f,
-                "a path has 1 to {PROOFS_MAX} verifiers; a fixed one leads through an IPv6 address of each, the last one \
-                 the receiving endpoint's"
+                "a path must have 1 to {PROOFS_MAX} verifiers; a fixed path needs an IPv6 address of each, and the \
+                 last must be the receiving endpoint's"
             ),
             Self::Family => f.write_str("sender and receiver, or their endpoints, are of different address families"),
-            Self::Time => f.write_str("the authority's clock is beyond what segments can express"),
-            Self::Withdrawn => f.write_str("consent was withdrawn; ask again when what was given before has ended"),
+            Self::Time => f.write_str("the authority's clock is beyond the times that segments can express"),
+            Self::Withdrawn => f.write_str("consent was withdrawn; request again when earlier segments have expired"),
             Self::NoConsent => f.write_str("the sender did not consent to answers"),
-            Self::Expired => f.write_str("the segment to be answered has ended"),
-            Self::Forged => f.write_str("the segment to be answered is not one of this authority's"),
+            Self::Expired => f.write_str("the segment to be answered has expired"),
+            Self::Forged => f.write_str("this authority did not issue the segment to be answered"),
         }
     }
 }

@@ -19,8 +19,8 @@ pub struct Protected {
 /// More spans of ports apply to a prefix than the kernel programs have room for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{count} separate spans of ports apply to {prefix}, which is more than {SERVICES_MAX}: join neighbouring ports \
-     into spans, or protect every port of it (services = [\"all\"])"
+    "{count} separate port ranges apply to {prefix}, but at most {SERVICES_MAX} are possible: join neighbouring ports \
+     into ranges, or protect every port of it (services = [\"all\"])"
 )]
 pub struct TooManySpans {
     /// The prefix with too many spans.

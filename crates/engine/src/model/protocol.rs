@@ -13,7 +13,9 @@ pub fn name(protocol: u8) -> String {
 /// Parses a protocol in the form that [`name`] returns.
 pub fn parse(text: &str) -> Result<u8, String> {
     let known = NAMES.iter().find(|(_, name)| *name == text).map(|(number, _)| *number);
-    known.or_else(|| text.parse().ok()).ok_or_else(|| "a protocol is `tcp`, `udp` or a number up to 255".to_owned())
+    known
+        .or_else(|| text.parse().ok())
+        .ok_or_else(|| "a protocol must be `tcp`, `udp` or a number up to 255".to_owned())
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ impl Target {
 
 /// Error: a text that is no [`Target`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no destination: write 192.0.2.1, 192.0.2.0/24, 192.0.2.1:22, 2001:db8::1 or [2001:db8::/32]:22")]
+#[error("`{0}` is not a destination: write 192.0.2.1, 192.0.2.0/24, 192.0.2.1:22, 2001:db8::1 or [2001:db8::/32]:22")]
 pub struct NoTarget(String);
 
 impl FromStr for Target {

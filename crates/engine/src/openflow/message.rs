@@ -139,14 +139,15 @@ impl fmt::Display for Malformed {
             // A TLS handshake has its type where OpenFlow has its version.
             Self::Version(22) => write!(
                 formatter,
-                "the switch speaks TLS, and this address takes plain OpenFlow only: name certificates by \
-                 switches_certificate, switches_key and switches_ca, or the controller `tcp:…` on the switch"
+                "the switch uses TLS, but this address accepts plain OpenFlow only: set switches_certificate, \
+                 switches_key and switches_ca, or set the controller to `tcp:…` on the switch"
             ),
             Self::Version(version) => write!(
                 formatter,
-                "the switch speaks OpenFlow version {version} on the wire, not 4 (1.3): allow OpenFlow13 on its bridge"
+                "the switch uses version {version} of OpenFlow's wire protocol, not 4 (1.3): allow OpenFlow13 on its \
+                 bridge"
             ),
-            Self::Short(kind) => write!(formatter, "a message of type {kind} is shorter than its fields"),
+            Self::Short(kind) => write!(formatter, "a message of type {kind} is too short for its fields"),
         }
     }
 }

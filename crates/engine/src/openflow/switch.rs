@@ -237,11 +237,11 @@ impl Event {
     /// Returns a readable explanation of a refusal.
     pub fn explain(class: u16, code: u16) -> String {
         let hint = match (class, code) {
-            (BAD_MATCH, _) => ": it may lack the match on TCP flags (Open vSwitch has it)",
-            TABLE_FULL => ": its table of rules is full; flows without a rule come up packet by packet",
+            (BAD_MATCH, _) => ": it may not support the match on TCP flags (Open vSwitch does)",
+            TABLE_FULL => ": its flow table is full; packets of flows without a rule go through the controller",
             _ => "",
         };
-        format!("the switch refused a message, error type {class}, code {code}{hint}")
+        format!("the switch rejected a message, error type {class}, code {code}{hint}")
     }
 }
 
@@ -249,7 +249,7 @@ impl fmt::Display for Lost {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Malformed(why) => why.fmt(formatter),
-            Self::Silent => write!(formatter, "the switch no longer answers"),
+            Self::Silent => write!(formatter, "the switch does not answer"),
         }
     }
 }

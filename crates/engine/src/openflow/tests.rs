@@ -114,7 +114,7 @@ fn what_is_no_message_is_refused() {
     assert_eq!(next(&[1, 0, 0, 8, 0, 0, 0, 0]), Err(Malformed::Version(1)));
     // A TLS handshake.
     let lost = next(&[22, 3, 1, 0, 200, 1, 0, 0]).expect_err("it is no OpenFlow");
-    assert!(lost.to_string().contains("speaks TLS"), "{lost}");
+    assert!(lost.to_string().contains("uses TLS"), "{lost}");
     assert_eq!(next(&[4, 0, 0, 7, 0, 0, 0, 0]), Err(Malformed::Short(0)));
     assert_eq!(next(&[4, 10, 0, 12, 0, 0, 0, 0, 0, 0, 0, 0]), Err(Malformed::Short(10)));
     assert_eq!(next(&[4, 10, 0]), Ok(None));

@@ -36,13 +36,13 @@ impl Asker {
             Some(("tag", name)) if name_is_valid(name) => self.tags.push(name.into()),
             Some(("address", address)) if self.source.is_none() => {
                 let read = address.parse::<IpAddr>();
-                self.source = Some(read.map_err(|_| format!("`{}` is no address", address.escape_debug()))?);
+                self.source = Some(read.map_err(|_| format!("`{}` is not an address", address.escape_debug()))?);
             }
-            Some(("person" | "address", _)) => return Err("somebody has one name and one address".into()),
+            Some(("person" | "address", _)) => return Err("only one person and one address can be given".into()),
             None if name_is_valid(word) => return Err(format!("write \"person:{word}\"")),
             _ => {
                 let kinds = "person:NAME, group:NAME, tag:NAME, address:ADDRESS, everyone";
-                return Err(format!("`{}` is none of {kinds}", word.escape_debug()));
+                return Err(format!("`{}` is not one of {kinds}", word.escape_debug()));
             }
         }
         Ok(())
@@ -92,7 +92,7 @@ pub fn destination(text: &str) -> Result<Destination, String> {
     }
     let way_out = || {
         let forms = "203.0.113.10 tcp/22, 203.0.113.10 icmp, 203.0.113.10:22 or [2001:db8::1]:22";
-        format!("`{}` is no destination: write it like {forms}", text.escape_debug())
+        format!("`{}` is not a destination: write it like {forms}", text.escape_debug())
     };
     let (address, service) = text.split_once(' ').ok_or_else(way_out)?;
     let (name, port) = service.split_once('/').map_or((service, None), |(name, port)| (name, Some(port)));

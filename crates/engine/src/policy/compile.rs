@@ -31,14 +31,15 @@ pub struct Compiled {
 pub enum TooLarge {
     /// Too many entries.
     #[error(
-        "the policy is too large: whoever its rules name, in each receiver that they name, are {0}; at most \
-         {MOST_ENTRIES} can be in force. Name groups in place of persons, and networks in place of addresses"
+        "the policy is too large: the persons, groups, tags and addresses of its rules, multiplied by the receivers \
+         of each rule, are {0} entries; at most {MOST_ENTRIES} can be in force. Name groups instead of persons, and \
+         networks instead of addresses"
     )]
     Entries(usize),
     /// Too many prefixes and services.
     #[error(
-        "the policy is too large: the prefixes of its receivers, each with every service, are {0}; at most \
-         {MOST_PLACES} can be in force. Join services to ranges"
+        "the policy is too large: the prefixes of its receivers, multiplied by their services, are {0} entries; at \
+         most {MOST_PLACES} can be in force. Join services to ranges"
     )]
     Places(usize),
     /// Too many different terms, windows or names.

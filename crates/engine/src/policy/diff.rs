@@ -108,7 +108,7 @@ fn compare_parts(old: &Policy, new: &Policy, now: u64) -> Result<Vec<Change>, To
         let kinds_of_time = times::distinct(&times, &rules);
         questions += kinds_of_time.len() * people.cost();
         if questions > MOST_QUESTIONS {
-            return Err(TooLarge("too many people, places and times"));
+            return Err(TooLarge("too many people, destinations and times"));
         }
         let mut verdicts: BTreeMap<(usize, Verdict), Vec<u64>> = BTreeMap::new();
         for time in &kinds_of_time {
@@ -126,7 +126,7 @@ fn compare_parts(old: &Policy, new: &Policy, now: u64) -> Result<Vec<Change>, To
         }
     }
     if found.keys().map(|(_, who, _)| people.count(who)).sum::<usize>() > MOST_NAMES {
-        return Err(TooLarge("too many people gain or lose something"));
+        return Err(TooLarge("access changes for too many people"));
     }
     let changes = found.into_iter().map(|((verdict, who, at), spans)| Change {
         kind: verdict.kind,

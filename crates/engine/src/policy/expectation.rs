@@ -99,7 +99,7 @@ impl Expectation {
         let rule = self.rule.as_ref().map(|rule| format!(" by `{rule}`")).unwrap_or_default();
         let name = self.name.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
         let why = decision.explain(&request).text;
-        let message = format!("{name}expected {}{rule}, and yet: {why}", self.outcome);
+        let message = format!("{name}expected {}{rule}, but {why}", self.outcome);
         Some(Failure { line: self.line, message })
     }
 }

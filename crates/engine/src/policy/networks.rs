@@ -81,7 +81,7 @@ impl Networks {
     /// Reads the text of `networks.toml`. All faults are reported together.
     pub fn parse(text: &str) -> Result<Self, Faults> {
         if text.len() > MOST_TEXT {
-            return Err(Faults::whole(format!("a text of {} bytes is too long: at most {MOST_TEXT}", text.len())));
+            return Err(Faults::whole(format!("the text is too long: {} bytes of at most {MOST_TEXT}", text.len())));
         }
         Reader::read(text, &["authority", "networks", "places", "paths"], |reader, root| {
             let mut networks = Self::default();
@@ -184,12 +184,12 @@ impl Networks {
             let vni = Vni::new(fields.number(reader, "vni", 0, 0, (1 << 24) - 1));
             let (Some(name), Some(vni)) = (name, vni) else { continue };
             if !name_is_valid(name.get_ref()) {
-                reader.fault(name.span(), format!("`{}` can't be a name", name.get_ref().escape_debug()));
+                reader.fault(name.span(), format!("`{}` is not a valid name", name.get_ref().escape_debug()));
             }
             if self.vnis.insert(name.get_ref().to_string(), vni).is_some() {
                 reader.fault(name.span(), format!("there is already a network `{}`", name.get_ref().escape_debug()));
             } else if let Some(other) = self.names.insert(vni, name.get_ref().to_string()) {
-                reader.fault(fields.span(), format!("network `{}` has this number, too", other.escape_debug()));
+                reader.fault(fields.span(), format!("network `{}` has the same number", other.escape_debug()));
             }
         }
     }
@@ -211,7 +211,8 @@ impl Networks {
                 let (Some(vni), Some(endpoint)) = (network, endpoint) else { continue };
                 let place = Place { endpoint, interface: InterfaceId(interface as u16) };
                 if !self.places.entry(vni).or_default().add(prefix, Located { place, asked_by: asked_by.clone() }) {
-                    reader.fault(text.span(), format!("{prefix} of this network has a place already"));
+                    reader
+                        .fault(text.span(), format!("{prefix} of this network already has an endpoint and interface"));
                 }
             }
         }
@@ -232,7 +233,7 @@ impl Networks {
                 let suite = suites.into_iter().find(|suite| suite.name() == *word.get_ref());
                 if suite.is_none() {
                     let names = suites.map(Suite::name).join(" or ");
-                    reader.fault(word.span(), format!("`suite` of a path is {names}"));
+                    reader.fault(word.span(), format!("`suite` of a path must be {names}"));
                 }
                 suite
             });
@@ -243,7 +244,10 @@ impl Networks {
                 let everywhere = IpNet::new(mask(to, 0), 0).into_iter().collect();
                 for from in from.clone().unwrap_or(everywhere) {
                     if from.addr().is_ipv4() != to.is_ipv4() {
-                        reader.fault(span.clone(), format!("a path from {from} to {to} has two address families"));
+                        reader.fault(
+                            span.clone(),
+                            format!("a path must not connect two address families: {from} to {to}"),
+                        );
                     } else if !self.paths.entry(to).or_default().add(from, path.clone()) {
                         reader.fault(span.clone(), format!("there is a path from {from} to {to} already"));
                     }
@@ -274,7 +278,7 @@ fn read_askers(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<Who> {
         });
         if who.is_none() {
             let kinds = "\"person:NAME\", \"group:NAME\", \"tag:NAME\"";
-            reader.fault(word.span(), format!("`{}` is none of {kinds}", word.get_ref().escape_debug()));
+            reader.fault(word.span(), format!("`{}` is not one of {kinds}", word.get_ref().escape_debug()));
         }
         who
     });
@@ -286,13 +290,13 @@ fn read_verifiers(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Vec<Strin
     let most = usize::from(PROOFS_MAX);
     if let Some(fault) = [names.is_empty(), names.len() > most].iter().position(|wrong| *wrong) {
         let span: Range<usize> = fields.span();
-        let why = ["none would check a proof", "an option has no room for more proofs"][fault];
-        reader.fault(span, format!("a path has 1 to {most} verifiers: {why}"));
+        let why = ["with none, nothing would check a proof", "an option has no room for more proofs"][fault];
+        reader.fault(span, format!("a path must have 1 to {most} verifiers: {why}"));
     }
     let mut seen = BTreeSet::new();
     for name in &names {
         if !name_is_valid(name.get_ref()) || name.get_ref().len() > VERIFIER_ID_MAX {
-            reader.fault(name.span(), format!("`{}` can't be a verifier's id", name.get_ref().escape_debug()));
+            reader.fault(name.span(), format!("`{}` is not a valid verifier id", name.get_ref().escape_debug()));
         } else if !seen.insert(*name.get_ref()) {
             reader.fault(name.span(), format!("`{}` is on this path already", name.get_ref()));
         }
@@ -307,7 +311,7 @@ fn read_hops(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, verifiers: usize)
     let is_fixed = fields.yes(reader, "fixed");
     if !is_fixed {
         if let Some(value) = value {
-            reader.fault(value.span(), "`hops` are of a path with `fixed = true`");
+            reader.fault(value.span(), "`hops` requires `fixed = true` on the path");
         }
         return None;
     }
@@ -319,14 +323,16 @@ fn read_hops(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, verifiers: usize)
             }
             Ok(hop) => hops.push(hop),
             Err(_) => {
-                reader.fault(text.span(), format!("the hop `{}` is no IPv6 address", text.get_ref().escape_debug()));
+                reader
+                    .fault(text.span(), format!("the hop `{}` is not an IPv6 address", text.get_ref().escape_debug()));
             }
         }
     }
     if listed.len() + 1 != verifiers {
         let span: Range<usize> = value.map_or_else(|| fields.span(), Spanned::span);
-        let why = "a fixed path has a hop for each verifier but the last, whose hop is the receiving endpoint";
-        reader.fault(span, format!("{why}: {} for {verifiers} verifiers", listed.len()));
+        let why = "a fixed path needs one hop for each verifier except the last, which has the receiving endpoint's \
+                   address";
+        reader.fault(span, format!("{why}: found {} for {verifiers} verifiers", listed.len()));
     }
     Some(hops)
 }
@@ -336,11 +342,11 @@ fn lead(reader: &mut Reader<'_>, hops: &[Ipv6Addr], to: IpAddr, span: &Range<usi
     match to {
         IpAddr::V6(to) if !hops.contains(&to) => Some(hops.iter().copied().chain([to]).collect()),
         IpAddr::V6(_) => {
-            reader.fault(span.clone(), format!("{to} is a hop before the end of its path"));
+            reader.fault(span.clone(), format!("the path's end {to} must not also be one of its hops"));
             None
         }
         IpAddr::V4(_) => {
-            reader.fault(span.clone(), format!("a fixed path leads to IPv6 endpoints only, and {to} is none"));
+            reader.fault(span.clone(), format!("a fixed path can lead to IPv6 endpoints only, not to {to}"));
             None
         }
     }
@@ -349,7 +355,7 @@ fn lead(reader: &mut Reader<'_>, hops: &[Ipv6Addr], to: IpAddr, span: &Range<usi
 fn address(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<IpAddr> {
     let read = text.get_ref().parse::<IpAddr>().ok().map(|address| address.to_canonical());
     if read.is_none() {
-        reader.fault(text.span(), format!("`{}` is no address", text.get_ref().escape_debug()));
+        reader.fault(text.span(), format!("`{}` is not an address", text.get_ref().escape_debug()));
     }
     read
 }
@@ -357,7 +363,7 @@ fn address(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<IpAddr> {
 fn prefix(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<IpNet> {
     let read = text.get_ref().parse::<IpNet>().ok().or_else(|| text.get_ref().parse::<IpAddr>().ok().map(IpNet::from));
     if read.is_none() {
-        reader.fault(text.span(), format!("`{}` is no address or network", text.get_ref().escape_debug()));
+        reader.fault(text.span(), format!("`{}` is not an address or network", text.get_ref().escape_debug()));
     }
     read.map(|prefix| prefix.trunc())
 }
@@ -431,7 +437,7 @@ suite = "siphash"
         assert_eq!(who("10.0.0.7"), Some(vec![Who::Group(group), Who::Person(person), Who::Tag(tag)]));
         assert_eq!((who("10.0.0.1"), networks.groups().len()), (None, 1));
         for wrong in ["\"everyone\"", "\"hosts\"", "\"group:a b\"", "[\"address:10.0.0.7\"]"] {
-            assert!(faults(&asked_by(wrong)).contains("is none of \"person:NAME\""), "{wrong}");
+            assert!(faults(&asked_by(wrong)).contains("is not one of \"person:NAME\""), "{wrong}");
         }
         assert!(["7", "[]"].iter().all(|wrong| Networks::parse(&asked_by(wrong)).is_err()));
     }
@@ -491,10 +497,10 @@ hops = ["2001:db8:a::1", "2001:db8:b::1"]
         let wrong = |from: &str, to: &str| faults(&format!("{TEXT}{}", FIXED.replace(from, to)));
         assert!(wrong(", \"2001:db8:b::1\"]", "]").contains("1 for 3 verifiers"));
         assert!(wrong("db8:b::1", "db8:a::1").contains("a hop of this path already"));
-        assert!(wrong("db8:b::1", "db8:3::1").contains("a hop before the end"));
-        assert!(wrong("2001:db8:b::1", "192.0.2.1").contains("no IPv6 address"));
+        assert!(wrong("db8:b::1", "db8:3::1").contains("one of its hops"));
+        assert!(wrong("2001:db8:b::1", "192.0.2.1").contains("not an IPv6 address"));
         assert!(wrong("\"2001:db8:4::1\"", "\"192.0.2.9\"").contains("IPv6 endpoints only"));
-        assert!(wrong("fixed = true", "").contains("of a path with `fixed = true`"));
+        assert!(wrong("fixed = true", "").contains("requires `fixed = true`"));
     }
 
     #[test]
@@ -504,11 +510,11 @@ hops = ["2001:db8:a::1", "2001:db8:b::1"]
 
     #[test]
     fn what_is_wrong_is_told_with_the_way_out() {
-        assert!(faults(&TEXT.replace("authority = \"198.51.100.1\"", "")).contains("lacks the key `authority`"));
+        assert!(faults(&TEXT.replace("authority = \"198.51.100.1\"", "")).contains("missing key `authority`"));
         assert!(faults(&TEXT.replace("network = \"red\"", "network = \"rad\"")).contains("did you mean `red`?"));
-        assert!(faults(&TEXT.replace("vni = 101", "vni = 100")).contains("has this number, too"));
+        assert!(faults(&TEXT.replace("vni = 101", "vni = 100")).contains("has the same number"));
         assert!(faults(&TEXT.replace("vni = 101", "vni = 16777216")).contains("vni"));
-        assert!(faults(&TEXT.replace("10.0.0.0/24", "10.0.0.7")).contains("has a place already"));
+        assert!(faults(&TEXT.replace("10.0.0.0/24", "10.0.0.7")).contains("already has an endpoint"));
         assert!(faults(&TEXT.replace("from = \"192.0.2.128/25\"", "")).contains("already"));
         assert!(faults(&TEXT.replace("192.0.2.128/25", "2001:db8::/32")).contains("two address families"));
         assert!(faults(&TEXT.replace("\"edge\", ", "\"tep-1\", ")).contains("on this path already"));

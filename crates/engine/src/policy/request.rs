@@ -26,14 +26,14 @@ impl<'s> Subject<'s> {
     /// Returns the person's name, or a description of a subject without name, by its group if there is one.
     pub(super) fn words(&self) -> String {
         match self.groups {
-            [_, ..] if self.person.is_empty() => format!("somebody in {}", self.groups.join(" and ")),
+            [_, ..] if self.person.is_empty() => format!("a person in {}", self.groups.join(" and ")),
             _ => self.name().to_owned(),
         }
     }
 
     /// Returns the person's name, or a description of a subject without name.
     pub(super) fn name(&self) -> &'s str {
-        if self.person.is_empty() { "anybody else" } else { self.person }
+        if self.person.is_empty() { "anyone else" } else { self.person }
     }
 }
 

@@ -190,7 +190,7 @@ fn a_rule_with_pairs_names_everything_behind_the_verifier_and_binds_them_to_noth
             "[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"git\"\nsuite = \"sha224\"\n{more}"
         ))
     };
-    assert!(rule("").contains("leaves out"), "{}", rule(""));
+    assert!(rule("").contains("does not name"), "{}", rule(""));
     let all = |more: &str| {
         let text = "[[receivers]]\nname = \"r\"\naddress = \"192.0.2.1\"\nservices = \"all\"\nverifier = \"v\"\n[[rules]]\n\
             action = \"allow\"\nwho = \"everyone\"\nto = \"r\"\nsuite = \"sha224\"\n";
@@ -198,9 +198,9 @@ fn a_rule_with_pairs_names_everything_behind_the_verifier_and_binds_them_to_noth
     };
     assert_eq!((all(""), all("carrier = \"shim\"")), (Ok(()), Ok(())));
     for more in ["granularity = \"host\"", "single = true", "reply = true", "bind_source = true"] {
-        assert!(all(more).unwrap_err().contains("say nothing"), "{more}");
+        assert!(all(more).unwrap_err().contains("cannot carry terms"), "{more}");
     }
-    assert!(all("carrier = \"tail\"").unwrap_err().contains("by shim only"));
+    assert!(all("carrier = \"tail\"").unwrap_err().contains("require the carrier shim"));
 }
 
 #[test]
@@ -263,10 +263,10 @@ fn every_fault_is_reported_with_its_place() {
                 who = [\"group:staf\"]\nto = [\"gti\"]\n";
     assert_eq!(
         fault(text),
-        "4:1: a receiver lacks the key `address`\n\
-         6:1: a receiver has no key `addres`; did you mean `address`?\n\
-         7:13: `tpc/22` is no protocol; did you mean `tcp`?\n\
-         11:10: `permit` is none of allow, deny\n\
+        "4:1: missing key `address` in a receiver\n\
+         6:1: unknown key `addres` in a receiver; did you mean `address`?\n\
+         7:13: `tpc/22` is not a protocol; did you mean `tcp`?\n\
+         11:10: `permit` is not one of allow, deny\n\
          12:8: no group `staf`; did you mean `staff`?\n\
          13:7: no receiver `gti`; did you mean `git`?"
             .replace("`tpc/22`", "`tpc`")
@@ -277,7 +277,10 @@ fn every_fault_is_reported_with_its_place() {
 fn faults_say_what_to_write_and_dont_follow_from_one_another() {
     let text = "[[receivers]]\nname = \"web\"\naddress = \"203.0.113.10\"\nservices = [\"http\"]\nverifier = \"edge\"\n\n\
                 [[rules]]\naction = \"permit\"\nlifetime = \"5m\"\ngranularity = \"host\"\nwho = \"everyone\"\nto = \"web\"\n";
-    assert_eq!(fault(text), "4:13: `http` is no protocol; write \"tcp/80\"\n8:10: `permit` is none of allow, deny");
+    assert_eq!(
+        fault(text),
+        "4:13: `http` is not a protocol; write \"tcp/80\"\n8:10: `permit` is not one of allow, deny"
+    );
 }
 
 #[test]
@@ -286,7 +289,7 @@ fn rules_of_a_draft_are_called_by_its_name() {
     let asked = Asker { groups: vec!["staff".into()], ..Asker::default() };
     let to = destination("203.0.113.10:22").unwrap();
     let text = Compiled::new(draft).unwrap().trace(&Request { subject: asked.subject(), to, now: 0 }).text;
-    assert!(text.starts_with("somebody in staff ") && text.contains("draft.toml:"), "{text}");
+    assert!(text.starts_with("a person in staff ") && text.contains("draft.toml:"), "{text}");
 }
 
 #[test]
@@ -307,7 +310,7 @@ fn wide_grants_need_a_receiver_that_protects_everything() {
 #[test]
 fn a_lifetime_beyond_the_maximum_is_refused() {
     let message = fault_after("[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"git\"\nlifetime = \"2h\"");
-    assert_eq!(message, "`lifetime` is from 10s to 1h");
+    assert_eq!(message, "`lifetime` must be from 10s to 1h");
 }
 
 #[test]
@@ -333,13 +336,16 @@ fn faults_of_values_say_the_way_out() {
             "[[receivers]]\nname = \"x\"\naddress = \"{address}\"\nservices = \"{services}\"\nverifier = \"edge-1\""
         ))
     };
-    assert_eq!(receiver("192.0.2.1/24", "all"), "`192.0.2.1/24` has bits behind its prefix length; write 192.0.2.0/24");
-    assert!(receiver("git.example", "all").contains("no address"));
+    assert_eq!(
+        receiver("192.0.2.1/24", "all"),
+        "`192.0.2.1/24` has bits set after its prefix length; write 192.0.2.0/24"
+    );
+    assert!(receiver("git.example", "all").contains("not an address"));
     assert!(receiver("192.0.2.1", "icmp/8").contains("no ports"));
     assert!(receiver("192.0.2.1", "tcp/50-40").contains("443-450"));
     assert!(receiver("192.0.2.1", "tcp/70000").contains("443-450"));
     let deny = fault_after("[[rules]]\naction = \"deny\"\nwho = \"everyone\"\nto = \"git\"\nlifetime = \"5m\"");
-    assert!(deny.contains("drop `lifetime`"), "{deny}");
+    assert!(deny.contains("remove `lifetime`"), "{deny}");
 }
 
 #[test]
@@ -446,20 +452,20 @@ fn faults_of_windows_and_priorities_say_the_way_out() {
     let rule =
         |key: &str| fault_after(&format!("[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"git\"\n{key}"));
     for (key, way_out) in [
-        ("priority = 70000", "`priority` is a whole number from 0 to 65535"),
-        ("when = \"mon\"", "a time window is written { days = \"mon-fri\""),
-        ("when = []", "a time window is written { days = \"mon-fri\""),
-        ("when = { zone = \"Europe/Zurich\" }", "says at least one of days, hours, from, until"),
+        ("priority = 70000", "`priority` must be a whole number from 0 to 65535"),
+        ("when = \"mon\"", "a time window must be written like { days = \"mon-fri\""),
+        ("when = []", "a time window must be written like { days = \"mon-fri\""),
+        ("when = { zone = \"Europe/Zurich\" }", "must set at least one of days, hours, from, until"),
         ("when = { hours = \"8-18\" }", "such as 08:00-18:00, 22:00-06:00"),
-        ("when = { hours = \"08:00-08:00\" }", "is no span of hours"),
-        ("when = { hours = \"08:00-25:00\" }", "is no span of hours"),
+        ("when = { hours = \"08:00-08:00\" }", "is not a range of hours"),
+        ("when = { hours = \"08:00-25:00\" }", "is not a range of hours"),
         ("when = { days = \"monday\" }", "days: mon, tue, wed, thu, fri, sat, sun"),
         ("when = { days = [], hours = \"08:00-09:00\" }", "`days` is empty"),
         ("when = { hours = \"08:00-09:00\", zone = \"Europe/Zürich\" }", "did you mean `Europe/Zurich`?"),
-        ("when = { from = 2026-05-01, until = 2026-04-30 }", "`until` is not after `from`"),
-        ("when = { from = \"soon\" }", "a date goes here: 2026-03-01"),
+        ("when = { from = 2026-05-01, until = 2026-04-30 }", "`until` must be after `from`"),
+        ("when = { from = \"soon\" }", "expected a date: 2026-03-01"),
         ("when = { form = 2026-01-01, until = 2026-02-01 }", "did you mean `from`?"),
-        ("granularity = \"wide\"", "`wide` is none of network, host, application, flow"),
+        ("granularity = \"wide\"", "`wide` is not one of network, host, application, flow"),
     ] {
         let message = rule(key);
         assert!(message.contains(way_out), "{key}: {message}");
@@ -515,9 +521,9 @@ fn tests_in_the_file_say_what_is_not_as_expected() {
     assert_eq!(
         failures(&wrong),
         [
-            "44: alice works: expected deny by `staff may use git`, and yet: alice may reach 203.0.113.10 tcp/22 \
+            "44: alice works: expected deny by `staff may use git`, but alice may reach 203.0.113.10 tcp/22 \
              (receiver git): allowed by policy.toml:23 staff may use git",
-            "62: expected unprotected, and yet: somebody in staff may reach 203.0.113.10 icmp (receiver git): allowed by \
+            "62: expected unprotected, but a person in staff may reach 203.0.113.10 icmp (receiver git): allowed by \
              policy.toml:23 staff may use git"
         ]
     );
@@ -538,16 +544,16 @@ fn faults_of_tests_say_the_way_out() {
     };
     assert_eq!(test("who", "\"alice\""), "write \"person:alice\"");
     assert_eq!(test("who", "\"group:staf\""), "no group `staf`; did you mean `staff`?");
-    assert_eq!(test("who", "[\"person:a\", \"person:b\"]"), "somebody has one name and one address");
+    assert_eq!(test("who", "[\"person:a\", \"person:b\"]"), "only one person and one address can be given");
     assert!(test("to", "\"git\"").contains("203.0.113.10 tcp/22"));
     assert!(test("to", "\"203.0.113.10 tcp\"").contains("203.0.113.10 tcp/22"));
-    assert!(test("expect", "\"yes\"").contains("none of allow, deny, unprotected"));
+    assert!(test("expect", "\"yes\"").contains("not one of allow, deny, unprotected"));
     assert!(test("rule", "\"staff may use gti\"").contains("did you mean `staff may use git`?"));
     assert!(test("at", "\"tomorrow\"").contains("2026-03-02T09:00:00Z"));
-    assert!(test("from", "\"home\"").contains("`home` is no address"));
+    assert!(test("from", "\"home\"").contains("`home` is not an address"));
     let timed = "[[rules]]\naction = \"deny\"\nwho = \"everyone\"\nto = \"git\"\nwhen = { days = \"sun\" }\n\
                  [[tests]]\nwho = \"everyone\"\nto = \"203.0.113.10:22\"\nexpect = \"deny\"";
-    assert!(fault_after(timed).contains("a test says `at`"));
+    assert!(fault_after(timed).contains("a test must set `at`"));
 }
 
 #[test]
@@ -566,24 +572,27 @@ fn a_trace_names_the_rules_that_lost_and_those_that_only_just_miss() {
         (trace.allowed, trace.rule.as_ref().map(|rule| rule.rule.as_str())),
         (false, Some("policy.toml:29 rule 2"))
     );
-    assert_eq!(told(&trace.beaten), ["policy.toml:23 staff may use git allow 100: 200 is the higher priority"]);
+    assert_eq!(
+        told(&trace.beaten),
+        ["policy.toml:23 staff may use git allow 100: the higher priority 200 takes precedence"]
+    );
     assert_eq!(
         told(&trace.near),
         [
-            "policy.toml:43 ops allow 300: it is about person:carol",
-            "policy.toml:49 weekend deny 200: it does not hold at 2026-03-02T12:00:00Z; again from 2026-03-08T00:00:00Z"
+            "policy.toml:43 ops allow 300: it applies to person:carol",
+            "policy.toml:49 weekend deny 200: it is not in effect at 2026-03-02T12:00:00Z; again from 2026-03-08T00:00:00Z"
         ]
     );
     let sunday = Request { now: instant("2026-03-08T12:00:00Z").unwrap(), ..request };
     assert_eq!(
         told(&policy.trace(&sunday).beaten)[0],
-        "policy.toml:29 rule 2 deny 200: of one priority the last decides, on line 49"
+        "policy.toml:29 rule 2 deny 200: at equal priority the last rule decides, which is on line 49"
     );
     let lab = policy.trace(&ask("alice", &to("203.0.113.65", 6, 22)));
     let grant = "203.0.113.64/28 with all services, for 1h, for one flow, bound to the source address";
     assert_eq!(lab.grant.as_deref(), Some(grant));
     assert_eq!(
         told(&policy.trace(&ask("alice", &to("203.0.113.10", 6, 23))).near)[0],
-        "policy.toml:23 staff may use git allow 100: 203.0.113.10 tcp/23 is no service of git"
+        "policy.toml:23 staff may use git allow 100: 203.0.113.10 tcp/23 is not a service of git"
     );
 }

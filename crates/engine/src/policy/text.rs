@@ -77,7 +77,7 @@ const LEAST_LIFETIME: u32 = 10;
 pub(super) fn parse(text: &str, max_lifetime: u32) -> Result<Policy, Faults> {
     if text.len() > MOST_TEXT {
         let size = text.len();
-        return Err(Faults::whole(format!("a policy of {size} bytes is too long: at most {MOST_TEXT}")));
+        return Err(Faults::whole(format!("the policy is too long: {size} bytes of at most {MOST_TEXT}")));
     }
     Reader::read(text, &["groups", "receivers", "rules", "tests"], |reader, root| {
         let mut policy = Policy::default();
@@ -118,8 +118,8 @@ pub fn name_is_valid(name: &str) -> bool {
 fn check_name(reader: &mut Reader<'_>, name: &Spanned<&str>) -> bool {
     let valid = name_is_valid(name.get_ref());
     if !valid {
-        let rule = "names are 1 to 64 letters, digits, `.`, `_`, `@`, `+` or `-`, and begin with a letter or digit";
-        reader.fault(name.span(), format!("`{}` can't be a name: {rule}", name.get_ref().escape_debug()));
+        let rule = "names have 1 to 64 letters, digits, `.`, `_`, `@`, `+` or `-`, and begin with a letter or digit";
+        reader.fault(name.span(), format!("`{}` is not a valid name: {rule}", name.get_ref().escape_debug()));
     }
     valid
 }
@@ -127,7 +127,7 @@ fn check_name(reader: &mut Reader<'_>, name: &Spanned<&str>) -> bool {
 fn read_groups(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy) {
     let Some(value) = root.value("groups") else { return };
     let Some(table) = value.get_ref().as_table() else {
-        return reader.fault(value.span(), "groups are a table: [groups], then lines such as staff = [\"alice\"]");
+        return reader.fault(value.span(), "groups must be a table: [groups], then lines such as staff = [\"alice\"]");
     };
     for (name, members) in table {
         check_name(reader, &Spanned::new(name.span(), name.get_ref().as_ref()));
@@ -151,8 +151,8 @@ fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut P
         let network = fields.text(reader, "network");
         let verifier = match (&network, fields.value("verifier")) {
             (Some(network), Some(verifier)) => {
-                let why = format!("the verifiers before network `{}` stand in networks.toml", network.get_ref());
-                reader.fault(verifier.span(), format!("{}: drop `verifier`", why.escape_debug()));
+                let why = format!("networks.toml defines the verifiers for network `{}`", network.get_ref());
+                reader.fault(verifier.span(), format!("{}: remove `verifier`", why.escape_debug()));
                 None
             }
             (Some(network), None) => Some(Spanned::new(network.span(), "")),
@@ -190,8 +190,8 @@ fn check_overlaps(reader: &mut Reader<'_>, receivers: &[&Receiver], verifier_spa
             return;
         }
         if let Some(prefix) = one.prefixes.iter().find(|prefix| index.around_prefix(**prefix).count() > MOST_AROUND) {
-            let why = format!("more than {MOST_AROUND} receivers lie around {prefix}, the last of them `{}`", one.name);
-            reader.fault((*span).clone(), format!("{why}; join some: a receiver may have many services"));
+            let why = format!("more than {MOST_AROUND} receivers contain {prefix}, the last of them `{}`", one.name);
+            reader.fault((*span).clone(), format!("{why}; merge some: a receiver may have many services"));
             return;
         }
         let mut near: Vec<_> = one.prefixes.iter().flat_map(|prefix| index.around_prefix(*prefix)).collect();
@@ -204,7 +204,7 @@ fn check_overlaps(reader: &mut Reader<'_>, receivers: &[&Receiver], verifier_spa
             if one.verifier != other.verifier && one.spans.overlaps(&other.spans) && reported.insert(pair) {
                 let (one, other, verifier) = (&one.name, &other.name, &other.verifier);
                 let why = format!("`{one}` overlaps `{other}`, which is behind verifier `{verifier}`");
-                reader.fault(span.clone(), format!("{why}; an address and service have one verifier"));
+                reader.fault(span.clone(), format!("{why}; an address and service can have only one verifier"));
             }
         }
     }
@@ -214,12 +214,12 @@ fn prefix(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<IpNet> {
     let read = text.get_ref().parse::<IpNet>().ok().or_else(|| text.get_ref().parse::<IpAddr>().ok().map(IpNet::from));
     let Some(prefix) = read else {
         let way_out = "write an address (203.0.113.10, 2001:db8::1) or a prefix (203.0.113.0/28)";
-        reader.fault(text.span(), format!("`{}` is no address: {way_out}", text.get_ref().escape_debug()));
+        reader.fault(text.span(), format!("`{}` is not an address: {way_out}", text.get_ref().escape_debug()));
         return None;
     };
     let whole = masked(prefix);
     if whole != prefix {
-        reader.fault(text.span(), format!("`{prefix}` has bits behind its prefix length; write {whole}"));
+        reader.fault(text.span(), format!("`{prefix}` has bits set after its prefix length; write {whole}"));
     }
     Some(whole)
 }
@@ -232,11 +232,11 @@ fn service(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<Service> {
     let (name, ports) = word.split_once('/').map_or((word, None), |(name, ports)| (name, Some(ports)));
     let Some(protocol) = protocol_number(name) else {
         if let Some((_, service)) = KNOWN_SERVICES.iter().find(|(known, _)| *known == word) {
-            reader.fault(text.span(), format!("`{word}` is no protocol; write \"{service}\""));
+            reader.fault(text.span(), format!("`{word}` is not a protocol; write \"{service}\""));
             return None;
         }
         let hint = hint(name, PROTOCOLS.iter().map(|(known, _)| *known).chain(["all"]));
-        reader.fault(text.span(), format!("`{}` is no protocol{hint}", name.escape_debug()));
+        reader.fault(text.span(), format!("`{}` is not a protocol{hint}", name.escape_debug()));
         return None;
     };
     let Some(ports) = ports else {
@@ -253,7 +253,7 @@ fn service(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<Service> {
         }
         _ => {
             let ports = ports.escape_debug();
-            reader.fault(text.span(), format!("`{ports}` is no port or span of ports, such as 22 or 443-450"));
+            reader.fault(text.span(), format!("`{ports}` is not a port or port range, such as 22 or 443-450"));
             None
         }
     }
@@ -270,10 +270,10 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
         if let Some(name) = &name
             && let Some(other) = names.insert(name.get_ref().to_string(), line)
         {
-            reader.fault(name.span(), format!("the rule on line {other} has this name, too"));
+            reader.fault(name.span(), format!("the rule on line {other} has the same name"));
         }
         if name.as_ref().is_some_and(|name| name.get_ref().len() > 128 || name.get_ref().contains(char::is_control)) {
-            reader.fault(fields.span(), "a rule's name is one line of at most 128 bytes");
+            reader.fault(fields.span(), "a rule's name must be one line of at most 128 bytes");
         }
         let action = fields.required_text(reader, "action");
         let actions = [("allow", Action::Allow), ("deny", Action::Deny)];
@@ -289,7 +289,7 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
         if said == Some(Action::Deny) {
             for key in TERMS_KEYS {
                 if let Some(value) = fields.value(key) {
-                    reader.fault(value.span(), format!("a rule that denies gives no grant: drop `{key}`"));
+                    reader.fault(value.span(), format!("a rule with action deny issues no grant: remove `{key}`"));
                 }
             }
         } else if said.is_some() && to.iter().any(|(index, _)| policy.receivers[*index].network.is_some()) {
@@ -352,8 +352,8 @@ fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u3
 fn check_segment_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) {
     for key in ["bind_source", "suite", "carrier", "class"] {
         if let Some(value) = fields.value(key) {
-            let way_out = "drop it, or name receivers of networks in a rule of their own";
-            reader.fault(value.span(), format!("`{key}` is about tokens, which path segments don't have: {way_out}"));
+            let way_out = "remove it, or write a separate rule for the receivers of networks";
+            reader.fault(value.span(), format!("`{key}` applies to tokens, but path segments have none: {way_out}"));
         }
     }
 }
@@ -364,12 +364,15 @@ fn check_pair_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, carrier: O
         if let Some(value) = fields.value(key) {
             reader.fault(
                 value.span(),
-                format!("tokens of suite \"sha224\" open everything and say nothing: drop `{key}`"),
+                format!("tokens of suite \"sha224\" open every service and cannot carry terms: remove `{key}`"),
             );
         }
     }
     if let Some(value) = fields.value("carrier").filter(|_| carrier == Some(Carrier::Tail)) {
-        reader.fault(value.span(), "tokens of suite \"sha224\" travel by shim only: drop `carrier`, or the suite");
+        reader.fault(
+            value.span(),
+            "tokens of suite \"sha224\" require the carrier shim: remove `carrier`, or choose another suite",
+        );
     }
 }
 
@@ -385,9 +388,9 @@ fn check_pair_receivers(reader: &mut Reader<'_>, to: &[(usize, std::ops::Range<u
             && reported.insert(verifier)
         {
             let why = format!(
-                "tokens of suite \"sha224\" open everything behind `{verifier}`, and the rule leaves out `{name}`"
+                "tokens of suite \"sha224\" open every service behind `{verifier}`, but the rule does not name `{name}`"
             );
-            reader.fault(span.clone(), format!("{why}: name it, too, or drop the suite"));
+            reader.fault(span.clone(), format!("{why}: name it, too, or choose another suite"));
         }
     }
 }
@@ -402,7 +405,7 @@ fn check_width(reader: &mut Reader<'_>, to: &[(usize, std::ops::Range<usize>)], 
         let receiver = &policy.receivers[*index];
         if !receiver.protects_all() {
             let name = &receiver.name;
-            let why = format!("host and network grants cover all services, and `{name}` protects only some");
+            let why = format!("host and network grants cover all services, but `{name}` protects only some");
             let way_out = "use granularity = \"application\", or services = [\"all\"] in the receiver";
             reader.fault(span.clone(), format!("{why}: {way_out}"));
         }
@@ -413,7 +416,7 @@ fn choice<T: Copy>(reader: &mut Reader<'_>, word: &Spanned<&str>, choices: &[(&s
     let found = choices.iter().find(|(name, _)| name == word.get_ref()).map(|(_, value)| *value);
     if found.is_none() {
         let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
-        reader.fault(word.span(), format!("`{}` is none of {}", word.get_ref().escape_debug(), names.join(", ")));
+        reader.fault(word.span(), format!("`{}` is not one of {}", word.get_ref().escape_debug(), names.join(", ")));
     }
     found
 }
@@ -432,7 +435,7 @@ fn subject(reader: &mut Reader<'_>, word: &Spanned<&str>, policy: &Policy) -> Op
         None if name_is_valid(text) && !text.starts_with("every") => format!("write \"person:{text}\""),
         _ => {
             let kinds = "\"group:NAME\", \"person:NAME\", \"tag:NAME\", \"address:PREFIX\", \"everyone\"";
-            format!("`{}` is none of {kinds}", text.escape_debug())
+            format!("`{}` is not one of {kinds}", text.escape_debug())
         }
     };
     reader.fault(word.span(), who);

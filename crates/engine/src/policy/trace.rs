@@ -60,9 +60,9 @@ impl Policy {
             let others = matching.iter().filter(|rule| rule.number != winner.number);
             others.map(|rule| {
                 let why = if rule.priority < winner.priority {
-                    format!("{} is the higher priority", winner.priority)
+                    format!("the higher priority {} takes precedence", winner.priority)
                 } else {
-                    format!("of one priority the last decides, on line {}", winner.line)
+                    format!("at equal priority the last rule decides, which is on line {}", winner.line)
                 };
                 reason(rule, why)
             })
@@ -94,17 +94,17 @@ impl Policy {
         let mut misses = Vec::new();
         if !there().any(|receiver| receiver.serves(&request.to)) {
             let names: Vec<_> = there().map(|receiver| receiver.name.as_str()).collect();
-            misses.push(format!("{} is no service of {}", DestinationText(&request.to), names.join(", ")));
+            misses.push(format!("{} is not a service of {}", DestinationText(&request.to), names.join(", ")));
         }
         if !self.is_about(rule, &request.subject) {
             let who: Vec<_> = rule.who.iter().take(4).map(ToString::to_string).collect();
             let more = if rule.who.len() > 4 { ", …" } else { "" };
-            misses.push(format!("it is about {}{more}", who.join(", ")));
+            misses.push(format!("it applies to {}{more}", who.join(", ")));
         }
         if !rule.when.covers(request.now) {
             let next = rule.when.next_change(request.now);
             let next = next.map_or_else(|| "never again".into(), |at| format!("again from {}", written(at)));
-            misses.push(format!("it does not hold at {}; {next}", written(request.now)));
+            misses.push(format!("it is not in effect at {}; {next}", written(request.now)));
         }
         Some(misses)
     }
@@ -158,7 +158,8 @@ fn grant(permit: &super::Permit<'_>) -> String {
         None => format!("{} with all services", permit.scope.prefix),
         Some((protocol, port)) => {
             let place = wire::Destination { address: permit.scope.prefix.addr(), protocol, port };
-            let narrowed = if wanted == "application" { "" } else { ", narrowed: a rule decides otherwise inside" };
+            let narrowed =
+                if wanted == "application" { "" } else { ", narrowed because a rule decides otherwise for a part" };
             format!("{}{narrowed}", DestinationText(&place))
         }
     };

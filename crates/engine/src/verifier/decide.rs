@@ -58,7 +58,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         if route.unknown || !route.addresses().is_empty() {
             let leads = route.unknown || route.addresses().iter().any(|hop| self.tables.services(*hop).is_some());
             self.require("source route", !leads, DropReason::Malformed, || match (leads, route.unknown) {
-                (true, true) => "it has a source route that cannot be followed".into(),
+                (true, true) => "it has a source route that the verifier cannot follow".into(),
                 (true, false) => "its source route leads to a protected address".into(),
                 (false, _) => "its source route leads to no protected address".into(),
             })?;
@@ -78,8 +78,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             && let Some(opened) = shim::open(frame, &packet)
         {
             self.note("shim", opened.is_ok(), || match &opened {
-                Ok((inner, _)) => format!("it holds {}", summary(inner)),
-                Err(_) => "its form is wrong".into(),
+                Ok((inner, _)) => format!("it contains {}", summary(inner)),
+                Err(_) => "it is malformed".into(),
             });
             let (opened, content) = opened?;
             return self.shim(frame, &opened, content, &services);
@@ -170,7 +170,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             return Ok(Outcome::NotOurs);
         }
         if self.tables.at_tc() && packet.network != ETHERNET_LEN {
-            self.note("shim", false, || "at tc it cannot be removed behind a second VLAN tag".into());
+            self.note("shim", false, || "behind a second VLAN tag, it cannot be removed at tc".into());
             return Err(DropReason::Malformed);
         }
         if packet.protocol != UDP && !packet.opens() {
@@ -187,7 +187,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             Content::Token(bytes) => self.token(&bytes, packet)?,
             Content::Ls(bytes) => self.ls_token(&LsToken::decode(&bytes))?,
             Content::Support | Content::KeyTransfer(_) => {
-                self.note("token", false, || "the shim holds no token".into());
+                self.note("token", false, || "the shim contains no token".into());
                 return Err(DropReason::NoToken);
             }
         };
@@ -207,7 +207,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             // others.
             let passes = !services.covers(packet.protocol, 0) && !packet.icmp_error();
             self.require("fragment", passes, DropReason::Fragment, || match packet.icmp_error() {
-                true => "a fragment of an ICMP error: what it quotes cannot be read".into(),
+                true => "a fragment of an ICMP error, whose quoted packet cannot be read".into(),
                 false => "a fragment of an ICMP message".into(),
             })?;
             return Ok(Outcome::NotOurs);
@@ -232,7 +232,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             return Ok(Outcome::NotOurs);
         }
         // A fragmented SYN would need no token; TCP discovers the path MTU and needs no fragments.
-        self.require("fragment", packet.protocol != TCP, DropReason::Fragment, || "its first".into())?;
+        self.require("fragment", packet.protocol != TCP, DropReason::Fragment, || "first of its packet".into())?;
         let flow = self.live_flow(&key).ok_or(DropReason::Fragment)?;
         self.refresh(&key, flow, packet);
         self.tables.put_fragment(&portless, id, self.now);
@@ -249,9 +249,9 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             () => None,
         };
         self.note("first fragment", outcome.is_some(), || match outcome {
-            Some(Outcome::Flow) => "it came on an admitted flow".into(),
-            Some(_) => "it went to a port that is not protected".into(),
-            None => format!("none that may pass has come in the last {FRAGMENT_LIFE} s"),
+            Some(Outcome::Flow) => "it belonged to an admitted flow".into(),
+            Some(_) => "it was sent to a port that is not protected".into(),
+            None => format!("no first fragment that may pass arrived in the last {FRAGMENT_LIFE} s"),
         });
         outcome.ok_or(DropReason::Fragment)
     }
@@ -272,7 +272,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
                 .is_some_and(|services| services.covers(quoted.protocol, quoted.source_port));
         self.note("destination", ours, || match ours {
             true => "the quoted packet came from a protected service".into(),
-            false => "the quoted packet came from nothing protected".into(),
+            false => "the quoted packet did not come from a protected service".into(),
         });
         if !ours {
             return Ok(Outcome::NotOurs);
@@ -305,12 +305,12 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             let by = match flow.origin {
                 origin::TOKEN => format!("admitted by grant {}", Handle(flow.handle)),
                 origin::INSIDE => "opened from inside".into(),
-                origin::ENDED => format!("admitted by grant {} and over", Handle(flow.handle)),
+                origin::ENDED => format!("admitted by grant {}, and ended", Handle(flow.handle)),
                 _ => "established before protection began".into(),
             };
             let silent = now.saturating_sub(flow.seen);
             let end = if live { "" } else { ", which is too long" };
-            format!("{by}; silent for {silent} s of {limit} s{end}")
+            format!("{by}; idle for {silent} s of {limit} s{end}")
         });
         if !live {
             return None;
@@ -318,7 +318,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let proved = is_proved(self.tables.config(), key, &flow, now);
         if !proved {
             let (age, renewal) = (now.saturating_sub(flow.proved), self.tables.config().udp_renewal);
-            self.note("renewal", false, || format!("its last token came {age} s ago; one is due every {renewal} s"));
+            self.note("renewal", false, || format!("its last token arrived {age} s ago; one is due every {renewal} s"));
         }
         proved.then_some(flow)
     }
@@ -345,7 +345,7 @@ fn without_block(packet: &Packet, carrier: Carrier) -> Packet {
 fn summary(packet: &Packet) -> String {
     let end = |address: Option<IpAddr>, port| address.map_or("?".into(), |a| SocketAddr::new(a, port).to_string());
     let opens = if packet.opens() { " SYN" } else { "" };
-    let broken = if packet.form == Form::Whole { "" } else { ", which cannot be read whole" };
+    let broken = if packet.form == Form::Whole { "" } else { ", malformed" };
     let (from, to) = (end(packet.source, packet.source_port), end(packet.destination, packet.destination_port));
     format!("{}{opens} from {from} to {to}{broken}", protocol::name(packet.protocol))
 }

@@ -46,9 +46,9 @@ impl Explanation {
         match self.outcome {
             Outcome::NotOurs => "the packet passes: its destination is not protected".into(),
             Outcome::Flow => "the packet passes: it belongs to an admitted flow".into(),
-            Outcome::Token => "the packet passes without its token, which is right".into(),
+            Outcome::Token => "the packet passes, and its token is valid and removed".into(),
             Outcome::Consumed => {
-                "the packet holds a token alone: its flow is admitted, and the packet ends here".into()
+                "the packet contains only a token: its flow is admitted, and the packet is not passed on".into()
             }
             Outcome::IcmpError => "the packet passes: it is an ICMP error about an admitted flow".into(),
             Outcome::Drop(reason) => match failed {

@@ -45,26 +45,26 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let header = &token.header;
         let speaks = self.tables.config().speaks(header.suite as u8);
         self.require("suite", speaks, DropReason::UnknownSuite, || {
-            format!("{}{}", header.suite.name(), if speaks { "" } else { ", which this verifier does not take" })
+            format!("{}{}", header.suite.name(), if speaks { "" } else { ", which this verifier does not accept" })
         })?;
         let current = Epoch::at(now.into(), self.tables.config().epoch_length.max(1));
         let key = current.from_wire(header.epoch).and_then(|epoch| self.tables.key(epoch));
         self.note("epoch", key.is_some(), || match current.from_wire(header.epoch) {
             Some(epoch) if key.is_some() => format!("epoch {}; the current one is {}", epoch.0, current.0),
             Some(epoch) => format!("this verifier has no key of epoch {}", epoch.0),
-            None => format!("low bits {}, which are not near epoch {}", header.epoch, current.0),
+            None => format!("low bits {}, which match no epoch near {}", header.epoch, current.0),
         });
         let key = key.ok_or(DropReason::UnknownEpoch)?;
         self.expiry("grant", header.expires)?;
         let most = self.tables.config().max_lifetime;
         let left = header.expires - now;
         self.require("lifetime", left <= most, DropReason::LifetimeTooLong, || {
-            format!("{left} s of at most {most} s")
+            format!("{left} s; the maximum is {most} s")
         })?;
         let time = token.time;
         self.require("clock", time.abs_diff(now) <= CLOCK_SKEW_MAX, DropReason::ClockSkew, || {
             let age = i64::from(now) - i64::from(time);
-            format!("the token was made {age} s ago; {CLOCK_SKEW_MAX} s either way are taken")
+            format!("the token was made {age} s ago; at most {CLOCK_SKEW_MAX} s of difference are accepted")
         })?;
         self.remembered(time, DropReason::ClockSkew, "used")?;
         let (Some(source), Some(address)) = (packet.source, packet.destination) else {
@@ -86,7 +86,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
     pub(super) fn ls_token(&mut self, token: &LsToken) -> Result<Claim, DropReason> {
         let speaks = self.tables.config().speaks(ls::SUITE);
         self.require("suite", speaks, DropReason::UnknownSuite, || {
-            format!("{}{}", ls::NAME, if speaks { "" } else { ", which this verifier does not take" })
+            format!("{}{}", ls::NAME, if speaks { "" } else { ", which this verifier does not accept" })
         })?;
         let handle = token.pair.handle();
         let pair = self.tables.pair(handle);
@@ -114,7 +114,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
     fn expiry(&mut self, what: &str, expires: u32) -> Result<(), DropReason> {
         let now = self.now;
         self.require("expiry", expires > now, DropReason::Expired, || {
-            format!("the {what} ends in {} s", i64::from(expires) - i64::from(now))
+            format!("the {what} expires in {} s", i64::from(expires) - i64::from(now))
         })?;
         self.remembered(expires, DropReason::Expired, "revoked")
     }
@@ -125,7 +125,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             return Ok(());
         }
         self.require("memory", false, reason, || {
-            format!("this verifier's clock was set back, and whether it was {what} before is forgotten")
+            format!("this verifier's clock was set back, so it no longer knows whether this was {what} before")
         })
     }
 
@@ -174,7 +174,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         }
         let room = self.tables.put_grant(handle, used);
         self.require("grants in use", room, DropReason::FlowLimit, || {
-            if room { "the grant has its place in the table".into() } else { "the table is full".into() }
+            if room { "the table has an entry for the grant".into() } else { "the table is full".into() }
         })?;
         if in_use.is_none() {
             account = account.map(|used| AccountUse { grants: used.grants.wrapping_add(1), ..used });
@@ -190,7 +190,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         }
         self.require("replay table", replay == Replay::Fresh, DropReason::FlowLimit, || match replay {
             Replay::Full => "the token's bucket is full of tokens that are still valid".into(),
-            Replay::Fresh | Replay::Seen => "it has room for the token".into(),
+            Replay::Fresh | Replay::Seen => "the token's bucket has a free entry".into(),
         })?;
         self.tables.remember(&claim.once, now);
         used.tokens = used.tokens.wrapping_add(1);
@@ -199,7 +199,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.put_account(claim.holder, account);
         let mut flow = match (relation, live) {
             (Relation::Passes, _) => {
-                self.note("owner", true, || "the flow is somebody else's and stays as it is".into());
+                self.note("owner", true, || "the flow belongs to another grant's holder and is not changed".into());
                 return Ok(());
             }
             (Relation::Renews | Relation::Moves, Some(flow)) => Flow { handle: handle.0, ..flow },
@@ -217,7 +217,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let before = self.tables.flow(&key);
         let room = self.tables.put_flow(&key, flow);
         self.require("flows", room, DropReason::FlowLimit, || {
-            if room { "the flow has its place in the table".into() } else { "the table is full".into() }
+            if room { "the table has an entry for the flow".into() } else { "the table is full".into() }
         })?;
         if relation == Relation::Renews {
             return Ok(());
@@ -245,7 +245,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         }
         let room = self.tables.put_account(number, used);
         self.require("accounts", room, DropReason::FlowLimit, || match room {
-            true => format!("account {number} has its place in the table"),
+            true => format!("the table has an entry for account {number}"),
             false => "the table of accounts is full".into(),
         })?;
         let taken = used.tokens as i32;
@@ -280,8 +280,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         if claim.single {
             let alone = used.first == *key;
             self.require("single flow", alone, DropReason::FlowLimit, || match alone {
-                true => "the grant is for this flow alone".into(),
-                false => "the grant is for one flow, and has had another".into(),
+                true => "the grant is used for this flow only".into(),
+                false => "the grant is for a single flow, and another flow used it already".into(),
             })?;
         }
         let flows = used.flows as i32;

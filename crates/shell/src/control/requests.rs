@@ -82,7 +82,7 @@ where
     async fn value(&self, user: u32, request: &[u8]) -> Answer<Value> {
         let request = match serde_json::from_slice(request) {
             Ok(request) => request,
-            Err(error) => return Answer::Error(format!("no such request: {error}")),
+            Err(error) => return Answer::Error(format!("unknown request: {error}")),
         };
         if self.access.class(user) != Class::Full && !(self.limited.0)(&request) {
             return Answer::Error(self.limited.1.to_owned());
@@ -115,7 +115,7 @@ where
             return Admission::Serve(place);
         }
         let Role { name, allowed, .. } = self.role;
-        let refusal = Answer::<Value>::Error(format!("you may not ask the {name}: {allowed}"));
+        let refusal = Answer::<Value>::Error(format!("access to the {name} denied: {allowed}"));
         Admission::Refuse(place, lines::encode(&refusal).unwrap_or_default())
     }
 
@@ -165,7 +165,7 @@ mod tests {
         let error = ask::<Value>(&path, &ROLE, &Request::Detach).await.unwrap_err();
         assert_eq!(error.to_string(), "nothing to detach");
         assert_eq!(send(&path, b"{\"request\":\"detach\"}\n").await, "{\"error\":\"nothing to detach\"}\n");
-        assert!(send(&path, b"{\"request\":\"statsu\"}\n").await.contains("no such request"));
+        assert!(send(&path, b"{\"request\":\"statsu\"}\n").await.contains("unknown request"));
         assert_eq!(send(&path, &[b' '; 200]).await, "", "longer than a request may be");
         serving.abort();
         let _ = serving.await;
@@ -184,7 +184,7 @@ mod tests {
         assert!(matches!(service.value(33, status).await, Answer::Ok(_)));
         assert_eq!(service.value(33, detach).await, Answer::Error("you may ask `status` only".into()));
         let Admission::Refuse(_, line) = service.admit(1000) else { panic!("a stranger is let in") };
-        assert_eq!(line, b"{\"error\":\"you may not ask the daemon: only root may\"}\n");
+        assert_eq!(line, b"{\"error\":\"access to the daemon denied: only root may\"}\n");
     }
 
     #[tokio::test]

@@ -74,7 +74,7 @@ impl Daemon {
     {
         let session = self.places.get(&wanted.interface).and_then(|place| self.sessions.get(self.asks[*place]));
         let Some(asker) = session.and_then(|session| session.standing().asker) else {
-            let answer = Err(Error::Unreachable("nobody is logged in for the tenant".to_owned()));
+            let answer = Err(Error::Unreachable("the tenant's service account is not logged in".to_owned()));
             return self.answered(Answer { wanted, answer });
         };
         let answers = self.answer_sender.clone();
@@ -87,7 +87,7 @@ impl Daemon {
     pub(super) fn answered(&mut self, Answer { wanted, answer }: Answer) {
         let why = answer.as_ref().err().map(ToString::to_string);
         let answer = answer.map_err(|error| {
-            tracing::debug!(interface = wanted.interface, "no segment: {error}");
+            tracing::debug!(interface = wanted.interface, "cannot get a segment: {error}");
             refusal(&error)
         });
         match answer {

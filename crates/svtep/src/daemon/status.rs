@@ -36,8 +36,8 @@ impl Daemon {
             Request::Segments => serde_json::to_value(self.segments())?,
             Request::Detach => {
                 self.kernel.end()?;
-                tracing::warn!("detached by order: tenants are in no network any more");
-                Value::from("detached: tenants are in no network any more")
+                tracing::warn!("detached by command: tenants are no longer connected to any network");
+                Value::from("detached: tenants are no longer connected to any network")
             }
         })
     }

@@ -122,7 +122,7 @@ async fn capture(look: &Look, file: &Path) -> Result<bool> {
     })?;
     let mut all_pass = true;
     for frame in frames {
-        anyhow::ensure!(!frame.cut, "packet {} was not captured whole: capture with -s 0", frame.number);
+        anyhow::ensure!(!frame.cut, "packet {} is truncated in the capture: capture with -s 0", frame.number);
         let time = Some(frame.time.0).filter(|time| *time != 0);
         let request = Request::ExplainFrame { frame: hex::encode(&frame.bytes), time };
         let judged = Judged { number: frame.number, verdict: look.daemon.ask(&request).await? };

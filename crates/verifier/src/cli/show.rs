@@ -19,8 +19,11 @@ pub(super) fn show_status(status: &view::Status) {
         ("authority", format!("{}, {connected}", status.authority)),
         ("trouble", or_dash(status.trouble.as_deref())),
         ("read", status.read.map_or("-".into(), utc)),
-        ("keys until", status.keys_until.map_or("none for the current epoch: nothing new is admitted".into(), utc)),
-        ("epoch", format!("{} s; grants live {} s at most", status.epoch_length, status.max_lifetime)),
+        (
+            "none for the current epoch: no new flow is admitted",
+            status.keys_until.map_or("none for the current epoch: nothing new is admitted".into(), utc),
+        ),
+        ("epoch", format!("{} s; grants last {} s at most", status.epoch_length, status.max_lifetime)),
         ("owners", format!("{} known", status.owners)),
     ];
     for (name, text) in rows {
@@ -35,7 +38,7 @@ pub(super) fn show_status(status: &view::Status) {
         println!("\na gateway; inside: {}", status.inside.join(", "));
     }
     if let Some(mark) = &status.mark {
-        println!("\nnothing is dropped; what is admitted is marked {mark}");
+        println!("\nnothing is dropped; admitted packets carry the mark {mark}");
     }
     if !status.peers.is_empty() {
         print!("\n{}", peers(&status.peers));
@@ -43,7 +46,7 @@ pub(super) fn show_status(status: &view::Status) {
             .peers_heard
             .iter()
             .map(|one| vec![one.from.to_string(), utc(one.since), one.taken.to_string(), one.refused.to_string()]);
-        print!("\n{}", Table::new(&["HEARD FROM", "SINCE", "TAKEN", "REFUSED"], from));
+        print!("\n{}", Table::new(&["RECEIVED FROM", "SINCE", "ACCEPTED", "REFUSED"], from));
     }
     if !status.not_attached.is_empty() {
         let rows = status.not_attached.iter().map(|interface| vec![interface.name.clone(), interface.why.clone()]);
@@ -64,7 +67,7 @@ pub(super) fn show_status(status: &view::Status) {
         let (before, on) = (proofs.endpoints.join(", "), names.join(", "));
         println!("proofs      before {before}, on {on}; {keys}; {} withdrawn", proofs.withdrawn);
         for left in &proofs.not_attached {
-            println!("            not on {}: {}", left.name, left.why);
+            println!("            not attached to {}: {}", left.name, left.why);
         }
         let dropped: u64 = proofs.reasons.iter().map(|reason| reason.packets).sum();
         let passed: Vec<_> = proofs.passed.iter().map(|way| format!("{} {}", way.packets, way.name)).collect();
@@ -83,9 +86,9 @@ fn show_exposure(status: &view::Status) {
     let view::Extended { services, networks, crowded } = &status.extended;
     if !services.is_empty() {
         let services: Vec<_> = services.iter().map(service).collect();
-        let between = if *crowded { ", and ports between them for want of room" } else { "" };
+        let between = if *crowded { ", and the ports between them, because the table has too few entries" } else { "" };
         let (services, count) = (services.join(" "), networks.len());
-        println!("\nat this host's other addresses, too ({count} networks): {services}{between}");
+        println!("\nalso at this host's other addresses ({count} networks): {services}{between}");
     }
     let rows = status.outside.iter().map(|socket| {
         let at: Vec<_> = socket.at.iter().map(ToString::to_string).collect();
@@ -108,7 +111,7 @@ fn peers(peers: &[view::Peer]) -> Table {
         let gap = peer.gap_us.map_or("-".into(), |gap| format!("{:.1} ms", gap as f64 / 1e3));
         vec![peer.address.clone(), state.to_owned(), peer.told.to_string(), peer.refused.to_string(), gap]
     });
-    Table::new(&["PEER", "STATE", "TOLD", "REFUSED", "GAP"], rows)
+    Table::new(&["PEER", "STATE", "SENT", "REFUSED", "GAP"], rows)
 }
 
 fn service(service: &Service) -> String {
@@ -184,7 +187,7 @@ pub(super) fn show_drops(drops: &view::Drops) {
     let rows = counted.map(|(counter, kind)| vec![counter.name.clone(), kind.into(), counter.packets.to_string()]);
     print!("{}", Table::new(&["OUTCOME", "", "PACKETS"], rows));
     if drops.samples_lost > 0 {
-        println!("{} drops were counted and not reported", drops.samples_lost);
+        println!("{} drops were counted but not reported", drops.samples_lost);
     }
     if !drops.samples.is_empty() {
         const HEAD: [&str; 8] = ["TIME", "REASON", "CLIENT", "SERVER", "PROTOCOL", "GRANT", "INTERFACE", "LENGTH"];

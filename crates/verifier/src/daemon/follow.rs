@@ -38,7 +38,7 @@ impl Daemon {
         let mut trial = trial.map(|trial| Instant::now() + trial);
         if let Some(end) = trial {
             let seconds = end.duration_since(Instant::now()).as_secs();
-            tracing::warn!(seconds, "trying: protection ends unless `vouchsafe verifier confirm` comes in time");
+            tracing::warn!(seconds, "trial: protection ends unless `vouchsafe verifier confirm` is run in time");
         }
         loop {
             tokio::select! {
@@ -66,7 +66,7 @@ impl Daemon {
                 },
                 () = until(trial) => {
                     self.shared.protection_mut().end()?;
-                    tracing::error!("nobody confirmed in time: protection has been taken back");
+                    tracing::error!("nobody confirmed in time: protection has ended");
                     return Ok(ExitCode::FAILURE);
                 },
                 () = signals.any() => break,
@@ -76,13 +76,15 @@ impl Daemon {
         follower.save_last().await;
         if trial.is_some() {
             self.shared.protection_mut().end()?;
-            tracing::warn!("stopped before anybody confirmed: protection has been taken back");
+            tracing::warn!("stopped before anybody confirmed: protection has ended");
             return Ok(ExitCode::FAILURE);
         }
         if self.shared.observes() {
-            tracing::info!("stopped; nothing is protected: what is attached counts and drops nothing");
+            tracing::info!("stopped; nothing is protected: the attached programs count and drop nothing");
         } else {
-            tracing::info!("stopped; protection goes on with the keys there are. `vouchsafe verifier detach` ends it");
+            tracing::info!(
+                "stopped; protection stays in force until the current keys expire. `vouchsafe verifier detach` ends it"
+            );
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -147,7 +149,9 @@ impl Daemon {
         let protection = self.shared.protection();
         if protection.addresses_changed() {
             match protection.protect(&state.config.receivers) {
-                Ok(()) => tracing::info!("this host's addresses changed: its ports are protected at those it has now"),
+                Ok(()) => {
+                    tracing::info!("this host's addresses changed: its ports are protected at the current addresses")
+                }
                 Err(error) => tracing::error!("{error:#}"),
             }
         }
@@ -173,7 +177,7 @@ impl Daemon {
         }
         let is_closed = self.shared.protection().is_closed() || self.shared.protection().proofs_are_closed();
         if is_closed && let Err(error) = self.write(follower.current_state()) {
-            tracing::debug!("still closed: {error:#}");
+            tracing::debug!("no new flows are admitted yet: {error:#}");
         }
         // Only with what this process has fetched: the state on the disk may lack the last revocations.
         if follower.health().borrow().read.is_some() {
@@ -181,7 +185,9 @@ impl Daemon {
         }
         let keyless = !self.shared.protection().is_closed() && self.shared.protection().keys_until(now()).is_none();
         if keyless && !std::mem::replace(&mut self.keyless, keyless) {
-            tracing::error!("no key for the current epoch: nothing new is admitted until the authority can be reached");
+            tracing::error!(
+                "no key for the current epoch: no new flows are admitted until the authority can be reached"
+            );
         }
         self.keyless = keyless;
         for handle in self.shared.protection().without_class() {
@@ -198,18 +204,18 @@ impl Daemon {
         match order {
             Order::Confirm => {
                 if trial.is_none() {
-                    bail!("nothing is being tried");
+                    bail!("no trial to confirm");
                 }
                 self.shared.protection_mut().last()?;
                 *trial = None;
                 *self.shared.trial() = None;
                 tracing::info!("confirmed: protection stays");
-                Ok("protection stays".into())
+                Ok("confirmed: protection stays".into())
             }
             Order::Detach => {
                 self.shared.protection_mut().end()?;
-                tracing::warn!("detached by order: nothing is protected any more");
-                Ok("detached: nothing is protected any more".into())
+                tracing::warn!("detached by command: nothing is protected now");
+                Ok("detached: nothing is protected now".into())
             }
         }
     }
@@ -220,7 +226,7 @@ impl Role for Daemon {
 
     fn apply(&mut self, state: &State, before: &State) -> Result<()> {
         if state.config.receivers != before.config.receivers {
-            tracing::info!(receivers = state.config.receivers.len(), "what is protected changed");
+            tracing::info!(receivers = state.config.receivers.len(), "the protected destinations changed");
         }
         let written = self.write(state);
         self.second_cut = Some(Instant::now() + SECOND_CUT);
@@ -264,8 +270,9 @@ pub(super) async fn name(shared: Arc<Shared>, authority: client::Authority, mut 
             Some(owner) => shared.learn(owner),
             None => match authority.grant_owner(handle).await {
                 Ok(Some(owner)) => shared.learn(owner),
-                Ok(None) => tracing::warn!(handle = %Handle(handle), "the authority does not know whose grant this is"),
-                Err(error) => tracing::warn!("cannot ask whose a grant is: {error}"),
+                Ok(None) => tracing::warn!(handle = %Handle(handle), "the authority does not know the owner of this \
+                                                                      grant"),
+                Err(error) => tracing::warn!("cannot look up the owner of a grant: {error}"),
             },
         }
     }

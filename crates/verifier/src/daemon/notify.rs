@@ -29,7 +29,7 @@ fn line(protection: &Protection, connected: Option<bool>) -> String {
     let interfaces: Vec<_> =
         protection.interfaces().into_iter().map(|one| format!("{} ({})", one.name, one.hook)).collect();
     let authority = match connected {
-        None => "the authority has not been asked yet",
+        None => "not yet connected to the authority",
         Some(true) => "connected to the authority",
         Some(false) => "no connection to the authority",
     };
@@ -39,6 +39,6 @@ fn line(protection: &Protection, connected: Option<bool>) -> String {
 fn tell(state: &[NotifyState<'_>]) {
     // A no-op without a service manager.
     if let Err(error) = sd_notify::notify(state) {
-        tracing::warn!("cannot tell the service manager: {error}");
+        tracing::warn!("cannot notify the service manager: {error}");
     }
 }

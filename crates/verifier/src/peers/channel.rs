@@ -30,10 +30,10 @@ pub struct Identity {
 }
 
 fn certified(key: &VerifierKey, provider: &CryptoProvider) -> Result<CertifiedKey> {
-    let seed = key.peer_seed().context("no seed")?;
+    let seed = key.peer_seed().context("cannot derive the seed of the peer key")?;
     let pkcs8 = Zeroizing::new([&PKCS8_HEAD[..], &seed[..]].concat());
     let signing = provider.key_provider.load_private_key(PrivatePkcs8KeyDer::from(pkcs8.to_vec()).into())?;
-    let public = signing.public_key().context("no public key")?;
+    let public = signing.public_key().context("cannot derive the public key of the peer key")?;
     Ok(CertifiedKey::new(vec![CertificateDer::from(public.as_ref().to_vec())], signing))
 }
 
@@ -49,7 +49,7 @@ impl Identity {
                 own = Some(Arc::new(certified));
             }
         }
-        let own = own.context("there is no key for the current epoch, by which gateways know each other")?;
+        let own = own.context("no key for the current epoch, so gateways cannot authenticate each other")?;
         Ok(Self { own, known, provider })
     }
 
@@ -80,7 +80,7 @@ impl Identity {
 
     fn check(&self, presented: &CertificateDer<'_>) -> Result<(), Error> {
         let known = self.known.iter().any(|known| known.as_ref() == presented.as_ref());
-        known.then_some(()).ok_or_else(|| Error::General("it does not hold this verifier's keys".into()))
+        known.then_some(()).ok_or_else(|| Error::General("the peer does not have this verifier's keys".into()))
     }
 
     fn check_signature(
@@ -99,7 +99,7 @@ impl Identity {
     }
 }
 
-const NOT_TLS12: &str = "gateways speak TLS 1.3";
+const NOT_TLS12: &str = "gateways require TLS 1.3";
 
 /// The methods for signatures, which both traits require in the same form.
 macro_rules! signatures {

@@ -28,7 +28,7 @@ impl Drop for Running {
 
 /// Opens the listener for other gateways.
 pub async fn listen(at: SocketAddr) -> Result<TcpListener> {
-    TcpListener::bind(at).await.with_context(|| format!("peer_listen: can't listen at {at}"))
+    TcpListener::bind(at).await.with_context(|| format!("peer_listen: cannot listen on {at}"))
 }
 
 /// Starts announcing flows to the peers and listening to theirs.

@@ -26,7 +26,7 @@ pub async fn serve(listener: TcpListener, peers: Arc<Peers>, shared: Arc<Shared>
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!("peers: {error}");
+                tracing::warn!("cannot accept a connection from a peer gateway: {error}");
                 sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -38,19 +38,19 @@ pub async fn serve(listener: TcpListener, peers: Arc<Peers>, shared: Arc<Shared>
         tokio::spawn(async move {
             let proved = timeout(PATIENCE, prove(stream, &peers, &shared)).await;
             drop(permit);
-            let (stream, id) = match proved.context("said nothing in time").flatten() {
+            let (stream, id) = match proved.context("the handshake timed out").flatten() {
                 Ok(proved) => proved,
-                Err(error) => return tracing::debug!(%from, "a stranger came as a peer: {error:#}"),
+                Err(error) => return tracing::debug!(%from, "rejected a connection to `peer_listen`: {error:#}"),
             };
             let Ok(_permit) = known.try_acquire_owned() else {
-                return tracing::warn!(%from, "too many peers");
+                return tracing::warn!(%from, "too many peer gateways");
             };
-            tracing::info!(%from, "a peer tells of its flows");
+            tracing::info!(%from, "a peer gateway connected");
             peers.sources().insert(id, Source::new(from));
             let error = hear(stream, id, from, &peers, &shared).await;
             peers.forget_source(id, from);
             if let Err(error) = error {
-                tracing::info!(%from, "the peer is gone: {error:#}");
+                tracing::info!(%from, "a peer gateway disconnected: {error:#}");
             }
         });
     }
@@ -61,7 +61,7 @@ async fn prove(stream: TcpStream, peers: &Peers, shared: &Shared) -> Result<(Tls
     let identity = Arc::new(shared.protection().identity(now())?);
     let mut stream = identity.accept(stream).await?;
     let id = greet(&mut stream, peers.id).await?;
-    ensure!(id != peers.id, "it is this gateway itself");
+    ensure!(id != peers.id, "the peer is this gateway itself");
     Ok((stream, id))
 }
 
@@ -75,17 +75,16 @@ async fn hear(
     let since = shared.protection().epoch(now()).0;
     loop {
         let mut head = Head::new_zeroed();
-        let read =
-            timeout(SILENCE, stream.read_exact(head.as_mut_bytes())).await.context("it says nothing any more")?;
-        read.context("the connection is lost")?;
+        let read = timeout(SILENCE, stream.read_exact(head.as_mut_bytes())).await.context("no message in time")?;
+        read.context("the connection was lost")?;
         let count = head.records.get() as usize;
-        ensure!(count <= RECORDS_MAX, "{count} flows in one frame");
+        ensure!(count <= RECORDS_MAX, "a frame announces {count} flows, which is too many");
         let mut records = vec![Record::new_zeroed(); count];
-        timeout(SILENCE, stream.read_exact(records.as_mut_bytes())).await.context("it stopped in a frame")??;
+        timeout(SILENCE, stream.read_exact(records.as_mut_bytes())).await.context("a frame is incomplete")??;
         // A gateway must authenticate again once the key that it proved is no longer valid.
         let epoch = shared.protection().epoch(now()).0;
         if epoch == 0 || epoch > since + 1 {
-            bail!("the keys that it proved itself by are over");
+            bail!("the keys that the peer authenticated with have expired: it has to connect again");
         }
         let (taking, told) = (shared.clone(), peers.clone());
         let taken = tokio::task::spawn_blocking(move || take(&told, &taking, &records)).await??;
@@ -100,7 +99,7 @@ async fn hear(
             stream.write_all(reply.as_bytes()).await?;
             stream.flush().await
         };
-        timeout(SILENCE, write).await.context("it does not hear the answer")??;
+        timeout(SILENCE, write).await.context("the peer does not read the answer")??;
     }
 }
 
@@ -120,7 +119,8 @@ fn take(peers: &Peers, shared: &Shared, records: &[Record]) -> Result<u32> {
             Some(before) => peers.heard().insert(told.key, before),
             None => peers.heard().remove(&told.key),
         };
-        tracing::debug!(client = ?told.key.client(), server = ?told.key.server(), "a peer's flow is not taken over");
+        tracing::debug!(client = ?told.key.client(), server = ?told.key.server(), "cannot take over a peer gateway's \
+                                                                                   flow");
     }
     Ok(taken)
 }

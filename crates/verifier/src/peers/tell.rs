@@ -58,13 +58,13 @@ async fn talk(
         (Arc::new(protection.identity(now())?), protection.epoch(now()))
     };
     let connect = async {
-        let stream = TcpStream::connect(&state.address).await.context("can't connect")?;
+        let stream = TcpStream::connect(&state.address).await.context("cannot connect")?;
         stream.set_nodelay(true)?;
-        identity.connect(stream).await.context("it is not a gateway of this verifier")
+        identity.connect(stream).await.context("the peer cannot be authenticated as a gateway of this verifier")
     };
-    let mut stream = timeout(PATIENCE, connect).await.context("does not answer")??;
-    let theirs = timeout(PATIENCE, greet(&mut stream, peers.id)).await.context("does not answer")??;
-    ensure!(theirs != peers.id, "this is the gateway itself: leave it out of `peers`");
+    let mut stream = timeout(PATIENCE, connect).await.context("no answer in time")??;
+    let theirs = timeout(PATIENCE, greet(&mut stream, peers.id)).await.context("no answer in time")??;
+    ensure!(theirs != peers.id, "the peer is this gateway itself: remove it from `peers`");
     let (reader, writer) = split(stream);
     let unanswered = Unanswered::default();
     let mut writer = Writer { writer, number: 0, unanswered: &unanswered };
@@ -169,7 +169,7 @@ impl<W: AsyncWrite + Unpin> Writer<'_, W> {
             self.writer.write_all(&bytes).await?;
             self.writer.flush().await
         };
-        timeout(SILENCE, write).await.context("does not listen any more")?.context("the connection is lost")
+        timeout(SILENCE, write).await.context("the peer no longer reads")?.context("the connection was lost")
     }
 }
 
@@ -181,10 +181,12 @@ async fn hear_answers(
     loop {
         let mut reply = Reply::new_zeroed();
         let read =
-            timeout(SILENCE, reader.read_exact(reply.as_mut_bytes())).await.context("does not answer any more")?;
-        read.context("the connection is lost")?;
-        let Some((number, oldest)) = unanswered.queue().pop_front() else { bail!("it answers what nobody said") };
-        ensure!(reply.number.get() == number, "it answers something else");
+            timeout(SILENCE, reader.read_exact(reply.as_mut_bytes())).await.context("the peer no longer answers")?;
+        read.context("the connection was lost")?;
+        let Some((number, oldest)) = unanswered.queue().pop_front() else {
+            bail!("unexpected answer: no frame is unacknowledged")
+        };
+        ensure!(reply.number.get() == number, "the answer is to another frame");
         let gap = oldest.map(|oldest| Duration::from_nanos(boot_time().saturating_sub(oldest)));
         state.answered(reply.taken.get(), reply.refused.get(), gap);
     }

@@ -50,7 +50,7 @@ impl Protection {
             }
         }
         self.tell_open_ways();
-        anyhow::ensure!(!self.attached.is_empty(), "there is no interface to protect: name one by --interface");
+        anyhow::ensure!(!self.attached.is_empty(), "no interface to protect: name one with --interface");
         if self.settings.observe {
             self.pins.note_observing(true)?;
         }
@@ -97,7 +97,7 @@ impl Protection {
                 gateway.forget_outside(&name);
             }
             if !passed_over.contains_key(&name) {
-                tracing::warn!(interface = name, "the interface is gone");
+                tracing::warn!(interface = name, "the interface has disappeared");
             }
         }
         self.tell_passed_over(passed_over);
@@ -138,12 +138,15 @@ impl Protection {
             let below = covered.get(&interface.index).and_then(|below| layers.iter().find(|l| l.index == *below));
             match below {
                 Some(Layer { name, .. }) if named => {
-                    let why = format!("its frames come through {name}, which takes tokens out: name one of them only");
+                    let why =
+                        format!("its frames pass through {name}, which removes their tokens: name only one of the two");
                     wanted.passed_over.insert(interface.name.clone(), why);
                     wanted.attach.push(interface);
                 }
                 Some(Layer { name, .. }) => {
-                    wanted.passed_over.insert(interface.name, format!("its frames come through {name}: judged there"));
+                    wanted
+                        .passed_over
+                        .insert(interface.name, format!("its frames pass through {name} and are checked there"));
                 }
                 None if named || interface.link_header == 14 => wanted.attach.push(interface),
                 None if layer.is_some_and(|layer| layer.up) => {
@@ -161,7 +164,7 @@ impl Protection {
                 if !self.settings.interfaces.is_empty() || why == NO_ETHERNET {
                     tracing::warn!(interface, "{why}");
                 } else {
-                    tracing::info!(interface, "not attached: {why}");
+                    tracing::info!(interface, "cannot attach: {why}");
                 }
             }
         }
@@ -218,7 +221,7 @@ impl Protection {
         }
         for name in self.pins.links().iter().filter(|name| !self.settings.interfaces.contains(name)) {
             self.pins.remove_link(name)?;
-            tracing::warn!(interface = name, "detached: it is no longer among the interfaces to protect");
+            tracing::warn!(interface = name, "detached: no longer among the interfaces to protect");
         }
         Ok(())
     }

@@ -55,7 +55,7 @@ impl Protection {
                 Ok(None) => {}
                 Ok(Some(account)) => self.warn_of_account(account),
                 Err(error) => {
-                    tracing::debug!(holder = session.holder, "no room: {error:#}");
+                    tracing::debug!(holder = session.holder, "cannot store an ended session: {error:#}");
                     left.insert(session.holder);
                 }
             }
@@ -151,8 +151,8 @@ impl Protection {
             tracing::error!(
                 left,
                 room,
-                "no room for revoked grants and ended sessions: nothing new is admitted until some have ended; admitted flows go on. Raise \
-                 --max-revoked and restart"
+                "the table of revoked grants and ended sessions is full: no new flows are admitted until some have \
+                 expired; admitted flows continue. Raise --max-revoked and restart"
             );
         }
     }
@@ -195,12 +195,12 @@ impl Protection {
                 self.tidy_classes(swept.now);
                 self.tidy_grant_room(swept.now.into());
                 if let Some(Err(error)) = self.gateway.as_ref().map(|gateway| gateway.sweep(swept.now)) {
-                    tracing::error!("inside addresses: {error:#}");
+                    tracing::error!("cannot sweep the inside addresses: {error:#}");
                 }
                 swept.flows
             }
             Err(error) => {
-                tracing::error!("sweep: {error:#}");
+                tracing::error!("cannot sweep the tables: {error:#}");
                 0
             }
         }

@@ -33,7 +33,7 @@ impl Protection {
         let mut written = Written { named: entries.iter().map(|entry| entry.prefix).collect(), ..Written::default() };
         if !self.settings.only_named {
             written.local = Local::now().unwrap_or_else(|error| {
-                tracing::error!("the addresses of this host are not all protected: {error:#}");
+                tracing::error!("cannot protect all addresses of this host: {error:#}");
                 Local::default()
             });
             written.extension = extension(receivers, &written.local, !self.settings.inside.is_empty());
@@ -42,12 +42,12 @@ impl Protection {
         }
         if written.crowded && !self.written().crowded {
             tracing::warn!(
-                "more services than one address has room for: at this host's addresses ports between them are protected, \
-                 too. Join ports into spans, or set only_named"
+                "too many services for the entry of one address: at this host's addresses, the ports between them are \
+                 protected, too. Join ports into ranges, or set only_named"
             );
         }
         let entries: Vec<_> = entries.iter().map(|e| (e.prefix.addr(), e.prefix.prefix_len(), e.services)).collect();
-        self.verifier.protect(&entries).context("cannot write what is protected")?;
+        self.verifier.protect(&entries).context("cannot update the table of protected destinations")?;
         *self.written() = written;
         Ok(())
     }

@@ -14,9 +14,13 @@ pub(super) fn check(settings: &Settings) -> Result<()> {
     let marks = settings.mark.is_some();
     ensure!(
         !marks || settings.hook == Choice::Only(Hook::Tc),
-        "`verdict = \"mark\"` needs `hook = \"tc\"`: XDP has no marks"
+        "`verdict = \"mark\"` requires `hook = \"tc\"`: XDP cannot mark packets"
     );
-    ensure!(!marks || !settings.observe, "`observe` changes no packet, and `verdict = \"mark\"` does: leave one out");
+    ensure!(
+        !marks || !settings.observe,
+        "`observe` and `verdict = \"mark\"` exclude each other, because `observe` must not change packets: remove one \
+         of them"
+    );
     Ok(())
 }
 

@@ -56,7 +56,7 @@ impl Protection {
             tracing::error!(
                 left,
                 room = all,
-                "no room for pairs: their tokens are dropped. Raise --max-pairs and restart"
+                "the table of pairs is full: tokens of the remaining pairs are dropped. Raise --max-pairs and restart"
             );
         }
         if beyond_share > 0 {
@@ -64,7 +64,7 @@ impl Protection {
             tracing::warn!(
                 beyond_share,
                 share,
-                "an account has more pairs than its share: tokens of the others are dropped"
+                "an account has more pairs than its share of the table: tokens of its remaining pairs are dropped"
             );
         }
         Ok(())

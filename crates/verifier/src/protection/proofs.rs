@@ -35,7 +35,7 @@ impl Protection {
 
     pub(super) fn sweep_proofs(&self) {
         if let Some(Err(error)) = self.proving.as_ref().map(|proving| proving.sweep()) {
-            tracing::error!("withdrawals: {error:#}");
+            tracing::error!("cannot sweep withdrawn consent: {error:#}");
         }
     }
 }

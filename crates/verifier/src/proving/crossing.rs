@@ -100,7 +100,7 @@ impl Crossing {
                 Ok(crossing) => {
                     let _ = opened.send(Ok(()));
                     if let Err(error) = cross(crossing, verifier, &told, &counters) {
-                        tracing::error!("no frame crosses any more: {error:#}");
+                        tracing::error!("frames no longer cross: {error:#}");
                     }
                 }
                 Err(error) => {
@@ -117,7 +117,7 @@ impl Crossing {
         opened?;
         self.failed = None;
         let [one, other] = &self.settings.interfaces[..] else { unreachable!("there are two") };
-        tracing::info!(one, other, "frames cross by way of the check of proofs");
+        tracing::info!(one, other, "frames cross through the check of proofs");
         Ok(())
     }
 }
@@ -135,7 +135,10 @@ impl Proving for Crossing {
     fn write(&self, config: &api::VerifierConfig, keys: &api::EpochKeys) -> Result<()> {
         let held = read(keys.proofs.as_ref())?;
         if keys.proofs.is_none() {
-            tracing::warn!(verifier = config.verifier, "no path leads by this verifier of proofs: nothing passes");
+            tracing::warn!(
+                verifier = config.verifier,
+                "no path leads through this verifier of proofs: all packets are dropped"
+            );
         }
         self.change(|verifier| {
             withdraw(verifier, &config.withdrawn);
@@ -186,7 +189,7 @@ impl Proving for Crossing {
         if let Err(error) = self.start() {
             let text = format!("{error:#}");
             if self.failed.as_ref() != Some(&text) {
-                tracing::error!("no frame crosses: {text}");
+                tracing::error!("frames do not cross: {text}");
             }
             self.failed = Some(text);
         }

@@ -57,7 +57,9 @@ impl Program {
             self.programs.withdraw(vni, what.receiver, what.sender, what.until).err()
         });
         let Some(error) = left else { return true };
-        tracing::error!("no room for withdrawn consent, so no proof is taken until some has ended: {error:#}");
+        tracing::error!(
+            "the table of withdrawn consent is full, so no proof is accepted until some entries have expired: {error:#}"
+        );
         if let Err(error) = self.programs.hold(&[]) {
             tracing::error!("cannot clear keys: {error:#}");
         }
@@ -78,10 +80,13 @@ impl Proving for Program {
                 self.closed.store(false, Ordering::Relaxed);
             }
             if keys.proofs.is_none() {
-                tracing::warn!(verifier = config.verifier, "no path leads by this verifier of proofs: nothing passes");
+                tracing::warn!(
+                    verifier = config.verifier,
+                    "no path leads through this verifier of proofs: all packets are dropped"
+                );
             }
         }
-        self.programs.stand_before(&endpoints).context("cannot write which endpoints it stands before")
+        self.programs.stand_before(&endpoints).context("cannot store the endpoints that this verifier protects")
     }
 
     fn withdraw(&self, withdrawn: &[Withdrawal]) {
@@ -129,11 +134,11 @@ impl Proving for Program {
             }
             self.attached.remove(&name);
             self.programs.release(&name);
-            let done = there.context("the interface is gone").and_then(|interface| self.attach_one(interface));
+            let done = there.context("the interface has disappeared").and_then(|interface| self.attach_one(interface));
             if let Err(error) = done {
                 let text = format!("{error:#}");
                 if self.failed.insert(name.clone(), text.clone()).as_ref() != Some(&text) {
-                    tracing::error!(interface = name, "proofs are not checked: {text}");
+                    tracing::error!(interface = name, "cannot check proofs on this interface: {text}");
                 }
             }
         }

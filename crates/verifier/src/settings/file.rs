@@ -71,7 +71,7 @@ pub fn parse(text: &str) -> Result<(Option<StoredEnrolment>, Options), Faults> {
             hook: fields.text(reader, "hook").and_then(|text| {
                 let known = hook(text.get_ref()).ok();
                 if known.is_none() {
-                    reader.fault(text.span(), "`hook` is \"auto\", \"xdp\" or \"tc\"");
+                    reader.fault(text.span(), "`hook` must be \"auto\", \"xdp\" or \"tc\"");
                 }
                 known
             }),
@@ -87,7 +87,7 @@ pub fn parse(text: &str) -> Result<(Option<StoredEnrolment>, Options), Faults> {
             replay_buckets: number(reader, fields, "replay_buckets", &(64..=1 << 24)).inspect(|buckets| {
                 if !buckets.is_power_of_two() {
                     let at = fields.value("replay_buckets").map_or(0..0, |value| value.span());
-                    reader.fault(at, "`replay_buckets` is a power of two");
+                    reader.fault(at, "`replay_buckets` must be a power of two");
                 }
             }),
             flows_per_grant: number(reader, fields, "flows_per_grant", &FLOWS),
@@ -143,7 +143,7 @@ pub(super) fn word<T>(
     match read(text.get_ref()) {
         Ok(word) => Some(word),
         Err(wanted) => {
-            reader.fault(text.span(), format!("`{key}` is {wanted}"));
+            reader.fault(text.span(), format!("`{key}` must be {wanted}"));
             None
         }
     }
@@ -161,7 +161,7 @@ fn named<T>(
     for text in document::texts(reader, value) {
         match read(text.get_ref()) {
             Ok(one) => known.push(one),
-            Err(names) => reader.fault(text.span(), format!("`{key}` takes {names}")),
+            Err(names) => reader.fault(text.span(), format!("`{key}` accepts only {names}")),
         }
     }
     known
@@ -172,7 +172,10 @@ pub(super) fn networks(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &s
     let read = document::texts(reader, value).into_iter().filter_map(|text| {
         let known = network(text.get_ref()).ok();
         if known.is_none() {
-            reader.fault(text.span(), format!("`{key}` holds networks and addresses, such as \"192.0.2.0/24\""));
+            reader.fault(
+                text.span(),
+                format!("`{key}` must be a list of networks and addresses, such as \"192.0.2.0/24\""),
+            );
         }
         known
     });

@@ -35,10 +35,10 @@ impl ProofsSettings {
     pub(super) fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Self> {
         let value = fields.value("proofs")?;
         let Some(table) = value.get_ref().as_table() else {
-            reader.fault(value.span(), "`proofs` is a table: write it as `[proofs]`");
+            reader.fault(value.span(), "`proofs` must be a table: write it as `[proofs]`");
             return None;
         };
-        let fields = Fields::new(reader, table, value.span(), "the section [proofs]", KEYS);
+        let fields = Fields::new(reader, table, value.span(), "[proofs]", KEYS);
         for key in ["endpoints", "interface"] {
             fields.required(reader, key);
         }
@@ -56,10 +56,16 @@ impl ProofsSettings {
         let engine = engine.unwrap_or_default();
         if engine == Engine::AfXdp {
             if interfaces.len() != 2 || interfaces[0] == interfaces[1] {
-                reader.fault(fields.span(), "with `engine = \"af_xdp\"` frames cross between two interfaces: name two");
+                reader.fault(
+                    fields.span(),
+                    "`engine = \"af_xdp\"` requires two different interfaces, between which frames cross",
+                );
             }
             if fields.value("remembered").is_some() {
-                reader.fault(fields.span(), "`remembered` is for `engine = \"xdp\"`: the other one remembers nothing");
+                reader.fault(
+                    fields.span(),
+                    "`remembered` requires `engine = \"xdp\"`: the other engine remembers no proofs",
+                );
             }
         }
         let remembered = fields.number(reader, "remembered", REMEMBERED, 16, 1 << 24);
@@ -79,14 +85,17 @@ mod tests {
         let two = read("endpoints = \"::/0\"\ninterface = [\"a\", \"b\"]\nengine = \"af_xdp\"").expect("valid");
         assert_eq!((one.engine, two.expect("there").engine), (super::Engine::Xdp, super::Engine::AfXdp));
         for (text, fault) in [
-            ("interface = \"eth1\"", "lacks the key `endpoints`"),
+            ("interface = \"eth1\"", "missing key `endpoints`"),
             ("endpoints = []\ninterface = \"eth1\"", "is empty"),
             ("endpoints = \"x\"\ninterface = \"eth1\"", "networks and addresses"),
             ("endpoints = \"::/0\"\ninterface = \"eth1\"\nremembered = 1", "from 16"),
             ("endpoints = \"::/0\"\ninterface = \"eth1\"\nengine = \"dpdk\"", "\"af_xdp\""),
-            ("endpoints = \"::/0\"\ninterface = \"eth1\"\nengine = \"af_xdp\"", "name two"),
-            ("endpoints = \"::/0\"\ninterface = [\"a\", \"a\"]\nengine = \"af_xdp\"", "name two"),
-            ("endpoints = \"::/0\"\ninterface = [\"a\", \"b\"]\nengine = \"af_xdp\"\nremembered = 64", "is for"),
+            ("endpoints = \"::/0\"\ninterface = \"eth1\"\nengine = \"af_xdp\"", "two different interfaces"),
+            ("endpoints = \"::/0\"\ninterface = [\"a\", \"a\"]\nengine = \"af_xdp\"", "two different interfaces"),
+            (
+                "endpoints = \"::/0\"\ninterface = [\"a\", \"b\"]\nengine = \"af_xdp\"\nremembered = 64",
+                "requires `engine",
+            ),
         ] {
             let told = read(text).expect_err("a fault").to_string();
             assert!(told.contains(fault), "{text}: {told}");

@@ -76,12 +76,12 @@ pub(super) fn run(arguments: AuditArgs) -> Result<ExitCode> {
         }
         Some(AuditCommand::Verify { at, heads }) => match admin::verify_audit(&at.directory(), &heads)? {
             Verdict::Whole(entries) => {
-                println!("whole: {entries} entries");
+                println!("complete and unchanged: {entries} entries");
                 at.database()?.audit_heads()?.iter().for_each(|head| println!("{head}"));
                 Ok(ExitCode::SUCCESS)
             }
             Verdict::Broken(what) => {
-                println!("broken: {what}");
+                println!("verification failed: {what}");
                 Ok(ExitCode::FAILURE)
             }
         },

@@ -246,14 +246,14 @@ fn explain(question: &Explain) -> Result<ExitCode> {
     }
     let now = match &question.time {
         None => now(),
-        Some(time) => instant(time).with_context(|| format!("`{time}` is no time such as 2026-03-02T09:00:00Z"))?,
+        Some(time) => instant(time).with_context(|| format!("`{time}` is not a time such as 2026-03-02T09:00:00Z"))?,
     };
     let policy = Compiled::new(policy)?;
     let rules = match &question.network {
         None => &policy,
         Some(name) => {
             let known: Vec<_> = policy.policy().networks().map(|(name, _)| name).collect();
-            let known = if known.is_empty() { "in none".to_owned() } else { format!("in {}", known.join(", ")) };
+            let known = if known.is_empty() { "in no network".to_owned() } else { format!("in {}", known.join(", ")) };
             policy.network(name).with_context(|| format!("the policy has no receivers in network `{name}`: {known}"))?
         }
     };
@@ -263,7 +263,7 @@ fn explain(question: &Explain) -> Result<ExitCode> {
     } else {
         println!("{}", trace.text);
         if let Some(grant) = &trace.grant {
-            println!("the grant: {grant}");
+            println!("grant: {grant}");
         }
         // The policy may be queried without a database.
         let is_unknown =
@@ -271,7 +271,7 @@ fn explain(question: &Explain) -> Result<ExitCode> {
         if !who.person.is_empty() && is_unknown() {
             println!("note: {}", admin::no_account(&who.person));
         }
-        for (head, reasons) in [("it beats", &trace.beaten), ("near, and yet no match", &trace.near)] {
+        for (head, reasons) in [("overridden rules", &trace.beaten), ("rules that almost match", &trace.near)] {
             if !reasons.is_empty() {
                 println!("\n{head}:");
                 let row = |r: &engine::policy::Reason| {
@@ -290,7 +290,7 @@ fn diff(at: &At, files: &[PathBuf], json: bool) -> Result<ExitCode> {
     let (old, new) = match files {
         [old, new] => (old, new),
         [new] => (&installed, new),
-        _ => bail!("one file or two"),
+        _ => bail!("name one or two policy files"),
     };
     let [(before, _), (after, _)] = [directory.read_policy(Some(old))?, directory.read_policy(Some(new))?];
     let changes = compare(&before, &after, now())?;
@@ -300,7 +300,7 @@ fn diff(at: &At, files: &[PathBuf], json: bool) -> Result<ExitCode> {
     } else if changes.is_empty() {
         println!("access does not change between {old} and {new}");
     } else {
-        println!("from {old} to {new}:");
+        println!("changes from {old} to {new}:");
         changes.iter().for_each(print_change);
     }
     Ok(if changes.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -310,8 +310,8 @@ fn print_change(change: &Change) {
     let kind = match change.kind {
         Kind::Gains => "+ gains",
         Kind::Loses => "- loses",
-        Kind::Terms => "~ other terms",
-        Kind::Stays => "  stays as it is",
+        Kind::Terms => "~ changed terms",
+        Kind::Stays => "  unchanged access",
     };
     println!("{kind}: {}", change.who.join("; "));
     for place in &change.to {
@@ -319,7 +319,7 @@ fn print_change(change: &Change) {
         println!("    to   {receivers}: {prefixes}: {}", place.services.join(", "));
     }
     if !change.at.is_empty() {
-        println!("    at   times like {}", change.at.join(", "));
+        println!("    at   times such as {}", change.at.join(", "));
     }
     println!("    was  {}\n    is   {}", change.old, change.new);
 }
@@ -342,7 +342,7 @@ fn replay(file: &OneFile, hours: u64, json: bool) -> Result<ExitCode> {
             }
         }
         let (grants, refusals) = (count(replay.grants, "grant"), count(replay.refusals, "refusal"));
-        println!("decided {grants} and {refusals} of the last {hours} h again");
+        println!("evaluated {grants} and {refusals} of the last {hours} h again");
     }
     let same = replay.refused.is_empty() && replay.allowed.is_empty();
     Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -351,15 +351,18 @@ fn replay(file: &OneFile, hours: u64, json: bool) -> Result<ExitCode> {
 /// Parses `WHO WHAT`, `WHO -> WHAT` or `WHO → WHAT`, in one argument or several.
 fn read_question(words: &[String]) -> Result<(Asker, wire::Destination)> {
     if words.last().is_some_and(|word| word == "-") {
-        bail!("the shell took the `>` of `->` for itself: leave the arrow out, or put the question in quotes");
+        bail!("the shell interpreted the `>` of `->`: omit the arrow, or put the query in quotes");
     }
     let text = words.join(" ").replace('→', "->");
-    let (who, to) = text.split_once("->").or_else(|| text.split_once(' ')).context("and where to?")?;
+    let (who, to) = text
+        .split_once("->")
+        .or_else(|| text.split_once(' '))
+        .context("no destination: write WHO -> WHAT, such as alice 203.0.113.10:22")?;
     let who = who.trim().parse::<Asker>().map_err(anyhow::Error::msg)?;
     Ok((who, destination(to.trim()).map_err(anyhow::Error::msg)?))
 }
 
 /// Distinguishes a file that cannot be read from an invalid one.
 fn readable(path: &Path) -> Result<()> {
-    std::fs::File::open(path).map(drop).with_context(|| format!("can't read {}", path.display()))
+    std::fs::File::open(path).map(drop).with_context(|| format!("cannot read {}", path.display()))
 }

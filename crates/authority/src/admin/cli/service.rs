@@ -70,7 +70,7 @@ pub(super) async fn run(command: ServiceCommand) -> Result<()> {
             let shown = key_file.display();
             // Create the file before the account: otherwise a key that cannot be written would be lost.
             let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&key_file);
-            let mut file = file.with_context(|| format!("can't make {shown}"))?;
+            let mut file = file.with_context(|| format!("cannot create {shown}"))?;
             let written = async {
                 let key = admin::add_service(&at.directory(), &name, &groups, &tags).await?;
                 file.write_all(Zeroizing::new(serde_json::to_string_pretty(&key)?).as_bytes())?;
@@ -80,8 +80,8 @@ pub(super) async fn run(command: ServiceCommand) -> Result<()> {
                 let _ = std::fs::remove_file(&key_file);
                 return Err(error);
             }
-            println!("added {name}; its key is in {shown} and nowhere else");
-            println!("on its machine: vouchsafe login --authority URL --service-key FILE");
+            println!("added {name}; its key exists only in {shown}");
+            println!("log in on the service's machine: vouchsafe login --authority URL --service-key FILE");
         }
         ServiceCommand::Groups { at, name, groups } => {
             admin::set_service_groups(&at.directory(), &name, &groups).await?;

@@ -124,7 +124,8 @@ pub async fn show(
         (search(&parameters, &events, &[]))
         @if !entries.is_empty() { (table("Entries, latest first", &columns, entries.iter().map(row))) }
         @match before {
-            Some(before) if !is_full => p { "These are all matches from entry " (before) " on. Older entries have not been searched yet." },
+            Some(before) if !is_full => p { "All matches from entry " (before) " on are shown. Older entries have not \
+                                                                                been searched yet." },
             None if entries.is_empty() => p { "No entry matches." },
             _ => {}
         }
@@ -238,7 +239,7 @@ pub async fn export(
     _: Administrator,
     Query(parameters): Query<Parameters>,
 ) -> Result<Response, Problem> {
-    let query = parameters.query().map_err(|_| Problem::Malformed("a day is written such as 2026-03-02".into()))?;
+    let query = parameters.query().map_err(|_| Problem::Malformed("write the day like 2026-03-02".into()))?;
     let permit = downloads.begin().ok_or(Problem::Busy("downloads of the audit trail"))?;
     let (sender, pieces) = mpsc::channel(1);
     tokio::spawn(async move {
@@ -306,7 +307,7 @@ fn whole(pieces: mpsc::Receiver<Option<Vec<u8>>>) -> impl Stream<Item = io::Resu
         match pieces.recv().await {
             Some(Some(piece)) => Some((Ok(piece), Some(pieces))),
             Some(None) => None,
-            None => Some((Err(io::Error::other("the audit trail is cut short here")), None)),
+            None => Some((Err(io::Error::other("the download of the audit trail was interrupted")), None)),
         }
     })
 }

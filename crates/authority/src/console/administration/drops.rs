@@ -34,7 +34,7 @@ pub async fn show(
 ) -> Result<Markup, Problem> {
     let word = parameters.span.as_deref().unwrap_or("hour");
     let span = SPANS.iter().find(|(known, _)| *known == word).map(|(_, span)| *span);
-    let span = span.ok_or_else(|| Problem::Malformed("the span is `quarter`, `hour` or `day`".into()))?;
+    let span = span.ok_or_else(|| Problem::Malformed("the span must be `quarter`, `hour` or `day`".into()))?;
     let verifiers = storage.call(|database| database.verifiers()).await?;
     let wanted = parameters.verifier.as_deref().filter(|id| !id.is_empty());
     if wanted.is_some_and(|id| verifiers.iter().all(|entry| entry.verifier != id)) {

@@ -147,7 +147,7 @@ impl Evaluation {
             Err(faults) => {
                 return html! {
                     p.wrong role="alert" { "This is not a valid policy; nothing was changed." }
-                    (places("What is wrong", faults))
+                    (places("Errors", faults))
                 };
             }
             Ok(effects) => effects,
@@ -157,8 +157,15 @@ impl Evaluation {
             @if *failing == 0 {
                 p.done role="status" { "Valid: " (count(*receivers, "receiver")) ", " (count(*rules, "rule")) "; " (count(*tests, "test")) " passed." }
             } @else {
-                p.wrong role="alert" { "Of " (count(*tests, "test")) " of its own, " (number(*failing as u64)) (if *failing == 1 { " fails" } else { " fail" }) ", so it can't be put in force." }
-                (places("Tests that fail", failures))
+                p.wrong role="alert" { "Of " (count(*tests, "test")) " of its own, " (number(*failing as u64)) (if *failing == 1 { " fails" } else { " fail" }) ", \
+                                                                                                                                                                 so \
+                                                                                                                                                                 it \
+                                                                                                                                                                 cannot \
+                                                                                                                                                                 be \
+                                                                                                                                                                 put \
+                                                                                                                                                                 in \
+                                                                                                                                                                 force." }
+                (places("Failed tests", failures))
                 @if *failing > failures.len() {
                     p { "And " (failing - failures.len()) " more: " code { "vouchsafe authority policy test" } " shows them." }
                 }
@@ -167,17 +174,17 @@ impl Evaluation {
                 h2 { "Unknown names" }
                 ul { @for name in unknown { li { (name) } } }
             }
-            h2 { "Who gains and who loses what" }
+            h2 { "Changes of access" }
             @match changes {
                 Err(error) => p.wrong { (error) },
                 Ok(changes) if changes.is_empty() => p { "Access does not change for anyone." },
                 Ok(changes) => (differences(changes)),
             }
-            h2 { "At once" }
+            h2 { "Immediate effect" }
             p { (sentence(&count(*ending, "live grant"))) " would end" @if *ending > 0 { ", and the verifiers would cut the flows" } "." }
             h2 { "Requests of the last " (HOURS) " hours" }
-            p { "The draft decided " (count(replay.grants, "grant")) " and " (count(replay.refusals, "refusal")) " again." }
-            @if replay.refused.is_empty() && replay.allowed.is_empty() { p { "It would answer all of them as before." } }
+            p { "The draft evaluated " (count(replay.grants, "grant")) " and " (count(replay.refusals, "refusal")) " again." }
+            @if replay.refused.is_empty() && replay.allowed.is_empty() { p { "All of them would be answered as before." } }
             @if !replay.refused.is_empty() { (cases("Granted, but would be refused", &replay.refused)) }
             @if !replay.allowed.is_empty() { (cases("Refused, but would be granted", &replay.allowed)) }
         }
@@ -193,8 +200,8 @@ fn differences(changes: &[Change]) -> Markup {
     let kind = |kind| match kind {
         Kind::Gains => "gain",
         Kind::Loses => "lose",
-        Kind::Terms => "other terms",
-        Kind::Stays => "as before",
+        Kind::Terms => "changed terms",
+        Kind::Stays => "unchanged",
     };
     let row = |change: &Change| {
         vec![
@@ -203,7 +210,7 @@ fn differences(changes: &[Change]) -> Markup {
             html! { ul.plain { @for place in &change.to { li {
                 (place.receivers.join(", ")) ": " (place.prefixes.join(", ")) ": " (place.services.join(", "))
             } } } },
-            html! { @if change.at.is_empty() { "always" } @else { "times like " (change.at.join(", ")) } },
+            html! { @if change.at.is_empty() { "always" } @else { "times such as " (change.at.join(", ")) } },
             html! { (change.old) },
             html! { (change.new) },
         ]
@@ -222,6 +229,6 @@ fn cases(caption: &str, cases: &[Case]) -> Markup {
             html! { (case.why) },
         ]
     };
-    let columns = [text("Who"), text("Where to"), figures("Times"), text("Last"), text("Why")];
+    let columns = [text("Who"), text("Destination"), figures("Times"), text("Last"), text("Why")];
     table(caption, &columns, cases.iter().map(row))
 }

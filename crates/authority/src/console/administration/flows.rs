@@ -108,8 +108,8 @@ impl LiveFlow {
                 Some(GrantOwner { person, device, .. }) => {
                     a href={ (ROOT) "/admin/people/" (encoded(person)) } { (person) } " · " (device)
                 }
-                None if flow.handle.is_none() => { span.quiet { "from before protection" } }
-                None => { span.quiet { "a grant that the authority doesn't know" } }
+                None if flow.handle.is_none() => { span.quiet { "established before protection" } }
+                None => { span.quiet { "a grant unknown to the authority" } }
             } },
             html! { (client) },
             html! { (place(&server)) },
@@ -175,10 +175,10 @@ pub async fn show(
         }
         section data-live {
             @for verifier in &live.silent {
-                p.wrong { (verifier) " is silent: its flows are not shown." }
+                p.wrong { (verifier) " has stopped reporting: its flows are not shown." }
             }
             p { (sentence(&count(live.total, "live flow")))@if let Some(verifier) = &verifier { " at " (verifier) }
-                @if live.total > named as u64 { "; verifiers listed the latest " (number(named as u64)) }
+                @if live.total > named as u64 { "; verifiers reported the latest " (number(named as u64)) }
                 @if person.is_some() || shown < named { "; the table shows " (number(shown as u64)) } "." }
             @if shown > 0 { (live.table()) }
             p.quiet { "At " (exact_time(now())) ". Verifiers report every few seconds." }

@@ -38,6 +38,6 @@ pub fn table(grants: &[GrantEntry], acts: bool) -> Markup {
     };
     html! {
         (table::table("Grants", &columns, grants.iter().take(MOST_SHOWN).map(row)))
-        @if grants.len() > MOST_SHOWN { p { "The latest " (MOST_SHOWN) " of " (number(grants.len() as u64)) " are shown." } }
+        @if grants.len() > MOST_SHOWN { p { "Showing the latest " (MOST_SHOWN) " of " (number(grants.len() as u64)) "." } }
     }
 }

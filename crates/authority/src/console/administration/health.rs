@@ -72,7 +72,7 @@ impl<'a> Verifiers<'a> {
             text("Verifier"),
             text("State"),
             text("Last report"),
-            text("Keys until"),
+            text("Keys valid until"),
             figures("Live flows"),
             figures("Dropped in an hour"),
         ];
@@ -111,13 +111,11 @@ fn health(entry: &VerifierEntry, latest: Option<&Latest>) -> (Health, &'static s
         None => (Health::Bad, "has not reported since the authority started"),
         Some(latest) if !latest.is_current => (Health::Bad, "silent"),
         Some(Latest { report, .. }) => match report.state {
-            VerifierState::Protecting if report.keys_until.is_none() => {
-                (Health::Bad, "without keys: admits nothing new")
-            }
+            VerifierState::Protecting if report.keys_until.is_none() => (Health::Bad, "no keys: admits no new flows"),
             VerifierState::Protecting => (Health::Good, "protecting"),
             VerifierState::Observing => (Health::Idle, "observing: drops nothing"),
-            VerifierState::Trying => (Health::Idle, "trying: ends unless confirmed"),
-            VerifierState::Closed => (Health::Bad, "closed: admits nothing new, a table is full"),
+            VerifierState::Trying => (Health::Idle, "trial: protection ends unless confirmed"),
+            VerifierState::Closed => (Health::Bad, "closed: admits no new flows, because a table is full"),
         },
     }
 }

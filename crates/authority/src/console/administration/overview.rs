@@ -42,7 +42,7 @@ pub async fn show(
     let snapshot = collector.snapshot();
     let (proven, strangers) = snapshot.connections;
     Ok(Page::new("Overview").of(Some(&visitor)).at("/admin").done(said.done.as_deref()).show(&html! {
-        p.quiet { "You are an administrator: what you do here is in the audit trail, with your name." }
+        p.quiet { "You are an administrator: the audit trail records your actions with your name." }
         (first_steps(all, receivers))
         section data-live {
             dl.tiles {
@@ -54,7 +54,7 @@ pub async fn show(
             h2 { "Who reaches what" }
             @if live > 0 { (traffic.show(live)) }
             @else {
-                p { "There is no live flow. Once somebody logs in with " code { "vouchsafe login" } " and connects to a receiver, the \
+                p { "There is no live flow. Once a person logs in with " code { "vouchsafe login" } " and connects to a receiver, the \
                     flow appears here within seconds. If it does not, look for the reason among the "
                     a href={ (ROOT) "/admin/drops" } { "drops" } " and the refusals of the " a href={ (ROOT) "/admin/audit" } { "audit trail" } "." }
             }
@@ -63,7 +63,7 @@ pub async fn show(
                 a href={ (ROOT) "/admin/drops" } { "Reasons and other spans" } }
             (picture::chart(&columns, Span::Hour))
             h2 #verifiers { "Verifiers" }
-            @if entries.is_empty() { p { "There is none yet." } } @else { (verifiers.show(&reports, now)) }
+            @if entries.is_empty() { p { "There are none yet." } } @else { (verifiers.show(&reports, now)) }
             h2 { "Connections to the authority" }
             p { (sentence(&count(proven, "connection"))) " with and " (count(strangers, "connection")) " without a credential; "
                 (count_of(snapshot.turned_away, "connection was", "connections were")) " turned away." }
@@ -89,7 +89,7 @@ fn first_steps(verifiers: usize, receivers: usize) -> Markup {
                         li { "Add a verifier: " code { "vouchsafe authority verifier add ID" } " prints the code with which it enrols." }
                     }
                     @if receivers == 0 {
-                        li { "Say what is protected and who may reach it: " a href={ (ROOT) "/admin/policy/draft" } { "write a draft of the policy" } "." }
+                        li { "Define what is protected and who may reach it: " a href={ (ROOT) "/admin/policy/draft" } { "write a draft of the policy" } "." }
                     }
                 }
             }

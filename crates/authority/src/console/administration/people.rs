@@ -94,7 +94,7 @@ fn second_factor(totp: Option<bool>) -> &'static str {
     match totp {
         Some(true) => "yes",
         Some(false) => "no",
-        None => "not kept here",
+        None => "not managed here",
     }
 }
 
@@ -186,7 +186,7 @@ pub async fn one(
         }
         p.acts {
             a href={ (ROOT) "/admin/revoke?person=" (encoded(&name)) } { "Revoke all sessions and grants…" }
-            a href={ (ROOT) "/admin/audit?person=" (encoded(&name)) } { "What happened" }
+            a href={ (ROOT) "/admin/audit?person=" (encoded(&name)) } { "Audit entries" }
         }
         h2 { "Sessions" }
         @if sessions.is_empty() { p { "Not logged in." } } @else { (sessions_table(&sessions)) }
@@ -196,8 +196,9 @@ pub async fn one(
         @if live.flows.is_empty() { p { "The verifiers report none." } } @else { (live.table()) }
         h2 { "Live grants" }
         @if live_grants.is_empty() { p { "None." } } @else { (grants::table(&live_grants, true)) }
-        h2 { "May go to" }
-        p.quiet { "By the policy in force, now, without what tags of devices and addresses add or take away." }
+        h2 { "May reach" }
+        p.quiet { "According to the policy in force now. Rules about tags of devices and about addresses are not \
+                   considered." }
         @if reach.is_empty() { p { "Nowhere." } } @else { (reach_table(&reach)) }
     }))
 }

@@ -172,7 +172,7 @@ fn bars(columns: &[Column], span: Span, parts: &[&Part], dropped: u64) -> Markup
 }
 
 fn by_reason(parts: &[Part], span: Span, dropped: u64) -> Markup {
-    let most = format!("Most in {}", step(span));
+    let most = format!("Maximum in {}", step(span));
     let columns = [text("Reason"), figures("Packets"), figures("Share"), figures(&most)];
     let row = |part: &Part| {
         let total = part.total();

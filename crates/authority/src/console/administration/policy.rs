@@ -63,7 +63,7 @@ pub async fn show(
                 (entry.operator.as_deref().unwrap_or("an unknown operator")) " (" (entry.note) "). It has " (count(tests, "test")) " of its own." }
         }
         @if is_edited {
-            p.wrong { "The file " code { "policy.toml" } " was edited since and is not in force. What is applied here takes its place." }
+            p.wrong { "The file " code { "policy.toml" } " was edited since and is not in force. A policy applied here replaces it." }
         }
         p.acts {
             a href={ (ROOT) "/admin/policy/draft" } { "Write a draft" }
@@ -86,7 +86,7 @@ fn listing(text: &str) -> Markup {
         pre.listing tabindex="0" role="region" aria-label="Text of the policy" {
             @for (nth, line) in shown.lines().enumerate() { span.line-number aria-hidden="true" { (format!("{:>4}  ", nth + 1)) } (line) "\n" }
         }
-        @if shown.len() < text.len() { p { "The rest is in the download." } }
+        @if shown.len() < text.len() { p { "The download contains the rest." } }
     }
 }
 
@@ -110,7 +110,7 @@ pub async fn draft(
     }
     let begun = from.unwrap_or(in_force);
     Ok(Page::new("Draft of a policy").of(Some(&visitor)).at("/admin/policy").show(&html! {
-        p { "It begins with version " (begun) ". Nothing changes before you have seen what it would do." }
+        p { "The draft starts from version " (begun) ". Nothing changes until you have seen its effects and put it in force." }
         (editor(&visitor, &text, in_force, &[]))
     }))
 }
@@ -157,7 +157,7 @@ fn evaluated(visitor: &Visitor, text: &str, evaluation: &Evaluation, newer: Opti
                 (visitor.token())
                 input type="hidden" name="seen" value=(evaluation.in_force);
                 textarea.unseen name="text" hidden aria-label="Text" { "\n" (text) }
-                p.acts { button type="submit" { "Put it in force in the place of version " (evaluation.in_force) } }
+                p.acts { button type="submit" { "Put it in force instead of version " (evaluation.in_force) } }
             }
         }
         h2 { "Continue editing" }
@@ -252,10 +252,10 @@ fn version_page(
         }
         p.acts {
             a href={ (ROOT) "/admin/policy/versions/" (number) "/policy.toml" } { "Download" }
-            a href={ (ROOT) "/admin/policy/draft?from=" (number) } { "Write a draft from it" }
+            a href={ (ROOT) "/admin/policy/draft?from=" (number) } { "Start a draft from it" }
         }
         @match evaluation { None => p { "It is in force." }, Some(evaluation) => {
-            h2 { "If it took the place of version " (in_force) }
+            h2 { "Effects of replacing version " (in_force) }
             (evaluation.show())
             @if evaluation.is_good() {
                 form method="post" action={ (ROOT) "/admin/policy/rollback" } {
@@ -324,5 +324,5 @@ fn text(fields: &Fields) -> Result<String, Problem> {
 }
 
 fn version(fields: &Fields, name: &str) -> Result<i64, Problem> {
-    fields.text(name)?.parse().map_err(|_| Problem::Malformed(format!("`{name}` is the number of a version")))
+    fields.text(name)?.parse().map_err(|_| Problem::Malformed(format!("`{name}` must be the number of a version")))
 }

@@ -36,7 +36,7 @@ impl Parameters {
 
     fn which(self) -> Result<Which, Problem> {
         let wrong =
-            || Problem::Malformed("what is to end is a grant, a session, a person, or a device of a person".into());
+            || Problem::Malformed("name a grant, a session, a person, or a device of a person to revoke".into());
         match (self.grant, self.session, self.person, self.device) {
             (Some(grant), None, None, None) => grant.parse().map(Which::Grant).map_err(|NoHandle| wrong()),
             (None, Some(session), None, None) => {
@@ -69,8 +69,8 @@ fn find(database: &Database, which: &Which, now: u64) -> anyhow::Result<Option<F
         Which::Grant(handle) | Which::OwnGrant(_, handle) => {
             let Some(grant) = database.grant(*handle)? else { return Ok(None) };
             let what = format!("the grant {} of {} for {}", grant.handle, grant.person, grant.receiver);
-            let means = "Flows that it admitted are cut. An agent that is logged in may ask for another at once: to keep \
-                         somebody out, change the policy or revoke the person.";
+            let means = "The flows that it admitted are cut. An agent that is logged in may request another grant at \
+                         once: to keep a person out, change the policy or revoke the person.";
             Some(Found { person: grant.person, what, means, fields: vec![("grant", grant.handle.to_string())] })
         }
         Which::Session(token) => {
@@ -94,8 +94,8 @@ fn find(database: &Database, which: &Which, now: u64) -> anyhow::Result<Option<F
                 return Ok(None);
             }
             let what = format!("every session and grant of {person}'s device {device}");
-            let means = "Flows are cut. Whoever has the device and the password can log in again: change the password, too, \
-                         where it is lost.";
+            let means = "Flows are cut. Anyone with the device and the password can log in again: if the device is \
+                         lost, change the password, too.";
             let fields = vec![("person", person.clone()), ("device", device.clone())];
             Some(Found { person: person.clone(), what, means, fields })
         }
@@ -142,7 +142,7 @@ pub async fn ask(
             @for (name, value) in &found.fields { input type="hidden" name=(name) value=(value); }
             p.acts {
                 button type="submit" { "Revoke" span.unseen { " " (found.what) } }
-                a href={ (ROOT) "/admin/people/" (encoded(&found.person)) } { "Leave it as it is" }
+                a href={ (ROOT) "/admin/people/" (encoded(&found.person)) } { "Cancel" }
             }
         }
         @if !live.flows.is_empty() { h2 { "Flows that would be cut" } (live.table()) }

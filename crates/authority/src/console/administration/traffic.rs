@@ -146,8 +146,10 @@ impl Traffic {
                 }
             }
             @if total > self.listed {
-                p.quiet { "The picture shows the latest " (number(self.listed)) " of " (number(total)) " live flows: verifiers list \
-                    no more." }
+                p.quiet { "The picture shows the latest " (number(self.listed)) " of " (number(total)) " live flows: \
+                                                                                                        verifiers \
+                                                                                                        report no \
+                                                                                                        more." }
             }
             details {
                 summary { "The picture as a table" }
@@ -248,7 +250,7 @@ fn rows<'f, T: Clone + Eq + Hash + Ord + 'f>(
 fn sender_name(who: &Who<Sender>) -> String {
     match who {
         Who::One(Sender::Account(person)) => person.clone(),
-        Who::One(Sender::BeforeProtection) => "from before protection".into(),
+        Who::One(Sender::BeforeProtection) => "established before protection".into(),
         Who::One(Sender::Unknown) => "an unknown grant".into(),
         Who::More(rest) => format!("and {} more", number(*rest as u64)),
     }
@@ -314,7 +316,7 @@ mod tests {
         assert!(page.contains("M0 9.0C50 9.0 50 4.0 100 4.0V34.0C50 34.0 50 39.0 0 39.0z"), "{page}");
         assert!(page.contains("M0 67.0C50 67.0 50 34.0 100 34.0V44.0C50 44.0 50 77.0 0 77.0z"), "{page}");
         assert!(page.contains("40 live flows. The widest band: 30 from p1 to r1."), "{page}");
-        assert!(page.contains("<span class=\"quiet\">10 flows</span>") && !page.contains("verifiers list"), "{page}");
+        assert!(page.contains("<span class=\"quiet\">10 flows</span>") && !page.contains("verifiers report"), "{page}");
     }
 
     #[test]

@@ -115,9 +115,9 @@ fn question(
         }
         dl {
             dt { "Code" } dd { code { (comparison) } }
-            dt { "User" } dd { "says it is " q { bdi { (shown(&requester.user)) } } }
-            dt { "Machine" } dd { "says it is " q { bdi { (shown(&requester.host)) } } }
-            dt { "Device" } dd { "wants to be called " q { bdi { (shown(&requester.device)) } } }
+            dt { "User" } dd { "claims to be " q { bdi { (shown(&requester.user)) } } }
+            dt { "Machine" } dd { "claims to be " q { bdi { (shown(&requester.host)) } } }
+            dt { "Device" } dd { "requested name " q { bdi { (shown(&requester.device)) } } }
             dt { "Address" } dd { (requester.source) }
             dt { "Started" } dd { (exact_time(requester.since)) }
         }
@@ -151,7 +151,7 @@ async fn answer(
     let approved = match fields.text("answer")? {
         "approve" => true,
         "deny" => false,
-        _ => return Err(Problem::Malformed("the answer is `approve` or `deny`".into())),
+        _ => return Err(Problem::Malformed("the answer must be `approve` or `deny`".into())),
     };
     if approved && fields.filled(CONFIRMED).is_none() {
         let faults = [Fault::at(CONFIRMED, "tick the box if you started this login and the codes are the same")];
@@ -161,7 +161,7 @@ async fn answer(
     let answered = logins.answer_for_agent(&login, &visit.secret, approved)?;
     let Answered { requester, person, onward, refresh_token } = answered;
     let event = AuditEvent::new(if approved { "login_approved" } else { "login_denied" });
-    let detail = format!("asked from {}, {}", requester.source, requester.claims());
+    let detail = format!("requested from {}, {}", requester.source, requester.claims());
     let event = event.person(&person).device(&requester.device).source(peer.address).detail(detail);
     audit.write(event).await?;
     if let Some(refresh_token) = refresh_token {
@@ -171,7 +171,7 @@ async fn answer(
     let page = match &onward {
         // A page, not a redirect: our own content security policy restricts form targets to this origin.
         Some(address) => page.onward(address).show(&html! {
-            p { a href=(address.as_str()) { "Go on to the command that asked" } }
+            p { a href=(address.as_str()) { "Return to the command that requested the login" } }
         }),
         None => page.show(&html! {
             p.done role="status" { "Denied. Nobody was logged in." }

@@ -169,13 +169,13 @@ fn a_zone_that_cannot_be_served_is_refused_with_the_reason() {
     let soa = "@ 3600 IN SOA ns.example.org. admin.example.org. 1 7200 900 1209600 120\n@ 60 IN NS ns\n";
     assert_eq!(read(soa), None);
     for (file, why) in [
-        ("", "nothing about the domain"),
+        ("", "no records of the domain"),
         ("@ 60 IN NS ns\n", "no SOA"),
         (&soa.replace("@ 60 IN NS ns\n", ""), "no NS"),
         (&format!("{soa}www.example.net. 60 IN A 192.0.2.1\n"), "is not below"),
-        (&format!("{soa}@ 60 IN TXT \"v=vouchsafe1; authority=https://a.org\"\n"), "leave it out"),
+        (&format!("{soa}@ 60 IN TXT \"v=vouchsafe1; authority=https://a.org\"\n"), "remove it"),
         (&format!("{soa}a 60 IN CNAME b\na 60 IN A 192.0.2.1\n"), "alias"),
-        (&format!("{soa}a 60 IN A not-an-address\n"), "can't be read"),
+        (&format!("{soa}a 60 IN A not-an-address\n"), "malformed"),
     ] {
         let said = read(file).unwrap_or_default();
         assert!(said.contains(why), "{file:?}: {said}");

@@ -39,7 +39,7 @@ pub struct Requester {
 impl Requester {
     /// Describes the agent's claims on one line, for the audit trail.
     pub fn claims(&self) -> String {
-        format!("says it is {} on {}", shown(&self.user), shown(&self.host))
+        format!("claims to be {} on {}", shown(&self.user), shown(&self.host))
     }
 }
 

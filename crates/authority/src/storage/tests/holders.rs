@@ -52,7 +52,10 @@ fn a_database_of_another_program_is_refused() {
         let file = room.path().join(version.to_string());
         Connection::open(&file).unwrap().pragma_update(None, "user_version", version).unwrap();
         let error = Database::open(&file).err().unwrap().to_string();
-        assert!(error.contains(&format!("has format {version}; this program reads 9 to {SCHEMA_VERSION}")), "{error}");
+        assert!(
+            error.contains(&format!("has format {version}; this version reads formats 9 to {SCHEMA_VERSION}")),
+            "{error}"
+        );
     }
 }
 
@@ -172,9 +175,9 @@ fn a_revoked_grant_comes_with_the_holder_that_its_handle_names() {
     let mut database = database(&room);
     let held = holder(log_in(&mut database, [1; 32], 100));
     ask(&mut database, [1; 32], 1, 100);
-    let handle = u64::from_str_radix(&database.grants(100, false).unwrap()[0].handle, 16).unwrap();
+    let handle = database.grants(100, false).unwrap()[0].handle;
     database.revoke(&Which::Grant(handle), &Operator::current(), 100).unwrap();
-    let expected = api::RevokedGrant { handle, expires: 400, holder: held.0 };
+    let expected = api::RevokedGrant { handle: handle.0, expires: 400, holder: held.0 };
     assert_eq!(database.revoked("edge", 100).unwrap(), [expected]);
     assert_eq!(database.grants_of("edge", &[handle]).unwrap()[0].0, expected);
     assert_eq!(database.take_unannounced().unwrap()[0].grant, expected);

@@ -182,7 +182,7 @@ async fn a_flow_is_named_by_the_grant_that_was_given_for_its_verifier() {
     // The grant is for edge-2: the authority does not trust edge-1's statements about it.
     one.report(&report(0, 0, vec![flow(handle(&grant), 4711)])).await.unwrap();
     let page = alice.get("/console/admin/flows").await;
-    shows(&page, &["198.51.100.7:4711", "a grant that the authority doesn"]);
+    shows(&page, &["198.51.100.7:4711", "a grant unknown to the authority"]);
     assert!(!page.text.contains("/console/admin/people/bob"), "{}", page.text);
     other.report(&report(0, 0, vec![flow(handle(&grant), 4712)])).await.unwrap();
     shows(&alice.get("/console/admin/flows").await, &["198.51.100.7:4712", "/console/admin/people/bob", "lab"]);

@@ -35,7 +35,7 @@ async fn never_ends_grants_at_once_and_gives_no_more() {
     assert_eq!(revoked(&mut heard).await, [handle(&grant)]);
     let refused = problem(alice.grant(&git()).await);
     assert_eq!(refused.r#type, "withheld");
-    assert!(refused.title.contains("never goes to 203.0.113.10:22"), "{}", refused.title);
+    assert!(refused.title.contains("must not go to 203.0.113.10:22"), "{}", refused.title);
     let live: Vec<_> = stage.database().live_grants_of("alice", authority::now()).unwrap();
     assert_eq!(live.iter().map(|grant| grant.handle.0).collect::<Vec<_>>(), [handle(&elsewhere)]);
     // An agent that is notified of a change requests again.

@@ -35,7 +35,7 @@ async fn a_device_is_revoked_with_its_grants() {
     assert_eq!(next(&mut heard).await, api::Event::LoggedOut);
     assert!(stage.database().grants(authority::now(), false).unwrap().is_empty(), "{}", grant.header);
     let page = browser.get(answer.leads_to()).await;
-    assert!(page.text.contains("logged out, and its grants are over"), "{}", page.text);
+    assert!(page.text.contains("logged out, and its grants have ended"), "{}", page.text);
     let trail = stage.database().audit_entries(Some("alice"), 1).unwrap();
     assert_eq!((trail[0].event.as_str(), trail[0].operator.as_deref()), ("revoked", Some("alice (console)")));
 }

@@ -67,7 +67,7 @@ impl<'p> People<'p> {
         let (classes, mut traits): (Vec<_>, Vec<_>) =
             classes(policies, &sides)?.into_iter().map(|(rules, persons)| (persons, rules)).unzip();
         if classes.len() * (1 + known.len() * (known.len() + 1) / 2) > MOST_ASKERS {
-            return Err(TooLarge("too many people whom rules tell apart"));
+            return Err(TooLarge("too many people with different sets of rules"));
         }
         let mut profiles: Vec<_> =
             (0..classes.len()).map(|class| Profile { class: Some(class), more: vec![], parents: vec![] }).collect();
@@ -149,7 +149,7 @@ impl<'p> People<'p> {
         for profile in who {
             let Profile { class, more, .. } = &self.profiles[*profile];
             let Some(class) = class else {
-                names.insert("whoever is not logged in".to_owned());
+                names.insert("anyone who is not logged in".to_owned());
                 continue;
             };
             let more: String = more.iter().map(|quality| format!(", {}", self.qualities[*quality])).collect();
@@ -233,7 +233,7 @@ fn classes<'p>(
         by_membership.entry(membership).or_default().push(Subject::person(person).name());
     }
     if by_membership.len() > MOST_ASKERS {
-        return Err(TooLarge("too many people whom rules tell apart"));
+        return Err(TooLarge("too many people with different sets of rules"));
     }
     let rules_of_groups = named.each_ref().map(|[_, groups]| groups.values().collect::<Vec<_>>());
     let mut matches = 0;
@@ -245,7 +245,7 @@ fn classes<'p>(
             for list in groups.into_iter().map(|group| rules_of_groups[side][group]).chain(own) {
                 matches += list.len();
                 if matches > MOST_MATCHES {
-                    return Err(TooLarge("too many rules about each of too many people"));
+                    return Err(TooLarge("too many rules for each of too many people"));
                 }
                 rules[side].extend_from_slice(list);
             }
@@ -288,7 +288,7 @@ fn qualities<'p>(policies: [&'p Policy; 2]) -> Result<Vec<(Quality<'p>, String)>
     let prefixes: BTreeSet<_> =
         who().filter_map(|who| if let Who::Address(prefix) = who { Some(*prefix) } else { None }).collect();
     if prefixes.len() > MOST_SOURCES {
-        return Err(TooLarge("too many prefixes that people ask from"));
+        return Err(TooLarge("too many source prefixes"));
     }
     // Each pair of them makes a subject.
     if groups.len() + tags.len() > MOST_ASKERS {

@@ -85,12 +85,12 @@ fn groups_by_login_tags_and_addresses_are_told_where_they_matter() {
             "Gains: {who}: 203.0.113.64/28 all (lab): no rule allows it -> allowed by policy.toml:22 rule 2 (application, 5m, siphash)"
         )
     };
-    let sorted = |with: &str| ["alice", "anybody else", "bob"].map(|name| format!("{name}, {with}")).join("; ");
+    let sorted = |with: &str| ["alice", "anyone else", "bob"].map(|name| format!("{name}, {with}")).join("; ");
     assert_eq!(told(BEFORE, &lab("\"tag:laptops\"")), [gains(&sorted("on laptops"))]);
     assert_eq!(told(BEFORE, &lab("\"address:192.0.2.0/24\"")), [gains(&sorted("from 192.0.2.0/24"))]);
     // Staff by login counts as staff: the result does not repeat it for persons who are staff by the file.
     let staff = told(BEFORE, &lab("\"group:staff\""));
-    assert_eq!(staff, [gains("alice; anybody else, in staff by login; bob")]);
+    assert_eq!(staff, [gains("alice; anyone else, in staff by login; bob")]);
 }
 
 #[test]
@@ -103,8 +103,8 @@ fn an_exception_is_told_as_what_stays() {
     assert_eq!(
         told(&old, &changed),
         [
-            "Gains: alice; anybody else; bob: 203.0.113.64/28 all (lab): no rule allows it -> allowed by policy.toml:22 rule 2 (application, 5m, siphash)",
-            "Stays: alice, on byod; anybody else, on byod; bob, on byod: 203.0.113.64/28 all (lab): denied by policy.toml:22 byod -> denied by policy.toml:26 byod"
+            "Gains: alice; anyone else; bob: 203.0.113.64/28 all (lab): no rule allows it -> allowed by policy.toml:22 rule 2 (application, 5m, siphash)",
+            "Stays: alice, on byod; anyone else, on byod; bob, on byod: 203.0.113.64/28 all (lab): denied by policy.toml:22 byod -> denied by policy.toml:26 byod"
         ]
     );
 }
@@ -117,8 +117,8 @@ fn protection_that_begins_or_ends_is_told_of_strangers_too() {
     assert_eq!(
         told(BEFORE, &open),
         [
-            format!("Gains: anybody else; whoever is not logged in: {to}: no rule allows it -> not protected"),
-            format!("Terms: alice; anybody else, in staff by login; bob: {to}: {allowed} -> not protected")
+            format!("Gains: anyone else; anyone who is not logged in: {to}: no rule allows it -> not protected"),
+            format!("Terms: alice; anyone else, in staff by login; bob: {to}: {allowed} -> not protected")
         ]
     );
 }
@@ -128,7 +128,7 @@ fn other_terms_are_told() {
     let changed = format!("{BEFORE}granularity = \"flow\"\nlifetime = \"1m\"\n");
     let told = told(BEFORE, &changed);
     assert_eq!(told.len(), 1);
-    assert!(told[0].starts_with("Terms: alice; anybody else, in staff by login; bob: "), "{told:?}");
+    assert!(told[0].starts_with("Terms: alice; anyone else, in staff by login; bob: "), "{told:?}");
     assert!(told[0].ends_with("-> allowed by policy.toml:17 git (flow, 1m, siphash)"), "{told:?}");
 }
 

@@ -133,7 +133,7 @@ fn differences_are_those_that_asking_both_policies_shows() {
             let here = told.iter().filter(|told| told.is_at(&to)).map(|told| told.change);
             let here: Vec<_> = here.filter(|change| change.at.is_empty() || change.at.contains(&at)).collect();
             let named = old.persons().contains(question.person) || new.persons().contains(question.person);
-            let name = if named { question.person } else { "anybody else" };
+            let name = if named { question.person } else { "anyone else" };
             // Groups, tags and addresses that no rule names make no difference.
             let words = [&old, &new]
                 .map(|policy| policy.rules().iter().flat_map(|rule| rule.who.clone()).collect::<Vec<_>>())

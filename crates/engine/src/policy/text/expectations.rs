@@ -27,7 +27,7 @@ pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut 
         if at.is_none() && timed {
             reader.fault(
                 fields.span(),
-                "rules of this policy have time windows: a test says `at`, such as at = 2026-03-02T09:00:00Z",
+                "rules of this policy have time windows, so a test must set `at`, such as at = 2026-03-02T09:00:00Z",
             );
         }
         let outcome = fields.required_text(reader, "expect").and_then(|word| choice(reader, &word, &Outcome::WORDS));
@@ -85,7 +85,10 @@ fn at(reader: &mut Reader<'_>, value: &Spanned<DeValue<'_>>) -> Option<u64> {
     };
     let read = instant(&written);
     if read.is_none() {
-        reader.fault(value.span(), "`at` is a time with its offset: 2026-03-02T09:00:00Z or 2026-03-02T09:00:00+01:00");
+        reader.fault(
+            value.span(),
+            "`at` must be a time with its offset: 2026-03-02T09:00:00Z or 2026-03-02T09:00:00+01:00",
+        );
     }
     read
 }

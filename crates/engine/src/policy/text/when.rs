@@ -14,10 +14,11 @@ const MOST: usize = 32;
 
 pub(super) fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> When {
     let what = "a time window";
-    let way_out = "a time window is written { days = \"mon-fri\", hours = \"08:00-18:00\", zone = \"Europe/Zurich\" }";
+    let way_out = "a time window must be written like { days = \"mon-fri\", hours = \"08:00-18:00\", zone = \
+                   \"Europe/Zurich\" }";
     let windows = fields.inner_tables(reader, "when", what, KEYS, way_out);
     if let Some(surplus) = windows.get(MOST) {
-        reader.fault(surplus.span(), format!("a rule has at most {MOST} time windows"));
+        reader.fault(surplus.span(), format!("a rule can have at most {MOST} time windows"));
         return When::default();
     }
     When(windows.iter().map(|window| read_window(reader, window)).collect())
@@ -25,7 +26,7 @@ pub(super) fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> When {
 
 fn read_window(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Window {
     if KEYS.iter().all(|key| *key == "zone" || fields.value(key).is_none()) {
-        reader.fault(fields.span(), "a time window says at least one of days, hours, from, until");
+        reader.fault(fields.span(), "a time window must set at least one of days, hours, from, until");
     }
     let mut read = Window::default();
     if let Some(word) = fields.text(reader, "zone") {
@@ -47,7 +48,7 @@ fn read_window(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Window {
     if fields.value("hours").is_some() {
         let texts = fields.required_texts(reader, "hours");
         if let Some(surplus) = texts.get(MOST) {
-            reader.fault(surplus.span(), format!("a time window has at most {MOST} spans of hours"));
+            reader.fault(surplus.span(), format!("a time window can have at most {MOST} ranges of hours"));
         }
         read.hours = texts.iter().take(MOST).filter_map(|text| hours(reader, text)).collect();
     }
@@ -57,7 +58,7 @@ fn read_window(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Window {
         // The last day is included.
         let until = if is_day { window::day_after(at, &read.zone).unwrap_or(at) } else { at };
         if from.is_some_and(|(from, _)| until <= from) {
-            reader.fault(value.span(), "`until` is not after `from`");
+            reader.fault(value.span(), "`until` must be after `from`");
         }
         Some(window::seconds(until))
     });
@@ -74,7 +75,10 @@ fn days(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<u8> {
         let known = WEEK.join(", ");
         reader.fault(
             text.span(),
-            format!("`{}` is no day or span of days, such as mon-fri; days: {known}", text.get_ref().escape_debug()),
+            format!(
+                "`{}` is not a day or range of days, such as mon-fri; days: {known}",
+                text.get_ref().escape_debug()
+            ),
         );
         return None;
     };
@@ -93,7 +97,7 @@ fn hours(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<(u16, u16)> {
     let span = span.filter(|(begin, end)| begin != end && *begin < DAY && *end > 0);
     if span.is_none() {
         let way_out = "such as 08:00-18:00, 22:00-06:00 (into the next day) or 18:00-24:00";
-        reader.fault(text.span(), format!("`{}` is no span of hours, {way_out}", text.get_ref().escape_debug()));
+        reader.fault(text.span(), format!("`{}` is not a range of hours, {way_out}", text.get_ref().escape_debug()));
     }
     span
 }
@@ -106,7 +110,7 @@ fn date(reader: &mut Reader<'_>, value: &Spanned<DeValue<'_>>, zone: &TimeZone) 
     };
     let read = text.and_then(|text| window::date(&text, zone));
     if read.is_none() {
-        reader.fault(value.span(), "a date goes here: 2026-03-01, 2026-03-01T18:00, or 2026-03-01T18:00:00Z");
+        reader.fault(value.span(), "expected a date: 2026-03-01, 2026-03-01T18:00, or 2026-03-01T18:00:00Z");
     }
     read
 }

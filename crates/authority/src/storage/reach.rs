@@ -1,0 +1,57 @@
+//! Addresses and services that the live grants of a person cover, for the person's choices.
+
+use super::revocation::{HELD, ended_by};
+use anyhow::{Context, Result};
+use engine::policy::Scope;
+use rusqlite::{Transaction, params};
+use wire::{Destination, Flags, Handle};
+
+/// Maximum number of grants that are examined, and perhaps revoked, before other accounts have their turn.
+const EXAMINED: usize = 64;
+
+/// A position among a person's grants, in the order of their expiry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Walk {
+    expires: i64,
+    handle: i64,
+}
+
+impl Walk {
+    /// Returns the position of the first grant that is unexpired at a verifier whose clock may be behind.
+    pub fn from_unexpired(now: u64) -> Self {
+        Self { expires: ended_by(now), handle: i64::MAX }
+    }
+}
+
+/// The parts of a grant that a person's choices are about.
+pub(super) struct Reach {
+    pub handle: Handle,
+    pub scope: Scope,
+    pub to: Destination,
+}
+
+/// Returns some of a person's held grants after `from`, and where to go on.
+pub(super) fn held_from(transaction: &Transaction<'_>, person: &str, from: Walk) -> Result<(Vec<Reach>, Option<Walk>)> {
+    let mut statement = transaction.prepare_cached(&format!(
+        "SELECT handle, address, protocol, port, prefix, flags, expires
+         FROM grants INDEXED BY grants_of_person_by_expiry LEFT JOIN session_slots USING (session)
+         WHERE person = ?1 AND (expires, handle) > (?2, ?3) AND {HELD} ORDER BY expires, handle LIMIT {EXAMINED}"
+    ))?;
+    let mut rows = statement.query(params![person, from.expires, from.handle])?;
+    let (mut held, mut last) = (Vec::new(), from);
+    while let Some(row) = rows.next()? {
+        let (address, prefix): (String, String) = (row.get(1)?, row.get(4)?);
+        let address = address.parse().context("the grants table contains a malformed address")?;
+        let prefix = prefix.parse().context("the grants table contains a malformed prefix")?;
+        let to = Destination { address, protocol: row.get(2)?, port: row.get(3)? };
+        let application = Flags(row.get(5)?).has(Flags::PORT).then_some((to.protocol, to.port));
+        last = Walk { expires: row.get(6)?, handle: row.get(0)? };
+        held.push(Reach {
+            handle: Handle(last.handle.cast_unsigned()),
+            scope: Scope { prefix, service: application },
+            to,
+        });
+    }
+    let next = (held.len() == EXAMINED).then_some(last);
+    Ok((held, next))
+}
