@@ -365,12 +365,15 @@ static __noinline int go_ahead(context *ctx, const struct packet *p, struct work
 }
 
 /* Reports whether the packet already carries a block: VLANs, bonds and bridges pass a packet to the program again on
- * the interface below. */
+ * the interface below, and a process may send a token in its stream. */
 static __always_inline int has_block(context *ctx, const struct packet *p)
 {
 	__u32 magic = 0;
 
-	return p->end - p->payload >= TAIL_LEN && !load(ctx, p->end - TAIL_LEN, &magic, 4) && magic == MAGIC;
+	if (p->end - p->payload < TAIL_LEN || load(ctx, p->end - TAIL_LEN, &magic, 4))
+		return 0;
+	return magic == MAGIC ||
+	       (magic == STREAM_MAGIC && p->flow.protocol == IP_TCP && p->payload + TAIL_LEN == p->end);
 }
 
 static __always_inline int has_no_room(const context *ctx, const struct packet *p, __u32 more)

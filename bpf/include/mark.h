@@ -43,7 +43,8 @@ static __always_inline int mark(context *ctx)
 
 	__builtin_memset(&p, 0, sizeof(p));
 	outcome = judge_whole(ctx, &p);
-	if (outcome == CONSUMED)
+	/* A refused token in a stream would reach the application if the rules let the packet pass without the mark. */
+	if (outcome == CONSUMED || (outcome < PASS_NOT_OURS && p.in_stream))
 		return TC_ACT_SHOT;
 	if (outcome == PASS_FLOW || outcome == PASS_TOKEN || outcome == PASS_ICMP_ERROR)
 		bits = config.mark | class_bits(&p);

@@ -5,6 +5,12 @@
 #include "proving.h"
 #include "withdrawn.h"
 
+/* Advances the pointer of a segment at the offset `at`, in a packet without a UDP checksum. */
+static __always_inline long move_on(context *ctx, __u32 at, void *segment)
+{
+	return overwrite(ctx, at, segment, *(__u16 *)segment + 1); /* as in move_pointer */
+}
+
 /* Decides on a packet of the plain form, IPv4 in IPv4 without a checksum, if its proof is remembered or of suite
  * siphash. Returns CONTINUE for any other packet, whatever is wrong with it. Not inlined, so that it has its own stack
  * frame. */
@@ -72,8 +78,7 @@ __noinline int judge_plain(context *ctx)
 	    !fact->authority.words[1] && fact->epoch == segment[0] >> 24) {
 		if (!serves(flags, segment[0] >> 16, segment[2] >> 16, segment[3], inner->protocol, ports))
 			return DROP_BAD_TAG;
-		*(__u8 *)segment = place + 1;
-		return PASS_FLOW;
+		return move_on(ctx, HEAD, segment) ? DROP_MALFORMED : PASS_FLOW;
 	}
 	if (place >> 6 != SUITE_SIPHASH || count > PROOFS_MAX || (flags & SEGMENT_RETURN && flags & SEGMENT_REPLY) ||
 	    (!(flags & SEGMENT_PORT) && (segment[0] & 0xff0000 || segment[2] >> 16 || flags & SEGMENT_SINGLE)) ||
@@ -110,8 +115,7 @@ __noinline int judge_plain(context *ctx)
 	fact->epoch = slot.epoch;
 	fact->until = remembered_until(key, expires);
 	fact->generation = now_counts;
-	*(__u8 *)segment = place + 1;
-	return PASS_TOKEN;
+	return move_on(ctx, HEAD, segment) ? DROP_MALFORMED : PASS_TOKEN;
 }
 
 /* Decides on a packet of the form IPv6 in IPv6 without extension headers, if its proof is remembered: PASS_FLOW, or
@@ -123,7 +127,7 @@ __noinline int judge_plain6(context *ctx)
 	struct ipv6 *ip = data + ETHER_LEN, *inner;
 	struct udp *udp = (void *)(ip + 1);
 	__u32 *geneve = (void *)(udp + 1), *segment = data + HEAD, total, inner_len, count, pointer, words, zero = 0;
-	__u32 authority_len, *current;
+	__u32 authority_len, pseudo, *current;
 	__u8 place, flags, *vni = (void *)(geneve + 1);
 	const struct remembered *fact;
 	const __u64 *ends, *proof;
@@ -187,21 +191,20 @@ __noinline int judge_plain6(context *ctx)
 		return CONTINUE;
 	if (!serves(flags, segment[0] >> 16, segment[2] >> 16, segment[3], inner->next, ports))
 		return DROP_BAD_TAG;
+	if (!udp->checksum)
+		return move_on(ctx, HEAD, segment) ? DROP_MALFORMED : PASS_FLOW;
 	old = *(__u16 *)segment;
 	new = old + 1; /* as in move_pointer */
-	if (udp->checksum) {
-		__u32 pseudo = bpf_htons(IP_UDP) + udp->len;
-		const __u16 *address = (const __u16 *)ip->source;
-
+	pseudo = bpf_htons(IP_UDP) + udp->len;
 #pragma unroll
-		for (int i = 0; i < 16; i++)
-			pseudo += address[i];
-		/* It may be left to the network card. */
-		if (udp->checksum == fold(pseudo))
-			return CONTINUE;
-		sum = replace(udp->checksum, old, new);
-		udp->checksum = sum ?: 0xffff;
-	}
+	for (int i = 0; i < 16; i++)
+		pseudo += ((const __u16 *)ip->source)[i];
+	/* It may be left to the network card. */
+	if (udp->checksum == fold(pseudo))
+		return CONTINUE;
+	sum = replace(udp->checksum, old, new);
+	/* Both changes together leave the sum of the packet as it is. */
+	udp->checksum = sum ?: 0xffff;
 	*(__u16 *)segment = new;
 	return PASS_FLOW;
 }

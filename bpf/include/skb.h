@@ -26,6 +26,13 @@ static __always_inline long store(context *ctx, __u32 at, const void *from, __u3
 	return bpf_skb_store_bytes(ctx, at, from, len, BPF_F_RECOMPUTE_CSUM);
 }
 
+/* Overwrites two bytes at the offset `at`, and updates the sum of the packet that the network card may have computed.
+ * Pointers into the packet are void afterwards. */
+static __always_inline long overwrite(context *ctx, __u32 at, __u16 *place, __u16 value)
+{
+	return store(ctx, at, &value, sizeof(value));
+}
+
 /* Returns 0: tc programs do not read beyond the headers directly, which would require linearising the packet. */
 static __always_inline void *near(context *ctx, __u32 at, __u32 len)
 {

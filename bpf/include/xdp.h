@@ -21,6 +21,13 @@ static __always_inline long store(context *ctx, __u32 at, const void *from, __u3
 	return bpf_xdp_store_bytes(ctx, at, (void *)from, len);
 }
 
+/* Overwrites two bytes at the offset `at`, which `place` points to. */
+static __always_inline long overwrite(context *ctx, __u32 at, __u16 *place, __u16 value)
+{
+	*place = value;
+	return 0;
+}
+
 /* Returns a pointer to `len` bytes in the frame's first fragment, or 0. */
 static __always_inline void *near(context *ctx, __u32 at, __u32 len)
 {

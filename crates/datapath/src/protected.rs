@@ -48,7 +48,7 @@ impl Protected {
             four: Table::new(map("protected4")?)?,
             six: Table::new(map("protected6")?)?,
             open4: Table::new(map("open4")?)?,
-            open6_networks: Table::new(map("open6")?)?,
+            open6_networks: Table::new(map("open6_networks")?)?,
             open6_addresses: Table::new(map("open6_addresses")?)?,
         })
     }

@@ -384,7 +384,7 @@ impl Verifier {
     /// may be missed.
     pub fn recount_accounts(&self) -> Result<()> {
         let mut counts: HashMap<u32, (u32, u32)> = HashMap::new();
-        for (_, flow) in self.flows.entries().into_iter().filter(|(_, flow)| flow.by_grant() && flow.holder != 0) {
+        for (_, flow) in self.flows.entries().into_iter().filter(|(_, flow)| flow.has_grant() && flow.holder != 0) {
             counts.entry(Holder(flow.holder).account()).or_default().0 += 1;
         }
         for (_, grant) in self.grants.entries().into_iter().filter(|(_, grant)| grant.holder != 0) {

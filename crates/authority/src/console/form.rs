@@ -127,7 +127,7 @@ mod tests {
         assert!(code.contains("<p class=\"fault\" id=\"code-fault\">Wrong code</p>"), "{code}");
         assert!(code.contains("aria-describedby=\"code-hint code-fault\" aria-invalid=\"true\" autofocus"), "{code}");
         let name = show("name");
-        assert!(name.contains("No such name") && !name.contains("autofocus"), "{name}");
+        assert!(name.contains("No such account") && !name.contains("autofocus"), "{name}");
         let other = show("other");
         assert!(!other.contains("fault") && !other.contains("aria-invalid"), "{other}");
         let summary = summary(&faults).into_string();

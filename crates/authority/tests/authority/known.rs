@@ -91,7 +91,7 @@ async fn an_explanation_takes_what_is_known_and_says_what_is_not() {
     let unknown = ask(about("eve")).await;
     assert!(!unknown.explanation.allowed);
     assert!(told(&unknown, "tags:").contains("unknown without a device"), "{unknown:?}");
-    assert!(told(&unknown, "from:").contains("unknown"), "{unknown:?}");
+    assert!(told(&unknown, "source address:").contains("unknown"), "{unknown:?}");
 
     // As the request's flags say.
     assert!(ask(ExplainRequest { tags: vec!["trusted".into()], ..about("eve") }).await.explanation.allowed);

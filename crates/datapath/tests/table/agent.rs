@@ -142,6 +142,9 @@ pub fn rows() -> Vec<Row> {
             let syn = Packet::new(family.client, family.server).tcp(Tcp::syn(CLIENT_PORT, 22)).frame();
             row("§4.1", name("a SYN"), Known::Others(grant, age), syn, is_token);
         }
+        let streamed = Packet::new(family.client, family.server).tcp(Tcp::syn(CLIENT_PORT, 22));
+        let streamed = streamed.payload(&tail::stream_block(&[7; 36])).frame();
+        row("§4.6", "a process's own token in its stream".to_owned(), Known::Grant(grant), streamed, is_other);
         let header = if family.server.is_ipv6() { 48 } else { 28 };
         row(
             "§4.2",

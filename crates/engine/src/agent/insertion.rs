@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use wire::map::{Conversation, FlowKey, GrantSlot, Services};
 use wire::packet::{Form, Fragment, Packet, TCP, UDP};
 use wire::shim::{self, Content, SHIM_LEN};
-use wire::tail::{self, BLOCK_LEN, MAGIC};
+use wire::tail::{self, BLOCK_LEN, MAGIC, STREAM_MAGIC};
 use wire::{Carrier, Destination, Handle, LsToken, Token, ls};
 
 /// Maximum interval between tokens of a UDP flow in use, in seconds (wire.md §4.1).
@@ -234,10 +234,11 @@ fn wrap(frame: &mut Vec<u8>, packet: &Packet, content: Content) -> Action {
 }
 
 /// Reports whether the packet carries a block already: VLANs, bonds and bridges pass it to the program again on the
-/// interface below.
+/// interface below, and a process may send a token in its stream.
 fn has_block(frame: &[u8], packet: &Packet) -> bool {
     let payload = frame.get(packet.payload..packet.end).unwrap_or_default();
-    payload.last_chunk::<BLOCK_LEN>().is_some_and(|block| block.starts_with(&MAGIC))
+    let in_stream = packet.protocol == TCP && payload.len() == BLOCK_LEN && payload.starts_with(&STREAM_MAGIC);
+    in_stream || payload.last_chunk::<BLOCK_LEN>().is_some_and(|block| block.starts_with(&MAGIC))
 }
 
 /// Reports whether the token has to be sent ahead. That includes an empty datagram, which with a token appended would

@@ -29,7 +29,7 @@ struct Waiting {
 }
 
 impl Queue {
-    /// Appends a frame. Drops the oldest frames to make room; a SYN replaces the one that it repeats.
+    /// Appends a frame. Drops the oldest frames to make room. A SYN that repeats a waiting one is not appended.
     pub fn push(&mut self, place: Destination, frame: Frame, now: Duration) {
         let mut there = self.places.get(&place).into_iter().flatten().filter_map(|number| self.frames.get(number));
         if there.any(|waiting| waiting.frame.is_repeated_by(&frame)) {

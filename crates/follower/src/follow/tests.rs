@@ -111,7 +111,7 @@ async fn failures_leave_the_state_in_force_and_make_pauses_longer() {
     assert_eq!(pauses, [1, 2, 4]);
     assert!(scene.role.applied.is_empty());
     let health = scene.health();
-    assert_eq!((health.read, health.trouble.as_deref()), (None, Some("the authority can't be reached: no route")));
+    assert_eq!((health.read, health.trouble.as_deref()), (None, Some("cannot reach the authority: no route")));
     scene.fetched(Ok(state(now())));
     let health = scene.health();
     assert!(health.read.is_some() && health.trouble.is_none());

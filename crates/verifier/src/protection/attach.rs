@@ -82,13 +82,8 @@ impl Protection {
         }
         let Wanted { attach: wanted, passed_over } = self.wanted()?;
         self.failed.retain(|name, _| wanted.iter().any(|there| there.name == *name));
-        for interface in &wanted {
-            if self.attached.get(&interface.name).is_none_or(|(old, _)| old.index != interface.index)
-                && let Err(error) = self.attach_one(interface)
-            {
-                self.fail(interface, &error);
-            }
-        }
+        // First, because an interface may have been renamed: its attachment under the old name must not be removed after the
+        // one under the new name has taken its place.
         let unwanted = |name: &&String| wanted.iter().all(|there| there.name != **name);
         for name in self.attached.keys().filter(unwanted).cloned().collect::<Vec<_>>() {
             self.attached.remove(&name);
@@ -98,6 +93,13 @@ impl Protection {
             }
             if !passed_over.contains_key(&name) {
                 tracing::warn!(interface = name, "the interface has disappeared");
+            }
+        }
+        for interface in &wanted {
+            if self.attached.get(&interface.name).is_none_or(|(old, _)| old.index != interface.index)
+                && let Err(error) = self.attach_one(interface)
+            {
+                self.fail(interface, &error);
             }
         }
         self.tell_passed_over(passed_over);

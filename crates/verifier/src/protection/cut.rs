@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use wire::Holder;
+use wire::map::Flow;
 use wire::packet::TCP;
 
 /// Result of revoking grants.
@@ -62,10 +63,11 @@ impl Protection {
         }
         if !left.is_empty() {
             self.close(left.len());
-            for (key, flow) in self.verifier.flows.entries() {
-                if flow.by_grant() && left.contains(&flow.holder) {
-                    let _ = self.verifier.flows.remove(&key);
-                }
+            self.end_flows(|flow| left.contains(&flow.holder));
+            for (handle, _) in
+                self.verifier.grants.entries().into_iter().filter(|(_, used)| left.contains(&used.holder))
+            {
+                let _ = self.verifier.grants.remove(&handle);
             }
             self.recount();
         }
@@ -159,18 +161,22 @@ impl Protection {
 
     /// Removes the flows of grants for which the table of revoked grants has no room.
     fn remove(&self, handles: &HashSet<u64>) {
-        for (key, flow) in self.verifier.flows.entries() {
-            if flow.by_grant() && handles.contains(&flow.handle) {
-                let _ = match self.kernel.max_outbound > 0 && key.protocol != TCP {
-                    true => self.verifier.flows.end(&key, flow, now() as u32),
-                    false => self.verifier.flows.remove(&key),
-                };
-            }
-        }
+        self.end_flows(|flow| handles.contains(&flow.handle));
         for handle in handles {
             let _ = self.verifier.grants.remove(handle);
         }
         self.recount();
+    }
+
+    /// Ends flows that grants admitted. At a gateway, others than TCP keep their entry for a while, so that what the inside
+    /// sends on them opens nothing.
+    fn end_flows(&self, ends: impl Fn(&Flow) -> bool) {
+        for (key, flow) in self.verifier.flows.entries().into_iter().filter(|(_, flow)| flow.by_grant() && ends(flow)) {
+            let _ = match self.kernel.max_outbound > 0 && key.protocol != TCP {
+                true => self.verifier.flows.end(&key, flow, now() as u32),
+                false => self.verifier.flows.remove(&key),
+            };
+        }
     }
 
     /// Recounts the flows of accounts: flows removed without the kernel program's help are still included in the

@@ -33,8 +33,8 @@ impl Protection {
         let mut written = Written { named: entries.iter().map(|entry| entry.prefix).collect(), ..Written::default() };
         if !self.settings.only_named {
             written.local = Local::now().unwrap_or_else(|error| {
-                tracing::error!("cannot protect all addresses of this host: {error:#}");
-                Local::default()
+                tracing::error!("cannot read this host's addresses, so those known before stay protected: {error:#}");
+                self.written().local.clone()
             });
             written.extension = extension(receivers, &written.local, !self.settings.inside.is_empty());
             let Extension { networks, services } = &written.extension;
