@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(carriers(""), Carrier::Tail as u16 | Carrier::Stream as u16);
         assert_eq!(carriers("carriers = \"shim\""), Carrier::Shim as u16);
         assert_eq!(carriers("carriers = [\"shim\", \"tail\"]"), 3);
-        assert!(faults("carriers = [\"pigeon\"]").contains("`carriers` takes tail, shim or stream"));
+        assert!(faults("carriers = [\"pigeon\"]").contains("`carriers` accepts only tail, shim or stream"));
     }
 
     #[test]

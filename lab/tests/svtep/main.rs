@@ -227,7 +227,7 @@ fn three_verifiers_in_a_row_and_what_is_at_hand_outlives_authority_and_daemon() 
         ensure!(call(&from.net, to.at(OTHER), QUIET).is_err(), "nobody could be asked");
         core.authority.run()?;
         exchange(&mut call(&from.net, to.at(OTHER), SOON)?)?;
-        let by_datagram = || a.svtep.log().matches("answers by UDP").count() == 2;
+        let by_datagram = || a.svtep.log().matches("the authority answers by UDP").count() == 2;
         ensure!(poll(SOON, by_datagram), "on a line, and after the restart on another: {}", a.svtep.log());
 
         let delivered = a.svtep.count("packets", "delivered")?;

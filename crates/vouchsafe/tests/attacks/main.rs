@@ -123,7 +123,7 @@ fn a_token_is_good_for_what_it_was_given_for_only() {
     }
     assert_eq!(stage.call(HERE, "POST /v1/logout", Some(&alice), None).status, 204);
     assert_eq!(grant(&stage, &alice).status, 401, "an ended session's token");
-    assert!(stage.authority(&["audit", "verify"]).starts_with("whole"));
+    assert!(stage.authority(&["audit", "verify"]).starts_with("complete and unchanged"));
     stage.is_well();
 }
 
