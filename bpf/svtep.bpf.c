@@ -6,7 +6,7 @@
  * there. */
 #include "skb.h"
 #include "proofs.h"
-#include "tunnel.h"
+#include "geneve.h"
 
 SEC("tc")
 int encapsulate(struct __sk_buff *ctx)

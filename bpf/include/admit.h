@@ -15,6 +15,7 @@
 #include "tail.h"
 #include "shim.h"
 #include "admission.h"
+#include "fragments.h"
 #include "outbound.h"
 #include "samples.h"
 #include "clock.h"

@@ -13,7 +13,7 @@ const PROGRAMS: [&str; 12] = [
     "verifier_tc",
     "gateway",
     "agent",
-    "transfer",
+    "key_transfer",
     "proofs",
     "svtep",
     "crossing",

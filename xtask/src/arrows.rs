@@ -30,10 +30,10 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("svtep", &["wire", "api", "engine", "client", "datapath", "follower", "shell"], &[]),
     ("doctor", &["wire", "datapath"], &[]),
     ("inspect", &["wire", "shell"], &[]),
-    ("transfer", &["wire", "api", "datapath", "shell"], &[]),
+    ("key_transfer", &["wire", "api", "datapath", "shell"], &[]),
     (
         "vouchsafe",
-        &["authority", "agent", "verifier", "svtep", "doctor", "inspect", "transfer"],
+        &["authority", "agent", "verifier", "svtep", "doctor", "inspect", "key_transfer"],
         &["api", "client", "datapath", "lab"],
     ),
     ("lab", &["wire"], &["api", "client", "datapath", "measure"]),

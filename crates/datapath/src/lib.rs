@@ -36,7 +36,7 @@ mod stack;
 pub mod svtep;
 pub mod table;
 pub mod tc;
-pub mod transfer;
+pub mod key_transfer;
 pub mod verifier;
 
 pub use attachments::{Pins, Spot, bpf_file_system_is_mounted};

@@ -17,9 +17,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 mod explain;
-mod show;
+mod tables;
 
-use show::{address_table, drop_cells, flow_table, show_drops, show_flow, show_status};
+use tables::{address_table, drop_cells, flow_table, show_drops, show_flow, show_status};
 
 /// Interval at which `drops --follow` polls.
 const FOLLOW: Duration = Duration::from_millis(300);

@@ -49,7 +49,7 @@ enum Command {
     Shortcut(agent::cli::Shortcut),
     Doctor(doctor::Arguments),
     Inspect(inspect::Arguments),
-    Transfer(transfer::Arguments),
+    Transfer(key_transfer::Arguments),
     /// Write completions for a shell to standard output
     #[command(after_help = COMPLETIONS)]
     Completions {
@@ -89,7 +89,7 @@ fn main() -> ExitCode {
             Command::Shortcut(command) => agent::cli::run(command.into()).await,
             Command::Doctor(arguments) => doctor::run(&arguments),
             Command::Inspect(arguments) => inspect::run(&arguments),
-            Command::Transfer(arguments) => transfer::run(arguments).await,
+            Command::Transfer(arguments) => key_transfer::run(arguments).await,
             Command::Completions { shell } => completions(shell),
             Command::Man { dir } => man(&dir),
         }

@@ -19,7 +19,7 @@ mod revoked;
 mod service;
 mod stack;
 mod svtep;
-mod transfer;
+mod key_transfer;
 
 pub use agent::{AgentConfig, Conversation, GrantEntry, GrantSlot, HeldHeader, Owner, agent_counter, owner};
 pub use class_set::ClassSet;
@@ -41,7 +41,7 @@ pub use stack::StackLayout;
 pub use svtep::{
     Consent, Delivery, SegmentEntry, SegmentKey, SvtepConfig, Tenant, UnsentHeader, segment_state, svtep_counter,
 };
-pub use transfer::{AuthorityEnd, TakenKey, Transfer, TransferConfig, transfer_counter};
+pub use key_transfer::{AuthorityEnd, TakenKey, Transfer, TransferConfig, transfer_counter};
 
 /// Returns an address in the form that the maps use: IPv4 in the first four bytes, the rest zero.
 pub fn address_bytes(address: IpAddr) -> [u8; 16] {

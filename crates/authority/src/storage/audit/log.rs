@@ -1,7 +1,8 @@
 //! The audit trail as the running server writes it: repeated refusals are counted instead of written one by one.
 
-use super::audit_dedup::AuditDedup;
-use super::{AuditEvent, Storage, Subject};
+use super::super::Storage;
+use super::dedup::AuditDedup;
+use super::{AuditEvent, Subject};
 use crate::now;
 use anyhow::Result;
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 
 use datapath::agent::Agent;
 use datapath::tc::Attachment;
-use datapath::transfer::Transfers;
+use datapath::key_transfer::Transfers;
 use lab::forge::{Packet, Tcp, flag};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;

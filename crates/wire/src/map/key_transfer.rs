@@ -1,5 +1,5 @@
 //! Layouts of the maps for transferring keys in band: the agent's (`bpf/include/key_transfer.h`) and the authority's
-//! (`bpf/transfer.bpf.c`).
+//! (`bpf/key_transfer.bpf.c`).
 
 use crate::ls::{ClientKey, HASH_LEN, KEY_TRANSFER_LEN, KeyTransfer};
 use core::net::SocketAddrV4;

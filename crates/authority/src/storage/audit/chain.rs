@@ -5,7 +5,8 @@
 //! Events that unauthenticated senders can cause at will have a separate trail. Each trail is cut only from its
 //! beginning, so that it remains a chain and refusals can't displace the record of acts.
 
-use super::{AuditEntry, AuditEvent, Database};
+use super::super::Database;
+use super::{AuditEntry, AuditEvent};
 use anyhow::{Context, Result, bail};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use serde::Serialize;
@@ -23,7 +24,7 @@ const CUT_EVENT: &str = "audit_cut";
 const LEAST_HASH: usize = 12;
 
 /// The tables, and triggers that reject all changes except appending at the end and cutting at the beginning.
-pub(super) const SCHEMA: &str = "
+pub(in crate::storage) const SCHEMA: &str = "
 CREATE TABLE audit (
     id INTEGER PRIMARY KEY, trail TEXT NOT NULL, time INTEGER NOT NULL, event TEXT NOT NULL,
     person TEXT, device TEXT, source TEXT, receiver TEXT, rule TEXT, detail TEXT NOT NULL, operator TEXT,
@@ -137,7 +138,7 @@ pub enum Verdict {
 }
 
 /// Writes the genesis of both trails for the authority with this `identity`, the DER form of its CA certificate.
-pub(super) fn begin(transaction: &Transaction<'_>, identity: &[u8]) -> Result<()> {
+pub(in crate::storage) fn begin(transaction: &Transaction<'_>, identity: &[u8]) -> Result<()> {
     for trail in Trail::ALL {
         let genesis = genesis(trail, identity);
         transaction.execute(
@@ -149,7 +150,7 @@ pub(super) fn begin(transaction: &Transaction<'_>, identity: &[u8]) -> Result<()
 }
 
 /// Appends an entry to its trail.
-pub(super) fn append(transaction: &Transaction<'_>, event: &AuditEvent, now: u64) -> Result<()> {
+pub(in crate::storage) fn append(transaction: &Transaction<'_>, event: &AuditEvent, now: u64) -> Result<()> {
     let trail = Trail::of(event.name());
     let mut heads = transaction
         .prepare_cached("SELECT max(head_id), max(head_hash) FILTER (WHERE trail = ?1) FROM audit_trails")?;
@@ -173,7 +174,7 @@ pub(super) fn append(transaction: &Transaction<'_>, event: &AuditEvent, now: u64
 
 /// Cuts one piece of the entries older than `oldest`, and of refusals beyond [`MOST_REFUSALS`], and records where.
 /// Reports whether there was anything to cut.
-pub(super) fn cut(transaction: &Transaction<'_>, oldest: i64, now: u64) -> Result<bool> {
+pub(in crate::storage) fn cut(transaction: &Transaction<'_>, oldest: i64, now: u64) -> Result<bool> {
     let mut changed = false;
     for trail in Trail::ALL {
         let first: Option<i64> =
@@ -332,7 +333,7 @@ fn cuts(connection: &Connection) -> Result<String> {
     Ok(format!("up to {}", cuts.collect::<Result<Vec<_>>>()?.join(" and ")))
 }
 
-pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<AuditEntry> {
+pub(in crate::storage) fn read(row: &Row<'_>) -> rusqlite::Result<AuditEntry> {
     Ok(AuditEntry {
         id: row.get(0)?,
         trail: row.get(1)?,

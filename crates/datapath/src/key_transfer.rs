@@ -13,7 +13,7 @@ use std::time::Duration;
 use wire::ls::KeyTransfer;
 use wire::map::{FlowKey, Transfer, TransferConfig, transfer_counter};
 
-static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/transfer.bpf.o"));
+static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/key_transfer.bpf.o"));
 
 /// The programs of an authority's host. Dropping this detaches them.
 pub struct Transfers {

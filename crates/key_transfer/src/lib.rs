@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use api::key_transfer::{DEFAULT_SOCKET, HandOver, HandedOver};
 use clap::Args;
 use datapath::interface::Interface;
-use datapath::transfer::Transfers;
+use datapath::key_transfer::Transfers;
 use shell::lines;
 use std::path::PathBuf;
 use std::process::ExitCode;
