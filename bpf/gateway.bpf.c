@@ -385,7 +385,6 @@ static __always_inline int come_in(context *ctx, struct packet *p)
 	if (!flow || flow->origin != BY_TOKEN)
 		return CONTINUE;
 	p->handle = flow->handle;
-	p->time = now();
 	if (!flow->inside) {
 		outcome = bind_flow(p, flow);
 		if (outcome != CONTINUE)
@@ -428,6 +427,7 @@ int inward(struct __sk_buff *ctx)
 	}
 	if (form != FORM_WHOLE)
 		return TC_ACT_UNSPEC;
+	p.time = now();
 	outcome = come_in(ctx, &p);
 	if (outcome == CONTINUE)
 		return TC_ACT_UNSPEC;

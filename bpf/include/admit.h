@@ -237,6 +237,8 @@ static __always_inline int judge(context *ctx, struct packet *p, int form)
 
 	if (form == FORM_NOT_IP)
 		return PASS_NOT_OURS;
+	/* Before the first drop: the limit on samples is per second. */
+	p->time = now();
 	if (!p->flow.family)
 		return DROP_MALFORMED;
 	services = services_of(p->flow.family, p->flow.server);
@@ -246,7 +248,6 @@ static __always_inline int judge(context *ctx, struct packet *p, int form)
 		return PASS_NOT_OURS;
 	if (form == FORM_BROKEN)
 		return DROP_MALFORMED;
-	p->time = now();
 	if (p->fragment)
 		return judge_fragment(p, services);
 	if (config.carriers & CARRIER_SHIM && p->flow.protocol == IP_IPIP && p->flow.family == 4) {

@@ -84,7 +84,7 @@ struct flow {
 		struct {
 			__u8 stage;
 			__u8 origin;
-			__be16 inside_port; /* the client's port as the inside sees it */
+			__be16 inside_port; /* the client's port as the inside sees it; see ask_for_person */
 		};
 	};
 	__u32 inside; /* slot of the inside address, plus one; 0 if the flow has none */

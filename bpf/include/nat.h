@@ -58,11 +58,17 @@ struct {
 	__type(value, struct address);
 } pieces SEC(".maps");
 
-/* Messages to user space. */
+/* Messages to user space about addresses that were assigned or became free. User space logs them, so none may be lost. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 256 * 1024);
 } news SEC(".maps");
+
+/* Messages to user space about flows whose person is unknown. A ring of their own: one account can cause many. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 64 * 1024);
+} unknown SEC(".maps");
 
 const volatile struct nat_config nat_config SEC(".rodata.nat") = {};
 
@@ -83,16 +89,35 @@ struct {
 #define NO_SLOT 0xffffffff /* no index of the pool */
 enum { BIND_TRIES = 8, YOUNG = 2 /* seconds: a way back whose flow may not be bound yet */ };
 
-static __always_inline void tell(__u32 kind, __u64 handle, __u32 person, __u32 slot, __u32 time)
+static __always_inline void announce_slot(__u32 kind, __u32 person, __u32 slot, __u32 time)
 {
 	struct nat_news *room = bpf_ringbuf_reserve(&news, sizeof(*room), 0);
 
 	if (!room)
 		return;
-	room->handle = handle;
+	room->handle = 0;
 	room->kind = kind;
 	room->person = person;
 	room->slot = slot;
+	room->time = time;
+	bpf_ringbuf_submit(room, 0);
+}
+
+/* Asks user space for the person of a flow that has no inside address yet, once a second: until it has an address, the
+ * flow's inside port holds the second. */
+static __always_inline void ask_for_person(struct flow *flow, __u32 time)
+{
+	struct nat_news *room;
+
+	if (flow->inside_port == (__be16)time)
+		return;
+	flow->inside_port = (__be16)time;
+	room = bpf_ringbuf_reserve(&unknown, sizeof(*room), 0);
+	if (!room)
+		return;
+	__builtin_memset(room, 0, sizeof(*room));
+	room->handle = flow->handle;
+	room->kind = NEWS_UNKNOWN;
 	room->time = time;
 	bpf_ringbuf_submit(room, 0);
 }
@@ -150,7 +175,7 @@ __noinline __u32 claim_slot(__u32 index, __u32 family, __u32 person, __u32 time,
 	slot->since = time;
 	/* One flow; cores that lost the race undo their own increments. */
 	__sync_fetch_and_sub(&slot->flows, SLOT_TAKEN - 1);
-	tell(NEWS_GIVEN, 0, person, index, time);
+	announce_slot(NEWS_GIVEN, person, index, time);
 	return index;
 }
 
@@ -211,7 +236,7 @@ __noinline int bind_flow(const struct packet *p, struct flow *flow)
 	handle = flow->handle;
 	bearer = bpf_map_lookup_elem(&bearers, &handle);
 	if (!bearer) {
-		tell(NEWS_UNKNOWN, handle, 0, 0, p->time);
+		ask_for_person(flow, p->time);
 		return DROP_NO_ADDRESS;
 	}
 	index = lease_of(p->flow.family, bearer->person, p->time);
@@ -301,7 +326,7 @@ static long reclaim_way(struct bpf_map *map, const struct flow_key *key, struct 
 		return 0;
 	slot->last = bpf_ktime_get_ns();
 	if (__sync_fetch_and_sub(&slot->flows, 1) == 1)
-		tell(NEWS_IDLE, 0, slot->person, index, pass->now);
+		announce_slot(NEWS_IDLE, slot->person, index, pass->now);
 	return 0;
 }
 

@@ -409,12 +409,12 @@ impl Verifier {
     /// Calls `each` with every flow that begins, whenever the result is polled, if the programs were loaded to report
     /// them.
     pub fn flow_news(&self, each: impl FnMut(FlowNews) + Send + 'static) -> Result<RingBuffer<'static>> {
-        ring::open(&self.flow_news, each)
+        ring::open(&[&self.flow_news], each)
     }
 
     /// Calls `each` with every drop sample from now on, whenever the result is polled.
     pub fn samples(&self, each: impl FnMut(DropSample) + Send + 'static) -> Result<RingBuffer<'static>> {
-        ring::open(&self.samples, each)
+        ring::open(&[&self.samples], each)
     }
 
     /// Returns the loaded object, whose tables a gateway's programs share.

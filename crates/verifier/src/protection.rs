@@ -57,7 +57,8 @@ pub struct Protection {
     written: Mutex<exposed::Written>,
     pair_room: Mutex<pairs::Room>,
     grant_room: Mutex<grant_room::GrantRoom>,
-    /// Serialises sweeps: two at once would count the inside's flows twice.
+    /// Serialises sweeps: two at once would count the inside's flows twice, and one could remove the revocations that
+    /// another is to carry out.
     sweeping: Mutex<()>,
     drops: Arc<Mutex<Ring>>,
     _sampler: Listener,

@@ -16,7 +16,7 @@ use crate::push::reports::Reports;
 use crate::push::verifiers::Verifiers;
 use crate::segments::{RequestLines, SegmentIssuer};
 use crate::state::Authority;
-use crate::storage::{Database, PersonFacts, Storage};
+use crate::storage::{Database, Storage};
 use crate::sync::Synchroniser;
 use crate::{Config, console, convert, metrics, now};
 use api::{
@@ -520,7 +520,7 @@ async fn explain(
     let (of, on) = (person.clone(), device.clone());
     let read = move |database: &mut Database| database.facts_about(&of, on.as_deref());
     let known = storage.read_for_verifier(&caller.id, read).await?;
-    let taken = taken(&known, device.as_deref(), &groups, &tags, source);
+    let taken = taken(device.as_deref(), &groups, &tags, source);
     groups.extend(known.groups);
     tags.extend(known.tags);
     let source = source.map(|source| source.to_canonical());
@@ -536,34 +536,26 @@ async fn explain(
     Ok(Json(PersonExplanation { explanation: convert::explanation(explanation), taken }))
 }
 
-/// Lists the facts that an explanation is based on, and those that are unknown.
-fn taken(
-    known: &PersonFacts,
-    device: Option<&str>,
-    groups: &[String],
-    tags: &[String],
-    source: Option<IpAddr>,
-) -> Vec<String> {
-    let list = |known: &[String], given: &[String], none: &str| {
-        let parts = [(known, "known to the authority"), (given, "as assumed")];
-        let parts = parts.iter().filter(|(names, _)| !names.is_empty());
-        let words: Vec<_> = parts.map(|(names, whence)| format!("{} ({whence})", names.join(", "))).collect();
-        if words.is_empty() { none.to_owned() } else { words.join("; ") }
+/// Lists the facts that an explanation is based on, and those that are unknown. Facts that only the authority knows have
+/// no names here: the caller is a verifier, which has no business with people's groups and devices.
+fn taken(device: Option<&str>, groups: &[String], tags: &[String], source: Option<IpAddr>) -> Vec<String> {
+    let list = |known: &str, given: &[String]| {
+        let given = given.join(", ");
+        if given.is_empty() { known.to_owned() } else { format!("{known}; {given} (as assumed)") }
     };
-    let no_tags = match (device, known.has_device) {
-        (Some(device), Some(false)) => format!("none: no device {} has logged in", device.escape_debug()),
-        (Some(_), _) => "none".to_owned(),
-        (None, _) if known.is_service => "none".to_owned(),
-        (None, _) => "unknown without a device; rules about tags are assumed not to match".to_owned(),
+    let known_tags = match device {
+        None => {
+            "unknown without a device, except those of a service account; rules about others are assumed not to match"
+        }
+        Some(_) => "those that the authority knows",
     };
     let from = match source {
         Some(source) => source.to_string(),
         None => "unknown; rules about addresses are assumed not to match".to_owned(),
     };
-    let no_groups = "none except those of the policy";
     vec![
-        format!("groups by login: {}", list(&known.groups, groups, no_groups)),
-        format!("tags: {}", list(&known.tags, tags, &no_tags)),
+        format!("groups by login: {}", list("those that the authority knows", groups)),
+        format!("tags: {}", list(known_tags, tags)),
         format!("source address: {from}"),
     ]
 }

@@ -436,8 +436,13 @@ impl Provider {
             Err(error) => {
                 let error = format!("{}: {:#}", self.config.issuer, anyhow!(error));
                 match cached.take().map(|cached| cached.metadata) {
+                    // A stranger can cause this fetch by a log-out token with an unknown key: if it fails, the copy stays.
+                    Some(Ok(before)) if anew => {
+                        *cached = Some(Cached { metadata: Ok(before), since: Instant::now() });
+                        return Err(unavailable(error));
+                    }
                     // The keys most likely did not change during a brief outage of the provider.
-                    Some(Ok(before)) if !anew => {
+                    Some(Ok(before)) => {
                         tracing::warn!(
                             "cannot fetch the identity provider's metadata; using the earlier copy: {error}"
                         );

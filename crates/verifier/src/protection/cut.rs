@@ -5,8 +5,8 @@ use crate::{now, plan};
 use api::{RevokedGrant, RevokedSession};
 use datapath::shut_out::Revocation;
 use std::collections::HashSet;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
 use wire::Holder;
 use wire::map::Flow;
 use wire::packet::TCP;
@@ -107,12 +107,21 @@ impl Protection {
     /// first the flows and then these revocations, so that they take no room from other revocations.
     pub fn cut(&self, grants: &[RevokedGrant], now: u64) -> Cut {
         let (ended, lasting) = plan::ended(grants, |handle| self.expiry(handle), now);
+        let flows = if ended.is_empty() { 0 } else { self.cut_ended(&ended) };
+        let cut = self.revoke(&lasting, now);
+        Cut { flows: flows + cut.flows, lasting, ..cut }
+    }
+
+    /// Cuts the flows of grants that have ended; returns the number of flows removed. No other sweep may run meanwhile:
+    /// it could remove a revocation after it has passed the revoked flow.
+    fn cut_ended(&self, ended: &[RevokedGrant]) -> u32 {
+        let sweeping = self.sweeping();
         let (mut flows, mut room, mut left) = (0, true, HashSet::new());
         let put = |grant: &RevokedGrant| self.verifier.revoked.set(grant.handle, grant.expires).is_ok();
-        for grant in &ended {
+        for grant in ended {
             room = room
                 && (put(grant) || {
-                    flows += self.sweep();
+                    flows += self.sweep_alone(&sweeping);
                     put(grant)
                 });
             if !room {
@@ -122,11 +131,7 @@ impl Protection {
         if !left.is_empty() {
             self.remove(&left);
         }
-        if !ended.is_empty() {
-            flows += self.sweep();
-        }
-        let cut = self.revoke(&lasting, now);
-        Cut { flows: flows + cut.flows, lasting, ..cut }
+        flows + self.sweep_alone(&sweeping)
     }
 
     /// Returns when a grant ends, according to its tokens.
@@ -189,7 +194,15 @@ impl Protection {
 
     /// Removes flows that are idle, revoked or ended; returns their number.
     pub fn sweep(&self) -> u32 {
-        let _sweeping = self.sweeping.lock().unwrap_or_else(PoisonError::into_inner);
+        self.sweep_alone(&self.sweeping())
+    }
+
+    fn sweeping(&self) -> MutexGuard<'_, ()> {
+        self.sweeping.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sweeps; the caller holds the lock that keeps other sweeps out.
+    fn sweep_alone(&self, _sweeping: &MutexGuard<'_, ()>) -> u32 {
         self.sweep_proofs();
         // Before anything is removed: if the clock has just leapt ahead, it may be wrong.
         if let Err(error) = self.set_clock() {
@@ -227,3 +240,6 @@ fn revocations(grants: &[RevokedGrant], now: u32) -> Vec<Revocation> {
     };
     grants.iter().map(revocation).collect()
 }
+
+#[cfg(test)]
+mod tests;

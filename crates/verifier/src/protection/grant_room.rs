@@ -15,16 +15,20 @@ impl Protection {
             return true;
         }
         let mut room = self.grant_room.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_room = room.take(owner, now);
-        if !has_room {
-            let (person, share) = (&owner.person, room.share);
-            tracing::warn!(
-                person,
-                share,
-                "more grants than the share of an account: this one gets no inside address or class"
-            );
+        match room.take(owner, now) {
+            Room::Taken => true,
+            Room::Full => false,
+            Room::FullNow => {
+                let (person, share) = (&owner.person, room.share);
+                tracing::warn!(
+                    person,
+                    share,
+                    "the person has more grants than the share of an account (`grants_per_account`): those beyond it \
+                     get no inside address and no class until others have ended"
+                );
+                false
+            }
         }
-        has_room
     }
 
     /// Forgets the grants that have ended.
@@ -36,7 +40,25 @@ impl Protection {
 /// The announced grants of each account, with their ends.
 pub(super) struct GrantRoom {
     share: usize,
-    of: HashMap<String, HashMap<u64, u64>>,
+    of: HashMap<String, Share>,
+}
+
+#[derive(Default)]
+struct Share {
+    grants: HashMap<u64, u64>,
+    /// When the grants that had ended were removed last: a full share is searched once a second at most.
+    tidied: u64,
+    /// Whether a grant was refused since there was room.
+    full: bool,
+}
+
+/// Whether a grant has a place in its account's share.
+#[derive(Debug, PartialEq)]
+enum Room {
+    Taken,
+    Full,
+    /// The first grant that found no place since there was one.
+    FullNow,
 }
 
 impl GrantRoom {
@@ -45,25 +67,34 @@ impl GrantRoom {
         Self { share: grants_per_account as usize, of: HashMap::new() }
     }
 
-    /// Counts a grant against its account's share; returns false if the share is used up. A grant that is counted keeps
-    /// its room.
-    fn take(&mut self, owner: &GrantOwner, now: u64) -> bool {
+    /// Counts a grant against its account's share. A grant that is counted keeps its room.
+    fn take(&mut self, owner: &GrantOwner, now: u64) -> Room {
         let own = self.of.entry(owner.person.clone()).or_default();
-        if own.len() >= self.share && !own.contains_key(&owner.handle) {
-            own.retain(|_, expires| *expires + SKEW >= now);
-            if own.len() >= self.share {
-                return false;
+        if own.grants.len() >= self.share && !own.grants.contains_key(&owner.handle) {
+            if own.tidied != now {
+                own.forget_ended(now);
+            }
+            if own.grants.len() >= self.share {
+                return if std::mem::replace(&mut own.full, true) { Room::Full } else { Room::FullNow };
             }
         }
-        own.insert(owner.handle, owner.expires);
-        true
+        own.full = false;
+        own.grants.insert(owner.handle, owner.expires);
+        Room::Taken
     }
 
     fn forget_ended(&mut self, now: u64) {
         self.of.retain(|_, own| {
-            own.retain(|_, expires| *expires + SKEW >= now);
-            !own.is_empty()
+            own.forget_ended(now);
+            !own.grants.is_empty()
         });
+    }
+}
+
+impl Share {
+    fn forget_ended(&mut self, now: u64) {
+        self.grants.retain(|_, expires| *expires + SKEW >= now);
+        self.tidied = now;
     }
 }
 
@@ -79,12 +110,15 @@ mod tests {
     #[test]
     fn an_account_with_many_grants_gets_its_share_of_inside_addresses_and_leaves_the_rest() {
         let mut room = GrantRoom::new(4);
-        let taken = (0..100).filter(|handle| room.take(&owner("mallory", *handle, 500), 100)).count();
-        assert_eq!(taken, 4);
-        assert!(room.take(&owner("mallory", 2, 500), 100), "a grant that is counted keeps its room");
-        assert!(room.take(&owner("alice", 1000, 500), 100), "others have their own share");
+        let mut take = |person, handle, expires, now| room.take(&owner(person, handle, expires), now);
+        let outcomes: Vec<_> = (0..100).map(|handle| take("mallory", handle, 500, 100)).collect();
+        assert!(outcomes[..4].iter().all(|outcome| *outcome == Room::Taken));
+        assert_eq!(outcomes[4], Room::FullNow);
+        assert!(outcomes[5..].iter().all(|outcome| *outcome == Room::Full), "the log tells it once");
+        assert_eq!(take("mallory", 2, 500, 100), Room::Taken, "a grant that is counted keeps its room");
+        assert_eq!(take("alice", 1000, 500, 100), Room::Taken, "others have their own share");
         // Once its grants have ended, the account has room again.
-        assert!(room.take(&owner("mallory", 200, 900), 531));
+        assert_eq!(take("mallory", 200, 900, 531), Room::Taken);
         room.forget_ended(1000);
         assert!(room.of.is_empty());
     }
