@@ -96,8 +96,8 @@ static __always_inline int keep_unless_revoked(const struct flow_key *key, __u64
 	__u32 state;
 
 	if (!is_revoked(handle, holder)) {
-		if (config.tells_flows == TELLS_ADMITTED)
-			tell_flow(key);
+		if (config.advertises_flows == ADVERTISES_ADMITTED)
+			advertise_flow(key);
 		return CONTINUE;
 	}
 	flow = find_flow(key);
@@ -168,25 +168,25 @@ enum { SETTLED = -2 /* the grant has no additional flow */, SETTLE_TRIES = 3 };
  * gives way is replaced atomically: no packet finds it half changed or missing. */
 static __always_inline int place_flow(const struct packet *p, struct flow_key key)
 {
-	struct flow fresh = {}, *flow;
+	struct flow new_flow = {}, *flow;
 	enum relation relation;
 	__u32 state, holder;
 	__u64 before;
 	__u8 origin;
 
-	fresh.handle = p->handle;
-	fresh.holder = p->holder;
-	fresh.since = p->time;
-	refresh(&fresh, p, p->time);
+	new_flow.handle = p->handle;
+	new_flow.holder = p->holder;
+	new_flow.since = p->time;
+	refresh(&new_flow, p, p->time);
 	if (key.protocol == IP_TCP)
-		begin_connection(&fresh, p->sequence);
+		begin_connection(&new_flow, p->sequence);
 	else
-		fresh.proved = p->time;
+		new_flow.proved = p->time;
 	for (int try = 0; try < SETTLE_TRIES; try++) {
 		flow = find_flow(&key);
 		if (!flow) {
 			/* No such flow yet, or it has just ended. */
-			if (p->opens_flow && !put_flow(&key, &fresh, BPF_NOEXIST))
+			if (p->opens_flow && !put_flow(&key, &new_flow, BPF_NOEXIST))
 				return CONTINUE;
 			continue;
 		}
@@ -210,12 +210,12 @@ static __always_inline int place_flow(const struct packet *p, struct flow_key ke
 		holder = flow->holder;
 		origin = flow->origin;
 		if (relation == MOVES) {
-			fresh = *flow;
-			fresh.state = state;
-			fresh.handle = p->handle;
-			renew(&fresh, p);
+			new_flow = *flow;
+			new_flow.state = state;
+			new_flow.handle = p->handle;
+			renew(&new_flow, p);
 		}
-		if (put_flow(&key, &fresh, BPF_EXIST)) {
+		if (put_flow(&key, &new_flow, BPF_EXIST)) {
 			flow->state = state;
 			return DROP_FLOW_LIMIT;
 		}

@@ -60,7 +60,7 @@ static __always_inline int was_answered(context *ctx, const struct packet *p, co
 	if (flow->answer)
 		return p->acknowledgement - flow->answer < NEAR;
 	if (config.max_outbound)
-		return !!config.tells_flows;
+		return !!config.advertises_flows;
 	ask_stack(ctx, &key, &view);
 	return view.knows != KNOWS_ANSWER || p->acknowledgement == view.number;
 }

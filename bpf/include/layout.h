@@ -30,7 +30,7 @@ struct verifier_config {
 	__u16 carriers; /* bits of enum carrier */
 	__u16 suites; /* bit n: suite number n */
 	__u32 max_outbound; /* limit on flows opened from inside; 0 if this is no gateway */
-	__u32 tells_flows; /* one of enum tells_flows */
+	__u32 advertises_flows; /* one of enum tells_flows */
 	__u32 mark; /* bits in the packet's mark that show it is admitted */
 	__u32 mark_mask; /* bits of the mark that belong to the verifier; 0 if its verdict is to drop */
 	__u32 udp_renewal; /* seconds after which a client's UDP flow needs another token */
@@ -40,7 +40,7 @@ struct verifier_config {
 };
 
 /* When the programs report flows to user space, which shares them with peer gateways. */
-enum tells_flows { TELLS_NOTHING = 0, TELLS_ADMITTED = 1, TELLS_BOUND = 2 /* once they have an inside address */ };
+enum advertises_flows { ADVERTISES_NOTHING = 0, ADVERTISES_ADMITTED = 1, ADVERTISES_BOUND = 2 /* once they have an inside address */ };
 
 /* How a flow was opened. */
 enum origin { BY_TOKEN = 0, ADOPTED = 1, FROM_INSIDE = 2, ENDED = 3 /* on a gateway: by a token, and over */ };
@@ -51,7 +51,7 @@ struct agent_config {
 	__u32 link_header; /* bytes: 14, or 0 on links without one */
 	__u32 tcx;
 	__u32 match_cgroups;
-	__u32 hear; /* 1: copy name servers' answers to user space */
+	__u32 overhear; /* 1: copy name servers' answers to user space */
 };
 
 struct flow_key {
@@ -371,7 +371,7 @@ enum transfer_counter {
 	TRANSFER_COUNTERS = 4,
 };
 
-struct held_header {
+struct queued_header {
 	struct grant_slot slot;
 	__u32 interface;
 	__u32 length;
@@ -516,8 +516,8 @@ enum agent_counter {
 	AGENT_OTHER = 0,
 	AGENT_TOKENS = 1,
 	AGENT_ALONE = 2,
-	AGENT_HELD = 3,
-	AGENT_HOLD_FAILED = 4,
+	AGENT_QUEUED = 3,
+	AGENT_QUEUE_FAILED = 4,
 	AGENT_PLAIN = 5,
 	AGENT_CONVERSATION = 6,
 	AGENT_FAILED = 7,

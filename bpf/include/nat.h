@@ -83,7 +83,7 @@ struct {
 #define NO_SLOT 0xffffffff /* no index of the pool */
 enum { BIND_TRIES = 8, YOUNG = 2 /* seconds: a way back whose flow may not be bound yet */ };
 
-static __always_inline void tell(__u32 kind, __u64 handle, __u32 person, __u32 slot, __u32 time)
+static __always_inline void report_news(__u32 kind, __u64 handle, __u32 person, __u32 slot, __u32 time)
 {
 	struct nat_news *room = bpf_ringbuf_reserve(&news, sizeof(*room), 0);
 
@@ -150,7 +150,7 @@ __noinline __u32 claim_slot(__u32 index, __u32 family, __u32 person, __u32 time,
 	slot->since = time;
 	/* One flow; cores that lost the race undo their own increments. */
 	__sync_fetch_and_sub(&slot->flows, SLOT_TAKEN - 1);
-	tell(NEWS_GIVEN, 0, person, index, time);
+	report_news(NEWS_GIVEN, 0, person, index, time);
 	return index;
 }
 
@@ -211,7 +211,7 @@ __noinline int bind_flow(const struct packet *p, struct flow *flow)
 	handle = flow->handle;
 	bearer = bpf_map_lookup_elem(&bearers, &handle);
 	if (!bearer) {
-		tell(NEWS_UNKNOWN, handle, 0, 0, p->time);
+		report_news(NEWS_UNKNOWN, handle, 0, 0, p->time);
 		return DROP_NO_ADDRESS;
 	}
 	index = lease_of(p->flow.family, bearer->person, p->time);
@@ -232,9 +232,9 @@ __noinline int bind_flow(const struct packet *p, struct flow *flow)
 			continue;
 		flow->inside_port = key.client_port;
 		__sync_val_compare_and_swap(&flow->inside, 0, index + 1);
-		if (config.tells_flows) {
+		if (config.advertises_flows) {
 			key = p->flow;
-			tell_flow(&key);
+			advertise_flow(&key);
 		}
 		return CONTINUE;
 	}
@@ -301,7 +301,7 @@ static long reclaim_way(struct bpf_map *map, const struct flow_key *key, struct 
 		return 0;
 	slot->last = bpf_ktime_get_ns();
 	if (__sync_fetch_and_sub(&slot->flows, 1) == 1)
-		tell(NEWS_IDLE, 0, slot->person, index, pass->now);
+		report_news(NEWS_IDLE, 0, slot->person, index, pass->now);
 	return 0;
 }
 

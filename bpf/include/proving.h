@@ -114,7 +114,7 @@ static __always_inline struct remembered *place_of(__u64 proof)
 	return bpf_map_lookup_elem(&remembered, &index);
 }
 
-/* Reports whether this is a key to check with at that time (wire.md §2.3), as in judge_token. */
+/* Reports whether this is a key to check with at that time (wire.md §2.3), as in verify_token. */
 static __always_inline int counts_at(const struct epoch_key *key, __u32 time)
 {
 	__u64 length = proofs_config.epoch_length ?: 1;

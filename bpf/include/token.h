@@ -174,7 +174,7 @@ static __always_inline int tag_is_right(const struct packet *p, struct token *to
 
 /* Checks form, suite, epoch, expiry, clock and tag, in this order: CONTINUE, or the reason of the first check that
  * fails. */
-static __always_inline int judge_token(struct packet *p, struct token *token)
+static __always_inline int verify_token(struct packet *p, struct token *token)
 {
 	const struct token_block *block = &token->block;
 	__u32 slot, suite, time;

@@ -48,8 +48,8 @@ fn without_a_look_back_a_token_admits_twice() {
 /// Checks for revocation only before the flow is in the table.
 const ASKED_ONCE: &[Edit] = &[Edit {
     file: "include/admission.h",
-    from: "\tif (!is_revoked(handle, holder)) {\n\t\tif (config.tells",
-    to: "\tif (1) {\n\t\tif (config.tells",
+    from: "\tif (!is_revoked(handle, holder)) {\n\t\tif (config.advertises",
+    to: "\tif (1) {\n\t\tif (config.advertises",
 }];
 
 #[test]

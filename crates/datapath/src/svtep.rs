@@ -41,9 +41,9 @@ const PINNED: [&str; 16] = [
 /// First version of Linux that can remove an outer header of a different family than the inner one's.
 const TURNS_SINCE: (u32, u32) = (6, 3);
 
-/// Settings that the programs are loaded with.
+/// Configuration that the programs are loaded with.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct Config {
     /// Settings for verifying proofs of incoming packets.
     pub proofs: ProofsConfig,
     /// Number of remembered proofs.
@@ -81,15 +81,15 @@ pub struct Svtep {
 impl Svtep {
     /// Loads the programs for this underlay. With `pins`, takes over tables and attachments that an earlier process
     /// left.
-    pub fn load(underlay: &Interface, settings: &Settings, pins: Option<Pins>) -> Result<Self> {
+    pub fn load(underlay: &Interface, config: &Config, pins: Option<Pins>) -> Result<Self> {
         object::log_through_tracing();
         let mut opened = Opened::new("svtep", OBJECT)?;
-        opened.configure(&settings.proofs)?;
+        opened.configure(&config.proofs)?;
         let turns = tc::kernel_version() >= TURNS_SINCE;
-        let config =
-            SvtepConfig { underlay: underlay.index, mtu: settings.mtu, turns: turns.into(), reports: settings.reports };
-        opened.set_constant(".rodata.svtep", &config)?;
-        make_room(&mut opened, settings.remembered)?;
+        let constants =
+            SvtepConfig { underlay: underlay.index, mtu: config.mtu, turns: turns.into(), reports: config.reports };
+        opened.set_constant(".rodata.svtep", &constants)?;
+        make_room(&mut opened, config.remembered)?;
         if let Some(pins) = &pins {
             opened.pin(pins, &PINNED)?;
         }
@@ -101,7 +101,7 @@ impl Svtep {
             deliveries: object.table("deliveries")?,
             counters: object.table("tunnel_counters")?,
             unsent: object.map("unsent")?,
-            proofs: Proofs::of(object, settings.proofs.epoch_length)?,
+            proofs: Proofs::of(object, config.proofs.epoch_length)?,
             attachments: Attachments::new(pins),
         })
     }

@@ -10,8 +10,8 @@ pub mod consent;
 mod fetches;
 pub mod frame;
 mod grants;
+mod held_grant;
 pub mod insertion;
-mod known;
 mod queue;
 mod receivers;
 mod session;
@@ -23,15 +23,15 @@ mod view;
 pub use clock::Clock;
 pub use consent::{Consent, ConsentRules};
 pub use frame::Frame;
-pub use known::Unusable;
+pub use held_grant::Unusable;
 pub use turns::Turns;
 pub use view::{GrantView, Standing};
 
 use crate::model::protected::{self, Protected};
 use crate::model::{Grant, GrantRequest, Receiver, Target};
+use held_grant::HeldGrant;
 use insertion::Used;
 use ipnet::IpNet;
-use known::Known;
 use session::Session;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -142,7 +142,7 @@ pub enum Output {
     RemoveOwner(Owner),
     /// Handle first packets of this slot as the entry says. The entry contains secrets.
     Write(GrantSlot, GrantEntry),
-    /// Hold first packets of this slot.
+    /// Queue first packets of this slot.
     Remove(GrantSlot),
     /// Protect these prefixes and no others.
     Protect(Vec<Protected>),
@@ -158,9 +158,9 @@ pub enum Output {
     Ended(Subject),
 }
 
-/// Settings that apply to all sessions.
+/// Configuration that applies to all sessions.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
+pub struct Config {
     /// Consent where the person has no rule.
     pub default: Consent,
     /// Owners other than the users themselves (cgroups, forwarded packets), and the subject whose identity their
@@ -184,7 +184,7 @@ pub struct Login {
 
 /// The agent's state machine.
 pub struct Agent {
-    settings: Settings,
+    config: Config,
     /// This machine's clock, which the kernel program uses.
     clock: Clock,
     sessions: BTreeMap<Subject, Session>,
@@ -195,10 +195,10 @@ pub struct Agent {
 
 impl Agent {
     /// Creates an agent without sessions.
-    pub fn new(settings: Settings, clock: Clock) -> Self {
+    pub fn new(config: Config, clock: Clock) -> Self {
         let outputs = VecDeque::from([Output::SetClock(clock.boot_to_unix_nanos())]);
         let (sessions, rules) = (BTreeMap::new(), BTreeMap::new());
-        Self { settings, clock, sessions, rules, outputs, next_fetch: 0 }
+        Self { config, clock, sessions, rules, outputs, next_fetch: 0 }
     }
 
     /// Returns the next effect, in order.
@@ -223,9 +223,9 @@ impl Agent {
     }
 
     /// Takes the time from an answer of the subject's authority. Returns whether that changed [`Self::skew`].
-    pub fn told_time(&mut self, subject: Subject, unix: u64, asked: Duration, answered: Duration) -> bool {
+    pub fn sync_clock(&mut self, subject: Subject, unix: u64, requested: Duration, answered: Duration) -> bool {
         let Some(session) = self.sessions.get_mut(&subject) else { return false };
-        session.told_time(unix, (asked, answered), &self.clock, &mut self.outputs)
+        session.sync_clock(unix, (requested, answered), &self.clock, &mut self.outputs)
     }
 
     /// Reports whether this request is still open.
@@ -271,15 +271,15 @@ impl Agent {
         for (slot, entry) in entries {
             let place = slot.destination();
             let subject = Subject::from_number(slot.subject);
-            let subject = subject.filter(|subject| consents(&self.rules, self.settings.default, *subject, &place));
+            let subject = subject.filter(|subject| consents(&self.rules, self.config.default, *subject, &place));
             let allowed = subject.and_then(|subject| self.sessions.get_mut(&subject));
-            let given_up = self.settings.forgets_pairs && entry.suite == ls::SUITE;
-            let known = allowed.filter(|_| !given_up).and_then(|session| {
-                let known = Known::from_entry(entry, &place, session.unix(now), now)?;
-                Some((session, known))
+            let given_up = self.config.forgets_pairs && entry.suite == ls::SUITE;
+            let held = allowed.filter(|_| !given_up).and_then(|session| {
+                let held = HeldGrant::from_entry(entry, &place, session.unix(now), now)?;
+                Some((session, held))
             });
-            match known {
-                Some((session, known)) => session.adopt(known, place, entry, &mut self.outputs),
+            match held {
+                Some((session, held)) => session.adopt(held, place, entry, &mut self.outputs),
                 None => self.outputs.push_back(Output::Remove(*slot)),
             }
         }
@@ -320,14 +320,14 @@ impl Agent {
         self.outputs.push_back(Output::Protect(protected::widened(all)));
     }
 
-    /// Handles a packet that the kernel held; `frame` is `None` if the packet arrived incomplete.
-    pub fn held(&mut self, now: Duration, slot: &GrantSlot, frame: Option<Frame>) {
+    /// Handles a first packet that the kernel queued for its grant; `frame` is `None` if the packet arrived incomplete.
+    pub fn queued(&mut self, now: Duration, slot: &GrantSlot, frame: Option<Frame>) {
         let place = slot.destination();
         let Some(subject) = Subject::from_number(slot.subject) else { return };
         let consent = self.consent(subject, &place);
         let Some(session) = self.sessions.get_mut(&subject) else { return };
         let unix = session.unix(now);
-        if session.held(now, unix, place, frame, consent, &mut self.outputs) {
+        if session.queued(now, unix, place, frame, consent, &mut self.outputs) {
             session.ask_in_turn(place, &mut self.next_fetch, &mut self.outputs);
         }
     }
@@ -342,7 +342,7 @@ impl Agent {
         if !matches!(standing, Standing::Missing) {
             return standing;
         }
-        session.ask(place, &mut self.next_fetch, &mut self.outputs).map_or(Standing::Missing, Standing::Asked)
+        session.ask(place, &mut self.next_fetch, &mut self.outputs).map_or(Standing::Missing, Standing::Requested)
     }
 
     /// Handles the authority's answer to a request. The error says why a grant can't be used; it counts as a failure.
@@ -432,15 +432,15 @@ impl Agent {
     pub fn set_rules(&mut self, subject: Subject, rules: ConsentRules) {
         self.rules.insert(subject, rules);
         if let Some(session) = self.sessions.get_mut(&subject) {
-            let (rules, default) = (&self.rules, self.settings.default);
-            session.judge_anew(|place| consents(rules, default, subject, place), &mut self.outputs);
+            let (rules, default) = (&self.rules, self.config.default);
+            session.reevaluate(|place| consents(rules, default, subject, place), &mut self.outputs);
         }
     }
 
     /// Returns whether the person's identity may go to this place, and the rule that decides.
     pub fn consent(&self, subject: Subject, place: &Destination) -> (Consent, Option<Target>) {
         let rule = self.rules.get(&subject).and_then(|rules| rules.deciding(place.address, place.port));
-        rule.map_or((self.settings.default, None), |rule| (rule.consent, Some(rule.target)))
+        rule.map_or((self.config.default, None), |rule| (rule.consent, Some(rule.target)))
     }
 
     /// Returns the person's grants.
@@ -466,7 +466,7 @@ impl Agent {
 
     fn owners_of(&self, subject: Subject) -> Vec<Owner> {
         let user = Owner { kind: owner::USER, reserved: 0, id: subject.user().into() };
-        let others = self.settings.owners.iter().filter(|(_, of)| *of == subject).map(|(owner, _)| *owner);
+        let others = self.config.owners.iter().filter(|(_, of)| *of == subject).map(|(owner, _)| *owner);
         std::iter::once(user).chain(others).collect()
     }
 }

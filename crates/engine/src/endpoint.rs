@@ -20,7 +20,7 @@ use wire::{Destination, Ends, Hops, Inner, SegmentFlags, Vni};
 /// Maximum number of open requests per tenant.
 const OPEN_MAX: usize = 64;
 /// Maximum number of packets that wait for one answer.
-const HELD_MAX: usize = 4;
+const QUEUED_MAX: usize = 4;
 /// Seconds after a denial in which the endpoint does not ask again.
 pub const REFUSED_FOR: u32 = 5;
 /// Remaining lifetime, in seconds, from which a segment in use is renewed.
@@ -104,7 +104,7 @@ struct Open {
     /// The endpoint address from which packets under the segment would be sent.
     sending: IpAddr,
     /// Inner packets that wait for the segment.
-    held: Vec<Vec<u8>>,
+    queued: Vec<Vec<u8>>,
 }
 
 /// A tunnel endpoint's state.
@@ -164,16 +164,16 @@ impl Endpoint {
             return None;
         }
         let wanted = Wanted::new(interface, &inner)?;
-        let held = (!unsent.is_super).then(|| whole(unsent.frame)).flatten();
+        let queued = (!unsent.is_super).then(|| whole(unsent.frame)).flatten();
         if let Some(open) = self.open.get_mut(&wanted) {
-            open.held.extend(held.filter(|_| open.held.len() < HELD_MAX));
+            open.queued.extend(queued.filter(|_| open.queued.len() < QUEUED_MAX));
             return None;
         }
         if self.open.range(Wanted::all_of(interface)).count() >= OPEN_MAX {
             return None;
         }
         let (action, sending) = self.question(wanted, &inner, consent, now)?;
-        self.open.insert(wanted, Open { sending, held: held.into_iter().collect() });
+        self.open.insert(wanted, Open { sending, queued: queued.into_iter().collect() });
         Some(action)
     }
 
@@ -202,7 +202,7 @@ impl Endpoint {
         if key.is_back() && matches!(action, Action::Ask(..)) {
             return None;
         }
-        self.open.insert(wanted, Open { sending, held: Vec::new() });
+        self.open.insert(wanted, Open { sending, queued: Vec::new() });
         Some(action)
     }
 
@@ -274,7 +274,7 @@ impl Endpoint {
         }
         let send =
             |inner: Vec<u8>| Action::Send { from: sending, to: receiving, datagram: [entry.geneve(), &inner].concat() };
-        actions.extend(open.held.into_iter().map(send));
+        actions.extend(open.queued.into_iter().map(send));
         actions
     }
 }

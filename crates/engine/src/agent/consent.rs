@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// Maximum number of a person's rules: each packet that the agent holds is compared with all of them.
+/// Maximum number of a person's rules: each packet that the agent queues is compared with all of them.
 pub const RULES_MAX: usize = 256;
 
 /// Whether first packets may carry the person's tokens.

@@ -8,7 +8,7 @@ use wire::packet::{Form, Fragment, Packet, TCP, UDP};
 const ETHERNET_LEN: usize = 14;
 const UDP_LEN: usize = 8;
 
-/// A held frame.
+/// A queued frame.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Frame {
     /// Index of the interface.

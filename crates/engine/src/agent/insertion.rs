@@ -44,7 +44,7 @@ pub enum Action {
     /// The packet would ride on another subject's flow, and is dropped.
     Rider,
     /// The packet waits for a grant.
-    Held,
+    Queued,
     /// The packet could not be changed, and is dropped.
     Failed,
 }
@@ -139,13 +139,13 @@ impl Inserter {
         }
         let slot = GrantSlot::new(self.subject, &to);
         let Some(grant) = self.grants.get(&slot).filter(|grant| grant.until > now).cloned() else {
-            return Action::Held;
+            return Action::Queued;
         };
         let Some(secret) = grant.secret else { return Action::Plain };
         if let Secret::Pair(pair, _) = &secret
             && self.spent.get(&pair.handle()).is_some_and(|spent| *spent >= ls::SENDERS_NONCES)
         {
-            return Action::Held;
+            return Action::Queued;
         }
         if packet.protocol == UDP && !self.udp_needs_token(&packet, now) {
             return Action::Conversation;

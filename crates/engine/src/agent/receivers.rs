@@ -1,5 +1,5 @@
 //! A session's receivers, and the index that finds the one of a destination without examining the others: an authority
-//! that a user chose may list thousands, and every held packet needs the look-up.
+//! that a user chose may list thousands, and every queued packet needs the look-up.
 
 use crate::model::prefixes::Prefixes;
 use crate::model::work::examined;

@@ -16,7 +16,7 @@ use wire::{Carrier, Destination, ls};
 
 /// Maximum number of remembered UDP flows; the one silent for longest makes room.
 const CONVERSATIONS_MAX: usize = 16_384;
-/// Maximum number of switch ports from which packets are held.
+/// Maximum number of switch ports from which packets are queued.
 const ORIGINS_MAX: usize = 4096;
 /// Nonces of pairs start here; the kernel program has those below.
 const FIRST_NONCE2: u16 = ls::SENDERS_NONCES as u16;
@@ -51,8 +51,8 @@ pub enum Fate {
         /// Frames for the switch to send, in order.
         frames: Vec<Vec<u8>>,
     },
-    /// Hold the frame until its grant arrives.
-    Hold(GrantSlot, Frame),
+    /// Queue the frame until its grant arrives.
+    Queue(GrantSlot, Frame),
     /// Drop the packet.
     Drop,
 }
@@ -66,7 +66,7 @@ pub struct Counts {
     pub tokens: u64,
     /// Packets preceded by a datagram that carries only the token.
     pub tokens_alone: u64,
-    /// Packets held for a grant.
+    /// Packets queued for a grant.
     pub queued: u64,
     /// Packets sent without identity.
     pub plain: u64,
@@ -74,7 +74,7 @@ pub struct Counts {
     pub other: u64,
     /// Packets dropped because they would have used another sender's flow.
     pub rider: u64,
-    /// Packets that could not be changed or held.
+    /// Packets that could not be changed or queued.
     pub failed: u64,
 }
 
@@ -156,7 +156,7 @@ impl Plane {
         self.inserter.used.get(slot).copied().unwrap_or_default()
     }
 
-    /// Removes the entry for a destination, so that its first packets are held.
+    /// Removes the entry for a destination, so that its first packets are queued.
     pub fn remove(&mut self, slot: &GrantSlot) {
         self.inserter.grants.remove(slot);
         self.inserter.used.remove(slot);
@@ -167,7 +167,7 @@ impl Plane {
         &self.counts
     }
 
-    /// Returns the origin of a held frame, from its interface index.
+    /// Returns the origin of a queued frame, from its interface index.
     pub fn origin(&self, frame: &Frame) -> Option<Origin> {
         let place = frame.interface.checked_sub(PORTS_FROM)?;
         self.origins.get(place as usize).copied()
@@ -185,7 +185,7 @@ impl Plane {
         self.evaluate(subject, origin, frame, now)
     }
 
-    /// Decides again on a held frame after a change for its subject.
+    /// Decides again on a queued frame after a change for its subject.
     pub fn again(&mut self, subject: Subject, frame: &Frame, now: u32) -> Option<(Origin, Fate)> {
         let origin = self.origin(frame)?;
         let mut fate = Fate::Drop;
@@ -219,7 +219,7 @@ impl Plane {
             Action::Ahead(alone) => {
                 ahead(frame, &packet, &alone).map(|alone| forward(&packet, known, vec![alone, frame.to_vec()]))
             }
-            Action::Held => self.hold(subject, origin, frame, &packet).map(|(slot, frame)| Fate::Hold(slot, frame)),
+            Action::Queued => self.queue(subject, origin, frame, &packet).map(|(slot, frame)| Fate::Queue(slot, frame)),
             Action::Rider | Action::Failed => None,
         };
         let counts = &mut self.counts;
@@ -228,7 +228,7 @@ impl Plane {
             _ if fate.is_none() => &mut counts.failed,
             Action::Token => &mut counts.tokens,
             Action::Ahead(_) => &mut counts.tokens_alone,
-            Action::Held => &mut counts.queued,
+            Action::Queued => &mut counts.queued,
             Action::Plain => &mut counts.plain,
             _ => &mut counts.other,
         };
@@ -242,7 +242,7 @@ impl Plane {
             && FlowKey::to_server(packet).is_some_and(|key| self.inserter.conversations.contains_key(&key))
     }
 
-    fn hold(
+    fn queue(
         &mut self,
         subject: Option<Subject>,
         origin: Origin,

@@ -73,7 +73,7 @@ pub struct Switch {
     protected: Vec<Protected>,
     generation: u16,
     /// Whether the switch sends up copies of name servers' answers.
-    hears: bool,
+    overhears: bool,
 }
 
 impl Switch {
@@ -91,7 +91,7 @@ impl Switch {
             refused: None,
             protected,
             generation,
-            hears: true,
+            overhears: true,
         };
         switch.send(&Message::Hello);
         switch
@@ -99,8 +99,8 @@ impl Switch {
 
     /// Turns off copies of name servers' answers.
     #[must_use]
-    pub fn deaf(self) -> Self {
-        Self { hears: false, ..self }
+    pub fn without_overhearing(self) -> Self {
+        Self { overhears: false, ..self }
     }
 
     /// Returns the next effect, in order.
@@ -206,7 +206,7 @@ impl Switch {
         for rule in rules::standing(&self.protected, self.generation) {
             self.send(&Message::FlowMod(rule));
         }
-        if self.hears {
+        if self.overhears {
             for rule in rules::answers(self.generation) {
                 self.send(&Message::FlowMod(rule));
             }

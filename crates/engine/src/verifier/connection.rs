@@ -117,7 +117,7 @@ impl<'a> Segment<'a> {
             return acknowledged.wrapping_sub(flow.answer) < NEAR;
         }
         if config.max_outbound != 0 {
-            return config.tells_flows != 0;
+            return config.advertises_flows != 0;
         }
         match stack() {
             Stack::Answered(number) => acknowledged == number,
@@ -175,7 +175,7 @@ mod tests {
     fn a_gateway_believes_nobody_unless_another_may_have_seen_the_answer() {
         let opening = Flow { stage: stage::OPENING, next: 1, ..Flow::default() };
         let alone = VerifierConfig { max_outbound: 1, ..VerifierConfig::default() };
-        let shares = VerifierConfig { tells_flows: 1, ..alone };
+        let shares = VerifierConfig { advertises_flows: 1, ..alone };
         for (config, answer, acknowledged, expected) in [
             (alone, 0, 7, stage::OPENING),
             (shares, 0, 7, stage::OPEN),

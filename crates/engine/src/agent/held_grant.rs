@@ -30,8 +30,8 @@ pub enum Unusable {
     Malformed(&'static str),
 }
 
-/// A grant. Has no `Debug` because it contains the key.
-pub(super) struct Known {
+/// A grant that the agent holds. Has no `Debug` because it contains the key.
+pub(super) struct HeldGrant {
     secret: Secret,
     /// End of the grant, Unix seconds.
     pub expires: u32,
@@ -55,7 +55,7 @@ pub(super) struct Known {
     pub flow: Option<(Destination, Sender)>,
 }
 
-impl Known {
+impl HeldGrant {
     /// Reads the grant from an answer to a request for `place`. The error says why the grant is unusable.
     pub fn from_answer(answer: &Grant, place: &Destination, unix: u64, now: Duration) -> Result<Self, Unusable> {
         let secret = answer.secret.clone();
