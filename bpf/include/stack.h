@@ -13,7 +13,7 @@ const volatile struct stack_layout stack_layout SEC(".rodata.stack") = {};
 /* Socket states, as the kernel numbers them. */
 enum { SOCKET_SYN_SENT = 2, SOCKET_TIME_WAIT = 6, SOCKET_CLOSE = 7, SOCKET_LISTEN = 10, SOCKET_REQUEST = 12 };
 
-/* What the stack knows about a connection, in ascending order. */
+/* How much the stack knows about a connection, in ascending order. */
 enum knows { KNOWS_NOTHING = 0, KNOWS_ANSWER = 1, KNOWS_NEXT = 2 };
 
 struct stack_view {

@@ -25,7 +25,7 @@ pub fn covered(layers: &[Layer], candidates: &BTreeSet<u32>) -> BTreeMap<u32, u3
 pub struct OpenWay {
     /// The interface that packets enter through.
     pub name: String,
-    /// What the packets reach from there, and how to close the way.
+    /// The reach of packets that enter there, and how to close the way.
     pub why: String,
 }
 

@@ -15,7 +15,7 @@ pub(super) struct Receivers {
     /// For each receiver, the index of the first receiver of the same name: a name may have several prefixes, and may
     /// be long.
     namesakes: Vec<usize>,
-    /// What the latest grant for a receiver covered, by the index of the first receiver of its name.
+    /// The width of the latest grant for a receiver, by the index of the first receiver of its name.
     widths: BTreeMap<usize, Width>,
 }
 

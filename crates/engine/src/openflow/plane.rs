@@ -41,7 +41,7 @@ pub struct Origin {
     pub port: u32,
 }
 
-/// What to do with a packet that was sent up.
+/// The way to handle a packet that was sent up.
 #[derive(PartialEq, Eq)]
 pub enum Fate {
     /// Send the rules, then the frames, to the switch.
