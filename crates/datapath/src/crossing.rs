@@ -1,4 +1,4 @@
-//! Frames that cross from one interface to another through a process that decides which of them pass (AF_XDP).
+//! Frames that cross from one interface to another through a process that verifies them (AF_XDP).
 //!
 //! The caller's function `verify` is called with every frame that arrives at either interface, in batches and in place.
 //! Frames that pass leave at the other interface. Memory is allocated once. The crossing itself decides nothing, and
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/crossing.bpf.o"));
 
-/// Largest number of frames that `verify` gets together: one bit per frame says whether it passes.
+/// Largest number of frames that are verified in one batch: one bit per frame says whether it passes.
 pub const BATCH: usize = 32;
 /// Length of the longest frame that can cross.
 pub const FRAME_MAX: usize = socket::FRAME_MAX;
