@@ -12,7 +12,8 @@ use wire::grant::mask;
 
 /// Number of requests that a line may make at once, and the microseconds after which it may make another one.
 const OF_LINE: (u64, u64) = (4096, 1000);
-/// The same two limits for all lines of one source (an IPv4 address or an IPv6 /64) together.
+/// Number of requests that all lines of one source (an IPv4 address or an IPv6 /64) together may make at once, and the
+/// microseconds after which they may make another one.
 const OF_SOURCE: (u64, u64) = (32_768, 25);
 /// Maximum number of sources counted at a time: some 5 MB.
 const MOST_SOURCES: usize = 65_536;

@@ -43,7 +43,7 @@ pub struct Initiator {
     link: Option<Box<Link>>,
     /// When the link's grant expires, in Unix seconds.
     expires: u32,
-    /// The link that a new handshake replaced, until when it still opens records in transit.
+    /// The link that a new handshake replaced, and the time until which it still opens records in transit.
     before: Option<(Box<Link>, Millis)>,
     refused: Option<(Refusal, Millis)>,
     doubted: Millis,
