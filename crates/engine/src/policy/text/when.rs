@@ -55,7 +55,7 @@ fn read_window(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Window {
     let from = fields.value("from").and_then(|value| date(reader, value, &read.zone));
     let until = fields.value("until").and_then(|value| {
         let (at, is_day) = date(reader, value, &read.zone)?;
-        // A day that ends the window belongs to the window.
+        // If `until` is a day, the window includes that day.
         let until = if is_day { window::day_after(at, &read.zone).unwrap_or(at) } else { at };
         if from.is_some_and(|(from, _)| until <= from) {
             reader.fault(value.span(), "`until` must be after `from`");
