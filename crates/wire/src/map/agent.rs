@@ -91,7 +91,7 @@ pub struct GrantEntry {
     pub plain: u8,
     /// The suite's number.
     pub suite: u8,
-    /// Carrier of the tokens: the number of a [`Carrier`].
+    /// Carrier of the tokens: the number of a [`crate::Carrier`].
     pub carrier: u8,
     /// Zero.
     pub reserved: u8,
