@@ -17,10 +17,11 @@
 #include "handed.h"
 
 enum { UDP_TOKEN_EVERY = 15 /* seconds, wire.md §4.1 */ };
-/* A verifier may keep a flow for this long after its last datagram; until then its ports belong to its subject. */
+/* A verifier may keep a flow for this long after its last datagram. Until then, the flow's ports belong to the
+ * subject that used them. */
 enum { UDP_OWNED = 90 /* seconds */ };
 enum { CGROUP_LEVELS = 8 };
-/* Bytes of a token (§3), which follows the magic in a block. */
+/* Bytes of a token (§3), which follows the magic number in a block. */
 enum { TOKEN_LEN = TAIL_LEN - 4 };
 
 const volatile struct agent_config config SEC(".rodata.config") = {};
@@ -320,8 +321,8 @@ static __noinline int go_ahead(context *ctx, const struct packet *p, struct work
 
 	if (load(ctx, p->transport, &udp, sizeof(udp)))
 		return -1;
-	/* If the network card completes the checksum, a change outside the pseudo-header does not alter the field: a
-	 * probe. */
+	/* A probe: if the network card completes the checksum, this call, which reports a change outside the
+	 * pseudo-header, leaves the field as it is. */
 	before = udp.checksum;
 	if (bpf_l4_csum_replace(ctx, field, 0, 1, 0) || load(ctx, field, &probed, 2))
 		return -1;
@@ -507,7 +508,8 @@ int insert(struct __sk_buff *skb)
 	time = now();
 	if (p.flow.protocol == IP_UDP)
 		conversation = bpf_map_lookup_elem(&conversations, &p.flow);
-	/* Checked first: a payload that only looks like a block passes the verifier on an admitted flow. */
+	/* Checked before has_block: on an admitted flow, the verifier also passes a payload that only looks like a
+	 * block. */
 	if (conversation && is_rider(conversation, slot.subject, time))
 		return refuse(AGENT_RIDER);
 	if (has_block(skb, &p))

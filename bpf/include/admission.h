@@ -72,7 +72,8 @@ static __always_inline int take_flow(struct grant_use *use, const struct flow_ke
 }
 
 /* Removes a flow that this core has claimed as STAGE_LEAVING, and releases its grant's count. Only the claiming core
- * removes the flow: another core could otherwise remove what a third has just put in its place. */
+ * removes the flow. If any core could, it might remove a new flow that yet another core has just put in the same
+ * place. */
 static __always_inline int remove_taken(const struct flow_key *key, struct flow *flow, __u32 state)
 {
 	__u64 handle = flow->handle;
@@ -150,8 +151,8 @@ static __always_inline enum relation relation_of(const struct flow *flow, __u32 
 	return stage == STAGE_CLOSING || stage == STAGE_RESET ? OPENS : PASSES;
 }
 
-/* Renews a flow on a valid token of its holder. A UDP packet was already counted when its flow was looked up, unless
- * the flow lacked a recent token. */
+/* Renews a flow on a valid token of its holder. The packet of a UDP flow was already counted when its flow was
+ * looked up, unless the flow lacked a recent token. */
 static __always_inline void renew(struct flow *flow, const struct packet *p)
 {
 	if (p->flow.protocol == IP_TCP || !is_proved(p->flow.protocol, flow, p->time))
@@ -226,7 +227,8 @@ static __always_inline int place_flow(const struct packet *p, struct flow_key ke
 	return DROP_FLOW_LIMIT;
 }
 
-/* Called after use_token rather than from it: together their stacks would exceed what Linux 6.1 allows a program. */
+/* Puts the flow of a token that use_token accepted into the table. A function of its own, which use_token does not
+ * call, because both stacks together would exceed what Linux 6.1 allows a program. */
 __noinline int settle_flow(const struct packet *p)
 {
 	struct flow_key key;

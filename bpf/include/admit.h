@@ -117,8 +117,9 @@ static __always_inline int opens(const struct packet *p)
 	return p->flow.protocol == IP_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
-/* Datagrams merged into one super-packet: a token can't be removed from the middle. The first datagram's token admits
- * the flow, and the verifier drops them all, as a network may; the sender sends them again. */
+/* If the packet consists of several datagrams that were merged into a super-packet, leaves only the first in `p` and
+ * returns 1. No token can be removed from the middle of a super-packet: the first datagram's token admits the flow,
+ * the verifier drops all of them, as a network may, and the sender sends them again. */
 static __always_inline int keep_first_datagram(context *ctx, struct packet *p)
 {
 	__u32 segment = p->flow.protocol == IP_UDP ? segment_length(ctx) : 0;
@@ -305,7 +306,8 @@ static __always_inline int settle_fast4(context *ctx, void *data, void *end)
 	return settle_segment(bpf_map_lookup_elem(&flows4, &key), tcp, IPV4_LEN, total_len);
 }
 
-/* Only without extension headers: one could be a source route to a protected address. */
+/* The fast path for IPv6. Only for packets without extension headers, one of which could be a source route to a
+ * protected address. */
 static __always_inline int settle_fast6(context *ctx, void *data, void *end)
 {
 	struct ipv6 *ip = data + ETHER_LEN;

@@ -28,8 +28,8 @@ struct {
 	__type(value, __u32);
 } key_flows SEC(".maps");
 
-/* Keyed by the pair's handle. A flood of transfers evicts keys that user space has not fetched yet; it then gets them
- * by HTTPS. */
+/* Client keys that arrived in band, by the pair's handle. A flood of transfers evicts keys that user space has not
+ * fetched yet; user space then gets them by HTTPS. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -64,8 +64,8 @@ static __always_inline int asks_for_key(const struct packet *p)
 	       p->transport == ETHER_LEN + IPV4_LEN && transfers_keys(*(__be32 *)p->flow.server, p->flow.server_port);
 }
 
-/* Reports whether an earlier first packet of the flow had the option within REQUEST_LIFETIME; otherwise records that
- * this one has it. */
+/* Reports whether an earlier first packet of the flow had the option within REQUEST_LIFETIME. If not, records that this
+ * packet has it. */
 static __always_inline int has_asked(const struct flow_key *flow)
 {
 	__u32 time = uptime(), *requested = bpf_map_lookup_elem(&key_flows, flow);

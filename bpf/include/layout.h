@@ -8,7 +8,7 @@
 
 /* The block of the tail carrier (wire.md §4.1). */
 enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" in memory order */ };
-/* The same as the whole payload of a SYN: the stream carrier (§4.6). */
+/* The block as the whole payload of a SYN: the stream carrier (§4.6). */
 enum { STREAM_MAGIC = 0x31535356 /* "VSS1" in memory order */ };
 
 /* The shim (wire.md §4.3, §4.4): the inner IPv4 header, its option. */
@@ -194,8 +194,8 @@ struct nat_news {
 	__u32 time;
 };
 
-/* Messages to user space: the person behind a grant is unknown; an address has gone to another person; an address has
- * no flow left. */
+/* Messages to user space. In order: the person behind a grant is unknown; an address has gone to another person; an
+ * address has no flow left. */
 enum nat_news_kind { NEWS_UNKNOWN = 1, NEWS_GIVEN = 2, NEWS_IDLE = 3 };
 
 struct grant_use {
@@ -222,8 +222,8 @@ struct inside_use {
 	__u32 counted; /* by the sweep in progress */
 };
 
-/* Spans of time for which the verifier has lost its record of uses and ends because its clock jumped (wire.md §6.4.6).
- * User space writes them. */
+/* Spans of time of which the verifier no longer knows, because its clock jumped, which tokens were used and which
+ * grants were revoked (wire.md §6.4.6). User space writes them. */
 enum { FORGOTTEN_SPANS = 4 };
 
 struct forgotten {

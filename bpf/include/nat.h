@@ -97,7 +97,7 @@ static __always_inline void report_news(__u32 kind, __u64 handle, __u32 person, 
 	bpf_ringbuf_submit(room, 0);
 }
 
-/* Counts one more flow of the slot's person, unless the slot now belongs to another. */
+/* Counts one more flow of the slot's person, unless the slot now belongs to another person. */
 static __always_inline int hold(struct pool_slot *slot, __u32 person)
 {
 	__u32 flows = __sync_fetch_and_add(&slot->flows, 1);
@@ -177,8 +177,8 @@ static __always_inline __u32 lease_of(__u32 family, __u32 person, __u32 time)
 	return slot && hold(slot, person) ? at : NO_SLOT;
 }
 
-/* Records the way back from an inside address and port, on which a flow is already counted; 0 if another flow has that
- * port. */
+/* Records the way back from an inside address and port, on which a flow is already counted. Returns 0 if another
+ * client's flow has that port. */
 static __always_inline int note_way_back(struct pool_slot *slot, const struct flow_key *inside, const struct way_back *back)
 {
 	struct flow_key key = *inside; /* Linux 6.1 takes keys from the stack */
@@ -189,7 +189,8 @@ static __always_inline int note_way_back(struct pool_slot *slot, const struct fl
 	known = bpf_map_lookup_elem(&ways_back, &key);
 	if (!known || known->client_port != back->client_port || !same_address(&known->client, &back->client))
 		return 0;
-	/* Left by an earlier flow between the same ends, or recorded by another core: already counted. */
+	/* The entry is from an earlier flow between the same ends, or from another core: its flow is already
+	 * counted. */
 	known->since = back->since;
 	__sync_fetch_and_sub(&slot->flows, 1);
 	return 1;
@@ -242,9 +243,9 @@ __noinline int bind_flow(const struct packet *p, struct flow *flow)
 	return DROP_NO_ADDRESS;
 }
 
-/* Assigns a flow that a peer gateway reported the inside address that it has there. If both gateways assigned an
- * address to different persons before either learned of the other's, each person keeps it on the gateway that assigned
- * it. */
+/* Assigns to a flow that a peer gateway reported the inside address that the flow has at the peer. If both gateways
+ * assigned an address to different persons before either learned of the other's assignment, each person keeps it on
+ * the gateway that assigned it. */
 SEC("syscall")
 int bind_received(struct received_address *received)
 {

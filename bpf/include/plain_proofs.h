@@ -199,11 +199,11 @@ __noinline int verify_plain6(context *ctx)
 #pragma unroll
 	for (int i = 0; i < 16; i++)
 		pseudo += ((const __u16 *)ip->source)[i];
-	/* It may be left to the network card. */
+	/* The checksum may be partial, for the network card to complete. */
 	if (udp->checksum == fold(pseudo))
 		return CONTINUE;
 	sum = replace(udp->checksum, old, new);
-	/* Both changes together leave the sum of the packet as it is. */
+	/* The pointer and the checksum change together so that the sum over the packet stays the same. */
 	udp->checksum = sum ?: 0xffff;
 	*(__u16 *)segment = new;
 	return PASS_FLOW;

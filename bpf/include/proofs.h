@@ -356,8 +356,8 @@ __noinline int move_pointer(context *ctx, const struct packet *p)
 	return store(ctx, at, &new, 2) ? -1 : 0;
 }
 
-/* Decides on any packet. If the packet has a plain form, leaves `provings` alone and returns the offset of its payload,
- * else 0. */
+/* Decides on any packet. If the packet has a plain form, stores the offset of its payload in `plain` and leaves
+ * `provings` alone; otherwise stores 0. */
 static __always_inline int verify_and_locate(context *ctx, __u32 *plain)
 {
 	struct proving *v;

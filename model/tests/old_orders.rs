@@ -15,7 +15,7 @@ fn breaks(world: World, promise: &str) {
     println!("{promise} is broken by\n{path}");
 }
 
-/// Reads each slot twice: in between, another core takes the slot that both aim at.
+/// Reads each slot twice. Between the two readings, another core takes the slot that both cores aim at.
 const TWO_LOOKS: &[Edit] = &[Edit {
     file: "include/replays.h",
     from: "\t\t\t__u64 there = entries[i];\n\n\t\t\tif (there == entry)\n\t\t\t\treturn DROP_REPLAYED;\n",

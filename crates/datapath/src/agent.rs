@@ -73,8 +73,8 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Loads the programs for links with this header; `cgroups` says whether some owner is a cgroup. With `pins`, the
-    /// maps are shared with every other load, and taken over from an earlier process.
+    /// Loads the programs for links whose header has `link_header` bytes; `cgroups` says whether an owner is a cgroup.
+    /// With `pins`, all loads share the pinned maps, also with an earlier process.
     pub fn load(link_header: u32, cgroups: bool, attachment: Attachment, pins: Option<Pins>) -> Result<Self> {
         Self::load_overhearing(link_header, cgroups, false, attachment, pins)
     }
@@ -153,7 +153,8 @@ impl Agent {
         Ok(self.clock.get(&0)?.unwrap_or_default())
     }
 
-    /// Sets the next nonce. Random at first load, so that a restart within the same second repeats no nonce.
+    /// Sets the next nonce. The caller sets a random one when the maps are new, so that a restart within the same
+    /// second repeats no nonce.
     pub fn set_nonce(&self, nonce: u32) -> Result<()> {
         self.nonces.set(&0, &nonce)
     }

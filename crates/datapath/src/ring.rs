@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// Opens a ring: `each` is called with every message from now on, whenever the result is polled.
+/// Opens a ring. Whenever the result is polled, it calls `each` with every message from now on.
 pub(crate) fn open<T: FromBytes>(
     map: &dyn MapCore,
     mut each: impl FnMut(T) + Send + 'static,

@@ -38,7 +38,7 @@ const PINNED: [&str; 16] = [
     "consents",
     "tunnel_counters",
 ];
-/// First version of Linux that can remove an outer header of a different family than the inner one's.
+/// First version of Linux that can remove an outer IP header around an inner packet of the other IP family.
 const TURNS_SINCE: (u32, u32) = (6, 3);
 
 /// Configuration that the programs are loaded with.
@@ -70,7 +70,7 @@ pub struct Svtep {
     pub proofs: Proofs,
     /// Segments, and records of packets that have none.
     pub segments: Table<SegmentKey, SegmentEntry>,
-    /// Segments that arrived and may be answered, keyed as the answers' segments will be.
+    /// Received segments that may be answered, under the keys that the answers' segments will have.
     pub consents: Table<SegmentKey, Consent>,
     tenants: Table<u32, Tenant>,
     deliveries: Table<u32, Delivery>,
@@ -179,8 +179,8 @@ impl Svtep {
         self.attachments.detach();
     }
 
-    /// Calls `each` with every packet that the programs pass on, and `lost` with the number of packets that did not
-    /// fit, whenever the result is polled. The result covers the cores that are online.
+    /// Opens the buffer of packets that the programs pass on. Whenever the result is polled, it calls `each` with every
+    /// packet, and `lost` with the number of packets that did not fit. The result covers the cores that are online.
     pub fn unsent(
         &self,
         mut each: impl FnMut(Unsent) + Send + 'static,

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-/// Smaller differences, in milliseconds, come from the resolution of the answers and from the network.
+/// Differences below this, in milliseconds, are due to the resolution of the answers and to the network.
 const NEGLIGIBLE: u64 = 1000;
-/// Answers carry whole seconds: on average half a second, in milliseconds, has passed since.
+/// The mean time, in milliseconds, that has passed since the whole second that an answer states.
 const HALF_GRAIN: u64 = 500;
 
 /// Offset between the boot clock and Unix time.

@@ -8,9 +8,9 @@ use crate::model::work::examined;
 use std::collections::{BTreeMap, BTreeSet};
 use wire::{Destination, Handle};
 
-/// Maximum number of grants.
+/// Maximum number of a session's grants.
 pub const GRANTS_MAX: usize = 4096;
-/// Maximum number of destinations for which the kernel has these grants: they share a table with those of other users,
+/// Maximum number of a session's entries in the kernel, each for one destination. Sessions share the kernel's table,
 /// and a grant for a whole network could otherwise have an entry for each of its ports and addresses.
 pub const PLACES_MAX: usize = 4096;
 
@@ -23,11 +23,11 @@ type Service = Option<(u8, u16)>;
 pub(super) struct Grants {
     all: BTreeMap<Handle, HeldGrant>,
     by_end: ByEnd,
-    /// By what they cover: those that any flow may use.
+    /// Grants that any flow may use, by prefix and service.
     open: Prefixes<BTreeMap<Service, ByEnd>>,
-    /// By the flow that uses them: those for a single flow.
+    /// Grants for a single flow, by the flow that uses them.
     flows: BTreeMap<(Destination, Sender), ByEnd>,
-    /// The grant that the kernel has for a destination, and when its entry was written.
+    /// For each destination with an entry in the kernel, the entry's grant and when the entry was written.
     places: BTreeMap<Destination, (Handle, u64)>,
     oldest: BTreeMap<u64, Destination>,
     written: u64,
@@ -38,7 +38,7 @@ impl Grants {
         self.all.values()
     }
 
-    /// Returns all grants, whose use may be noted: what they cover stays as it is.
+    /// Returns all grants. The caller may record that a grant was used, but must not change what it covers.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut HeldGrant> {
         self.all.values_mut()
     }
@@ -51,14 +51,14 @@ impl Grants {
         self.all.get_mut(&handle)
     }
 
-    /// Returns the grant that a packet may use: of several, the one that ends last.
+    /// Returns the grant that a packet may use. If there are several, returns the one that ends last.
     pub fn best(&self, unix: u64, place: &Destination, sender: Option<Sender>) -> Option<Handle> {
         let own = sender.and_then(|sender| self.flows.get(&(*place, sender)));
         let best = self.covering(place).chain(own).filter_map(|grants| self.last_good(unix, grants));
         best.max().map(|(_, handle)| handle)
     }
 
-    /// Reports whether any flow may use a grant for this destination, though it may have ended.
+    /// Reports whether there is a grant for this destination that any flow may use; the grant may have ended.
     pub fn has_for(&self, place: &Destination) -> bool {
         self.covering(place).next().is_some()
     }
@@ -75,7 +75,7 @@ impl Grants {
         alive.find(|(_, handle)| self.all.get(handle).is_some_and(|held| held.is_good(unix)))
     }
 
-    /// Adds a grant without entries in the kernel. If there are too many now, returns the one that ends first.
+    /// Adds a grant without entries in the kernel. If there are now too many grants, returns the one that ends first.
     #[must_use]
     pub fn insert(&mut self, held: HeldGrant) -> Option<Handle> {
         let key = (held.expires, held.handle());
@@ -86,7 +86,7 @@ impl Grants {
         first.filter(|_| self.all.len() > GRANTS_MAX).map(|(_, handle)| *handle)
     }
 
-    /// Removes a grant, whose entries in the kernel the caller has to remove.
+    /// Removes a grant. The caller has to remove its entries in the kernel.
     pub fn remove(&mut self, handle: Handle) -> Option<HeldGrant> {
         let held = self.all.remove(&handle)?;
         self.by_end.remove(&(held.expires, handle));
@@ -99,7 +99,7 @@ impl Grants {
         Some(held)
     }
 
-    /// Gives a grant for a single flow to this flow.
+    /// Assigns a grant for a single flow to this flow.
     pub fn bind(&mut self, handle: Handle, flow: Option<(Destination, Sender)>) {
         let Some(mut held) = self.all.remove(&handle) else { return };
         self.forget(&held);
@@ -108,8 +108,8 @@ impl Grants {
         self.all.insert(handle, held);
     }
 
-    /// Notes that the kernel has this grant for a destination, in place of another one. If it has too many entries now,
-    /// returns the destination whose entry is the oldest and has to go.
+    /// Records that the kernel's entry for a destination has this grant now. If the session has too many entries now,
+    /// returns the destination of the oldest entry, which the caller has to remove.
     #[must_use]
     pub fn place(&mut self, handle: Handle, place: Destination) -> Option<Destination> {
         self.unplace(&place);
@@ -124,7 +124,7 @@ impl Grants {
         Some(oldest)
     }
 
-    /// Notes that the kernel has no grant for a destination any more.
+    /// Records that the kernel has no entry for a destination any more.
     pub fn unplace(&mut self, place: &Destination) {
         let Some((handle, written)) = self.places.remove(place) else { return };
         self.oldest.remove(&written);
@@ -145,7 +145,7 @@ impl Grants {
         }
     }
 
-    /// Removes a grant from the indices of what it covers.
+    /// Removes a grant from the indices by prefix and by flow.
     fn forget(&mut self, held: &HeldGrant) {
         let key = (held.expires, held.handle());
         let of_it = self.by_end_of(held);

@@ -25,7 +25,7 @@ const FOREIGN: u64 = 60;
 const OWN_RULE: u64 = 3600;
 /// Maximum number of destinations whose packets go without identity.
 const PLAIN_MAX: usize = 4096;
-/// Minimum time between two looks at all grants of the session, however often requests are repeated.
+/// Minimum time between two passes over all grants of the session, however often requests are repeated.
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
 /// Minimum time between two corrections of the clock, because each rewrites every entry.
 const CLOCK_HOLDS: Duration = Duration::from_secs(5);
@@ -33,7 +33,7 @@ const CLOCK_HOLDS: Duration = Duration::from_secs(5);
 const RELOAD_EVERY: Duration = Duration::from_secs(1);
 /// Minimum time between two requests caused by hints, so that an attacker who forges hints can't cause a flood.
 const HINT_EVERY: Duration = Duration::from_secs(60);
-/// Time between two checks of an idle grant that is about to end.
+/// Time between two checks whether an idle grant that is about to end is used again.
 const IDLE_LOOK: Duration = Duration::from_secs(5);
 
 type Outputs = VecDeque<Output>;
@@ -52,7 +52,7 @@ pub(super) struct Session {
     pub expires: u64,
     /// The authority's clock.
     clock: Clock,
-    /// Seconds by which it is ahead of this machine's clock, as in the kernel's entries.
+    /// Seconds by which the authority's clock is ahead of this machine's clock, as in the kernel's entries.
     pub skew: i32,
     corrected: Option<Duration>,
     receivers: Receivers,
@@ -64,7 +64,7 @@ pub(super) struct Session {
     queue: Queue,
     /// Places of packets that arrived incomplete, while there is no room for their requests.
     wanted: BTreeSet<Destination>,
-    /// Whether there may be places that packets wait for and that no request covers.
+    /// Whether packets may wait for places that no request covers.
     unrequested: bool,
     reload: Option<Duration>,
     reloaded: Option<Duration>,
@@ -168,7 +168,7 @@ impl Session {
         false
     }
 
-    /// Sends every frame that waits for this place and has a grant.
+    /// Sends every frame that waits for this place and for which there is a grant.
     fn serve(&mut self, unix: u64, place: &Destination, outputs: &mut Outputs) {
         loop {
             let Self { queue, grants, .. } = self;
@@ -196,14 +196,14 @@ impl Session {
         }
     }
 
-    /// Notes that the kernel has this grant for a place, and removes the oldest entry if there are too many.
+    /// Records that the kernel has this grant for a place, and removes the oldest entry if there are too many.
     fn place(&mut self, handle: Handle, place: Destination, outputs: &mut Outputs) {
         if let Some(oldest) = self.grants.place(handle, place) {
             outputs.push_back(Output::Remove(self.subject.slot(&oldest)));
         }
     }
 
-    /// Lets packets go without identity, the waiting frames first.
+    /// Lets packets to this place go without identity until `until`, the waiting frames included.
     fn go_plain(&mut self, place: Destination, until: u64, why: Why, outputs: &mut Outputs) {
         while self.plain.len() >= PLAIN_MAX {
             if let Some((place, _)) = self.plain.pop_first() {
@@ -248,8 +248,8 @@ impl Session {
         Guess { prefix, service: fixed.then_some((place.protocol, place.port)) }
     }
 
-    /// Asks for the grant of a place unless an open request is likely to cover it. Returns that request, or `None` if
-    /// there are too many.
+    /// Asks for the grant for a place, unless an open request is likely to bring it. Returns the new or open request,
+    /// or `None` if there are too many requests.
     pub fn ask(&mut self, place: Destination, next_fetch: &mut u64, outputs: &mut Outputs) -> Option<FetchId> {
         let guess = self.guess(&place);
         if let Some(id) = self.fetches.covering(&place, &guess) {
@@ -306,7 +306,8 @@ impl Session {
         self.grants.has_for(place)
     }
 
-    /// Takes the grant from an answer. The error says why the grant is unusable; it counts as a failure.
+    /// Takes the grant from an answer. An error says why the grant can't be used; the agent then asks again, as after a
+    /// failure.
     pub fn granted(
         &mut self,
         now: Duration,
@@ -372,7 +373,7 @@ impl Session {
         self.fetches.take(id)
     }
 
-    /// Takes a hint that the authority protects these networks. Asks the authority unless it has already said so
+    /// Handles a hint that the authority protects these networks. Asks the authority, unless it has already said so
     /// itself.
     pub fn hinted(&mut self, now: Duration, networks: &[IpNet], outputs: &mut Outputs) {
         let is_early = self.hinted.is_some_and(|last| now < last + HINT_EVERY);

@@ -38,7 +38,7 @@ pub enum Standing {
     NotLoggedIn,
     /// The destination is none of the person's receivers.
     NotProtected,
-    /// The person's own rule denies it, or the default if there is no rule.
+    /// The person's own rule denies it; without a rule, the default does.
     Withheld(Option<Target>),
     /// The policy denies it, with the reason.
     Denied(String),

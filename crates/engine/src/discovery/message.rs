@@ -85,8 +85,8 @@ pub fn answer(domain: &Domain, id: u16, bytes: &[u8]) -> Option<Answer> {
     })
 }
 
-/// Returns the record carried by the answer to a query for a name's addresses: that of the name's domain, or of one
-/// above it.
+/// Returns the record that came along in the answer to a query for a name's addresses: a record of that name's domain
+/// or of a domain above it.
 pub fn overhear(bytes: &[u8]) -> Option<Overheard> {
     let message = read(bytes)?;
     let query = &message.queries.first()?.name;
@@ -128,7 +128,7 @@ fn read(bytes: &[u8]) -> Option<Message> {
     is_answer.then_some(message)
 }
 
-/// Returns the name and the names that it is an alias of.
+/// Returns the name, and the names for which it is an alias.
 fn aliases(entries: &[Entry], name: Name) -> BTreeSet<Name> {
     let mut names = BTreeSet::from([name.clone()]);
     let mut at = name;
@@ -145,7 +145,8 @@ fn aliases(entries: &[Entry], name: Name) -> BTreeSet<Name> {
     names
 }
 
-/// Returns the one record among these texts. Two different ones are an error, because nothing says which is valid.
+/// Returns the one record among these texts. Two different records are an error, because nothing says which of them is
+/// valid.
 fn the_record<'a>(entries: impl Iterator<Item = &'a Entry>) -> Result<Option<(Record, u32)>, String> {
     let mut found: Option<(Record, u32)> = None;
     for entry in entries.filter(|entry| entry.dns_class == DNSClass::IN) {

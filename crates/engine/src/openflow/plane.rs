@@ -1,5 +1,5 @@
-//! Decisions on packets that switches send up: the tables that the kernel program has as maps, and the switch rules
-//! that go with a packet.
+//! Decisions about packets that switches send up, with tables like the maps of the kernel program, and the switch rules
+//! for the flow of such a packet.
 
 use super::message::FlowMod;
 use super::rules;
@@ -14,13 +14,13 @@ use wire::packet::{Form, Packet, UDP};
 use wire::shim::{self, SHIM_LEN};
 use wire::{Carrier, Destination, ls};
 
-/// Maximum number of remembered UDP flows; the one silent for longest makes room.
+/// Maximum number of remembered UDP flows. If there are more, the one that has been silent the longest is forgotten.
 const CONVERSATIONS_MAX: usize = 16_384;
 /// Maximum number of switch ports from which packets are queued.
 const ORIGINS_MAX: usize = 4096;
-/// Nonces of pairs start here; the kernel program has those below.
+/// The controller uses nonces of pairs from this one on; the kernel program uses those below.
 const FIRST_NONCE2: u16 = ls::SENDERS_NONCES as u16;
-/// Interface indices that stand for switch ports start here; the kernel assigns none that high.
+/// Interface indices from this one on stand for ports of switches; the kernel assigns none that high.
 const PORTS_FROM: u32 = 0x8000_0000;
 
 /// Subjects whose identity the packets of a household's devices carry.
@@ -41,7 +41,7 @@ pub struct Origin {
     pub port: u32,
 }
 
-/// Outcome for a packet that was sent up.
+/// The way to handle a packet that was sent up.
 #[derive(PartialEq, Eq)]
 pub enum Fate {
     /// Send the rules, then the frames, to the switch.
@@ -57,7 +57,8 @@ pub enum Fate {
     Drop,
 }
 
-/// Number of packets per decision. Except for the first, names are those of the kernel program's counters.
+/// Numbers of packets: of all that a switch sent up, and of these by decision. [`Self::named`] has the names that users
+/// see.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Packets sent up by a switch.
@@ -104,7 +105,8 @@ pub struct Plane {
     present: BTreeSet<Subject>,
     origins: Vec<Origin>,
     counts: Counts,
-    /// Whether to install only rules and add no tokens, to measure the cost of the controller alone (LS, *pro forma*).
+    /// Whether to install only rules and add no tokens, to measure the cost of the detour to the controller alone (LS,
+    /// *pro forma*).
     pro_forma: bool,
 }
 
@@ -277,7 +279,7 @@ impl Plane {
     }
 }
 
-/// Builds the datagram that goes ahead of this one and carries only the token (wire.md §4.2).
+/// Builds the datagram that is sent ahead of this one and carries only the token (wire.md §4.2).
 fn ahead(frame: &[u8], packet: &Packet, alone: &Alone) -> Option<Vec<u8>> {
     match alone {
         Alone::Block(block) => datagram(frame, packet, block, 0),

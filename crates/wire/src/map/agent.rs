@@ -12,7 +12,7 @@ pub struct AgentConfig {
     pub link_header: u32,
     /// 1 if the program is attached by TCX.
     pub tcx: u32,
-    /// 1 if some owner is a cgroup.
+    /// 1 if the table of owners has a cgroup.
     pub match_cgroups: u32,
     /// 1 if the program passes copies of name servers' answers to user space.
     pub overhear: u32,
@@ -91,7 +91,7 @@ pub struct GrantEntry {
     pub plain: u8,
     /// The suite's number.
     pub suite: u8,
-    /// Carrier of the tokens: the number of a [`Carrier`].
+    /// Carrier of the tokens: the number of a [`crate::Carrier`].
     pub carrier: u8,
     /// Zero.
     pub reserved: u8,
