@@ -1,6 +1,6 @@
-//! Cache of discovery results and their lifetimes: results of own queries, including negative ones, and overheard
-//! records. An attacker may have forged an overheard answer, so those have a table of their own and never change the
-//! results of queries.
+//! Cache of what discovery has found out about domains, and for how long it keeps that: results of the agent's own
+//! queries, including those that found no record, and overheard records. An attacker may have forged an overheard
+//! answer, so overheard records have a table of their own and never change the results of queries.
 
 use super::domain::Domain;
 use super::message::{Answer, Overheard};
@@ -8,7 +8,8 @@ use super::record::Record;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Maximum numbers of queried and of overheard domains; the one that expires first makes room.
+/// Maximum number of domains with a result of a query, and with an overheard record. If there are more, the one that
+/// expires first is removed.
 const QUERIED_MAX: usize = 256;
 const OVERHEARD_MAX: usize = 64;
 /// Shortest and longest time for which a record is kept, regardless of its time to live, in seconds.
@@ -17,7 +18,7 @@ const RECORD_KEPT: (u32, u32) = (60, 86_400);
 const OVERHEARD_KEPT: (u32, u32) = (60, 3600);
 /// Shortest and longest time for which the absence of a record is kept, in seconds (RFC 2308 §5).
 const NOTHING_KEPT: (u32, u32) = (30, 3600);
-/// Time for which a failure is kept, in seconds (RFC 2308 §7).
+/// Time for which a failed query is kept, in seconds (RFC 2308 §7).
 const FAILURE_KEPT: u32 = 30;
 
 /// Result of discovery for a domain.
@@ -34,13 +35,13 @@ pub enum Lookup {
 /// Origin of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The agent's own query.
+    /// The answer to the agent's own query.
     Queried,
     /// The answer to another program's query.
     Overheard,
 }
 
-/// A domain whose record claims protection.
+/// A domain whose record says that something is protected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal<'a> {
     /// The domain.
@@ -66,7 +67,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Stores the answer to an own query.
+    /// Stores the answer to one of the agent's own queries.
     pub fn insert_answer(&mut self, now: Duration, domain: &Domain, answer: Answer) -> &Lookup {
         let within = |ttl: u32, (least, most): (u32, u32)| ttl.clamp(least, most);
         let (lookup, seconds) = match answer {
@@ -89,12 +90,13 @@ impl Cache {
         is_new
     }
 
-    /// Returns the result of an own query for a domain.
+    /// Returns the result of the agent's own query for a domain.
     pub fn lookup(&self, now: Duration, domain: &Domain) -> Option<&Lookup> {
         self.queried.get(domain).filter(|entry| entry.until > now).map(|entry| &entry.lookup)
     }
 
-    /// Returns all domains whose records claim protection. The result of an own query overrides an overheard record.
+    /// Returns all domains whose records say that something is protected. The result of an own query overrides an
+    /// overheard record.
     pub fn proposals(&self, now: Duration) -> Vec<Proposal<'_>> {
         let mut proposals = Vec::new();
         for (cache, source) in [(&self.queried, Source::Queried), (&self.overheard, Source::Overheard)] {

@@ -28,16 +28,16 @@ pub struct Overheard {
     pub ttl: u32,
 }
 
-/// Content of the answer to an own query.
+/// Content of the answer to one of the agent's own queries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// This record, which may be kept for so many seconds.
+    /// The domain has this record, which may be kept for this number of seconds.
     Record(Record, u32),
-    /// The domain has no record; that may be kept for so many seconds.
+    /// The domain has no record. This may be kept for this number of seconds.
     Nothing(u32),
-    /// The answer did not fit: the caller asks by TCP.
+    /// The answer did not fit into a datagram. The caller has to ask by TCP.
     Truncated,
-    /// No usable answer, with the reason.
+    /// There is no usable answer, for this reason.
     Failed(String),
 }
 
