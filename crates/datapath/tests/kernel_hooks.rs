@@ -286,7 +286,7 @@ fn kernel_hands_over_copies_of_name_servers_answers_and_of_a_flood_only_some() {
     assert_eq!(copies.try_iter().count(), 0);
 }
 
-/// Sends what a plain attacker can: a segment with this client's address from every port.
+/// Sends what a blind attacker can: a segment with this client's address from every port.
 fn forge_from_every_port(port: &Port, macs: [[u8; 6]; 2], client: IpAddr, to: SocketAddr, flags: u8) {
     for source in 0..=u16::MAX {
         let forged = Packet::new(client, to.ip()).ethernet(macs[0], macs[1]).tcp(Tcp::new(source, to.port(), flags));
