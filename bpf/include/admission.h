@@ -72,7 +72,8 @@ static __always_inline int take_flow(struct grant_use *use, const struct flow_ke
 }
 
 /* Removes a flow that this core has claimed as STAGE_LEAVING, and releases its grant's count. Only the claiming core
- * removes the flow: another core could otherwise remove what a third has just put in its place. */
+ * removes the flow. If any core could, it might remove a new flow that yet another core has just put in the same
+ * place. */
 static __always_inline int remove_taken(const struct flow_key *key, struct flow *flow, __u32 state)
 {
 	__u64 handle = flow->handle;
@@ -96,8 +97,8 @@ static __always_inline int keep_unless_revoked(const struct flow_key *key, __u64
 	__u32 state;
 
 	if (!is_revoked(handle, holder)) {
-		if (config.tells_flows == TELLS_ADMITTED)
-			tell_flow(key);
+		if (config.advertises_flows == ADVERTISES_ADMITTED)
+			advertise_flow(key);
 		return CONTINUE;
 	}
 	flow = find_flow(key);
@@ -150,8 +151,8 @@ static __always_inline enum relation relation_of(const struct flow *flow, __u32 
 	return stage == STAGE_CLOSING || stage == STAGE_RESET ? OPENS : PASSES;
 }
 
-/* Renews a flow on a valid token of its holder. A UDP packet was already counted when its flow was looked up, unless
- * the flow lacked a recent token. */
+/* Renews a flow on a valid token of its holder. The packet of a UDP flow was already counted when its flow was
+ * looked up, unless the flow lacked a recent token. */
 static __always_inline void renew(struct flow *flow, const struct packet *p)
 {
 	if (p->flow.protocol == IP_TCP || !is_proved(p->flow.protocol, flow, p->time))
@@ -168,25 +169,25 @@ enum { SETTLED = -2 /* the grant has no additional flow */, SETTLE_TRIES = 3 };
  * gives way is replaced atomically: no packet finds it half changed or missing. */
 static __always_inline int place_flow(const struct packet *p, struct flow_key key)
 {
-	struct flow fresh = {}, *flow;
+	struct flow new_flow = {}, *flow;
 	enum relation relation;
 	__u32 state, holder;
 	__u64 before;
 	__u8 origin;
 
-	fresh.handle = p->handle;
-	fresh.holder = p->holder;
-	fresh.since = p->time;
-	refresh(&fresh, p, p->time);
+	new_flow.handle = p->handle;
+	new_flow.holder = p->holder;
+	new_flow.since = p->time;
+	refresh(&new_flow, p, p->time);
 	if (key.protocol == IP_TCP)
-		begin_connection(&fresh, p->sequence);
+		begin_connection(&new_flow, p->sequence);
 	else
-		fresh.proved = p->time;
+		new_flow.proved = p->time;
 	for (int try = 0; try < SETTLE_TRIES; try++) {
 		flow = find_flow(&key);
 		if (!flow) {
 			/* No such flow yet, or it has just ended. */
-			if (p->opens_flow && !put_flow(&key, &fresh, BPF_NOEXIST))
+			if (p->opens_flow && !put_flow(&key, &new_flow, BPF_NOEXIST))
 				return CONTINUE;
 			continue;
 		}
@@ -210,12 +211,12 @@ static __always_inline int place_flow(const struct packet *p, struct flow_key ke
 		holder = flow->holder;
 		origin = flow->origin;
 		if (relation == MOVES) {
-			fresh = *flow;
-			fresh.state = state;
-			fresh.handle = p->handle;
-			renew(&fresh, p);
+			new_flow = *flow;
+			new_flow.state = state;
+			new_flow.handle = p->handle;
+			renew(&new_flow, p);
 		}
-		if (put_flow(&key, &fresh, BPF_EXIST)) {
+		if (put_flow(&key, &new_flow, BPF_EXIST)) {
 			flow->state = state;
 			return DROP_FLOW_LIMIT;
 		}
@@ -226,7 +227,8 @@ static __always_inline int place_flow(const struct packet *p, struct flow_key ke
 	return DROP_FLOW_LIMIT;
 }
 
-/* Called after use_token rather than from it: together their stacks would exceed what Linux 6.1 allows a program. */
+/* Puts the flow of a token that use_token accepted into the table. A function of its own, which use_token does not
+ * call, because both stacks together would exceed what Linux 6.1 allows a program. */
 __noinline int settle_flow(const struct packet *p)
 {
 	struct flow_key key;

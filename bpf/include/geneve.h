@@ -18,8 +18,9 @@ struct {
 	__type(value, struct segment_entry);
 } segments SEC(".maps");
 
-/* Segments that arrived with a valid proof and may be answered, keyed as the answer's segment will be. User space shows
- * such a segment to the authority when an answer is waiting. Delivery does not depend on this table. */
+/* Segments that arrived with a valid proof and may be answered, under the keys that the answers' segments will have.
+ * User space shows such a segment to the authority when an answer is waiting. Delivery does not depend on this
+ * table. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -251,8 +252,8 @@ static __always_inline int send(context *ctx, struct tenant *tenant, struct prov
 	if (!is_given(entry, time)) {
 		if (entry && entry->state == SEGMENT_REFUSED && entry->until > time)
 			return leave(SVTEP_REFUSED, TC_ACT_SHOT);
-		/* Only a segment for all services covers later fragments, and user space has learned of the need from
-		 * the first fragment. */
+		/* Later fragments need a segment for all services. User space has learned from the first fragment
+		 * that one is needed. */
 		if (v->shown == PORTS_HIDDEN)
 			return leave(SVTEP_FRAGMENT, TC_ACT_SHOT);
 		return report(ctx, tenant, time, 0);
@@ -316,8 +317,8 @@ static __noinline int note_consent(context *ctx, __u32 at, __u32 interface)
 	return leave(SVTEP_CONSENTS, 0);
 }
 
-/* Delivers a packet with a valid proof. Geneve's header is at `at`. `computed` says that the proof was not remembered:
- * this is the first packet under its segment, or as good as. */
+/* Delivers a packet with a valid proof. Geneve's header is at `at`. `computed` says that the proof was not
+ * remembered: this is the first packet under its segment, or the proof was forgotten. */
 static __always_inline int deliver(context *ctx, __u32 at, int computed)
 {
 	struct {

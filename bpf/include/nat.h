@@ -89,7 +89,7 @@ struct {
 #define NO_SLOT 0xffffffff /* no index of the pool */
 enum { BIND_TRIES = 8, YOUNG = 2 /* seconds: a way back whose flow may not be bound yet */ };
 
-static __always_inline void announce_slot(__u32 kind, __u32 person, __u32 slot, __u32 time)
+static __always_inline void report_news(__u32 kind, __u32 person, __u32 slot, __u32 time)
 {
 	struct nat_news *room = bpf_ringbuf_reserve(&news, sizeof(*room), 0);
 
@@ -122,7 +122,7 @@ static __always_inline void ask_for_person(struct flow *flow, __u32 time)
 	bpf_ringbuf_submit(room, 0);
 }
 
-/* Counts one more flow of the slot's person, unless the slot now belongs to another. */
+/* Counts one more flow of the slot's person, unless the slot now belongs to another person. */
 static __always_inline int hold(struct pool_slot *slot, __u32 person)
 {
 	__u32 flows = __sync_fetch_and_add(&slot->flows, 1);
@@ -175,7 +175,7 @@ __noinline __u32 claim_slot(__u32 index, __u32 family, __u32 person, __u32 time,
 	slot->since = time;
 	/* One flow; cores that lost the race undo their own increments. */
 	__sync_fetch_and_sub(&slot->flows, SLOT_TAKEN - 1);
-	announce_slot(NEWS_GIVEN, person, index, time);
+	report_news(NEWS_GIVEN, person, index, time);
 	return index;
 }
 
@@ -202,8 +202,8 @@ static __always_inline __u32 lease_of(__u32 family, __u32 person, __u32 time)
 	return slot && hold(slot, person) ? at : NO_SLOT;
 }
 
-/* Records the way back from an inside address and port, on which a flow is already counted; 0 if another flow has that
- * port. */
+/* Records the way back from an inside address and port, on which a flow is already counted. Returns 0 if another
+ * client's flow has that port. */
 static __always_inline int note_way_back(struct pool_slot *slot, const struct flow_key *inside, const struct way_back *back)
 {
 	struct flow_key key = *inside; /* Linux 6.1 takes keys from the stack */
@@ -214,7 +214,8 @@ static __always_inline int note_way_back(struct pool_slot *slot, const struct fl
 	known = bpf_map_lookup_elem(&ways_back, &key);
 	if (!known || known->client_port != back->client_port || !same_address(&known->client, &back->client))
 		return 0;
-	/* Left by an earlier flow between the same ends, or recorded by another core: already counted. */
+	/* The entry is from an earlier flow between the same ends, or from another core: its flow is already
+	 * counted. */
 	known->since = back->since;
 	__sync_fetch_and_sub(&slot->flows, 1);
 	return 1;
@@ -257,9 +258,9 @@ __noinline int bind_flow(const struct packet *p, struct flow *flow)
 			continue;
 		flow->inside_port = key.client_port;
 		__sync_val_compare_and_swap(&flow->inside, 0, index + 1);
-		if (config.tells_flows) {
+		if (config.advertises_flows) {
 			key = p->flow;
-			tell_flow(&key);
+			advertise_flow(&key);
 		}
 		return CONTINUE;
 	}
@@ -267,9 +268,9 @@ __noinline int bind_flow(const struct packet *p, struct flow *flow)
 	return DROP_NO_ADDRESS;
 }
 
-/* Assigns a flow that a peer gateway reported the inside address that it has there. If both gateways assigned an
- * address to different persons before either learned of the other's, each person keeps it on the gateway that assigned
- * it. */
+/* Assigns to a flow that a peer gateway reported the inside address that the flow has at the peer. If both gateways
+ * assigned an address to different persons before either learned of the other's assignment, each person keeps it on
+ * the gateway that assigned it. */
 SEC("syscall")
 int bind_received(struct received_address *received)
 {
@@ -326,7 +327,7 @@ static long reclaim_way(struct bpf_map *map, const struct flow_key *key, struct 
 		return 0;
 	slot->last = bpf_ktime_get_ns();
 	if (__sync_fetch_and_sub(&slot->flows, 1) == 1)
-		announce_slot(NEWS_IDLE, slot->person, index, pass->now);
+		report_news(NEWS_IDLE, slot->person, index, pass->now);
 	return 0;
 }
 

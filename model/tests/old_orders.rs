@@ -15,7 +15,7 @@ fn breaks(world: World, promise: &str) {
     println!("{promise} is broken by\n{path}");
 }
 
-/// Reads each slot twice: in between, another core takes the slot that both aim at.
+/// Reads each slot twice. Between the two readings, another core takes the slot that both cores aim at.
 const TWO_LOOKS: &[Edit] = &[Edit {
     file: "include/replays.h",
     from: "\t\t\t__u64 there = entries[i];\n\n\t\t\tif (there == entry)\n\t\t\t\treturn DROP_REPLAYED;\n",
@@ -48,8 +48,8 @@ fn without_a_look_back_a_token_admits_twice() {
 /// Checks for revocation only before the flow is in the table.
 const ASKED_ONCE: &[Edit] = &[Edit {
     file: "include/admission.h",
-    from: "\tif (!is_revoked(handle, holder)) {\n\t\tif (config.tells",
-    to: "\tif (1) {\n\t\tif (config.tells",
+    from: "\tif (!is_revoked(handle, holder)) {\n\t\tif (config.advertises",
+    to: "\tif (1) {\n\t\tif (config.advertises",
 }];
 
 #[test]

@@ -6,9 +6,9 @@ mod ping;
 mod redirect;
 mod words;
 
-use crate::config::{Config, DEFAULT_INSTANCE, DEFAULT_SOCKET, Flags};
 use crate::protocol::{Call, Reply, Request};
-use crate::{daemon, kernel, socket};
+use crate::settings::{DEFAULT_INSTANCE, DEFAULT_SOCKET, Flags, Settings};
+use crate::{control, daemon, kernel};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use engine::agent::Consent;
@@ -127,7 +127,7 @@ pub struct RuleArguments {
 pub async fn run(command: AgentCommand) -> Result<ExitCode> {
     match command {
         AgentCommand::Run(flags) => {
-            daemon::run(Config::load(*flags)?).await?;
+            daemon::run(Settings::load(*flags)?).await?;
             Ok(ExitCode::SUCCESS)
         }
         AgentCommand::Detach { instance } => match datapath::Pins::existing("agent", &instance) {
@@ -149,7 +149,7 @@ pub async fn run(command: AgentCommand) -> Result<ExitCode> {
 
 impl At {
     async fn call(&self, call: Call) -> Result<Reply> {
-        socket::call(&self.socket, &Request { uid: self.uid, call }).await
+        control::call(&self.socket, &Request { uid: self.uid, call }).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! The socket that re-sends held frames. The kernel program recognises the socket by its cookie and the subject by the
+//! The socket that re-sends queued frames. The kernel program recognises the socket by its cookie and the subject by the
 //! mark; no other process can send packets on behalf of a subject this way.
 
 use anyhow::{Context, Result};

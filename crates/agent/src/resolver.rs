@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use engine::discovery::message::{self, DNS_PORT, LONGEST};
-use engine::discovery::{Domain, Told};
+use engine::discovery::{Answer, Domain};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
@@ -11,28 +11,28 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// How long one server may take by UDP and by TCP; `TRIES` is how often each is asked.
+/// How long one server may take by UDP and by TCP; `TRIES` is how often each is queried.
 const PATIENCE: Duration = Duration::from_secs(2);
 const TRIES: usize = 2;
-/// Largest number of servers that are asked (as in resolv.conf(5)).
+/// Largest number of servers that are queried (as in resolv.conf(5)).
 const SERVERS_MAX: usize = 3;
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
 /// Returns the first usable answer of these servers about a domain's record. If `servers` is empty, asks those of
 /// `/etc/resolv.conf`.
-pub async fn ask(domain: &Domain, servers: &[SocketAddr]) -> Told {
+pub async fn ask(domain: &Domain, servers: &[SocketAddr]) -> Answer {
     let own = if servers.is_empty() { configured(Path::new(RESOLV_CONF)) } else { servers.to_vec() };
     let mut failure = format!("{RESOLV_CONF} names no name server");
     for _ in 0..TRIES {
         for server in own.iter().take(SERVERS_MAX) {
             match ask_one(domain, *server).await {
-                Ok(Told::Failed(why)) => failure = format!("{server}: {why}"),
-                Ok(told) => return told,
+                Ok(Answer::Failed(why)) => failure = format!("{server}: {why}"),
+                Ok(answer) => return answer,
                 Err(error) => failure = format!("{server}: {error:#}"),
             }
         }
     }
-    Told::Failed(failure)
+    Answer::Failed(failure)
 }
 
 /// Returns the servers in a file in the format of resolv.conf(5).
@@ -44,20 +44,20 @@ fn configured(file: &Path) -> Vec<SocketAddr> {
     addresses.map(|address| SocketAddr::new(address, DNS_PORT)).collect()
 }
 
-async fn ask_one(domain: &Domain, server: SocketAddr) -> Result<Told> {
+async fn ask_one(domain: &Domain, server: SocketAddr) -> Result<Answer> {
     let mut id = [0; 2];
     getrandom::fill(&mut id).map_err(|error| anyhow::anyhow!("cannot get random numbers: {error}"))?;
     let id = u16::from_be_bytes(id);
     let question = message::question(domain, id).context("the name is too long")?;
     match by_udp(domain, id, &question, server).await? {
-        Told::Truncated => {
+        Answer::Truncated => {
             timeout(PATIENCE, by_tcp(domain, id, &question, server)).await.context("no answer in time")?
         }
-        told => Ok(told),
+        answer => Ok(answer),
     }
 }
 
-async fn by_udp(domain: &Domain, id: u16, question: &[u8], server: SocketAddr) -> Result<Told> {
+async fn by_udp(domain: &Domain, id: u16, question: &[u8], server: SocketAddr) -> Result<Answer> {
     let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     // Each query uses a port of its own, and the socket is connected, so the kernel accepts packets from the server
     // only.
@@ -67,13 +67,13 @@ async fn by_udp(domain: &Domain, id: u16, question: &[u8], server: SocketAddr) -
     let (deadline, mut bytes) = (Instant::now() + PATIENCE, vec![0; LONGEST]);
     loop {
         let size = timeout_at(deadline, socket.recv(&mut bytes)).await.context("no answer in time")??;
-        if let Some(told) = message::answer(domain, id, &bytes[..size]) {
-            return Ok(told);
+        if let Some(answer) = message::answer(domain, id, &bytes[..size]) {
+            return Ok(answer);
         }
     }
 }
 
-async fn by_tcp(domain: &Domain, id: u16, question: &[u8], server: SocketAddr) -> Result<Told> {
+async fn by_tcp(domain: &Domain, id: u16, question: &[u8], server: SocketAddr) -> Result<Answer> {
     let mut stream = TcpStream::connect(server).await?;
     stream.write_all(&[&u16::try_from(question.len())?.to_be_bytes()[..], question].concat()).await?;
     let size = usize::from(stream.read_u16().await?);
@@ -106,7 +106,7 @@ mod tests {
         let server = UdpSocket::bind("127.0.0.1:0").await.expect("a socket");
         let address = server.local_addr().expect("an address");
         let domain: Domain = "example.org".parse().expect("a domain");
-        let asked = tokio::spawn(async move { ask(&"example.org".parse().expect("a domain"), &[address]).await });
+        let lookup = tokio::spawn(async move { ask(&"example.org".parse().expect("a domain"), &[address]).await });
         let mut bytes = [0; 512];
         let (size, from) = server.recv_from(&mut bytes).await.expect("a question");
         let id = u16::from_be_bytes([bytes[0], bytes[1]]);
@@ -118,6 +118,6 @@ mod tests {
         for bytes in [&b"noise"[..], &forged, &answer] {
             server.send_to(bytes, from).await.expect("sent");
         }
-        assert_eq!(asked.await.expect("an answer"), Told::Nothing(0));
+        assert_eq!(lookup.await.expect("an answer"), Answer::Nothing(0));
     }
 }

@@ -22,7 +22,7 @@ mod schema;
 mod segment;
 mod verifier;
 
-pub use event::{Confirm, Event, FlowsToCut, Heard, LIVE_FLOWS_MAX, LiveFlows};
+pub use event::{Acknowledgement, Confirm, Event, FlowsToCut, LIVE_FLOWS_MAX, LiveFlows};
 pub use explain::{ExplainRequest, Explanation, PersonExplanation};
 pub use grant::{Destinations, Grant, GrantRequest, Receiver, Service};
 pub use keys::{EpochKey, EpochKeys, ProofKeys};

@@ -4,7 +4,7 @@ use crate::keys::MasterKeys;
 use crate::login::credentials;
 use crate::storage::Database;
 use crate::tls::{Certificates, der, fingerprint};
-use crate::{Config, now};
+use crate::{Settings, now};
 use anyhow::{Context, Result, bail};
 use engine::policy::Policy;
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
@@ -64,7 +64,7 @@ impl Directory {
         let certificates = Certificates::new(names, now())?;
         let master = Zeroizing::new(credentials::random::<32>()?);
         write_new(&self.master_key(), &*master)?;
-        write_new(&self.0.join("authority.toml"), Config::template(listen).as_bytes())?;
+        write_new(&self.0.join("authority.toml"), Settings::template(listen).as_bytes())?;
         write_new(&self.policy(), include_bytes!("../policy.example.toml"))?;
         write_new(&self.ca(), certificates.ca.as_bytes())?;
         write_new(&self.0.join("ca.key"), certificates.ca_key.as_bytes())?;
@@ -81,15 +81,15 @@ impl Directory {
     }
 
     /// Reads `authority.toml`.
-    pub fn config(&self) -> Result<Config> {
+    pub fn settings(&self) -> Result<Settings> {
         let path = self.0.join("authority.toml");
         let text = read_text(&path)?;
-        Config::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file(&path.display().to_string())))
+        Settings::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file(&path.display().to_string())))
     }
 
     /// Reads and validates a policy file: `file`, or else the directory's own.
     pub fn read_policy(&self, file: Option<&Path>) -> Result<(Policy, String)> {
-        let max_lifetime = self.config()?.max_lifetime;
+        let max_lifetime = self.settings()?.max_lifetime;
         let path = file.map_or_else(|| self.policy(), Path::to_owned);
         let text = crate::policy::candidate::read_text(&path)?;
         match Policy::parse(&text, max_lifetime) {

@@ -2,13 +2,13 @@
 //! serves addresses from a zone file, and adds the record to answers with protected addresses. It has no keys and does
 //! not query other servers.
 
-mod config;
 mod limit;
 mod serve;
+mod settings;
 mod zone;
 
-pub use config::DnsConfig;
 pub use serve::Server;
+pub use settings::DnsSettings;
 pub use zone::Zone;
 
 use crate::Directory;
@@ -32,9 +32,9 @@ impl Published {
     /// Reads the discovery data of a directory. Values missing from the configuration are derived from the console and
     /// the policy.
     pub fn read(directory: &Directory) -> Result<Self> {
-        let config = directory.config()?;
-        let dns = config.dns.context(NO_DNS)?;
-        let authority = match (dns.authority, config.console.url) {
+        let settings = directory.settings()?;
+        let dns = settings.dns.context(NO_DNS)?;
+        let authority = match (dns.authority, settings.console.url) {
             (Some(url), _) => url,
             (None, Some(url)) => url.parse().context("`url` in [console]")?,
             (None, None) => anyhow::bail!(NO_AUTHORITY),

@@ -19,7 +19,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 pub use pins::{Pins, bpf_file_system_is_mounted};
 pub use spot::Spot;
 
-/// The attachments of one process, by the name of their pin. Without a directory for pins, links end with the process.
+/// The attachments of one process, by the name of their pin. Without a directory for pins, attachments by link end with
+/// the process.
 pub(crate) struct Attachments {
     pins: Option<Pins>,
     tc: Attachment,
@@ -94,7 +95,7 @@ impl Attachments {
         Attached::open_on(&pins.link(&pin), &pin, interface)
     }
 
-    /// Pins an attachment in place of an old one, which is detached.
+    /// Pins a new attachment in place of an old one, and detaches the old one.
     fn replace(&self, old: Option<Attached>, new: Attached, interface: &Interface, spot: Spot) -> Result<Attached> {
         let Some(pins) = &self.pins else { return Ok(new) };
         let pin = spot.pin(&interface.name);
@@ -146,8 +147,9 @@ impl Attachments {
         !self.attached.is_empty() && self.attached.values().all(|attached| attached.is_at(Hook::Tc))
     }
 
-    /// Takes over the attachments of `old`, pinned or not, with the program for each one's hook; no packet passes
-    /// unchecked in between. Attachments whose interface is gone are dropped.
+    /// Takes over all attachments of `old`, whether they are pinned or not. `program` returns the program for a hook,
+    /// which replaces the old one in place, so no packet passes unchecked. Attachments whose interface no longer exists
+    /// are dropped.
     pub(crate) fn succeed<'a>(&mut self, old: &mut Self, program: impl Fn(Hook) -> Result<Program<'a>>) -> Result<()> {
         let mut gone = Vec::new();
         for (pin, attached) in &mut old.attached {

@@ -16,7 +16,7 @@ pub struct KernelTables<'a> {
     room: OnceCell<Room>,
 }
 
-/// Flags of the tables that have room for one more entry.
+/// For each of these tables, whether it has room for one more entry.
 struct Room {
     flows4: bool,
     flows6: bool,
@@ -25,12 +25,13 @@ struct Room {
 }
 
 impl<'a> KernelTables<'a> {
-    /// Creates a view of the live maps. Their fill level is counted once, on first use.
+    /// Creates a view of the live maps. Their entries are counted once, on first use.
     pub fn new(verifier: &'a Verifier) -> Self {
         Self { verifier, room: OnceCell::new() }
     }
 
-    /// Creates a view without counting, for callers that know that no map is full: counting takes longer than deciding.
+    /// Creates a view for callers that know that no map is full. It counts no entries, which would take longer than a
+    /// decision.
     pub fn with_room(verifier: &'a Verifier) -> Self {
         let room = Room { flows4: true, flows6: true, grants: true, accounts: true };
         Self { verifier, room: OnceCell::from(room) }
@@ -146,7 +147,7 @@ impl Tables for KernelTables<'_> {
     }
 }
 
-/// Returns the key of a first fragment: its identification takes the place of the ports, in native byte order.
+/// Returns the key of a first fragment: its identification takes the place of the ports, in host byte order.
 fn fragment_key(mut key: FlowKey, id: u32) -> FlowKey {
     key.client_port = ((id >> 16) as u16).to_ne_bytes();
     key.server_port = (id as u16).to_ne_bytes();

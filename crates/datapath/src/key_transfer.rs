@@ -1,5 +1,5 @@
-//! The programs on an authority's host that transfer client keys in band (wire.md §5.4): they record flows whose sender
-//! takes keys, and put a key into a packet of such a flow.
+//! The programs on an authority's host that transfer client keys in band (wire.md §5.4): they record flows whose client
+//! accepts keys in band, and put a key into a packet of such a flow.
 
 use crate::attachments::{Attachments, Spot};
 use crate::interface::Interface;
@@ -19,7 +19,7 @@ static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/key_transfer.bp
 pub struct Transfers {
     object: Loaded,
     attachments: Attachments,
-    /// Flows whose sender takes keys in band, with the time when they were opened, in seconds since boot.
+    /// Flows whose client accepts keys in band, with the time when they were opened, in seconds since boot.
     pub supporters: Table<FlowKey, u32>,
     /// Keys that are waiting for a packet of their flow.
     pub waiting: Table<FlowKey, Transfer>,
@@ -47,8 +47,9 @@ impl Transfers {
         Ok(())
     }
 
-    /// Puts the key into the next suitable packet to the client of this flow, if one leaves within this time. Returns
-    /// `false`, without doing so, if the client did not say that it takes keys, or an earlier key is still waiting.
+    /// Puts the key into the next suitable packet to the client of this flow, if such a packet leaves within this time.
+    /// Does nothing and returns `false` if the client did not say that it accepts keys in band, or an earlier key is
+    /// still waiting.
     pub fn hand_over(&self, flow: &FlowKey, content: &KeyTransfer, within: Duration) -> Result<bool> {
         if self.supporters.get(flow)?.is_none() {
             return Ok(false);

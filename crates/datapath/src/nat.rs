@@ -86,13 +86,13 @@ impl Addresses {
         Ok(())
     }
 
-    /// Calls `each` with the programs' messages, whenever the result is polled.
+    /// Opens the ring of the programs' messages. Whenever the result is polled, it calls `each` with every message.
     pub fn news(&self, each: impl FnMut(NatNews) + Send + 'static) -> Result<RingBuffer<'static>> {
         ring::open(&[&self.news, &self.unknown], each)
     }
 }
 
-/// Input and output of the program `reclaim`.
+/// Input and output of the kernel program `reclaim`.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
 #[repr(C)]
 struct Reclaim {
@@ -100,7 +100,7 @@ struct Reclaim {
     ways: u32,
 }
 
-/// Removes the ways back of flows that have ended; returns their number.
+/// Removes the entries of `ways_back` whose flows have ended; returns their number.
 pub(crate) fn reclaim(object: &Loaded, now: u32) -> Result<u32> {
     let program = object.runnable("reclaim")?;
     let mut pass = Reclaim { now, ways: 0 };

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_is_told_by_whom_it_is_for() {
+    fn a_segment_is_listed_by_whom_it_is_for() {
         let segment = view::Segment {
             interface: "t1".into(),
             network: "blue".into(),
@@ -338,7 +338,7 @@ mod tests {
         };
         let refused = view::Segment { state: "refused".into(), why: Some("no rule".into()), ..segment.clone() };
         assert!(segment_table(&[refused]).to_string().contains("refused: no rule"));
-        let told = segment_table(&[segment]).to_string();
-        assert!(told.contains("10.0.0.1 to 10.0.0.2  tcp/443 with 4711 (answers)  given  192.0.2.2"), "{told}");
+        let shown = segment_table(&[segment]).to_string();
+        assert!(shown.contains("10.0.0.1 to 10.0.0.2  tcp/443 with 4711 (answers)  given  192.0.2.2"), "{shown}");
     }
 }

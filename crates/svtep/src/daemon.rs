@@ -5,7 +5,7 @@ mod refusals;
 mod segments;
 mod status;
 
-use crate::control::{self, Asked, Request};
+use crate::control::{self, Command, Request};
 use crate::directory::Directory;
 use crate::kernel::{Change, Inlet, Kernel};
 use crate::outlets::Outlets;
@@ -62,7 +62,7 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
     };
     let (packet_sender, mut packets) = mpsc::channel(QUEUE);
     let (answer_sender, mut answers) = mpsc::channel(QUEUE);
-    let (asked_sender, mut asked) = mpsc::channel::<Asked>(16);
+    let (command_sender, mut commands) = mpsc::channel::<Command>(16);
     let lost = Arc::new(AtomicU64::new(0));
     let mut kernel = Kernel::load(&settings, &state, pins, Inlet { packets: packet_sender, lost: lost.clone() })?;
     let outlets = Outlets::open(settings.addresses[0], kernel.mtu())?;
@@ -98,11 +98,11 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
         tenants = daemon.places.len(),
         "tunnel endpoint started"
     );
-    let calls = tokio::spawn(control::serve(listener, asked_sender.clone()));
+    let calls = tokio::spawn(control::serve(listener, command_sender.clone()));
     let measuring =
-        readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(asked_sender.clone()))));
+        readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(command_sender.clone()))));
     let reporting = tokio::spawn(follower::report(authority, move || report::latest(figures.clone())));
-    let done = daemon.follow(&mut follower, &mut packets, &mut answers, &mut news, &mut asked, &mut signals).await;
+    let done = daemon.follow(&mut follower, &mut packets, &mut answers, &mut news, &mut commands, &mut signals).await;
     calls.abort();
     reporting.abort();
     measuring.inspect(JoinHandle::abort);
@@ -198,7 +198,7 @@ impl Daemon {
         packets: &mut mpsc::Receiver<Unsent>,
         answers: &mut mpsc::Receiver<Answer>,
         news: &mut mpsc::Receiver<(usize, News)>,
-        asked: &mut mpsc::Receiver<Asked>,
+        commands: &mut mpsc::Receiver<Command>,
         signals: &mut Signals,
     ) -> Result<ExitCode> {
         let (mut ticks, mut sweeps) = (interval(TICK), interval(SWEEP));
@@ -211,7 +211,7 @@ impl Daemon {
                 Some((session, news)) = news.recv() => self.news(session, &news),
                 _ = ticks.tick() => self.tick(),
                 _ = sweeps.tick() => self.sweep(follower),
-                Some((request, reply)) = asked.recv() => {
+                Some((request, reply)) = commands.recv() => {
                     let answer = self.answer(request);
                     let ended = request == Request::Detach && answer.is_ok();
                     let _ = reply.send(answer);
@@ -286,9 +286,9 @@ impl Daemon {
 }
 
 /// Builds the page of metrics from the loop's status.
-async fn page(asked: mpsc::Sender<Asked>) -> Result<shell::metrics::Page> {
-    let (reply, told) = oneshot::channel();
-    asked.send((Request::Status, reply)).await.ok().context("the endpoint is stopping")?;
-    let status: Status = serde_json::from_value(told.await.context("the endpoint is stopping")??)?;
+async fn page(commands: mpsc::Sender<Command>) -> Result<shell::metrics::Page> {
+    let (reply, answer) = oneshot::channel();
+    commands.send((Request::Status, reply)).await.ok().context("the endpoint is stopping")?;
+    let status: Status = serde_json::from_value(answer.await.context("the endpoint is stopping")??)?;
     Ok(metrics::page(&status, now()))
 }

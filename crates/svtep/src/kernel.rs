@@ -302,7 +302,7 @@ fn load(settings: &Settings, proofs: ProofsConfig, pins: &Pins) -> Result<(Svtep
     let underlay = Interface::named(&settings.underlay).context("underlay")?;
     let mtu = settings.mtu.or_else(|| underlay.mtu()).context("cannot determine the MTU of the underlay: set `mtu`")?;
     let Settings { remembered, reports, .. } = *settings;
-    let program = Svtep::load(&underlay, &svtep::Settings { proofs, remembered, mtu, reports }, Some(pins.clone()))?;
+    let program = Svtep::load(&underlay, &svtep::Config { proofs, remembered, mtu, reports }, Some(pins.clone()))?;
     Ok((program, underlay, mtu))
 }
 

@@ -40,9 +40,9 @@ mod tests {
         let mut counts = vec![0; counter::COUNT as usize];
         (counts[counter::TOKEN as usize], counts[counter::FLOW as usize]) = (3, 40);
         counts[DropReason::BadTag as usize] = 7;
-        let told = report(&counts, false, Some(9));
-        assert_eq!((told.admitted, told.passed, told.state), (3, 40, VerifierState::Protecting));
-        assert_eq!(told.drops, [DropCount { reason: DropReason::BadTag as u8, packets: 7 }]);
+        let reported = report(&counts, false, Some(9));
+        assert_eq!((reported.admitted, reported.passed, reported.state), (3, 40, VerifierState::Protecting));
+        assert_eq!(reported.drops, [DropCount { reason: DropReason::BadTag as u8, packets: 7 }]);
         assert_eq!(report(&counts, true, None).state, VerifierState::Closed);
     }
 }

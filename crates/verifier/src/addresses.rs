@@ -206,13 +206,13 @@ fn list(tables: &Tables) -> Vec<view::InsideAddress> {
         tables.names.entries().into_iter().map(|(key, number)| (number, name_of(&key))).collect();
     let leases = tables.leases.entries().into_iter();
     let lease = |(LeaseKey { person, family }, slot): (LeaseKey, u32)| {
-        let held = tables.slots.get(&slot).ok()??;
+        let slot = tables.slots.get(&slot).ok()??;
         Some(view::InsideAddress {
-            address: wire::map::address_of(held.address, family as u8),
+            address: wire::map::address_of(slot.address, family as u8),
             person: names.get(&person).cloned(),
-            since: held.since.into(),
+            since: slot.since.into(),
             until: None,
-            flows: held.flows,
+            flows: slot.flows,
         })
     };
     leases.filter_map(lease).collect()

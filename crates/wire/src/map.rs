@@ -21,7 +21,7 @@ mod service;
 mod stack;
 mod svtep;
 
-pub use agent::{AgentConfig, Conversation, GrantEntry, GrantSlot, HeldHeader, Owner, agent_counter, owner};
+pub use agent::{AgentConfig, Conversation, GrantEntry, GrantSlot, Owner, QueuedHeader, agent_counter, owner};
 pub use class_set::ClassSet;
 pub use config::VerifierConfig;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -34,7 +34,7 @@ pub use key_transfer::{AuthorityEnd, TakenKey, Transfer, TransferConfig, transfe
 pub use keys::{EpochKey, SecretEntry};
 pub use pair::LsGrant;
 pub use proofs::{ProofKeySlot, ProofsConfig, WithdrawalKey};
-pub use received::{FlowNews, ReceivedAddress, ReceivedFlow, taken, tells_flows};
+pub use received::{FlowNews, ReceivedAddress, ReceivedFlow, advertises_flows, taken};
 pub use replay::{REPLAY_ENTRIES, ReplayBucket, ReplayLook};
 pub use revoked::{CLASSES_OF_ACCOUNTS, RevokedKey};
 pub use service::{Prefix4, Prefix6, SERVICES_MAX, Service, Services};

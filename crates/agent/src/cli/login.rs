@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
-/// Interval at which the daemon is asked whether a login in a browser has failed.
+/// Interval at which the client polls the daemon for the failure of a login in a browser.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// Log in to an authority

@@ -101,7 +101,7 @@ async fn visit(mut stream: TcpStream, state: &str, port: u16) -> Result<Option<(
         head.extend_from_slice(&chunk[..size]);
     }
     let page = Page(stream);
-    match judge(&String::from_utf8_lossy(&head), state, port) {
+    match read_callback(&String::from_utf8_lossy(&head), state, port) {
         Some(answer) => Ok(Some((answer, page))),
         None => {
             page.answer("404 Not Found", "There is nothing here.").await;
@@ -111,7 +111,7 @@ async fn visit(mut stream: TcpStream, state: &str, port: u16) -> Result<Option<(
 }
 
 /// Returns the callback in a request, if the request belongs to this login.
-fn judge(head: &str, state: &str, port: u16) -> Option<Callback> {
+fn read_callback(head: &str, state: &str, port: u16) -> Option<Callback> {
     let mut lines = head.split("\r\n");
     let target = lines.next()?.strip_prefix("GET ")?.strip_suffix(" HTTP/1.1")?;
     // Against DNS rebinding: a name that points to 127.0.0.1 is not accepted.
@@ -124,29 +124,29 @@ fn judge(head: &str, state: &str, port: u16) -> Option<Callback> {
     if url.path() != "/callback" || url.port() != Some(port) {
         return None;
     }
-    let mut told = BTreeMap::new();
+    let mut parameters = BTreeMap::new();
     for (name, value) in form_urlencoded::parse(url.query()?.as_bytes()) {
-        if told.insert(name.into_owned(), value.into_owned()).is_some() {
+        if parameters.insert(name.into_owned(), value.into_owned()).is_some() {
             return None;
         }
     }
-    if told.remove("state")? != state {
+    if parameters.remove("state")? != state {
         return None;
     }
-    told.remove("code").map(|code| Callback { code, state: state.to_owned() })
+    parameters.remove("code").map(|code| Callback { code, state: state.to_owned() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn asked(target: &str, host: &str) -> Option<Callback> {
-        judge(&format!("GET {target} HTTP/1.1\r\nAccept: */*\r\nHost: {host}\r\n\r\n"), "s t", 4000)
+    fn request(target: &str, host: &str) -> Option<Callback> {
+        read_callback(&format!("GET {target} HTTP/1.1\r\nAccept: */*\r\nHost: {host}\r\n\r\n"), "s t", 4000)
     }
 
     #[test]
     fn what_the_authority_sent_is_taken() {
-        let callback = asked("/callback?code=a%2Bb&state=s+t", "127.0.0.1:4000").unwrap();
+        let callback = request("/callback?code=a%2Bb&state=s+t", "127.0.0.1:4000").unwrap();
         assert_eq!((callback.code.as_str(), callback.state.as_str()), ("a+b", "s t"));
     }
 
@@ -164,7 +164,7 @@ mod tests {
             ("http://elsewhere.example.org/callback?code=a&state=s+t", "127.0.0.1:4000"),
             ("/", "127.0.0.1:4000"),
         ] {
-            assert!(asked(target, host).is_none(), "{target} {host}");
+            assert!(request(target, host).is_none(), "{target} {host}");
         }
     }
 }

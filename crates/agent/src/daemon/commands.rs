@@ -2,10 +2,10 @@
 
 use super::login::At;
 use super::{Daemon, Waiter, refused, used};
+use crate::control::Command;
 use crate::metrics::Snapshot;
 use crate::now;
 use crate::protocol::{Call, Grant, Interface, Reply, Session, Standing, Status};
-use crate::socket::Command;
 use crate::switches::Switches;
 use anyhow::{Context, Result};
 use engine::agent::consent::RULES_MAX;
@@ -45,7 +45,7 @@ impl Daemon {
                 Reply::Grants {
                     grants: grants.iter().map(Grant::from).collect(),
                     rules: self.agent.rules(subject).all().to_vec(),
-                    default: self.config.settings.default,
+                    default: self.settings.agent.default,
                     now: self.agent.unix(now(), subject),
                 }
             }
@@ -78,7 +78,7 @@ impl Daemon {
         // The client may have closed its connection; then its answer is not needed.
         self.waiters.retain(|waiter| !waiter.reply.is_closed());
         let standing = match self.agent.want(now(), subject, place) {
-            agent::Standing::Asked(fetch) => {
+            agent::Standing::Requested(fetch) => {
                 return self.waiters.push(Waiter { fetch, subject, place, since: now(), reply });
             }
             agent::Standing::NotLoggedIn => {
@@ -145,7 +145,7 @@ impl Daemon {
                 session,
                 interfaces: self.interfaces(),
                 counters,
-                default: self.config.settings.default,
+                default: self.settings.agent.default,
                 discovered: self.discovered(),
                 now: self.agent.unix(now(), subject),
             })),

@@ -42,7 +42,7 @@ pub(super) struct Started {
 
 /// Returns the names of the requesting user, as the kernel reports them to this daemon, and of the machine; the page
 /// that asks the person for approval shows them.
-fn asker(uid: u32) -> (String, String) {
+fn requester(uid: u32) -> (String, String) {
     let user = User::from_uid(Uid::from_raw(uid)).ok().flatten().map(|user| user.name);
     let host = nix::sys::utsname::uname().ok().map(|name| name.nodename().to_string_lossy().into_owned());
     (claim(user, || format!("user {uid}")), claim(host, || "a machine without a name".to_owned()))
@@ -64,12 +64,12 @@ impl At {
 impl Daemon {
     /// Checks that the configuration permits logins to this authority; if not, refuses the client's call.
     fn takes(&self, url: &str, reply: oneshot::Sender<Reply>) -> Option<oneshot::Sender<Reply>> {
-        if self.config.may_log_in_to(url) {
+        if self.settings.may_log_in_to(url) {
             return Some(reply);
         }
         let text = format!(
             "the configuration of this machine's agent permits logins only to: {}",
-            self.config.authorities.join(", ")
+            self.settings.authorities.join(", ")
         );
         let _ = reply.send(refused("other_authority", text));
         None
@@ -107,7 +107,7 @@ impl Daemon {
                 let authority = at.authority()?;
                 let (login, started) = match way {
                     LoginWay::Browser { port } => {
-                        let (user, host) = tokio::task::spawn_blocking(move || asker(uid))
+                        let (user, host) = tokio::task::spawn_blocking(move || requester(uid))
                             .await
                             .map_err(|error| Error::Other(error.to_string()))?;
                         let wanted = BrowserLogin { device, challenge, port, user, host };
@@ -173,7 +173,7 @@ impl Daemon {
         tokio::spawn(async move {
             let answer = async {
                 let authority = at.authority()?;
-                let Timed { value, asked, answered } = timed(ask(authority.clone())).await;
+                let Timed { value, requested, answered } = timed(ask(authority.clone())).await;
                 let LoginOutcome::LoggedIn(session) = value? else { return Ok(None) };
                 let api::Session { token, person, device, expires, now } = session;
                 let authority = authority.with_token(&token);
@@ -185,7 +185,7 @@ impl Daemon {
                     return Err(Error::Other(error.to_string()));
                 }
                 let kept = KeptSession { authority: url, ca, token, person, device, expires, receivers, skew: 0 };
-                Ok::<_, Error>(Some(LoggedIn { authority, kept, told: Timed { value: now, asked, answered } }))
+                Ok::<_, Error>(Some(LoggedIn { authority, kept, time: Timed { value: now, requested, answered } }))
             };
             match answer.await {
                 Ok(Some(done)) => drop(messages.send(Message::Login(uid, Box::new(done), reply)).await),
@@ -196,7 +196,7 @@ impl Daemon {
     }
 
     pub(super) fn logged_in(&mut self, uid: u32, done: LoggedIn, reply: oneshot::Sender<Reply>) {
-        let LoggedIn { authority, mut kept, told } = done;
+        let LoggedIn { authority, mut kept, time } = done;
         self.started.remove(&uid);
         let subject = Subject::of_user(uid);
         // Also end the earlier session at the authority.
@@ -206,7 +206,7 @@ impl Daemon {
         }
         self.connect(subject, authority);
         self.agent.login(subject, Login { expires: kept.expires, receivers: kept.receivers.clone(), skew: 0 });
-        self.agent.told_time(subject, told.value, told.asked, told.answered);
+        self.agent.sync_clock(subject, time.value, time.requested, time.answered);
         kept.skew = self.agent.skew(subject);
         self.act();
         tracing::info!(uid, person = kept.person, authority = kept.authority, "logged in");
@@ -223,9 +223,9 @@ impl Daemon {
         self.save(uid);
         let authority = self.connections.remove(&subject).map(|connection| connection.authority.clone());
         // A task, so that the logout completes even if the client stops waiting.
-        let told = tokio::spawn(async move {
-            let told = authority?.logout().await;
-            told.inspect_err(|error| tracing::warn!(uid, "cannot log out at the authority: {error}")).ok()?
+        let logout = tokio::spawn(async move {
+            let answer = authority?.logout().await;
+            answer.inspect_err(|error| tracing::warn!(uid, "cannot log out at the authority: {error}")).ok()?
         });
         let Some(session) = session else {
             drop(reply.send(refused("not_logged_in", "not logged in".to_owned())));
@@ -234,7 +234,7 @@ impl Daemon {
         tracing::info!(uid, "logged out");
         let text = format!("logged out of {}", session.authority);
         tokio::spawn(async move {
-            let answer = match tokio::time::timeout(LOGOUT_TIME, told).await {
+            let answer = match tokio::time::timeout(LOGOUT_TIME, logout).await {
                 Ok(Ok(Some(LoggedOut { provider }))) => Reply::LoggedOut { text, provider },
                 _ => Reply::Done { text },
             };
@@ -249,9 +249,9 @@ mod tests {
 
     #[test]
     fn names_are_made_such_as_the_authority_takes() {
-        let (user, host) = asker(0);
+        let (user, host) = requester(0);
         assert!(user == "root" && !host.is_empty() && host.chars().count() <= MOST_CLAIM, "{user} on {host}");
-        assert_eq!(asker(u32::MAX - 7).0, format!("user {}", u32::MAX - 7), "a user without a name");
+        assert_eq!(requester(u32::MAX - 7).0, format!("user {}", u32::MAX - 7), "a user without a name");
         assert_eq!(claim(Some("a\u{7}b\n".into()), String::new), "ab");
         assert_eq!(claim(Some("é".repeat(100)), String::new).chars().count(), MOST_CLAIM);
     }

@@ -82,7 +82,7 @@ pub fn restore(directory: &Directory, backup: impl Read, named: &str, keep_sessi
 
 /// Checks that a server could run in this directory.
 fn check(directory: &Directory) -> Result<()> {
-    directory.config()?;
+    directory.settings()?;
     directory.read_policy(None)?;
     directory.read_master_keys()?;
     tls::server_config(&directory.certificate(), &directory.certificate_key())?;

@@ -66,7 +66,7 @@ pub enum Reply<T> {
 }
 
 /// Sends a command that is answered by one line for the operator. Returns `None` if no server runs.
-pub async fn tell(directory: &Directory, command: Command) -> Result<Option<Reply<String>>> {
+pub async fn send(directory: &Directory, command: Command) -> Result<Option<Reply<String>>> {
     ask(directory, command).await
 }
 

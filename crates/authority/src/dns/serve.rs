@@ -41,8 +41,8 @@ impl Server {
     pub async fn start(directory: Directory, listen: &[SocketAddr]) -> Result<Self> {
         let (zone, path) = read(&directory)?;
         let files = vec![directory.path().join("authority.toml"), directory.policy(), path];
-        let config = directory.config()?.dns.context(super::NO_DNS)?;
-        let listen = if listen.is_empty() { config.listen } else { listen.to_vec() };
+        let settings = directory.settings()?.dns.context(super::NO_DNS)?;
+        let listen = if listen.is_empty() { settings.listen } else { listen.to_vec() };
         let zone = Arc::new(RwLock::new(Arc::new(zone)));
         let limit = Arc::new(Mutex::new(Limit::new(Instant::now())));
         let connection_limit = Arc::new(ConnectionLimit::new(MOST_CONNECTIONS));
@@ -105,7 +105,7 @@ impl Server {
 /// Reads the zone of a directory; returns it with the path of its file.
 fn read(directory: &Directory) -> Result<(Zone, PathBuf)> {
     let Published { domain, record, ttl } = Published::read(directory)?;
-    let file = directory.config()?.dns.and_then(|dns| dns.zone).context(NO_ZONE)?;
+    let file = directory.settings()?.dns.and_then(|dns| dns.zone).context(NO_ZONE)?;
     let path = directory.path().join(file);
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let zone = Zone::read(&text, &domain, record, ttl)

@@ -18,11 +18,12 @@ use crate::segments::{RequestLines, SegmentIssuer};
 use crate::state::Authority;
 use crate::storage::{Database, Storage};
 use crate::sync::Synchroniser;
-use crate::{Config, console, convert, metrics, now};
+use crate::{Settings, console, convert, metrics, now};
 use api::{
-    AnswerRequest, Confirm, Destinations, EndpointPlaces, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest,
-    FlowsToCut, Grant, GrantOwner, GrantRequest, Heard, LIVE_FLOWS_MAX, Line, LiveFlows, LoggedOut, Login, PathSegment,
-    PersonExplanation, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SegmentRequest, VerifierConfig,
+    Acknowledgement, AnswerRequest, Confirm, Destinations, EndpointPlaces, Enrolled, Enrolment, EpochKey, EpochKeys,
+    ExplainRequest, FlowsToCut, Grant, GrantOwner, GrantRequest, LIVE_FLOWS_MAX, Line, LiveFlows, LoggedOut, Login,
+    PathSegment, PersonExplanation, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SegmentRequest,
+    VerifierConfig,
 };
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query};
@@ -327,7 +328,7 @@ async fn enrol(
     responses((status = 200, body = VerifierConfig), Problem)
 )]
 async fn config(
-    Part(config): Part<Config>,
+    Part(settings): Part<Settings>,
     Part(policy): Part<PolicyInForce>,
     Part(segments): Part<SegmentIssuer>,
     Part(storage): Part<Storage>,
@@ -339,7 +340,7 @@ async fn config(
     let id = verifier.clone();
     let receivers = policy.receivers_of(&verifier).await;
     let now = now();
-    let (epoch_length, max_lifetime) = (config.epoch_length, config.max_lifetime);
+    let (epoch_length, max_lifetime) = (settings.epoch_length, settings.max_lifetime);
     let read = move |database: &mut Database| {
         database.snapshot(|database| {
             let (revoked, revoked_sessions) = (database.revoked(&id, now)?, database.revoked_sessions(&id, now)?);
@@ -388,7 +389,7 @@ struct KeysQuery {
     responses((status = 200, body = EpochKeys), Problem)
 )]
 async fn keys(
-    Part(config): Part<Config>,
+    Part(settings): Part<Settings>,
     Part(keyring): Part<Keyring>,
     Part(segments): Part<SegmentIssuer>,
     caller: VerifierCaller,
@@ -401,7 +402,7 @@ async fn keys(
         return Err(malformed());
     }
     let now = now();
-    let Epoch(current) = Epoch::at(now, config.epoch_length);
+    let Epoch(current) = Epoch::at(now, settings.epoch_length);
     let key = |epoch| {
         let key = keyring.verifier_key(&caller.id, Epoch(epoch))?;
         Ok(EpochKey { epoch, key: hex::encode(key.bytes()) })
@@ -467,13 +468,13 @@ async fn flows(
 
 /// Confirm that the verifier has received these grants
 #[utoipa::path(
-    post, path = "/v1/verifier/heard", operation_id = "heard", security(("verifier" = [])), request_body = Heard,
+    post, path = "/v1/verifier/heard", operation_id = "heard", security(("verifier" = [])), request_body = Acknowledgement,
     responses((status = 204, description = "Noted"), Problem)
 )]
 async fn acknowledge(
     Part(grants): Part<GrantIssuer>,
     caller: VerifierCaller,
-    Body(Heard { handles }): Body<Heard>,
+    Body(Acknowledgement { handles }): Body<Acknowledgement>,
 ) -> Result<StatusCode, Problem> {
     grants.acknowledge(&caller.id, &checked(handles)?);
     Ok(StatusCode::NO_CONTENT)

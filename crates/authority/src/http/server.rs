@@ -43,12 +43,12 @@ impl Server {
         let lock = directory.lock()?;
         let tls = tls::server_config(&directory.certificate(), &directory.certificate_key())?;
         let authority = Arc::new(Authority::load(directory.clone()).await?);
-        let listener = bind(listen.unwrap_or(authority.config.listen)).await?;
+        let listener = bind(listen.unwrap_or(authority.settings.listen)).await?;
         let address = listener.local_addr()?;
         let socket = control::listen(&directory)?;
         let router = handlers::router(authority.clone(), &openapi::text());
         let (limit, throttle) = (authority.connection_limit.clone(), authority.throttle.clone());
-        let readers = match authority.config.metrics {
+        let readers = match authority.settings.metrics {
             Some(address) => Some(shell::metrics::listen(address).await?),
             None => None,
         };
@@ -74,7 +74,7 @@ impl Server {
                 Ok(())
             });
         }
-        let segments = match authority.config.segments {
+        let segments = match authority.settings.segments {
             Some(address) => {
                 let (answering, address, failure) = Answering::start(address, authority.datagrams.clone())?;
                 tasks.spawn(async move {
@@ -163,7 +163,7 @@ async fn keep_alive(sync: Arc<Synchroniser>) -> Result<()> {
     loop {
         ticks.tick().await;
         sync.close_streams();
-        sync.push.tell_all(&Event::Alive);
+        sync.push.broadcast(&Event::Alive);
     }
 }
 

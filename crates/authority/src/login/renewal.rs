@@ -58,7 +58,7 @@ impl Renewal {
     /// Renews the sessions that are due.
     pub async fn renew_due(&self) -> Result<()> {
         let Some(provider) = &*self.provider else { return Ok(()) };
-        let before = now().saturating_sub(provider.config.refresh.into());
+        let before = now().saturating_sub(provider.settings.refresh.into());
         let done = self.renew(None, before).await?;
         if done.checked > 0 {
             tracing::debug!("{done}");

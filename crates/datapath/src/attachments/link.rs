@@ -16,7 +16,7 @@ pub(crate) enum AttachPoint {
     TcxEgress,
 }
 
-/// A program attached to an interface, for as long as this or a pin of it exists.
+/// A program attached to an interface, until this value and all pins of the link are gone.
 pub(crate) struct Link(OwnedFd);
 
 impl Link {
@@ -102,9 +102,10 @@ impl Link {
         Ok(())
     }
 
-    /// Detaches from the interface at once. Closing and unpinning take effect only after deferred work in the kernel.
+    /// Detaches from the interface at once. Closing or unpinning a link would take effect only after deferred work in
+    /// the kernel.
     pub(crate) fn detach(&self) {
-        // SAFETY: the descriptor is open for the call. It fails for a link whose interface is gone, which is fine.
+        // SAFETY: the descriptor is open for the call. The call fails if the interface is gone, which is fine.
         unsafe { libbpf_sys::bpf_link_detach(self.0.as_raw_fd()) };
     }
 }

@@ -78,8 +78,8 @@ impl Pins {
         }
     }
 
-    /// Returns the process that holds the lock. Reads the kernel's list, because trying the lock could keep a daemon
-    /// from it.
+    /// Returns the process that holds the lock. Reads the kernel's list of locks, because an attempt to take the lock
+    /// could keep a daemon from taking it.
     pub fn holder(&self) -> Option<u32> {
         let about = fs::metadata(&self.0).ok()?;
         let (device, inode) = (about.dev(), about.ino());

@@ -1,5 +1,5 @@
 //! A session's receivers, and the index that finds the one of a destination without examining the others: an authority
-//! that a user chose may list thousands, and every held packet needs the look-up.
+//! that a user chose may list thousands, and every queued packet needs the look-up.
 
 use crate::model::prefixes::Prefixes;
 use crate::model::work::examined;
@@ -12,9 +12,10 @@ use wire::Destination;
 pub(super) struct Receivers {
     all: Vec<Receiver>,
     index: Prefixes<Spans>,
-    /// For each receiver, the first one of its name: a name may have several prefixes, and may be long.
+    /// For each receiver, the index of the first receiver of the same name: a name may have several prefixes, and may
+    /// be long.
     namesakes: Vec<usize>,
-    /// By the first receiver of a name: what the latest grant for it covered.
+    /// The width of the latest grant for a receiver, by the index of the first receiver of its name.
     widths: BTreeMap<usize, Width>,
 }
 
@@ -38,13 +39,13 @@ impl Receivers {
         &self.all
     }
 
-    /// Returns the receiver of a destination: the one with the longest prefix; of several with this prefix, the last
-    /// one.
+    /// Returns the receiver of a destination: the one with the longest prefix, and if several have this prefix, the
+    /// last of them.
     pub fn of(&self, place: &Destination) -> Option<&Receiver> {
         self.all.get(self.number_of(place)?)
     }
 
-    /// Reports whether a receiver is in this network, or contains it.
+    /// Reports whether this network contains a receiver, or a receiver contains this network.
     pub fn overlap(&self, network: &IpNet) -> bool {
         self.index.overlapping(network).next().is_some()
     }
@@ -65,13 +66,13 @@ impl Receivers {
     }
 }
 
-/// Disjoint spans of protocol and port as one number: where each span begins, and its receiver.
+/// Disjoint spans of numbers that stand for protocol and port: the number at which each span begins, and its receiver.
 #[derive(Default)]
 struct Spans(Vec<(u32, Option<usize>)>);
 
 impl Spans {
     fn new(services: &[(Service, usize)]) -> Self {
-        // By number: the receivers whose spans begin (1) and end (-1) there.
+        // For each number, the receivers with a span that begins (1) or ends (-1) there.
         let mut changes: BTreeMap<u32, Vec<(usize, i32)>> = BTreeMap::new();
         for (service, receiver) in services {
             let (first, last) = match service.protocol {
@@ -83,7 +84,7 @@ impl Spans {
                 changes.entry(last + 1).or_default().push((*receiver, -1));
             }
         }
-        // The receivers that cover the current number, and by how many of their spans.
+        // The receivers that cover the current number, each with the number of its spans that do.
         let mut covering: BTreeMap<usize, i32> = BTreeMap::new();
         let mut spans = Vec::with_capacity(changes.len());
         for (first, changes) in changes {

@@ -33,7 +33,7 @@ impl Secret {
 pub struct GrantRequest {
     /// Requested destination.
     pub to: Destination,
-    /// Whether the person has consented to this destination, for destinations where they want to be asked.
+    /// Whether the person has consented on the agent, for destinations about which they want to be asked.
     pub consented: bool,
 }
 

@@ -1,10 +1,10 @@
-//! Receivers that a subject can reach at all, so that the agent requests grants only for those.
+//! Receivers of which a subject can reach some part: the agent requests grants only for these.
 
 use super::{Action, Policy, Receiver, Subject};
 
 impl Policy {
-    /// Returns the receivers of which the subject may reach some part at this time, in the file's order. May include a
-    /// receiver that is closed only by several deny rules together.
+    /// Returns the receivers of which the subject may reach some part at this time, in the file's order. May also
+    /// include a receiver if no single deny rule, but only several together close all of it.
     pub fn destinations(&self, subject: &Subject<'_>, now: u64) -> Vec<&Receiver> {
         let about: Vec<_> =
             self.rules.iter().map(|rule| self.is_about(rule, subject) && rule.when.covers(now)).collect();

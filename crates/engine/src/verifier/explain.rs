@@ -66,8 +66,8 @@ pub fn explain(tables: &impl Tables, frame: &[u8], now: u32) -> Explanation {
     Explanation { outcome, checks: trace.0 }
 }
 
-/// Explains the decision on a packet without a token between these addresses: on a later packet if its flow is
-/// admitted, otherwise on a first packet. `None` if one address is IPv4 and the other IPv6.
+/// Explains the decision on a packet without a token between these addresses. If their flow is admitted, this is a
+/// later packet of the flow, otherwise a first packet. Returns `None` if one address is IPv4 and the other IPv6.
 pub fn explain_flow(
     tables: &impl Tables,
     from: SocketAddr,
@@ -80,14 +80,14 @@ pub fn explain_flow(
         return Some(later);
     }
     let mut first = explain(tables, &frame(from, to, protocol, tcp_flags::SYN)?, now);
-    // The flow of a SYN is not looked up: include the check that explains why the later packet would not pass.
+    // For a SYN, the flow is not looked up. Include the check that explains why a later packet would not pass either.
     let behind_destination = first.checks.len().saturating_sub(1);
     let flow = later.checks.into_iter().filter(|check| check.name == "flow");
     first.checks.splice(behind_destination..behind_destination, flow);
     Some(first)
 }
 
-/// Returns the shortest packet between these addresses, with these flags if it is TCP.
+/// Returns the shortest frame between these addresses; if it is TCP, with these flags.
 fn frame(from: SocketAddr, to: SocketAddr, protocol: u8, flags: u8) -> Option<Vec<u8>> {
     let ports = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
     let transport = match protocol {

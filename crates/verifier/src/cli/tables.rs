@@ -100,7 +100,7 @@ fn show_exposure(status: &view::Status) {
     }
 }
 
-/// Returns the table of peers, with the state of the announcements to each.
+/// Returns the table of peers, with the state of the advertisements to each.
 fn peers(peers: &[view::Peer]) -> Table {
     let rows = peers.iter().map(|peer| {
         let state = match &peer.trouble {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use wire::Vni;
 use wire::map::counter;
 
-const _: () = assert!(BATCH == proofs::BATCH, "what comes together is judged together");
+const _: () = assert!(BATCH == proofs::BATCH, "a batch of frames is verified in one call");
 /// Longest delay after which a thread without frames notices a change.
 const IDLE: Duration = Duration::from_millis(100);
 /// Names of the counters of frames that were lost for other reasons than their proofs.
@@ -36,11 +36,11 @@ pub struct Crossing {
 /// A thread, and the channel for changes to it.
 struct Running {
     interfaces: [Interface; 2],
-    told: Arc<Told>,
+    control: Arc<Control>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Told {
+struct Control {
     /// The state that the thread is to use from now on.
     verifier: Mutex<Option<Verifier>>,
     changed: AtomicBool,
@@ -67,8 +67,8 @@ impl Crossing {
         let mut verifier = lock(&self.verifier);
         change(&mut verifier);
         if let Some(running) = &self.running {
-            *lock(&running.told.verifier) = Some(verifier.clone());
-            running.told.changed.store(true, Ordering::Release);
+            *lock(&running.control.verifier) = Some(verifier.clone());
+            running.control.changed.store(true, Ordering::Release);
         }
     }
 
@@ -89,17 +89,18 @@ impl Crossing {
                 interface.name
             );
         }
-        let told = Told { verifier: Mutex::new(None), changed: AtomicBool::new(false), ends: AtomicBool::new(false) };
-        let told = Arc::new(told);
+        let control =
+            Control { verifier: Mutex::new(None), changed: AtomicBool::new(false), ends: AtomicBool::new(false) };
+        let control = Arc::new(control);
         let (opened, outcome) = mpsc::channel();
         let verifier = lock(&self.verifier).clone();
-        let (counters, of) = (self.counters.clone(), (interfaces.clone(), told.clone()));
+        let (counters, of) = (self.counters.clone(), (interfaces.clone(), control.clone()));
         let run = move || {
-            let ([one, other], told) = of;
+            let ([one, other], control) = of;
             match crossing::Crossing::open(&one, &other) {
                 Ok(crossing) => {
                     let _ = opened.send(Ok(()));
-                    if let Err(error) = cross(crossing, verifier, &told, &counters) {
+                    if let Err(error) = cross(crossing, verifier, &control, &counters) {
                         tracing::error!("frames no longer cross: {error:#}");
                     }
                 }
@@ -109,7 +110,7 @@ impl Crossing {
             }
         };
         let thread = std::thread::Builder::new().name("crossing".into()).spawn(run).context("cannot start a thread")?;
-        self.running = Some(Running { interfaces, told, thread: Some(thread) });
+        self.running = Some(Running { interfaces, control, thread: Some(thread) });
         let opened = outcome.recv().context("the thread ended").flatten();
         if opened.is_err() {
             self.running = None;
@@ -124,7 +125,7 @@ impl Crossing {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.told.ends.store(true, Ordering::Release);
+        self.control.ends.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -133,7 +134,7 @@ impl Drop for Running {
 
 impl Proving for Crossing {
     fn write(&self, config: &api::VerifierConfig, keys: &api::EpochKeys) -> Result<()> {
-        let held = read(keys.proofs.as_ref())?;
+        let decoded = read(keys.proofs.as_ref())?;
         if keys.proofs.is_none() {
             tracing::warn!(
                 verifier = config.verifier,
@@ -143,7 +144,7 @@ impl Proving for Crossing {
         self.change(|verifier| {
             withdraw(verifier, &config.withdrawn);
             (verifier.epoch_length, verifier.max_lifetime) = (config.epoch_length, config.max_lifetime);
-            verifier.keys = held.into_iter().map(|(authority, epoch, key)| ((authority, epoch), key)).collect();
+            verifier.keys = decoded.into_iter().map(|(authority, epoch, key)| ((authority, epoch), key)).collect();
         });
         Ok(())
     }
@@ -262,8 +263,13 @@ fn withdraw(verifier: &mut Verifier, withdrawn: &[Withdrawal]) {
     }
 }
 
-/// Runs the thread's loop until it is told to end or an interface fails.
-fn cross(mut crossing: crossing::Crossing, verifier: Verifier, told: &Told, counters: &Mutex<Counters>) -> Result<()> {
+/// Runs the thread's loop until it is stopped or an interface fails.
+fn cross(
+    mut crossing: crossing::Crossing,
+    verifier: Verifier,
+    control: &Control,
+    counters: &Mutex<Counters>,
+) -> Result<()> {
     let mut batch = Batch::new(verifier);
     let mut counted = 0;
     {
@@ -272,9 +278,9 @@ fn cross(mut crossing: crossing::Crossing, verifier: Verifier, told: &Told, coun
             counters.lost[0][place] += std::mem::take(&mut counters.lost[1][place]);
         }
     }
-    while !told.ends.load(Ordering::Acquire) {
-        if told.changed.swap(false, Ordering::AcqRel)
-            && let Some(next) = lock(&told.verifier).take()
+    while !control.ends.load(Ordering::Acquire) {
+        if control.changed.swap(false, Ordering::AcqRel)
+            && let Some(next) = lock(&control.verifier).take()
         {
             batch.change(|verifier| *verifier = next);
         }

@@ -9,7 +9,7 @@ use crate::policy::candidate::MOST_LISTED;
 use crate::policy::replay::{Case, Replay};
 use crate::state::Authority;
 use crate::storage::Storage;
-use crate::{Config, Directory, admin, now};
+use crate::{Directory, Settings, admin, now};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use engine::document::Fault;
@@ -53,7 +53,7 @@ struct Effects {
 
 /// Evaluates drafts.
 pub struct Evaluator {
-    config: Arc<Config>,
+    settings: Arc<Settings>,
     directory: Arc<Directory>,
     storage: Arc<Storage>,
     policy: Arc<PolicyInForce>,
@@ -65,7 +65,7 @@ impl FromRequestParts<Arc<Authority>> for Evaluator {
 
     async fn from_request_parts(_: &mut Parts, authority: &Arc<Authority>) -> Result<Self, Infallible> {
         Ok(Self {
-            config: authority.config.clone(),
+            settings: authority.settings.clone(),
             directory: authority.directory.clone(),
             storage: authority.storage.clone(),
             policy: authority.policy.clone(),
@@ -81,7 +81,7 @@ impl Evaluator {
         let turn = Turn::wait(&LOOKS).await?;
         let (in_force, _) = self.storage.call(|database| database.policy_in_force()).await?;
         let old = self.policy.with(Policy::clone).await;
-        let (text, max_lifetime) = (text.to_owned(), self.config.max_lifetime);
+        let (text, max_lifetime) = (text.to_owned(), self.settings.max_lifetime);
         let directory = self.directory.clone();
         let evaluated = turn
             .read(&self.directory, move |database| {

@@ -12,7 +12,7 @@ const DEFAULT_LIFETIME: u32 = 12 * 3600;
 
 /// Configuration of the console.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConsoleConfig {
+pub struct ConsoleSettings {
     /// Origin by which browsers reach the authority: `https://`, a name, and a port if it is not 443. Without it, the
     /// console offers neither passkeys nor logins with the identity provider.
     pub url: Option<String>,
@@ -24,7 +24,7 @@ pub struct ConsoleConfig {
     pub lifetime: u32,
 }
 
-impl Default for ConsoleConfig {
+impl Default for ConsoleSettings {
     fn default() -> Self {
         Self { url: None, administrators: Vec::new(), idle: DEFAULT_IDLE, lifetime: DEFAULT_LIFETIME }
     }
@@ -39,7 +39,7 @@ pub enum Administrator {
     Group(String),
 }
 
-impl ConsoleConfig {
+impl ConsoleSettings {
     /// Reads the table. Returns the defaults if the file has none.
     pub fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Self {
         let Some(value) = fields.value("console") else { return Self::default() };
@@ -104,11 +104,11 @@ fn origin(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use crate::Config;
+    use crate::Settings;
 
     #[test]
     fn an_address_is_an_origin() {
-        let read = |url: &str| Config::parse(&format!("[console]\nurl = \"{url}\"")).ok()?.console.url;
+        let read = |url: &str| Settings::parse(&format!("[console]\nurl = \"{url}\"")).ok()?.console.url;
         assert_eq!(read("https://A.example.org:443/").as_deref(), Some("https://a.example.org"));
         assert_eq!(read("https://a.example.org:8443").as_deref(), Some("https://a.example.org:8443"));
         for wrong in ["http://a.example.org", "https://a.example.org/x", "https://u@a.example.org", "a", "https:x?y"] {
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn administrators_are_persons_and_groups() {
-        let read = |list: &str| Config::parse(&format!("[console]\nadministrators = {list}"));
+        let read = |list: &str| Settings::parse(&format!("[console]\nadministrators = {list}"));
         assert_eq!(read("[\"person:a\", \"group:b\"]").unwrap().console.administrators.len(), 2);
         for wrong in ["[\"alice\"]", "[\"tag:x\"]", "[\"everyone\"]", "[]", "[\"person:a b\"]"] {
             assert!(read(wrong).is_err(), "{wrong}");

@@ -1,6 +1,6 @@
 //! Attaches the programs to interfaces and follows interfaces that appear and disappear.
 
-use super::Protection;
+use super::Kernel;
 use crate::gateway::Gateway;
 use crate::view;
 use anyhow::Result;
@@ -18,7 +18,7 @@ struct Wanted {
     passed_over: BTreeMap<String, String>,
 }
 
-impl Protection {
+impl Kernel {
     /// Removes the attachments that an earlier process left. Only for one that observed: until [`Self::attach`] no
     /// packet is checked, and none was dropped before; and a pin that is taken over would outlive a trial.
     pub fn begin_anew(&self) -> Result<()> {
@@ -42,14 +42,14 @@ impl Protection {
             proving.attach()?;
         }
         let Wanted { attach, passed_over } = self.wanted()?;
-        self.tell_passed_over(passed_over);
+        self.log_passed_over(passed_over);
         for interface in attach {
             match self.attach_one(&interface) {
                 Err(error) if all => self.fail(&interface, &error),
                 done => done?,
             }
         }
-        self.tell_open_ways();
+        self.log_open_ways();
         anyhow::ensure!(!self.attached.is_empty(), "no interface to protect: name one with --interface");
         if self.settings.observe {
             self.pins.note_observing(true)?;
@@ -102,18 +102,18 @@ impl Protection {
                 self.fail(interface, &error);
             }
         }
-        self.tell_passed_over(passed_over);
-        self.tell_open_ways();
+        self.log_passed_over(passed_over);
+        self.log_open_ways();
         Ok(())
     }
 
     /// Returns the ways into this host that the attachments leave open.
     fn open_ways(&self) -> Vec<OpenWay> {
-        let judges = self.attached.values().map(|(interface, _)| interface.index).collect();
-        layers().map(|layers| coverage::open_ways(&layers, &judges)).unwrap_or_default()
+        let attached = self.attached.values().map(|(interface, _)| interface.index).collect();
+        layers().map(|layers| coverage::open_ways(&layers, &attached)).unwrap_or_default()
     }
 
-    fn tell_open_ways(&mut self) {
+    fn log_open_ways(&mut self) {
         let open = self.open_ways();
         for OpenWay { name, why } in open.iter().filter(|way| !self.open.contains(way)) {
             tracing::warn!(interface = name, "{why}");
@@ -132,8 +132,8 @@ impl Protection {
         all.retain(|interface| !self.settings.inside.contains(&interface.name));
         let layers = layers()?;
         let has_failed = |i: &Interface| self.failed.get(&i.name).is_some_and(|(index, _)| *index == i.index);
-        let judges = all.iter().filter(|interface| interface.link_header == 14 && !has_failed(interface));
-        let covered = coverage::covered(&layers, &judges.map(|interface| interface.index).collect());
+        let attached = all.iter().filter(|interface| interface.link_header == 14 && !has_failed(interface));
+        let covered = coverage::covered(&layers, &attached.map(|interface| interface.index).collect());
         let mut wanted = Wanted::default();
         for interface in all {
             let layer = layers.iter().find(|layer| layer.index == interface.index);
@@ -160,7 +160,7 @@ impl Protection {
         Ok(wanted)
     }
 
-    fn tell_passed_over(&mut self, passed_over: BTreeMap<String, String>) {
+    fn log_passed_over(&mut self, passed_over: BTreeMap<String, String>) {
         for (interface, why) in &passed_over {
             if self.passed_over.get(interface) != Some(why) {
                 if !self.settings.interfaces.is_empty() || why == NO_ETHERNET {

@@ -1,6 +1,6 @@
 //! The classes of grants, for verifiers that mark packets instead of dropping them.
 
-use super::Protection;
+use super::Kernel;
 use crate::settings::Settings;
 use anyhow::{Context, Result, ensure};
 use api::GrantOwner;
@@ -24,7 +24,7 @@ pub(super) fn check(settings: &Settings) -> Result<()> {
     Ok(())
 }
 
-impl Protection {
+impl Kernel {
     /// Writes a grant's class to the kernel's tables, if packets are marked.
     pub fn note_class(&self, owner: &GrantOwner) -> Result<()> {
         let Some(classes) = &self.verifier.classes else { return Ok(()) };

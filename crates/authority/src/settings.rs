@@ -1,8 +1,8 @@
 //! The authority's configuration, `authority.toml`: parsed once into a valid type.
 
-use crate::console::config::ConsoleConfig;
-use crate::dns::DnsConfig;
-use crate::login::ProviderConfig;
+use crate::console::settings::ConsoleSettings;
+use crate::dns::DnsSettings;
+use crate::login::ProviderSettings;
 use engine::document::{Faults, Reader};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ const KEYS: &[&str] = &[
 
 /// The configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct Settings {
     /// Listen address of the API. Default `[::]:8443`.
     pub listen: SocketAddr,
     /// Address where metrics are served, in plain HTTP. Default none.
@@ -57,14 +57,14 @@ pub struct Config {
     /// Address for requests for segments of virtual networks by UDP. Default none: they are requested over HTTPS.
     pub segments: Option<SocketAddr>,
     /// Settings of the console.
-    pub console: ConsoleConfig,
+    pub console: ConsoleSettings,
     /// Settings of discovery. Default none.
-    pub dns: Option<DnsConfig>,
+    pub dns: Option<DnsSettings>,
     /// Settings of the identity provider. Default none: only the authority's own accounts can log in.
-    pub provider: Option<ProviderConfig>,
+    pub provider: Option<ProviderSettings>,
 }
 
-impl Config {
+impl Settings {
     /// Parses the configuration; reports all faults together.
     pub fn parse(text: &str) -> Result<Self, Faults> {
         Reader::read(text, KEYS, |reader, fields| {
@@ -90,9 +90,9 @@ impl Config {
                 audit_lifetime: fields.seconds(reader, "audit_lifetime", 365 * 86_400, 86_400, 3650 * 86_400),
                 key_transfer: fields.text(reader, "key_transfer").map(|path| PathBuf::from(*path.get_ref())),
                 segments: fields.address(reader, "segments", "[::]:8443"),
-                console: ConsoleConfig::read(reader, fields),
-                dns: DnsConfig::read(reader, fields),
-                provider: ProviderConfig::read(reader, fields),
+                console: ConsoleSettings::read(reader, fields),
+                dns: DnsSettings::read(reader, fields),
+                provider: ProviderSettings::read(reader, fields),
             })
         })
     }
@@ -136,32 +136,34 @@ mod tests {
 
     #[test]
     fn the_template_is_the_default() {
-        let written = Config::parse(&Config::template(DEFAULT_LISTEN)).unwrap();
-        assert_eq!(written, Config::parse("").unwrap());
+        let written = Settings::parse(&Settings::template(DEFAULT_LISTEN)).unwrap();
+        assert_eq!(written, Settings::parse("").unwrap());
         assert_eq!((written.epoch_length, written.max_lifetime), (3600, 3600));
     }
 
     #[test]
     fn every_commented_key_of_the_template_is_known() {
-        let text = Config::template(DEFAULT_LISTEN).replace("\n#", "\n").replace("\n ", "\n#");
+        let text = Settings::template(DEFAULT_LISTEN).replace("\n#", "\n").replace("\n ", "\n#");
         let lines = text.lines().filter(|line| line.contains(" = ") || line.starts_with('['));
         let text = lines.collect::<Vec<_>>().join("\n");
         assert_eq!(KEYS.iter().filter(|key| !text.contains(*key)).count(), 0);
-        let config = Config::parse(&text).unwrap();
-        assert!(config.provider.is_some() && config.console.url.is_some());
+        let settings = Settings::parse(&text).unwrap();
+        assert!(settings.provider.is_some() && settings.console.url.is_some());
     }
 
     #[test]
     fn grants_cant_outlive_their_key() {
-        let faults = Config::parse("epoch_length = \"10m\"\nmax_lifetime = \"1h\"").unwrap_err();
+        let faults = Settings::parse("epoch_length = \"10m\"\nmax_lifetime = \"1h\"").unwrap_err();
         assert_eq!(faults.all()[0].line, 2);
-        assert!(Config::parse("epoch_length = \"19s\"").is_err() && Config::parse("epoch_length = \"20s\"").is_ok());
-        assert!(Config::parse("listne = \"x\"").unwrap_err().to_string().contains("did you mean `listen`?"));
+        assert!(
+            Settings::parse("epoch_length = \"19s\"").is_err() && Settings::parse("epoch_length = \"20s\"").is_ok()
+        );
+        assert!(Settings::parse("listne = \"x\"").unwrap_err().to_string().contains("did you mean `listen`?"));
     }
 
     #[test]
     fn all_faults_are_told_at_once() {
-        let faults = Config::parse("listen = \"8443\"\nmetrics = \"x\"\nmax_connections = 1\n[oidc]\nissuer = \"x\"")
+        let faults = Settings::parse("listen = \"8443\"\nmetrics = \"x\"\nmax_connections = 1\n[oidc]\nissuer = \"x\"")
             .unwrap_err();
         let lines: Vec<_> = faults.all().iter().map(|fault| fault.line).collect();
         assert_eq!(lines, [1, 2, 3, 4, 5], "{faults}");

@@ -1,7 +1,7 @@
-//! Listens to other gateways and takes over the flows that they announce.
+//! Listens to other gateways and takes over the flows that they advertise.
 
+use super::advertiser::FlowState;
 use super::record::{Head, RECORDS_MAX, Record, Reply};
-use super::teller::FlowState;
 use super::{PATIENCE, Peers, SILENCE, Source, greet};
 use crate::now;
 use crate::shared::Shared;
@@ -47,7 +47,7 @@ pub async fn serve(listener: TcpListener, peers: Arc<Peers>, shared: Arc<Shared>
             };
             tracing::info!(%from, "a peer gateway connected");
             peers.sources().insert(id, Source::new(from));
-            let error = hear(stream, id, from, &peers, &shared).await;
+            let error = receive(stream, id, from, &peers, &shared).await;
             peers.forget_source(id, from);
             if let Err(error) = error {
                 tracing::info!(%from, "a peer gateway disconnected: {error:#}");
@@ -58,42 +58,42 @@ pub async fn serve(listener: TcpListener, peers: Arc<Peers>, shared: Arc<Shared>
 
 async fn prove(stream: TcpStream, peers: &Peers, shared: &Shared) -> Result<(TlsStream<TcpStream>, u64)> {
     stream.set_nodelay(true)?;
-    let identity = Arc::new(shared.protection().identity(now())?);
+    let identity = Arc::new(shared.kernel().identity(now())?);
     let mut stream = identity.accept(stream).await?;
     let id = greet(&mut stream, peers.id).await?;
     ensure!(id != peers.id, "the peer is this gateway itself");
     Ok((stream, id))
 }
 
-async fn hear(
+async fn receive(
     mut stream: TlsStream<TcpStream>,
     id: u64,
     from: SocketAddr,
     peers: &Arc<Peers>,
     shared: &Arc<Shared>,
 ) -> Result<()> {
-    let since = shared.protection().epoch(now()).0;
+    let since = shared.kernel().epoch(now()).0;
     loop {
         let mut head = Head::new_zeroed();
         let read = timeout(SILENCE, stream.read_exact(head.as_mut_bytes())).await.context("no message in time")?;
         read.context("the connection was lost")?;
         let count = head.records.get() as usize;
-        ensure!(count <= RECORDS_MAX, "a frame announces {count} flows, which is too many");
+        ensure!(count <= RECORDS_MAX, "a frame advertises {count} flows, which is too many");
         let mut records = vec![Record::new_zeroed(); count];
         timeout(SILENCE, stream.read_exact(records.as_mut_bytes())).await.context("a frame is incomplete")??;
         // A gateway must authenticate again once the key that it proved is no longer valid.
-        let epoch = shared.protection().epoch(now()).0;
+        let epoch = shared.kernel().epoch(now()).0;
         if epoch == 0 || epoch > since + 1 {
             bail!("the keys that the peer authenticated with have expired: it has to connect again");
         }
-        let (taking, told) = (shared.clone(), peers.clone());
-        let taken = tokio::task::spawn_blocking(move || take(&told, &taking, &records)).await??;
+        let (taking, source) = (shared.clone(), peers.clone());
+        let taken = tokio::task::spawn_blocking(move || take(&source, &taking, &records)).await??;
         let refused = count as u32 - taken;
         if head.whole.get() == 1 {
-            // The peer may not know yet about flows that were cut here before it announced its own.
+            // The peer may not know yet about flows that were cut here before it advertised its own.
             peers.recheck.notify_one();
         }
-        peers.heard_from(id, from, taken, refused);
+        peers.count_received(id, from, taken, refused);
         let reply = Reply { number: head.number, taken: taken.into(), refused: refused.into() };
         let write = async {
             stream.write_all(reply.as_bytes()).await?;
@@ -105,21 +105,21 @@ async fn hear(
 
 /// Takes flows over; returns how many of them are in the tables.
 fn take(peers: &Peers, shared: &Shared, records: &[Record]) -> Result<u32> {
-    let protection = shared.protection();
+    let kernel = shared.kernel();
     let now = now() as u32;
     let mut taken = 0;
-    for told in records.iter().filter_map(|record| record.told(now)) {
+    for advertised in records.iter().filter_map(|record| record.decode(now)) {
         // Recorded before the flow is in the table: a pass in between must not take it for one of this gateway's own.
-        let before = peers.heard().insert(told.key, FlowState::from(&told.flow));
-        if protection.take_over(&told, now)? {
+        let before = peers.received().insert(advertised.key, FlowState::from(&advertised.flow));
+        if kernel.take_over(&advertised, now)? {
             taken += 1;
             continue;
         }
         match before {
-            Some(before) => peers.heard().insert(told.key, before),
-            None => peers.heard().remove(&told.key),
+            Some(before) => peers.received().insert(advertised.key, before),
+            None => peers.received().remove(&advertised.key),
         };
-        tracing::debug!(client = ?told.key.client(), server = ?told.key.server(), "cannot take over a peer gateway's \
+        tracing::debug!(client = ?advertised.key.client(), server = ?advertised.key.server(), "cannot take over a peer gateway's \
                                                                                    flow");
     }
     Ok(taken)

@@ -18,7 +18,7 @@ const KEYS: &[&str] = &[
 
 /// Configuration of an identity provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ProviderConfig {
+pub struct ProviderSettings {
     /// The provider's issuer identifier: `https://`, or `http://` on a loopback address.
     pub issuer: String,
     /// The client identifier of this authority at the provider.
@@ -42,7 +42,7 @@ pub struct ProviderConfig {
     pub ca_file: Option<PathBuf>,
 }
 
-impl ProviderConfig {
+impl ProviderSettings {
     /// Reads the table; returns `None` if the file has none.
     pub fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Self> {
         let value = fields.value("oidc")?;
@@ -99,16 +99,16 @@ pub fn is_confidential(url: &openidconnect::url::Url) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use crate::Config;
+    use crate::Settings;
 
     #[test]
     fn a_provider_needs_an_issuer_and_a_client_id() {
-        let provider = |rest: &str| Config::parse(&format!("[oidc]\n{rest}"));
+        let provider = |rest: &str| Settings::parse(&format!("[oidc]\n{rest}"));
         let full = "issuer = \"https://id.example.org\"\nclient_id = \"vouchsafe\"\n";
         let read = provider(full).unwrap().provider.unwrap();
         assert_eq!((read.person_claim.as_str(), read.groups_claim.as_str(), read.refresh), ("email", "groups", 300));
         assert_eq!((read.scopes, read.reauthenticate), (None, None));
-        assert!(Config::parse("").unwrap().provider.is_none());
+        assert!(Settings::parse("").unwrap().provider.is_none());
         for wrong in ["client_id = \"x\"", "issuer = \"https://id.example.org\"", "issuer = \"x\"\nclient_id = \"x\""] {
             assert!(provider(wrong).is_err(), "{wrong}");
         }

@@ -26,9 +26,9 @@ mod exposed;
 mod grant_room;
 mod marked;
 mod pairs;
+mod peer_flows;
 mod proofs;
 mod tables;
-mod told;
 
 pub use cut::Cut;
 
@@ -36,13 +36,13 @@ pub use cut::Cut;
 const ADOPTED_NAMED: usize = 64;
 
 /// The loaded programs, attached or not.
-pub struct Protection {
+pub struct Kernel {
     verifier: Verifier,
     gateway: Option<Gateway>,
     proving: Option<Box<dyn Proving>>,
     pins: Pins,
     settings: Settings,
-    kernel: VerifierConfig,
+    config: VerifierConfig,
     attached: BTreeMap<String, (Interface, Mode)>,
     /// Interfaces that can't be protected, with the reasons; each is logged once.
     failed: BTreeMap<String, (u32, String)>,
@@ -64,7 +64,7 @@ pub struct Protection {
     _sampler: Listener,
 }
 
-impl Protection {
+impl Kernel {
     /// Loads the programs, taking over pinned tables. Attaches nothing.
     pub fn load(
         pins: Pins,
@@ -75,21 +75,21 @@ impl Protection {
         unknown: mpsc::Sender<u64>,
     ) -> Result<Self> {
         marked::check(&settings)?;
-        let kernel = plan::kernel_config(settings.kernel, seed, config);
+        let kernel_config = plan::kernel_config(settings.kernel, seed, config);
         let proving = proving::load(&settings, config, &pins)?;
-        let verifier = Verifier::load_for(settings.hook, kernel, settings.sizes, Some(pins.clone()))?;
+        let verifier = Verifier::load_for(settings.hook, kernel_config, settings.sizes, Some(pins.clone()))?;
         let sampler = sampler::start(&verifier, drops.clone())?;
         let pool = addresses::pool(&settings.pool)?;
         let pair_room = Mutex::new(pairs::Room::new(settings.sizes.pairs));
-        let grant_room = Mutex::new(grant_room::GrantRoom::new(kernel.grants_per_account));
-        let gateway = Gateway::load(&verifier, &kernel, &settings, &pool, &pins, unknown)?;
+        let grant_room = Mutex::new(grant_room::GrantRoom::new(kernel_config.grants_per_account));
+        let gateway = Gateway::load(&verifier, &kernel_config, &settings, &pool, &pins, unknown)?;
         Ok(Self {
             verifier,
             gateway,
             proving,
             pins,
             settings,
-            kernel,
+            config: kernel_config,
             attached: BTreeMap::new(),
             failed: BTreeMap::new(),
             passed_over: BTreeMap::new(),
@@ -109,7 +109,7 @@ impl Protection {
     pub fn write(&self, config: &api::VerifierConfig, keys: &[api::EpochKey], now: u64) -> Result<()> {
         self.set_clock()?;
         // Keys for epochs of another length would replace those that the loaded programs can use.
-        let keys_fit = config.epoch_length == self.kernel.epoch_length;
+        let keys_fit = config.epoch_length == self.config.epoch_length;
         let revoked = self.revoke(&config.revoked, now).complete;
         if self.end_sessions(&config.revoked_sessions, now).complete && revoked && keys_fit {
             self.write_keys(keys, now)?;
@@ -131,7 +131,7 @@ impl Protection {
 
     /// Reports whether the programs were loaded with these times of the authority.
     pub fn is_loaded_for(&self, config: &api::VerifierConfig) -> bool {
-        self.kernel == plan::kernel_config(self.settings.kernel, self.kernel.replay_seed, config)
+        self.config == plan::kernel_config(self.settings.kernel, self.config.replay_seed, config)
             && self.proofs_are_loaded_for(config)
     }
 
@@ -141,13 +141,13 @@ impl Protection {
         if let Some(proving) = &mut self.proving {
             proving.reload(config)?;
         }
-        let kernel = plan::kernel_config(self.settings.kernel, self.kernel.replay_seed, config);
+        let kernel_config = plan::kernel_config(self.settings.kernel, self.config.replay_seed, config);
         let mut verifier =
-            Verifier::load_for(self.settings.hook, kernel, self.settings.sizes, Some(self.pins.clone()))?;
+            Verifier::load_for(self.settings.hook, kernel_config, self.settings.sizes, Some(self.pins.clone()))?;
         let sampler = sampler::start(&verifier, self.drops.clone())?;
         verifier.succeed(&mut self.verifier)?;
-        (self.verifier, self.kernel, self._sampler) = (verifier, kernel, sampler);
-        let (epoch_length, max_lifetime) = (kernel.epoch_length, kernel.max_lifetime);
+        (self.verifier, self.config, self._sampler) = (verifier, kernel_config, sampler);
+        let (epoch_length, max_lifetime) = (kernel_config.epoch_length, kernel_config.max_lifetime);
         tracing::info!(
             epoch_length,
             max_lifetime,
@@ -157,14 +157,15 @@ impl Protection {
     }
 
     fn write_keys(&self, keys: &[api::EpochKey], now: u64) -> Result<()> {
-        let held = plan::keys(keys, now, self.kernel.epoch_length);
-        let held = held.map_err(|key| anyhow::anyhow!("the authority's key of epoch {} is malformed", key.epoch))?;
-        let slots: HashSet<u32> = held.iter().map(|(slot, _)| *slot).collect();
-        for (slot, key) in &held {
+        let usable = plan::keys(keys, now, self.config.epoch_length);
+        let usable =
+            usable.map_err(|key| anyhow::anyhow!("the authority's key of epoch {} is malformed", key.epoch))?;
+        let slots: HashSet<u32> = usable.iter().map(|(slot, _)| *slot).collect();
+        for (slot, key) in &usable {
             self.verifier.epoch_keys.set(slot, key)?;
         }
         if self.takes_pairs() {
-            for (slot, secret) in plan::secrets(keys, &held) {
+            for (slot, secret) in plan::secrets(keys, &usable) {
                 self.verifier.ls_secrets.set(&slot, &secret)?;
             }
         }

@@ -1,7 +1,7 @@
 //! Pairs of the scheme of LS (wire.md §5): the kernel program accepts their tokens only while its table contains the
 //! pair, so each account has a share of the room.
 
-use super::Protection;
+use super::Kernel;
 use anyhow::Result;
 use api::LivePair;
 use std::collections::HashMap;
@@ -14,10 +14,10 @@ const ACCOUNTS: usize = 16;
 /// The smallest share of an account.
 const LEAST: usize = 4;
 
-impl Protection {
+impl Kernel {
     /// Reports whether tokens of the scheme of LS are accepted.
     pub(super) fn takes_pairs(&self) -> bool {
-        self.kernel.speaks(ls::SUITE)
+        self.config.speaks(ls::SUITE)
     }
 
     /// Enters pairs into the table, so that their tokens are accepted. Pairs issued before the table was created stay
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_that_is_told_again_is_counted_once() {
+    fn a_pair_that_is_announced_again_is_counted_once() {
         let mut room = Room::new(64);
         for _ in 0..10 {
             assert!((0..4).all(|handle| room.take(&pair(7, handle, 500))));

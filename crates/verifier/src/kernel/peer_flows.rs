@@ -1,15 +1,15 @@
 //! Access to the tables for the exchange between gateways.
 
-use super::Protection;
+use super::Kernel;
+use crate::peers::advertiser::Limits;
 use crate::peers::channel::Identity;
-use crate::peers::record::{Inside, Told};
-use crate::peers::teller::Limits;
+use crate::peers::record::{AdvertisedFlow, Inside};
 use anyhow::Result;
 use datapath::ring::Listener;
 use wire::Epoch;
 use wire::map::{Flow, FlowKey, FlowNews, ReceivedAddress, ReceivedFlow, origin, taken};
 
-impl Protection {
+impl Kernel {
     /// Calls `each` with every flow that begins, until the result is dropped.
     pub fn listen_to_flows(&self, each: impl FnMut(FlowNews) + Send + 'static) -> Result<Listener> {
         Listener::start("flows", self.verifier.flow_news(each)?)
@@ -25,23 +25,23 @@ impl Protection {
 
     /// Returns the epoch at `now` if its key is in the table, and 0 otherwise.
     pub fn epoch(&self, now: u64) -> Epoch {
-        let current = Epoch::at(now, self.kernel.epoch_length);
+        let current = Epoch::at(now, self.config.epoch_length);
         self.verifier.key(current).map_or(Epoch(0), |_| current)
     }
 
     /// Returns the idle timeouts of flows.
     pub fn limits(&self) -> Limits {
-        Limits { tcp: self.kernel.tcp_idle, closing: self.kernel.closing_idle, udp: self.kernel.udp_idle }
+        Limits { tcp: self.config.tcp_idle, closing: self.config.closing_idle, udp: self.config.udp_idle }
     }
 
-    /// Reports whether a flow can be announced to other gateways: on a gateway with a pool, once the flow has an inside
+    /// Reports whether a flow can be advertised to other gateways: on a gateway with a pool, once the flow has an inside
     /// address.
-    pub fn tells_of(&self, flow: &Flow) -> bool {
+    pub fn can_advertise(&self, flow: &Flow) -> bool {
         flow.origin != origin::TOKEN || flow.inside != 0 || self.addresses().is_none()
     }
 
     /// Returns a flow in the form for other gateways; `None` if the person behind its inside address is unknown.
-    pub fn to_tell(&self, key: FlowKey, flow: Flow, begins: bool) -> Option<Told> {
+    pub fn advertised_form(&self, key: FlowKey, flow: Flow, begins: bool) -> Option<AdvertisedFlow> {
         let inside = match self.addresses().filter(|_| flow.origin == origin::TOKEN) {
             Some(addresses) => {
                 let (address, person) = addresses.holder(&flow)?;
@@ -50,7 +50,7 @@ impl Protection {
             None => None,
         };
         let expires = self.expiry(flow.handle).unwrap_or_default();
-        Some(Told { key, flow, expires, begins, inside })
+        Some(AdvertisedFlow { key, flow, expires, begins, inside })
     }
 
     /// Returns the flow with this key.
@@ -58,16 +58,16 @@ impl Protection {
         self.verifier.flows.get(key).ok().flatten()
     }
 
-    /// Takes over a flow that another gateway announced; returns whether it is in the table.
-    pub fn take_over(&self, told: &Told, now: u32) -> Result<bool> {
-        let mut flow = told.flow;
-        if told.begins && flow.origin == origin::TOKEN {
-            match (&told.inside, self.addresses()) {
+    /// Takes over a flow that another gateway advertised; returns whether it is in the table.
+    pub fn take_over(&self, advertised: &AdvertisedFlow, now: u32) -> Result<bool> {
+        let mut flow = advertised.flow;
+        if advertised.begins && flow.origin == origin::TOKEN {
+            match (&advertised.inside, self.addresses()) {
                 (None, None) => {}
                 (Some(inside), Some(addresses)) => {
-                    let person = addresses.note(&inside.person, flow.handle, told.expires)?;
+                    let person = addresses.note(&inside.person, flow.handle, advertised.expires)?;
                     let wanted = ReceivedAddress {
-                        key: told.key,
+                        key: advertised.key,
                         inside: inside.address,
                         person,
                         now,
@@ -85,8 +85,9 @@ impl Protection {
                 _ => return Ok(false),
             }
         }
-        let told = ReceivedFlow { key: told.key, flow, expires: told.expires, begins: told.begins.into() };
-        let outcome = self.verifier.take_over(told)?;
+        let received =
+            ReceivedFlow { key: advertised.key, flow, expires: advertised.expires, begins: advertised.begins.into() };
+        let outcome = self.verifier.take_over(received)?;
         Ok(matches!(outcome, taken::NEW | taken::KNOWN))
     }
 }

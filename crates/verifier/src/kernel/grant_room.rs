@@ -1,13 +1,13 @@
 //! Room for announced grants in the tables of inside addresses and of classes: each account has a share.
 
-use super::Protection;
+use super::Kernel;
 use api::GrantOwner;
 use std::collections::HashMap;
 use std::sync::PoisonError;
 
 const SKEW: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
 
-impl Protection {
+impl Kernel {
     /// Reports whether an announced grant may have entries. Gateways with a pool and verifiers that set marks have
     /// them.
     pub fn has_room_for(&self, owner: &GrantOwner, now: u64) -> bool {

@@ -1,12 +1,12 @@
 //! The part of protection that concerns proofs.
 
-use super::Protection;
+use super::Kernel;
 use crate::view;
 use anyhow::Result;
 use api::{VerifierConfig, Withdrawal};
 use follower::State;
 
-impl Protection {
+impl Kernel {
     /// Writes the authority's state to the tables for proofs, after those for tokens.
     pub fn write_proofs(&self, state: &State) -> Result<()> {
         self.proving.as_ref().map_or(Ok(()), |proving| proving.write(&state.config, &state.keys))

@@ -1,6 +1,6 @@
 //! Reads the tables to answer questions.
 
-use super::Protection;
+use super::Kernel;
 use crate::addresses::Addresses;
 use crate::gateway::Gateway;
 use crate::{plan, view};
@@ -21,7 +21,7 @@ const PASSED: [Outcome; 5] = [Outcome::NotOurs, Outcome::Flow, Outcome::Token, O
 /// Names of a gateway's counters of flows that the inside opens.
 const OPENED: [(u32, &str); 2] = [(counter::OUTBOUND, "outbound"), (counter::OUTBOUND_FULL, "outbound_full")];
 
-impl Protection {
+impl Kernel {
     /// Returns all flows that have not ended.
     pub fn flows(&self) -> Vec<(FlowKey, Flow)> {
         let mut flows = self.verifier.flows.entries();
@@ -94,13 +94,13 @@ impl Protection {
             table("ended sessions", Some(verifier.revoked_holders.entries().len()), revoked.into(), 64),
             table("replays", None, u64::from(replay_buckets) * 8, 8),
         ];
-        if self.kernel.max_outbound > 0 {
+        if self.config.max_outbound > 0 {
             let used = verifier.outbound().ok().map(|used| used as usize);
             // `outbound` below has 0 bytes each, because these flows are counted among the flows.
             if let Some((used, max)) = self.addresses().map(Addresses::usage) {
                 all.push(table("inside addresses", Some(used), max.into(), 48));
             }
-            all.push(table("outbound", used, self.kernel.max_outbound.into(), 0));
+            all.push(table("outbound", used, self.config.max_outbound.into(), 0));
         }
         if self.takes_pairs() {
             all.push(table("pairs", Some(verifier.ls_grants.keys().len()), pairs.into(), 8192));
@@ -111,7 +111,7 @@ impl Protection {
     /// Returns until when there are keys; `None` if there is none at `now`.
     pub fn keys_until(&self, now: u64) -> Option<u64> {
         let slots = self.verifier.epoch_keys.entries().into_iter().map(|(_, key)| key.epoch);
-        plan::keys_until(slots, now, self.kernel.epoch_length)
+        plan::keys_until(slots, now, self.config.epoch_length)
     }
 
     /// Returns the mark of admitted packets, if packets are marked and not dropped.
@@ -120,8 +120,8 @@ impl Protection {
     }
 
     /// Returns the configuration that the programs were loaded with.
-    pub fn kernel(&self) -> &VerifierConfig {
-        &self.kernel
+    pub fn config(&self) -> &VerifierConfig {
+        &self.config
     }
 
     /// Returns the tables of a decision, as the kernel has them.

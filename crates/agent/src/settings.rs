@@ -3,7 +3,7 @@
 use crate::switches::tls::Files;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use engine::agent::{Consent, Settings, Subject};
+use engine::agent::{self, Consent, Subject};
 use engine::discovery::{AuthorityUrl, Domain};
 use engine::document::{Faults, Reader, texts};
 use engine::openflow::plane::Household;
@@ -110,7 +110,7 @@ pub struct Flags {
 
 /// Settings of the daemon.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct Settings {
     /// Directory for sessions and rules.
     pub dir: PathBuf,
     /// Path of the socket for commands.
@@ -140,10 +140,10 @@ pub struct Config {
     /// Whether packets from switches pass through the controller without getting tokens.
     pub pro_forma: bool,
     /// Settings of the state machine.
-    pub settings: Settings,
+    pub agent: agent::Config,
 }
 
-impl Config {
+impl Settings {
     /// Combines these flags with the file.
     pub fn load(flags: Flags) -> Result<Self> {
         let path = flags.config.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_CONFIG));
@@ -237,7 +237,7 @@ impl Config {
             switches_tls,
             household,
             pro_forma: flags.pro_forma || file.pro_forma,
-            settings: Settings { default, owners, forgets_pairs: switches.is_some() },
+            agent: agent::Config { default, owners, forgets_pairs: switches.is_some() },
         })
     }
 }
@@ -325,9 +325,9 @@ mod tests {
     fn a_flag_goes_before_the_file() {
         let file = read("interface = [\"eth0\", \"wlan0\"]\ninstance = \"a\"\ndefault = \"deny\"").unwrap();
         let flags = Flags { interface: vec!["tun0".into()], ..Flags::default() };
-        let config = Config::resolve(flags, file).unwrap();
-        assert_eq!((config.interfaces, config.instance.as_str()), (vec!["tun0".to_owned()], "a"));
-        assert_eq!(config.settings.default, Consent::Deny);
+        let settings = Settings::resolve(flags, file).unwrap();
+        assert_eq!((settings.interfaces, settings.instance.as_str()), (vec!["tun0".to_owned()], "a"));
+        assert_eq!(settings.agent.default, Consent::Deny);
     }
 
     #[test]
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_household_is_devices_by_hardware_address() {
-        let of = |text: &str| Config::resolve(Flags::default(), read(text).unwrap());
+        let of = |text: &str| Settings::resolve(Flags::default(), read(text).unwrap());
         let switches = "switches = \"127.0.0.1:6653\"\n";
         let household = of(&format!("{switches}device = [\"02:00:00:00:00:0A=0\"]")).unwrap().household;
         assert_eq!(household.devices, [([2, 0, 0, 0, 0, 10], Subject::of_user(0))].into());
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn whose_packets_are_whose_is_a_setting() {
-        let settings = Config::resolve(Flags::default(), read("forwarded_as = \"root\"").unwrap()).unwrap().settings;
+        let settings = Settings::resolve(Flags::default(), read("forwarded_as = \"root\"").unwrap()).unwrap().agent;
         let whose: Vec<_> = settings.owners.iter().map(|(owner, subject)| (owner.kind, subject.user())).collect();
         assert_eq!(whose, [(owner::FORWARDED, 0)]);
         for wrong in [
@@ -368,7 +368,7 @@ mod tests {
             "resolver = \"192.0.2.53\"",
             "key_transfer = \"foo\"",
         ] {
-            assert!(Config::resolve(Flags::default(), read(wrong).unwrap()).is_err(), "{wrong}");
+            assert!(Settings::resolve(Flags::default(), read(wrong).unwrap()).is_err(), "{wrong}");
         }
     }
 }

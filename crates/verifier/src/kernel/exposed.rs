@@ -1,6 +1,6 @@
 //! The protected services: those that receivers name, and their ports at this host's other addresses, which may change.
 
-use super::Protection;
+use super::Kernel;
 use crate::exposure::{Extension, extension};
 use crate::{plan, view};
 use anyhow::{Context, Result};
@@ -22,7 +22,7 @@ pub(super) struct Written {
     local: Local,
 }
 
-impl Protection {
+impl Kernel {
     /// Protects what these receivers name, and their ports at this host's other addresses.
     pub fn protect(&self, receivers: &[api::Receiver]) -> Result<()> {
         let receivers = &client::convert::receivers(receivers);

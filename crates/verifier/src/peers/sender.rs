@@ -1,9 +1,9 @@
-//! Announces the flows here to one other gateway: all flows at first, then each new flow as it begins, and periodically
+//! Advertises the flows here to one other gateway: all flows at first, then each new flow as it begins, and periodically
 //! those that have changed. Starts over whenever the connection ends.
 
-use super::record::{Head, RECORDS_MAX, Record, Reply, Told};
-use super::teller::{Heard, Teller};
-use super::{PATIENCE, Peers, SILENCE, Standing, boot_time, greet};
+use super::advertiser::{Advertiser, ReceivedFlows};
+use super::record::{AdvertisedFlow, Head, RECORDS_MAX, Record, Reply};
+use super::{PATIENCE, PeerSender, Peers, SILENCE, boot_time, greet};
 use crate::now;
 use crate::shared::Shared;
 use anyhow::{Context, Result, bail, ensure};
@@ -34,14 +34,14 @@ impl Unanswered {
     }
 }
 
-/// Announces flows to one peer until the task is aborted.
+/// Advertises flows to one peer until the task is aborted.
 pub async fn keep(peers: Arc<Peers>, shared: Arc<Shared>, index: usize, mut news: mpsc::Receiver<FlowNews>) {
-    let state = &peers.told[index];
+    let state = &peers.senders[index];
     loop {
         if let Err(error) = talk(&peers, &shared, state, &mut news).await {
             state.lost(&format!("{error:#}"));
             // Safe: entries are otherwise removed by passes only, and the first pass of a connection ignores them.
-            peers.heard().clear();
+            peers.received().clear();
             sleep(PAUSE).await;
         }
     }
@@ -50,12 +50,12 @@ pub async fn keep(peers: Arc<Peers>, shared: Arc<Shared>, index: usize, mut news
 async fn talk(
     peers: &Arc<Peers>,
     shared: &Arc<Shared>,
-    state: &Standing,
+    state: &PeerSender,
     news: &mut mpsc::Receiver<FlowNews>,
 ) -> Result<()> {
     let (identity, epoch) = {
-        let protection = shared.protection();
-        (Arc::new(protection.identity(now())?), protection.epoch(now()))
+        let kernel = shared.kernel();
+        (Arc::new(kernel.identity(now())?), kernel.epoch(now()))
     };
     let connect = async {
         let stream = TcpStream::connect(&state.address).await.context("cannot connect")?;
@@ -69,20 +69,20 @@ async fn talk(
     let unanswered = Unanswered::default();
     let mut writer = Writer { writer, number: 0, unanswered: &unanswered };
     tokio::select! {
-        ended = hear_answers(reader, state, &unanswered) => ended,
-        ended = tell(peers, shared, epoch, state, news, &mut writer) => ended,
+        ended = receive_replies(reader, state, &unanswered) => ended,
+        ended = send(peers, shared, epoch, state, news, &mut writer) => ended,
     }
 }
 
-async fn tell<W: AsyncWrite + Unpin>(
+async fn send<W: AsyncWrite + Unpin>(
     peers: &Arc<Peers>,
     shared: &Arc<Shared>,
     epoch: Epoch,
-    state: &Standing,
+    state: &PeerSender,
     news: &mut mpsc::Receiver<FlowNews>,
     writer: &mut Writer<'_, W>,
 ) -> Result<()> {
-    let mut teller = Teller::default();
+    let mut advertiser = Advertiser::default();
     // Flows that began before this point are covered by the first pass.
     while news.try_recv().is_ok() {}
     let mut begun = Vec::with_capacity(RECORDS_MAX);
@@ -94,24 +94,24 @@ async fn tell<W: AsyncWrite + Unpin>(
             count = news.recv_many(&mut begun, RECORDS_MAX) => {
                 ensure!(count > 0, "the verifier is stopping");
                 let oldest = begun.iter().map(|news| news.time).min();
-                let told = fresh(shared, &mut teller, &begun);
+                let advertised = new_flows(shared, &mut advertiser, &begun);
                 begun.clear();
-                if !told.is_empty() {
-                    writer.frame(&told, oldest, false).await?;
+                if !advertised.is_empty() {
+                    writer.frame(&advertised, oldest, false).await?;
                 }
             }
             _ = passes.tick() => {
-                if shared.protection().epoch(now()) != epoch {
+                if shared.kernel().epoch(now()) != epoch {
                     // Reconnect, to authenticate with the key of the new epoch.
                     return Ok(());
                 }
-                let (told, back) = pass(peers.clone(), shared.clone(), teller, first).await?;
-                teller = back;
-                let mut frames = told.chunks(RECORDS_MAX).peekable();
+                let (advertised, back) = pass(peers.clone(), shared.clone(), advertiser, first).await?;
+                advertiser = back;
+                let mut frames = advertised.chunks(RECORDS_MAX).peekable();
                 while let Some(frame) = frames.next() {
                     writer.frame(frame, None, first && frames.peek().is_none()).await?;
                 }
-                if told.is_empty() {
+                if advertised.is_empty() {
                     writer.frame(&[], None, first).await?;
                 }
                 if first {
@@ -124,27 +124,32 @@ async fn tell<W: AsyncWrite + Unpin>(
 }
 
 /// Returns the records for new flows in their current state. A flow that has ended meanwhile must not be created there.
-fn fresh(shared: &Shared, teller: &mut Teller, begun: &[FlowNews]) -> Vec<Told> {
-    let protection = shared.protection();
-    let standing = begun.iter().filter_map(|news| Some((news.key, protection.flow_at(&news.key)?)));
-    let told = standing.filter(|(key, flow)| protection.tells_of(flow) && teller.begins(key, flow));
-    told.filter_map(|(key, flow)| protection.to_tell(key, flow, true)).collect()
+fn new_flows(shared: &Shared, advertiser: &mut Advertiser, begun: &[FlowNews]) -> Vec<AdvertisedFlow> {
+    let kernel = shared.kernel();
+    let standing = begun.iter().filter_map(|news| Some((news.key, kernel.flow_at(&news.key)?)));
+    let advertised = standing.filter(|(key, flow)| kernel.can_advertise(flow) && advertiser.begins(key, flow));
+    advertised.filter_map(|(key, flow)| kernel.advertised_form(key, flow, true)).collect()
 }
 
 /// Passes over all flows and returns the records to send. Runs on a thread of its own: long tables take a while.
-async fn pass(peers: Arc<Peers>, shared: Arc<Shared>, mut teller: Teller, first: bool) -> Result<(Vec<Told>, Teller)> {
+async fn pass(
+    peers: Arc<Peers>,
+    shared: Arc<Shared>,
+    mut advertiser: Advertiser,
+    first: bool,
+) -> Result<(Vec<AdvertisedFlow>, Advertiser)> {
     let look = move || {
-        let protection = shared.protection();
-        let mut flows: Vec<(FlowKey, Flow)> = protection.flows();
-        flows.retain(|(_, flow)| protection.tells_of(flow));
-        let mut heard = peers.heard();
-        let nothing = Heard::new();
-        let theirs = if first { &nothing } else { &*heard };
-        let news = teller.pass(flows, theirs, &protection.limits(), now() as u32);
-        heard.retain(|key, _| teller.knows(key));
-        drop(heard);
-        let told = news.into_iter().filter_map(|(key, flow, begins)| protection.to_tell(key, flow, begins));
-        (told.collect(), teller)
+        let kernel = shared.kernel();
+        let mut flows: Vec<(FlowKey, Flow)> = kernel.flows();
+        flows.retain(|(_, flow)| kernel.can_advertise(flow));
+        let mut received = peers.received();
+        let nothing = ReceivedFlows::new();
+        let theirs = if first { &nothing } else { &*received };
+        let news = advertiser.pass(flows, theirs, &kernel.limits(), now() as u32);
+        received.retain(|key, _| advertiser.knows(key));
+        drop(received);
+        let advertised = news.into_iter().filter_map(|(key, flow, begins)| kernel.advertised_form(key, flow, begins));
+        (advertised.collect(), advertiser)
     };
     Ok(tokio::task::spawn_blocking(look).await?)
 }
@@ -157,9 +162,9 @@ struct Writer<'a, W> {
 }
 
 impl<W: AsyncWrite + Unpin> Writer<'_, W> {
-    async fn frame(&mut self, told: &[Told], oldest: Option<u64>, whole: bool) -> Result<()> {
+    async fn frame(&mut self, advertised: &[AdvertisedFlow], oldest: Option<u64>, whole: bool) -> Result<()> {
         let now = now() as u32;
-        let records: Vec<Record> = told.iter().filter_map(|told| Record::of(told, now)).collect();
+        let records: Vec<Record> = advertised.iter().filter_map(|flow| Record::of(flow, now)).collect();
         self.number += 1;
         let head =
             Head { number: self.number.into(), records: (records.len() as u32).into(), whole: u32::from(whole).into() };
@@ -173,9 +178,9 @@ impl<W: AsyncWrite + Unpin> Writer<'_, W> {
     }
 }
 
-async fn hear_answers(
+async fn receive_replies(
     mut reader: ReadHalf<TlsStream<TcpStream>>,
-    state: &Standing,
+    state: &PeerSender,
     unanswered: &Unanswered,
 ) -> Result<()> {
     loop {

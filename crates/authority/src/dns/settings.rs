@@ -12,7 +12,7 @@ const DEFAULT_TTL: u32 = 300;
 
 /// Configuration of discovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DnsConfig {
+pub struct DnsSettings {
     /// The domain to which the record belongs.
     pub domain: Domain,
     /// URL at which agents reach the authority. Default: the URL of the console.
@@ -27,7 +27,7 @@ pub struct DnsConfig {
     pub listen: Vec<SocketAddr>,
 }
 
-impl DnsConfig {
+impl DnsSettings {
     /// Reads the table; returns `None` if the file has none.
     pub fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Self> {
         let value = fields.value("dns")?;
@@ -92,17 +92,19 @@ impl DnsConfig {
 
 #[cfg(test)]
 mod tests {
-    use crate::Config;
+    use crate::Settings;
 
-    fn read(text: &str) -> Result<super::DnsConfig, String> {
-        Config::parse(&format!("[dns]\n{text}")).map(|config| config.dns.expect("the table")).map_err(|f| f.to_string())
+    fn read(text: &str) -> Result<super::DnsSettings, String> {
+        Settings::parse(&format!("[dns]\n{text}"))
+            .map(|settings| settings.dns.expect("the table"))
+            .map_err(|f| f.to_string())
     }
 
     #[test]
     fn a_domain_is_enough() {
-        let config = read("domain = \"Example.org\"").unwrap();
-        assert_eq!((config.domain.as_str(), config.ttl, config.listen.len()), ("example.org", 300, 1));
-        assert!(config.authority.is_none() && config.protects.is_none() && config.zone.is_none());
+        let settings = read("domain = \"Example.org\"").unwrap();
+        assert_eq!((settings.domain.as_str(), settings.ttl, settings.listen.len()), ("example.org", 300, 1));
+        assert!(settings.authority.is_none() && settings.protects.is_none() && settings.zone.is_none());
     }
 
     #[test]

@@ -8,30 +8,31 @@ use std::time::Duration;
 use wire::map::GrantEntry;
 use wire::{Carrier, Destination, Flags, Handle, ls};
 
-/// Seconds before its end at which a grant is no longer used, to allow for travel time and for clock differences.
+/// The agent stops using a grant this many seconds before the grant ends, to allow for travel time and for clock
+/// differences.
 const MARGIN: u64 = 3;
-/// Seconds before its end at which a short grant is renewed.
+/// The agent renews a short grant this many seconds before the grant ends.
 const RENEW_BEFORE: u64 = 30;
 /// Number of used nonces after which a pair is renewed; the remaining nonces last until the next pair arrives.
 const SPENT_MOST: u32 = ls::SENDERS_NONCES / 4 * 3;
 
-/// Longest text of an authority's answer that is kept, in characters: a session keeps thousands of them.
+/// Longest text of an authority's answer that is kept, in characters. A session can keep thousands of such texts.
 const TEXT_MAX: usize = 512;
 
 /// Reason why the agent makes no tokens from a grant that it received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    /// It has ended, or ends so soon that no packet would arrive in time: a time window closes, or the answer was
-    /// delayed.
+    /// The grant has ended, or ends so soon that no packet would arrive in time: a time window closes, or the answer
+    /// was delayed.
     #[error("it has expired already")]
     Over,
-    /// It is not the grant that the agent requested.
+    /// The answer's grant is not the one that the agent requested.
     #[error("{0}")]
     Malformed(&'static str),
 }
 
-/// A grant. Has no `Debug` because it contains the key.
-pub(super) struct Known {
+/// A grant that the agent holds. Has no `Debug` because it contains the key.
+pub(super) struct HeldGrant {
     secret: Secret,
     /// End of the grant, Unix seconds.
     pub expires: u32,
@@ -43,20 +44,20 @@ pub(super) struct Known {
     pub rule: String,
     /// Time of issue, Unix seconds.
     pub issued: u64,
-    /// Time at which a token was last made from it, Unix seconds.
+    /// Time at which a token was last made from the grant, Unix seconds.
     pub used: u32,
-    /// Number of used nonces of a pair.
+    /// Number of used nonces, if the grant is a pair.
     pub spent: u32,
-    /// Time at which to renew it.
+    /// Time at which to renew the grant.
     pub renew_at: Duration,
     /// Destinations for which the kernel has this grant.
     pub places: BTreeSet<Destination>,
-    /// The flow that uses a grant for a single flow.
+    /// The flow that uses the grant, if the grant is for a single flow.
     pub flow: Option<(Destination, Sender)>,
 }
 
-impl Known {
-    /// Reads the grant from an answer to a request for `place`. The error says why the grant is unusable.
+impl HeldGrant {
+    /// Reads the grant from an answer to a request for `place`. An error says why the grant can't be used.
     pub fn from_answer(answer: &Grant, place: &Destination, unix: u64, now: Duration) -> Result<Self, Unusable> {
         let secret = answer.secret.clone();
         let service = match &secret {
@@ -153,22 +154,22 @@ impl Known {
         matches!(&self.secret, Secret::Grant(header, _) if header.flags.has(flag))
     }
 
-    /// Reports whether its tokens are those of the published scheme (suite `sha224`).
+    /// Reports whether the grant is a pair, whose tokens are those of the published scheme (suite `sha224`).
     pub fn is_pair(&self) -> bool {
         matches!(self.secret, Secret::Pair(..))
     }
 
-    /// Reports whether its prefix and service include this destination.
+    /// Reports whether the grant's prefix and service include this destination.
     pub fn covers(&self, place: &Destination) -> bool {
         self.prefix.contains(&place.address) && self.service.is_none_or(|own| own == (place.protocol, place.port))
     }
 
-    /// Reports whether it can be used at this time.
+    /// Reports whether the grant can be used at this time.
     pub fn is_good(&self, unix: u64) -> bool {
         self.lasts(unix) && self.spent < ls::SENDERS_NONCES
     }
 
-    /// Reports whether its end is far enough away for a packet to arrive in time.
+    /// Reports whether the grant's end is far enough away for a packet to arrive in time.
     pub fn lasts(&self, unix: u64) -> bool {
         self.until() > unix + 1
     }
@@ -177,22 +178,22 @@ impl Known {
         u64::from(self.expires).saturating_sub(MARGIN)
     }
 
-    /// Reports whether the agent should request its successor.
+    /// Reports whether the agent should request the grant's successor.
     pub fn is_due(&self, now: Duration) -> bool {
         (self.renew_at <= now || self.spent >= SPENT_MOST) && !self.is_single()
     }
 
-    /// Reports whether it admits one flow only.
+    /// Reports whether the grant admits one flow only.
     pub fn is_single(&self) -> bool {
         self.has(Flags::SINGLE)
     }
 
-    /// Reports whether it is bound to an address of this machine.
+    /// Reports whether the grant is bound to an address of this machine.
     pub fn is_bound(&self) -> bool {
         self.has(Flags::SOURCE)
     }
 
-    /// Returns its entry for the kernel, where the authority's clock is `skew` seconds ahead of the kernel's.
+    /// Returns the grant's entry for the kernel. The authority's clock is `skew` seconds ahead of the kernel's.
     pub fn entry(&self, skew: i32) -> GrantEntry {
         let mut entry = GrantEntry {
             until: local(self.until(), skew),
@@ -220,17 +221,18 @@ impl Known {
     }
 }
 
-/// Cuts a text of an authority's answer to the length that is kept.
+/// Cuts a text from an authority's answer to the length that is kept.
 pub(super) fn shortened(text: &str) -> String {
     text.chars().take(TEXT_MAX).collect()
 }
 
-/// Converts the authority's time to the kernel's clock.
+/// Converts a time of the authority's clock to the kernel's clock.
 fn local(until: u64, skew: i32) -> u32 {
     u32::try_from(until.saturating_add_signed(-i64::from(skew))).unwrap_or(u32::MAX)
 }
 
-/// Returns the entry that makes the kernel send packets without identity until then.
+/// Returns the entry that makes the kernel send packets without identity until `until`, a time of the authority's
+/// clock.
 pub(super) fn plain_entry(until: u64, skew: i32) -> GrantEntry {
     GrantEntry {
         until: local(until, skew),

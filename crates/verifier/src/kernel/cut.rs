@@ -1,6 +1,6 @@
 //! Ends flows: revocations, and the sweep of idle flows.
 
-use super::Protection;
+use super::Kernel;
 use crate::{now, plan};
 use api::{RevokedGrant, RevokedSession};
 use datapath::shut_out::Revocation;
@@ -29,7 +29,7 @@ pub struct EndedSessions {
     pub flows: u32,
 }
 
-impl Protection {
+impl Kernel {
     /// Revokes grants and cuts their flows.
     pub fn revoke(&self, grants: &[RevokedGrant], now: u64) -> Cut {
         // A grant that has ended stays revoked for a while, too: its flows may still exist.
@@ -177,7 +177,7 @@ impl Protection {
     /// sends on them opens nothing.
     fn end_flows(&self, ends: impl Fn(&Flow) -> bool) {
         for (key, flow) in self.verifier.flows.entries().into_iter().filter(|(_, flow)| flow.by_grant() && ends(flow)) {
-            let _ = match self.kernel.max_outbound > 0 && key.protocol != TCP {
+            let _ = match self.config.max_outbound > 0 && key.protocol != TCP {
                 true => self.verifier.flows.end(&key, flow, now() as u32),
                 false => self.verifier.flows.remove(&key),
             };
