@@ -21,7 +21,8 @@ impl Protection {
             tracing::warn!(
                 person,
                 share,
-                "more grants than the share of an account: this one gets no inside address or class"
+                "this account has more grants than its share of the tables: another grant gets no inside address and \
+                 no class"
             );
         }
         has_room
