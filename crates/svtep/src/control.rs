@@ -47,7 +47,7 @@ pub async fn serve(listener: UnixListener, asked: mpsc::Sender<Asked>) {
         async move {
             let (reply, told) = oneshot::channel();
             let _ = asked.send((request, reply)).await;
-            told.await.context("the daemon is stopping").flatten()
+            told.await.context("the tunnel endpoint is stopping").flatten()
         }
     };
     control::serve(listener, Requests::new(&ROLE, Access::new(Vec::new()), MOST, answer)).await;
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(told, serde_json::json!({"request": "status"}));
         answering.await.unwrap();
         let error = try_ask::<Value>(&path, Request::Status).await.unwrap_err().to_string();
-        assert!(error.starts_with("the daemon is stopping"), "{error}");
+        assert!(error.starts_with("the tunnel endpoint is stopping"), "{error}");
         serving.abort();
     }
 }

@@ -46,7 +46,10 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
     let pins = Pins::new("svtep", &settings.instance)?;
     let _instance_lock = pins.lock().with_context(|| {
         let name = &settings.instance;
-        format!("tunnel endpoint {name:?} already runs; a second one needs its own --instance, --dir and --socket")
+        format!(
+            "cannot lock the kernel state of tunnel endpoint {name:?}: if it already runs, a second one needs its own \
+             --instance, --dir and --socket"
+        )
     })?;
     let listener = control::listen(&settings.socket)?;
     let readers = match settings.metrics {
@@ -241,7 +244,7 @@ impl Daemon {
     fn tick(&mut self) {
         let done = self.kernel.set_clock().and_then(|()| self.kernel.follow_cores());
         if let Err(error) = done {
-            tracing::error!("{error:#}");
+            tracing::error!("cannot set the programs' clock, or reopen their packet buffers: {error:#}");
         }
         self.follow_interfaces();
     }
@@ -270,12 +273,12 @@ impl Daemon {
 
     fn sweep(&mut self, follower: &mut Follower) {
         if let Err(error) = self.kernel.sweep() {
-            tracing::error!("{error:#}");
+            tracing::error!("cannot remove expired withdrawals and keys: {error:#}");
         }
         if (self.kernel.is_closed() || !self.kernel.is_loaded_for(follower.state()))
             && let Err(error) = self.write(follower.current_state())
         {
-            tracing::warn!("{error:#}");
+            tracing::warn!("cannot write keys and withdrawals to the kernel; the next sweep tries again: {error:#}");
         }
         self.renew();
         if let Ok(counts) = self.kernel.program().proofs.counts() {
@@ -288,7 +291,7 @@ impl Daemon {
 /// Builds the page of metrics from the loop's status.
 async fn page(asked: mpsc::Sender<Asked>) -> Result<shell::metrics::Page> {
     let (reply, told) = oneshot::channel();
-    asked.send((Request::Status, reply)).await.ok().context("the endpoint is stopping")?;
-    let status: Status = serde_json::from_value(told.await.context("the endpoint is stopping")??)?;
+    asked.send((Request::Status, reply)).await.ok().context("the tunnel endpoint is stopping")?;
+    let status: Status = serde_json::from_value(told.await.context("the tunnel endpoint is stopping")??)?;
     Ok(metrics::page(&status, now()))
 }
