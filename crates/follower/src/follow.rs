@@ -214,7 +214,11 @@ impl Follower {
 
     fn refused<R: Role>(&mut self, error: &Error) {
         let name = R::NAME;
-        tracing::error!(%error, "the authority refuses this {name}; its last state stays in force until its keys end. Enrol it again");
+        tracing::error!(
+            %error,
+            "the authority refuses this {name}: enrol it again. The configuration and keys that it has stay in force \
+             until the keys expire"
+        );
         self.health.send_modify(|health| {
             health.connected = false;
             health.trouble = Some(error.to_string());
@@ -236,7 +240,10 @@ impl Follower {
             Ok(state) => self.apply(state, role),
             Err(error) => {
                 if self.health.borrow().trouble.is_none() {
-                    tracing::warn!(%error, "cannot read from the authority; its last state stays in force");
+                    tracing::warn!(
+                        %error,
+                        "cannot read configuration and keys from the authority; those read earlier stay in force"
+                    );
                 }
                 self.health.send_modify(|health| health.trouble = Some(error.to_string()));
                 self.next_sync = Instant::now() + self.backoff.pause();
@@ -249,7 +256,11 @@ impl Follower {
 
     fn apply(&mut self, mut state: State, role: &mut impl Role) {
         if let Some(seconds) = state.clock_error(now()) {
-            tracing::warn!(seconds, "this clock and the authority's differ: tokens and proofs may be refused");
+            tracing::warn!(
+                seconds,
+                "the clocks of this machine and of the authority differ, so tokens and proofs may be refused: \
+                 synchronise both"
+            );
         }
         state.keep(&self.state, now());
         let applied = role.apply(&state, &self.state);
@@ -258,7 +269,7 @@ impl Follower {
         self.next_sync = Instant::now() + if applied.is_ok() { pause } else { self.backoff.longest() };
         let trouble = applied.err().map(|error| format!("{error:#}"));
         if let Some(error) = &trouble {
-            tracing::error!("cannot put in force what the authority says: {error}");
+            tracing::error!("cannot put the authority's configuration and keys in force: {error}");
         }
         self.health.send_modify(|health| {
             health.read = Some(now());
@@ -271,7 +282,9 @@ impl Follower {
     fn tick(&mut self) {
         let is_silent = self.heard.elapsed() > SILENCE;
         if self.health.send_if_modified(|health| is_silent && std::mem::take(&mut health.connected)) {
-            tracing::warn!("lost the authority; its last state stays in force");
+            tracing::warn!(
+                "lost the connection to the authority; the configuration and keys read earlier stay in force"
+            );
         }
         self.save();
     }
@@ -285,7 +298,7 @@ impl Follower {
         let (folder, state) = (self.folder.clone(), self.state.clone());
         self.saving = Some(tokio::task::spawn_blocking(move || {
             if let Err(error) = state.store(&folder) {
-                tracing::warn!("cannot store the authority's state: {error:#}");
+                tracing::warn!("cannot save the authority's configuration and keys for the next start: {error:#}");
             }
         }));
     }
