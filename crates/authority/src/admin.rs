@@ -122,7 +122,10 @@ pub async fn segments(directory: &Directory, filter: SegmentFilter) -> Result<Se
     match control::ask(directory, Command::Segments(filter)).await? {
         Some(Reply::Done(list)) => Ok(list),
         Some(Reply::Refused(why)) => bail!(why),
-        None => bail!("no server runs, and only a running one knows segments: `vouchsafe authority run`"),
+        None => bail!(
+            "the authority is not running, and only a running authority knows the segments: start it with `vouchsafe \
+             authority run`"
+        ),
     }
 }
 
