@@ -47,7 +47,7 @@ struct Profile {
     parents: Vec<usize>,
 }
 
-/// The outcomes of an profile's parents differ, so the profile's own outcome must be reported.
+/// The outcomes of a profile's parents differ, so the profile's own outcome must be reported.
 struct Ambiguous;
 
 /// An attribute of a subject in addition to the name.
@@ -258,7 +258,7 @@ fn classes<'p>(
 }
 
 impl Profile {
-    /// Returns the outcome that a reader assumes for an profile without an entry of its own: that of the parent whose
+    /// Returns the outcome that a reader assumes for a profile without an entry of its own: that of the parent whose
     /// outcome differs from the mere person's, else the mere person's.
     fn implied<'o, 'p>(&self, outcomes: &'o [[Outcome<'p>; 2]]) -> Result<Option<&'o [Outcome<'p>; 2]>, Ambiguous> {
         let Some((person, parts)) = self.parents.split_last() else { return Ok(None) };
