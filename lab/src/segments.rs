@@ -88,7 +88,7 @@ impl Giver {
     /// are closed with a lock.
     pub fn prove_along(&self, segment: Segment, vni: Vni, ends: Ends, path: &[(&str, Ipv6Addr)]) -> Result<Minted> {
         let hops: Vec<_> = path.iter().map(|(_, hop)| *hop).collect();
-        let hops = Hops::new(&hops).context("1 to 5 hops")?;
+        let hops = Hops::new(&hops).context("a path has 1 to 5 hops")?;
         let flags = segment.flags.with(SegmentFlags::ROUTED, true);
         let segment = Segment { count: u8::try_from(path.len())?, pointer: 0, flags, ..segment };
         let (mut proofs, mut lock): (Vec<[u8; 16]>, Option<Lock>) = (Vec::new(), None);

@@ -190,7 +190,7 @@ fn boot(kernel: &Kernel, binaries: &[PathBuf], args: &Args) -> Result<()> {
         let guests: Vec<_> = (1..=guests).map(guest).collect();
         guests
             .into_iter()
-            .map(|guest| guest.join().unwrap_or_else(|_| bail!("kernels: a guest's thread failed")))
+            .map(|guest| guest.join().unwrap_or_else(|_| bail!("kernels: the thread of a guest panicked")))
             .collect()
     });
     let mut passed = 0;
@@ -266,7 +266,7 @@ fn watch(mut machine: Machine, name: &str, queue: &Queue, limit: Duration) -> Re
             Err(RecvTimeoutError::Timeout) => bail!("kernels: {name} did not end within {} s", limit.as_secs()),
         }
     }
-    ensure!(outcome.exit.is_some(), "kernels: {name} ended without a word about its tests");
+    ensure!(outcome.exit.is_some(), "kernels: {name} ended without reporting its tests; its console is above");
     Ok(outcome)
 }
 

@@ -62,7 +62,7 @@ fn style() -> Result<()> {
                 let folder = root().join(name);
                 let folder = folder.parent().context("a file is in a folder")?;
                 let lost = links(line).filter(|link| !folder.join(link).exists());
-                findings.extend(lost.map(|link| format!("{name}:{}: {link} is not there", number + 1)));
+                findings.extend(lost.map(|link| format!("{name}:{}: the link {link} leads nowhere", number + 1)));
             }
         }
         let sentences = marks(name).map(|marks| comments::relative_clauses(&text, marks)).unwrap_or_default();

@@ -119,7 +119,7 @@ impl Authority {
 
     /// Returns the master key, which only a test may read: the last one, if there are several.
     pub fn master_key(&self) -> Result<MasterKey> {
-        let bytes = fs::read(self.dir.join("master.key")).context("the master key")?;
+        let bytes = fs::read(self.dir.join("master.key")).context("cannot read the authority's master.key")?;
         let last = bytes.last_chunk().context("a master key has 32 bytes")?;
         Ok(MasterKey::new(*last))
     }

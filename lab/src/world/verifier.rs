@@ -155,7 +155,7 @@ impl Verifier {
     /// Runs `vouchsafe verifier explain --packet FILE` with these flags.
     pub fn explain_packets(&self, file: &Path, flags: &[&str]) -> Result<Output> {
         let mut explain = self.daemon_command("explain");
-        explain.arg("--packet").arg(file).args(flags).output().context("vouchsafe verifier explain")
+        explain.arg("--packet").arg(file).args(flags).output().context("cannot run `vouchsafe verifier explain`")
     }
 
     fn daemon_command(&self, word: &str) -> Command {
