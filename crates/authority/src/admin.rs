@@ -262,7 +262,9 @@ async fn sync(directory: &Directory) -> Result<()> {
 /// Makes the server act on a recorded change. Returns the server's reply, or `None` if no server runs.
 async fn act_on(directory: &Directory, command: Command) -> Result<Option<String>> {
     match control::tell(directory, command).await? {
-        Some(Reply::Refused(why)) => bail!("recorded, but the authority failed to apply it: {why}"),
+        Some(Reply::Refused(why)) => {
+            bail!("the change is recorded, but the running authority could not apply it: {why}")
+        }
         Some(Reply::Done(text)) => Ok(Some(text)),
         None => Ok(None),
     }
