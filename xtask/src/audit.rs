@@ -134,7 +134,7 @@ fn exceptions(text: &str) -> Result<BTreeMap<String, String>> {
 
 /// Returns the names among `member`'s dependencies that its sources do not use.
 fn unused(member: &Package) -> Result<Vec<String>> {
-    let dir = member.manifest_path.parent().context("a manifest is in a folder")?.as_std_path();
+    let dir = member.manifest_path.parent().context("the manifest has no folder")?.as_std_path();
     let mut code = String::new();
     for part in ["src", "tests", "benches", "examples"] {
         read_sources(&dir.join(part), &mut code)?;

@@ -89,7 +89,7 @@ impl Verifier {
         if !flags.contains(&"--inside") {
             command.arg("--only-named");
         }
-        let logs = self.dir.parent().context("a folder in the namespace's")?;
+        let logs = self.dir.parent().context("the folder has no parent folder")?;
         self.process = Some(Process::start(command, logs)?);
         Ok(())
     }
