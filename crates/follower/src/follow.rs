@@ -214,14 +214,14 @@ impl Follower {
 
     fn refused<R: Role>(&mut self, error: &Error) {
         let name = R::NAME;
-        tracing::error!(
-            %error,
-            "the authority refuses this {name}: enrol it again. The configuration and keys that it has stay in force \
-             until the keys expire"
-        );
+        let why = match error {
+            Error::NotLoggedIn => explained::<R>(error),
+            other => format!("the authority refuses this {name}: {other}"),
+        };
+        tracing::error!("{why}. The configuration and keys that this {name} has stay in force until the keys expire");
         self.health.send_modify(|health| {
             health.connected = false;
-            health.trouble = Some(error.to_string());
+            health.trouble = Some(why);
         });
         self.events = None;
         self.reconnect = Some(Instant::now() + self.backoff.longest());
@@ -235,17 +235,18 @@ impl Follower {
         }
     }
 
-    fn fetched(&mut self, fetched: Result<State, Error>, role: &mut impl Role) {
+    fn fetched<R: Role>(&mut self, fetched: Result<State, Error>, role: &mut R) {
         match fetched {
             Ok(state) => self.apply(state, role),
             Err(error) => {
+                let error = explained::<R>(&error);
                 if self.health.borrow().trouble.is_none() {
                     tracing::warn!(
-                        %error,
+                        error,
                         "cannot read configuration and keys from the authority; those read earlier stay in force"
                     );
                 }
-                self.health.send_modify(|health| health.trouble = Some(error.to_string()));
+                self.health.send_modify(|health| health.trouble = Some(error));
                 self.next_sync = Instant::now() + self.backoff.pause();
             }
         }
@@ -301,6 +302,14 @@ impl Follower {
                 tracing::warn!("cannot save the authority's configuration and keys for the next start: {error:#}");
             }
         }));
+    }
+}
+
+/// Describes an error of the authority. A role has no login: if the authority does not accept its token, it has to enrol.
+fn explained<R: Role>(error: &Error) -> String {
+    match error {
+        Error::NotLoggedIn => format!("the authority does not know this {}: enrol it again", R::NAME),
+        other => other.to_string(),
     }
 }
 

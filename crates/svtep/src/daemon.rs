@@ -13,7 +13,7 @@ use crate::session::{News, Session};
 use crate::settings::Settings;
 use crate::view::Status;
 use crate::{metrics, now, report};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use api::{Confirm, Event, Report};
 use datapath::Pins;
 use datapath::svtep::Unsent;
@@ -146,13 +146,14 @@ async fn first_state(
     };
     match (answer, cached) {
         (Ok(state), _) => Ok((state, None)),
-        (Err(error), Some(state)) if !matches!(error, client::Error::NotLoggedIn) => {
+        (Err(client::Error::NotLoggedIn), _) => {
+            bail!("the authority does not know this endpoint: run `vouchsafe svtep enrol --again`")
+        }
+        (Err(error), Some(state)) => {
             tracing::warn!(%error, "starting with the last configuration from the authority");
             Ok((state, Some(error.to_string())))
         }
-        (Err(error), _) => {
-            Err(error).context("the authority does not know this endpoint: run `vouchsafe svtep enrol --again`")
-        }
+        (Err(error), None) => Err(error).context("cannot read configuration and keys from the authority"),
     }
 }
 
