@@ -74,7 +74,7 @@ pub enum Problem {
     Internal(anyhow::Error),
 }
 
-/// What is missing where passkeys are not possible.
+/// Text for [`Problem::NotFound`] on a page about passkeys, if this authority cannot have any.
 pub const NO_PASSKEYS: &str =
     "page: passkeys are possible only if [console] in the authority's configuration has a `url` with a DNS name";
 
