@@ -17,6 +17,7 @@ mod handed;
 pub mod hook;
 pub mod interface;
 pub mod kernel_tables;
+pub mod key_transfer;
 pub mod local;
 pub mod nat;
 pub mod netlink;
@@ -36,7 +37,6 @@ mod stack;
 pub mod svtep;
 pub mod table;
 pub mod tc;
-pub mod key_transfer;
 pub mod verifier;
 
 pub use attachments::{Pins, Spot, bpf_file_system_is_mounted};

@@ -1,8 +1,8 @@
 //! Key transfer in band (wire.md §5.4), frame by frame: the agent's programs and those of an authority's host.
 
 use datapath::agent::Agent;
-use datapath::tc::Attachment;
 use datapath::key_transfer::Transfers;
+use datapath::tc::Attachment;
 use lab::forge::{Packet, Tcp, flag};
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;

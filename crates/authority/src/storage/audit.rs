@@ -5,8 +5,8 @@ mod dedup;
 pub(super) mod log;
 
 use super::Database;
-use chain::Trail;
 use anyhow::Result;
+use chain::Trail;
 use rusqlite::{Transaction, params};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
