@@ -53,7 +53,7 @@ pub fn run() -> Result<()> {
             violations.push(format!("  {source}: files import each other:\n{}", cycles::lines(&cycle)));
         }
     }
-    ensure!(violations.is_empty(), "arrows: not allowed:\n{}", violations.join("\n"));
+    ensure!(violations.is_empty(), "arrows: these are not allowed:\n{}", violations.join("\n"));
     println!("arrows: {} crates, all as allowed", metadata.packages.len());
     Ok(())
 }
@@ -63,7 +63,7 @@ fn violations(metadata: &Metadata) -> Vec<String> {
     for package in &metadata.packages {
         let manifest = package.manifest_path.strip_prefix(&metadata.workspace_root).unwrap_or(&package.manifest_path);
         let Some((_, code, tests)) = ALLOWED.iter().find(|(name, ..)| *name == package.name.as_str()) else {
-            violations.push(format!("  {manifest}: {} has no place in xtask/src/arrows.rs", package.name));
+            violations.push(format!("  {manifest}: add {} to xtask/src/arrows.rs", package.name));
             continue;
         };
         for dependency in package.dependencies.iter().filter(|dependency| dependency.path.is_some()) {

@@ -156,7 +156,7 @@ fn soak(forged: u64) -> Result<()> {
 }
 
 fn fuzz(seconds: u32, mut targets: Vec<String>) -> Result<()> {
-    ensure!(root().join("fuzz/Cargo.toml").exists(), "there is no fuzz/ here");
+    ensure!(root().join("fuzz/Cargo.toml").exists(), "the folder fuzz/ is missing");
     if !run::succeeds(&mut cargo(["+nightly", "--version"])) {
         run(command("rustup").args(["toolchain", "install", "nightly", "--profile", "minimal"]))?;
     }

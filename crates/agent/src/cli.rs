@@ -184,7 +184,7 @@ fn ask(what: &str) -> Result<String> {
     std::io::stdin().read_line(&mut line).context("cannot read the answer from standard input")?;
     let line = line.trim().to_owned();
     if line.is_empty() {
-        bail!("no input");
+        bail!("the answer on standard input is empty: run the command again");
     }
     Ok(line)
 }

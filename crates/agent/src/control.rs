@@ -109,7 +109,8 @@ impl Service for Calls {
         match self.callers.admit(user) {
             Some(caller) => Admission::Serve(caller),
             None => {
-                let refusal = refused("busy", "too many connections to the agent at a time: try again".to_owned());
+                let refusal =
+                    refused("busy", "too many connections to the agent at a time: try again later".to_owned());
                 Admission::Full(lines::encode(&refusal).unwrap_or_default())
             }
         }
@@ -128,7 +129,9 @@ impl Service for Calls {
                     self.commands.send(command).await?;
                     answer.await.context("the agent is stopping")
                 });
-                answered.await.unwrap_or_else(|_| Ok(refused("slow", "the agent did not answer in time".to_owned())))?
+                answered
+                    .await
+                    .unwrap_or_else(|_| Ok(refused("slow", format!("the agent did not answer within {ANSWER:?}"))))?
             }
         };
         lines::encode(&reply)

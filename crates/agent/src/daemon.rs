@@ -131,7 +131,8 @@ pub async fn run(settings: Settings) -> Result<()> {
     let pins = Pins::new("agent", &settings.instance)?;
     let _lock = pins.lock().with_context(|| {
         format!(
-            "agent instance {:?} already runs; a second agent needs its own --instance, --dir and --socket",
+            "cannot lock the kernel state of agent instance {:?}: if it already runs, a second agent needs its own \
+             --instance, --dir and --socket",
             settings.instance
         )
     })?;
@@ -188,7 +189,7 @@ pub async fn run(settings: Settings) -> Result<()> {
     resolving.abort();
     measuring.inspect(JoinHandle::abort);
     let _ = std::fs::remove_file(&daemon.settings.socket);
-    tracing::info!("agent stopped; its state in the kernel stays");
+    tracing::info!("agent stopped; its programs and grants stay in the kernel. `vouchsafe agent detach` removes them");
     Ok(())
 }
 
@@ -277,10 +278,10 @@ impl Daemon {
         match self.kernel.follow_interfaces() {
             Ok(true) => self.agent.moved(),
             Ok(false) => {}
-            Err(error) => tracing::warn!("{error:#}"),
+            Err(error) => tracing::warn!("cannot follow changes of interfaces: {error:#}"),
         }
         if let Err(error) = self.kernel.follow_cores() {
-            tracing::warn!("{error:#}");
+            tracing::warn!("cannot tell whether packets from the kernel program still arrive: {error:#}");
         }
     }
 
@@ -300,7 +301,7 @@ impl Daemon {
     fn act(&mut self) {
         while let Some(output) = self.agent.poll() {
             if let Err(error) = self.perform(output) {
-                tracing::error!("{error:#}");
+                tracing::error!("cannot update the kernel program's tables: {error:#}");
             }
         }
     }
@@ -378,7 +379,7 @@ impl Daemon {
             Message::Discovered(domain, answer) => self.discovery_answered(&domain, answer),
             Message::TakeKeysFrom(ends) => {
                 if let Err(error) = self.kernel.take_keys_from(&ends) {
-                    tracing::warn!("{error:#}");
+                    tracing::warn!("cannot store the authorities that may send keys in band: {error:#}");
                 }
             }
             Message::Metrics(reply) => drop(reply.send(self.snapshot())),
@@ -447,7 +448,7 @@ impl Daemon {
     fn dismiss(&mut self) {
         let late = now().saturating_sub(WAIT);
         for waiter in self.waiters.extract_if(.., |waiter| waiter.since < late) {
-            let why = "the authority did not answer in time".to_owned();
+            let why = format!("the authority did not answer within {WAIT:?}");
             let _ = waiter.reply.send(Reply::Standing(Standing::Failed { why }));
         }
     }

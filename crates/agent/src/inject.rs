@@ -29,8 +29,11 @@ impl Injector {
 
     /// Sends a frame out of `interface` for a subject.
     pub fn send(&self, subject: Subject, interface: u32, frame: &Ready) -> Result<()> {
-        setsockopt(&self.socket, sockopt::Mark, &subject.number()).context("cannot mark the packet")?;
-        self.socket.send(interface, frame.ether_type, &frame.bytes).context("cannot send a queued packet")
+        setsockopt(&self.socket, sockopt::Mark, &subject.number())
+            .context("cannot set the owner's mark on the packet socket")?;
+        self.socket
+            .send(interface, frame.ether_type, &frame.bytes)
+            .with_context(|| format!("cannot send a queued packet on interface {interface}"))
     }
 }
 

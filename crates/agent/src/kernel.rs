@@ -143,7 +143,11 @@ impl Kernel {
             queued.push(QueuedPacket { slot: header.slot, frame });
         };
         let packets = agent.queued()?;
-        let open = move || packets.open(each.clone(), |count| tracing::warn!(count, "queued packets were lost"));
+        let open = move || {
+            packets.open(each.clone(), |count| {
+                tracing::warn!(count, "lost packets from the kernel program, because its buffer was full")
+            })
+        };
         let (buffer, openings) = (open()?, self.openings.clone());
         let mut opened = openings.load(Ordering::Relaxed);
         std::thread::Builder::new().name(format!("queued-{link_header}")).spawn(move || {
@@ -169,7 +173,10 @@ impl Kernel {
                     None => match open() {
                         Ok(new) => buffer = Some(new),
                         Err(error) => {
-                            tracing::warn!("{error:#}");
+                            tracing::warn!(
+                                "cannot receive packets that wait for a grant, so the kernel program drops them; \
+                                 trying again: {error:#}"
+                            );
                             std::thread::sleep(POLL);
                         }
                     },
@@ -188,7 +195,7 @@ impl Kernel {
             self.wanted.iter().filter_map(|name| Interface::named(name).ok()).collect()
         };
         for (interface, _) in self.attached.extract_if(.., |(interface, _)| !all.contains(interface)) {
-            tracing::info!(interface = interface.name, "gone");
+            tracing::info!(interface = interface.name, "the interface has disappeared");
             self.agents.iter_mut().for_each(|(_, agent)| agent.forget(&interface));
         }
         for interface in all {
@@ -198,7 +205,10 @@ impl Kernel {
             let done = self.attach(&interface).map_err(|error| format!("{error:#}"));
             match &done {
                 Ok(()) => tracing::info!(interface = interface.name, by = self.attachment.name(), "attached"),
-                Err(error) => tracing::warn!(interface = interface.name, "cannot attach: {error}"),
+                Err(error) => tracing::warn!(
+                    interface = interface.name,
+                    "cannot attach to this interface, so its packets get no tokens: {error}"
+                ),
             }
             self.attached.push((interface, done));
         }
@@ -239,7 +249,9 @@ impl Kernel {
     pub fn let_go(&self) {
         let there = match every_interface() {
             Ok(there) => there,
-            Err(error) => return tracing::warn!("{error:#}"),
+            Err(error) => {
+                return tracing::warn!("cannot detach from interfaces that are no longer used: {error:#}");
+            }
         };
         let keep = |name: &str| {
             there.iter().any(|interface| interface.name == name)
@@ -249,13 +261,13 @@ impl Kernel {
             if !keep(interface_of(&name))
                 && let Err(error) = self.pins.remove_link(&name)
             {
-                tracing::warn!("{error:#}");
+                tracing::warn!(interface = interface_of(&name), "cannot detach: {error:#}");
             }
         }
         if self.attachment == Attachment::Clsact {
             for interface in there.iter().filter(|interface| !keep(&interface.name)) {
                 if let Err(error) = remove_filters(interface) {
-                    tracing::warn!("{error:#}");
+                    tracing::warn!(interface = interface.name, "cannot detach: {error:#}");
                 }
             }
         }
@@ -351,7 +363,7 @@ impl Drop for Kernel {
 
 /// Removes everything of an instance: programs from every interface, then maps.
 pub fn detach(pins: &Pins) -> Result<()> {
-    let _lock = pins.lock().context("the agent is running: stop it first")?;
+    let _lock = pins.lock().context("cannot detach (if the agent is running, stop it first)")?;
     every_interface()?.iter().try_for_each(remove_filters)?;
     pins.remove()
 }

@@ -48,13 +48,15 @@ async fn ask_one(domain: &Domain, server: SocketAddr) -> Result<Answer> {
     let mut id = [0; 2];
     getrandom::fill(&mut id).map_err(|error| anyhow::anyhow!("cannot get random numbers: {error}"))?;
     let id = u16::from_be_bytes(id);
-    let question = message::question(domain, id).context("the name is too long")?;
+    let question = message::question(domain, id).context("the domain's name is too long for a query")?;
     match by_udp(domain, id, &question, server).await? {
-        Answer::Truncated => {
-            timeout(PATIENCE, by_tcp(domain, id, &question, server)).await.context("no answer in time")?
-        }
+        Answer::Truncated => timeout(PATIENCE, by_tcp(domain, id, &question, server)).await.with_context(no_answer)?,
         answer => Ok(answer),
     }
+}
+
+fn no_answer() -> String {
+    format!("no answer within {PATIENCE:?}")
 }
 
 async fn by_udp(domain: &Domain, id: u16, question: &[u8], server: SocketAddr) -> Result<Answer> {
@@ -66,7 +68,7 @@ async fn by_udp(domain: &Domain, id: u16, question: &[u8], server: SocketAddr) -
     socket.send(question).await?;
     let (deadline, mut bytes) = (Instant::now() + PATIENCE, vec![0; LONGEST]);
     loop {
-        let size = timeout_at(deadline, socket.recv(&mut bytes)).await.context("no answer in time")??;
+        let size = timeout_at(deadline, socket.recv(&mut bytes)).await.with_context(no_answer)??;
         if let Some(answer) = message::answer(domain, id, &bytes[..size]) {
             return Ok(answer);
         }
@@ -77,7 +79,7 @@ async fn by_tcp(domain: &Domain, id: u16, question: &[u8], server: SocketAddr) -
     let mut stream = TcpStream::connect(server).await?;
     stream.write_all(&[&u16::try_from(question.len())?.to_be_bytes()[..], question].concat()).await?;
     let size = usize::from(stream.read_u16().await?);
-    ensure!(size <= LONGEST, "the answer is too long: {size} bytes");
+    ensure!(size <= LONGEST, "the answer is too long: {size} bytes of at most {LONGEST}");
     let mut bytes = vec![0; size];
     stream.read_exact(&mut bytes).await?;
     message::answer(domain, id, &bytes).context("the answer is not to this question")

@@ -71,8 +71,8 @@ impl Sessions {
                 // One broken file must not affect other users.
                 Err(error) => {
                     let file = self.folder.file(&name);
-                    tracing::error!(file = %file.display(), "cannot read the saved session, so its user has to log in \
-                                                             again: {error}");
+                    let file = file.display();
+                    tracing::error!(%file, "cannot read the saved session, so its user has to log in again: {error}");
                 }
             }
         }

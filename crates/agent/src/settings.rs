@@ -102,8 +102,7 @@ pub struct Flags {
     /// forwarded_as]
     #[arg(long, value_name = "MAC=USER", env = "VOUCHSAFE_AGENT_DEVICE", value_delimiter = ',')]
     pub device: Vec<String>,
-    /// Switches' packets come up and go down without a token: to measure what a controller costs by itself [default:
-    /// no]
+    /// Give packets from switches no token, to measure the cost of the controller alone [default: no]
     #[arg(long, env = "VOUCHSAFE_AGENT_PRO_FORMA")]
     pub pro_forma: bool,
 }

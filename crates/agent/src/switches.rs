@@ -95,7 +95,7 @@ impl Switches {
                         }
                     }
                     Err(error) => {
-                        tracing::warn!("cannot accept a switch's connection: {error}");
+                        tracing::warn!("cannot accept a switch's connection on {address}: {error}");
                         tokio::time::sleep(Duration::from_millis(100)).await;
                     }
                 }
@@ -244,7 +244,10 @@ impl Switches {
             match event {
                 Event::Write(bytes) => {
                     if connection.to.try_send(bytes).is_err() {
-                        tracing::warn!(from = %connection.from, "disconnecting the switch: it reads no messages");
+                        tracing::warn!(
+                            from = %connection.from,
+                            "disconnecting the switch: it no longer reads the agent's messages"
+                        );
                         self.connections.remove(&id);
                     }
                 }

@@ -122,7 +122,10 @@ pub async fn segments(directory: &Directory, filter: SegmentFilter) -> Result<Se
     match control::ask(directory, Command::Segments(filter)).await? {
         Some(Reply::Done(list)) => Ok(list),
         Some(Reply::Refused(why)) => bail!(why),
-        None => bail!("no server runs, and only a running one knows segments: `vouchsafe authority run`"),
+        None => bail!(
+            "the authority is not running, and only a running authority knows the segments: start it with `vouchsafe \
+             authority run`"
+        ),
     }
 }
 
@@ -259,7 +262,9 @@ async fn sync(directory: &Directory) -> Result<()> {
 /// Makes the server act on a recorded change. Returns the server's reply, or `None` if no server runs.
 async fn act_on(directory: &Directory, command: Command) -> Result<Option<String>> {
     match control::send(directory, command).await? {
-        Some(Reply::Refused(why)) => bail!("recorded, but the authority failed to apply it: {why}"),
+        Some(Reply::Refused(why)) => {
+            bail!("the change is recorded, but the running authority could not apply it: {why}")
+        }
         Some(Reply::Done(text)) => Ok(Some(text)),
         None => Ok(None),
     }

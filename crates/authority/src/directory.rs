@@ -46,7 +46,7 @@ impl Directory {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error).context(format!("cannot create {shown}")),
         }
-        let parent = path.parent().with_context(|| format!("{shown} has no parent directory"))?;
+        let parent = path.parent().with_context(|| format!("cannot create {shown}: it has no parent directory"))?;
         fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
         // Created under a temporary name and renamed, so that a failure half-way leaves nothing behind.
         let aside = tempfile::Builder::new().prefix(".vouchsafe-").tempdir_in(parent);
@@ -103,7 +103,8 @@ impl Directory {
 
     /// Replaces the directory's policy file, completely or not at all.
     pub fn replace_policy(&self, text: &str) -> Result<()> {
-        self.replace(&self.policy(), text.as_bytes()).context("cannot replace the policy")
+        self.replace(&self.policy(), text.as_bytes())
+            .with_context(|| format!("cannot replace {}", self.policy().display()))
     }
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
@@ -135,12 +136,13 @@ impl Directory {
     /// Changes the master keys. A lock serialises concurrent commands.
     pub fn change_master_keys<T>(&self, change: impl FnOnce(&mut MasterKeys) -> Result<T>) -> Result<T> {
         let lock = self.0.join("rotate.lock");
-        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(lock);
-        let lock = lock.context("cannot open rotate.lock")?;
+        let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock);
+        let lock = opened.with_context(|| format!("cannot open {}", lock.display()))?;
         lock.lock()?;
         let mut keys = self.read_master_keys()?;
         let changed = change(&mut keys)?;
-        self.replace(&self.master_key(), &keys.encode()).context("cannot replace the master key")?;
+        self.replace(&self.master_key(), &keys.encode())
+            .with_context(|| format!("cannot replace {}", self.master_key().display()))?;
         Ok(changed)
     }
 

@@ -36,7 +36,9 @@ impl Published {
         let dns = settings.dns.context(NO_DNS)?;
         let authority = match (dns.authority, settings.console.url) {
             (Some(url), _) => url,
-            (None, Some(url)) => url.parse().context("`url` in [console]")?,
+            (None, Some(url)) => {
+                url.parse().context("cannot use `url` of [console] as the authority's URL: set `authority` in [dns]")?
+            }
             (None, None) => anyhow::bail!(NO_AUTHORITY),
         };
         let protects = match dns.protects {
@@ -48,7 +50,8 @@ impl Published {
         };
         let record = Record::new(authority, protects);
         let record = record.context(
-            "cannot build the record: set `protects` in [dns] to networks that cover the addresses in the policy",
+            "cannot build the record of the domain: set `protects` in [dns] to few networks that cover the addresses \
+             in the policy",
         )?;
         Ok(Self { domain: dns.domain, record, ttl: dns.ttl })
     }

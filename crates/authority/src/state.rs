@@ -93,7 +93,7 @@ impl Authority {
         let (summary, Candidate { policy, text }) = (candidate.summary(), candidate);
         let change = PolicyChange { text, note: "found at start".into(), by: None, summary, after: None };
         let provider = settings.provider.clone().map(|provider| Provider::new(provider, &directory)).transpose();
-        let provider = provider.context("invalid identity provider ([oidc] in authority.toml)")?;
+        let provider = provider.context("cannot use the identity provider of [oidc] in authority.toml")?;
         let authority = Self::assemble(settings, directory, PolicyInForce::new(policy), provider)?;
         into_huge_pages();
         let networks = authority.directory.read_networks()?;

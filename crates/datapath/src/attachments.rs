@@ -83,7 +83,7 @@ impl Attachments {
             }
             None => match Attached::natively(program, interface) {
                 Ok(native) => self.replace(self.pinned(interface, spot), native, interface, spot)?,
-                Err(error) => return Ok(Err(format!("its driver does not support XDP: {}", error.root_cause()))),
+                Err(error) => return Ok(Err(why_not_native(&error))),
             },
         };
         self.keep(attached, interface, spot).map(Ok)
@@ -156,7 +156,7 @@ impl Attachments {
             let program = program(if attached.is_at(Hook::Xdp) { Hook::Xdp } else { Hook::Tc })?;
             match attached.update(program.as_fd()) {
                 Err(_) if attached.is_gone() => gone.push(pin.clone()),
-                done => done.with_context(|| format!("cannot take over the attachment on interface {pin}"))?,
+                done => done.with_context(|| format!("cannot take over the attachment {pin:?}"))?,
             }
         }
         gone.iter().for_each(|pin| old.remove(pin));
@@ -189,4 +189,13 @@ impl Attachments {
 /// Removes the filter at one spot of an interface, whichever process attached it.
 pub(crate) fn remove_filter(interface: &Interface, spot: Spot) -> Result<()> {
     Filter::remove(interface, spot)
+}
+
+/// Returns the reason why a driver did not take an XDP program.
+fn why_not_native(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error) {
+        Some(libc::EOPNOTSUPP) => "its driver does not support XDP".to_owned(),
+        Some(libc::EBUSY | libc::EEXIST) => "another XDP program is attached to it".to_owned(),
+        _ => format!("cannot attach at XDP in its driver: {}", error.root_cause()),
+    }
 }

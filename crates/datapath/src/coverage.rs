@@ -54,7 +54,8 @@ pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> 
         let others = below(&by_index, master.index);
         let is_open =
             !checkpoints.contains(&master.index) && !is_checked(layer.index) && others.into_iter().any(is_checked);
-        let why = format!("unprotected: its frames reach {}, only other ports of which are checked", master.name);
+        let why =
+            format!("unprotected: its frames reach {0}, and a verifier checks other ports of {0} only", master.name);
         is_open.then_some(OpenWay { name, why })
     };
     layers.iter().filter(|layer| layer.up && !checkpoints.contains(&layer.index)).filter_map(open).collect()

@@ -124,7 +124,7 @@ impl Side {
         object.table::<u32, u32>("sockets")?.set(&0, &(socket.as_fd().as_raw_fd() as u32))?;
         let program = object.program("cross")?;
         let link = Link::attach_xdp(program.as_fd(), interface);
-        let (link, _) = link.with_context(|| format!("interface {name} does not support XDP programs"))?;
+        let (link, _) = link.with_context(|| format!("cannot attach an XDP program to interface {name}"))?;
         Ok(Self { _link: link, object, socket })
     }
 }

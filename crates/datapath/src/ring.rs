@@ -45,7 +45,10 @@ impl Listener {
                 let _ = ring.poll(Duration::from_millis(200));
             }
         };
-        std::thread::Builder::new().name(name.into()).spawn(poll).context("cannot start a thread")?;
+        std::thread::Builder::new()
+            .name(name.into())
+            .spawn(poll)
+            .with_context(|| format!("cannot start the thread {name:?}"))?;
         Ok(Self(stop))
     }
 }

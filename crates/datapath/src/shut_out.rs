@@ -42,7 +42,7 @@ impl Verifier {
             match self.revoke_one(grant) {
                 Ok(shut_out) => result.shut_out.extend(shut_out),
                 Err(error) => {
-                    tracing::debug!(handle = %wire::Handle(grant.handle), "no room: {error:#}");
+                    tracing::debug!(handle = %wire::Handle(grant.handle), "cannot store a revoked grant: {error:#}");
                     result.left.push(grant.handle);
                 }
             }

@@ -187,7 +187,11 @@ impl Verifier {
         pins: Option<Pins>,
     ) -> Result<Self> {
         object::log_through_tracing();
-        anyhow::ensure!(sizes.replay_buckets.is_power_of_two(), "the number of replay buckets must be a power of two");
+        anyhow::ensure!(
+            sizes.replay_buckets.is_power_of_two(),
+            "the number of replay buckets must be a power of two, not {}",
+            sizes.replay_buckets
+        );
         config.replay_mask = sizes.replay_buckets - 1;
         let mut opened = Opened::new("verifier", object)?;
         opened.configure(&config)?;
@@ -202,7 +206,7 @@ impl Verifier {
         opened.resize("ls_grants", sizes.pairs)?;
         opened.resize("outbound_of", config.max_outbound.clamp(1, INSIDE_MAX))?;
         if config.mark_mask != 0 {
-            anyhow::ensure!(hook == Hook::Tc, "packets can be marked only with hook tc");
+            anyhow::ensure!(hook == Hook::Tc, "packets can be marked only with `hook = \"tc\"`");
             opened.resize("classes", sizes.grants)?;
         }
         let outgrown = pins.as_ref().and_then(|pins| replays::outgrown(pins, sizes.replay_buckets));
@@ -277,7 +281,8 @@ impl Verifier {
     pub fn attach(&mut self, interface: &Interface) -> Result<Mode> {
         anyhow::ensure!(
             interface.link_header == 14,
-            "interface {} has no Ethernet header, so the verifier cannot protect it",
+            "interface {} has no Ethernet header, so the verifier cannot protect it: remove it from the setting \
+             `interface`",
             interface.name
         );
         let choice = if self.at_tc.is_some() { Choice::Auto } else { Choice::Only(self.hook) };

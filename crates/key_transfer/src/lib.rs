@@ -18,7 +18,7 @@ use wire::ls::KeyTransfer;
 use wire::map::FlowKey;
 use wire::packet::TCP;
 
-/// Maximum time that the authority may take to send a request.
+/// Time limit for a request of the authority: reading it, writing to the kernel, and sending the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Time for which a key waits for a packet of its flow: the answer that names its pair is about to leave.
 const WITHIN: Duration = Duration::from_secs(5);
@@ -98,15 +98,22 @@ async fn serve(listener: &UnixListener, transfers: &Transfers, user: Option<u32>
         }
         match tokio::time::timeout(PATIENCE, answer(stream, transfers)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!("cannot serve the authority's request: {error:#}"),
-            Err(_) => tracing::warn!("a request took too long"),
+            Ok(Err(error)) => {
+                tracing::warn!("cannot serve the authority's request, so the client gets its key by HTTPS: {error:#}")
+            }
+            Err(_) => tracing::warn!(
+                "the authority did not send its request, or did not read the answer, within {PATIENCE:?}: closed the \
+                 connection; the client gets its key by HTTPS"
+            ),
         }
     }
 }
 
 async fn answer(stream: UnixStream, transfers: &Transfers) -> Result<()> {
     let (reader, mut writer) = stream.into_split();
-    let line = lines::read(&mut BufReader::new(reader), MOST).await?.context("the authority closed the connection")?;
+    let line = lines::read(&mut BufReader::new(reader), MOST)
+        .await?
+        .context("the authority closed the connection without a request")?;
     let answer = match hand_over(&line, transfers) {
         Ok(true) => HandedOver::Yes,
         Ok(false) => HandedOver::No,
@@ -118,7 +125,7 @@ async fn answer(stream: UnixStream, transfers: &Transfers) -> Result<()> {
 fn hand_over(line: &[u8], transfers: &Transfers) -> Result<bool> {
     let HandOver { client, server, content } = serde_json::from_slice(line)?;
     let Some(content) = hex::decode(content).ok().and_then(|bytes| bytes.try_into().ok()) else {
-        bail!("a key transfer has 35 bytes, in hex");
+        bail!("the request's `content` must be 35 bytes, in hex");
     };
     let flow = FlowKey::new((*client.ip()).into(), client.port(), (*server.ip()).into(), server.port(), TCP);
     let handed = transfers.hand_over(&flow, &KeyTransfer::decode(&content), WITHIN)?;

@@ -47,7 +47,7 @@ pub async fn serve(listener: UnixListener, commands: mpsc::Sender<Command>) {
         async move {
             let (reply, answer) = oneshot::channel();
             let _ = commands.send((request, reply)).await;
-            answer.await.context("the daemon is stopping").flatten()
+            answer.await.context("the tunnel endpoint is stopping").flatten()
         }
     };
     control::serve(listener, Requests::new(&ROLE, Access::new(Vec::new()), MOST, answer)).await;
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(answer, serde_json::json!({"request": "status"}));
         answering.await.unwrap();
         let error = try_ask::<Value>(&path, Request::Status).await.unwrap_err().to_string();
-        assert!(error.starts_with("the daemon is stopping"), "{error}");
+        assert!(error.starts_with("the tunnel endpoint is stopping"), "{error}");
         serving.abort();
     }
 }

@@ -27,7 +27,7 @@ pub fn report(counts: &[u64], is_closed: bool, keys_until: Option<u64>) -> Repor
 
 /// Returns the latest report; waits for the first.
 pub async fn latest(mut reports: watch::Receiver<Option<Report>>) -> Result<Report> {
-    let report = reports.wait_for(Option::is_some).await.context("the endpoint ends")?;
+    let report = reports.wait_for(Option::is_some).await.context("the tunnel endpoint is stopping")?;
     report.clone().context("there is no report")
 }
 

@@ -30,6 +30,9 @@ use tokio::time::Instant;
 mod follow;
 mod notify;
 
+/// Error of a verifier whose token the authority does not accept.
+const UNKNOWN: &str = "the authority does not know this verifier: run `vouchsafe verifier enrol --again`";
+
 /// Parameters of a daemon.
 pub struct Start {
     /// The verifier's directory.
@@ -210,11 +213,9 @@ fn catch_up(
             *state = news;
             None
         }
-        Err(error @ client::Error::NotLoggedIn) => {
-            tracing::error!(
-                "the authority does not know this verifier: enrol it again. Protection that was in force stays in force"
-            );
-            return Ok(Some(error.to_string()));
+        Err(client::Error::NotLoggedIn) => {
+            tracing::error!("{UNKNOWN}. Protection that was in force stays in force");
+            return Ok(Some(UNKNOWN.to_owned()));
         }
         Err(error) => Some(error.to_string()),
     };
@@ -234,9 +235,7 @@ async fn first_state(authority: &client::Authority, cold_start: bool) -> Result<
     let answer = if cold_start { State::fetch(authority.clone()).await } else { State::wait_for(authority).await };
     match answer {
         Ok(state) => Ok(state),
-        Err(error @ client::Error::NotLoggedIn) => {
-            Err(error).context("the authority does not know this verifier: enrol it again")
-        }
+        Err(client::Error::NotLoggedIn) => bail!(UNKNOWN),
         Err(error) => {
             bail!("{error}; and there is no saved configuration or key from an earlier run. Nothing is protected")
         }

@@ -198,7 +198,11 @@ impl Kernel {
             if self.verifier.flows.insert(&key, &flow)? {
                 if count < ADOPTED_NAMED {
                     let (client, server) = (socket.peer, socket.local);
-                    tracing::warn!(%client, %server, "adopted: it was established before protection began, so it has no grant");
+                    tracing::warn!(
+                        %client,
+                        %server,
+                        "adopted a connection that was established before protection began, so it has no grant"
+                    );
                 }
                 count += 1;
             }

@@ -183,7 +183,12 @@ async fn greet<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, id: u64) -> Re
     stream.flush().await?;
     let mut hello = Hello::new_zeroed();
     stream.read_exact(hello.as_mut_bytes()).await?;
-    ensure!(hello.version == VERSION, "the peer uses another version of the protocol");
+    ensure!(
+        hello.version == VERSION,
+        "the peer's protocol is {}, and this gateway's is {}: run the same version of Vouchsafe on both",
+        hello.version.escape_ascii(),
+        VERSION.escape_ascii()
+    );
     Ok(hello.id.get())
 }
 

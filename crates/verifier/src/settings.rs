@@ -88,7 +88,7 @@ pub struct Flags {
     /// Dropped packets to report, per core and second; all are counted [default: 100]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SAMPLES_PER_SECOND", value_parser = clap::value_parser!(u32).range(SAMPLES))]
     pub samples_per_second: Option<u32>,
-    /// A carrier from which tokens are accepted, tail or shim; may be repeated [default: tail]
+    /// A carrier from which tokens are accepted: tail, shim or stream; may be repeated [default: tail, stream]
     #[arg(long, value_name = "CARRIER", env = "VOUCHSAFE_CARRIERS", value_delimiter = ',', value_parser = carrier)]
     pub carriers: Vec<Carrier>,
     /// An interface behind which the protected hosts are, which makes this a gateway; replies to flows opened there

@@ -110,14 +110,14 @@ impl Shared {
 
     fn write_owner(&self, owner: &GrantOwner) {
         if let Err(error) = self.kernel().note_class(owner) {
-            tracing::error!(person = owner.person, "cannot store the mark of a grant's owner: {error:#}");
+            tracing::error!(person = owner.person, "cannot store the class of this person's grant: {error:#}");
         }
         if let Some(addresses) = self.kernel().addresses()
             && let Err(error) = addresses.learn(owner)
         {
             tracing::error!(
                 person = owner.person,
-                "cannot store the owner of a grant for its inside address: {error:#}"
+                "cannot store the owner of a grant, so its flows get no inside address: {error:#}"
             );
         }
     }
@@ -221,7 +221,7 @@ impl Shared {
             }
         };
         if tokio::time::timeout(NAMING, ask).await.is_err() {
-            tracing::warn!("cannot look up the owners of all flows: the authority took too long");
+            tracing::warn!("cannot look up the owners of all flows: the authority did not answer within {NAMING:?}");
         }
         let (owners, kernel) = (self.owners(), self.kernel());
         let inside = |key: &FlowKey, flow: &Flow| kernel.addresses()?.of(flow, key);

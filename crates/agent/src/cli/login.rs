@@ -141,7 +141,7 @@ pub async fn logout(LogoutArguments { at, no_open }: LogoutArguments) -> Result<
     }
 }
 
-const NO_TERMINAL: &str = "no terminal to ask for the password on: use `--password-stdin`";
+const NO_TERMINAL: &str = "cannot ask for the password without a terminal: use `--password-stdin`";
 
 async fn by_password(
     place: Place,
@@ -196,8 +196,9 @@ async fn by_browser(place: &Place, open: bool) -> Result<ExitCode> {
     let (callback, page) = tokio::select! {
         came = redirect.callback(&state) => came?,
         ended = refusal(place) => return unexpected(ended?),
-        () = tokio::time::sleep(Duration::from_secs(expires_in)) => return no("the login did not complete in time: \
-                                                                               run `vouchsafe login` again"),
+        () = tokio::time::sleep(Duration::from_secs(expires_in)) => {
+            return no("the login did not complete in time: run `vouchsafe login` again");
+        }
     };
     // Answer the browser only now, so that it shows the outcome of the login.
     match place.at.call(Call::FinishLogin { callback: Some(callback) }).await? {
@@ -252,8 +253,9 @@ async fn by_device_code(place: &Place) -> Result<ExitCode> {
 async fn service(place: Place, file: &Path) -> Result<ExitCode> {
     let Place { at, authority, ca, device } = place;
     let text = Zeroizing::new(read(file)?);
-    let key: ServiceKey = serde_json::from_str(&text)
-        .with_context(|| format!("{} is not the key of a service account", file.display()))?;
+    let key: ServiceKey = serde_json::from_str(&text).with_context(|| {
+        format!("{} is not a key file written by `vouchsafe authority service add`", file.display())
+    })?;
     // By default, trust only the CA in the key's file, so that only the authority that made the key gets it; `--ca` is
     // for after that CA was renewed.
     let ca = Some(ca.unwrap_or_else(|| key.ca.clone()));

@@ -92,7 +92,7 @@ impl Daemon {
                 Standing::Granted { asked, grant: Grant::from(&*view), now: self.agent.unix(now(), subject) }
             }
             agent::Standing::Missing => Standing::Failed {
-                why: "too many of your requests to the authority are open: try again later".to_owned(),
+                why: "too many of your requests to the authority are still unanswered: try again later".to_owned(),
             },
         };
         let _ = reply.send(Reply::Standing(standing));

@@ -40,7 +40,7 @@ impl Daemon {
         match self.discovery.asking.get_mut(&domain) {
             Some(waiting) if waiting.len() < WAITING_MAX => waiting.push(reply),
             None if has_room => self.ask_for(domain, vec![reply]),
-            _ => drop(reply.send(refused("busy", "too many lookups at a time: try again".to_owned()))),
+            _ => drop(reply.send(refused("busy", "too many lookups at a time: try again later".to_owned()))),
         }
     }
 
@@ -132,7 +132,7 @@ impl Daemon {
                 ),
             ),
             Some(Lookup::Failed(why)) => refused("unreachable", format!("{domain}: {why}")),
-            None => refused("unreachable", format!("{domain}: the answer has already expired")),
+            None => refused("unreachable", format!("{domain}: the name server's answer expired at once: try again")),
         }
     }
 }

@@ -70,7 +70,11 @@ impl Daemon {
                 }
             }
             Update::Ended(Error::NotLoggedIn | Error::Denied(_)) => self.agent.end(subject),
-            Update::Ended(error) => tracing::warn!(uid = subject.user(), "events: {error}"),
+            Update::Ended(error) => tracing::warn!(
+                uid = subject.user(),
+                "the authority's event stream ended, and the agent does not open it again before the next login or \
+                 start: {error}"
+            ),
             Update::Lost(why) => self.lost(subject, why),
         }
     }
@@ -79,7 +83,11 @@ impl Daemon {
         let Some(connection) = self.connections.get_mut(&subject) else { return };
         if connection.trouble.is_none() {
             let uid = subject.user();
-            tracing::warn!(uid, "lost the authority; grants work to their end, and no other can be had: {why}");
+            tracing::warn!(
+                uid,
+                "lost the connection to the authority: current grants stay valid until they expire, but no others can \
+                 be requested: {why}"
+            );
         }
         connection.trouble = Some(why);
     }

@@ -122,7 +122,7 @@ pub enum AuthorityCommand {
     },
     /// List the path segments in force: those that the running server issued, which neither ended nor were withdrawn
     Segments(segments::SegmentsArgs),
-    /// Write configuration, policy, keys and database to a new file of mode 0600; the server may run
+    /// Write configuration, policy, keys and database to a new file of mode 0600; the server may be running
     Backup {
         /// Where the authority lives
         #[command(flatten)]

@@ -11,7 +11,7 @@ use super::page::{self, Page};
 use super::visitor::{Form, Visit, Visitor};
 use crate::http::extractors::Part;
 use crate::http::peer::{Member, Peer};
-use crate::http::problems::Problem;
+use crate::http::problems::{NO_PASSKEYS, Problem};
 use crate::http::throttle::{Key, Throttle};
 use crate::login::{Attempt, BROWSER_TIME, Brought, Passkeys, Proven, Provider, Started, Way, handlers};
 use crate::metrics::counters::Outcome;
@@ -148,7 +148,7 @@ async fn begin_passkey(
     peer: Peer,
     Form(_): Form,
 ) -> Result<Json<Value>, Problem> {
-    let ceremonies = Option::as_ref(&passkeys).ok_or(Problem::NotFound("passkey here"))?;
+    let ceremonies = Option::as_ref(&passkeys).ok_or(Problem::NotFound(NO_PASSKEYS))?;
     throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
     Ok(Json(ceremonies.begin_login()?))
 }
@@ -160,7 +160,7 @@ async fn by_passkey(
     headers: HeaderMap,
     Form(fields): Form,
 ) -> Result<Response, Problem> {
-    let passkeys = Option::as_ref(&authority.passkeys).ok_or(Problem::NotFound("passkey here"))?;
+    let passkeys = Option::as_ref(&authority.passkeys).ok_or(Problem::NotFound(NO_PASSKEYS))?;
     // Nothing is charged here: the start was charged, and only an answer that uses up a start is examined. Passkeys
     // cannot be guessed, so an attacker who guesses passwords must not lock out the holders of passkeys.
     let failed = async |person: Option<&str>| {

@@ -122,7 +122,7 @@ impl Server {
         match self.tasks.join_next().await {
             Some(Ok(Err(error))) => error,
             Some(Err(error)) => error.into(),
-            Some(Ok(Ok(()))) | None => anyhow::anyhow!("a task ended unexpectedly"),
+            Some(Ok(Ok(()))) | None => anyhow::anyhow!("a part of the authority ended unexpectedly"),
         }
     }
 
@@ -172,7 +172,9 @@ async fn keep_account(datagrams: Arc<DatagramService>) -> Result<()> {
     loop {
         ticks.tick().await;
         if let Err(error) = datagrams.settle_account().await {
-            tracing::error!("cannot record segments that were issued by UDP yet: {error:#}");
+            tracing::error!(
+                "cannot record the segments that were issued by UDP; trying again in {SETTLE:?}: {error:#}"
+            );
         }
     }
 }
@@ -182,7 +184,10 @@ async fn keep_renewed(renewal: Arc<Renewal>) -> Result<()> {
     loop {
         ticks.tick().await;
         if let Err(error) = renewal.renew_due().await {
-            tracing::error!("cannot renew sessions at the identity provider: {error:#}");
+            tracing::error!(
+                "cannot check sessions with the identity provider; trying again in {:?}: {error:#}",
+                login::LOOK
+            );
         }
     }
 }
@@ -193,7 +198,7 @@ async fn keep_expiry(sessions: Arc<SessionManager>) -> Result<()> {
         let next = match sessions.end_expired().await {
             Ok(next) => next.map(|next| UNIX_EPOCH + Duration::from_secs(next)),
             Err(error) => {
-                tracing::error!("cannot end expired sessions yet: {error:#}");
+                tracing::error!("cannot end the sessions that have expired; trying again: {error:#}");
                 None
             }
         };
@@ -224,7 +229,7 @@ async fn keep_house(authority: Arc<Authority>) -> Result<()> {
             anyhow::Ok(())
         };
         if let Err(error) = done.await {
-            tracing::error!("cannot maintain the database: {error:#}");
+            tracing::error!("cannot maintain the database; trying again in {LOOK:?}: {error:#}");
         }
     }
 }

@@ -288,7 +288,8 @@ impl Provider {
         let claims = self.claims(&token, no_nonce, &LOGOUT_TYPES).await?;
         let is_logout = claims.get("events").and_then(|events| events.get(LOGOUT)).is_some_and(Value::is_object);
         let subject = claims.get("sub").and_then(Value::as_str).filter(|_| is_logout);
-        let subject = subject.ok_or_else(|| Refusal::No("the token is not a logout token".into()))?.to_owned();
+        let subject =
+            subject.ok_or_else(|| Refusal::No("the value of `logout_token` is not a logout token".into()))?.to_owned();
         Ok(Logout { subject, sid: claims.get("sid").and_then(Value::as_str).map(str::to_owned) })
     }
 
@@ -434,7 +435,7 @@ impl Provider {
         let metadata = match fetched {
             Ok(metadata) => Ok(Arc::new(metadata)),
             Err(error) => {
-                let error = format!("{}: {:#}", self.settings.issuer, anyhow!(error));
+                let error = format!("cannot fetch the metadata of {}: {:#}", self.settings.issuer, anyhow!(error));
                 match cached.take().map(|cached| cached.metadata) {
                     // A stranger can cause this fetch by a log-out token with an unknown key: if it fails, the copy stays.
                     Some(Ok(before)) if anew => {
@@ -443,9 +444,7 @@ impl Provider {
                     }
                     // The keys most likely did not change during a brief outage of the provider.
                     Some(Ok(before)) => {
-                        tracing::warn!(
-                            "cannot fetch the identity provider's metadata; using the earlier copy: {error}"
-                        );
+                        tracing::warn!("{error}. The authority continues with the copy that it fetched earlier");
                         Ok(before)
                     }
                     _ => Err(error),

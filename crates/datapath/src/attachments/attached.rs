@@ -23,13 +23,13 @@ impl Attached {
         let attached = match (spot.attach_point(), tc) {
             (AttachPoint::Xdp, _) => {
                 return Link::attach_xdp(program, interface).map(|(link, _)| Self::Link(link)).with_context(|| {
-                    format!("cannot attach XDP to {name} (another XDP program may be there: `ip link show {name}`)")
+                    format!("cannot attach to {name} at XDP (another XDP program may be there: `ip link show {name}`)")
                 });
             }
             (place, Attachment::Tcx) => Link::attach(program, interface.index, place, spot.flags()).map(Self::Link),
             (_, Attachment::Clsact) => Filter::attach(program, interface.index, spot).map(Self::Filter),
         };
-        attached.with_context(|| format!("cannot attach to tc of {name}"))
+        attached.with_context(|| format!("cannot attach to {name} at tc"))
     }
 
     /// Attaches at XDP in the driver, without a fallback.

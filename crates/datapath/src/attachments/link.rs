@@ -35,7 +35,7 @@ impl Link {
         let fd = unsafe {
             libbpf_sys::bpf_link_create(program.as_raw_fd(), interface as i32, kind, std::ptr::from_ref(&options))
         };
-        own(fd).map(Self).with_context(|| format!("cannot attach at {point:?}"))
+        own(fd).map(Self).with_context(|| format!("cannot attach to interface number {interface} at {point:?}"))
     }
 
     /// Attaches at XDP: in the driver if that is possible, otherwise in generic mode. Returns the link and, if the
@@ -124,7 +124,8 @@ impl From<Link> for OwnedFd {
 
 /// Pins a link or a program.
 pub(crate) fn pin(what: BorrowedFd<'_>, path: &Path) -> Result<()> {
-    let name = CString::new(path.as_os_str().as_bytes()).context("the path contains a zero byte")?;
+    let name = CString::new(path.as_os_str().as_bytes())
+        .with_context(|| format!("cannot pin {}: the path contains a zero byte", path.display()))?;
     // SAFETY: the descriptor is open and `name` is a C string that lives through the call.
     let result = unsafe { libbpf_sys::bpf_obj_pin(what.as_raw_fd(), name.as_ptr()) };
     let error = std::io::Error::last_os_error();

@@ -73,7 +73,9 @@ impl Pins {
         let file = fs::File::open(&self.0).with_context(|| format!("cannot open {}", self.0.display()))?;
         match file.try_lock() {
             Ok(()) => Ok(file),
-            Err(fs::TryLockError::WouldBlock) => bail!("another process uses {}", self.0.display()),
+            Err(fs::TryLockError::WouldBlock) => {
+                bail!("another process uses {}: stop that process first", self.0.display())
+            }
             Err(fs::TryLockError::Error(error)) => bail!("cannot lock {}: {error}", self.0.display()),
         }
     }

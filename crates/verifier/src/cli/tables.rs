@@ -187,7 +187,7 @@ pub(super) fn show_drops(drops: &view::Drops) {
     let rows = counted.map(|(counter, kind)| vec![counter.name.clone(), kind.into(), counter.packets.to_string()]);
     print!("{}", Table::new(&["OUTCOME", "", "PACKETS"], rows));
     if drops.samples_lost > 0 {
-        println!("{} drops were counted but not reported", drops.samples_lost);
+        println!("{} drops were counted but are not in this list", drops.samples_lost);
     }
     if !drops.samples.is_empty() {
         const HEAD: [&str; 8] = ["TIME", "REASON", "CLIENT", "SERVER", "PROTOCOL", "GRANT", "INTERFACE", "LENGTH"];

@@ -133,12 +133,12 @@ impl Daemon {
 
     fn tick(&mut self, follower: &Follower) {
         if let Err(error) = self.shared.kernel().set_clock() {
-            tracing::error!("{error:#}");
+            tracing::error!("cannot set the clock of the kernel programs: {error:#}");
         }
         if self.shared.kernel().interfaces_changed()
             && let Err(error) = self.shared.kernel_mut().attach_changed()
         {
-            tracing::error!("{error:#}");
+            tracing::error!("cannot follow changes of interfaces: {error:#}");
         }
         self.protect_addresses(follower.state());
         notify::alive(&self.shared.kernel(), follower.is_connected(), &mut self.last_status);
@@ -152,7 +152,9 @@ impl Daemon {
                 Ok(()) => {
                     tracing::info!("this host's addresses changed: its ports are protected at the current addresses")
                 }
-                Err(error) => tracing::error!("{error:#}"),
+                Err(error) => {
+                    tracing::error!("cannot protect this host's ports at its current addresses: {error:#}");
+                }
             }
         }
     }
@@ -246,7 +248,7 @@ impl Role for Daemon {
             }
             Event::Pair { pair } => {
                 if let Err(error) = self.shared.kernel().note_pairs(&[pair], now()) {
-                    tracing::error!("{error:#}");
+                    tracing::error!("cannot store a pair of suite sha224, so its tokens are dropped: {error:#}");
                 }
                 self.confirmer.note(Confirm::Pairs, pair.handle);
                 state.add_pairs(&[pair], now());
@@ -270,9 +272,10 @@ pub(super) async fn name(shared: Arc<Shared>, authority: client::Authority, mut 
             Some(owner) => shared.learn(owner),
             None => match authority.grant_owner(handle).await {
                 Ok(Some(owner)) => shared.learn(owner),
-                Ok(None) => tracing::warn!(handle = %Handle(handle), "the authority does not know the owner of this \
-                                                                      grant"),
-                Err(error) => tracing::warn!("cannot look up the owner of a grant: {error}"),
+                Ok(None) => {
+                    tracing::warn!(handle = %Handle(handle), "the authority does not know the owner of this grant");
+                }
+                Err(error) => tracing::warn!("cannot look up the owner of grant {}: {error}", Handle(handle)),
             },
         }
     }

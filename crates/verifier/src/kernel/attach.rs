@@ -50,7 +50,11 @@ impl Kernel {
             }
         }
         self.log_open_ways();
-        anyhow::ensure!(!self.attached.is_empty(), "no interface to protect: name one with --interface");
+        if self.attached.is_empty() {
+            let failed: Vec<_> = self.failed.iter().map(|(name, (_, why))| format!("{name}: {why}")).collect();
+            anyhow::ensure!(!failed.is_empty(), "no interface to protect: name one with --interface");
+            anyhow::bail!("cannot protect any interface: {}", failed.join("; "));
+        }
         if self.settings.observe {
             self.pins.note_observing(true)?;
         }
@@ -166,7 +170,7 @@ impl Kernel {
                 if !self.settings.interfaces.is_empty() || why == NO_ETHERNET {
                     tracing::warn!(interface, "{why}");
                 } else {
-                    tracing::info!(interface, "cannot attach: {why}");
+                    tracing::info!(interface, "not attached to this interface: {why}");
                 }
             }
         }

@@ -90,7 +90,7 @@ impl Kernel {
                     tracing::info!(account, "there is room again: the account is no longer shut out");
                 }
             }
-            Err(error) => tracing::error!("an account stays shut out: {error:#}"),
+            Err(error) => tracing::error!("cannot readmit accounts that are shut out: {error:#}"),
         }
     }
 
@@ -98,8 +98,8 @@ impl Kernel {
         tracing::warn!(
             account,
             room = self.settings.sizes.revoked,
-            "no room for more revoked grants or ended sessions: the account with the most of them is shut out until there \
-             is room for them, or they have ended. Raise --max-revoked and restart"
+            "no room for more revoked grants or ended sessions, so the account with the most of them is shut out until \
+             there is room, or all of them have expired. Raise --max-revoked and restart"
         );
     }
 
@@ -151,7 +151,7 @@ impl Kernel {
     /// admitted.
     fn close(&self, left: usize) {
         if let Err(error) = self.clear_keys(|_| true) {
-            tracing::error!("cannot clear keys: {error:#}");
+            tracing::error!("cannot clear the keys, so a revoked grant may still open flows: {error:#}");
         }
         if !self.closed.swap(true, Ordering::Relaxed) {
             let room = self.settings.sizes.revoked;
@@ -188,7 +188,9 @@ impl Kernel {
     /// counts.
     fn recount(&self) {
         if let Err(error) = self.verifier.recount_accounts() {
-            tracing::error!("cannot count accounts' flows: {error:#}");
+            tracing::error!(
+                "cannot recount the flows of accounts, so some accounts may reach their limit too early: {error:#}"
+            );
         }
     }
 
@@ -206,7 +208,7 @@ impl Kernel {
         self.sweep_proofs();
         // Before anything is removed: if the clock has just leapt ahead, it may be wrong.
         if let Err(error) = self.set_clock() {
-            tracing::error!("{error:#}");
+            tracing::error!("cannot set the clock of the kernel programs, so nothing was swept: {error:#}");
             return 0;
         }
         match self.verifier.sweep(now() as u32) {
@@ -219,7 +221,7 @@ impl Kernel {
                 swept.flows
             }
             Err(error) => {
-                tracing::error!("cannot sweep the tables: {error:#}");
+                tracing::error!("cannot sweep the tables of flows and grants: {error:#}");
                 0
             }
         }

@@ -42,8 +42,8 @@ impl Kernel {
         }
         if written.crowded && !self.written().crowded {
             tracing::warn!(
-                "too many services for the entry of one address: at this host's addresses, the ports between them are \
-                 protected, too. Join ports into ranges, or set only_named"
+                "the policy has more services than the entry of one address can hold, so at this host's own addresses the \
+                 ports between these services are protected, too. Join ports into ranges, or set only_named"
             );
         }
         let entries: Vec<_> = entries.iter().map(|e| (e.prefix.addr(), e.prefix.prefix_len(), e.services)).collect();

@@ -26,7 +26,7 @@ pub async fn serve(listener: TcpListener, peers: Arc<Peers>, shared: Arc<Shared>
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
-                tracing::warn!("cannot accept a connection from a peer gateway: {error}");
+                tracing::warn!("cannot accept a connection to `peer_listen`: {error}");
                 sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -38,12 +38,13 @@ pub async fn serve(listener: TcpListener, peers: Arc<Peers>, shared: Arc<Shared>
         tokio::spawn(async move {
             let proved = timeout(PATIENCE, prove(stream, &peers, &shared)).await;
             drop(permit);
-            let (stream, id) = match proved.context("the handshake timed out").flatten() {
-                Ok(proved) => proved,
-                Err(error) => return tracing::debug!(%from, "rejected a connection to `peer_listen`: {error:#}"),
-            };
+            let (stream, id) =
+                match proved.with_context(|| format!("the handshake took longer than {PATIENCE:?}")).flatten() {
+                    Ok(proved) => proved,
+                    Err(error) => return tracing::debug!(%from, "rejected a connection to `peer_listen`: {error:#}"),
+                };
             let Ok(_permit) = known.try_acquire_owned() else {
-                return tracing::warn!(%from, "too many peer gateways");
+                return tracing::warn!(%from, "rejected a peer gateway: {ROOM} are connected already");
             };
             tracing::info!(%from, "a peer gateway connected");
             peers.sources().insert(id, Source::new(from));
@@ -61,8 +62,12 @@ async fn prove(stream: TcpStream, peers: &Peers, shared: &Shared) -> Result<(Tls
     let identity = Arc::new(shared.kernel().identity(now())?);
     let mut stream = identity.accept(stream).await?;
     let id = greet(&mut stream, peers.id).await?;
-    ensure!(id != peers.id, "the peer is this gateway itself");
+    ensure!(id != peers.id, "the peer is this gateway itself: remove it from `peers`");
     Ok((stream, id))
+}
+
+fn silent() -> String {
+    format!("the peer sent nothing for {SILENCE:?}")
 }
 
 async fn receive(
@@ -75,12 +80,15 @@ async fn receive(
     let since = shared.kernel().epoch(now()).0;
     loop {
         let mut head = Head::new_zeroed();
-        let read = timeout(SILENCE, stream.read_exact(head.as_mut_bytes())).await.context("no message in time")?;
+        let read = timeout(SILENCE, stream.read_exact(head.as_mut_bytes())).await.with_context(silent)?;
         read.context("the connection was lost")?;
         let count = head.records.get() as usize;
-        ensure!(count <= RECORDS_MAX, "a frame advertises {count} flows, which is too many");
+        ensure!(
+            count <= RECORDS_MAX,
+            "the peer's message announces {count} flows, but at most {RECORDS_MAX} are possible"
+        );
         let mut records = vec![Record::new_zeroed(); count];
-        timeout(SILENCE, stream.read_exact(records.as_mut_bytes())).await.context("a frame is incomplete")??;
+        timeout(SILENCE, stream.read_exact(records.as_mut_bytes())).await.with_context(silent)??;
         // A gateway must authenticate again once the key that it proved is no longer valid.
         let epoch = shared.kernel().epoch(now()).0;
         if epoch == 0 || epoch > since + 1 {
@@ -99,7 +107,9 @@ async fn receive(
             stream.write_all(reply.as_bytes()).await?;
             stream.flush().await
         };
-        timeout(SILENCE, write).await.context("the peer does not read the answer")??;
+        timeout(SILENCE, write)
+            .await
+            .with_context(|| format!("the peer did not read the answer within {SILENCE:?}"))??;
     }
 }
 
@@ -119,8 +129,8 @@ fn take(peers: &Peers, shared: &Shared, records: &[Record]) -> Result<u32> {
             Some(before) => peers.received().insert(advertised.key, before),
             None => peers.received().remove(&advertised.key),
         };
-        tracing::debug!(client = ?advertised.key.client(), server = ?advertised.key.server(), "cannot take over a peer gateway's \
-                                                                                   flow");
+        let (client, server) = (advertised.key.client(), advertised.key.server());
+        tracing::debug!(?client, ?server, "cannot take over a peer gateway's flow");
     }
     Ok(taken)
 }

@@ -62,8 +62,8 @@ async fn talk(
         stream.set_nodelay(true)?;
         identity.connect(stream).await.context("the peer cannot be authenticated as a gateway of this verifier")
     };
-    let mut stream = timeout(PATIENCE, connect).await.context("no answer in time")??;
-    let theirs = timeout(PATIENCE, greet(&mut stream, peers.id)).await.context("no answer in time")??;
+    let mut stream = timeout(PATIENCE, connect).await.with_context(no_answer)??;
+    let theirs = timeout(PATIENCE, greet(&mut stream, peers.id)).await.with_context(no_answer)??;
     ensure!(theirs != peers.id, "the peer is this gateway itself: remove it from `peers`");
     let (reader, writer) = split(stream);
     let unanswered = Unanswered::default();
@@ -72,6 +72,10 @@ async fn talk(
         ended = receive_replies(reader, state, &unanswered) => ended,
         ended = send(peers, shared, epoch, state, news, &mut writer) => ended,
     }
+}
+
+fn no_answer() -> String {
+    format!("no answer within {PATIENCE:?}")
 }
 
 async fn send<W: AsyncWrite + Unpin>(
@@ -174,7 +178,10 @@ impl<W: AsyncWrite + Unpin> Writer<'_, W> {
             self.writer.write_all(&bytes).await?;
             self.writer.flush().await
         };
-        timeout(SILENCE, write).await.context("the peer no longer reads")?.context("the connection was lost")
+        timeout(SILENCE, write)
+            .await
+            .with_context(|| format!("the peer read nothing for {SILENCE:?}"))?
+            .context("the connection was lost")
     }
 }
 
@@ -185,13 +192,14 @@ async fn receive_replies(
 ) -> Result<()> {
     loop {
         let mut reply = Reply::new_zeroed();
-        let read =
-            timeout(SILENCE, reader.read_exact(reply.as_mut_bytes())).await.context("the peer no longer answers")?;
+        let read = timeout(SILENCE, reader.read_exact(reply.as_mut_bytes()))
+            .await
+            .with_context(|| format!("the peer answered nothing for {SILENCE:?}"))?;
         read.context("the connection was lost")?;
         let Some((number, oldest)) = unanswered.queue().pop_front() else {
-            bail!("unexpected answer: no frame is unacknowledged")
+            bail!("the peer answered, although nothing that was sent to it is unacknowledged")
         };
-        ensure!(reply.number.get() == number, "the answer is to another frame");
+        ensure!(reply.number.get() == number, "the peer's answer is to message {}, not {number}", reply.number.get());
         let gap = oldest.map(|oldest| Duration::from_nanos(boot_time().saturating_sub(oldest)));
         state.answered(reply.taken.get(), reply.refused.get(), gap);
     }

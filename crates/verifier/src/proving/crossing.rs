@@ -73,7 +73,9 @@ impl Crossing {
     }
 
     fn interfaces(&self) -> Result<[Interface; 2]> {
-        let [one, other] = &self.settings.interfaces[..] else { anyhow::bail!("frames cross between two interfaces") };
+        let [one, other] = &self.settings.interfaces[..] else {
+            anyhow::bail!("`engine = \"af_xdp\"` requires exactly two interfaces in [proofs]")
+        };
         Ok([Interface::named(one)?, Interface::named(other)?])
     }
 
@@ -84,8 +86,8 @@ impl Crossing {
             let layer = layers.iter().find(|layer| layer.index == interface.index);
             anyhow::ensure!(
                 layer.is_none_or(|layer| layer.master.is_none()),
-                "interface {0} is part of a bridge or bond, which would let frames through while this verifier does not run: \
-                 ip link set {0} nomaster",
+                "interface {0} is part of a bridge or bond, which would let frames through while this verifier does \
+                 not run: run `ip link set {0} nomaster`",
                 interface.name
             );
         }
@@ -101,7 +103,7 @@ impl Crossing {
                 Ok(crossing) => {
                     let _ = opened.send(Ok(()));
                     if let Err(error) = cross(crossing, verifier, &control, &counters) {
-                        tracing::error!("frames no longer cross: {error:#}");
+                        tracing::error!("frames no longer cross between {} and {}: {error:#}", one.name, other.name);
                     }
                 }
                 Err(error) => {
@@ -109,16 +111,19 @@ impl Crossing {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("crossing".into()).spawn(run).context("cannot start a thread")?;
+        let thread = std::thread::Builder::new()
+            .name("crossing".into())
+            .spawn(run)
+            .context("cannot start the thread that moves frames")?;
         self.running = Some(Running { interfaces, control, thread: Some(thread) });
-        let opened = outcome.recv().context("the thread ended").flatten();
+        let opened = outcome.recv().context("the thread that moves frames ended").flatten();
         if opened.is_err() {
             self.running = None;
         }
         opened?;
         self.failed = None;
         let [one, other] = &self.settings.interfaces[..] else { unreachable!("there are two") };
-        tracing::info!(one, other, "frames cross through the check of proofs");
+        tracing::info!(one, other, "frames cross between these interfaces, through the check of proofs");
         Ok(())
     }
 }
@@ -190,7 +195,7 @@ impl Proving for Crossing {
         if let Err(error) = self.start() {
             let text = format!("{error:#}");
             if self.failed.as_ref() != Some(&text) {
-                tracing::error!("frames do not cross: {text}");
+                tracing::error!("frames do not cross between {}: {text}", self.settings.interfaces.join(" and "));
             }
             self.failed = Some(text);
         }

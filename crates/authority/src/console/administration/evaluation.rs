@@ -157,14 +157,10 @@ impl Evaluation {
             @if *failing == 0 {
                 p.done role="status" { "Valid: " (count(*receivers, "receiver")) ", " (count(*rules, "rule")) "; " (count(*tests, "test")) " passed." }
             } @else {
-                p.wrong role="alert" { "Of " (count(*tests, "test")) " of its own, " (number(*failing as u64)) (if *failing == 1 { " fails" } else { " fail" }) ", \
-                                                                                                                                                                 so \
-                                                                                                                                                                 it \
-                                                                                                                                                                 cannot \
-                                                                                                                                                                 be \
-                                                                                                                                                                 put \
-                                                                                                                                                                 in \
-                                                                                                                                                                 force." }
+                p.wrong role="alert" {
+                    "Of " (count(*tests, "test")) " of its own, " (number(*failing as u64))
+                    (if *failing == 1 { " fails" } else { " fail" }) ", so it cannot be put in force."
+                }
                 (places("Failed tests", failures))
                 @if *failing > failures.len() {
                     p { "And " (failing - failures.len()) " more: " code { "vouchsafe authority policy test" } " shows them." }
@@ -183,7 +179,10 @@ impl Evaluation {
             h2 { "Immediate effect" }
             p { (sentence(&count(*ending, "live grant"))) " would end" @if *ending > 0 { ", and the verifiers would cut the flows" } "." }
             h2 { "Requests of the last " (HOURS) " hours" }
-            p { "The draft evaluated " (count(replay.grants, "grant")) " and " (count(replay.refusals, "refusal")) " again." }
+            p {
+                "The authority decided " (count(replay.grants, "grant")) " and " (count(replay.refusals, "refusal"))
+                " again, by the draft."
+            }
             @if replay.refused.is_empty() && replay.allowed.is_empty() { p { "All of them would be answered as before." } }
             @if !replay.refused.is_empty() { (cases("Granted, but would be refused", &replay.refused)) }
             @if !replay.allowed.is_empty() { (cases("Refused, but would be granted", &replay.allowed)) }

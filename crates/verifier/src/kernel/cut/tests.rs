@@ -1,6 +1,6 @@
 use super::*;
 use crate::drops::Ring;
-use crate::settings::Options;
+use crate::settings::Flags;
 use datapath::Pins;
 use datapath::verifier::Sizes;
 use std::sync::atomic::AtomicBool;
@@ -20,11 +20,11 @@ impl Drop for Room {
     }
 }
 
-fn protection() -> (Protection, Room) {
+fn kernel() -> (Kernel, Room) {
     let pins = Pins::new("verifier", &format!("cut-test-{}", std::process::id())).expect("a directory for pins");
     let room = Room(pins.clone());
     let sizes = Sizes { flows: 16_384, grants: 1024, accounts: 1024, replay_buckets: 1024, revoked: 1024, pairs: 1 };
-    let settings = crate::settings::Settings { sizes, ..Options::default().settings() };
+    let settings = crate::settings::Settings { sizes, ..Flags::default().settings() };
     let config = api::VerifierConfig {
         verifier: "edge".into(),
         epoch_length: 3600,
@@ -38,7 +38,7 @@ fn protection() -> (Protection, Room) {
     };
     let (unknown, _) = tokio::sync::mpsc::channel(1);
     let drops = Arc::new(Mutex::new(Ring::default()));
-    (Protection::load(pins, settings, 7, &config, drops, unknown).expect("the programs load"), room)
+    (Kernel::load(pins, settings, 7, &config, drops, unknown).expect("the programs load"), room)
 }
 
 fn key(port: u16) -> FlowKey {
@@ -48,7 +48,7 @@ fn key(port: u16) -> FlowKey {
 /// A sweep of the background may remove a revocation of an ended grant, but only after the revoked flow.
 #[test]
 fn a_flow_that_outlived_its_grant_is_cut_whatever_sweeps_run_at_the_time() {
-    let (protection, _room) = protection();
+    let (kernel, _room) = kernel();
     let time = now();
     let flow = |handle| Flow {
         handle,
@@ -58,19 +58,19 @@ fn a_flow_that_outlived_its_grant_is_cut_whatever_sweeps_run_at_the_time() {
         origin: origin::TOKEN,
         ..Flow::default()
     };
-    let flows = &protection.verifier.flows;
+    let flows = &kernel.verifier.flows;
     (0..OTHERS).for_each(|port| drop(flows.insert(&key(port), &flow(1)).expect("room")));
     let done = AtomicBool::new(false);
     let survivors = std::thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(Ordering::Relaxed) {
-                protection.sweep();
+                kernel.sweep();
             }
         });
         let outlives = |round: &u16| {
             let (key, handle) = (key(OTHERS + round), 1000 + u64::from(*round));
             flows.insert(&key, &flow(handle)).expect("room");
-            protection.cut(&[RevokedGrant { handle, expires: time as u32 - 500, holder: 0 }], time);
+            kernel.cut(&[RevokedGrant { handle, expires: time as u32 - 500, holder: 0 }], time);
             flows.get(&key).expect("read").is_some()
         };
         let survivors = (0..ROUNDS).filter(outlives).count();
