@@ -5,11 +5,12 @@ use datapath::Pins;
 use datapath::verifier::Sizes;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 use wire::map::{FlowKey, origin, stage};
 
 /// Live flows, so that a sweep takes a while.
 const OTHERS: u16 = 4000;
-const ROUNDS: u16 = 2000;
+const ROUNDS: u16 = 1000;
 
 /// Removes its pins when dropped.
 struct Room(Pins);
@@ -60,6 +61,9 @@ fn a_flow_that_outlived_its_grant_is_cut_whatever_sweeps_run_at_the_time() {
     };
     let flows = &kernel.verifier.flows;
     (0..OTHERS).for_each(|port| drop(flows.insert(&key(port), &flow(1)).expect("room")));
+    let begun = Instant::now();
+    kernel.sweep();
+    let sweep = begun.elapsed();
     let done = AtomicBool::new(false);
     let survivors = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -68,6 +72,11 @@ fn a_flow_that_outlived_its_grant_is_cut_whatever_sweeps_run_at_the_time() {
             }
         });
         let outlives = |round: &u16| {
+            // Spread over the time of a sweep.
+            let (begun, until) = (Instant::now(), sweep * u32::from(*round) / u32::from(ROUNDS));
+            while begun.elapsed() < until {
+                std::hint::spin_loop();
+            }
             let (key, handle) = (key(OTHERS + round), 1000 + u64::from(*round));
             flows.insert(&key, &flow(handle)).expect("room");
             kernel.cut(&[RevokedGrant { handle, expires: time as u32 - 500, holder: 0 }], time);
