@@ -42,6 +42,7 @@ static __always_inline struct flow_key4 short_key(const struct flow_key *key)
 		.client_port = key->client_port,
 		.server_port = key->server_port,
 		.protocol = key->protocol,
+		.tunnel = key->tunnel,
 	};
 }
 

@@ -8,7 +8,8 @@
 #include "mac.h"
 #include "parse.h"
 
-enum { FLAG_PORT = 1, FLAG_SOURCE = 2, FLAG_SINGLE = 8, FLAG_BEARER = 16, FLAG_IPV6 = 32, FLAGS_RESERVED = 0xc0 };
+enum { FLAG_PORT = 1, FLAG_SOURCE = 2, FLAG_SINGLE = 8, FLAG_BEARER = 16, FLAG_IPV6 = 32, FLAG_SEALED = 64,
+       FLAGS_RESERVED = 0x80 };
 enum { CLOCK_SKEW_MAX = 30 };
 
 struct {
@@ -208,6 +209,8 @@ static __always_inline int judge_token(struct packet *p, struct token *token)
 		return DROP_CLOCK_SKEW;
 	if (!tag_is_right(p, token, key))
 		return DROP_BAD_TAG;
+	if (!IN_TUNNEL && block->flags & FLAG_SEALED)
+		return DROP_UNSEALED;
 	p->holder = holder_of(block->handle, key, token->message, token->grant_key);
 	return CONTINUE;
 }

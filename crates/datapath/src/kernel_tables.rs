@@ -13,6 +13,7 @@ use wire::{Epoch, Handle, Holder, VerifierKey};
 /// The maps of a verifier's programs. A map that cannot be read counts as empty.
 pub struct KernelTables<'a> {
     verifier: &'a Verifier,
+    in_tunnel: bool,
     room: OnceCell<Room>,
 }
 
@@ -27,13 +28,18 @@ struct Room {
 impl<'a> KernelTables<'a> {
     /// Creates a view of the live maps. Their fill level is counted once, on first use.
     pub fn new(verifier: &'a Verifier) -> Self {
-        Self { verifier, room: OnceCell::new() }
+        Self { verifier, in_tunnel: false, room: OnceCell::new() }
+    }
+
+    /// Returns the view that the program on the tunnel's device has.
+    pub fn in_tunnel(self) -> Self {
+        Self { in_tunnel: true, ..self }
     }
 
     /// Creates a view without counting, for callers that know that no map is full: counting takes longer than deciding.
     pub fn with_room(verifier: &'a Verifier) -> Self {
         let room = Room { flows4: true, flows6: true, grants: true, accounts: true };
-        Self { verifier, room: OnceCell::from(room) }
+        Self { verifier, in_tunnel: false, room: OnceCell::from(room) }
     }
 
     fn room(&self) -> &Room {
@@ -71,6 +77,10 @@ impl Tables for KernelTables<'_> {
 
     fn at_tc(&self) -> bool {
         self.verifier.hook() == crate::hook::Hook::Tc
+    }
+
+    fn in_tunnel(&self) -> bool {
+        self.in_tunnel
     }
 
     fn services(&self, address: IpAddr) -> Option<Services> {
