@@ -1,6 +1,7 @@
 //! Receivers that a subject can reach at all, so that the agent requests grants only for those.
 
 use super::{Action, Policy, Receiver, Subject};
+use crate::model::Treatment;
 
 impl Policy {
     /// Returns the receivers of which the subject may reach some part at this time, in the file's order. May include a
@@ -27,6 +28,18 @@ impl Policy {
             allow.is_some_and(|allow| deny.is_none_or(|deny| order(allow) > order(deny)))
         };
         (0..self.receivers.len()).filter(reachable).map(|index| &self.receivers[index]).collect()
+    }
+
+    /// Returns the treatment that packets of a subject to a receiver need as long as no grant says more: that of the
+    /// strongest rule about the subject that allows anything there at this time.
+    pub fn demanded(&self, receiver: &Receiver, subject: &Subject<'_>, now: u64) -> Treatment {
+        let near = receiver.prefixes.iter().flat_map(|prefix| self.index.overlapping(prefix));
+        let near = near.filter(|other| self.receivers[*other].spans.overlaps(&receiver.spans));
+        let rules = near.flat_map(|other| self.index.rules_of(other)).map(|rule| &self.rules[*rule]);
+        let allows =
+            rules.filter(|rule| rule.action == Action::Allow && self.is_about(rule, subject) && rule.when.covers(now));
+        let strongest = allows.max_by_key(|rule| rule.order()).filter(|_| !receiver.tunnel);
+        strongest.map_or(Treatment::None, |rule| rule.terms.sealing.treatment)
     }
 
     /// Returns the receivers that contain all addresses of another.
