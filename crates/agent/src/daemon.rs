@@ -429,7 +429,9 @@ impl Daemon {
         if let Some(why) = unusable.or(used.err()) {
             match why {
                 Unusable::Over => tracing::warn!(uid = subject.user(), "cannot use the grant: {why}"),
-                Unusable::Malformed(_) => tracing::error!(uid = subject.user(), "cannot use the grant: {why}"),
+                Unusable::Sealed | Unusable::Malformed(_) => {
+                    tracing::error!(uid = subject.user(), "cannot use the grant: {why}")
+                }
             }
             failure = Some(format!("cannot use the grant: {why}"));
         }

@@ -22,7 +22,8 @@ use crate::{Config, console, convert, metrics, now};
 use api::{
     AnswerRequest, Confirm, Destinations, EndpointPlaces, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest,
     FlowsToCut, Grant, GrantOwner, GrantRequest, Heard, LIVE_FLOWS_MAX, Line, LiveFlows, LoggedOut, Login, PathSegment,
-    PersonExplanation, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SegmentRequest, VerifierConfig,
+    PersonExplanation, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SealedDestinations, SegmentRequest,
+    VerifierConfig,
 };
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query};
@@ -33,6 +34,7 @@ use axum::response::sse::{self, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use engine::model::Treatment;
 use engine::policy::{Policy, Receiver, Request, Subject};
 use futures_util::{Stream, StreamExt};
 use serde::{Deserialize, Serialize};
@@ -192,9 +194,18 @@ async fn destinations(
     let _turn = queue.turn(&caller.session.person).await;
     let (subject, now) = (caller.session.subject(caller.peer.address), now());
     let reachable = |policy: &Policy| {
-        convert::receivers(policy.destinations(&subject, now).iter().flat_map(|receiver| receiver.entries()))
+        let receivers = policy.destinations(&subject, now);
+        let demanded = receivers.iter().filter_map(|receiver| {
+            let treatment = policy.demanded(receiver, &subject, now);
+            (treatment != Treatment::None).then(|| (receiver.name.clone(), treatment.name().to_owned()))
+        });
+        let tunnels = receivers.iter().filter(|receiver| receiver.tunnel);
+        let tunnels = tunnels.flat_map(|receiver| policy.tunnels_of(&receiver.verifier)).collect();
+        let sealed = SealedDestinations { demanded: demanded.collect(), tunnels };
+        (convert::receivers(receivers.iter().flat_map(|receiver| receiver.entries())), sealed)
     };
-    Ok(Json(Destinations { destinations: policy.with(reachable).await, now }))
+    let (destinations, sealed) = policy.with(reachable).await;
+    Ok(Json(Destinations { destinations, sealed, now }))
 }
 
 /// Request a grant for a destination
@@ -338,6 +349,7 @@ async fn config(
     let verifier = caller.id.to_string();
     let id = verifier.clone();
     let receivers = policy.receivers_of(&verifier).await;
+    let tunnels = policy.with(|policy| policy.tunnels_of(&verifier)).await;
     let now = now();
     let (epoch_length, max_lifetime) = (config.epoch_length, config.max_lifetime);
     let read = move |database: &mut Database| {
@@ -357,6 +369,7 @@ async fn config(
         revoked_sessions,
         pairs,
         withdrawn,
+        tunnels,
         now,
     }))
 }

@@ -1,7 +1,7 @@
 //! Grants that the agent has: what they cover, when they are renewed, and their entries in the kernel.
 
 use super::frame::Sender;
-use crate::model::{Grant, Secret};
+use crate::model::{Grant, Sealing, Secret};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,6 +25,9 @@ pub enum Unusable {
     /// delayed.
     #[error("it has expired already")]
     Over,
+    /// It admits inside a sealed tunnel only, and this agent has none.
+    #[error("its rule demands a sealed tunnel, which this agent does not have: its packets are not sent")]
+    Sealed,
     /// It is not the grant that the agent requested.
     #[error("{0}")]
     Malformed(&'static str),
@@ -41,6 +44,8 @@ pub(super) struct Known {
     pub carrier: Carrier,
     pub receiver: String,
     pub rule: String,
+    /// What is demanded in a sealed tunnel.
+    pub sealing: Sealing,
     /// Time of issue, Unix seconds.
     pub issued: u64,
     /// Time at which a token was last made from it, Unix seconds.
@@ -73,6 +78,7 @@ impl Known {
             Secret::Grant(header, _) if header.flags.has(Flags::BEARER) => {
                 return Err(Unusable::Malformed("it is for proofs, not for tokens"));
             }
+            Secret::Grant(header, _) if header.flags.has(Flags::SEALED) => return Err(Unusable::Sealed),
             Secret::Pair(..) if carrier != Carrier::Shim => {
                 return Err(Unusable::Malformed("tokens of its suite require the carrier shim"));
             }
@@ -88,7 +94,8 @@ impl Known {
         if !grant.is_good(unix) {
             return Err(Unusable::Over);
         }
-        Ok(Self { carrier, receiver: shortened(&answer.receiver), rule: shortened(&answer.rule), ..grant })
+        let (receiver, rule) = (shortened(&answer.receiver), shortened(&answer.rule));
+        Ok(Self { carrier, receiver, rule, sealing: answer.sealing, ..grant })
     }
 
     /// Restores the grant from an entry that an earlier process wrote into the kernel.
@@ -124,6 +131,7 @@ impl Known {
             carrier: Carrier::Tail,
             receiver: String::new(),
             rule: String::new(),
+            sealing: Sealing::NONE,
             issued: unix,
             used: 0,
             spent: 0,

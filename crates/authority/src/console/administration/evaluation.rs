@@ -184,9 +184,10 @@ impl Evaluation {
             p { (sentence(&count(*ending, "live grant"))) " would end" @if *ending > 0 { ", and the verifiers would cut the flows" } "." }
             h2 { "Requests of the last " (HOURS) " hours" }
             p { "The draft evaluated " (count(replay.grants, "grant")) " and " (count(replay.refusals, "refusal")) " again." }
-            @if replay.refused.is_empty() && replay.allowed.is_empty() { p { "All of them would be answered as before." } }
+            @if [&replay.refused, &replay.allowed, &replay.treated].iter().all(|cases| cases.is_empty()) { p { "All of them would be answered as before." } }
             @if !replay.refused.is_empty() { (cases("Granted, but would be refused", &replay.refused)) }
             @if !replay.allowed.is_empty() { (cases("Refused, but would be granted", &replay.allowed)) }
+            @if !replay.treated.is_empty() { (cases("Granted, but would be treated otherwise", &replay.treated)) }
         }
     }
 }

@@ -52,6 +52,7 @@ fn flow(handle: u64, client_port: u16) -> ReportedFlow {
         seen,
         packets: 3,
         bytes: 2048,
+        sealed: None,
     }
 }
 
