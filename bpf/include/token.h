@@ -209,8 +209,6 @@ static __always_inline int judge_token(struct packet *p, struct token *token)
 		return DROP_CLOCK_SKEW;
 	if (!tag_is_right(p, token, key))
 		return DROP_BAD_TAG;
-	if (!IN_TUNNEL && block->flags & FLAG_SEALED)
-		return DROP_UNSEALED;
 	p->holder = holder_of(block->handle, key, token->message, token->grant_key);
 	return CONTINUE;
 }

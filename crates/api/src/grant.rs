@@ -87,7 +87,7 @@ pub struct Grant {
     pub rule: String,
     /// Carrier of the tokens: `tail` or `shim`.
     pub carrier: String,
-    /// What is demanded in a sealed tunnel; missing if the verifier has none. If a treatment is demanded, the header has
+    /// The rule's demand in a sealed tunnel; missing if the verifier has no tunnel. If a treatment is demanded, the header has
     /// the flag SEALED, and a token admits inside a tunnel only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealing: Option<GrantSealing>,

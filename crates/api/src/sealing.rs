@@ -1,4 +1,4 @@
-//! What is demanded for a flow's packets in a sealed tunnel, and where tunnels begin (wire.md §9).
+//! Demands for a flow's packets in a sealed tunnel, and the addresses at which tunnels begin (wire.md §9).
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ pub struct Sealing {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct GrantSealing {
-    /// What the rule demands.
+    /// The rule's demand.
     #[serde(flatten)]
     pub demand: Sealing,
     /// Addresses and UDP ports at which the verifier's tunnel begins, one for each family at most. A grant for one of
@@ -34,7 +34,7 @@ pub struct GrantSealing {
     pub tunnels: Vec<SocketAddr>,
 }
 
-/// What a session has to know about sealed tunnels before it has any grant.
+/// Facts about sealed tunnels that a session needs before it has any grant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SealedDestinations {

@@ -129,7 +129,7 @@ pub struct GrantOwner {
     /// The rule's class, for packet filters behind the verifier; 0 means none.
     #[serde(default)]
     pub class: u8,
-    /// What the rule demands in a sealed tunnel; missing if it demands nothing.
+    /// The rule's demand in a sealed tunnel; missing if it demands nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealing: Option<Sealing>,
 }

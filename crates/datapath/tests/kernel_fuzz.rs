@@ -72,7 +72,10 @@ fn agree_on_random_packets(hook: Hook) {
     // Inside addresses are assigned after this decision.
     let reasons = wire::DropReason::ALL.iter().filter(|reason| **reason != wire::DropReason::NoAddress);
     let missing: Vec<_> = reasons.filter(|reason| tally[**reason as usize] == 0).collect();
-    println!("{} packets: {tally:?}; out of shims: {unwrapped:?}; inside: {inside}; copies: {}", run.packets, promises.copies);
+    println!(
+        "{} packets: {tally:?}; out of shims: {unwrapped:?}; inside: {inside}; copies: {}",
+        run.packets, promises.copies
+    );
     println!("between them: {:?}", between.counts());
     let never: Vec<_> = between.counts().into_iter().filter(|(_, count)| *count == 0).collect();
     assert!(packets < 20_000 || never.is_empty(), "never happened: {never:?}");

@@ -195,7 +195,7 @@ pub struct Terms {
     pub carrier: Carrier,
     /// Number by which packet filters behind the verifier recognise the packets (docs/netfilter.md); 0 is none.
     pub class: u8,
-    /// What is demanded for the packets in a sealed tunnel.
+    /// The demand for the packets in a sealed tunnel.
     pub sealing: model::Sealing,
 }
 

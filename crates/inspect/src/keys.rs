@@ -10,7 +10,7 @@ use wire::seal::record::Content;
 use wire::seal::{Control, Direction, Index, PhaseSecret, RecordHeader};
 use zeroize::Zeroizing;
 
-/// Whose records a key opens.
+/// The records that a key opens.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
     Early,
@@ -129,7 +129,7 @@ fn phase(line: &str) -> Option<((Kind, u32), Phase)> {
 
 fn packet(bytes: &[u8]) -> String {
     let inner = Packet::parse_ip(bytes);
-    let about = crate::flows::summary(&inner);
+    let about = crate::line::summary(&inner);
     format!("{about}, {} bytes", bytes.len())
 }
 

@@ -7,6 +7,7 @@ pub mod capture;
 mod content;
 mod flows;
 mod keys;
+mod line;
 mod packet;
 mod text;
 mod tunnel;

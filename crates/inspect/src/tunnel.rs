@@ -52,7 +52,7 @@ pub struct Record {
     pub body: usize,
     /// The part of a block, counted from 0.
     pub part: Option<u8>,
-    /// What it carries; only with a file of keys.
+    /// The content; only with a file of keys.
     pub opened: Option<String>,
 }
 

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use wire::ls::KeyTransfer;
 use wire::shim::Content;
 use wire::{
-    ClientKey, Destination, DropReason, Epoch, Flags, GrantHeader, GrantKey, Handle, Holder, LsToken, MasterKey, Pair, Suite,
-    Token, VerifierKey,
+    ClientKey, Destination, DropReason, Epoch, Flags, GrantHeader, GrantKey, Handle, Holder, LsToken, MasterKey, Pair,
+    Suite, Token, VerifierKey,
 };
 
 fn vectors() -> Value {

@@ -72,7 +72,7 @@ pub struct GrantEntry {
     /// The grant's flags (wire.md §3.2).
     #[serde(serialize_with = "as_number")]
     pub flags: Flags,
-    /// What the rule demanded in a sealed tunnel; `None` if it demanded nothing.
+    /// The rule's demand in a sealed tunnel at the time of issue; `None` if it demanded nothing.
     pub sealing: Option<api::Sealing>,
     /// Time of issue, in Unix seconds.
     pub issued: u64,

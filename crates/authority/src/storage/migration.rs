@@ -24,7 +24,7 @@ pub(super) fn run(connection: &mut Connection, path: &Path) -> Result<()> {
         name_holders(&transaction).with_context(|| format!("cannot convert {shown} from format {found} to 10"))?;
     }
     if found < 11 {
-        // What the rule demanded in a sealed tunnel. Earlier rules demanded nothing.
+        // The demand of a grant's rule in a sealed tunnel. Earlier rules demanded nothing.
         transaction
             .execute_batch("ALTER TABLE grants ADD COLUMN sealing TEXT")
             .with_context(|| format!("cannot convert {shown} from format {found} to 11"))?;

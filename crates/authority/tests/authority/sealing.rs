@@ -2,9 +2,11 @@
 
 use crate::stage::*;
 use api::Event;
+use authority::policy::replay::Replay;
 use authority::storage::Database;
 use authority::{admin, now};
 use engine::model::{Sealing, Treatment};
+use engine::policy::{Compiled, Policy};
 use wire::{Flags, GrantHeader};
 
 /// The stage's policy with a tunnel before `git`, and this for the rule that leads there.
@@ -92,4 +94,25 @@ async fn a_policy_that_demands_a_tunnel_where_there_is_none_is_not_put_in_force(
     let error = stage.apply(&demanding).await.unwrap_err().to_string();
     assert!(error.contains("`git` is behind verifier `edge-1`, which has no tunnel"), "{error}");
     assert!(admin::apply_policy(&stage.directory, None).await.is_ok(), "the policy in force is the old one");
+}
+
+#[tokio::test]
+async fn a_replay_shows_which_grants_a_draft_would_treat_otherwise() {
+    let stage = Stage::start().await;
+    let alice = stage.login("alice").await;
+    alice.grant(&git()).await.unwrap();
+    let treated = |draft: &str| {
+        let draft = Compiled::new(Policy::parse(draft, 3600).unwrap()).unwrap();
+        let replay = Replay::of(&draft, &stage.database(), now() - 60).unwrap();
+        assert!(replay.refused.is_empty() && replay.allowed.is_empty());
+        replay.treated.into_iter().map(|case| (case.person, case.times, case.why)).collect::<Vec<_>>()
+    };
+    assert_eq!(treated(&policy("")), []);
+    let cases = treated(&policy("treatment = \"encrypt\""));
+    assert_eq!(cases.len(), 1);
+    assert_eq!((cases[0].0.as_str(), cases[0].1), ("alice", 1));
+    assert!(cases[0].2.starts_with("encrypt instead of none: "), "{cases:?}");
+    stage.apply(&policy("treatment = \"encrypt\"")).await.unwrap();
+    alice.grant(&git()).await.unwrap();
+    assert_eq!(treated(&policy("treatment = \"encrypt\"")).len(), 1, "the second grant had the treatment already");
 }

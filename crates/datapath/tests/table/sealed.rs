@@ -1,4 +1,4 @@
-//! What comes out of a sealed tunnel, and what would have to (wire.md §6.11).
+//! Packets that come out of a sealed tunnel, and packets that would have to (wire.md §6.11).
 
 use super::{CLIENT_PORT, Case, First, Step, TRANSPORTS, Transport};
 use crate::world::{Family, Grant, families};
@@ -147,7 +147,7 @@ fn echo(family: &Family) -> u8 {
     if family.server.is_ipv6() { 128 } else { 8 }
 }
 
-/// What happens on one side of a connection says nothing about the other's.
+/// A connection ends on its own side alone.
 fn connections(cases: &mut Vec<Case>, family: &Family) {
     let [inside, outside] =
         [sealed(family, 94), Grant::new(family, 95)].map(|grant| Transport::Tcp.first(family, &grant, CLIENT_PORT, 1));

@@ -44,7 +44,7 @@ pub(super) struct Known {
     pub carrier: Carrier,
     pub receiver: String,
     pub rule: String,
-    /// What is demanded in a sealed tunnel.
+    /// The rule's demand in a sealed tunnel.
     pub sealing: Sealing,
     /// Time of issue, Unix seconds.
     pub issued: u64,

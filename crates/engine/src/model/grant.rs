@@ -52,7 +52,7 @@ pub struct Grant {
     pub rule: String,
     /// Carrier of the grant's tokens.
     pub carrier: Carrier,
-    /// What is demanded for packets in a sealed tunnel.
+    /// The rule's demand for packets in a sealed tunnel.
     pub sealing: Sealing,
     /// Where the sealed tunnels of the receiver's verifier begin; empty if it has none.
     pub tunnels: Vec<SocketAddr>,

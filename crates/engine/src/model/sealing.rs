@@ -1,4 +1,4 @@
-//! What a rule demands for the packets of a flow: their treatment in a sealed tunnel (wire.md §9), its suites, keys and
+//! Demands of rules for the packets of a flow: their treatment in a sealed tunnel (wire.md §9), its suites, keys and
 //! compression. The rule is the minimum: a sender may ask for more, never for less.
 
 use wire::seal::{self, Suite, Suites};
@@ -83,7 +83,7 @@ impl Compress {
     }
 }
 
-/// What a rule demands for the packets of a flow. Without a treatment, the other fields have their defaults.
+/// The demand of a rule for the packets of a flow. Without a treatment, the other fields have their defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sealing {
     /// The least treatment.
@@ -111,7 +111,7 @@ impl Sealing {
         forward_secrecy: true,
         rekey: Self::REKEY,
     };
-    /// What a verifier demands for a flow while it does not know the rule (wire.md §6.11.5): the strongest treatment.
+    /// The demand of a verifier for a flow whose rule it does not know yet (wire.md §6.11.5): the strongest treatment.
     pub const UNKNOWN: Self = Self { treatment: Treatment::Encrypt, compress: Some(Compress::Never), ..Self::NONE };
 
     /// Reads the names of an authority's message. `None` if one means nothing here: who does not understand a demand
@@ -195,7 +195,7 @@ impl Default for Sealing {
     }
 }
 
-/// What a sender asks for beyond the rule, in the agent's configuration, by a command or by its socket.
+/// The wish of a sender for more than the rule demands, in the agent's configuration, by a command or by its socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
     /// The least treatment.

@@ -137,7 +137,11 @@ impl Record {
     /// Reads the record at `now`; returns `None` if it is not one that a gateway sends.
     pub fn told(&self, now: u32) -> Option<Told> {
         let known = matches!(self.family, 4 | 6) && matches!(self.origin, origin::TOKEN | origin::INSIDE);
-        if !known || self.tunnel > 1 || self.stage > stage::RESET || (self.handle == 0) != (self.origin == origin::INSIDE) {
+        if !known
+            || self.tunnel > 1
+            || self.stage > stage::RESET
+            || (self.handle == 0) != (self.origin == origin::INSIDE)
+        {
             return None;
         }
         let person = self.person.split(|byte| *byte == 0).next().unwrap_or_default();
