@@ -1,5 +1,6 @@
 //! Demands for a flow's packets in a sealed tunnel, and the addresses at which tunnels begin (wire.md §9).
 
+use crate::grant::Receiver;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -40,6 +41,10 @@ pub struct GrantSealing {
 pub struct SealedDestinations {
     /// Treatment of the receivers to which packets may travel in a tunnel only, by the receiver's name.
     pub demanded: BTreeMap<String, String>,
+    /// Receivers to which a rule would let the person send in a tunnel only, but none does now. Packets to them are not
+    /// sent: outside of a tunnel they would be in clear.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub closed: Vec<Receiver>,
     /// Where tunnels begin.
     #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
     pub tunnels: Vec<SocketAddr>,
@@ -48,7 +53,7 @@ pub struct SealedDestinations {
 impl SealedDestinations {
     /// Reports whether there are no tunnels and nothing is demanded.
     pub fn is_empty(&self) -> bool {
-        self.demanded.is_empty() && self.tunnels.is_empty()
+        self.demanded.is_empty() && self.closed.is_empty() && self.tunnels.is_empty()
     }
 }
 

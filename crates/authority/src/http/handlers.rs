@@ -201,7 +201,9 @@ async fn destinations(
         });
         let tunnels = receivers.iter().filter(|receiver| receiver.tunnel);
         let tunnels = tunnels.flat_map(|receiver| policy.tunnels_of(&receiver.verifier)).collect();
-        let sealed = SealedDestinations { demanded: demanded.collect(), tunnels };
+        let closed = policy.closed(&subject, now);
+        let closed = convert::receivers(closed.iter().flat_map(|receiver| receiver.entries()));
+        let sealed = SealedDestinations { demanded: demanded.collect(), closed, tunnels };
         (convert::receivers(receivers.iter().flat_map(|receiver| receiver.entries())), sealed)
     };
     let (destinations, sealed) = policy.with(reachable).await;

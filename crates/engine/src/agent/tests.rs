@@ -4,6 +4,7 @@ mod cost;
 mod hints;
 mod limits;
 mod renewal;
+mod sealed;
 
 use super::frame::tests::partial;
 use super::*;
@@ -270,7 +271,10 @@ fn a_change_of_policy_lifts_denials_and_what_is_no_longer_reachable() {
     stage.agent.event(stage.now, ALICE, &Event::Policy);
     stage.settle();
     assert_eq!(stage.reloads, [ALICE]);
-    stage.agent.destinations(stage.now, ALICE, Some(vec![receiver("192.0.2.1/32")])).expect("few spans");
+    stage
+        .agent
+        .destinations(stage.now, ALICE, Some((vec![receiver("192.0.2.1/32")], BTreeSet::new())))
+        .expect("few spans");
     stage.settle();
     assert!(stage.entries.is_empty());
     assert_eq!(stage.protected, ["192.0.2.1/32"]);
