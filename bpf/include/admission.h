@@ -274,7 +274,7 @@ static __always_inline int charge_grant(const struct packet *p, const struct tok
 	return 0;
 }
 
-/* Checks revocation, replay and limits (wire.md §6.4): CONTINUE if the token is valid and used for the first time. A
+/* Checks treatment, revocation, replay and limits (wire.md §6.4): CONTINUE if the token is valid and used for the first time. A
  * refused token is not charged. */
 __noinline int use_token(struct packet *p, const struct token *token)
 {
@@ -293,6 +293,9 @@ __noinline int use_token(struct packet *p, const struct token *token)
 	bucket = bucket_of(token);
 	if (!bucket)
 		return DROP_FLOW_LIMIT;
+	/* Here and not with the tag's check, where one value more would exceed the stack that Linux 6.1 allows a program. */
+	if (!IN_TUNNEL && !p->from_pair && token->block.flags & FLAG_SEALED)
+		return DROP_UNSEALED;
 	if (is_revoked(handle, p->holder))
 		return DROP_REVOKED;
 	if (p->from_pair ? nonce_was_used(handle, p->nonce2) : was_used(bucket, replay_entry(token)))

@@ -58,6 +58,7 @@ __noinline int decide_icmp_error(context *ctx, struct packet *p, const struct se
 			return DROP_MALFORMED;
 	}
 	quoted.family = p->flow.family;
+	quoted.tunnel = p->flow.tunnel;
 	if (quoted.protocol != IP_TCP && quoted.protocol != IP_UDP)
 		ports[0] = ports[1] = 0;
 	else if (ports_at + 4 > p->end || load(ctx, ports_at, ports, 4))
@@ -106,6 +107,9 @@ __noinline int decide_fragment(struct packet *p, const struct services *services
 	return PASS_FLOW;
 }
 
+/* The carriers of tokens that are taken here. */
+#define CARRIERS (IN_TUNNEL ? CARRIER_TAIL : config.carriers)
+
 static __always_inline int neighbour_discovery(const struct packet *p)
 {
 	return p->flow.protocol == IP_ICMPV6 && p->flow.family == 6 && p->icmp_type >= 133 && p->icmp_type <= 137 &&
@@ -148,7 +152,7 @@ __noinline int decide_rest(context *ctx, struct packet *p, __u32 admitted)
 	several = keep_first_datagram(ctx, p);
 	carrier = find_token(ctx, p, token);
 	p->in_stream = carrier == CARRIER_STREAM;
-	if (!(config.carriers & carrier))
+	if (!(CARRIERS & carrier))
 		return admitted ? PASS_FLOW : DROP_NO_TOKEN;
 	outcome = verify_token(p, token);
 	/* On an admitted flow, data that fails a token's format checks is payload that happens to look like one. */
@@ -251,7 +255,7 @@ static __always_inline int decide_parsed(context *ctx, struct packet *p, int for
 		return DROP_MALFORMED;
 	if (p->fragment)
 		return decide_fragment(p, services);
-	if (config.carriers & CARRIER_SHIM && p->flow.protocol == IP_IPIP && p->flow.family == 4) {
+	if (CARRIERS & CARRIER_SHIM && p->flow.protocol == IP_IPIP && p->flow.family == 4) {
 		int outcome = decide_shim(ctx, p, services);
 
 		if (outcome != NO_SHIM)
@@ -413,7 +417,15 @@ unusual:
 	return -1;
 }
 
-/* Decides on a packet and counts the outcome. If the packet is to be dropped, may record a sample. */
+/* Counts the outcome. If the packet is to be dropped, may record a sample. */
+static __always_inline void report(context *ctx, const struct packet *p, int outcome)
+{
+	count(outcome);
+	if (outcome < PASS_NOT_OURS && has_sample_left(p->time))
+		sample(ctx, p, outcome);
+}
+
+/* Decides on a packet, and reports the outcome. */
 static __always_inline int decide_counted(context *ctx, struct packet *p)
 {
 	int form = parse_fast(ctx, p), outcome;
@@ -421,9 +433,7 @@ static __always_inline int decide_counted(context *ctx, struct packet *p)
 	if (form < 0)
 		form = parse(ctx, p, ETHER_LEN, 0);
 	outcome = decide_parsed(ctx, p, form);
-	count(outcome);
-	if (outcome < PASS_NOT_OURS && has_sample_left(p->time))
-		sample(ctx, p, outcome);
+	report(ctx, p, outcome);
 	return outcome;
 }
 

@@ -3,4 +3,10 @@
 #pragma once
 #include "layout.h"
 
+/* 1 in the program for what comes out of a sealed tunnel (wire.md §6.11). Fixed at compile time, so that the other
+ * programs stay as they are without it. */
+#ifndef IN_TUNNEL
+#define IN_TUNNEL 0
+#endif
+
 const volatile struct verifier_config config SEC(".rodata.config") = {};

@@ -36,12 +36,16 @@ enum stage {
 
 static __always_inline struct flow_key4 short_key(const struct flow_key *key)
 {
+	/* Protocol, family and side as one word: as single bytes they would take a register each, and stack. */
+	__u32 word = *(const __u32 *)&key->protocol;
+
 	return (struct flow_key4){
 		.client = *(__be32 *)key->client,
 		.server = *(__be32 *)key->server,
 		.client_port = key->client_port,
 		.server_port = key->server_port,
-		.protocol = key->protocol,
+		.protocol = word,
+		.tunnel = word >> 16,
 	};
 }
 

@@ -61,7 +61,8 @@ struct flow_key {
 	__be16 server_port;
 	__u8 protocol;
 	__u8 family;
-	__u8 reserved[2];
+	__u8 tunnel; /* 1: inside a sealed tunnel; no packet outside belongs to the flow (wire.md §6.11.2) */
+	__u8 reserved;
 };
 
 struct flow_key4 {
@@ -70,7 +71,8 @@ struct flow_key4 {
 	__be16 client_port;
 	__be16 server_port;
 	__u8 protocol;
-	__u8 reserved[3];
+	__u8 tunnel;
+	__u8 reserved[2];
 };
 
 struct flow {

@@ -67,7 +67,7 @@ static __always_inline void count_inside(const struct flow_key *key, const struc
 
 static long sweep_flow4(struct bpf_map *map, const struct flow_key4 *key, struct flow *flow, struct sweep *sweep)
 {
-	struct flow_key long_key = { .protocol = key->protocol, .family = 4 };
+	struct flow_key long_key = { .protocol = key->protocol, .family = 4, .tunnel = key->tunnel };
 
 	*(__be32 *)long_key.client = key->client;
 	*(__be32 *)long_key.server = key->server;

@@ -8,7 +8,8 @@
 #include "mac.h"
 #include "parse.h"
 
-enum { FLAG_PORT = 1, FLAG_SOURCE = 2, FLAG_SINGLE = 8, FLAG_BEARER = 16, FLAG_IPV6 = 32, FLAGS_RESERVED = 0xc0 };
+enum { FLAG_PORT = 1, FLAG_SOURCE = 2, FLAG_SINGLE = 8, FLAG_BEARER = 16, FLAG_IPV6 = 32, FLAG_SEALED = 64,
+       FLAGS_RESERVED = 0x80 };
 enum { CLOCK_SKEW_MAX = 30 };
 
 struct {

@@ -8,9 +8,10 @@ use std::process::Command;
 
 use libbpf_rs::Linker;
 
-const PROGRAMS: [&str; 12] = [
+const PROGRAMS: [&str; 13] = [
     "verifier",
     "verifier_tc",
+    "verifier_tunnel",
     "gateway",
     "agent",
     "key_transfer",

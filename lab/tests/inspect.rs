@@ -140,6 +140,80 @@ fn every_form_reads_the_same_here_and_in_wireshark() {
     });
 }
 
+/// The published messages of a tunnel: `vouchsafe inspect` and the dissector read them alike, and keys that an end exported
+/// open the records of their phases.
+#[test]
+fn messages_of_a_sealed_tunnel_read_the_same_here_and_in_wireshark() {
+    test(|| {
+        let vectors: Value = serde_json::from_str(include_str!("../../crates/wire/tests/data/seal.json"))?;
+        let tunnel = &vectors["handshakes"][0];
+        let bytes = |value: &Value| hex::decode(value.as_str().unwrap_or_default()).context("hex");
+        let (client, server): (IpAddr, IpAddr) = ("192.0.2.10".parse()?, "192.0.2.9".parse()?);
+        // Not the port of the vectors, which Wireshark takes for IPsec's.
+        let to_server = |data: &[u8]| Packet::new(client, server).udp(40_000, 4499).payload(data).frame();
+        let to_client = |data: &[u8]| Packet::new(server, client).udp(4499, 40_000).payload(data).frame();
+        let records = tunnel["records"].as_array().context("records")?;
+        let of_phase = |phase: u64| records.iter().filter(move |record| record["phase"] == phase);
+        let early = of_phase(0).next().context("an early record")?;
+        let begin = [bytes(&tunnel["initiation"])?, bytes(&early["record"])?].concat();
+        let mut frames = vec![to_server(&begin), to_client(&bytes(&tunnel["response"])?)];
+        for record in of_phase(1) {
+            let record_bytes = bytes(&record["record"])?;
+            frames.push(if record["direction"] == 0 { to_server(&record_bytes) } else { to_client(&record_bytes) });
+        }
+        frames.push(Packet::new(client, server).udp(40_001, 4499).payload(&[4; 40]).frame());
+        let dir = tempfile::tempdir()?;
+        let file = dir.path().join("tunnel.pcap");
+        fs::write(&file, pcap(&frames))?;
+
+        let ours = inspected(&file)?;
+        let fields = ["message", "treatment", "suite", "index", "number"].map(|name| format!("vouchsafe.seal.{name}"));
+        let theirs = dissected(&file, &fields.each_ref().map(String::as_str))?;
+        ensure!(ours.len() == frames.len() && theirs.len() == frames.len(), "{} {}", ours.len(), theirs.len());
+        ensure!(ours[0]["tunnel"]["message"] == "initiation" && theirs[0][0] == "1,3", "{} {:?}", ours[0], theirs[0]);
+        ensure!(ours[1]["tunnel"]["message"] == "response" && theirs[1][0] == "2", "{} {:?}", ours[1], theirs[1]);
+        for ((packet, line), record) in ours[2..].iter().zip(&theirs[2..]).zip(of_phase(1)) {
+            let tunnel = &packet["tunnel"];
+            ensure!(line[0] == record["type"].to_string() && line[2] == record["suite"].to_string(), "{line:?}");
+            ensure!(line[3] == format!("0x{}", text(tunnel, "index")), "{line:?} {packet}");
+            ensure!(
+                line[4] == record["number"].to_string() && tunnel["number"] == record["number"],
+                "{line:?} {packet}"
+            );
+            let treatment = if line[1] == "1" { "authenticate" } else { "encrypt" };
+            ensure!(tunnel["treatment"] == treatment && tunnel["opened"].is_null(), "{line:?} {packet}");
+        }
+        let last = ours.last().context("packets")?;
+        ensure!(last["tunnel"].is_null(), "bytes of another flow are no record: {last}");
+
+        let secrets = tunnel["secrets"].as_array().context("secrets")?;
+        let indices = tunnel["indices"][1].as_array().context("indices")?;
+        let index = |end: usize| indices[end].as_u64().map(|index| format!("{index:08x}")).context("an index");
+        let keys = dir.path().join("keys");
+        let lines = [
+            format!("EARLY {} {}", index(0)?, secrets[0].as_str().context("a secret")?),
+            format!("TO_RESPONDER {} {}", index(1)?, secrets[1].as_str().context("a secret")?),
+            format!("TO_INITIATOR {} {}", index(0)?, secrets[1].as_str().context("a secret")?),
+        ];
+        let opened = |lines: &[String]| -> Result<Vec<Value>> {
+            fs::write(&keys, lines.join("\n"))?;
+            let mut command = Command::new(vouchsafe());
+            let text = process::output(command.args(["inspect", "--json", "--keys"]).arg(&keys).arg(&file))?;
+            text.lines().map(|line| serde_json::from_str(line).context("a line of JSON")).collect()
+        };
+        let none = "no key in the file opens it";
+        let all = opened(&lines)?;
+        ensure!(text(&all[0]["tunnel"]["early"], "opened") != none, "{}", all[0]);
+        for (packet, record) in all[2..].iter().zip(of_phase(1)) {
+            ensure!(text(&packet["tunnel"], "opened") != none, "{packet}: {record}");
+        }
+        for packet in &opened(&lines[..1])?[2..frames.len() - 1] {
+            ensure!(packet["tunnel"]["opened"] == none, "{packet}");
+        }
+        Ok(())
+    });
+}
+
 #[test]
 fn an_exchange_of_alice_is_explained_packet_by_packet() {
     test(|| {

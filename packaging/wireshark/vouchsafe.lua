@@ -1,9 +1,10 @@
 -- Wireshark and tshark dissector for the data that Vouchsafe adds to packets: the tail, the shim, the discovery
--- record.
+-- record, and for the messages of sealed tunnels.
 --
 -- Formats: docs/wire.md. Put this file into the folder of personal Lua plugins (Help > About > Folders), or run
 --   tshark -X lua_script:vouchsafe.lua -Y vouchsafe -V -r FILE
--- The dissector has no keys: only the verifier can tell whether a tag is right.
+-- The dissector has no keys: only the verifier can tell whether a tag is right, and records of sealed tunnels stay
+-- closed (`vouchsafe inspect --keys` opens them). A tunnel is recognised by its initiation.
 
 local vouchsafe = Proto("vouchsafe", "Vouchsafe")
 
@@ -12,6 +13,15 @@ local OPTION_TYPE, OPTION_AT, IP_IN_IP = 0x9e, 20, 4
 local SUITES = { [1] = "sha224", [2] = "aes-cmac", [3] = "siphash" }
 local KINDS = { [1] = "support", [2] = "key transfer", [3] = "token of LS", [4] = "token" }
 local LENGTHS = { [1] = 3, [2] = 38, [3] = 40, [4] = 39 }
+
+local MESSAGES = {
+    [1] = "initiation", [2] = "response", [3] = "early", [4] = "packet", [5] = "block", [6] = "control", [7] = "unknown"
+}
+local TREATMENTS = { [1] = "authenticate", [2] = "encrypt" }
+local COMPRESSIONS = { [0] = "none", [1] = "lz4", [2] = "zstd" }
+local SEAL_SUITES = { [1] = "aes-128-gcm", [2] = "aes-256-gcm", [3] = "chacha20-poly1305" }
+local REFUSALS = { [0] = "none", [1] = "no_suite", [2] = "limit", [3] = "revoked" }
+local INITIATION, RESPONSE, RECORD_LEAST, HEADER, TAG = 80, 64, 33, 16, 16
 
 local f = vouchsafe.fields
 f.carrier = ProtoField.string("vouchsafe.carrier", "Carrier")
@@ -25,6 +35,7 @@ f.reply = ProtoField.bool("vouchsafe.flags.reply", "The receiver may open flows,
 f.single = ProtoField.bool("vouchsafe.flags.single", "For one flow", 8, nil, 0x08)
 f.bearer = ProtoField.bool("vouchsafe.flags.bearer", "The key itself is the proof", 8, nil, 0x10)
 f.ipv6 = ProtoField.bool("vouchsafe.flags.ipv6", "IPv6", 8, nil, 0x20)
+f.sealed = ProtoField.bool("vouchsafe.flags.sealed", "Inside a sealed tunnel only", 8, nil, 0x40)
 f.epoch = ProtoField.uint8("vouchsafe.epoch", "Epoch (low 8 bits)")
 f.prefix = ProtoField.uint8("vouchsafe.prefix_length", "Prefix length")
 f.expires = ProtoField.absolute_time("vouchsafe.expires", "Grant ends", base.UTC)
@@ -38,6 +49,22 @@ f.nonce2 = ProtoField.uint16("vouchsafe.ls.nonce2", "Nonce 2", base.HEX)
 f.hash = ProtoField.bytes("vouchsafe.ls.hash", "Hash")
 f.client_key = ProtoField.bytes("vouchsafe.ls.client_key", "Client key, in clear")
 f.record = ProtoField.string("vouchsafe.discovery", "Discovery record")
+f.message = ProtoField.uint8("vouchsafe.seal.message", "Message", base.DEC, MESSAGES)
+f.treatment = ProtoField.uint8("vouchsafe.seal.treatment", "Treatment", base.DEC, TREATMENTS, 0x0f)
+f.compression = ProtoField.uint8("vouchsafe.seal.compression", "Compression", base.DEC, COMPRESSIONS, 0xf0)
+f.seal_suite = ProtoField.uint8("vouchsafe.seal.suite", "Suite", base.DEC, SEAL_SUITES)
+f.detail = ProtoField.uint8("vouchsafe.seal.detail", "Detail", base.HEX)
+f.index = ProtoField.uint32("vouchsafe.seal.index", "Index", base.HEX)
+f.other_index = ProtoField.uint32("vouchsafe.seal.responder_index", "Responder's index", base.HEX)
+f.lane = ProtoField.uint8("vouchsafe.seal.lane", "Lane")
+f.number = ProtoField.uint64("vouchsafe.seal.number", "Number")
+f.body = ProtoField.bytes("vouchsafe.seal.body", "Body")
+f.record_tag = ProtoField.bytes("vouchsafe.seal.tag", "Tag")
+f.forward = ProtoField.bool("vouchsafe.seal.forward", "With an exchange of keys", 8, nil, 0x01)
+f.suites = ProtoField.uint8("vouchsafe.seal.suites", "Suites that it opens", base.HEX)
+f.helped = ProtoField.uint8("vouchsafe.seal.helped", "Suites that its hardware helps with", base.HEX)
+f.share = ProtoField.bytes("vouchsafe.seal.share", "Share")
+f.refusal = ProtoField.uint8("vouchsafe.seal.refusal", "Refusal", base.DEC, REFUSALS)
 
 local e = vouchsafe.experts
 e.malformed = ProtoExpert.new("vouchsafe.malformed", "Malformed: a verifier drops this", expert.group.MALFORMED, expert.severity.ERROR)
@@ -59,7 +86,7 @@ local function token(range, tree, pinfo)
     tree:add(f.version, range(0, 1))
     tree:add(f.suite, range(0, 1))
     local flags = tree:add(f.flags, range(1, 1))
-    for _, flag in ipairs({ f.port, f.source, f.reply, f.single, f.bearer, f.ipv6 }) do flags:add(flag, range(1, 1)) end
+    for _, flag in ipairs({ f.port, f.source, f.reply, f.single, f.bearer, f.ipv6, f.sealed }) do flags:add(flag, range(1, 1)) end
     tree:add(f.epoch, range(2, 1))
     tree:add(f.prefix, range(3, 1))
     local expires, made = tree:add(f.expires, range(4, 4)), nil
@@ -69,7 +96,7 @@ local function token(range, tree, pinfo)
     tree:add(f.tag, range(24, 12))
     local first, flag_bits, suite = range(0, 1):uint(), range(1, 1):uint(), range(0, 1):uint() % 16
     local longest = math.floor(flag_bits / 0x20) % 2 == 1 and 128 or 32
-    if math.floor(first / 16) ~= 1 or suite < 2 or suite > 3 or flag_bits >= 0x40 or math.floor(flag_bits / 0x10) % 2 == 1
+    if math.floor(first / 16) ~= 1 or suite < 2 or suite > 3 or flag_bits >= 0x80 or math.floor(flag_bits / 0x10) % 2 == 1
         or range(3, 1):uint() > longest then
         tree:add_proto_expert_info(e.malformed)
     end
@@ -121,6 +148,93 @@ local function tail(payload, root, pinfo)
     token(block(4, TOKEN_LENGTH), tree, pinfo)
 end
 
+-- Tunnels of this capture: the keys are both ends of a datagram, in either order.
+local tunnels = {}
+
+function vouchsafe.init()
+    tunnels = {}
+end
+
+local function ends(pinfo)
+    local from, to = tostring(pinfo.src) .. " " .. pinfo.src_port, tostring(pinfo.dst) .. " " .. pinfo.dst_port
+    return from < to and from .. " " .. to or to .. " " .. from
+end
+
+local function record(range, tree, pinfo)
+    local kind = range(0, 1):uint()
+    tree:add(f.message, range(0, 1))
+    tree:add(f.compression, range(1, 1))
+    tree:add(f.treatment, range(1, 1))
+    tree:add(f.seal_suite, range(2, 1))
+    tree:add(f.detail, range(3, 1))
+    tree:add(f.index, range(4, 4))
+    tree:add(f.lane, range(8, 1))
+    -- 56 bits: the lane's byte is left out.
+    tree:add(f.number, range(9, 7), range(9, 7):uint64())
+    tree:add(f.body, range(HEADER, range:len() - HEADER - TAG))
+    tree:add(f.record_tag, range(range:len() - TAG, TAG))
+    if not TREATMENTS[range(1, 1):uint() % 16] or not SEAL_SUITES[range(2, 1):uint()] then
+        tree:add_proto_expert_info(e.malformed)
+    end
+    say(pinfo, "sealed " .. MESSAGES[kind])
+end
+
+local function offer(range, tree)
+    tree:add(f.message, range(0, 1))
+    tree:add(f.forward, range(1, 1))
+    tree:add(f.suites, range(2, 1))
+    tree:add(f.helped, range(3, 1))
+    tree:add(f.index, range(4, 4))
+end
+
+local function is_initiation(range)
+    return range:len() >= INITIATION and range(0, 1):uint() == 1 and range(1, 1):uint() - range(1, 1):uint() % 2 == 0x10
+        and range(2, 1):uint() > 0 and range(4, 4):uint() > 0 and range(12, 4):uint() == 0 and range(16, 1):uint() >= 0x12
+        and range(16, 1):uint() <= 0x13
+end
+
+-- Shows a message of a sealed tunnel. Any bytes look like a record, so a tunnel has to begin with its initiation.
+local function sealed(payload, root, pinfo)
+    if not payload then return end
+    local range = payload.range
+    if range:len() >= TAIL_LENGTH and range(range:len() - TAIL_LENGTH, 4):string() == "VSF1" then
+        if range:len() == TAIL_LENGTH then return end
+        range = range(0, range:len() - TAIL_LENGTH)
+    end
+    if is_initiation(range) then
+        tunnels[ends(pinfo)] = true
+        local tree = root:add(vouchsafe, range, "Vouchsafe, sealed tunnel")
+        offer(range, tree)
+        tree:add(f.time, range(8, 4))
+        tree:add(f.handle, range(24, 8))
+        tree:add(f.share, range(32, 32))
+        tree:add(f.record_tag, range(64, 16))
+        say(pinfo, "initiation of a sealed tunnel")
+        if range:len() >= INITIATION + RECORD_LEAST then
+            record(range(INITIATION, range:len() - INITIATION), tree:add(vouchsafe, range(INITIATION), "Early record"), pinfo)
+        end
+    elseif tunnels[ends(pinfo)] and range:len() >= HEADER then
+        local kind = range(0, 1):uint()
+        local tree = root:add(vouchsafe, range, "Vouchsafe, sealed tunnel")
+        if kind == 2 and range:len() == RESPONSE then
+            offer(range, tree)
+            tree:add(f.other_index, range(8, 4))
+            tree:add(f.refusal, range(12, 1))
+            tree:add(f.share, range(16, 32))
+            tree:add(f.record_tag, range(48, 16))
+            say(pinfo, "response of a sealed tunnel")
+        elseif kind >= 4 and kind <= 6 and range:len() >= RECORD_LEAST then
+            record(range, tree, pinfo)
+        elseif kind == 7 and range:len() == HEADER then
+            tree:add(f.message, range(0, 1))
+            tree:add(f.index, range(4, 4))
+            say(pinfo, "unknown index")
+        else
+            tree:add_proto_expert_info(e.malformed)
+        end
+    end
+end
+
 function vouchsafe.dissector(buffer, pinfo, root)
     -- The shim: an outer IPv4 header of 20 bytes with protocol "IP in IP", followed by one of 60 bytes whose first
     -- option is ours.
@@ -131,6 +245,7 @@ function vouchsafe.dissector(buffer, pinfo, root)
         shim(buffer(inner.offset + OPTION_AT, 40), root, pinfo)
     elseif udp_payload() then
         tail(udp_payload(), root, pinfo)
+        sealed(udp_payload(), root, pinfo)
     elseif syn() and syn().value and not ack().value then
         tail(tcp_payload(), root, pinfo)
     end

@@ -29,7 +29,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ),
     ("svtep", &["wire", "api", "engine", "client", "datapath", "follower", "shell"], &[]),
     ("doctor", &["wire", "datapath"], &[]),
-    ("inspect", &["wire", "shell"], &[]),
+    ("inspect", &["wire", "seal", "shell"], &[]),
     ("key_transfer", &["wire", "api", "datapath", "shell"], &[]),
     (
         "vouchsafe",

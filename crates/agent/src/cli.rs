@@ -254,9 +254,11 @@ async fn list(at: &At, json: bool) -> Result<ExitCode> {
             if grant.rule.is_empty() { "-".to_owned() } else { grant.rule.clone() },
             left(grant.expires.into(), now),
             ago(grant.used.into(), now),
+            grant.treatment.clone(),
         ]
     });
-    print!("{}", Table::new(&["DESTINATION", "RECEIVER", "RULE", "EXPIRES", "USED"], rows));
+    let head = ["DESTINATION", "RECEIVER", "RULE", "EXPIRES", "USED", "TREATMENT"];
+    print!("{}", Table::new(&head, rows));
     let rules = rules.iter().map(|rule| vec![rule.target.to_string(), rule.consent.name().to_owned()]);
     let rules = rules.chain([vec!["everything else".to_owned(), default.name().to_owned()]]);
     print!("\n{}", Table::new(&["YOUR RULES", "TOKENS"], rules));

@@ -264,8 +264,8 @@ impl Daemon {
             match Authority::of_user(&session.authority, session.ca.as_deref().map(str::as_bytes), uid) {
                 Ok(authority) => {
                     self.connect(subject, authority.with_token(&session.token));
-                    let KeptSession { expires, receivers, skew, .. } = session;
-                    self.agent.login(subject, Login { expires, receivers, skew });
+                    let KeptSession { expires, receivers, sealed, skew, .. } = session;
+                    self.agent.login(subject, Login { expires, receivers, sealed, skew });
                 }
                 Err(error) => tracing::error!(uid, "cannot resume the saved session: {error}"),
             }
@@ -430,7 +430,9 @@ impl Daemon {
         if let Some(why) = unusable.or(used.err()) {
             match why {
                 Unusable::Over => tracing::warn!(uid = subject.user(), "cannot use the grant: {why}"),
-                Unusable::Malformed(_) => tracing::error!(uid = subject.user(), "cannot use the grant: {why}"),
+                Unusable::Sealed | Unusable::Malformed(_) => {
+                    tracing::error!(uid = subject.user(), "cannot use the grant: {why}")
+                }
             }
             failure = Some(format!("cannot use the grant: {why}"));
         }
@@ -472,17 +474,19 @@ impl Daemon {
             }
             Ok(answer_value) => {
                 self.sync_clock(subject, answer_value.now, answer.requested, answer.answered);
-                Some(convert::receivers(&answer_value.destinations))
+                Some(convert::reachable(&answer_value))
             }
         };
-        let received = receivers.is_some();
+        let received = receivers.as_ref().map(|(_, sealed)| sealed.clone());
         if let Err(error) = self.agent.destinations(now(), subject, receivers) {
             tracing::error!(uid = subject.user(), "cannot use the destinations from the authority: {error}");
         }
-        if received && let Some(session) = self.kept.get_mut(&subject.user()).and_then(|kept| kept.session.as_mut()) {
+        if let Some(sealed) = received
+            && let Some(session) = self.kept.get_mut(&subject.user()).and_then(|kept| kept.session.as_mut())
+        {
             let receivers = self.agent.receivers(subject);
-            if session.receivers != receivers {
-                session.receivers = receivers.to_vec();
+            if session.receivers != receivers || session.sealed != sealed {
+                (session.receivers, session.sealed) = (receivers.to_vec(), sealed);
                 self.save(subject.user());
             }
         }

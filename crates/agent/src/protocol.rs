@@ -307,6 +307,9 @@ pub struct Grant {
     pub used: u32,
     /// Whether the grant is for a single flow.
     pub single: bool,
+    /// The least treatment that the rule demands in a sealed tunnel: `none`, `authenticate` or `encrypt`.
+    #[serde(default)]
+    pub treatment: String,
 }
 
 impl From<&GrantView> for Grant {
@@ -323,6 +326,7 @@ impl From<&GrantView> for Grant {
             expires: view.expires,
             used: view.used,
             single: view.single,
+            treatment: view.treatment.name().to_owned(),
         }
     }
 }

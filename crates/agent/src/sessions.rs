@@ -6,7 +6,7 @@ use engine::agent::ConsentRules;
 use engine::model::Receiver;
 use serde::{Deserialize, Serialize};
 use shell::folder::Folder;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::PathBuf;
 use zeroize::Zeroizing;
@@ -40,6 +40,9 @@ pub struct KeptSession {
     /// The receivers that the person could reach at the last answer.
     #[serde(default)]
     pub receivers: Vec<Receiver>,
+    /// Names of those to which packets may travel in a sealed tunnel only.
+    #[serde(default)]
+    pub sealed: BTreeSet<String>,
     /// How many seconds the authority's clock was ahead of this machine's.
     #[serde(default)]
     pub skew: i32,

@@ -1,6 +1,7 @@
 //! Protected receivers, and grants to send to them.
 
 use crate::form::whole;
+use crate::sealing::{GrantSealing, SealedDestinations};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
@@ -36,6 +37,9 @@ pub struct Receiver {
 pub struct Destinations {
     /// The receivers.
     pub destinations: Vec<Receiver>,
+    /// Where packets have to travel in a sealed tunnel.
+    #[serde(default, skip_serializing_if = "SealedDestinations::is_empty")]
+    pub sealed: SealedDestinations,
     /// The authority's clock.
     pub now: u64,
 }
@@ -83,6 +87,10 @@ pub struct Grant {
     pub rule: String,
     /// Carrier of the tokens: `tail` or `shim`.
     pub carrier: String,
+    /// The rule's demand in a sealed tunnel; missing if the verifier has no tunnel. If a treatment is demanded, the header has
+    /// the flag SEALED, and a token admits inside a tunnel only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealing: Option<GrantSealing>,
     /// End of the grant.
     pub expires: u64,
     /// The authority's clock.

@@ -19,6 +19,7 @@ mod problem;
 mod report;
 #[cfg(feature = "schema")]
 mod schema;
+mod sealing;
 mod segment;
 mod verifier;
 
@@ -34,5 +35,6 @@ pub use login::{
 pub use place::{Behind, EndpointPlace, EndpointPlaces};
 pub use problem::Problem;
 pub use report::{DropCount, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, ReportedFlow, VerifierState};
+pub use sealing::{GrantSealing, SealedDestinations, SealedFlow, Sealing};
 pub use segment::{AnswerRequest, PathSegment, SegmentRequest, SegmentTo, Withdrawal};
 pub use verifier::{Enrolled, Enrolment, GrantOwner, LivePair, RevokedGrant, RevokedSession, VerifierConfig};

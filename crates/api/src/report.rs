@@ -1,6 +1,7 @@
 //! A verifier's reports about itself: its state, its counters, and a sample of its live flows. It names grants only by
 //! their handles; the authority knows their owners.
 
+use crate::sealing::SealedFlow;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::net::IpAddr;
@@ -138,6 +139,9 @@ pub struct ReportedFlow {
     #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
     #[serde(deserialize_with = "whole")]
     pub bytes: u64,
+    /// How the flow's packets travel in a sealed tunnel; absent if they travel outside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealed: Option<SealedFlow>,
 }
 
 /// The answer to [`Report`].
@@ -198,6 +202,7 @@ mod tests {
             seen: 2,
             packets: 3,
             bytes: MOST,
+            sealed: None,
         }
     }
 

@@ -2,8 +2,10 @@
 
 use crate::form::handle_hex;
 use crate::grant::Receiver;
+use crate::sealing::Sealing;
 use crate::segment::Withdrawal;
 use serde::{Deserialize, Serialize};
+use std::net::SocketAddr;
 
 /// `POST /v1/verifiers/enrol`, authenticated only by the one-time code.
 #[derive(Clone, Serialize, Deserialize)]
@@ -47,6 +49,11 @@ pub struct VerifierConfig {
     /// Withdrawn consent, for a verifier that checks proofs.
     #[serde(default)]
     pub withdrawn: Vec<Withdrawal>,
+    /// Where the verifier's sealed tunnels begin: addresses and UDP ports, one for each family at most; empty if the
+    /// policy names no tunnel behind it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>, example = json!(["203.0.113.10:4499"])))]
+    pub tunnels: Vec<SocketAddr>,
     /// The authority's clock.
     pub now: u64,
 }
@@ -122,4 +129,7 @@ pub struct GrantOwner {
     /// The rule's class, for packet filters behind the verifier; 0 means none.
     #[serde(default)]
     pub class: u8,
+    /// The rule's demand in a sealed tunnel; missing if it demands nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sealing: Option<Sealing>,
 }

@@ -77,6 +77,7 @@ impl World {
                 issued: now,
                 expires: now + LIFETIME,
                 class: 0,
+                sealing: None,
             },
             verifier: "edge".into(),
             source: IpAddr::V4(Ipv4Addr::LOCALHOST),

@@ -1,8 +1,9 @@
 //! Converts between the messages of the API and the types that `engine` decides with.
 
 use engine::issuing::grant::Issued;
-use engine::model::{Given, Receiver, Secret, Service};
+use engine::model::{Given, Receiver, Sealing, Secret, Service};
 use engine::policy::{Explanation, Permit};
+use std::net::SocketAddr;
 use wire::{DropReason, Ends, SegmentFlags, Vni};
 
 /// Converts protected receivers.
@@ -18,8 +19,9 @@ pub fn receivers(receivers: impl IntoIterator<Item = Receiver>) -> Vec<api::Rece
     receivers.into_iter().map(receiver).collect()
 }
 
-/// Returns an issued grant in the form in which its holder receives it.
-pub fn grant(issued: &Issued, permit: &Permit<'_>, now: u64) -> api::Grant {
+/// Returns an issued grant in the form in which its holder receives it. Sealed tunnels of its verifier begin at
+/// `tunnels`.
+pub fn grant(issued: &Issued, permit: &Permit<'_>, tunnels: Vec<SocketAddr>, now: u64) -> api::Grant {
     let (header, key) = match issued.secret() {
         Secret::Grant(header, key) => (hex::encode(header.encode()), hex::encode(key.bytes())),
         Secret::Pair(pair, key) => (hex::encode(pair.bytes()), hex::encode(key.bytes())),
@@ -31,6 +33,7 @@ pub fn grant(issued: &Issued, permit: &Permit<'_>, now: u64) -> api::Grant {
         receiver: permit.receiver.name.clone(),
         rule: permit.rule.label().to_string(),
         carrier: issued.carrier.name().into(),
+        sealing: (!tunnels.is_empty()).then(|| api::GrantSealing { demand: sealing(&permit.terms.sealing), tunnels }),
         expires: issued.expires.into(),
         now,
     }
@@ -47,7 +50,26 @@ pub fn owner(issued: &Issued, permit: &Permit<'_>, person: &str, device: &str, n
         issued: now,
         expires: issued.expires.into(),
         class: permit.terms.class,
+        sealing: permit.terms.sealing.is_sealed().then(|| sealing(&permit.terms.sealing)),
     }
+}
+
+/// Converts what a rule demands in a sealed tunnel.
+pub fn sealing(demand: &Sealing) -> api::Sealing {
+    let Sealing { treatment, compress, suites, forward_secrecy, rekey } = *demand;
+    api::Sealing {
+        treatment: treatment.name().into(),
+        compress: compress.map(|compress| compress.name().into()),
+        suites: suites.iter().map(|suite| suite.name().into()).collect(),
+        forward_secrecy,
+        rekey,
+    }
+}
+
+/// Reads a demand as [`sealing`] wrote it; `None` if it is another version's.
+pub fn demand(sealing: &api::Sealing) -> Option<Sealing> {
+    let api::Sealing { treatment, compress, suites, forward_secrecy, rekey } = sealing;
+    Sealing::from_names(treatment, compress.as_deref(), suites.iter().map(String::as_str), *forward_secrecy, *rekey)
 }
 
 /// Returns the announcement of a pair to the verifier; `None` for a grant that is no pair.

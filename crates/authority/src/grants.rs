@@ -151,7 +151,9 @@ impl GrantIssuer {
             scope: issued.scope,
             flags: issued.flags(),
         };
-        Ok(Decided { grant: convert::grant(&issued, permit, now), issuance, pair: convert::pair(&issued, now) })
+        let tunnels = policy.policy().tunnels_of(verifier);
+        let grant = convert::grant(&issued, permit, tunnels, now);
+        Ok(Decided { grant, issuance, pair: convert::pair(&issued, now) })
     }
 
     /// Records that the policy denied a request.
@@ -229,4 +231,5 @@ fn permits(decision: &Decision<'_>, grant: &GrantEntry) -> bool {
         && (!terms.single || flags.has(Flags::SINGLE))
         && (terms.reply || !flags.has(Flags::REPLY))
         && (!terms.bind_source || flags.has(Flags::SOURCE))
+        && grant.sealing().meets(&terms.sealing)
 }

@@ -51,7 +51,7 @@ use std::time::Duration;
 /// The SHA-256 of a bearer token or one-time code, which is stored in its place.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 10;
+const SCHEMA_VERSION: i64 = 11;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
@@ -78,7 +78,7 @@ CREATE TABLE grants (
     verifier TEXT NOT NULL, receiver TEXT NOT NULL, rule TEXT NOT NULL, source TEXT NOT NULL,
     address TEXT NOT NULL, protocol INTEGER NOT NULL, port INTEGER NOT NULL, prefix TEXT NOT NULL,
     flags INTEGER NOT NULL, issued INTEGER NOT NULL, expires INTEGER NOT NULL,
-    revoked INTEGER, announced INTEGER
+    revoked INTEGER, announced INTEGER, sealing TEXT
 ) STRICT;
 CREATE INDEX grants_by_expiry ON grants (expires);
 CREATE INDEX grants_of_person ON grants (person, device) WHERE revoked IS NULL;

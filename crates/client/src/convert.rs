@@ -1,10 +1,11 @@
 //! Converts between the messages of the API and the types that `engine` decides with.
 
 use engine::agent::{Event, Unusable};
-use engine::model::{Given, Grant, GrantRequest, Receiver, Secret, SegmentRequest, Service};
+use engine::model::{Given, Grant, GrantRequest, Receiver, Sealing, Secret, SegmentRequest, Service};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
 use wire::ask::GivenReply;
-use wire::{Carrier, ClientKey, DropReason, Ends, GrantHeader, GrantKey, Handle, Pair, Vni};
+use wire::{Carrier, ClientKey, DropReason, Ends, Flags, GrantHeader, GrantKey, Handle, Pair, Vni};
 
 /// Converts the protected receivers of an answer.
 pub fn receivers(receivers: &[api::Receiver]) -> Vec<Receiver> {
@@ -18,6 +19,14 @@ pub fn receivers(receivers: &[api::Receiver]) -> Vec<Receiver> {
         services: receiver.services.iter().map(service).collect(),
     };
     receivers.iter().map(receiver).collect()
+}
+
+/// Converts what a person may reach, with what they may reach at other times but never outside of a sealed tunnel; and
+/// the names of all receivers to which packets may travel in a sealed tunnel only.
+pub fn reachable(answer: &api::Destinations) -> (Vec<Receiver>, BTreeSet<String>) {
+    let api::SealedDestinations { demanded, closed, .. } = &answer.sealed;
+    let all = [receivers(&answer.destinations), receivers(closed)].concat();
+    (all, demanded.keys().chain(closed.iter().map(|receiver| &receiver.name)).cloned().collect())
 }
 
 /// Converts a request for a grant whose key comes with the answer.
@@ -48,8 +57,25 @@ pub fn grant(answer: &api::Grant) -> Result<Grant, Unusable> {
     };
     let carrier = Carrier::from_name(&answer.carrier);
     let carrier = carrier.ok_or(Unusable::Malformed("this agent does not support its carrier"))?;
+    let sealing = match &answer.sealing {
+        Some(terms) => {
+            sealing(&terms.demand).ok_or(Unusable::Malformed("this agent does not understand its demand"))?
+        }
+        None => Sealing::NONE,
+    };
+    let is_sealed = matches!(&secret, Secret::Grant(header, _) if header.flags.has(Flags::SEALED));
+    if is_sealed != sealing.is_sealed() {
+        return Err(Unusable::Malformed("its header and its demand disagree about the sealed tunnel"));
+    }
+    let tunnels = answer.sealing.as_ref().map(|terms| terms.tunnels.clone()).unwrap_or_default();
     let (receiver, rule) = (answer.receiver.clone(), answer.rule.clone());
-    Ok(Grant { secret, prefix: answer.prefix, receiver, rule, carrier, expires })
+    Ok(Grant { secret, prefix: answer.prefix, receiver, rule, carrier, sealing, tunnels, expires })
+}
+
+/// Reads what a rule demands in a sealed tunnel; `None` if a word means nothing here.
+pub fn sealing(demand: &api::Sealing) -> Option<Sealing> {
+    let api::Sealing { treatment, compress, suites, forward_secrecy, rekey } = demand;
+    Sealing::from_names(treatment, compress.as_deref(), suites.iter().map(String::as_str), *forward_secrecy, *rekey)
 }
 
 fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
@@ -118,7 +144,7 @@ pub(crate) fn segment_by_udp(reply: &GivenReply<'_>, request: &SegmentRequest) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::{Flags, Suite};
+    use wire::Suite;
 
     fn answer() -> api::Grant {
         let (suite, handle) = (Suite::Siphash, Handle(5));
@@ -130,6 +156,7 @@ mod tests {
             receiver: "lab".into(),
             rule: "policy.toml:1 lab".into(),
             carrier: "tail".into(),
+            sealing: None,
             expires: 7,
             now: 1,
         }
@@ -143,6 +170,38 @@ mod tests {
         let pair = api::Grant { header: "06".repeat(7), key: "08".repeat(28), carrier: "shim".into(), ..answer() };
         let read = grant(&pair).unwrap_or_else(|why| panic!("{why}"));
         assert!(matches!(&read.secret, Secret::Pair(pair, key) if pair.bytes() == [6; 7] && key.bytes() == &[8; 28]));
+    }
+
+    /// Returns the answer with a grant for a sealed tunnel.
+    fn sealed(treatment: &str) -> api::Grant {
+        let (suite, handle, flags) = (Suite::Siphash, Handle(5), Flags::PORT.with(Flags::SEALED));
+        let header = GrantHeader { suite, flags, epoch: 0, prefix_length: 32, expires: 7, handle };
+        let suites = vec!["aes-256-gcm".to_owned(), "chacha20-poly1305".to_owned()];
+        let (treatment, compress, forward_secrecy, rekey) = (treatment.to_owned(), None, true, 120);
+        let demand = api::Sealing { treatment, compress, suites, forward_secrecy, rekey };
+        let tunnels = vec!["203.0.113.10:4499".parse().unwrap()];
+        api::Grant {
+            header: hex::encode(header.encode()),
+            sealing: Some(api::GrantSealing { demand, tunnels }),
+            ..answer()
+        }
+    }
+
+    #[test]
+    fn what_a_grant_demands_is_read() {
+        let read = grant(&sealed("encrypt")).unwrap_or_else(|why| panic!("{why}"));
+        assert_eq!((read.sealing.treatment, read.tunnels.len()), (engine::model::Treatment::Encrypt, 1));
+        let open = api::Grant { sealing: sealed("none").sealing, ..answer() };
+        let read = grant(&open).unwrap_or_else(|why| panic!("{why}"));
+        assert_eq!((read.sealing.is_sealed(), read.tunnels.len()), (false, 1), "a tunnel that nothing demands");
+        for broken in [
+            sealed("none"),
+            sealed("shred"),
+            api::Grant { sealing: None, ..sealed("encrypt") },
+            api::Grant { sealing: sealed("encrypt").sealing, ..answer() },
+        ] {
+            assert!(matches!(grant(&broken), Err(Unusable::Malformed(_))), "{:?}", broken.sealing);
+        }
     }
 
     #[test]

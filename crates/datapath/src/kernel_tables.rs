@@ -13,6 +13,7 @@ use wire::{Epoch, Handle, Holder, VerifierKey};
 /// The maps of a verifier's programs. A map that cannot be read counts as empty.
 pub struct KernelTables<'a> {
     verifier: &'a Verifier,
+    in_tunnel: bool,
     room: OnceCell<Room>,
 }
 
@@ -27,14 +28,19 @@ struct Room {
 impl<'a> KernelTables<'a> {
     /// Creates a view of the live maps. Their entries are counted once, on first use.
     pub fn new(verifier: &'a Verifier) -> Self {
-        Self { verifier, room: OnceCell::new() }
+        Self { verifier, in_tunnel: false, room: OnceCell::new() }
+    }
+
+    /// Returns the view that the program on the tunnel's device has.
+    pub fn in_tunnel(self) -> Self {
+        Self { in_tunnel: true, ..self }
     }
 
     /// Creates a view for callers that know that no map is full. It counts no entries, which would take longer than a
     /// decision.
     pub fn with_room(verifier: &'a Verifier) -> Self {
         let room = Room { flows4: true, flows6: true, grants: true, accounts: true };
-        Self { verifier, room: OnceCell::from(room) }
+        Self { verifier, in_tunnel: false, room: OnceCell::from(room) }
     }
 
     fn room(&self) -> &Room {
@@ -72,6 +78,10 @@ impl Tables for KernelTables<'_> {
 
     fn at_tc(&self) -> bool {
         self.verifier.hook() == crate::hook::Hook::Tc
+    }
+
+    fn in_tunnel(&self) -> bool {
+        self.in_tunnel
     }
 
     fn services(&self, address: IpAddr) -> Option<Services> {

@@ -37,6 +37,7 @@ mod stack;
 pub mod svtep;
 pub mod table;
 pub mod tc;
+pub mod tunnel;
 pub mod verifier;
 
 pub use attachments::{Pins, Spot, bpf_file_system_is_mounted};

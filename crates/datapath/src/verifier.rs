@@ -30,7 +30,7 @@ use zerocopy::{FromBytes, IntoBytes};
 static XDP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
 static TC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier_tc.bpf.o"));
 /// Both objects define the same tables, so that flows outlive a change of the hook.
-const PINNED: [&str; 26] = [
+pub(crate) const PINNED: [&str; 26] = [
     "protected4",
     "protected6",
     "open4",

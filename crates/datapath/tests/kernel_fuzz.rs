@@ -49,7 +49,7 @@ fn agree_on_random_packets(hook: Hook) {
     let config = world::config_with_shims();
     let pinned = Pinned::new(&format!("fuzz-{}", hook.name()), config, Sizes { replay_buckets: BUCKETS, ..SIZES });
     let mut run = Run {
-        deciders: Deciders::around(pinned.load(hook), config, &world::receivers()),
+        deciders: Deciders::around(pinned.load(hook), config, &world::receivers()).with_tunnel(),
         hook,
         seed,
         chance: Chance(seed | 1),
@@ -61,22 +61,27 @@ fn agree_on_random_packets(hook: Hook) {
         packets: 0,
         tally: [0; counter::COUNT as usize],
         unwrapped: [0; 2],
+        inside: 0,
     };
     while run.packets < packets {
         run.between();
         (0..BATCH).for_each(|_| run.packet());
         run.compare();
     }
-    let Run { tally, unwrapped, between, promises, .. } = &run;
+    let Run { tally, unwrapped, between, promises, inside, .. } = &run;
     // Inside addresses are assigned after this decision.
     let reasons = wire::DropReason::ALL.iter().filter(|reason| **reason != wire::DropReason::NoAddress);
     let missing: Vec<_> = reasons.filter(|reason| tally[**reason as usize] == 0).collect();
-    println!("{} packets: {tally:?}; out of shims: {unwrapped:?}; copies: {}", run.packets, promises.copies);
+    println!(
+        "{} packets: {tally:?}; out of shims: {unwrapped:?}; inside: {inside}; copies: {}",
+        run.packets, promises.copies
+    );
     println!("between them: {:?}", between.counts());
     let never: Vec<_> = between.counts().into_iter().filter(|(_, count)| *count == 0).collect();
     assert!(packets < 20_000 || never.is_empty(), "never happened: {never:?}");
     assert!(packets < 20_000 || promises.copies > 0, "no admitted packet was shown again");
     assert!(packets < 100_000 || unwrapped.iter().all(|count| *count > 10), "few shims were taken: {unwrapped:?}");
+    assert!(packets < 100_000 || *inside > 10, "few tokens were taken inside: {inside}");
     assert!(packets < 100_000 || missing.is_empty(), "never came up: {missing:?}");
 }
 

@@ -44,6 +44,18 @@ fn check(deciders: &mut Deciders, cases: &[Case], failures: &mut Vec<String>) {
                 Step::End(holder) => deciders.end_session(*holder, now + 3600),
                 Step::Tell(pair) => deciders.tell(pair),
                 Step::Sweep => deciders.sweep(now),
+                Step::Inside { packet, outcome, out } => {
+                    deciders.set_clock(now);
+                    for (who, (got, left)) in ["rust", "kernel"].into_iter().zip(deciders.verify_inside(packet, now)) {
+                        let place = format!("{} ({}), step {index}, {who}, inside", case.name, case.clause);
+                        if got != *outcome {
+                            failures.push(format!("{place}: {got:?}, not {outcome:?}\n  {:.200}", hex::encode(packet)));
+                        } else if left != *out {
+                            let (left, out) = (hex::encode(left), hex::encode(out));
+                            failures.push(format!("{place}: the packet is\n  {left}, not\n  {out}"));
+                        }
+                    }
+                }
                 Step::Frame { frame, .. } if !world::runs(deciders.kernel.hook(), frame) => {}
                 Step::Frame { frame, outcome, out } => {
                     deciders.set_clock(now);
@@ -86,9 +98,11 @@ fn kernel_and_rust_agree_on_every_row() {
     cases.extend(table::streams::cases());
     cases.extend(table::accounts::cases());
     cases.extend(table::clocks::cases());
+    cases.extend(table::sealed::cases());
     let mut failures = Vec::new();
     for hook in Hook::ALL {
-        check(&mut Deciders::new(hook, world::config(), &world::receivers()), &cases, &mut failures);
+        let mut deciders = Deciders::new(hook, world::config(), &world::receivers()).with_tunnel();
+        check(&mut deciders, &cases, &mut failures);
     }
     assert!(cases.len() >= 150, "{} rows", cases.len());
     // Inside addresses are assigned after admission, on a gateway.
@@ -214,7 +228,46 @@ fn kernel_that_observes_drops_nothing_but_tokens_in_streams_and_counts_the_same(
         // A packet that a row drops passes here; `judge` checks the return code against the outcome, observing.
         check(&mut Deciders::new(hook, observing, &world::receivers()), &cases, &mut failures);
     }
-    report(&failures, cases.len());
+    let inside = table::sealed::cases();
+    let mut deciders = Deciders::new(Hook::Tc, observing, &world::receivers()).with_tunnel();
+    check(&mut deciders, &inside, &mut failures);
+    report(&failures, cases.len() + inside.len());
+}
+
+#[test]
+fn kernel_and_rust_agree_on_the_published_vectors_of_sealed_grants() {
+    let text = include_str!("../../wire/tests/data/sealed.json");
+    let all: serde_json::Value = serde_json::from_str(text).expect("sealed.json is JSON");
+    let rows = all["tokens"].as_array().expect("rows");
+    let mut deciders = Deciders::new(Hook::Tc, world::config(), &world::everything()).with_tunnel();
+    for row in rows {
+        let number = |name: &str| row[name].as_u64().expect("a number");
+        let to = wire::Destination {
+            address: world::address(row["destination"].as_str().expect("an address")),
+            protocol: number("protocol") as u8,
+            port: number("port") as u16,
+        };
+        let [four, six] = world::families();
+        let family = if to.address.is_ipv4() { four } else { six };
+        let transport = if to.protocol == wire::packet::TCP { Transport::Tcp } else { Transport::Udp };
+        let token = hex::decode(row["token"].as_str().expect("a token")).expect("hex");
+        let first = table::First {
+            packet: transport.opening(&family, table::CLIENT_PORT, &to),
+            payload: b"x".to_vec(),
+            token: token.try_into().expect("36 bytes"),
+        };
+        deciders.forget();
+        deciders.set_clock(NOW);
+        let outcomes = match row["inside"].as_bool() {
+            Some(true) => deciders.verify_inside(&first.frame().split_off(14), NOW),
+            _ => deciders.verify(&first.frame(), NOW),
+        };
+        for (outcome, _) in outcomes {
+            let expected = row["reason"].as_str().unwrap_or("token");
+            assert_eq!(outcome.name(), expected, "{}", row["name"]);
+        }
+    }
+    assert!(rows.len() >= 20);
 }
 
 #[test]

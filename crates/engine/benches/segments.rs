@@ -46,6 +46,7 @@ const TERMS: Terms = Terms {
     suite: GrantSuite::Mac(Suite::Siphash),
     carrier: Carrier::Tail,
     class: 0,
+    sealing: engine::model::Sealing::NONE,
 };
 
 fn main() {

@@ -33,7 +33,7 @@ use held_grant::HeldGrant;
 use insertion::Used;
 use ipnet::IpNet;
 use session::Session;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use wire::map::{GrantEntry, GrantSlot, Owner, owner};
 use wire::{Destination, Handle, ls};
@@ -178,6 +178,8 @@ pub struct Login {
     pub expires: u64,
     /// Receivers that the person could reach according to the authority's latest answer.
     pub receivers: Vec<Receiver>,
+    /// Names of those to which packets may travel in a sealed tunnel only.
+    pub sealed: BTreeSet<String>,
     /// Seconds by which the authority's clock was ahead of this machine's.
     pub skew: i32,
 }
@@ -294,21 +296,25 @@ impl Agent {
         }
     }
 
-    /// Takes the authority's list of receivers that the person may reach; `None` if the authority didn't answer.
+    /// Takes the authority's list of receivers that the person may reach, and the names of those to which packets may
+    /// travel in a sealed tunnel only; `None` if the authority didn't answer.
+    ///
+    /// # Errors
+    /// If there are more receivers than a session may have.
     pub fn destinations(
         &mut self,
         now: Duration,
         subject: Subject,
-        receivers: Option<Vec<Receiver>>,
+        receivers: Option<(Vec<Receiver>, BTreeSet<String>)>,
     ) -> Result<(), TooManyReceivers> {
         let Some(session) = self.sessions.get_mut(&subject) else { return Ok(()) };
-        let Some(receivers) = receivers else {
+        let Some((receivers, sealed)) = receivers else {
             session.reload_later(now);
             return Ok(());
         };
         check_receivers(&receivers)?;
         let changed = session.receivers() != receivers;
-        session.set_receivers(receivers, &mut self.outputs);
+        session.set_receivers(receivers, sealed, &mut self.outputs);
         if changed {
             self.protect();
         }
@@ -361,6 +367,8 @@ impl Agent {
         let mut outcome = Ok(());
         match answer {
             Err(Refusal::NotLoggedIn) => self.end(subject),
+            // Its packets may travel in a tunnel only: denied, they don't go without identity either.
+            Err(Refusal::Denied(_)) if session.is_sealed(id) => session.failed(now, id),
             Err(Refusal::Denied(why)) => session.denied(unix, id, why.clone(), &mut self.outputs),
             Err(Refusal::Failed(_)) => session.failed(now, id),
             Ok(grant) => outcome = session.granted(now, unix, id, grant, &mut self.outputs),

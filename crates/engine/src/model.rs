@@ -5,6 +5,7 @@ mod grant;
 pub(crate) mod prefixes;
 pub mod protected;
 pub mod protocol;
+mod sealing;
 mod segment;
 mod service;
 pub mod target;
@@ -12,6 +13,7 @@ mod withdrawal;
 pub(crate) mod work;
 
 pub use grant::{Grant, GrantRequest, Secret};
+pub use sealing::{Compress, Sealing, Treatment, Wish};
 pub use segment::{Given, Place, SegmentRequest};
 pub use service::{Receiver, Service};
 pub use target::Target;

@@ -38,6 +38,7 @@ use index::Index;
 use ipnet::IpNet;
 use spans::Spans;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use wire::grant::mask;
 use wire::{Carrier, Destination, Suite};
@@ -69,6 +70,8 @@ pub struct Receiver {
     pub verifier: String,
     /// The virtual network of the addresses, if any.
     pub network: Option<String>,
+    /// Whether this is the service of the verifier's sealed tunnels (wire.md §9.1).
+    pub tunnel: bool,
     /// The services as [`Spans`].
     spans: Spans,
 }
@@ -193,6 +196,8 @@ pub struct Terms {
     pub carrier: Carrier,
     /// Number by which packet filters behind the verifier recognise the packets (docs/netfilter.md); 0 is none.
     pub class: u8,
+    /// The demand for the packets in a sealed tunnel.
+    pub sealing: model::Sealing,
 }
 
 /// The policy's decision about one person and one destination.
@@ -325,6 +330,21 @@ impl Policy {
             _ => None,
         });
         self.groups.values().flatten().map(String::as_str).chain(named).collect()
+    }
+
+    /// Returns where the sealed tunnels of a verifier begin, one address for each family at most.
+    pub fn tunnels_of(&self, verifier: &str) -> Vec<SocketAddr> {
+        let receiver = self.receivers.iter().find(|receiver| receiver.tunnel && receiver.verifier == verifier);
+        let ends = receiver.into_iter().flat_map(|receiver| {
+            let port = receiver.services.first().map_or(0, |service| service.first_port);
+            receiver.prefixes.iter().map(move |prefix| SocketAddr::new(prefix.addr(), port))
+        });
+        ends.collect()
+    }
+
+    /// Reports whether a destination is the service of a verifier's sealed tunnels.
+    fn is_tunnel(&self, to: &Destination) -> bool {
+        self.index.around(to.address).any(|index| self.receivers[index].tunnel && self.receivers[index].serves(to))
     }
 
     /// Reports whether there is a group of this name.

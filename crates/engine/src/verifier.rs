@@ -141,10 +141,12 @@ pub struct Verifier {
     /// Whether the program is attached at tc. There, the kernel has already removed the outer VLAN tag, and the program
     /// can't remove a shim behind a second one.
     pub at_tc: bool,
+    /// Whether the packets come out of a sealed tunnel.
+    pub in_tunnel: bool,
 }
 
 impl Verifier {
-    /// Decides on an Ethernet frame at `now` (Unix seconds). If a token admits the frame, the token is removed.
+    /// Decides on a frame at `now` (Unix seconds): Ethernet, or an IP packet out of a sealed tunnel. If a token admits the frame, the token is removed.
     pub fn verify(&mut self, frame: &mut Vec<u8>, now: u32) -> Outcome {
         decide(self, &mut (), frame, now)
     }
@@ -197,6 +199,10 @@ impl Tables for Verifier {
 
     fn at_tc(&self) -> bool {
         self.at_tc
+    }
+
+    fn in_tunnel(&self) -> bool {
+        self.in_tunnel
     }
 
     fn services(&self, address: IpAddr) -> Option<Services> {

@@ -85,13 +85,14 @@ fn in_shim(content: &Shim, ipv6: bool) -> Content {
 }
 
 fn token_content(token: &Token) -> Content {
-    const NAMES: [(Flags, &str); 6] = [
+    const NAMES: [(Flags, &str); 7] = [
         (Flags::PORT, "port"),
         (Flags::SOURCE, "source"),
         (Flags::REPLY, "reply"),
         (Flags::SINGLE, "single"),
         (Flags::BEARER, "bearer"),
         (Flags::IPV6, "ipv6"),
+        (Flags::SEALED, "sealed"),
     ];
     let header = &token.header;
     Content::Token {

@@ -2,13 +2,16 @@
 //! used before.
 
 use std::collections::{HashMap, HashSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
-use wire::packet::{Form, Fragment, ICMP, ICMPV6, Packet, TCP, UDP, tcp_flags};
+use wire::packet::{Form, Fragment, Packet, TCP, UDP};
 
 use crate::capture::Frame;
 use crate::content::{self, Content};
+use crate::keys::KeyFile;
+use crate::line::{end, names, protocol};
 use crate::packet::Explained;
+use crate::tunnel::Tunnels;
 
 /// Maximum clock difference that a verifier accepts, in seconds (wire.md §6.4).
 const CLOCK_SKEW: u64 = 30;
@@ -25,18 +28,27 @@ pub struct Flows {
     tokens: HashMap<String, u64>,
     /// Destinations that tokens were sent to.
     guarded: HashSet<(u8, SocketAddr)>,
+    tunnels: Tunnels,
 }
 
 impl Flows {
+    /// Creates the state before the first packet, with keys for sealed tunnels, if there are any.
+    pub fn new(keys: Option<KeyFile>) -> Self {
+        let mut flows = Self::default();
+        flows.tunnels.keys = keys;
+        flows
+    }
+
     /// Explains this packet, from its own content and from the packets before.
     pub fn explain(&mut self, frame: &Frame) -> Explained {
         if self.opened.len() + self.tokens.len() + self.guarded.len() > MOST {
-            *self = Self::default();
+            *self = Self { tunnels: std::mem::take(&mut self.tunnels), ..Self::default() };
         }
         let outer = Packet::parse(&frame.bytes);
         let found = content::find(&frame.bytes, &outer);
         let packet = found.as_ref().map_or(outer, |found| found.packet);
         let mut explained = about(frame, &packet);
+        explained.tunnel = self.tunnels.find(&frame.bytes, &packet);
         let flow = flow(&packet);
         if let Some(found) = found {
             explained.carrier = found.carrier.map(|carrier| carrier.name());
@@ -110,20 +122,6 @@ fn flow(packet: &Packet) -> Option<Flow> {
 }
 
 fn about(frame: &Frame, packet: &Packet) -> Explained {
-    let end = |address: Option<IpAddr>, port: u16| {
-        address.map(|address| match matches!(packet.protocol, TCP | UDP) && port > 0 {
-            true => SocketAddr::new(address, port).to_string(),
-            false => address.to_string(),
-        })
-    };
-    let protocol = match (packet.form, packet.protocol) {
-        (Form::NotIp, _) => "not ip".to_owned(),
-        (_, TCP) => "tcp".to_owned(),
-        (_, UDP) => "udp".to_owned(),
-        (_, ICMP) => "icmp".to_owned(),
-        (_, ICMPV6) => "icmpv6".to_owned(),
-        (_, other) => format!("protocol {other}"),
-    };
     let mut remarks = Vec::new();
     if frame.cut {
         remarks.push("the packet is truncated in the capture: capture with -s 0".to_owned());
@@ -136,27 +134,16 @@ fn about(frame: &Frame, packet: &Packet) -> Explained {
     Explained {
         number: frame.number,
         time: format!("{}.{:09}", frame.time.0, frame.time.1),
-        source: end(packet.source, packet.source_port),
-        destination: end(packet.destination, packet.destination_port),
-        protocol,
+        source: end(packet, packet.source, packet.source_port),
+        destination: end(packet, packet.destination, packet.destination_port),
+        protocol: protocol(packet),
         tcp_flags: if packet.protocol == TCP { names(packet.tcp_flags) } else { Vec::new() },
         length: frame.length,
         carrier: None,
         added: 0,
         content: None,
+        tunnel: None,
         flow: None,
         remarks,
     }
-}
-
-fn names(flags: u8) -> Vec<&'static str> {
-    const NAMES: [(u8, &str); 6] = [
-        (tcp_flags::SYN, "SYN"),
-        (tcp_flags::ACK, "ACK"),
-        (tcp_flags::PSH, "PSH"),
-        (tcp_flags::FIN, "FIN"),
-        (tcp_flags::RST, "RST"),
-        (tcp_flags::URG, "URG"),
-    ];
-    NAMES.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, name)| *name).collect()
 }

@@ -1,12 +1,16 @@
-//! `vouchsafe inspect`: explains the contents of a packet capture that belong to Vouchsafe, packet by packet. The
-//! program has no keys: only a verifier can tell whether a tag is valid.
+//! `vouchsafe inspect`: explains the contents of a packet capture that belong to Vouchsafe, packet by packet. Only a
+//! verifier can tell whether a token's tag is valid. Records of sealed tunnels are opened with keys that an agent exported
+//! for debugging.
 #![forbid(unsafe_code)]
 
 pub mod capture;
 mod content;
 mod flows;
+mod keys;
+mod line;
 mod packet;
 mod text;
+mod tunnel;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -19,12 +23,14 @@ const EXAMPLES: &str = "Examples:
   vouchsafe inspect first.pcap
   vouchsafe inspect --only --json first.pcap | jq 'select(.remarks != [])'
   sudo tcpdump -i eth0 -U -w - | vouchsafe inspect -
+  vouchsafe inspect --keys /root/seal.keys tunnel.pcap
 For Wireshark and tshark there is a dissector: packaging/wireshark/vouchsafe.lua.";
 
 /// Explain a packet capture: tokens, their carriers, the flows they open, a verifier's objections
 ///
 /// Reads pcap and pcapng files with Ethernet, Linux cooked and raw IP captures. Needs no keys and shows none: only the
-/// verifier can tell whether a tag is valid (`vouchsafe verifier drops`). Times are compared with the capture's clock.
+/// verifier can tell whether a tag is valid (`vouchsafe verifier drops`). Records of sealed tunnels stay closed without
+/// the keys that the agent exported. Times are compared with the capture's clock.
 /// Exit code 1 if the capture contains nothing of Vouchsafe.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -34,6 +40,9 @@ pub struct Arguments {
     /// Show only packets with content of Vouchsafe or with remarks
     #[arg(long)]
     only: bool,
+    /// Open the records of sealed tunnels with the keys in this file, which an agent exported for debugging
+    #[arg(long, value_name = "FILE")]
+    keys: Option<PathBuf>,
     /// Print JSON, one object per packet
     #[arg(long)]
     json: bool,
@@ -41,11 +50,12 @@ pub struct Arguments {
 
 /// Prints an explanation of each packet.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let (mut flows, mut totals) = (flows::Flows::default(), text::Totals::default());
+    let keys = arguments.keys.as_deref().map(keys::KeyFile::read).transpose()?;
+    let (mut flows, mut totals) = (flows::Flows::new(keys), text::Totals::default());
     capture::read(&arguments.file, |frame| {
         let packet = flows.explain(&frame);
         totals.add(&packet);
-        if arguments.only && packet.content.is_none() && packet.remarks.is_empty() {
+        if arguments.only && packet.content.is_none() && packet.tunnel.is_none() && packet.remarks.is_empty() {
             return Ok(());
         }
         match arguments.json {

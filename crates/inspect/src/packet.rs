@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::content::Content;
+use crate::tunnel::Sealed;
 
 /// The explanation of one packet.
 #[derive(Serialize)]
@@ -28,6 +29,9 @@ pub struct Explained {
     /// Content of the packet that belongs to Vouchsafe.
     #[serde(flatten)]
     pub content: Option<Content>,
+    /// The message of a sealed tunnel, if the packet is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tunnel: Option<Sealed>,
     /// The packet of this capture that opened the flow, if it did so with a token.
     pub flow: Option<u64>,
     /// Objections that a verifier would have, as far as they can be told without keys.

@@ -34,11 +34,14 @@ impl fmt::Display for Lines<'_> {
                 say(&line)?;
             }
         }
+        for line in packet.tunnel.iter().flat_map(crate::tunnel::Sealed::lines) {
+            say(&line)?;
+        }
         if let Some(carrier) = packet.carrier {
             say(&format!("carrier {carrier}: Vouchsafe added {} of these {} bytes", packet.added, packet.length))?;
         }
         match packet.flow {
-            Some(flow) if packet.content.is_none() => {
+            Some(flow) if packet.content.is_none() && packet.tunnel.is_none() => {
                 say(&format!("part of the flow that packet {flow} opened; nothing added"))?
             }
             _ => {}
@@ -93,6 +96,7 @@ pub struct Totals {
     in_flows: u64,
     added: u64,
     remarked: u64,
+    sealed: u64,
 }
 
 impl Totals {
@@ -104,21 +108,23 @@ impl Totals {
         self.in_flows += u64::from(packet.flow.is_some());
         self.added += packet.added as u64;
         self.remarked += u64::from(!packet.remarks.is_empty());
+        self.sealed += u64::from(packet.tunnel.is_some());
     }
 
     /// Reports whether no packet had content of Vouchsafe.
     pub fn nothing(&self) -> bool {
-        self.ours == 0
+        self.ours == 0 && self.sealed == 0
     }
 }
 
 impl fmt::Display for Totals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { packets, ours, tokens, in_flows, added, remarked } = self;
+        let Self { packets, ours, tokens, in_flows, added, remarked, sealed } = self;
         write!(
             f,
             "packets: {packets}; with content of Vouchsafe: {ours} (tokens: {tokens}); in flows that a token opened: \
              {in_flows}; with remarks: {remarked}; bytes added: {added}"
-        )
+        )?;
+        if *sealed > 0 { write!(f, "; of sealed tunnels: {sealed}") } else { Ok(()) }
     }
 }

@@ -52,7 +52,7 @@ mod tests {
 
     fn owner(handle: u64, expires: u64) -> GrantOwner {
         let [person, device, receiver, rule] = ["alice", "laptop", "git", "rule"].map(Into::into);
-        GrantOwner { handle, person, device, receiver, rule, issued: 0, expires, class: 0 }
+        GrantOwner { handle, person, device, receiver, rule, issued: 0, expires, class: 0, sealing: None }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::shared::Shared;
 use crate::{now, view};
 use anyhow::Result;
-use api::{DropCount, REPORTED_FLOWS_MAX, Report, ReportedFlow};
+use api::{DropCount, GrantOwner, REPORTED_FLOWS_MAX, Report, ReportedFlow};
 use std::cmp::Reverse;
 use std::sync::Arc;
 use wire::DropReason;
@@ -33,7 +33,10 @@ fn read(shared: &Shared) -> Result<Report> {
         passed: passed("flow"),
         drops: drops.map(|(reason, count)| DropCount { reason: *reason as u8, packets: count.packets }).collect(),
         live,
-        flows: flows.iter().map(|(key, flow)| reported(key, flow)).collect(),
+        flows: {
+            let owners = shared.owners();
+            flows.iter().map(|(key, flow)| reported(key, flow, owners.of(flow.handle))).collect()
+        },
     })
 }
 
@@ -51,7 +54,7 @@ fn latest(flows: &mut Vec<(FlowKey, Flow)>) {
     flows.sort_unstable_by_key(order);
 }
 
-fn reported(key: &FlowKey, flow: &Flow) -> ReportedFlow {
+fn reported(key: &FlowKey, flow: &Flow, owner: Option<&GrantOwner>) -> ReportedFlow {
     let ((client, client_port), (server, server_port)) = (key.client(), key.server());
     ReportedFlow {
         client,
@@ -64,6 +67,7 @@ fn reported(key: &FlowKey, flow: &Flow) -> ReportedFlow {
         seen: flow.seen.into(),
         packets: flow.packets,
         bytes: flow.bytes,
+        sealed: view::sealed(key, owner),
     }
 }
 
@@ -91,7 +95,7 @@ mod tests {
 
         let mut few = vec![flow(1, 1001, 7), flow(2, 1001, 8), flow(3, 1002, 7)];
         latest(&mut few);
-        let latest_flows: Vec<_> = few.iter().map(|(key, flow)| reported(key, flow)).collect();
+        let latest_flows: Vec<_> = few.iter().map(|(key, flow)| reported(key, flow, None)).collect();
         assert_eq!(latest_flows.iter().map(|flow| flow.handle).collect::<Vec<_>>(), [Some(3), Some(2), None]);
     }
 }

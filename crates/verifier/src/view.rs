@@ -1,7 +1,7 @@
 //! The verifier's answers, as types: one definition for the daemon, the command line and applications. Times are Unix
 //! seconds; handles are 16 hex digits, as many readers lose bits of JSON numbers beyond 2^53.
 
-use api::GrantOwner;
+use api::{GrantOwner, SealedFlow};
 use engine::model::Service;
 use engine::model::protocol;
 use engine::verifier::{Check as EngineCheck, Explanation, Outcome};
@@ -45,6 +45,9 @@ pub struct Flow {
     pub bytes: u64,
     /// Whether the client has closed the flow.
     pub closing: bool,
+    /// How the flow's packets travel in a sealed tunnel; none if they travel outside.
+    #[serde(default)]
+    pub sealed: Option<SealedFlow>,
 }
 
 impl Flow {
@@ -68,8 +71,15 @@ impl Flow {
             packets: flow.packets,
             bytes: flow.bytes,
             closing: flow.stage != wire::map::stage::OPEN,
+            sealed: sealed(key, owner),
         }
     }
+}
+
+/// Returns how a flow travels in a sealed tunnel, as far as the authority's demand tells.
+pub(crate) fn sealed(key: &FlowKey, owner: Option<&GrantOwner>) -> Option<SealedFlow> {
+    let treatment = owner.and_then(|owner| owner.sealing.as_ref()).map(|sealing| sealing.treatment.clone());
+    (key.tunnel == 1).then(|| SealedFlow { treatment, ..SealedFlow::default() })
 }
 
 /// A lease of an inside address.

@@ -56,6 +56,8 @@ drop_reasons! {
     /// The gateway has no inside address for the flow: none is free, or the gateway does not yet know whose grant it
     /// is.
     NoAddress = 14, "no_address";
+    /// The grant admits inside a sealed tunnel only, and the packet arrived outside of one.
+    Unsealed = 15, "unsealed";
 }
 
 impl core::fmt::Display for DropReason {

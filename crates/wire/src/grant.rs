@@ -59,7 +59,9 @@ impl Flags {
     pub const BEARER: Self = Self(16);
     /// Addresses are IPv6.
     pub const IPV6: Self = Self(32);
-    const RESERVED: u8 = 0xc0;
+    /// The grant admits inside a sealed tunnel only (wire.md §6.11).
+    pub const SEALED: Self = Self(64);
+    const RESERVED: u8 = 0x80;
 
     /// Reports whether every flag of `other` is set.
     pub const fn has(self, other: Self) -> bool {

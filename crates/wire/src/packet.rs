@@ -141,7 +141,27 @@ pub struct Packet {
 impl Packet {
     /// Parses an Ethernet frame.
     pub fn parse(frame: &[u8]) -> Self {
-        let mut packet = Self {
+        let mut packet = Self::unread();
+        if let Some(form) = packet.link(frame) {
+            packet.form = form;
+        }
+        packet
+    }
+
+    /// Parses a packet that begins with its IP header, as on a link without a header of its own.
+    pub fn parse_ip(packet: &[u8]) -> Self {
+        let mut parsed = Self::unread();
+        let form = match packet.first().map(|first| first >> 4) {
+            Some(4) => parsed.ipv4(packet, 0),
+            Some(6) => parsed.ipv6_header(packet, 0),
+            _ => Some(Form::NotIp),
+        };
+        parsed.form = form.unwrap_or(Form::Broken);
+        parsed
+    }
+
+    fn unread() -> Self {
+        Self {
             form: Form::Broken,
             network: 0,
             transport: 0,
@@ -159,17 +179,13 @@ impl Packet {
             icmp_type: 0,
             fragment: Fragment::Whole,
             route: Route::default(),
-        };
-        if let Some(form) = packet.link(frame) {
-            packet.form = form;
         }
-        packet
     }
 
     /// Parses the packet that an ICMP error quotes at `at`: only source, destination, protocol and ports are filled,
     /// and the quoted packet may be cut short after its ports.
     pub fn parse_quoted(frame: &[u8], at: usize, end: usize, ipv6: bool) -> Self {
-        let mut packet = Self::parse(&[]);
+        let mut packet = Self::unread();
         let form = frame.get(..end).and_then(|frame| packet.quoted(frame, at, ipv6));
         packet.form = form.unwrap_or(Form::Broken);
         packet

@@ -20,7 +20,7 @@ use wire::{
 
 fn headers() -> impl Strategy<Value = GrantHeader> {
     let suites = prop_oneof![Just(Suite::AesCmac), Just(Suite::Siphash)];
-    (suites, 0u8..64, any::<u8>(), 0u8..=128, any::<u32>(), any::<u64>()).prop_map(
+    (suites, 0u8..128, any::<u8>(), 0u8..=128, any::<u32>(), any::<u64>()).prop_map(
         |(suite, flags, epoch, prefix_length, expires, handle)| {
             let flags = Flags(flags);
             let longest = if flags.has(Flags::IPV6) { 128 } else { 32 };

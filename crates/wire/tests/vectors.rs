@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use wire::ls::KeyTransfer;
 use wire::shim::Content;
 use wire::{
-    ClientKey, Destination, DropReason, Epoch, GrantHeader, GrantKey, Handle, Holder, LsToken, MasterKey, Pair, Suite,
-    Token, VerifierKey,
+    ClientKey, Destination, DropReason, Epoch, Flags, GrantHeader, GrantKey, Handle, Holder, LsToken, MasterKey, Pair,
+    Suite, Token, VerifierKey,
 };
 
 fn vectors() -> Value {
@@ -75,7 +75,25 @@ fn check(case: &Value) -> Result<(), DropReason> {
         .verifier_key(case["verifier"].as_str().expect("verifier"), epoch)
         .expect("id fits");
     let key = token.header.key(&verifier_key, &to, source);
-    if token.proves(&key, &to) { Ok(()) } else { Err(DropReason::BadTag) }
+    if !token.proves(&key, &to) {
+        return Err(DropReason::BadTag);
+    }
+    let inside = case["inside"].as_bool().unwrap_or_default();
+    if token.header.flags.has(Flags::SEALED) && !inside { Err(DropReason::Unsealed) } else { Ok(()) }
+}
+
+#[test]
+fn tokens_of_sealed_grants_get_the_published_verdicts() {
+    let all: Value = serde_json::from_str(include_str!("data/sealed.json")).expect("sealed.json is JSON");
+    let cases = all["tokens"].as_array().expect("cases");
+    assert!(cases.len() >= 20);
+    for case in cases {
+        let expected = case["reason"].as_str();
+        assert_eq!(check(case).err().map(DropReason::name), expected, "{}", case["name"]);
+        if let Ok(header) = GrantHeader::decode(&bytes(case, "header")) {
+            assert_eq!(header.encode(), bytes::<16>(case, "header"));
+        }
+    }
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub fn grant_header(input: &[u8]) {
     match GrantHeader::decode(bytes) {
         Ok(header) => {
             assert_eq!(header.encode(), *bytes);
-            assert_eq!(header.flags.0 & 0xc0, 0, "reserved flags");
+            assert_eq!(header.flags.0 & 0x80, 0, "reserved flags");
             assert!(header.prefix_length <= if header.flags.has(Flags::IPV6) { 128 } else { 32 });
         }
         Err(reason) => assert!(matches!(reason, DropReason::Malformed | DropReason::UnknownSuite)),

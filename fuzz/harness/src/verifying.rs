@@ -56,6 +56,8 @@ pub enum Between {
     Adopt,
     /// A frame's token is changed to another grant's.
     OtherGrant,
+    /// A frame's packet comes out of a sealed tunnel.
+    Inside,
 }
 
 /// A verifier, the events so far, and the properties that must always hold.
@@ -105,6 +107,13 @@ fn play(input: &[u8]) -> World {
                 let between = World::between(kind, operation >> 3);
                 let amount = if kind == 0 { script.byte().unwrap_or(1) } else { 0 };
                 world.perform(between, amount.into());
+            }
+            3 if operation >> 3 == 1 => {
+                let Some(frame) = script.frame() else { break };
+                let mut frame = frame.to_vec();
+                mend(&mut frame, 7, world.now);
+                world.verify_inside(&frame);
+                world.note(Between::Inside);
             }
             3 => {
                 let Some(frame) = script.frame() else { break };
@@ -177,7 +186,7 @@ impl World {
                 self.sweep();
                 assert!(self.verifier.flows.values().all(|flow| flow.holder != holder.0));
             }
-            Between::Adopt | Between::OtherGrant => return,
+            Between::Adopt | Between::OtherGrant | Between::Inside => return,
         }
         self.note(between);
     }
@@ -219,8 +228,34 @@ impl World {
     }
 
     fn verify(&mut self, frame: &[u8]) {
+        let inside = side(&self.verifier, true);
         let outcome = verify(&mut self.verifier, frame, self.now);
+        assert_eq!(side(&self.verifier, true), inside, "no packet outside touches a flow inside");
         self.outcomes.push(outcome);
+        self.admitted(frame, outcome);
+    }
+
+    /// Has the packet of an Ethernet frame come out of a sealed tunnel. Nothing passes there but what a token admitted,
+    /// and no flow of the outside changes.
+    fn verify_inside(&mut self, frame: &[u8]) {
+        let Some((link, packet)) = frame.split_at_checked(14) else { return };
+        let outside = side(&self.verifier, false);
+        let before = side(&self.verifier, true).len();
+        let mut after = packet.to_vec();
+        self.verifier.in_tunnel = true;
+        let outcome = self.verifier.verify(&mut after, self.now);
+        self.verifier.in_tunnel = false;
+        self.outcomes.push(outcome);
+        assert_ne!(outcome, Outcome::NotOurs);
+        assert_eq!(side(&self.verifier, false), outside, "no packet inside touches a flow outside");
+        let new = side(&self.verifier, true).len() > before;
+        assert!(!new || matches!(outcome, Outcome::Token | Outcome::Consumed));
+        // The kernel knows the family by the version, whatever the link header says.
+        let kind = if packet.first().is_some_and(|first| first >> 4 == 6) { [0x86, 0xdd] } else { [0x08, 0x00] };
+        self.admitted(&[&link[..12], &kind, packet].concat(), outcome);
+    }
+
+    fn admitted(&mut self, frame: &[u8], outcome: Outcome) {
         if !matches!(outcome, Outcome::Token | Outcome::Consumed) {
             return;
         }
@@ -251,6 +286,12 @@ impl World {
         let holder = Holder::of(header.handle, self.verifier.keys.get(&epoch)?);
         Some((bytes.to_vec(), header.handle, header.expires, holder))
     }
+}
+
+/// Returns the flows inside sealed tunnels, or those outside.
+fn side(verifier: &Verifier, tunnel: bool) -> BTreeMap<FlowKey, Flow> {
+    let flows = verifier.flows.iter().filter(|(key, _)| (key.tunnel == 1) == tunnel);
+    flows.map(|(key, flow)| (*key, *flow)).collect()
 }
 
 /// Changes a frame's token to another grant's; the caller mends the tag afterwards.

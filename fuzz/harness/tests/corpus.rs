@@ -34,7 +34,7 @@ fn every_input_of_the_corpus_holds() {
 #[test]
 fn in_the_corpus_everything_happens_between_frames() {
     use harness::Between::{
-        Adopt, Back, EndSession, EpochEnds, FarBack, Forward, Leap, OtherGrant, Restart, Revoke, Sweep,
+        Adopt, Back, EndSession, EpochEnds, FarBack, Forward, Inside, Leap, OtherGrant, Restart, Revoke, Sweep,
     };
     let files = fs::read_dir(corpus().join("verifier")).expect("corpus/verifier/");
     let mut counts = BTreeMap::new();
@@ -44,7 +44,7 @@ fn in_the_corpus_everything_happens_between_frames() {
         }
     }
     println!("{counts:?}");
-    let all = [Forward, Leap, Back, FarBack, EpochEnds, Restart, Sweep, Revoke, EndSession, Adopt, OtherGrant];
+    let all = [Forward, Leap, Back, FarBack, EpochEnds, Restart, Sweep, Revoke, EndSession, Adopt, OtherGrant, Inside];
     for between in all {
         assert!(counts.contains_key(&between), "{between:?} never happened: {counts:?}");
     }

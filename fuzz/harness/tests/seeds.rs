@@ -215,6 +215,11 @@ fn write_sequences() {
         write("verifier", &format!("{name}-ends"), ends.map(Vec::as_slice).concat());
         let wrong = [&fresh, &revoke, &leap(90), &sweep, &restart, &far_back(90), &fresh, &operation(3, &carrying)];
         write("verifier", &format!("{name}-revoked-and-back"), wrong.map(Vec::as_slice).concat());
+        let mut sealed = carrying.clone();
+        let flags = sealed.len() - wire::token::TOKEN_LEN + 1;
+        sealed[flags] |= Flags::SEALED.0;
+        let sides = [operation(6, &sealed), operation(11, &sealed), operation(11, &carrying), operation(6, &carrying)];
+        write("verifier", &format!("{name}-sides"), sides.concat());
     }
 }
 

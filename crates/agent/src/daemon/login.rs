@@ -178,13 +178,14 @@ impl Daemon {
                 let api::Session { token, person, device, expires, now } = session;
                 let authority = authority.with_token(&token);
                 // Fetched before the answer, so that the user's next command finds its destination protected.
-                let receivers = client::convert::receivers(&authority.destinations().await?.destinations);
+                let (receivers, sealed) = client::convert::reachable(&authority.destinations().await?);
                 let At { url, ca, .. } = at;
                 if let Err(error) = agent::check_receivers(&receivers) {
                     tracing::error!(uid, authority = url, "login refused: {error}");
                     return Err(Error::Other(error.to_string()));
                 }
-                let kept = KeptSession { authority: url, ca, token, person, device, expires, receivers, skew: 0 };
+                let kept =
+                    KeptSession { authority: url, ca, token, person, device, expires, receivers, sealed, skew: 0 };
                 Ok::<_, Error>(Some(LoggedIn { authority, kept, time: Timed { value: now, requested, answered } }))
             };
             match answer.await {
@@ -205,7 +206,8 @@ impl Daemon {
             tokio::spawn(async move { authority.logout().await });
         }
         self.connect(subject, authority);
-        self.agent.login(subject, Login { expires: kept.expires, receivers: kept.receivers.clone(), skew: 0 });
+        let (expires, receivers, sealed) = (kept.expires, kept.receivers.clone(), kept.sealed.clone());
+        self.agent.login(subject, Login { expires, receivers, sealed, skew: 0 });
         self.agent.sync_clock(subject, time.value, time.requested, time.answered);
         kept.skew = self.agent.skew(subject);
         self.act();

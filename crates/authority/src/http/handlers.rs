@@ -22,8 +22,8 @@ use crate::{Settings, console, convert, metrics, now};
 use api::{
     Acknowledgement, AnswerRequest, Confirm, Destinations, EndpointPlaces, Enrolled, Enrolment, EpochKey, EpochKeys,
     ExplainRequest, FlowsToCut, Grant, GrantOwner, GrantRequest, LIVE_FLOWS_MAX, Line, LiveFlows, LoggedOut, Login,
-    PathSegment, PersonExplanation, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SegmentRequest,
-    VerifierConfig,
+    PathSegment, PersonExplanation, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SealedDestinations,
+    SegmentRequest, VerifierConfig,
 };
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query};
@@ -34,6 +34,7 @@ use axum::response::sse::{self, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use engine::model::Treatment;
 use engine::policy::{Policy, Receiver, Request, Subject};
 use futures_util::{Stream, StreamExt};
 use serde::{Deserialize, Serialize};
@@ -193,9 +194,20 @@ async fn destinations(
     let _turn = queue.turn(&caller.session.person).await;
     let (subject, now) = (caller.session.subject(caller.peer.address), now());
     let reachable = |policy: &Policy| {
-        convert::receivers(policy.destinations(&subject, now).iter().flat_map(|receiver| receiver.entries()))
+        let receivers = policy.destinations(&subject, now);
+        let demanded = receivers.iter().filter_map(|receiver| {
+            let treatment = policy.demanded(receiver, &subject, now);
+            (treatment != Treatment::None).then(|| (receiver.name.clone(), treatment.name().to_owned()))
+        });
+        let tunnels = receivers.iter().filter(|receiver| receiver.tunnel);
+        let tunnels = tunnels.flat_map(|receiver| policy.tunnels_of(&receiver.verifier)).collect();
+        let closed = policy.closed(&subject, now);
+        let closed = convert::receivers(closed.iter().flat_map(|receiver| receiver.entries()));
+        let sealed = SealedDestinations { demanded: demanded.collect(), closed, tunnels };
+        (convert::receivers(receivers.iter().flat_map(|receiver| receiver.entries())), sealed)
     };
-    Ok(Json(Destinations { destinations: policy.with(reachable).await, now }))
+    let (destinations, sealed) = policy.with(reachable).await;
+    Ok(Json(Destinations { destinations, sealed, now }))
 }
 
 /// Request a grant for a destination
@@ -339,6 +351,7 @@ async fn config(
     let verifier = caller.id.to_string();
     let id = verifier.clone();
     let receivers = policy.receivers_of(&verifier).await;
+    let tunnels = policy.with(|policy| policy.tunnels_of(&verifier)).await;
     let now = now();
     let (epoch_length, max_lifetime) = (settings.epoch_length, settings.max_lifetime);
     let read = move |database: &mut Database| {
@@ -358,6 +371,7 @@ async fn config(
         revoked_sessions,
         pairs,
         withdrawn,
+        tunnels,
         now,
     }))
 }

@@ -81,6 +81,7 @@ mod tests {
             receiver: "front".into(),
             rule: "1".into(),
             carrier: "shim".into(),
+            sealing: None,
             expires: 2,
             now: 1,
         }

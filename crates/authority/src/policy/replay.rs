@@ -1,9 +1,9 @@
 //! Replay of recent requests, issued and refused, against a draft of a policy. Persons' devices are taken with their
 //! current tags.
 
-use crate::storage::Database;
+use crate::storage::{Database, GrantEntry};
 use anyhow::Result;
-use engine::policy::{Compiled, Outcome, Request, Subject, place};
+use engine::policy::{Compiled, Decision, Outcome, Request, Subject, place};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use wire::Destination;
@@ -19,6 +19,8 @@ pub struct Replay {
     pub refused: Vec<Case>,
     /// Requests that were refused and would be allowed.
     pub allowed: Vec<Case>,
+    /// Requests that were granted, and would be granted with another treatment in a sealed tunnel.
+    pub treated: Vec<Case>,
 }
 
 /// Identical requests, with their number.
@@ -44,16 +46,17 @@ impl Replay {
     /// Evaluates the requests since a time.
     pub fn of(draft: &Compiled, database: &Database, since: u64) -> Result<Self> {
         let (grants, refusals) = (database.grants_since(since)?, database.refusals(since)?);
-        let (mut refused, mut allowed) = (Cases::new(), Cases::new());
+        let (mut refused, mut allowed, mut treated) = (Cases::new(), Cases::new(), Cases::new());
         for grant in &grants {
             let to = Destination { address: grant.address, protocol: grant.protocol, port: grant.port };
             note(draft, grant.subject(), &grant.device, to, grant.issued, Outcome::Deny, &mut refused);
+            note_treatment(draft, grant, to, &mut treated);
         }
         for refusal in &refusals {
             note(draft, refusal.subject(), &refusal.device, refusal.to, refusal.time, Outcome::Allow, &mut allowed);
         }
-        let (refused, allowed) = (listed(refused), listed(allowed));
-        Ok(Self { grants: grants.len(), refusals: refusals.len(), refused, allowed })
+        let [refused, allowed, treated] = [refused, allowed, treated].map(listed);
+        Ok(Self { grants: grants.len(), refusals: refusals.len(), refused, allowed, treated })
     }
 }
 
@@ -76,10 +79,26 @@ fn note(
     };
     if outcome == wanted {
         let key = (subject.person.to_owned(), device.to_owned(), place(&to), decision.explain(&request).text);
-        let (times, last) = cases.entry(key).or_default();
-        *times += 1;
-        *last = now.max(*last);
+        add(cases, key, now);
     }
+}
+
+/// Counts a grant if the draft would issue it with another treatment.
+fn note_treatment(draft: &Compiled, grant: &GrantEntry, to: Destination, cases: &mut Cases) {
+    let request = Request { subject: grant.subject(), to, now: grant.issued };
+    let decision = draft.decide(&request);
+    let Decision::Allowed(permit) = &decision else { return };
+    let [before, after] = [grant.sealing().treatment, permit.terms.sealing.treatment];
+    if before != after {
+        let why = format!("{} instead of {}: {}", after.name(), before.name(), decision.explain(&request).text);
+        add(cases, (grant.person.clone(), grant.device.clone(), place(&to), why), grant.issued);
+    }
+}
+
+fn add(cases: &mut Cases, key: (String, String, String, String), at: u64) {
+    let (times, last) = cases.entry(key).or_default();
+    *times += 1;
+    *last = at.max(*last);
 }
 
 fn listed(cases: Cases) -> Vec<Case> {

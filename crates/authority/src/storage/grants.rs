@@ -3,8 +3,10 @@
 use super::holders::{self, Recorded};
 use super::revocation::{HELD, ended_by, mark, revoke_forbidden};
 use super::{AuditEvent, Database, Operator, TokenHash, devices, identities, sessions};
+use crate::convert;
 use anyhow::{Context, Result, bail};
 use api::{GrantOwner, LivePair, RevokedGrant};
+use engine::model::Sealing;
 use engine::policy::{Scope, Subject};
 use ipnet::IpNet;
 use rusqlite::{Connection, OptionalExtension, Row, ToSql, Transaction, params};
@@ -16,7 +18,7 @@ use wire::{Destination, Epoch, Flags, Handle, Pair};
 /// The columns that [`entry`] reads, in its order.
 const ENTRY: &str =
     "handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags, issued,
-    expires, coalesce(revoked, ended)";
+    expires, coalesce(revoked, ended), sealing";
 /// The tables of [`ENTRY`]'s columns: the session matters because a grant also ends with its session.
 const ENTRIES: &str = "grants LEFT JOIN session_slots USING (session)";
 
@@ -70,6 +72,8 @@ pub struct GrantEntry {
     /// The grant's flags (wire.md §3.2).
     #[serde(serialize_with = "as_number")]
     pub flags: Flags,
+    /// The rule's demand in a sealed tunnel at the time of issue; `None` if it demanded nothing.
+    pub sealing: Option<api::Sealing>,
     /// Time of issue, in Unix seconds.
     pub issued: u64,
     /// Time of expiry, in Unix seconds.
@@ -104,6 +108,12 @@ impl GrantEntry {
     /// Reports whether the grant is a pair of the suite `sha224` (wire.md §5.7).
     pub fn is_pair(&self) -> bool {
         Pair::of(self.handle).is_some()
+    }
+
+    /// Returns what the grant demands in a sealed tunnel. A demand of another version counts as none, so that the next
+    /// evaluation by a policy that demands something ends the grant.
+    pub fn sealing(&self) -> Sealing {
+        self.sealing.as_ref().and_then(convert::demand).unwrap_or(Sealing::NONE)
     }
 
     /// Returns the scope of the grant.
@@ -192,7 +202,7 @@ impl Database {
     /// Returns the owner of a grant of `verifier`. The class is left at 0, because the policy determines it.
     pub fn grant_owner(&self, verifier: &str, handle: Handle) -> Result<Option<GrantOwner>> {
         let mut statement = self.connection.prepare_cached(
-            "SELECT person, device, receiver, rule, issued, expires FROM grants WHERE handle = ?1 AND verifier = ?2",
+            "SELECT person, device, receiver, rule, issued, expires, sealing FROM grants WHERE handle = ?1 AND verifier = ?2",
         )?;
         let owner = statement.query_row(params![handle.0.cast_signed(), verifier], |row| {
             Ok(GrantOwner {
@@ -204,6 +214,7 @@ impl Database {
                 issued: row.get::<_, i64>(4)?.cast_unsigned(),
                 expires: row.get::<_, i64>(5)?.cast_unsigned(),
                 class: 0,
+                sealing: sealing(row, 6)?,
             })
         });
         Ok(owner.optional()?)
@@ -391,8 +402,8 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
     }
     let mut statement = transaction.prepare_cached(
         "INSERT INTO grants (handle, session, person, device, verifier, receiver, rule, source, address,
-            protocol, port, prefix, flags, issued, expires)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)",
+            protocol, port, prefix, flags, issued, expires, sealing)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
     )?;
     statement.execute(params![
         owner.handle.cast_signed(),
@@ -410,14 +421,17 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
         flags.0,
         owner.issued.cast_signed(),
         owner.expires.cast_signed(),
+        owner.sealing.as_ref().map(serde_json::to_string).transpose()?,
     ])?;
+    let demanded = owner.sealing.as_ref().map(|sealing| format!(", {} in a sealed tunnel", sealing.treatment));
     let detail = format!(
-        "{} to {} protocol {} port {}, until {}",
+        "{} to {} protocol {} port {}, until {}{}",
         Handle(owner.handle),
         to.address,
         to.protocol,
         to.port,
-        owner.expires
+        owner.expires,
+        demanded.unwrap_or_default()
     );
     let event = AuditEvent::new("granted").person(&owner.person).device(&owner.device).source(*source);
     let event = event.receiver(&owner.receiver).rule(&owner.rule).detail(detail);
@@ -483,5 +497,12 @@ fn entry(connection: &Connection, row: &Row<'_>) -> Result<GrantEntry> {
         issued: row.get::<_, i64>(12)?.cast_unsigned(),
         expires: row.get::<_, i64>(13)?.cast_unsigned(),
         revoked: row.get::<_, Option<i64>>(14)?.map(i64::cast_unsigned),
+        sealing: sealing(row, 15)?,
     })
+}
+
+/// Reads what a grant demands; what cannot be read is none.
+fn sealing(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<api::Sealing>> {
+    let text: Option<String> = row.get(column)?;
+    Ok(text.and_then(|text| serde_json::from_str(&text).ok()))
 }

@@ -26,6 +26,12 @@ pub(super) fn run(connection: &mut Connection, path: &Path) -> Result<()> {
     if found < 10 {
         name_holders(&transaction).with_context(|| format!("cannot convert {shown} from format {found} to 10"))?;
     }
+    if found < 11 {
+        // The demand of a grant's rule in a sealed tunnel. Earlier rules demanded nothing.
+        transaction
+            .execute_batch("ALTER TABLE grants ADD COLUMN sealing TEXT")
+            .with_context(|| format!("cannot convert {shown} from format {found} to 11"))?;
+    }
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     transaction.commit()?;
     tracing::info!(from = found, to = SCHEMA_VERSION, "converted the database to a new format");

@@ -45,6 +45,7 @@ fn grant(handle: u64, session: TokenHash) -> Issuance {
             issued: 100,
             expires: 400,
             class: 0,
+            sealing: None,
         },
         verifier: "edge".into(),
         source: SOURCE.parse().unwrap(),

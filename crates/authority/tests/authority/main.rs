@@ -18,5 +18,6 @@ mod policy;
 mod provider;
 mod reports;
 mod rotation;
+mod sealing;
 mod segments;
 mod stage;

@@ -18,6 +18,7 @@ fn report(flows: usize) -> Report {
         seen: now(),
         packets: (1 << 53) - 1,
         bytes: (1 << 53) - 1,
+        sealed: None,
     };
     let drops = (1..=13).map(|reason| DropCount { reason, packets: (1 << 53) - 1 }).collect();
     let (state, live) = (VerifierState::Protecting, flows as u64);

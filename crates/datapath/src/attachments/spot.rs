@@ -9,6 +9,8 @@ use crate::hook::Hook;
 pub enum Spot {
     /// Admission.
     Admission(Hook),
+    /// Admission of what comes out of a sealed tunnel, at tc ingress of the tunnel's device.
+    Sealed,
     /// A gateway's program at tc ingress of an inside interface.
     Outward,
     /// A gateway's program at tc egress of an outside interface.
@@ -36,6 +38,7 @@ impl Spot {
     pub(crate) const fn program(self) -> &'static str {
         match self {
             Self::Admission(_) => "admit",
+            Self::Sealed => "admit_sealed",
             Self::Outward => "outward",
             Self::Own => "own",
             Self::Inward => "inward",
@@ -67,7 +70,7 @@ impl Spot {
 
     /// Returns the interface that a pin refers to and, if the pin is of a filter, its spot.
     pub(super) fn of_pin(pin: &str) -> (&str, Self) {
-        let spots = [Self::Outward, Self::Own, Self::Inward, Self::Tenant, Self::Underlay].into_iter();
+        let spots = [Self::Sealed, Self::Outward, Self::Own, Self::Inward, Self::Tenant, Self::Underlay].into_iter();
         let named = |spot: Self| Some((pin.strip_suffix(spot.program())?.strip_suffix(' ')?, spot));
         spots.filter_map(named).next().unwrap_or((pin, Self::Admission(Hook::Tc)))
     }
@@ -81,6 +84,7 @@ impl Spot {
         match self {
             Self::Admission(Hook::Xdp) | Self::Proving => AttachPoint::Xdp,
             Self::Admission(Hook::Tc)
+            | Self::Sealed
             | Self::Outward
             | Self::Inward
             | Self::Greeting
@@ -113,6 +117,6 @@ impl Spot {
 
     /// Returns the attachment flags: admission runs before other programs, whose verdict could keep the packet from it.
     pub(super) const fn flags(self) -> u32 {
-        if matches!(self, Self::Admission(Hook::Tc)) { libbpf_sys::BPF_F_BEFORE } else { 0 }
+        if matches!(self, Self::Admission(Hook::Tc) | Self::Sealed) { libbpf_sys::BPF_F_BEFORE } else { 0 }
     }
 }

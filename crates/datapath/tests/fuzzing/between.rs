@@ -260,12 +260,13 @@ impl Run {
     /// the authority's statements.
     fn restart(&mut self) -> bool {
         let kernel = self.pinned.load(self.hook);
-        let Deciders { model, kernel: old } = &mut self.deciders;
+        let Deciders { model, kernel: old, .. } = &mut self.deciders;
         *old = kernel;
         let entry = |entry: &Protected| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services);
         let entries: Vec<_> = model.protected.iter().map(entry).collect();
         model.config = *old.config();
         old.protect(&entries).expect("maps take prefixes");
+        self.deciders.load_tunnel();
         self.deciders.set_clock(self.now);
         let now = self.now;
         self.between.revoked.retain(|_, expires| *expires > now);

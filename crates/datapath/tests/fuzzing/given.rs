@@ -53,7 +53,7 @@ impl Given {
             grant.suite = Suite::AesCmac;
         }
         if chance.one_in(4) {
-            grant.flags = grant.flags.with(chance.pick(&[Flags::SOURCE, Flags::REPLY, Flags::SINGLE]));
+            grant.flags = grant.flags.with(chance.pick(&[Flags::SOURCE, Flags::REPLY, Flags::SINGLE, Flags::SEALED]));
         }
         if chance.one_in(8) {
             grant.flags = Flags(grant.flags.0 & !Flags::PORT.0);

@@ -6,7 +6,7 @@ pub mod given;
 pub mod packets;
 pub mod promises;
 
-use crate::world::{Deciders, families};
+use crate::world::{Deciders, families, with_link};
 use between::{Between, Pinned};
 use chance::Chance;
 use datapath::hook::Hook;
@@ -34,6 +34,8 @@ pub struct Run {
     pub tally: [u64; counter::COUNT as usize],
     /// Number of tokens of either scheme that were removed from shims.
     pub unwrapped: [u64; 2],
+    /// Number of tokens that admitted inside a sealed tunnel.
+    pub inside: u64,
 }
 
 impl Run {
@@ -52,7 +54,35 @@ impl Run {
             packets::mutate(&mut self.chance, &mut frame);
             frame
         });
-        self.verify(&frame);
+        if self.chance.one_in(4) {
+            self.verify_inside(&frame);
+        } else {
+            self.verify(&frame);
+        }
+    }
+
+    /// Checks that both decide alike on a frame's packet when it comes out of a sealed tunnel.
+    fn verify_inside(&mut self, frame: &[u8]) {
+        self.packets += 1;
+        let Some((packet, linked)) = frame.get(14..).and_then(|packet| Some((packet, with_link(packet)?))) else {
+            return;
+        };
+        self.deciders.set_clock(self.now);
+        self.deciders.forget_alike();
+        let flows = self.deciders.model.flows.len();
+        let mut modelled = packet.to_vec();
+        self.deciders.model.in_tunnel = true;
+        let outcome = self.deciders.model.verify(&mut modelled, self.now);
+        self.deciders.model.in_tunnel = false;
+        let ran = self.deciders.tunnel.as_ref().expect("loaded").run(&linked).expect("the program runs");
+        self.tally[outcome.counter() as usize] += 1;
+        self.inside += u64::from(matches!(outcome, Outcome::Token | Outcome::Consumed));
+        let place = || format!("{}, inside, {outcome:?}: {}", self.place(), hex::encode(packet));
+        assert_ne!(outcome, Outcome::NotOurs, "{}", place());
+        assert_eq!(ran.code, Hook::Tc.code(outcome.passes(false)), "{}", place());
+        assert!(ran.frame[14..] == modelled, "{}\nrust   {}", place(), hex::encode(&modelled));
+        let kept = self.promises.judged(&self.deciders.model, (&linked, true), outcome, self.now, flows);
+        assert!(kept.is_ok(), "{}: {}", self.place(), kept.unwrap_err());
     }
 
     /// Checks that both decide alike on a frame, and returns the outcome; `None` if the frame can't be run.
@@ -87,14 +117,14 @@ impl Run {
             hex::encode(&modelled),
             hex::encode(&ran.frame)
         );
-        let kept = self.promises.judged(&self.deciders.model, frame, outcome, self.now, flows);
+        let kept = self.promises.judged(&self.deciders.model, (frame, false), outcome, self.now, flows);
         assert!(kept.is_ok(), "{}: {}", self.place(), kept.unwrap_err());
         Some(outcome)
     }
 
     /// Compares all tables and counters.
     pub fn compare(&self) {
-        let (Deciders { model, kernel }, place) = (&self.deciders, self.place());
+        let (Deciders { model, kernel, .. }, place) = (&self.deciders, self.place());
         for index in (0..counter::COUNT).filter(|index| *index != counter::SAMPLES_LOST) {
             let counted = kernel.count(index).expect("counters");
             assert_eq!(counted, self.tally[index as usize], "{place}: counter {index}");

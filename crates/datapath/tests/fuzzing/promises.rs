@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use wire::map::FlowKey;
 use wire::packet::Packet;
 use wire::shim::{self, Content};
-use wire::{Destination, Epoch, Handle, LsToken, Token, tail};
+use wire::{Destination, Epoch, Flags, Handle, LsToken, Token, tail};
 
 /// Number of admitted frames that are kept for replay.
 const ADMITTED_MAX: usize = 20_000;
@@ -35,6 +35,7 @@ struct Claim {
     time: Option<u32>,
     about: Packet,
     right: bool,
+    sealed: bool,
 }
 
 impl Promises {
@@ -57,7 +58,7 @@ impl Promises {
     pub fn judged(
         &mut self,
         model: &Verifier,
-        frame: &[u8],
+        (frame, inside): (&[u8], bool),
         outcome: Outcome,
         now: u32,
         flows: usize,
@@ -69,6 +70,9 @@ impl Promises {
         let packet = Packet::parse(frame);
         if admitted {
             let claim = self.claim(frame, &packet, now).ok_or("admitted without a token")?;
+            if claim.sealed && !inside {
+                return Err("a sealed grant was admitted outside of the tunnel".into());
+            }
             if !claim.right {
                 return Err("admitted without a right tag".into());
             }
@@ -82,14 +86,14 @@ impl Promises {
                 self.admitted.pop_first();
             }
             self.admitted.insert(claim.time.unwrap_or(now), frame.to_vec());
-            return self.alive(model, &claim.about);
+            return self.alive(model, &claim.about, inside);
         }
-        if outcome == Outcome::Flow { self.alive(model, &packet) } else { Ok(()) }
+        if outcome == Outcome::Flow { self.alive(model, &packet, inside) } else { Ok(()) }
     }
 
     /// Checks that the flow by which a packet passed does not belong to a revoked grant.
-    fn alive(&self, model: &Verifier, packet: &Packet) -> Result<(), String> {
-        let flow = FlowKey::to_server(packet).and_then(|key| model.flows.get(&key));
+    fn alive(&self, model: &Verifier, packet: &Packet, inside: bool) -> Result<(), String> {
+        let flow = FlowKey::to_server(packet).and_then(|key| model.flows.get(&key.within(inside)));
         match flow.filter(|flow| self.dead.contains(&Handle(flow.handle))) {
             Some(flow) => Err(format!("a packet passed by a flow of {}, which was revoked", Handle(flow.handle))),
             None => Ok(()),
@@ -114,7 +118,7 @@ impl Promises {
                     let handle = token.pair.handle();
                     let right = self.told.get(&handle).is_some_and(|pair| token.proves(&pair.key()));
                     let bytes = [&handle.0.to_be_bytes()[..], &token.nonce2.to_be_bytes()].concat();
-                    return Some(Claim { bytes, handle, time: None, about, right });
+                    return Some(Claim { bytes, handle, time: None, about, right, sealed: false });
                 }
                 _ => return None,
             },
@@ -125,6 +129,7 @@ impl Promises {
         let key = master().verifier_key("edge-1", epoch)?;
         let to = Destination { address: about.destination?, protocol: about.protocol, port: about.destination_port };
         let right = token.proves(&token.header.key(&key, &to, about.source?), &to);
-        Some(Claim { bytes: bytes.to_vec(), handle: token.header.handle, time: Some(token.time), about, right })
+        let (handle, sealed) = (token.header.handle, token.header.flags.has(Flags::SEALED));
+        Some(Claim { bytes: bytes.to_vec(), handle, time: Some(token.time), about, right, sealed })
     }
 }

@@ -6,6 +6,7 @@ pub mod agent;
 pub mod attacks;
 pub mod clocks;
 pub mod forms;
+pub mod sealed;
 pub mod shims;
 pub mod streams;
 pub mod tokens;
@@ -20,6 +21,8 @@ use wire::{Destination, DropReason, Holder, tail};
 pub enum Step {
     /// A frame arrives, has this outcome, and reaches the host like this (untouched if it is dropped).
     Frame { frame: Vec<u8>, outcome: Outcome, out: Vec<u8> },
+    /// An IP packet comes out of a sealed tunnel.
+    Inside { packet: Vec<u8>, outcome: Outcome, out: Vec<u8> },
     /// The authority announces a pair.
     Tell(LsPair),
     /// A grant is revoked.
@@ -68,6 +71,19 @@ impl Case {
     /// Adds a first packet that is admitted and reaches the host without its token.
     pub fn admitted(self, first: &First) -> Self {
         self.becomes(first.frame(), Outcome::Token, first.plain())
+    }
+
+    /// Adds an IP packet out of a sealed tunnel that passes, or is dropped, unmodified.
+    pub fn inside(mut self, packet: Vec<u8>, outcome: Outcome) -> Self {
+        self.steps.push(Step::Inside { out: packet.clone(), packet, outcome });
+        self
+    }
+
+    /// Adds a first packet out of a sealed tunnel that is admitted and reaches the host without its token.
+    pub fn admitted_inside(mut self, first: &First) -> Self {
+        let (packet, out) = (first.frame().split_off(14), first.plain().split_off(14));
+        self.steps.push(Step::Inside { packet, outcome: Outcome::Token, out });
+        self
     }
 
     pub fn step(mut self, step: Step) -> Self {

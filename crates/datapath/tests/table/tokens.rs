@@ -57,7 +57,7 @@ fn invalid(cases: &mut Vec<Case>, family: &Family, transport: Transport) {
         let flipped = first.with_token(|token| token[byte] ^= 1);
         dropped("§3.7", &format!("a bit of byte {byte} flipped"), flipped, DropReason::BadTag);
     }
-    dropped("§3.2", "reserved flag 6", first.with_token(|token| token[1] |= 0x40), DropReason::Malformed);
+    dropped("§3.2", "SEALED set afterwards", first.with_token(|token| token[1] |= 0x40), DropReason::BadTag);
     dropped("§3.2", "reserved flag 7", first.with_token(|token| token[1] |= 0x80), DropReason::Malformed);
     dropped("§3.2", "a bearer grant", first.with_token(|token| token[1] |= 16), DropReason::Malformed);
     dropped("§3.2", "the other family's flag", first.with_token(|token| token[1] ^= 32), DropReason::Malformed);

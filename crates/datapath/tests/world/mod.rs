@@ -3,6 +3,8 @@
 use datapath::clock;
 use datapath::hook::Hook;
 use datapath::kernel_tables::KernelTables;
+use datapath::run::Ran;
+use datapath::tunnel::Tunnel;
 use datapath::verifier::{Sizes, Verifier as Kernel, epoch_key};
 use engine::model::protected;
 use engine::model::{Receiver, Service};
@@ -227,7 +229,11 @@ impl LsPair {
 pub struct Deciders {
     pub model: Model,
     pub kernel: Kernel,
+    /// The program for what comes out of a sealed tunnel, if a test needs it.
+    pub tunnel: Option<Tunnel>,
 }
+
+const ETHERNET_LEN: usize = 14;
 
 impl Deciders {
     pub fn new(hook: Hook, config: VerifierConfig, receivers: &[Receiver]) -> Self {
@@ -245,12 +251,24 @@ impl Deciders {
             protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
         kernel.protect(&entries).expect("maps take prefixes");
         let at_tc = kernel.hook() == Hook::Tc;
-        let mut deciders = Self { model: Model { config, protected, at_tc, ..Model::default() }, kernel };
+        let mut deciders = Self { model: Model { config, protected, at_tc, ..Model::default() }, kernel, tunnel: None };
         let current = Epoch::at(NOW.into(), EPOCH_LENGTH);
         for number in current.0 - 2..=current.0 + 2 {
             deciders.learn(Epoch(number));
         }
         deciders
+    }
+
+    /// Loads the program for what comes out of a sealed tunnel, too.
+    pub fn with_tunnel(mut self) -> Self {
+        self.load_tunnel();
+        self
+    }
+
+    /// Loads the program of the tunnel's device for the verifier's present tables.
+    pub fn load_tunnel(&mut self) {
+        let tunnel = Tunnel::load_behind(&self.kernel, None, ETHERNET_LEN as u32);
+        self.tunnel = Some(tunnel.unwrap_or_else(|error| panic!("{error:#}")));
     }
 
     /// Adds the key of an epoch to both.
@@ -355,16 +373,7 @@ impl Deciders {
         let outcome = self.model.verify(&mut modelled, now);
         assert_eq!(explained.outcome, outcome, "{explained:?}");
         assert_eq!(by_kernel_tables, explained);
-        let before = self.kernel.counts().expect("counters");
-        let ran = self.kernel.run(frame, 1).expect("the program runs");
-        let after = self.kernel.counts().expect("counters");
-        let moved: Vec<u32> = (0..counter::COUNT)
-            .filter(|index| *index != counter::SAMPLES_LOST)
-            .filter(|index| after[*index as usize] != before[*index as usize])
-            .collect();
-        let [index] = moved[..] else { panic!("counters {moved:?} moved, not one") };
-        assert_eq!(after[index as usize], before[index as usize] + 1);
-        let counted = outcome_of(index);
+        let (counted, ran) = self.counted(|deciders| deciders.kernel.run(frame, 1).expect("the program runs"));
         let found = wire::tail::find(frame, &wire::packet::Packet::parse(frame));
         // Observing, too, the verifier drops a token in a stream that it refuses: the application would read it.
         let in_stream = found.is_some_and(|(_, carrier)| carrier == Carrier::Stream);
@@ -372,6 +381,52 @@ impl Deciders {
         assert_eq!(ran.code, self.kernel.hook().code(passes), "code and counter {counted:?} agree");
         [(outcome, modelled), (counted, ran.frame)]
     }
+
+    /// Runs a program; returns the outcome whose counter moved, and the result.
+    fn counted(&self, run: impl FnOnce(&Self) -> Ran) -> (Outcome, Ran) {
+        let before = self.kernel.counts().expect("counters");
+        let ran = run(self);
+        let after = self.kernel.counts().expect("counters");
+        let moved: Vec<u32> = (0..counter::COUNT)
+            .filter(|index| *index != counter::SAMPLES_LOST)
+            .filter(|index| after[*index as usize] != before[*index as usize])
+            .collect();
+        let [index] = moved[..] else { panic!("counters {moved:?} moved, not one") };
+        assert_eq!(after[index as usize], before[index as usize] + 1);
+        (outcome_of(index), ran)
+    }
+
+    /// Does what [`Self::verify`] does for an IP packet that comes out of a sealed tunnel.
+    pub fn verify_inside(&mut self, packet: &[u8], now: u32) -> [(Outcome, Vec<u8>); 2] {
+        self.forget_alike();
+        self.model.in_tunnel = true;
+        let explained = explain(&self.model, packet, now);
+        let by_kernel_tables = explain(&KernelTables::new(&self.kernel).in_tunnel(), packet, now);
+        let mut modelled = packet.to_vec();
+        let outcome = self.model.verify(&mut modelled, now);
+        self.model.in_tunnel = false;
+        assert_eq!(explained.outcome, outcome, "{explained:?}");
+        assert_eq!(by_kernel_tables, explained);
+        let frame = with_link(packet).expect("an IP packet");
+        let (counted, mut ran) = self.counted(|deciders| {
+            let tunnel = deciders.tunnel.as_ref().expect("the test has loaded the tunnel's program");
+            tunnel.run(&frame).expect("the program runs")
+        });
+        // Observing, too, the verifier drops there.
+        assert_eq!(ran.code, Hook::Tc.code(counted.passes(false)), "code and counter {counted:?} agree");
+        [(outcome, modelled), (counted, ran.frame.split_off(ETHERNET_LEN))]
+    }
+}
+
+/// Puts a link header before an IP packet, which a run on a single frame needs. `None` if it begins like no IP packet: a
+/// TUN device takes none of those.
+pub fn with_link(packet: &[u8]) -> Option<Vec<u8>> {
+    let (kind, header) = match packet.first()? >> 4 {
+        4 => ([0x08, 0x00], 20),
+        6 => ([0x86, 0xdd], 40),
+        _ => return None,
+    };
+    (packet.len() >= header).then(|| [&[0; 12], &kind[..], packet].concat())
 }
 
 /// Reports whether the program can be run on this frame. The tc program runs on a socket buffer, which the kernel does

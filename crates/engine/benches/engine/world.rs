@@ -348,6 +348,7 @@ fn terms() -> Vec<Terms> {
         bind_source: false,
         carrier: wire::Carrier::Tail,
         class: 0,
+        sealing: engine::model::Sealing::NONE,
         suite,
     };
     vec![

@@ -1,7 +1,7 @@
 //! Grants that the agent has: what they cover, when they are renewed, and their entries in the kernel.
 
 use super::frame::Sender;
-use crate::model::{Grant, Secret};
+use crate::model::{Grant, Sealing, Secret};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -26,6 +26,9 @@ pub enum Unusable {
     /// was delayed.
     #[error("it has expired already")]
     Over,
+    /// The grant admits inside a sealed tunnel only, and this agent has none.
+    #[error("its rule demands a sealed tunnel, which this agent does not have: its packets are not sent")]
+    Sealed,
     /// The answer's grant is not the one that the agent requested.
     #[error("{0}")]
     Malformed(&'static str),
@@ -42,6 +45,8 @@ pub(super) struct HeldGrant {
     pub carrier: Carrier,
     pub receiver: String,
     pub rule: String,
+    /// The rule's demand in a sealed tunnel.
+    pub sealing: Sealing,
     /// Time of issue, Unix seconds.
     pub issued: u64,
     /// Time at which a token was last made from the grant, Unix seconds.
@@ -74,6 +79,7 @@ impl HeldGrant {
             Secret::Grant(header, _) if header.flags.has(Flags::BEARER) => {
                 return Err(Unusable::Malformed("it is for proofs, not for tokens"));
             }
+            Secret::Grant(header, _) if header.flags.has(Flags::SEALED) => return Err(Unusable::Sealed),
             Secret::Pair(..) if carrier != Carrier::Shim => {
                 return Err(Unusable::Malformed("tokens of its suite require the carrier shim"));
             }
@@ -89,7 +95,8 @@ impl HeldGrant {
         if !grant.is_good(unix) {
             return Err(Unusable::Over);
         }
-        Ok(Self { carrier, receiver: shortened(&answer.receiver), rule: shortened(&answer.rule), ..grant })
+        let (receiver, rule) = (shortened(&answer.receiver), shortened(&answer.rule));
+        Ok(Self { carrier, receiver, rule, sealing: answer.sealing, ..grant })
     }
 
     /// Restores the grant from an entry that an earlier process wrote into the kernel.
@@ -125,6 +132,7 @@ impl HeldGrant {
             carrier: Carrier::Tail,
             receiver: String::new(),
             rule: String::new(),
+            sealing: Sealing::NONE,
             issued: unix,
             used: 0,
             spent: 0,

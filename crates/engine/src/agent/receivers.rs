@@ -5,7 +5,7 @@ use crate::model::prefixes::Prefixes;
 use crate::model::work::examined;
 use crate::model::{Receiver, Service};
 use ipnet::IpNet;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use wire::Destination;
 
 /// Receivers that the person may reach.
@@ -17,13 +17,15 @@ pub(super) struct Receivers {
     namesakes: Vec<usize>,
     /// The width of the latest grant for a receiver, by the index of the first receiver of its name.
     widths: BTreeMap<usize, Width>,
+    /// Names of the receivers to which packets may travel in a sealed tunnel only.
+    sealed: BTreeSet<String>,
 }
 
 /// Prefix length of a grant, and whether it was for one service.
 type Width = (u8, bool);
 
 impl Receivers {
-    pub fn new(all: Vec<Receiver>) -> Self {
+    pub fn new(all: Vec<Receiver>, sealed: BTreeSet<String>) -> Self {
         let mut services: Prefixes<Vec<(Service, usize)>> = Prefixes::default();
         for (number, receiver) in all.iter().enumerate() {
             let of_prefix = services.entry(&receiver.prefix);
@@ -31,7 +33,7 @@ impl Receivers {
         }
         let mut names: BTreeMap<&str, usize> = BTreeMap::new();
         let namesakes = all.iter().enumerate().map(|(number, one)| *names.entry(&one.name).or_insert(number)).collect();
-        Self { index: services.map(|services| Spans::new(&services)), namesakes, widths: BTreeMap::new(), all }
+        Self { index: services.map(|services| Spans::new(&services)), namesakes, widths: BTreeMap::new(), sealed, all }
     }
 
     /// Returns the receivers in the authority's order.
@@ -43,6 +45,16 @@ impl Receivers {
     /// last of them.
     pub fn of(&self, place: &Destination) -> Option<&Receiver> {
         self.all.get(self.number_of(place)?)
+    }
+
+    /// Returns the names of the receivers to which packets may travel in a sealed tunnel only.
+    pub fn sealed(&self) -> &BTreeSet<String> {
+        &self.sealed
+    }
+
+    /// Reports whether packets to this destination may travel in a sealed tunnel only (wire.md §6.11.6).
+    pub fn are_sealed(&self, place: &Destination) -> bool {
+        !self.sealed.is_empty() && self.of(place).is_some_and(|receiver| self.sealed.contains(&receiver.name))
     }
 
     /// Reports whether this network contains a receiver, or a receiver contains this network.
@@ -135,7 +147,7 @@ mod tests {
             receiver("192.0.2.9/16", &[(TCP, 22, 22)]),
             receiver("2001:db8::/32", &[(TCP, 65535, 65535)]),
         ];
-        let receivers = Receivers::new(all.clone());
+        let receivers = Receivers::new(all.clone(), BTreeSet::new());
         for address in ["192.0.2.1", "192.0.2.2", "192.0.9.1", "198.51.100.1", "2001:db8::1"] {
             for protocol in [0, 1, TCP, UDP, 255] {
                 for port in [0, 1, 22, 49, 53, 60, 61, 79, 80, 81, 87, 100, 101, 65535] {

@@ -84,7 +84,7 @@ impl Session {
             skew: login.skew,
             corrected: None,
             confirmed: !login.receivers.is_empty(),
-            receivers: Receivers::new(login.receivers),
+            receivers: Receivers::new(login.receivers, login.sealed),
             grants: Grants::default(),
             plain: BTreeMap::new(),
             fetches: Fetches::default(),
@@ -146,7 +146,9 @@ impl Session {
         consent: (Consent, Option<Target>),
         outputs: &mut Outputs,
     ) -> bool {
-        if consent.0 == Consent::Deny {
+        if consent.0 == Consent::Deny && self.receivers.are_sealed(&place) {
+            return false;
+        } else if consent.0 == Consent::Deny {
             self.go_plain(place, unix + OWN_RULE, Why::OwnRule, outputs);
         } else if self.is_foreign(&place) {
             self.go_plain(place, unix + FOREIGN, Why::Foreign, outputs);
@@ -298,6 +300,11 @@ impl Session {
         Some(id)
     }
 
+    /// Reports whether a request is for a destination to which packets may travel in a sealed tunnel only.
+    pub fn is_sealed(&self, id: FetchId) -> bool {
+        self.fetches.get(id).is_some_and(|fetch| self.receivers.are_sealed(&fetch.place))
+    }
+
     pub fn awaits(&self, id: FetchId) -> bool {
         self.fetches.get(id).is_some()
     }
@@ -408,13 +415,14 @@ impl Session {
         }
     }
 
-    pub fn set_receivers(&mut self, receivers: Vec<Receiver>, outputs: &mut Outputs) {
+    pub fn set_receivers(&mut self, receivers: Vec<Receiver>, sealed: BTreeSet<String>, outputs: &mut Outputs) {
         (self.confirmed, self.reload_attempts, self.unrequested) = (true, 0, true);
-        if self.receivers() != receivers {
-            self.receivers = Receivers::new(receivers);
+        if self.receivers() != receivers || *self.receivers.sealed() != sealed {
+            self.receivers = Receivers::new(receivers, sealed);
         }
         // The policy may have changed: the agent asks again for destinations that it denied.
-        self.keep_plain(|_, _, why| *why == Why::OwnRule, outputs);
+        let shut: BTreeSet<_> = self.plain.keys().filter(|place| self.receivers.are_sealed(place)).copied().collect();
+        self.keep_plain(|place, _, why| *why == Why::OwnRule && !shut.contains(place), outputs);
         let gone: Vec<_> = self.grants.places().filter(|place| self.receivers.of(place).is_none()).copied().collect();
         self.remove_places(&gone, outputs);
     }

@@ -4,10 +4,11 @@ mod cost;
 mod hints;
 mod limits;
 mod renewal;
+mod sealed;
 
 use super::frame::tests::partial;
 use super::*;
-use crate::model::{Secret, Service};
+use crate::model::{Sealing, Secret, Service};
 use wire::packet::{Packet, TCP, UDP};
 use wire::{Carrier, ClientKey, Flags, GrantHeader, GrantKey, Handle, Pair, Suite};
 
@@ -142,6 +143,8 @@ impl Stage {
             receiver: "lab".into(),
             rule: "policy.toml:1 lab".into(),
             carrier: Carrier::Tail,
+            sealing: Sealing::NONE,
+            tunnels: Vec::new(),
             expires,
         })
     }
@@ -268,7 +271,10 @@ fn a_change_of_policy_lifts_denials_and_what_is_no_longer_reachable() {
     stage.agent.event(stage.now, ALICE, &Event::Policy);
     stage.settle();
     assert_eq!(stage.reloads, [ALICE]);
-    stage.agent.destinations(stage.now, ALICE, Some(vec![receiver("192.0.2.1/32")])).expect("few spans");
+    stage
+        .agent
+        .destinations(stage.now, ALICE, Some((vec![receiver("192.0.2.1/32")], BTreeSet::new())))
+        .expect("few spans");
     stage.settle();
     assert!(stage.entries.is_empty());
     assert_eq!(stage.protected, ["192.0.2.1/32"]);
@@ -485,6 +491,19 @@ fn a_grant_that_makes_no_sense_is_a_failure() {
         stage.pass(4);
         assert_eq!((stage.requests.len(), stage.sent.len()), (1, 0));
     }
+}
+
+#[test]
+fn nothing_is_sent_with_a_grant_that_admits_in_a_tunnel_only() {
+    let mut stage = Stage::alice();
+    stage.queued(tcp(1, 22), 1);
+    let sealed =
+        stage.grant_of(tcp(1, 22), 5, 32, Flags::PORT.with(Flags::SEALED)).unwrap_or_else(|_| panic!("a grant"));
+    let (id, ..) = stage.requests.remove(0);
+    assert_eq!(stage.agent.answered(stage.now, ALICE, id, &Ok(sealed)), Err(Unusable::Sealed));
+    stage.settle();
+    stage.pass(4);
+    assert_eq!((stage.requests.len(), stage.sent.len()), (1, 0), "it asks again, and sends nothing meanwhile");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::FetchId;
 use super::held_grant::HeldGrant;
-use crate::model::Target;
+use crate::model::{Target, Treatment};
 use ipnet::IpNet;
 use wire::Handle;
 
@@ -29,6 +29,8 @@ pub struct GrantView {
     pub used: u32,
     /// Whether the grant is for a single flow.
     pub single: bool,
+    /// The least treatment in a sealed tunnel.
+    pub treatment: Treatment,
 }
 
 /// Outcome for a first packet.
@@ -64,6 +66,7 @@ impl GrantView {
             expires: held.expires,
             used: held.used,
             single: held.is_single(),
+            treatment: held.sealing.treatment,
         }
     }
 }

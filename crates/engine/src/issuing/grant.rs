@@ -60,6 +60,8 @@ pub enum IssueError {
     /// The rule binds grants to the source address, but the requester's address and the destination are of different
     /// families.
     SourceFamily,
+    /// The rule demands a sealed tunnel, which a pair can't.
+    SealedPair,
     /// The time doesn't fit the format's 32 bits.
     Time,
 }
@@ -70,6 +72,7 @@ impl fmt::Display for IssueError {
             Self::SourceFamily => {
                 "the rule binds grants to your address: reach the authority over the receiver's address family"
             }
+            Self::SealedPair => "the rule demands a sealed tunnel, and tokens of suite \"sha224\" can't say so",
             Self::Time => "the authority's clock is beyond the times that grants can express",
         })
     }
@@ -94,10 +97,13 @@ impl Issue<'_> {
             (terms.reply, Flags::REPLY),
             (terms.single, Flags::SINGLE),
             (self.to.address.is_ipv6(), Flags::IPV6),
+            (terms.sealing.is_sealed(), Flags::SEALED),
         ];
         let epoch = Epoch::at(self.now, self.epoch_length);
         let suite = match terms.suite {
             GrantSuite::Mac(suite) => suite,
+            // Its tokens could not say that they are for a tunnel only.
+            GrantSuite::Sha224 if terms.sealing.is_sealed() => return Err(IssueError::SealedPair),
             GrantSuite::Sha224 => {
                 let pair = Pair::from_random(self.chance);
                 let secret = ServerSecret::of(self.verifier_key).ok_or(IssueError::Time)?;
@@ -236,6 +242,21 @@ mod tests {
         let (flow, ..) = issue("granularity = \"flow\"\nreply = true", "203.0.113.3", "192.0.2.1").unwrap();
         let expected = Flags::PORT.with(Flags::SINGLE).with(Flags::REPLY);
         assert_eq!((flow.flags(), flow.prefix_length()), (expected, 32));
+    }
+
+    #[test]
+    fn a_rule_that_demands_a_treatment_gives_grants_for_the_tunnel_only() {
+        let way = "[[receivers]]\nname = \"way\"\naddress = \"192.0.2.1\"\nservices = \"udp/4499\"\nverifier = \"edge\"\n\
+                   tunnel = true\n[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"way\"\n";
+        for treatment in ["authenticate", "encrypt"] {
+            let (sealed, verifier_key, to) =
+                issue(&format!("treatment = \"{treatment}\"\n{way}"), "203.0.113.3", "192.0.2.1").unwrap();
+            assert_eq!(sealed.flags(), Flags::PORT.with(Flags::SEALED));
+            let Secret::Grant(header, key) = &sealed.secret else { panic!() };
+            assert_eq!(header.key(&verifier_key, &to, "10.0.0.1".parse().unwrap()).bytes(), key.bytes());
+        }
+        let (open, ..) = issue(&format!("treatment = \"none\"\n{way}"), "203.0.113.3", "192.0.2.1").unwrap();
+        assert_eq!(open.flags(), Flags::PORT);
     }
 
     #[test]

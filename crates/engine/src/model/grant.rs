@@ -1,6 +1,8 @@
 //! Grants as their holders have them.
 
+use super::sealing::Sealing;
 use ipnet::IpNet;
+use std::net::SocketAddr;
 use wire::map::GrantEntry;
 use wire::{Carrier, ClientKey, Destination, GrantHeader, GrantKey, Pair, ls};
 
@@ -50,6 +52,10 @@ pub struct Grant {
     pub rule: String,
     /// Carrier of the grant's tokens.
     pub carrier: Carrier,
+    /// The rule's demand for packets in a sealed tunnel.
+    pub sealing: Sealing,
+    /// Where the sealed tunnels of the receiver's verifier begin; empty if it has none.
+    pub tunnels: Vec<SocketAddr>,
     /// End of the grant, in Unix seconds.
     pub expires: u32,
 }

@@ -2,6 +2,7 @@
 //! force if one of its tests fails.
 
 use super::{Asker, Compiled, Decision, Policy, Request};
+use crate::model::Treatment;
 use std::fmt;
 use wire::Destination;
 
@@ -24,6 +25,8 @@ pub struct Expectation {
     pub rule: Option<String>,
     /// The virtual network of the destination, if any.
     pub network: Option<String>,
+    /// The treatment that should be demanded, if that matters.
+    pub treatment: Option<Treatment>,
 }
 
 /// Outcome of a decision.
@@ -91,15 +94,25 @@ impl Expectation {
             Some(None) => Decision::NoReceiver,
         };
         let deciding = decision.rule();
+        let demanded = match &decision {
+            Decision::Allowed(permit) => permit.terms.sealing.treatment,
+            _ => Treatment::None,
+        };
         let as_expected = Outcome::of(&decision) == self.outcome
+            && self.treatment.is_none_or(|treatment| treatment == demanded)
             && self.rule.as_ref().is_none_or(|name| deciding.is_some_and(|rule| rule.name.as_ref() == Some(name)));
         if as_expected {
             return None;
         }
         let rule = self.rule.as_ref().map(|rule| format!(" by `{rule}`")).unwrap_or_default();
         let name = self.name.as_ref().map(|name| format!("{name}: ")).unwrap_or_default();
+        let treatment = |treatment: Treatment| format!(" with treatment {}", treatment.name());
+        let (wanted, got) = match self.treatment {
+            Some(wanted) => (treatment(wanted), treatment(demanded)),
+            None => Default::default(),
+        };
         let why = decision.explain(&request).text;
-        let message = format!("{name}expected {}{rule}, but {why}", self.outcome);
+        let message = format!("{name}expected {}{rule}{wanted}, but {why}{got}", self.outcome);
         Some(Failure { line: self.line, message })
     }
 }

@@ -1,6 +1,8 @@
 //! Receivers of which a subject can reach some part: the agent requests grants only for these.
 
-use super::{Action, Policy, Receiver, Subject};
+use super::{Action, Policy, Receiver, Rule, Subject};
+use crate::model::Treatment;
+use std::collections::BTreeSet;
 
 impl Policy {
     /// Returns the receivers of which the subject may reach some part at this time, in the file's order. May also
@@ -27,6 +29,35 @@ impl Policy {
             allow.is_some_and(|allow| deny.is_none_or(|deny| order(allow) > order(deny)))
         };
         (0..self.receivers.len()).filter(reachable).map(|index| &self.receivers[index]).collect()
+    }
+
+    /// Returns the treatment that packets of a subject to a receiver need as long as no grant says more: that of the
+    /// strongest rule about the subject that allows anything there at this time.
+    pub fn demanded(&self, receiver: &Receiver, subject: &Subject<'_>, now: u64) -> Treatment {
+        let near = receiver.prefixes.iter().flat_map(|prefix| self.index.overlapping(prefix));
+        let near = near.filter(|other| self.receivers[*other].spans.overlaps(&receiver.spans));
+        let rules = near.flat_map(|other| self.index.rules_of(other)).map(|rule| &self.rules[*rule]);
+        let allows =
+            rules.filter(|rule| rule.action == Action::Allow && self.is_about(rule, subject) && rule.when.covers(now));
+        let strongest = allows.max_by_key(|rule| rule.order()).filter(|_| !receiver.tunnel);
+        strongest.map_or(Treatment::None, |rule| rule.terms.sealing.treatment)
+    }
+
+    /// Returns the receivers of which the subject may reach nothing now, though a rule about them allows it at some time
+    /// with a treatment: packets to them must not be sent in clear.
+    pub fn closed(&self, subject: &Subject<'_>, now: u64) -> Vec<&Receiver> {
+        let sealed = |rule: &&Rule| {
+            rule.action == Action::Allow && rule.terms.sealing.is_sealed() && self.is_about(rule, subject)
+        };
+        let named: BTreeSet<usize> =
+            self.rules.iter().filter(sealed).flat_map(|rule| rule.to.iter().copied()).collect();
+        if named.is_empty() {
+            return Vec::new();
+        }
+        let open: BTreeSet<&str> =
+            self.destinations(subject, now).into_iter().map(|receiver| receiver.name.as_str()).collect();
+        let receivers = named.into_iter().map(|index| &self.receivers[index]);
+        receivers.filter(|receiver| !open.contains(receiver.name.as_str())).collect()
     }
 
     /// Returns the receivers that contain all addresses of another.

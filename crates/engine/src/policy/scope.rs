@@ -2,6 +2,7 @@
 //! and must not allow any part on other terms.
 
 use super::{Action, GrantSuite, Granularity, Permit, Policy, Receiver, Request, Rule, Terms};
+use crate::model::Sealing;
 use ipnet::IpNet;
 use wire::Suite;
 
@@ -49,7 +50,9 @@ impl Policy {
             GrantSuite::Sha224 => GrantSuite::Mac(Suite::Siphash),
             suite => suite,
         };
-        Permit { receiver, rule, terms: Terms { suite, ..rule.terms }, scope, until }
+        // A tunnel is in no tunnel, whatever a rule for all of its address says.
+        let sealing = if self.is_tunnel(&request.to) { Sealing::NONE } else { rule.terms.sealing };
+        Permit { receiver, rule, terms: Terms { suite, sealing, ..rule.terms }, scope, until }
     }
 
     /// Returns the permit for a pair, which covers all of the receiver's network. Returns `None` if another rule

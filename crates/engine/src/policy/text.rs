@@ -2,6 +2,7 @@
 
 mod expectations;
 mod networks;
+mod sealing;
 mod when;
 
 use super::index::Index;
@@ -18,7 +19,7 @@ use wire::{Carrier, Suite};
 
 /// Name of the file in force.
 const FILE: &str = "policy.toml";
-const RECEIVER_KEYS: &[&str] = &["name", "address", "services", "verifier", "network"];
+const RECEIVER_KEYS: &[&str] = &["name", "address", "services", "verifier", "network", "tunnel"];
 const RULE_KEYS: &[&str] = &[
     "name",
     "action",
@@ -34,9 +35,28 @@ const RULE_KEYS: &[&str] = &[
     "suite",
     "carrier",
     "class",
+    "treatment",
+    "compress",
+    "suites",
+    "forward_secrecy",
+    "rekey",
 ];
 /// Keys for the terms of grants.
-const TERMS_KEYS: &[&str] = &["granularity", "lifetime", "single", "reply", "bind_source", "suite", "carrier", "class"];
+const TERMS_KEYS: &[&str] = &[
+    "granularity",
+    "lifetime",
+    "single",
+    "reply",
+    "bind_source",
+    "suite",
+    "carrier",
+    "class",
+    "treatment",
+    "compress",
+    "suites",
+    "forward_secrecy",
+    "rekey",
+];
 const PROTOCOLS: &[(&str, u8)] = &[
     ("icmp", 1),
     ("tcp", 6),
@@ -159,7 +179,7 @@ fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut P
             (Some(network), None) => Some(Spanned::new(network.span(), "")),
             (None, _) => fields.required_text(reader, "verifier"),
         };
-        let prefixes = addresses.iter().filter_map(|address| prefix(reader, address)).collect();
+        let prefixes: Vec<_> = addresses.iter().filter_map(|address| prefix(reader, address)).collect();
         let services: Vec<_> = services.iter().filter_map(|text| service(reader, text)).collect();
         let spans = Spans::new(&services);
         let (Some(name), Some(verifier)) = (name, verifier) else { continue };
@@ -168,6 +188,8 @@ fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut P
         if policy.names.insert(name.get_ref().to_string(), policy.receivers.len()).is_some() {
             reader.fault(name.span(), format!("there is already a receiver `{}`", name.get_ref()));
         }
+        let tunnel =
+            sealing::read_tunnel(reader, &fields, policy, (&verifier, network.is_some()), (&prefixes, &services));
         verifier_spans.push(verifier.span());
         policy.receivers.push(Receiver {
             name: name.get_ref().to_string(),
@@ -175,6 +197,7 @@ fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut P
             services,
             verifier: verifier.get_ref().to_string(),
             network: network.map(|network| network.get_ref().to_string()),
+            tunnel,
             spans,
         });
     }
@@ -262,6 +285,7 @@ fn service(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<Service> {
 
 fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy, max_lifetime: u32) {
     let mut names = BTreeMap::new();
+    let mut demands = Vec::new();
     for (index, fields) in root.tables(reader, "rules", "a rule", RULE_KEYS).into_iter().enumerate() {
         if reader.is_full() {
             break;
@@ -298,6 +322,10 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
             check_width(reader, &to, policy, terms);
         } else if said.is_some() && terms.suite == GrantSuite::Sha224 {
             check_pair_receivers(reader, &to, policy);
+        } else if terms.sealing.is_sealed() {
+            check_width(reader, &to, policy, terms);
+            let span = fields.value("treatment").map_or_else(|| fields.span(), Spanned::span);
+            demands.push(sealing::Demand { rule: index, span, wide: terms.granularity != Granularity::Application });
         } else if said.is_some() {
             check_width(reader, &to, policy, terms);
         }
@@ -316,6 +344,7 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
         rule.label = rule.label_in(FILE);
         policy.rules.push(rule);
     }
+    sealing::check(reader, policy, &demands);
 }
 
 fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u32) -> Terms {
@@ -346,12 +375,13 @@ fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u3
         suite,
         carrier: if suite == GrantSuite::Sha224 { Carrier::Shim } else { carrier.unwrap_or_default() },
         class: fields.number(reader, "class", 0, 0, u8::MAX.into()) as u8,
+        sealing: sealing::read(reader, fields, suite),
     }
 }
 
 /// Checks that the rule states no terms for tokens: segments have no tokens, and are always bound to their sender.
 fn check_segment_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) {
-    for key in ["bind_source", "suite", "carrier", "class"] {
+    for key in ["bind_source", "suite", "carrier", "class", "treatment"] {
         if let Some(value) = fields.value(key) {
             let way_out = "remove it, or write a separate rule for the receivers of networks";
             reader.fault(value.span(), format!("`{key}` applies to tokens, but path segments have none: {way_out}"));

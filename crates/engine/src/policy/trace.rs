@@ -178,6 +178,9 @@ fn grant(permit: &super::Permit<'_>) -> String {
     if terms.class != 0 {
         text += &format!(", class {}", terms.class);
     }
+    if terms.sealing.is_sealed() {
+        text += &format!(", in a sealed tunnel: {}", terms.sealing.words());
+    }
     if let Some(until) = permit.until {
         text += &format!(", at most until {}", written(until));
     }

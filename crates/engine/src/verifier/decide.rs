@@ -15,10 +15,17 @@ use wire::{Carrier, DropReason, Handle, LsToken};
 
 const ETHERNET_LEN: usize = 14;
 
-/// Decides on an Ethernet frame at `now` (Unix seconds), and reports each check to the observer. If a token admits the
-/// frame, the token is removed.
+/// Decides on an Ethernet frame, or on an IP packet out of a sealed tunnel, at `now` (Unix seconds), and reports each
+/// check to the observer. If a token admits the frame, the token is removed.
 pub fn decide(tables: &mut impl TablesMut, observer: &mut impl Observer, frame: &mut Vec<u8>, now: u32) -> Outcome {
-    Decision { tables, observer, now }.packet(frame).unwrap_or_else(Outcome::Drop)
+    let mut decision = Decision { tables, observer, now };
+    let outcome = decision.packet(frame).unwrap_or_else(Outcome::Drop);
+    if outcome != Outcome::NotOurs || !decision.tables.in_tunnel() {
+        return outcome;
+    }
+    // The tunnel leads to what is protected, and to nothing else (§6.11.1).
+    decision.note("tunnel", false, || "a packet out of a sealed tunnel is for no protected service".into());
+    Outcome::Drop(DropReason::NoToken)
 }
 
 /// A decision in progress.
@@ -47,7 +54,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
     }
 
     fn packet(&mut self, frame: &mut Vec<u8>) -> Result<Outcome, DropReason> {
-        let packet = Packet::parse(frame);
+        let packet = if self.tables.in_tunnel() { Packet::parse_ip(frame) } else { Packet::parse(frame) };
         if packet.form == Form::NotIp {
             self.note("packet", true, || "neither IPv4 nor IPv6".into());
             return Ok(Outcome::NotOurs);
@@ -74,7 +81,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         if packet.fragment != Fragment::Whole {
             return self.fragment(&packet, &services);
         }
-        if self.tables.config().takes(Carrier::Shim)
+        if self.takes(Carrier::Shim)
             && let Some(opened) = shim::open(frame, &packet)
         {
             self.note("shim", opened.is_ok(), || match &opened {
@@ -94,7 +101,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         if !self.covers(&services, &packet) {
             return Ok(Outcome::NotOurs);
         }
-        let key = FlowKey::to_server(&packet).ok_or(DropReason::Malformed)?;
+        let key = self.key(&packet)?;
         let mut admitted = false;
         if !packet.opens()
             && let Some(flow) = self.live_flow(&key)
@@ -109,11 +116,11 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             return self.later(frame, &packet, key);
         }
         let found = tail::find(frame, &packet);
-        let taken = found.filter(|(_, carrier)| self.tables.config().takes(*carrier));
+        let taken = found.filter(|(_, carrier)| self.takes(*carrier));
         let Some((bytes, carrier)) = taken.map(|(bytes, carrier)| (*bytes, carrier)) else {
             self.note("token", false, || match found {
                 None => "the payload ends without a token".into(),
-                Some((_, carrier)) => format!("this verifier takes no tokens by the carrier `{}`", carrier.name()),
+                Some((_, carrier)) => format!("no tokens by the carrier `{}` are taken here", carrier.name()),
             });
             return if admitted { Ok(Outcome::Flow) } else { Err(DropReason::NoToken) };
         };
@@ -129,6 +136,17 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let length = tail::strip(frame, &packet).ok_or(DropReason::Malformed)?;
         frame.truncate(length);
         Ok(Outcome::Token)
+    }
+
+    /// Returns the key of the packet's flow, on this side of the tunnel.
+    fn key(&self, packet: &Packet) -> Result<FlowKey, DropReason> {
+        let key = FlowKey::to_server(packet).ok_or(DropReason::Malformed)?;
+        Ok(key.within(self.tables.in_tunnel()))
+    }
+
+    /// Reports whether tokens are taken by this carrier. Inside a tunnel, only by `tail` (§6.11.1).
+    fn takes(&self, carrier: Carrier) -> bool {
+        if self.tables.in_tunnel() { carrier == Carrier::Tail } else { self.tables.config().takes(carrier) }
     }
 
     /// Decides on a packet that belongs to no admitted flow and cannot carry a token.
@@ -177,7 +195,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             self.note("first packet", false, || "a packet with a shim must open its flow".into());
             return Err(if packet.protocol == TCP { DropReason::NoFlow } else { DropReason::NoToken });
         }
-        let key = FlowKey::to_server(packet).ok_or(DropReason::Malformed)?;
+        let key = self.key(packet)?;
         if packet.protocol == UDP
             && let Some(flow) = self.live_flow(&key)
         {
@@ -201,7 +219,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
     }
 
     fn fragment(&mut self, packet: &Packet, services: &Services) -> Result<Outcome, DropReason> {
-        let key = FlowKey::to_server(packet).ok_or(DropReason::Malformed)?;
+        let key = self.key(packet)?;
         if packet.protocol == if packet.ipv6() { ICMPV6 } else { ICMP } {
             // A fragmented ICMP error could quote anything. Without the first fragment, no stack reassembles the
             // others.
@@ -278,7 +296,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         if !ours {
             return Ok(Outcome::NotOurs);
         }
-        let key = FlowKey::to_client(&quoted).ok_or(DropReason::Malformed)?;
+        let key = FlowKey::to_client(&quoted).ok_or(DropReason::Malformed)?.within(self.tables.in_tunnel());
         self.live_flow(&key).map(|_| Outcome::IcmpError).ok_or(DropReason::NoFlow)
     }
 

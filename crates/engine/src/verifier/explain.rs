@@ -59,7 +59,7 @@ impl Explanation {
     }
 }
 
-/// Explains the decision on an Ethernet frame at `now` (Unix seconds). The tables do not change.
+/// Explains the decision on an Ethernet frame, or on an IP packet out of a sealed tunnel, at `now` (Unix seconds). The tables do not change.
 pub fn explain(tables: &impl Tables, frame: &[u8], now: u32) -> Explanation {
     let mut trace = Trace::default();
     let outcome = decide(&mut Overlay::new(tables), &mut trace, &mut frame.to_vec(), now);
@@ -75,11 +75,13 @@ pub fn explain_flow(
     protocol: u8,
     now: u32,
 ) -> Option<Explanation> {
-    let later = explain(tables, &frame(from, to, protocol, tcp_flags::ACK)?, now);
+    let link = if tables.in_tunnel() { ETHERNET_LEN } else { 0 };
+    let of = |flags| Some(frame(from, to, protocol, flags)?.split_off(link));
+    let later = explain(tables, &of(tcp_flags::ACK)?, now);
     if later.outcome != Outcome::Drop(DropReason::NoFlow) {
         return Some(later);
     }
-    let mut first = explain(tables, &frame(from, to, protocol, tcp_flags::SYN)?, now);
+    let mut first = explain(tables, &of(tcp_flags::SYN)?, now);
     // For a SYN, the flow is not looked up. Include the check that explains why a later packet would not pass either.
     let behind_destination = first.checks.len().saturating_sub(1);
     let flow = later.checks.into_iter().filter(|check| check.name == "flow");
@@ -87,7 +89,9 @@ pub fn explain_flow(
     Some(first)
 }
 
-/// Returns the shortest frame between these addresses; if it is TCP, with these flags.
+const ETHERNET_LEN: usize = 14;
+
+/// Returns the shortest packet between these addresses, with these flags if it is TCP.
 fn frame(from: SocketAddr, to: SocketAddr, protocol: u8, flags: u8) -> Option<Vec<u8>> {
     let ports = [from.port().to_be_bytes(), to.port().to_be_bytes()].concat();
     let transport = match protocol {

@@ -41,6 +41,10 @@ impl<T: Tables> Tables for Overlay<'_, T> {
         self.below.at_tc()
     }
 
+    fn in_tunnel(&self) -> bool {
+        self.below.in_tunnel()
+    }
+
     fn services(&self, address: IpAddr) -> Option<Services> {
         self.below.services(address)
     }

@@ -63,6 +63,10 @@ pub trait Tables {
     /// Reports whether the program is attached at tc. There the kernel has already removed the outer VLAN tag, and the
     /// program cannot remove a shim behind a second one.
     fn at_tc(&self) -> bool;
+    /// Reports whether the packets come out of a sealed tunnel (wire.md §6.11). They begin with their IP header.
+    fn in_tunnel(&self) -> bool {
+        false
+    }
     /// Returns the services that are protected at an address: those of the longest prefix that contains it.
     fn services(&self, address: IpAddr) -> Option<Services>;
     /// Reports whether the verifier may have forgotten tokens made, or grants that expired, at this time, because its

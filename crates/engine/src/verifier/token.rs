@@ -77,6 +77,11 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             let bound = if header.flags.has(Flags::SOURCE) { "; it is bound to the sender's address" } else { "" };
             format!("{text}{bound}")
         })?;
+        let fits = self.tables.in_tunnel() || !header.flags.has(Flags::SEALED);
+        self.require("treatment", fits, DropReason::Unsealed, || match fits {
+            true => "the grant admits here".into(),
+            false => "the grant admits inside a sealed tunnel only, and this packet is outside".into(),
+        })?;
         let claim = Claim::of(&token, &key);
         self.unrevoked(&claim)?;
         Ok(claim)

@@ -132,6 +132,10 @@ fn grant(flow: &view::Flow) -> String {
     }
 }
 
+fn sealed(flow: &view::Flow) -> String {
+    flow.sealed.as_ref().map_or("-".into(), api::SealedFlow::words)
+}
+
 pub(super) fn flow_table(flows: &[view::Flow]) -> Table {
     let mut flows: Vec<_> = flows.iter().collect();
     flows.sort_by_key(|flow| (flow.since, flow.client));
@@ -140,10 +144,10 @@ pub(super) fn flow_table(flows: &[view::Flow]) -> Table {
         let (client, server) = (flow.client.to_string(), flow.server.to_string());
         let (packets, bytes) = (flow.packets.to_string(), flow.bytes.to_string());
         let (protocol, since) = (flow.protocol.clone(), utc(flow.since));
-        vec![client, server, protocol, person, device, rule, grant(flow), since, packets, bytes]
+        vec![client, server, protocol, person, device, rule, grant(flow), since, packets, bytes, sealed(flow)]
     });
-    const HEAD: [&str; 10] =
-        ["CLIENT", "SERVER", "PROTOCOL", "PERSON", "DEVICE", "RULE", "GRANT", "SINCE", "PACKETS", "BYTES"];
+    const HEAD: [&str; 11] =
+        ["CLIENT", "SERVER", "PROTOCOL", "PERSON", "DEVICE", "RULE", "GRANT", "SINCE", "PACKETS", "BYTES", "SEALED"];
     Table::new(&HEAD, rows)
 }
 
@@ -161,6 +165,7 @@ pub(super) fn show_flow(flow: &view::Flow) {
         ("seen", utc(flow.seen)),
         ("packets", flow.packets.to_string()),
         ("bytes", flow.bytes.to_string()),
+        ("sealed", sealed(flow)),
     ];
     for (name, text) in rows {
         println!("{name:12}{}", text.replace(char::is_control, "?"));

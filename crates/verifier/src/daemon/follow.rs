@@ -230,6 +230,13 @@ impl Role for Daemon {
         if state.config.receivers != before.config.receivers {
             tracing::info!(receivers = state.config.receivers.len(), "the protected destinations changed");
         }
+        if state.config.tunnels != before.config.tunnels && !state.config.tunnels.is_empty() {
+            tracing::warn!(
+                tunnels = ?state.config.tunnels,
+                "the policy has a sealed tunnel here, but this version carries no packets in tunnels: nobody reaches what \
+                 demands a treatment"
+            );
+        }
         let written = self.write(state);
         self.second_cut = Some(Instant::now() + SECOND_CUT);
         written

@@ -104,7 +104,17 @@ mod tests {
 
     fn owner(person: &str, handle: u64, expires: u64) -> GrantOwner {
         let [device, receiver, rule] = ["laptop", "git", "rule"].map(Into::into);
-        GrantOwner { handle, person: person.into(), device, receiver, rule, issued: 0, expires, class: 0 }
+        GrantOwner {
+            handle,
+            person: person.into(),
+            device,
+            receiver,
+            rule,
+            issued: 0,
+            expires,
+            class: 0,
+            sealing: None,
+        }
     }
 
     #[test]

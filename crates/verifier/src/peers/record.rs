@@ -7,8 +7,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Largest number of records in a frame.
 pub const RECORDS_MAX: usize = 256;
-/// The version of this protocol.
-pub const VERSION: [u8; 8] = *b"VSFPEER2";
+/// The version of this protocol. Version 2 had no byte for tunnels: its gateways would take a flow inside one for one
+/// outside.
+pub const VERSION: [u8; 8] = *b"VSFPEER3";
 
 /// The first message of each side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -58,7 +59,8 @@ pub struct Record {
     stage: u8,
     /// 1 if the receiver is to create the flow if it does not have it.
     begins: u8,
-    reserved: u8,
+    /// 1 if the flow is inside a sealed tunnel.
+    tunnel: u8,
     inside_port: [u8; 2],
     handle: U64,
     age: U32,
@@ -117,7 +119,7 @@ impl Record {
             origin: flow.origin,
             stage: flow.stage,
             begins: (*begins).into(),
-            reserved: 0,
+            tunnel: key.tunnel,
             inside_port: flow.inside_port,
             handle: flow.handle.into(),
             age: now.saturating_sub(flow.since).into(),
@@ -135,7 +137,11 @@ impl Record {
     /// Reads the record at `now`; returns `None` if it is not one that a gateway sends.
     pub fn decode(&self, now: u32) -> Option<AdvertisedFlow> {
         let known = matches!(self.family, 4 | 6) && matches!(self.origin, origin::TOKEN | origin::INSIDE);
-        if !known || self.stage > stage::RESET || (self.handle == 0) != (self.origin == origin::INSIDE) {
+        if !known
+            || self.tunnel > 1
+            || self.stage > stage::RESET
+            || (self.handle == 0) != (self.origin == origin::INSIDE)
+        {
             return None;
         }
         let person = self.person.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -150,7 +156,8 @@ impl Record {
             server_port: self.server_port,
             protocol: self.protocol,
             family: self.family,
-            reserved: [0; 2],
+            tunnel: self.tunnel,
+            reserved: 0,
         };
         let flow = Flow {
             handle: self.handle.get(),
@@ -221,6 +228,7 @@ mod tests {
             Record { origin: origin::INSIDE, ..record },
             Record { handle: 0.into(), ..record },
             Record { stage: 4, ..record },
+            Record { tunnel: 2, ..record },
             Record { person: [0xff; 64], ..record },
         ] {
             assert_eq!(broken.decode(1000), None, "{broken:?}");

@@ -21,12 +21,14 @@ pub struct FlowKey {
     pub protocol: u8,
     /// 4 or 6.
     pub family: u8,
+    /// 1 if the flow is inside a sealed tunnel: no packet outside belongs to it (wire.md §6.11.2).
+    pub tunnel: u8,
     /// Zero.
-    pub reserved: [u8; 2],
+    pub reserved: u8,
 }
 
 impl FlowKey {
-    /// Returns the flow between a client and a server.
+    /// Returns the flow between a client and a server, outside of sealed tunnels.
     pub fn new(client: IpAddr, client_port: u16, server: IpAddr, server_port: u16, protocol: u8) -> Self {
         Self {
             client: address_bytes(client),
@@ -35,8 +37,14 @@ impl FlowKey {
             server_port: server_port.to_be_bytes(),
             protocol,
             family: if server.is_ipv4() { 4 } else { 6 },
-            reserved: [0; 2],
+            tunnel: 0,
+            reserved: 0,
         }
+    }
+
+    /// Returns the flow between the same two ends, inside a sealed tunnel or outside.
+    pub const fn within(self, tunnel: bool) -> Self {
+        Self { tunnel: tunnel as u8, ..self }
     }
 
     /// Returns the flow of a packet on its way to the server.
@@ -76,8 +84,10 @@ pub struct FlowKey4 {
     pub server_port: [u8; 2],
     /// The protocol.
     pub protocol: u8,
+    /// 1 if the flow is inside a sealed tunnel.
+    pub tunnel: u8,
     /// Zero.
-    pub reserved: [u8; 3],
+    pub reserved: [u8; 2],
 }
 
 impl FlowKey4 {
@@ -90,7 +100,8 @@ impl FlowKey4 {
             client_port: key.client_port,
             server_port: key.server_port,
             protocol: key.protocol,
-            reserved: [0; 3],
+            tunnel: key.tunnel,
+            reserved: [0; 2],
         })
     }
 
@@ -98,7 +109,8 @@ impl FlowKey4 {
     pub fn long(&self) -> FlowKey {
         let port = u16::from_be_bytes;
         let (client, server) = (IpAddr::V4(self.client.into()), IpAddr::V4(self.server.into()));
-        FlowKey::new(client, port(self.client_port), server, port(self.server_port), self.protocol)
+        let key = FlowKey::new(client, port(self.client_port), server, port(self.server_port), self.protocol);
+        FlowKey { tunnel: self.tunnel, ..key }
     }
 }
 

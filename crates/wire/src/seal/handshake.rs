@@ -88,7 +88,8 @@ impl Initiation {
             return Err(DropReason::Malformed);
         };
         let flags = Flags(grant[1]);
-        if flags.has(Flags::BEARER) || flags.has(Flags::IPV6) != ipv6 {
+        // A tunnel isn't inside a tunnel.
+        if flags.has(Flags::BEARER) || flags.has(Flags::SEALED) || flags.has(Flags::IPV6) != ipv6 {
             return Err(DropReason::Malformed);
         }
         Ok(Self {

@@ -261,6 +261,7 @@ def wrong_initiations():
     add("a reserved byte", "malformed", zero=1)
     add("a response's type", "malformed", kind=RESPONSE)
     add("a bearer's grant", "malformed", grant=grant_header(SIPHASH, PORT | 16, 7, 32))
+    add("a grant that admits inside a tunnel only", "malformed", grant=grant_header(SIPHASH, PORT | 64, 7, 32))
     add("a grant of the other family", "malformed", grant=grant_header(SIPHASH, PORT | IPV6, 7, 32))
     add("a prefix that is too long", "malformed", grant=grant_header(SIPHASH, PORT, 7, 33))
     add("a grant of another version", "malformed", grant=grant_header(SIPHASH, PORT, 7, 32, version=2))

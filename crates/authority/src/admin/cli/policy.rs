@@ -331,7 +331,11 @@ fn replay(file: &OneFile, hours: u64, json: bool) -> Result<ExitCode> {
     if json {
         println!("{}", serde_json::to_string_pretty(&replay)?);
     } else {
-        for (head, cases) in [("would be refused", &replay.refused), ("would be allowed", &replay.allowed)] {
+        for (head, cases) in [
+            ("would be refused", &replay.refused),
+            ("would be allowed", &replay.allowed),
+            ("would be treated otherwise", &replay.treated),
+        ] {
             if !cases.is_empty() {
                 println!("{head}:");
                 let row = |case: &Case| {
@@ -344,7 +348,7 @@ fn replay(file: &OneFile, hours: u64, json: bool) -> Result<ExitCode> {
         let (grants, refusals) = (count(replay.grants, "grant"), count(replay.refusals, "refusal"));
         println!("evaluated {grants} and {refusals} of the last {hours} h again");
     }
-    let same = replay.refused.is_empty() && replay.allowed.is_empty();
+    let same = [&replay.refused, &replay.allowed, &replay.treated].iter().all(|cases| cases.is_empty());
     Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

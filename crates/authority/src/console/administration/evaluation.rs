@@ -183,9 +183,10 @@ impl Evaluation {
                 "The authority decided " (count(replay.grants, "grant")) " and " (count(replay.refusals, "refusal"))
                 " again, by the draft."
             }
-            @if replay.refused.is_empty() && replay.allowed.is_empty() { p { "All of them would be answered as before." } }
+            @if [&replay.refused, &replay.allowed, &replay.treated].iter().all(|cases| cases.is_empty()) { p { "All of them would be answered as before." } }
             @if !replay.refused.is_empty() { (cases("Granted, but would be refused", &replay.refused)) }
             @if !replay.allowed.is_empty() { (cases("Refused, but would be granted", &replay.allowed)) }
+            @if !replay.treated.is_empty() { (cases("Granted, but would be treated otherwise", &replay.treated)) }
         }
     }
 }

@@ -119,7 +119,10 @@ impl LiveFlow {
             },
             time(flow.since),
             time(flow.seen),
-            html! { (bytes(flow.bytes)) },
+            html! {
+                (bytes(flow.bytes))
+                @if let Some(sealed) = &flow.sealed { " " span.quiet { (sealed.words()) } }
+            },
             html! { @if let (Some(owner), Some(handle)) = (owner, flow.handle) {
                 a href={ (ROOT) "/admin/revoke?grant=" (Handle(handle)) } {
                     "Revoke…" span.unseen { " the grant of " (owner.person) " from " (client) " to " (place(&server)) }

@@ -3,7 +3,7 @@
 use super::pages::hidden;
 use super::{Answer, Browser, stage};
 use crate::stage::{PASSWORD, POLICY, Stage, ended, events, git, handle, holder_of, login, revoked};
-use api::{DropCount, Login, Report, ReportedFlow, VerifierState};
+use api::{DropCount, Login, Report, ReportedFlow, SealedFlow, VerifierState};
 use authority::storage::AuditEvent;
 use reqwest::StatusCode;
 use std::time::{Duration, Instant};
@@ -52,7 +52,14 @@ fn flow(handle: u64, client_port: u16) -> ReportedFlow {
         seen,
         packets: 3,
         bytes: 2048,
+        sealed: None,
     }
+}
+
+/// Returns the flow as one inside a sealed tunnel.
+fn sealed(flow: ReportedFlow) -> ReportedFlow {
+    let (treatment, suite) = (Some("encrypt".to_owned()), Some("aes-128-gcm".to_owned()));
+    ReportedFlow { sealed: Some(SealedFlow { treatment, suite, ratio: Some(250) }), ..flow }
 }
 
 fn shows(page: &Answer, texts: &[&str]) {
@@ -127,10 +134,13 @@ async fn what_verifiers_report_is_shown() {
     let mut alice = administrator(&stage).await;
     shows(&alice.get("/console/admin").await, &["edge-1", "has not reported since"]);
     verifier.report(&report(1, 10, Vec::new())).await.unwrap();
-    verifier.report(&report(4, 17, vec![flow(7, 4711), flow(8, 4712)])).await.unwrap();
+    verifier.report(&report(4, 17, vec![flow(7, 4711), sealed(flow(8, 4712))])).await.unwrap();
     let overview = alice.get("/console/admin").await;
     shows(&overview, &["protecting", "1 of 2 verifiers needs attention", ">2<", "28 packets dropped"]);
     shows(&overview, &["has not reported since", "an unknown grant", "behind edge-1", "2 flows"]);
+    let flows = alice.get("/console/admin/flows").await;
+    shows(&flows, &["encrypt, aes-128-gcm, 2.5:1"]);
+    assert_eq!(flows.text.matches("aes-128-gcm").count(), 1, "the other flow is outside: {}", flows.text);
     for span in ["quarter", "hour", "day"] {
         let page = alice.get(&format!("/console/admin/drops?span={span}")).await;
         shows(&page, &["<svg", "role=\"img\"", "28 packets dropped and 3 flows admitted"]);

@@ -23,7 +23,7 @@ fn a_session_with_too_many_receivers_leaves_the_others_alone() {
     let many: Vec<_> = (0..=RECEIVERS_MAX as u32)
         .map(|n| Receiver { prefix: IpAddr::from((n * 2).to_be_bytes()).into(), ..receiver("192.0.2.0/24") })
         .collect();
-    stage.agent.destinations(stage.now, BOB, Some(many.clone())).expect_err("too many");
+    stage.agent.destinations(stage.now, BOB, Some((many.clone(), BTreeSet::new()))).expect_err("too many");
     stage.agent.login(BOB, Login { expires: UNIX + 1000, receivers: many, ..Login::default() });
     stage.settle();
     assert_eq!(stage.protected, ["192.0.2.0/24"]);

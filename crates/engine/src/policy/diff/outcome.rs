@@ -82,7 +82,7 @@ struct Words<'t>(&'t Terms);
 
 impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Terms { granularity, lifetime, single, reply, bind_source, suite, carrier, class } = self.0;
+        let Terms { granularity, lifetime, single, reply, bind_source, suite, carrier, class, sealing } = self.0;
         f.write_str(match granularity {
             Granularity::Application if *single => "flow",
             Granularity::Application => "application",
@@ -101,6 +101,9 @@ impl fmt::Display for Words<'_> {
         }
         if *class != 0 {
             write!(f, ", class {class}")?;
+        }
+        if sealing.is_sealed() {
+            write!(f, ", {}", sealing.words())?;
         }
         Ok(())
     }

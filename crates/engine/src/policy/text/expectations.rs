@@ -2,12 +2,13 @@
 
 use super::choice;
 use crate::document::{Fields, Reader, hint, text};
+use crate::model::Treatment;
 use crate::policy::{Asker, Expectation, Outcome, Policy, destination, instant};
 use std::collections::BTreeSet;
 use toml::Spanned;
 use toml::de::DeValue;
 
-const KEYS: &[&str] = &["name", "who", "from", "to", "at", "expect", "rule", "network"];
+const KEYS: &[&str] = &["name", "who", "from", "to", "at", "expect", "rule", "network", "treatment"];
 
 pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy) {
     let timed = policy.rules.iter().any(|rule| !rule.when.is_always());
@@ -44,6 +45,16 @@ pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut 
                 format!("no receiver is in a network `{}`{hint}", network.get_ref().escape_debug()),
             );
         }
+        let treatments = Treatment::ALL.map(|treatment| (treatment.name(), treatment));
+        let treatment = fields.text(reader, "treatment").and_then(|word| {
+            if outcome != Some(Outcome::Allow) {
+                reader.fault(
+                    word.span(),
+                    "only what is allowed has a treatment: remove `treatment`, or expect \"allow\"",
+                );
+            }
+            choice(reader, &word, &treatments)
+        });
         let name = fields.text(reader, "name");
         let (Some(to), Some(outcome)) = (to, outcome) else { continue };
         expectations.push(Expectation {
@@ -55,6 +66,7 @@ pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut 
             outcome,
             rule: rule.map(|rule| rule.get_ref().to_string()),
             network: network.map(|network| network.get_ref().to_string()),
+            treatment,
         });
     }
     policy.expectations = expectations;

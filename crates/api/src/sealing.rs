@@ -1,0 +1,104 @@
+//! Demands for a flow's packets in a sealed tunnel, and the addresses at which tunnels begin (wire.md §9).
+
+use crate::grant::Receiver;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+/// The demand of a rule. A sender may do more, never less; one that does not know a word here sends nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct Sealing {
+    /// The least treatment: `none`, `authenticate` or `encrypt`.
+    pub treatment: String,
+    /// Compression: `never`, `auto` or `always`; missing if the rule leaves it to the sender.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compress: Option<String>,
+    /// The suites that may seal the packets.
+    pub suites: Vec<String>,
+    /// Whether keys come from an exchange, so that a later theft of the grant's key reveals nothing.
+    pub forward_secrecy: bool,
+    /// The age at which keys are renewed, seconds.
+    pub rekey: u32,
+}
+
+/// The sealed tunnels of the grant's verifier.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct GrantSealing {
+    /// The rule's demand.
+    #[serde(flatten)]
+    pub demand: Sealing,
+    /// Addresses and UDP ports at which the verifier's tunnel begins, one for each family at most. A grant for one of
+    /// them opens it.
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>, example = json!(["203.0.113.10:4499"])))]
+    pub tunnels: Vec<SocketAddr>,
+}
+
+/// Facts about sealed tunnels that a session needs before it has any grant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct SealedDestinations {
+    /// Treatment of the receivers to which packets may travel in a tunnel only, by the receiver's name.
+    pub demanded: BTreeMap<String, String>,
+    /// Receivers to which a rule would let the person send in a tunnel only, but none does now. Packets to them are not
+    /// sent: outside of a tunnel they would be in clear.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub closed: Vec<Receiver>,
+    /// Where tunnels begin.
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
+    pub tunnels: Vec<SocketAddr>,
+}
+
+impl SealedDestinations {
+    /// Reports whether there are no tunnels and nothing is demanded.
+    pub fn is_empty(&self) -> bool {
+        self.demanded.is_empty() && self.closed.is_empty() && self.tunnels.is_empty()
+    }
+}
+
+/// How a flow's packets travel in a sealed tunnel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct SealedFlow {
+    /// `authenticate` or `encrypt`; missing if the verifier does not know yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub treatment: Option<String>,
+    /// The suite of the latest record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suite: Option<String>,
+    /// Bytes of packets for each 100 bytes that they took in records: 250 if compression made them 2.5 times shorter.
+    /// Missing if nothing is compressed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(maximum = 4294967295_i64))]
+    pub ratio: Option<u32>,
+}
+
+impl SealedFlow {
+    /// Returns it in words, such as `encrypt, aes-128-gcm, 2.5:1`.
+    pub fn words(&self) -> String {
+        let ratio = self.ratio.map(|ratio| format!("{}.{}:1", ratio / 100, ratio % 100 / 10));
+        let treatment = self.treatment.clone().unwrap_or_else(|| "sealed".to_owned());
+        [Some(treatment), self.suite.clone(), ratio].into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sealed_flow_is_told_in_words() {
+        let (treatment, suite) = (Some("encrypt".to_owned()), Some("aes-128-gcm".to_owned()));
+        assert_eq!(SealedFlow { treatment, suite, ratio: Some(257) }.words(), "encrypt, aes-128-gcm, 2.5:1");
+        assert_eq!(SealedFlow::default().words(), "sealed");
+    }
+
+    #[test]
+    fn a_flow_outside_is_told_as_before() {
+        let text = serde_json::to_string(&SealedDestinations::default()).unwrap();
+        assert_eq!(text, r#"{"demanded":{},"tunnels":[]}"#);
+        assert!(serde_json::from_str::<SealedFlow>(r#"{"treatment":"encrypt","colour":1}"#).is_err());
+    }
+}

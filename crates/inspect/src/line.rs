@@ -1,0 +1,46 @@
+//! Parts of the line that stands for a packet.
+
+use std::net::{IpAddr, SocketAddr};
+
+use wire::packet::{Form, ICMP, ICMPV6, Packet, TCP, UDP, tcp_flags};
+
+/// Returns protocol and ends of a packet in a line.
+pub fn summary(packet: &Packet) -> String {
+    let end = |address, port| end(packet, address, port).unwrap_or_else(|| "?".to_owned());
+    let (from, to) = (end(packet.source, packet.source_port), end(packet.destination, packet.destination_port));
+    let flags = if packet.protocol == TCP { names(packet.tcp_flags).join(",") } else { String::new() };
+    format!("{} {from} > {to}{}{flags}", protocol(packet), if flags.is_empty() { "" } else { " " })
+}
+
+/// Returns an end of a packet: its address, and its port if it has one.
+pub fn end(packet: &Packet, address: Option<IpAddr>, port: u16) -> Option<String> {
+    address.map(|address| match matches!(packet.protocol, TCP | UDP) && port > 0 {
+        true => SocketAddr::new(address, port).to_string(),
+        false => address.to_string(),
+    })
+}
+
+/// Returns the name of a packet's protocol.
+pub fn protocol(packet: &Packet) -> String {
+    match (packet.form, packet.protocol) {
+        (Form::NotIp, _) => "not ip".to_owned(),
+        (_, TCP) => "tcp".to_owned(),
+        (_, UDP) => "udp".to_owned(),
+        (_, ICMP) => "icmp".to_owned(),
+        (_, ICMPV6) => "icmpv6".to_owned(),
+        (_, other) => format!("protocol {other}"),
+    }
+}
+
+/// Returns the names of TCP flags.
+pub fn names(flags: u8) -> Vec<&'static str> {
+    const NAMES: [(u8, &str); 6] = [
+        (tcp_flags::SYN, "SYN"),
+        (tcp_flags::ACK, "ACK"),
+        (tcp_flags::PSH, "PSH"),
+        (tcp_flags::FIN, "FIN"),
+        (tcp_flags::RST, "RST"),
+        (tcp_flags::URG, "URG"),
+    ];
+    NAMES.iter().filter(|(bit, _)| flags & bit != 0).map(|(_, name)| *name).collect()
+}
