@@ -11,7 +11,6 @@ mod socat;
 mod softether;
 mod ssh;
 mod strongswan;
-mod stunnel;
 mod tinc;
 mod vouchsafe;
 mod vtun;
@@ -41,7 +40,6 @@ pub fn all() -> Vec<Box<dyn Driver>> {
         n2n::variants(),
         vtun::variants(),
         ssh::variants(),
-        stunnel::variants(),
         socat::variants(),
         faulty::variants(),
     ];

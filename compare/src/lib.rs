@@ -3,12 +3,16 @@
 //!
 //! `vouchsafe-compare` is the program; docs/compare.md describes the method and how to add a solution.
 
+pub mod advise;
 pub mod claims;
 pub mod driver;
 pub mod drivers;
 pub mod measure;
+pub mod papers;
 pub mod quantity;
+pub mod rank;
 pub mod record;
+pub mod report;
 pub mod results;
 pub mod run;
 pub mod scene;

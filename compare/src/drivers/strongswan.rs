@@ -52,6 +52,8 @@ impl Driver for Strongswan {
         vec![
             Need::new("/usr/sbin/charon-systemd", "charon-systemd"),
             Need::new("swanctl", "strongswan-swanctl"),
+            Need::new("/usr/lib/ipsec/plugins/libstrongswan-openssl.so", "libstrongswan-standard-plugins"),
+            Need::new("/usr/lib/ipsec/plugins/libstrongswan-chapoly.so", "libstrongswan-extra-plugins"),
             Need::new("/usr/lib/ipsec/plugins/libstrongswan-kernel-libipsec.so", "libcharon-extra-plugins"),
         ]
     }

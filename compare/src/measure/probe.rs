@@ -97,6 +97,21 @@ pub fn round_trips(client: &Namespace, server: Ipv4Addr, count: usize, pace: Dur
     Ok(times)
 }
 
+/// Waits until the echo service answers at once, so that what an earlier measurement left in queues does not count for
+/// the next. Gives up after `within`.
+pub fn settle(client: &Namespace, server: Ipv4Addr, within: Duration) {
+    /// An answer within this time has not waited in a queue.
+    const PROMPT: Duration = Duration::from_millis(100);
+    let prompt = || -> std::io::Result<bool> {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect(SocketAddrV4::new(server, ECHO))?;
+        socket.set_read_timeout(Some(PROMPT))?;
+        socket.send(b"settled?")?;
+        Ok(socket.recv(&mut [0; 16]).is_ok())
+    };
+    let _ = lab::poll(within, || client.enter(|| prompt().unwrap_or(false)));
+}
+
 /// Returns the length of the largest IP packet that reaches the echo service whole, up to `most`.
 ///
 /// # Errors

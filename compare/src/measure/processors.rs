@@ -46,5 +46,6 @@ pub fn memory(namespace: &Namespace) -> f64 {
         let line = text.lines().find(|line| line.starts_with("Pss:")).unwrap_or_default();
         line.split_whitespace().nth(1).and_then(|kilobytes| kilobytes.parse::<f64>().ok()).unwrap_or_default()
     };
-    processes(namespace).into_iter().map(of).sum::<f64>() * 1024.0 / 1e6
+    // The sum of no number is -0.
+    (processes(namespace).into_iter().map(of).sum::<f64>() * 1024.0 / 1e6).max(0.0)
 }

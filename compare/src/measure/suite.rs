@@ -25,6 +25,8 @@ use crate::workshop::Workshop;
 
 /// Time in which the server must answer a client that was started, or after a restart or a move.
 const PATIENCE: Duration = Duration::from_secs(20);
+/// Time in which the queues of an earlier measurement must run empty.
+const SETTLED: Duration = Duration::from_secs(8);
 /// Payload of large and of small datagrams.
 const LARGE: usize = 1200;
 const SMALL: usize = 64;
@@ -169,6 +171,7 @@ impl Round<'_> {
             (Use::Down, 5, Quantity::TcpDown5),
         ] {
             self.attempt(quantity.name(), |round| {
+                probe::settle(client, server, SETTLED);
                 let time = || processors::time(client, gateway);
                 let (moved, [before, after]) = streams::transfer(client, server, services, (kind, count), span, time)?;
                 round.add(quantity, moved.rate())?;
@@ -183,6 +186,7 @@ impl Round<'_> {
         }
         self.attempt("round trips beside a stream", |round| {
             let trips = round.plan.trips / 2;
+            probe::settle(client, server, SETTLED);
             let times = thread::scope(|scope| {
                 let load = scope.spawn(|| {
                     let span = Duration::from_millis(4 * trips as u64);
@@ -196,6 +200,7 @@ impl Round<'_> {
             round.trips(&times, [Quantity::RttLoad, Quantity::JitterLoad])
         })?;
         self.attempt("exchanges", |round| {
+            probe::settle(client, server, SETTLED);
             let rate = streams::exchanges(client, server, span)?;
             round.add(Quantity::Exchanges, rate)
         })?;
@@ -206,6 +211,7 @@ impl Round<'_> {
         })?;
         for (length, quantity) in [(LARGE, Quantity::UdpFree), (SMALL, Quantity::SmallRate)] {
             self.attempt(quantity.name(), |round| {
+                probe::settle(client, server, SETTLED);
                 let rate = datagrams::loss_free_rate(client, server, services, length, round.plan.step)?;
                 let value = if length == LARGE { rate * LARGE as f64 * 8.0 / 1e6 } else { rate };
                 round.add(quantity, value)
@@ -213,6 +219,7 @@ impl Round<'_> {
         }
         if self.number == 0 {
             self.attempt("reachable MTU", |round| {
+                probe::settle(client, server, SETTLED);
                 round.add(Quantity::Mtu, probe::reachable_mtu(client, server, 1500)? as f64)
             })?;
         }
@@ -272,6 +279,7 @@ impl Round<'_> {
             emulator.set(conditions);
             self.attempt(quantity.name(), |round| {
                 let span = round.plan.span * 2;
+                probe::settle(&scene.site.client, server, SETTLED);
                 let (moved, _) = streams::transfer(&scene.site.client, server, services, (Use::Up, 5), span, || ())?;
                 round.add(quantity, moved.rate())
             })?;
