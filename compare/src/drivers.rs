@@ -14,6 +14,7 @@ mod strongswan;
 mod tinc;
 mod vouchsafe;
 mod vtun;
+mod vxlan;
 mod wireguard;
 
 use anyhow::{Result, bail};
@@ -35,6 +36,7 @@ pub fn all() -> Vec<Box<dyn Driver>> {
         ocserv::variants(),
         softether::variants(),
         tinc::variants(),
+        vxlan::variants(),
         fastd::variants(),
         nebula::variants(),
         n2n::variants(),

@@ -18,4 +18,5 @@ pub mod run;
 pub mod scene;
 pub mod site;
 pub mod stats;
+pub mod truths;
 pub mod workshop;

@@ -12,7 +12,7 @@ use compare::drivers;
 use compare::rank::{Weights, oslv, presets, rounded};
 use compare::results::Results;
 use compare::run::Depth;
-use compare::{record, report};
+use compare::{record, report, truths};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
 /// Where results are kept unless `--out` or `--from` says otherwise.
@@ -31,12 +31,24 @@ enum Task {
     Run(RunArguments),
     /// List the solutions, and why some can't run here
     List,
+    /// Check that the method finds what is known beforehand; needs root and some minutes
+    Check(CheckArguments),
     /// Rank the solutions of a run by weights
     Rank(RankArguments),
     /// Recommend what to use, with the argument
     Advise(AdviseArguments),
     /// Write a run's report: one HTML file, tables as CSV beside it
     Report(From),
+}
+
+#[derive(Args)]
+struct CheckArguments {
+    /// Number of rounds
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// The folder of the results; a stopped check continues there
+    #[arg(long, value_name = "DIR", default_value = "target/compare-check")]
+    out: PathBuf,
 }
 
 /// Which run is read.
@@ -135,6 +147,10 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().task {
         Task::Run(arguments) => run(&arguments),
         Task::List => list(),
+        Task::Check(arguments) => match check(&arguments) {
+            Ok(false) => return ExitCode::from(1),
+            done => done.map(drop),
+        },
         Task::Rank(arguments) => rank(&arguments),
         Task::Advise(arguments) => give_advice(arguments),
         Task::Report(from) => write_report(&from),
@@ -167,15 +183,35 @@ fn run(arguments: &RunArguments) -> Result<()> {
         (false, true) => Depth::Quick,
         (false, false) => Depth::Full,
     };
+    stop_on_signals()?;
+    let rounds = arguments.rounds.unwrap_or(depth.rounds());
+    compare::run::run(&solutions, rounds, &depth.plan(), &arguments.out, &STOP, |line| eprintln!("compare: {line}"))?;
+    println!("{}", arguments.out.join("records.jsonl").display());
+    Ok(())
+}
+
+/// Has an interrupt end the run between two measurements, so that every namespace is removed.
+fn stop_on_signals() -> Result<()> {
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         let action = SigAction::new(SigHandler::Handler(stop), SaFlags::empty(), SigSet::empty());
         // SAFETY: the handler only stores to an atomic variable, which a signal handler may do.
         unsafe { sigaction(signal, &action) }.with_context(|| format!("{signal}"))?;
     }
-    let rounds = arguments.rounds.unwrap_or(depth.rounds());
-    compare::run::run(&solutions, rounds, &depth.plan(), &arguments.out, &STOP, |line| eprintln!("compare: {line}"))?;
-    println!("{}", arguments.out.join("records.jsonl").display());
     Ok(())
+}
+
+/// Returns whether every known truth was found.
+fn check(arguments: &CheckArguments) -> Result<bool> {
+    stop_on_signals()?;
+    let solutions = drivers::named(&truths::SOLUTIONS.map(str::to_owned))?;
+    let plan = compare::measure::suite::Plan { security: false, restart: false, move_client: false, ..Depth::Full.plan() };
+    compare::run::run(&solutions, arguments.rounds, &plan, &arguments.out, &STOP, |line| eprintln!("compare: {line}"))?;
+    let findings = truths::check(&results(&arguments.out)?);
+    for finding in &findings {
+        let word = finding.found.map_or("can't tell", |found| if found { "found" } else { "MISSED" });
+        println!("{word:10} {}: {}", finding.truth, finding.evidence);
+    }
+    Ok(findings.iter().all(|finding| finding.found == Some(true)))
 }
 
 fn list() -> Result<()> {

@@ -154,6 +154,7 @@ pub struct Journal {
     file: File,
     path: PathBuf,
     done: BTreeSet<(String, u32)>,
+    failed: BTreeSet<(String, String)>,
     begun: bool,
 }
 
@@ -171,6 +172,7 @@ impl Journal {
             _ => None,
         });
         let done = finished.collect();
+        let failed = earlier.iter().filter_map(failure).collect();
         let begun = !earlier.is_empty();
         let mut file = OpenOptions::new().create(true).append(true).open(&path);
         if let Ok(file) = &mut file
@@ -182,7 +184,7 @@ impl Journal {
             file.write_all(whole.as_bytes())?;
         }
         let file = file.with_context(|| path.display().to_string())?;
-        Ok(Self { file, path, done, begun })
+        Ok(Self { file, path, done, failed, begun })
     }
 
     /// Reports whether the journal has records of an earlier, stopped run.
@@ -195,17 +197,30 @@ impl Journal {
         self.done.contains(&(solution.to_owned(), round))
     }
 
+    /// Reports whether a measurement of the solution has failed in any round.
+    pub fn has_failed(&self, solution: &str, what: &str) -> bool {
+        self.failed.contains(&(solution.to_owned(), what.to_owned()))
+    }
+
     /// Appends a record.
     ///
     /// # Errors
     /// If it can't be written.
     pub fn add(&mut self, record: &Record) -> Result<()> {
+        self.failed.extend(failure(record));
         self.file.write_all(line(record)?.as_bytes()).with_context(|| self.path.display().to_string())
     }
 
     /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+}
+
+fn failure(record: &Record) -> Option<(String, String)> {
+    match record {
+        Record::Failed { solution, what, .. } => Some((solution.clone(), what.clone())),
+        _ => None,
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail, ensure};
 
 use crate::driver::{Driver, obstacle, version};
-use crate::measure::suite::{Plan, measure};
+use crate::measure::suite::{MOVE, Plan, RESTART, measure};
 use crate::record::{Journal, Record};
 
 /// How thorough a run is.
@@ -39,28 +39,34 @@ impl Depth {
                 span: milliseconds(600),
                 step: milliseconds(150),
                 trips: 200,
-                changes: true,
+                restart: true,
+                move_client: true,
                 bad_paths: true,
                 security: true,
                 idle: Duration::from_secs(11),
+                only: None,
             },
             Self::Quick => Plan {
                 span: milliseconds(300),
                 step: milliseconds(100),
                 trips: 100,
-                changes: true,
+                restart: true,
+                move_client: true,
                 bad_paths: true,
                 security: true,
                 idle: Duration::from_secs(2),
+                only: None,
             },
             Self::Smoke => Plan {
                 span: milliseconds(150),
                 step: milliseconds(60),
                 trips: 30,
-                changes: false,
+                restart: false,
+                move_client: false,
                 bad_paths: false,
                 security: false,
                 idle: milliseconds(100),
+                only: None,
             },
         }
     }
@@ -109,13 +115,18 @@ pub fn run(
             }
             say(&format!("round {} of {rounds}: {name}{}", round + 1, progress.left()));
             let begun = Instant::now();
+            let plan = Plan {
+                restart: plan.restart && !journal.has_failed(&name, RESTART),
+                move_client: plan.move_client && !journal.has_failed(&name, MOVE),
+                ..plan.clone()
+            };
             let mut sink = |record: Record| {
                 if let Record::Failed { what, error, .. } = &record {
                     say(&format!("  {name}: {what}: {}", error.lines().next().unwrap_or_default()));
                 }
                 journal.add(&record)
             };
-            measure(*driver, plan, round, stop, &mut sink)?;
+            measure(*driver, &plan, round, stop, &mut sink)?;
             if stop.load(Relaxed) {
                 bail!("stopped; `--out {}` again continues", dir.display());
             }

@@ -82,9 +82,13 @@ impl Site {
                 ("net/ipv6/conf/default/disable_ipv6", "1"),
                 ("net/ipv4/conf/all/rp_filter", "0"),
                 ("net/ipv4/conf/default/rp_filter", "0"),
+                // When the client's first address goes, its second one stays.
+                ("net/ipv4/conf/all/promote_secondaries", "1"),
             ] {
                 host.sysctl(key, value)?;
             }
+            // Linux's own default. Systems that have changed it, as to BBR, would measure their choice.
+            let _ = host.sysctl("net/ipv4/tcp_congestion_control", "cubic");
         }
         veth(client, "eth0", &format!("{CLIENT}/24"), path, TO_CLIENT, "")?;
         veth(stranger, "eth0", &format!("{STRANGER}/24"), path, "to-stranger", "")?;

@@ -1,5 +1,6 @@
 //! The files and keys of a solution, with a count of the administrator's steps.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -33,6 +34,8 @@ impl Steps {
 pub struct Workshop {
     dir: TempDir,
     steps: Steps,
+    /// Lines of each configuration file, by machine and name.
+    lines: BTreeMap<(String, String), usize>,
 }
 
 impl Workshop {
@@ -41,12 +44,24 @@ impl Workshop {
     /// # Errors
     /// If the folder can't be made.
     pub fn new() -> Result<Self> {
-        Ok(Self { dir: TempDir::with_prefix("vouchsafe-compare-").context("a folder for files")?, steps: Steps::default() })
+        let dir = TempDir::with_prefix("vouchsafe-compare-").context("a folder for files")?;
+        Ok(Self { dir, steps: Steps::default(), lines: BTreeMap::new() })
     }
 
     /// Returns what was done so far.
     pub const fn steps(&self) -> Steps {
         self.steps
+    }
+
+    /// Returns the steps from a workshop with one client less to this one: keys and commands that came in addition, and
+    /// files that are new or have other lines. A file of which only a random key differs is not edited.
+    pub fn steps_since(&self, fewer: &Self) -> Steps {
+        let edited = self.lines.iter().filter(|(file, lines)| fewer.lines.get(*file) != Some(*lines)).count();
+        Steps {
+            files: edited,
+            keys: self.steps.keys.saturating_sub(fewer.steps.keys),
+            commands: self.steps.commands.saturating_sub(fewer.steps.commands),
+        }
     }
 
     /// Returns the path of a machine's file: `server`, `client-1`, `client-2`, …
@@ -68,7 +83,7 @@ impl Workshop {
     /// # Errors
     /// If it can't be written.
     pub fn file(&mut self, machine: &str, name: &str, text: &str) -> Result<PathBuf> {
-        self.steps.files += 1;
+        self.edited(machine, name, text);
         self.write(machine, name, text, 0o600)
     }
 
@@ -77,7 +92,7 @@ impl Workshop {
     /// # Errors
     /// If it can't be written.
     pub fn script(&mut self, machine: &str, name: &str, text: &str) -> Result<PathBuf> {
-        self.steps.files += 1;
+        self.edited(machine, name, text);
         self.write(machine, name, &format!("#!/bin/sh\n{text}"), 0o700)
     }
 
@@ -149,6 +164,11 @@ impl Workshop {
         Ok(())
     }
 
+    fn edited(&mut self, machine: &str, name: &str, text: &str) {
+        self.steps.files += 1;
+        self.lines.insert((machine.to_owned(), name.to_owned()), text.lines().count());
+    }
+
     fn write(&self, machine: &str, name: &str, text: &str, mode: u32) -> Result<PathBuf> {
         let path = self.machine(machine)?.join(name);
         let parent = path.parent().unwrap_or(Path::new("/"));
@@ -196,6 +216,20 @@ mod tests {
         };
         let (ten, eleven) = (steps(10), steps(11));
         assert_eq!((eleven.keys - ten.keys, eleven.commands - ten.commands), (3, 1));
+    }
+
+    #[test]
+    fn a_file_that_grows_with_the_clients_is_edited_for_one_more() {
+        let shop = |clients: usize| {
+            let mut shop = Workshop::new().unwrap();
+            shop.file("server", "peers", &"peer\n".repeat(clients)).unwrap();
+            shop.file("server", "settings", "port 1\n").unwrap();
+            for number in 1..=clients {
+                shop.file(&client(number), "own", "x").unwrap();
+            }
+            shop
+        };
+        assert_eq!(shop(3).steps_since(&shop(2)), Steps { files: 2, keys: 0, commands: 0 });
     }
 
     #[test]

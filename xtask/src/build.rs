@@ -35,7 +35,7 @@ pub fn scenario(package: &str, program: &str, args: impl IntoIterator<Item = Str
 
 /// Builds the comparison, and for a run the product as it is shipped, then replaces this process by the comparison.
 pub fn compare(args: Vec<String>) -> Result<()> {
-    let runs = args.first().is_some_and(|word| word == "run");
+    let runs = args.first().is_some_and(|word| word == "run" || word == "check");
     let mut build = cargo(["build", "--release", "--package", "compare"]);
     if runs {
         build.args(["--package", "vouchsafe"]);

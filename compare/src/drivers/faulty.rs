@@ -1,4 +1,5 @@
-//! The plain path with a gateway that drops every 50th packet: a known truth that the method must find.
+//! Known truths that the method must find: a plain path with a gateway that drops every 50th packet, and one with a gateway
+//! that drops none, which must tie with the plain path.
 
 use anyhow::{Context, Result};
 
@@ -8,22 +9,24 @@ use crate::scene::{End, Scene};
 use crate::site::{GATEWAY, LAN};
 use crate::workshop::Workshop;
 
-struct Faulty;
+struct Faulty {
+    drops: bool,
+}
 
-/// Returns the faulty path.
+/// Returns both.
 pub fn variants() -> Vec<Box<dyn Driver>> {
-    vec![Box::new(Faulty)]
+    vec![Box::new(Faulty { drops: true }), Box::new(Faulty { drops: false })]
 }
 
 impl Driver for Faulty {
     fn name(&self) -> String {
-        "faulty".to_owned()
+        if self.drops { "faulty" } else { "plain-again" }.to_owned()
     }
 
     fn claims(&self) -> Claims {
         Claims {
-            title: "plain path that drops every 50th packet".to_owned(),
-            family: "tests".to_owned(),
+            title: if self.drops { "plain path that drops every 50th packet" } else { "plain path again" }.to_owned(),
+            family: "none".to_owned(),
             transport: Transport::None,
             plane: Plane::Kernel,
             cipher: "none".to_owned(),
@@ -47,6 +50,9 @@ impl Driver for Faulty {
     }
 
     fn start_server(&self, scene: &mut Scene) -> Result<()> {
+        if !self.drops {
+            return Ok(());
+        }
         let file = scene.path(End::Server, "rules.nft");
         scene.run(End::Server, "nft flush ruleset")?;
         scene.run(End::Server, &format!("nft -f {}", file.display())).context("the rule that drops").map(drop)

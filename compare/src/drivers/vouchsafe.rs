@@ -120,14 +120,14 @@ impl Driver for Vouchsafe {
         shop.machine("authority")?;
         let listen = format!("{AUTHORITY}:{AUTHORITY_PORT}");
         shop.run([&program, "authority", "init", "--dir", &dir, "--name", AUTHORITY, "--listen", &listen])?;
-        let names: Vec<_> = (1..=clients).map(|number| format!("\"{}\"", identity(number))).collect();
         // An account's access is a line of the policy; the rest is written once.
+        let names: Vec<_> = (1..=clients).map(|number| format!("  \"{}\",\n", identity(number))).collect();
         let carrier = if self.carrier == "tail" { String::new() } else { format!("carrier = \"{}\"\n", self.carrier) };
         let policy = format!(
-            "[groups]\nstaff = [{}]\n\n[[receivers]]\nname = \"lan\"\naddress = [\"{SERVER}\"]\nservices = \"all\"\n\
+            "[groups]\nstaff = [\n{}]\n\n[[receivers]]\nname = \"lan\"\naddress = [\"{SERVER}\"]\nservices = \"all\"\n\
              verifier = \"edge\"\n\n[[rules]]\nname = \"staff may use the network\"\naction = \"allow\"\n\
              who = \"group:staff\"\nto = \"lan\"\n{carrier}",
-            names.join(", ")
+            names.concat()
         );
         shop.file("authority", "state/policy.toml", &policy)?;
         let password = shop.key("authority", "password", PASSWORD)?;

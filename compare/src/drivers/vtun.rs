@@ -1,4 +1,4 @@
-//! vtun: over UDP and TCP with AES-256-CBC, and over UDP without a cipher.
+//! vtun: over UDP and TCP with AES-256, and over UDP without a cipher.
 
 use anyhow::Result;
 
@@ -21,7 +21,8 @@ struct Vtun {
 pub fn variants() -> Vec<Box<dyn Driver>> {
     let variant = |name, protocol, cipher| Box::new(Vtun { name, protocol, cipher }) as Box<dyn Driver>;
     vec![
-        variant("vtun-udp", "udp", "aes256cbc"),
+        // Its CBC chains packets, so that one lost packet ends a tunnel over UDP.
+        variant("vtun-udp", "udp", "aes256ecb"),
         variant("vtun-tcp", "tcp", "aes256cbc"),
         variant("vtun-udp-none", "udp", "no"),
     ]

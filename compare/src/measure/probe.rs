@@ -98,8 +98,11 @@ pub fn round_trips(client: &Namespace, server: Ipv4Addr, count: usize, pace: Dur
 }
 
 /// Waits until the echo service answers at once, so that what an earlier measurement left in queues does not count for
-/// the next. Gives up after `within`.
-pub fn settle(client: &Namespace, server: Ipv4Addr, within: Duration) {
+/// the next.
+///
+/// # Errors
+/// If it does not answer at once during the time `within`.
+pub fn settle(client: &Namespace, server: Ipv4Addr, within: Duration) -> Result<()> {
     /// An answer within this time has not waited in a queue.
     const PROMPT: Duration = Duration::from_millis(100);
     let prompt = || -> std::io::Result<bool> {
@@ -109,7 +112,9 @@ pub fn settle(client: &Namespace, server: Ipv4Addr, within: Duration) {
         socket.send(b"settled?")?;
         Ok(socket.recv(&mut [0; 16]).is_ok())
     };
-    let _ = lab::poll(within, || client.enter(|| prompt().unwrap_or(false)));
+    let settled = lab::poll(within, || client.enter(|| prompt().unwrap_or(false)));
+    ensure!(settled, "the server has not answered at once for {} s", within.as_secs());
+    Ok(())
 }
 
 /// Returns the length of the largest IP packet that reaches the echo service whole, up to `most`.

@@ -47,7 +47,9 @@ fn contains(haystack: &[u8], needle: &[u8]) -> bool {
 /// Reads the frames of the handshake and those of data, as an observer would.
 pub fn reading(handshake: &[Seen], data: &[Seen]) -> [Observation; 3] {
     let count = |frames: &[Seen], needle: &[u8]| frames.iter().filter(|seen| contains(&seen.frame, needle)).count();
-    let readable = count(data, &MARK[..24]);
+    // Every other datagram has the text with its last bit flipped, see `datagram`.
+    let flipped: Vec<u8> = MARK[..24].iter().map(|byte| byte ^ 1).collect();
+    let readable = count(data, &MARK[..24]) + count(data, &flipped);
     let of = data.iter().filter(|seen| seen.to_gateway && seen.ip_length().is_some_and(|length| length > LENGTH)).count();
     // Programs write the name with other characters where theirs do not allow a hyphen.
     let named = count(handshake, IDENTITY.as_bytes()) + count(handshake, IDENTITY.replace('-', "_").as_bytes());

@@ -1,10 +1,12 @@
 //! Everything that is measured of one solution in one round.
 
+use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use lab::Namespace;
 
 use super::datagrams;
 use super::emulator::{Conditions, Emulator};
@@ -40,15 +42,31 @@ pub struct Plan {
     pub step: Duration,
     /// Number of round trips.
     pub trips: usize,
-    /// Whether the server is restarted and the client moved.
-    pub changes: bool,
+    /// Whether the server is restarted.
+    pub restart: bool,
+    /// Whether the client moves to another address; needs `bad_paths`.
+    pub move_client: bool,
     /// Whether the path is emulated, too.
     pub bad_paths: bool,
     /// Whether security is tried and idle traffic observed, in the first round.
     pub security: bool,
     /// How long idle traffic is observed.
     pub idle: Duration,
+    /// If set, only these quantities are measured, beside `connect`.
+    pub only: Option<&'static [Quantity]>,
 }
+
+impl Plan {
+    fn wants(&self, quantities: &[Quantity]) -> bool {
+        self.only.is_none_or(|only| quantities.iter().any(|quantity| only.contains(quantity)))
+    }
+}
+
+/// Names of the measurements that are given up for the rest of a run if they fail once: a solution that does not recover
+/// would be waited for in every round.
+pub const RESTART: &str = "restart of the server";
+/// See [`RESTART`].
+pub const MOVE: &str = "change of address";
 
 /// Takes records as they come.
 pub type Sink<'a> = dyn FnMut(Record) -> Result<()> + 'a;
@@ -60,6 +78,8 @@ struct Round<'a> {
     number: u32,
     stop: &'a AtomicBool,
     sink: &'a mut Sink<'a>,
+    /// Whether the solution stopped working; it is started anew for the emulated path.
+    dead: bool,
 }
 
 /// Measures a solution in one round. A measurement that fails is recorded as failed, and the others go on.
@@ -73,7 +93,7 @@ pub fn measure<'a>(
     stop: &'a AtomicBool,
     sink: &'a mut Sink<'a>,
 ) -> Result<()> {
-    let mut round = Round { driver, plan, number, stop, sink };
+    let mut round = Round { driver, plan, number, stop, sink, dead: false };
     let clean = round.clean_path();
     round.failed("the clean path", clean)?;
     if plan.bad_paths {
@@ -85,13 +105,13 @@ pub fn measure<'a>(
 
 /// Makes the files of ten clients and of eleven; returns the steps for ten, and for one more.
 fn steps_for_ten_and_one_more(driver: &dyn Driver) -> Result<(f64, f64)> {
-    let steps = |clients: usize| -> Result<f64> {
+    let make = |clients: usize| -> Result<Workshop> {
         let mut shop = Workshop::new()?;
         driver.prepare(&mut shop, clients)?;
-        Ok(shop.steps().total() as f64)
+        Ok(shop)
     };
-    let (ten, eleven) = (steps(10)?, steps(11)?);
-    Ok((ten, eleven - ten))
+    let (ten, eleven) = (make(10)?, make(11)?);
+    Ok((ten.steps().total() as f64, eleven.steps_since(&ten).total() as f64))
 }
 
 impl Round<'_> {
@@ -115,6 +135,11 @@ impl Round<'_> {
         (self.sink)(Record::Failed { solution: self.driver.name(), what: what.to_owned(), round: self.number, error })
     }
 
+    /// Runs the measurement of some quantities, if they are wanted; records its failure.
+    fn measure(&mut self, quantities: &[Quantity], what: &str, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        if self.plan.wants(quantities) { self.attempt(what, work) } else { Ok(()) }
+    }
+
     /// Runs one measurement; records its failure.
     fn attempt(&mut self, what: &str, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
         if self.stop.load(Relaxed) {
@@ -122,6 +147,14 @@ impl Round<'_> {
         }
         let result = work(self);
         self.failed(what, result)
+    }
+
+    /// Waits until the path is idle. A solution that does not recover is not waited for again.
+    fn settle(&mut self, client: &Namespace, server: Ipv4Addr) -> Result<()> {
+        ensure!(!self.dead, "the solution had stopped working");
+        let settled = probe::settle(client, server, SETTLED);
+        self.dead = settled.is_err();
+        settled
     }
 
     /// Starts the solution; returns its scene and how long it took until the first answer.
@@ -149,18 +182,18 @@ impl Round<'_> {
         if self.number == 0 {
             let client = scene.steps(End::Client).total() as f64;
             let starts = scene.steps(End::Server).total() as f64 + 10.0 * client;
-            self.attempt("steps", |round| {
+            self.measure(&[Quantity::EffortTen, Quantity::EffortNext], "steps", |round| {
                 let (ten, next) = steps_for_ten_and_one_more(round.driver)?;
                 round.add(Quantity::EffortTen, ten + starts)?;
                 round.add(Quantity::EffortNext, next + client)
             })?;
         }
         let (client, gateway) = (&scene.site.client, &scene.site.gateway);
-        self.attempt("memory", |round| {
+        self.measure(&[Quantity::MemoryClient, Quantity::MemoryServer], "memory", |round| {
             round.add(Quantity::MemoryClient, processors::memory(client))?;
             round.add(Quantity::MemoryServer, processors::memory(gateway))
         })?;
-        self.attempt("round trips", |round| {
+        self.measure(&[Quantity::RttIdle, Quantity::JitterIdle], "round trips", |round| {
             let times = probe::round_trips(client, server, round.plan.trips, Duration::from_millis(2))?;
             round.trips(&times, [Quantity::RttIdle, Quantity::JitterIdle])
         })?;
@@ -170,8 +203,8 @@ impl Round<'_> {
             (Use::Up, 5, Quantity::TcpUp5),
             (Use::Down, 5, Quantity::TcpDown5),
         ] {
-            self.attempt(quantity.name(), |round| {
-                probe::settle(client, server, SETTLED);
+            self.measure(&[quantity], quantity.name(), |round| {
+                round.settle(client, server)?;
                 let time = || processors::time(client, gateway);
                 let (moved, [before, after]) = streams::transfer(client, server, services, (kind, count), span, time)?;
                 round.add(quantity, moved.rate())?;
@@ -184,9 +217,9 @@ impl Round<'_> {
                 Ok(())
             })?;
         }
-        self.attempt("round trips beside a stream", |round| {
+        self.measure(&[Quantity::RttLoad, Quantity::JitterLoad], "round trips beside a stream", |round| {
             let trips = round.plan.trips / 2;
-            probe::settle(client, server, SETTLED);
+            round.settle(client, server)?;
             let times = thread::scope(|scope| {
                 let load = scope.spawn(|| {
                     let span = Duration::from_millis(4 * trips as u64);
@@ -199,32 +232,32 @@ impl Round<'_> {
             })?;
             round.trips(&times, [Quantity::RttLoad, Quantity::JitterLoad])
         })?;
-        self.attempt("exchanges", |round| {
-            probe::settle(client, server, SETTLED);
+        self.measure(&[Quantity::Exchanges], "exchanges", |round| {
+            round.settle(client, server)?;
             let rate = streams::exchanges(client, server, span)?;
             round.add(Quantity::Exchanges, rate)
         })?;
-        self.attempt("loss at a low rate", |round| {
+        self.measure(&[Quantity::UdpLoss], "loss at a low rate", |round| {
             let rate = 10e6 / 8.0 / LARGE as f64;
             let sent = datagrams::send(client, server, services, (rate, LARGE), span.max(Duration::from_millis(500)))?;
             round.add(Quantity::UdpLoss, sent.loss() * 100.0)
         })?;
         for (length, quantity) in [(LARGE, Quantity::UdpFree), (SMALL, Quantity::SmallRate)] {
-            self.attempt(quantity.name(), |round| {
-                probe::settle(client, server, SETTLED);
+            self.measure(&[quantity], quantity.name(), |round| {
+                round.settle(client, server)?;
                 let rate = datagrams::loss_free_rate(client, server, services, length, round.plan.step)?;
                 let value = if length == LARGE { rate * LARGE as f64 * 8.0 / 1e6 } else { rate };
                 round.add(quantity, value)
             })?;
         }
         if self.number == 0 {
-            self.attempt("reachable MTU", |round| {
-                probe::settle(client, server, SETTLED);
+            self.measure(&[Quantity::Mtu], "reachable MTU", |round| {
+                round.settle(client, server)?;
                 round.add(Quantity::Mtu, probe::reachable_mtu(client, server, 1500)? as f64)
             })?;
         }
-        if self.plan.changes {
-            self.attempt("restart of the server", |round| {
+        if self.plan.restart {
+            self.attempt(RESTART, |round| {
                 round.driver.stop_server(&mut scene)?;
                 let driver = round.driver;
                 let took = until_answer(&mut scene, |scene| driver.start_server(scene))?;
@@ -241,13 +274,14 @@ impl Round<'_> {
     }
 
     fn emulated_path(&mut self) -> Result<()> {
+        self.dead = false;
         let started = self.start(Path::Emulated, |scene| Emulator::start(&scene.site).map(Some))?;
         let Started { services, emulator, mut scene, .. } = started;
         let (services, emulator) = (&services, emulator.context("INVARIANT: it was started")?);
         let (emulator, handshake) = (&emulator, emulator.recorded());
         let (server, door, first) = (scene.server(), self.driver.door(), self.number == 0);
         if first {
-            self.attempt("bytes on the wire", |round| {
+            self.measure(&[Quantity::WireFirst, Quantity::WireLater], "bytes on the wire", |round| {
                 let added = wire::added(&scene, services, emulator)?;
                 round.add(Quantity::WireFirst, added.first)?;
                 round.add(Quantity::WireLater, added.later)
@@ -263,7 +297,7 @@ impl Round<'_> {
             })?;
             self.attempt("knocking", |round| round.see(security::knocking(&scene, door, &handshake)?))?;
             self.attempt("flood", |round| round.see(security::flood(&scene, services, door)?))?;
-            self.attempt("idle traffic", |round| {
+            self.measure(&[Quantity::KeepAlive], "idle traffic", |round| {
                 // Answers to the flood may still be on their way.
                 thread::sleep(Duration::from_millis(200));
                 round.add(Quantity::KeepAlive, wire::idle(emulator, round.plan.idle))
@@ -277,15 +311,15 @@ impl Round<'_> {
             (Conditions { overtaken: 0.02, ..long }, Quantity::TcpReorder5),
         ] {
             emulator.set(conditions);
-            self.attempt(quantity.name(), |round| {
+            self.measure(&[quantity], quantity.name(), |round| {
                 let span = round.plan.span * 2;
-                probe::settle(&scene.site.client, server, SETTLED);
+                round.settle(&scene.site.client, server)?;
                 let (moved, _) = streams::transfer(&scene.site.client, server, services, (Use::Up, 5), span, || ())?;
                 round.add(quantity, moved.rate())
             })?;
         }
         emulator.set(Conditions { loss: 0.02, ..long });
-        self.attempt("delay at 2 % loss", |round| {
+        self.measure(&[Quantity::UdpLossyDelay], "delay at 2 % loss", |round| {
             let span = Duration::from_millis(700);
             let sent = datagrams::send(&scene.site.client, server, services, (400.0, 500), span)?;
             let mut delays = sent.arrivals.delays;
@@ -294,8 +328,8 @@ impl Round<'_> {
             round.add(Quantity::UdpLossyDelay, delays[delays.len() * 19 / 20] / 1000.0)
         })?;
         emulator.set(Conditions::CLEAN);
-        if self.plan.changes {
-            self.attempt("change of address", |round| round.roam(&mut scene))?;
+        if self.plan.move_client {
+            self.attempt(MOVE, |round| round.roam(&mut scene))?;
         }
         if first && self.plan.security {
             // The last of all: a tunnel over TCP does not survive it.
