@@ -26,7 +26,7 @@ macro_rules! choices {
 }
 
 choices! {
-    /// Whom the asker trusts with packets between client and server.
+    /// The asker's trust in the path between client and server.
     Path:
     /// Nobody.
     Untrusted "you trust nobody on the path",
@@ -35,7 +35,7 @@ choices! {
 }
 
 choices! {
-    /// Which applications protect their data themselves, by TLS, SSH, QUIC and the like.
+    /// The applications that protect their data themselves, by TLS, SSH, QUIC and the like.
     Encryption:
     /// All.
     All "all applications encrypt by themselves",
@@ -46,7 +46,7 @@ choices! {
 }
 
 choices! {
-    /// What clients need to reach.
+    /// The destinations that clients need.
     Reach:
     /// Named services.
     Services "people need certain services",
@@ -57,7 +57,7 @@ choices! {
 }
 
 choices! {
-    /// Who administers the clients' devices.
+    /// The administrator of the clients' devices.
     Devices:
     /// The asker: programs can be installed with privileges.
     Ours "you administer the devices",
@@ -83,7 +83,7 @@ choices! {
 }
 
 choices! {
-    /// What breaks first when remote access is slow.
+    /// The first thing that breaks when remote access is slow.
     Slow:
     /// Large transfers.
     Transfers "large transfers must not take long",
@@ -96,7 +96,7 @@ choices! {
 }
 
 choices! {
-    /// What follows if somebody changes a packet on its way.
+    /// The consequence if somebody changes a packet on its way.
     Tampering:
     /// The application notices.
     Noticed "applications notice a changed packet",
@@ -117,9 +117,9 @@ pub struct Answers {
     pub tampering: Tampering,
     /// Non-repudiation: whether each access must be attributable to a person.
     pub attributable: bool,
-    /// What clients need to reach.
+    /// The destinations that clients need.
     pub reach: Reach,
-    /// Who administers devices.
+    /// The administrator of devices.
     pub devices: Devices,
     /// Their systems.
     pub platforms: Vec<Platform>,
@@ -127,7 +127,7 @@ pub struct Answers {
     pub slow: Slow,
 }
 
-/// What to use.
+/// The kind of access to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Recommendation {
     /// Vouchsafe alone.
@@ -143,7 +143,7 @@ pub enum Recommendation {
 /// A recommendation with its argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
-    /// What to use.
+    /// The kind of access to use.
     pub recommendation: Recommendation,
     /// Why, one sentence for each answer that decides something.
     pub argument: Vec<String>,
@@ -156,10 +156,15 @@ impl Advice {
             candidate.as_ref().map_or_else(|| "a VPN".to_owned(), |name| format!("a VPN; first in this run: {name}"))
         };
         match &self.recommendation {
-            Recommendation::Vouchsafe => "Use Vouchsafe: access is decided in the first packet, and nothing is tunnelled.".to_owned(),
+            Recommendation::Vouchsafe => {
+                "Use Vouchsafe: access is decided in the first packet, and nothing is tunnelled.".to_owned()
+            }
             Recommendation::Tunnel(candidate) => format!("Do not use Vouchsafe here. Use {}.", named(candidate)),
             Recommendation::Both(candidate) => {
-                format!("Use Vouchsafe for applications that encrypt by themselves, and for the others {}.", named(candidate))
+                format!(
+                    "Use Vouchsafe for applications that encrypt by themselves, and for the others {}.",
+                    named(candidate)
+                )
             }
             Recommendation::Browser => {
                 "Do not use Vouchsafe here. Put the services behind a gateway that authenticates browsers.".to_owned()
@@ -201,7 +206,7 @@ pub fn advise(answers: &Answers, results: Option<&Results>) -> Advice {
     Advice { recommendation, argument }
 }
 
-/// What Vouchsafe does not do, if the answers need it.
+/// Returns needs that Vouchsafe does not meet.
 fn reasons_against(answers: &Answers) -> Vec<String> {
     let mut reasons = Vec::new();
     if answers.secret_addresses {
@@ -227,7 +232,7 @@ fn reasons_against(answers: &Answers) -> Vec<String> {
     reasons
 }
 
-/// What stays open where nothing but admission is added.
+/// Returns the goals that stay open where nothing but admission is added.
 fn exposes(answers: &Answers) -> Vec<String> {
     let mut open = Vec::new();
     if answers.path == Path::Untrusted && answers.encryption != Encryption::All {
@@ -249,10 +254,14 @@ fn exposes(answers: &Answers) -> Vec<String> {
 fn in_favour(answers: &Answers) -> String {
     let why = match (answers.encryption, answers.path) {
         (Encryption::All, _) => "all applications encrypt by themselves, so that a tunnel would encrypt a second time",
-        (_, Path::Own) => "the path is your own, and a changed packet is noticed, so that access is what is left to decide",
+        (_, Path::Own) => {
+            "the path is your own, and a changed packet is noticed, so that access is what is left to decide"
+        }
         (_, Path::Untrusted) => "nothing on the path needs more than a decision about access",
     };
-    format!("Confidentiality and integrity: {why}. What is left of a VPN is who may reach what, and Vouchsafe decides that.")
+    format!(
+        "Confidentiality and integrity: {why}. What is left of a VPN is who may reach what, and Vouchsafe decides that."
+    )
 }
 
 /// Returns the best tunnel of the run for the answers, and says why it is first.
@@ -266,8 +275,10 @@ fn candidate(answers: &Answers, results: Option<&Results>, argument: &mut Vec<St
         argument.push("No solution of this run has all that is a must here.".to_owned());
         return None;
     };
-    let ties: Vec<_> = ranking.places[1..].iter().filter(|place| place.place == 1).map(|place| place.name.as_str()).collect();
-    let tie = if ties.is_empty() { String::new() } else { format!("; the data does not tell it from {}", ties.join(", ")) };
+    let ties: Vec<_> =
+        ranking.places[1..].iter().filter(|place| place.place == 1).map(|place| place.name.as_str()).collect();
+    let tie =
+        if ties.is_empty() { String::new() } else { format!("; the data does not tell it from {}", ties.join(", ")) };
     argument.push(format!("{} is first by these needs{tie}: {}.", first.name, first.reasons.join("; ")));
     Some(first.name.clone())
 }
@@ -288,7 +299,7 @@ pub fn needs(answers: &Answers) -> Weights {
         Slow::Processors => set("cpu", 5.0),
         Slow::Nothing => set("effort", 4.0),
     }
-    // What these properties stand for is a must where it was asked for, and welcome elsewhere.
+    // These properties are welcome; those that an answer asks for are musts, below.
     for property in ["replay_refused", "silent_to_strangers", "identity_hidden"] {
         set(property, 1.0);
     }

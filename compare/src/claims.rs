@@ -1,8 +1,8 @@
-//! What a solution is and says about itself: taken from its documentation, not measured.
+//! A solution's own statements: taken from its documentation, not measured.
 
 use serde::{Deserialize, Serialize};
 
-/// What carries the data between client and server.
+/// The carrier of the data between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transport {
@@ -14,7 +14,7 @@ pub enum Transport {
     Tcp,
 }
 
-/// Where packets are processed.
+/// The place where packets are processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Plane {
@@ -24,7 +24,7 @@ pub enum Plane {
     Process,
 }
 
-/// What a solution offers beside its figures. Each is a claim of the solution's documentation.
+/// An offer of a solution beside its figures: a claim of the solution's documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Feature {
@@ -109,9 +109,9 @@ pub struct Claims {
     pub title: String,
     /// The group in tables: solutions with the same protocol.
     pub family: String,
-    /// What carries the data.
+    /// The carrier of the data.
     pub transport: Transport,
-    /// Where packets are processed.
+    /// The place where packets are processed.
     pub plane: Plane,
     /// Cipher and authentication of the data, as configured here.
     pub cipher: String,

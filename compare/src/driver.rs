@@ -1,4 +1,4 @@
-//! What a solution must be able to do, so that it can be compared: one short file in `drivers/` implements this.
+//! The interface of a solution: one short file in `drivers/` implements it.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ use crate::workshop::Workshop;
 pub struct Need {
     /// The program's name or path.
     pub program: &'static str,
-    /// What to install.
+    /// The package that brings it.
     pub package: &'static str,
 }
 

@@ -23,7 +23,8 @@ use crate::claims::Feature;
 use crate::driver::Driver;
 
 /// The solutions of a quick run.
-pub const QUICK: [&str; 6] = ["plain", "wireguard-go", "openvpn-udp", "openvpn-tcp", "vouchsafe-tail", "vouchsafe-shim"];
+pub const QUICK: [&str; 6] =
+    ["plain", "wireguard-go", "openvpn-udp", "openvpn-tcp", "vouchsafe-tail", "vouchsafe-shim"];
 
 /// Returns every solution, in the order of the report.
 pub fn all() -> Vec<Box<dyn Driver>> {
@@ -68,7 +69,7 @@ pub fn named(names: &[String]) -> Result<Vec<Box<dyn Driver>>> {
     Ok(chosen)
 }
 
-/// What every tunnel with encryption, integrity protection and a fresh key exchange claims.
+/// The claims of every tunnel with encryption, integrity protection and a fresh key exchange.
 const TUNNEL: [Feature; 6] = [
     Feature::HidesAddresses,
     Feature::Encrypts,

@@ -144,7 +144,13 @@ struct RunArguments {
 }
 
 fn main() -> ExitCode {
-    let done = match Arguments::parse().task {
+    let arguments = Arguments::parse();
+    if !matches!(arguments.task, Task::Run(_) | Task::Check(_)) {
+        // A reader such as `head` may close the output early: end quietly. A run goes on, whoever watches it.
+        // SAFETY: the default action replaces the one that Rust has set; no other thread runs yet.
+        let _ = unsafe { nix::sys::signal::signal(Signal::SIGPIPE, SigHandler::SigDfl) };
+    }
+    let done = match arguments.task {
         Task::Run(arguments) => run(&arguments),
         Task::List => list(),
         Task::Check(arguments) => match check(&arguments) {
@@ -204,7 +210,8 @@ fn stop_on_signals() -> Result<()> {
 fn check(arguments: &CheckArguments) -> Result<bool> {
     stop_on_signals()?;
     let solutions = drivers::named(&truths::SOLUTIONS.map(str::to_owned))?;
-    let plan = compare::measure::suite::Plan { security: false, restart: false, move_client: false, ..Depth::Full.plan() };
+    let plan =
+        compare::measure::suite::Plan { security: false, restart: false, move_client: false, ..Depth::Full.plan() };
     compare::run::run(&solutions, arguments.rounds, &plan, &arguments.out, &STOP, |line| eprintln!("compare: {line}"))?;
     let findings = truths::check(&results(&arguments.out)?);
     for finding in &findings {

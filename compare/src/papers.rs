@@ -3,7 +3,7 @@
 /// A published value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Published {
-    /// What was measured.
+    /// The measurement.
     pub name: &'static str,
     /// The value, as printed.
     pub value: &'static str,
@@ -94,9 +94,27 @@ pub const OSLV_TABLE_5: [(&str, &str, u32); 14] = [
 
 /// CSRA's Table 1: protocols by medium, as published, and what took their place.
 pub const CSRA_TABLE_1: [(&str, &str, &str, &str, &str); 4] = [
-    ("Dial-up", "IPSec", "PAP, CHAP, MS-CHAP, EAP", "a tunnel or TLS over any access network", "the access network's own"),
-    ("Ethernet/LAN", "IPSec", "EAP, EAP-TLS, 802.1x", "MACsec (802.1AE); TLS 1.3 between applications", "802.1X with EAP-TLS"),
-    ("Wireless", "WEP, WPA, 802.11i", "EAP, LEAP, EAP-FAST, EAP-TLS, 802.1x", "WPA3 (AES-GCM)", "SAE; 802.1X with EAP-TLS"),
+    (
+        "Dial-up",
+        "IPSec",
+        "PAP, CHAP, MS-CHAP, EAP",
+        "a tunnel or TLS over any access network",
+        "the access network's own",
+    ),
+    (
+        "Ethernet/LAN",
+        "IPSec",
+        "EAP, EAP-TLS, 802.1x",
+        "MACsec (802.1AE); TLS 1.3 between applications",
+        "802.1X with EAP-TLS",
+    ),
+    (
+        "Wireless",
+        "WEP, WPA, 802.11i",
+        "EAP, LEAP, EAP-FAST, EAP-TLS, 802.1x",
+        "WPA3 (AES-GCM)",
+        "SAE; 802.1X with EAP-TLS",
+    ),
     (
         "VPN",
         "IPSec, IKE",
@@ -162,7 +180,8 @@ mod tests {
                 other => panic!("{other}"),
             }
         };
-        let differ: Vec<_> = OSLV_TABLE_5.iter().filter(|(_, formula, ten)| of(formula) != *ten).map(|row| row.0).collect();
+        let differ: Vec<_> =
+            OSLV_TABLE_5.iter().filter(|(_, formula, ten)| of(formula) != *ten).map(|row| row.0).collect();
         assert_eq!(differ, ["Vpnd", "Htun"], "the paper prints 370 and 480 for these");
     }
 }

@@ -1,4 +1,4 @@
-//! What is measured: names, units, and which direction is better.
+//! The measured quantities: names, units, and which direction is better.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ pub enum Better {
     Less,
 }
 
-/// What a quantity says about a solution.
+/// The side of a solution that a quantity describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Attribute {
     /// Speed of transfers.
@@ -78,7 +78,7 @@ macro_rules! quantities {
                 match self { $(Self::$variant => Better::$better),* }
             }
 
-            /// Returns what the quantity says about a solution.
+            /// Returns the side of a solution that the quantity describes.
             pub const fn attribute(self) -> Attribute {
                 match self { $(Self::$variant => Attribute::$attribute),* }
             }
@@ -120,6 +120,11 @@ quantities! {
 }
 
 impl Quantity {
+    /// Reports whether the value is counted rather than timed, so that a single sample is exact.
+    pub const fn is_counted(self) -> bool {
+        matches!(self.attribute(), Attribute::Effort) || matches!(self, Self::WireFirst | Self::WireLater | Self::Mtu)
+    }
+
     /// Finds a quantity by its name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|quantity| quantity.name() == name)

@@ -17,6 +17,9 @@ use crate::results::{Results, Solution};
 
 pub use weights::{Criterion, Must, Weights};
 
+/// Error of a value that was measured only once: half of the whole scale.
+const UNKNOWN_ERROR: f64 = 0.5;
+
 /// A solution's value in one criterion, and how far the truth may be from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Value {
@@ -59,7 +62,8 @@ pub fn rank(results: &Results, weights: &Weights) -> Ranking {
     let mut ranking = Ranking::default();
     let mut able: Vec<&Solution> = Vec::new();
     for solution in &results.solutions {
-        let lacks: Vec<_> = weights.musts().filter(|must| !must.is_met(solution)).map(|must| must.to_string()).collect();
+        let lacks: Vec<_> =
+            weights.musts().filter(|must| !must.is_met(solution)).map(|must| must.to_string()).collect();
         match lacks.is_empty() {
             true => able.push(solution),
             false => ranking.excluded.push((solution.name.clone(), lacks)),
@@ -78,7 +82,8 @@ pub fn rank(results: &Results, weights: &Weights) -> Ranking {
         .collect();
     for (row, solution) in able.iter().enumerate() {
         let own = totals[row];
-        let better = totals.iter().filter(|other| other.value - own.value > other.error.hypot(own.error) + 1e-12).count();
+        let better =
+            totals.iter().filter(|other| other.value - own.value > other.error.hypot(own.error) + 1e-12).count();
         ranking.places.push(Place {
             place: better + 1,
             name: solution.name.clone(),
@@ -98,7 +103,8 @@ pub fn values(criterion: Criterion, solutions: &[&Solution]) -> Vec<Value> {
         Criterion::Quantity(quantity) => measured(quantity, solutions),
         Criterion::Attribute(attribute) => {
             let quantities = Quantity::ALL.iter().filter(|quantity| quantity.attribute() == attribute);
-            let known = quantities.filter(|quantity| solutions.iter().any(|solution| solution.summary(**quantity).is_some()));
+            let known =
+                quantities.filter(|quantity| solutions.iter().any(|solution| solution.summary(**quantity).is_some()));
             let columns: Vec<_> = known.map(|quantity| measured(*quantity, solutions)).collect();
             let count = columns.len().max(1) as f64;
             let mean = |row: usize| {
@@ -111,7 +117,9 @@ pub fn values(criterion: Criterion, solutions: &[&Solution]) -> Vec<Value> {
         Criterion::Property(property) => {
             solutions.iter().map(|solution| yes_or_no(solution.holds(property) == Some(true))).collect()
         }
-        Criterion::Feature(feature) => solutions.iter().map(|solution| yes_or_no(solution.claims.has(feature))).collect(),
+        Criterion::Feature(feature) => {
+            solutions.iter().map(|solution| yes_or_no(solution.claims.has(feature))).collect()
+        }
     }
 }
 
@@ -126,14 +134,19 @@ fn measured(quantity: Quantity, solutions: &[&Solution]) -> Vec<Value> {
         Better::More => value.max(floor).ln(),
         Better::Less => -value.max(floor).ln(),
     };
-    let (worst, best) = medians().map(scale).fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
+    let (worst, best) =
+        medians().map(scale).fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
     let span = best - worst;
     let value = |summary: &Option<crate::stats::Summary>| {
         let Some(summary) = summary else { return Value::default() };
         if span <= 0.0 {
             return Value { value: 1.0, error: 0.0 };
         }
-        let error = (scale(summary.high) - scale(summary.low)).abs() / 2.0 / span;
+        // A single sample does not tell how far it is from the truth.
+        let error = match summary.count {
+            1 if !quantity.is_counted() => UNKNOWN_ERROR,
+            _ => (scale(summary.high) - scale(summary.low)).abs() / 2.0 / span,
+        };
         Value { value: (scale(summary.median) - worst) / span, error }
     };
     summaries.iter().map(value).collect()
@@ -170,7 +183,9 @@ impl Criterion {
                     (false, true) => "better than most",
                     (false, false) => "worse than most",
                 };
-                let quantity = Quantity::ALL.iter().find(|quantity| quantity.attribute() == attribute);
+                let known =
+                    |quantity: &&Quantity| quantity.attribute() == attribute && solution.summary(**quantity).is_some();
+                let quantity = Quantity::ALL.iter().find(known);
                 let example = quantity.map(|quantity| format!(" ({}: {})", quantity.title(), figure(*quantity)));
                 format!("{word} in {}{}", attribute.name(), example.unwrap_or_default())
             }
@@ -200,7 +215,9 @@ pub fn rounded(value: f64) -> String {
 
 /// Reports whether two solutions tie in a quantity: their intervals overlap, so that the data does not tell.
 pub fn tie(one: &Solution, other: &Solution, quantity: Quantity) -> Option<bool> {
-    Some(!one.summary(quantity)?.differs_from(&other.summary(quantity)?))
+    let (one, other) = (one.summary(quantity)?, other.summary(quantity)?);
+    let single = one.count == 1 || other.count == 1;
+    Some(single && !quantity.is_counted() || !one.differs_from(&other))
 }
 
 /// Returns the number of solutions that claim each feature and that show each property, as a check of weights: a

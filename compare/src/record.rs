@@ -76,7 +76,7 @@ impl Property {
     }
 }
 
-/// What is known of one run.
+/// One line of a run's raw data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Record {
@@ -104,7 +104,7 @@ pub enum Record {
     Sample {
         /// The solution.
         solution: String,
-        /// What was measured.
+        /// The measured quantity.
         quantity: Quantity,
         /// In which round, from 0.
         round: u32,
@@ -115,18 +115,18 @@ pub enum Record {
     Observation {
         /// The solution.
         solution: String,
-        /// What was tried.
+        /// The property that was tried.
         property: Property,
         /// Whether the property holds; unknown if the attempt failed.
         holds: Option<bool>,
-        /// What was seen.
+        /// The figures that were seen.
         evidence: String,
     },
     /// A solution that can't be measured here.
     Skipped {
         /// The solution.
         solution: String,
-        /// What is missing, and what brings it.
+        /// The missing programs with their packages, or another obstacle.
         reason: String,
     },
     /// A measurement that failed.
@@ -236,7 +236,8 @@ pub fn read(path: &Path) -> Result<Vec<Record>> {
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let parse = |(number, line): (usize, &str)| {
-        serde_json::from_str(line).with_context(|| format!("{}:{}: no record of this program", path.display(), number + 1))
+        serde_json::from_str(line)
+            .with_context(|| format!("{}:{}: no record of this program", path.display(), number + 1))
     };
     whole.lines().enumerate().map(parse).collect()
 }
@@ -248,8 +249,7 @@ mod tests {
     #[test]
     fn a_stopped_run_is_continued_where_it_stopped() {
         let dir = tempfile::tempdir().unwrap();
-        let sample =
-            Record::Sample { solution: "plain".into(), quantity: Quantity::TcpUp, round: 0, value: 1234.5 };
+        let sample = Record::Sample { solution: "plain".into(), quantity: Quantity::TcpUp, round: 0, value: 1234.5 };
         let done = Record::Done { solution: "plain".into(), round: 0 };
         let path = {
             let mut journal = Journal::open(dir.path()).unwrap();

@@ -36,7 +36,8 @@ fn figures_csv(results: &Results, file: &Path) -> Result<()> {
     for solution in &results.solutions {
         for quantity in Quantity::ALL {
             let Some(summary) = solution.summary(*quantity) else { continue };
-            let numbers = [summary.median, summary.low, summary.high, summary.coverage].map(|number| number.to_string());
+            let numbers =
+                [summary.median, summary.low, summary.high, summary.coverage].map(|number| number.to_string());
             let [median, low, high, coverage] = &numbers;
             let count = summary.count.to_string();
             csv.write_record([&solution.name, quantity.name(), quantity.unit(), &count, median, low, high, coverage])?;

@@ -7,12 +7,12 @@ use crate::quantity::Quantity;
 use crate::record::{Property, Record};
 use crate::stats::Summary;
 
-/// What was tried and seen.
+/// An attempt and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observed {
     /// Whether the property holds.
     pub holds: Option<bool>,
-    /// What was seen.
+    /// The figures that were seen.
     pub evidence: String,
 }
 
@@ -27,9 +27,9 @@ pub struct Solution {
     pub claims: Claims,
     /// The measured values, in the order of rounds.
     pub samples: BTreeMap<Quantity, Vec<f64>>,
-    /// What was observed.
+    /// The outcomes of attempts.
     pub observed: BTreeMap<Property, Observed>,
-    /// What could not be measured: measurement and error.
+    /// Failed measurements: name and error.
     pub failures: Vec<(String, String)>,
 }
 

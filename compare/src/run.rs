@@ -182,7 +182,8 @@ fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let system = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let system = system.lines().find_map(|line| line.strip_prefix("PRETTY_NAME=")).unwrap_or_default().trim_matches('"');
+    let system =
+        system.lines().find_map(|line| line.strip_prefix("PRETTY_NAME=")).unwrap_or_default().trim_matches('"');
     format!("{model}, {cores} cores, Linux {}, {system}", kernel.trim())
 }
 

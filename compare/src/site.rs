@@ -73,8 +73,7 @@ impl Site {
     pub fn new(kind: Path) -> Result<Self> {
         let names = ["client", "stranger", "path", "gateway", "server"];
         let [client, stranger, path, gateway, server] = names.map(Namespace::new);
-        let this =
-            Self { client: client?, stranger: stranger?, path: path?, gateway: gateway?, server: server?, kind };
+        let this = Self { client: client?, stranger: stranger?, path: path?, gateway: gateway?, server: server?, kind };
         let Self { client, stranger, path, gateway, server, .. } = &this;
         for host in [client, stranger, path, gateway, server] {
             for (key, value) in [

@@ -1,4 +1,4 @@
-//! What is known beforehand, and what a run must therefore find: checks of the method, not of the solutions.
+//! Known truths that a run must find: checks of the method, not of the solutions.
 
 use crate::quantity::Quantity;
 use crate::rank;
@@ -46,7 +46,8 @@ pub fn faulty(results: &Results) -> Finding {
     let (faulty, plain) = (loss("faulty"), loss("plain"));
     let found = faulty.zip(plain).map(|(faulty, plain)| (faulty - DROPPED).abs() < DROPPED_ERROR && plain < 0.5);
     let shown = |loss: Option<f64>| loss.map_or_else(|| "?".to_owned(), |loss| format!("{loss:.2}"));
-    let evidence = format!("lost: {} % where every 50th packet is dropped, {} % where none is", shown(faulty), shown(plain));
+    let evidence =
+        format!("lost: {} % where every 50th packet is dropped, {} % where none is", shown(faulty), shown(plain));
     finding("a path that drops every 50th packet is found to lose 2 %", found, evidence)
 }
 
@@ -55,7 +56,8 @@ pub fn same(results: &Results) -> Finding {
     let (Some(one), Some(other)) = (results.solution("plain"), results.solution("plain-again")) else {
         return finding("two runs of the same path tie", None, "the plain path was not measured twice".to_owned());
     };
-    let ties: Vec<_> = SAME.into_iter().filter_map(|quantity| Some((quantity, rank::tie(one, other, quantity)?))).collect();
+    let ties: Vec<_> =
+        SAME.into_iter().filter_map(|quantity| Some((quantity, rank::tie(one, other, quantity)?))).collect();
     let apart: Vec<_> = ties.iter().filter(|(_, tie)| !tie).map(|(quantity, _)| quantity.name()).collect();
     let found = (!ties.is_empty()).then_some(apart.is_empty());
     let evidence = format!("{} of {} quantities tie {}", ties.len() - apart.len(), ties.len(), apart.join(", "));
@@ -66,9 +68,9 @@ pub fn same(results: &Results) -> Finding {
 pub fn cipher(results: &Results) -> Finding {
     let of = |name: &str| results.solution(name)?.summary(Quantity::TcpUp);
     let (with, without) = (of("openvpn-udp"), of("openvpn-udp-none"));
-    let found = with.zip(without).and_then(|(with, without)| {
-        with.differs_from(&without).then_some(without.median > with.median)
-    });
+    let found = with
+        .zip(without)
+        .and_then(|(with, without)| with.differs_from(&without).then_some(without.median > with.median));
     let shown = |summary: Option<crate::stats::Summary>| {
         summary.map_or_else(|| "?".to_owned(), |one| format!("{:.0} ({:.0} to {:.0})", one.median, one.low, one.high))
     };

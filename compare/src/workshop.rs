@@ -9,10 +9,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use lab::process::output;
-use rcgen::{BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
 use tempfile::TempDir;
 
-/// What an administrator did.
+/// An administrator's steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Steps {
     /// Configuration files written or changed, each on each machine.

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use compare::advise::{
-    Answers, Devices, Encryption, Path, Platform, Reach, Recommendation, Slow, Tampering, advise,
-};
+use compare::advise::{Answers, Devices, Encryption, Path, Platform, Reach, Recommendation, Slow, Tampering, advise};
 use compare::claims::{Claims, Feature, Plane, Transport};
 use compare::quantity::Quantity;
 use compare::record::Property;
@@ -89,7 +87,9 @@ fn an_inside_address_or_joined_sites_need_a_tunnel() {
 
 #[test]
 fn devices_with_other_systems_get_a_solution_that_runs_there() {
-    for (platform, name) in [(Platform::Windows, Some("everywhere")), (Platform::Ios, Some("everywhere")), (Platform::Android, None)] {
+    for (platform, name) in
+        [(Platform::Windows, Some("everywhere")), (Platform::Ios, Some("everywhere")), (Platform::Android, None)]
+    {
         let answers = Answers { platforms: vec![Platform::Linux, platform], ..typical() };
         assert_eq!(recommended(&answers), Recommendation::Tunnel(name.map(str::to_owned)), "{platform}");
     }

@@ -100,7 +100,7 @@ fn every_link_within_the_page_has_its_target() {
 #[test]
 fn the_report_says_where_others_are_better() {
     let (_dir, text) = page();
-    assert!(text.contains("hides-addresses: Vouchsafe does not claim it, 1 others do"));
+    assert!(text.contains("hides-addresses: Vouchsafe does not claim it, 1 other does."));
     assert!(text.contains("What others do better than Vouchsafe"));
 }
 
@@ -126,7 +126,10 @@ fn the_csv_has_every_figure_with_its_interval() {
     let mut csv = csv::Reader::from_path(dir.path().join("figures.csv")).unwrap();
     let rows: Vec<_> = csv.records().map(Result::unwrap).collect();
     assert_eq!(rows.len(), 4 * Quantity::ALL.len());
-    assert_eq!(rows[0].iter().collect::<Vec<_>>(), ["plain", "tcp_up", "Mbit/s", "6", "1002.5", "1000", "1005", "0.96875"]);
+    assert_eq!(
+        rows[0].iter().collect::<Vec<_>>(),
+        ["plain", "tcp_up", "Mbit/s", "6", "1002.5", "1000", "1005", "0.96875"]
+    );
     let security = std::fs::read_to_string(dir.path().join("security.csv")).unwrap();
     assert!(security.contains("wireguard-go,payload_hidden,yes,0 of 30 packets <read>"), "{security}");
 }
@@ -149,6 +152,7 @@ fn the_documentation_shows_a_whole_driver() {
 #[test]
 fn the_documentation_names_every_quantity() {
     let docs = include_str!("../../docs/compare.md");
-    let missing: Vec<_> = Quantity::ALL.iter().filter(|quantity| !docs.contains(&format!("`{}`", quantity.name()))).collect();
+    let missing: Vec<_> =
+        Quantity::ALL.iter().filter(|quantity| !docs.contains(&format!("`{}`", quantity.name()))).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }

@@ -50,10 +50,8 @@ const SLOW: [f64; 6] = [99.0, 100.0, 101.0, 100.5, 99.5, 100.0];
 
 #[test]
 fn the_faster_one_is_first_and_the_reason_is_its_figure() {
-    let table = results(vec![
-        solution("slow", &[(Quantity::TcpUp, &SLOW)]),
-        solution("fast", &[(Quantity::TcpUp, &FAST)]),
-    ]);
+    let table =
+        results(vec![solution("slow", &[(Quantity::TcpUp, &SLOW)]), solution("fast", &[(Quantity::TcpUp, &FAST)])]);
     let ranking = rank::rank(&table, &weights(&[("tcp_up", 1.0)]));
     assert_eq!(ranking.places[0].name, "fast");
     assert_eq!((ranking.places[0].place, ranking.places[1].place), (1, 2));
@@ -62,10 +60,8 @@ fn the_faster_one_is_first_and_the_reason_is_its_figure() {
 
 #[test]
 fn less_is_better_where_it_is() {
-    let table = results(vec![
-        solution("slow", &[(Quantity::RttIdle, &FAST)]),
-        solution("fast", &[(Quantity::RttIdle, &SLOW)]),
-    ]);
+    let table =
+        results(vec![solution("slow", &[(Quantity::RttIdle, &FAST)]), solution("fast", &[(Quantity::RttIdle, &SLOW)])]);
     assert_eq!(order(&table, &weights(&[("rtt_idle", 1.0)]))[0].1, "fast");
 }
 
@@ -82,6 +78,25 @@ fn two_runs_of_the_same_solution_tie() {
     assert_eq!(rank::tie(&table.solutions[0], &table.solutions[1], Quantity::TcpUp), Some(true));
     assert_eq!(rank::tie(&table.solutions[0], &table.solutions[2], Quantity::TcpUp), Some(false));
     assert_eq!(rank::tie(&table.solutions[0], &table.solutions[1], Quantity::RttIdle), None);
+}
+
+#[test]
+fn a_single_timed_sample_proves_nothing_and_a_count_does() {
+    let table = |quantity, factor: f64| {
+        results(vec![
+            solution("one", &[(quantity, &[100.0])]),
+            solution("other", &[(quantity, &[100.0 * factor])]),
+            solution("worst", &[(quantity, &[100.0 * factor * factor])]),
+        ])
+    };
+    let places = |quantity: Quantity| {
+        let list = order(&table(quantity, 1.1), &weights(&[(quantity.name(), 1.0)]));
+        list.into_iter().map(|(place, _)| place).collect::<Vec<_>>()
+    };
+    assert_eq!(places(Quantity::WireLater), [1, 2, 3]);
+    assert_eq!(places(Quantity::RttIdle)[..2], [1, 1]);
+    let timed = table(Quantity::RttIdle, 1.1);
+    assert_eq!(rank::tie(&timed.solutions[0], &timed.solutions[1], Quantity::RttIdle), Some(true));
 }
 
 #[test]
@@ -141,7 +156,8 @@ fn any_solution() -> impl Strategy<Value = (Vec<Vec<f64>>, bool, bool)> {
 fn any_results() -> impl Strategy<Value = Results> {
     prop::collection::vec(any_solution(), 2..7).prop_map(|rows| {
         let make = |(number, (columns, hidden, windows)): (usize, (Vec<Vec<f64>>, bool, bool))| {
-            let samples: Vec<_> = QUANTITIES.iter().copied().zip(&columns).map(|(q, values)| (q, values.as_slice())).collect();
+            let samples: Vec<_> =
+                QUANTITIES.iter().copied().zip(&columns).map(|(q, values)| (q, values.as_slice())).collect();
             let mut made = solution(&format!("s{number}"), &samples);
             made.observed.insert(Property::PayloadHidden, Observed { holds: Some(hidden), evidence: String::new() });
             made.claims.features.extend(windows.then_some(Feature::Windows));

@@ -53,14 +53,24 @@ fn tcp_inside_tcp_collapses_under_loss_and_tcp_inside_udp_does_not() {
 
 #[test]
 fn a_small_run_measures_each_solution_and_sees_what_protects() {
-    let plan = Plan { bad_paths: true, security: true, move_client: true, ..Depth::Smoke.plan() };
+    const ONLY: &[Quantity] = &[
+        Quantity::TcpUp,
+        Quantity::TcpDown5,
+        Quantity::RttIdle,
+        Quantity::Mtu,
+        Quantity::WireFirst,
+        Quantity::WireLater,
+        Quantity::EffortNext,
+    ];
+    let smoke = Depth::Smoke.plan();
+    let plan = Plan { bad_paths: true, security: true, move_client: true, only: Some(ONLY), ..smoke };
     let results = results(&["plain", "wireguard-go", "vouchsafe-tail", "vouchsafe-shim"], 1, &plan);
     for solution in &results.solutions {
         for quantity in [Quantity::Connect, Quantity::TcpUp, Quantity::TcpDown5, Quantity::RttIdle, Quantity::Mtu] {
             assert!(median(&results, &solution.name, quantity) > 0.0, "{}: {}", solution.name, quantity.name());
         }
     }
-    // What a packet costs on the wire is known to the byte.
+    // The cost of a packet on the wire is known to the byte.
     let wire = |name| [Quantity::WireFirst, Quantity::WireLater].map(|quantity| median(&results, name, quantity));
     assert_eq!(wire("plain"), [0.0, 0.0]);
     assert_eq!(wire("vouchsafe-tail"), [40.0, 0.0]);
@@ -69,7 +79,10 @@ fn a_small_run_measures_each_solution_and_sees_what_protects() {
     let later = wire("wireguard-go")[1];
     assert!((60.0..=76.0).contains(&later), "{later}");
     // WireGuard's tunnel has room for 80 bytes less.
-    assert_eq!([median(&results, "plain", Quantity::Mtu), median(&results, "wireguard-go", Quantity::Mtu)], [1500.0, 1420.0]);
+    assert_eq!(
+        [median(&results, "plain", Quantity::Mtu), median(&results, "wireguard-go", Quantity::Mtu)],
+        [1500.0, 1420.0]
+    );
 
     let holds = |name: &str, property| {
         let solution = results.solution(name).unwrap();
@@ -106,7 +119,9 @@ fn a_stopped_run_says_so_and_leaves_what_it_measured() {
     let mut said = Vec::new();
     run(&solutions, 1, &plan, dir.path(), &AtomicBool::new(false), |line| said.push(line.to_owned())).unwrap();
     assert!(said[0].contains("continuing"), "{said:?}");
-    let again = |said: &mut Vec<String>| run(&solutions, 1, &plan, dir.path(), &AtomicBool::new(false), |line| said.push(line.to_owned()));
+    let again = |said: &mut Vec<String>| {
+        run(&solutions, 1, &plan, dir.path(), &AtomicBool::new(false), |line| said.push(line.to_owned()))
+    };
     said.clear();
     again(&mut said).unwrap();
     assert!(!said.iter().any(|line| line.contains("round 1")), "what is done is not measured again: {said:?}");

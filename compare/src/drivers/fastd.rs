@@ -38,7 +38,10 @@ impl Driver for Fastd {
             transport: Transport::Udp,
             plane: Plane::Process,
             cipher: self.method.to_owned(),
-            features: and(&if self.method == "null" { without(&TUNNEL, &naked) } else { TUNNEL.to_vec() }, &[Feature::Mesh]),
+            features: and(
+                &if self.method == "null" { without(&TUNNEL, &naked) } else { TUNNEL.to_vec() },
+                &[Feature::Mesh],
+            ),
             standard: false,
         }
     }

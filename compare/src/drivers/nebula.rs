@@ -56,7 +56,8 @@ impl Driver for Nebula {
             .chain((1..=clients).map(|number| (client(number), identity(number))));
         for (machine, name) in machines {
             let is_server = machine == "server";
-            for (from, to) in [("ca.crt", "ca.crt"), (&format!("{name}.crt"), "this.crt"), (&format!("{name}.key"), "this.key")]
+            for (from, to) in
+                [("ca.crt", "ca.crt"), (&format!("{name}.crt"), "this.crt"), (&format!("{name}.key"), "this.key")]
             {
                 let text = shop.text("authority", from)?;
                 shop.key(&machine, to, &(text + "\n"))?;

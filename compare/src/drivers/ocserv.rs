@@ -26,7 +26,8 @@ impl Driver for Ocserv {
     }
 
     fn claims(&self) -> Claims {
-        let features = and(&and(&TUNNEL, &ALL_PLATFORMS), &[Feature::OnlyTcp, Feature::Revocation, Feature::SingleSignOn]);
+        let features =
+            and(&and(&TUNNEL, &ALL_PLATFORMS), &[Feature::OnlyTcp, Feature::Revocation, Feature::SingleSignOn]);
         Claims {
             title: format!("ocserv, {}", if self.tls_only { "TLS only" } else { "DTLS" }),
             family: "OpenConnect".to_owned(),

@@ -71,8 +71,10 @@ impl Driver for Openvpn {
         shop.certificates(clients)?;
         let (server, peer) = if self.tcp { ("tcp-server", "tcp-client") } else { ("udp", "udp") };
         let common = format!("dev tun\nca ca.crt\ncert this.crt\nkey this.key\nverb 3\n{}", self.ciphers());
+        // As in the sample of OpenVPN's documentation: a server that ends by UDP tells its clients.
+        let notify = if self.tcp { "" } else { "explicit-exit-notify 1\n" };
         let config = format!(
-            "{common}mode server\ntls-server\ntopology subnet\nproto {server}\nlocal {GATEWAY}\nport {PORT}\n\
+            "{common}{notify}mode server\ntls-server\ntopology subnet\nproto {server}\nlocal {GATEWAY}\nport {PORT}\n\
              ifconfig {TUNNEL_GATEWAY} 255.255.255.0\nifconfig-pool {TUNNEL_CLIENT} 10.77.3.250\n\
              push \"topology subnet\"\npush \"route-gateway {TUNNEL_GATEWAY}\"\n\
              push \"route 10.77.2.0 255.255.255.0\"\ndh none\nkeepalive 10 60\n"

@@ -27,13 +27,7 @@ impl Driver for Plain {
             transport: Transport::None,
             plane: Plane::Kernel,
             cipher: "none".to_owned(),
-            features: vec![
-                Feature::PassesNat,
-                Feature::Windows,
-                Feature::MacOs,
-                Feature::Android,
-                Feature::Ios,
-            ],
+            features: vec![Feature::PassesNat, Feature::Windows, Feature::MacOs, Feature::Android, Feature::Ios],
             standard: true,
         }
     }

@@ -77,7 +77,9 @@ impl Driver for Strongswan {
     }
 
     fn prepare(&self, shop: &mut Workshop, clients: usize) -> Result<()> {
-        let secret = |number: usize| format!("ike-{number} {{ id = {}\n secret = \"a secret of {number}\" }}\n", identity(number));
+        let secret = |number: usize| {
+            format!("ike-{number} {{ id = {}\n secret = \"a secret of {number}\" }}\n", identity(number))
+        };
         let connection = |number: usize, is_server: bool| {
             let inside = format!("10.77.3.{}/32", number + 1);
             let lan = format!("{LAN},{TUNNEL_GATEWAY}/32");
@@ -87,13 +89,15 @@ impl Driver for Strongswan {
             } else {
                 (CLIENT, GATEWAY, name.as_str(), "gateway", inside, lan)
             };
+            // A client whose server has ended connects again.
+            let closed = if is_server { "" } else { "close_action = start\n" };
             // After a change of address the client sends from the new one, so it is not tied to the first.
             let local = if is_server { format!("local_addrs = {own}\n") } else { String::new() };
             format!(
                 "c{number} {{ version = 2\n proposals = {PROPOSAL}\n {local} remote_addrs = {peer}\n dpd_delay = 5s\n\
                  local {{ auth = psk\n id = {own_id} }}\n remote {{ auth = psk\n id = {peer_id} }}\n\
                  children {{ net {{ local_ts = {own_ts}\n remote_ts = {peer_ts}\n esp_proposals = {}\n \
-                 start_action = none\n dpd_action = restart\n mode = tunnel }} }} }}\n",
+                 start_action = none\n dpd_action = restart\n {closed} mode = tunnel }} }} }}\n",
                 self.esp
             )
         };

@@ -69,7 +69,8 @@ impl Driver for Tinc {
         };
         let machines: Vec<_> = std::iter::once("server".to_owned()).chain((1..=clients).map(client)).collect();
         let keys: Vec<_> = machines.iter().map(|machine| pair(machine)).collect::<Result<_>>()?;
-        let gateway = format!("Address = {GATEWAY}\nSubnet = {TUNNEL_GATEWAY}/32\nSubnet = {LAN}\n{settings}{}", keys[0]);
+        let gateway =
+            format!("Address = {GATEWAY}\nSubnet = {TUNNEL_GATEWAY}/32\nSubnet = {LAN}\n{settings}{}", keys[0]);
         shop.file("server", "tinc/tinc.conf", &format!("Name = gateway\n{common}"))?;
         shop.key("server", "tinc/hosts/gateway", &gateway)?;
         let up = |address: &str| format!("ip addr add {address}/24 dev $INTERFACE; ip link set $INTERFACE up");

@@ -161,8 +161,7 @@ impl Driver for Vouchsafe {
         scene.count(End::Server, Steps { commands: 2, ..Steps::default() });
         scene.hold(End::Server, Authority { _process: process, _namespace: namespace });
         let url = format!("https://{AUTHORITY}:{AUTHORITY_PORT}");
-        let line =
-            format!("{program} verifier enrol --dir {state} --authority {url} --code {} --ca {ca}", code.trim());
+        let line = format!("{program} verifier enrol --dir {state} --authority {url} --code {} --ca {ca}", code.trim());
         scene.run(End::Server, &line)?;
         let pins = Pins::new("verifier");
         let instance = pins.instance.clone();

@@ -20,7 +20,7 @@ const STEPS: usize = 6;
 pub struct Sent {
     /// Number of datagrams sent.
     pub sent: u64,
-    /// What arrived.
+    /// The datagrams that arrived.
     pub arrivals: Arrivals,
     /// Time between the first and the last datagram sent.
     pub time: Duration,
@@ -49,8 +49,14 @@ pub fn send(
     let work = || -> Result<(u64, Duration)> {
         let socket = UdpSocket::bind("0.0.0.0:0")?;
         socket.connect(SocketAddrV4::new(server, COUNT))?;
-        let (begun, mut buffer) = (Instant::now(), Vec::new());
-        let mut sent = 0u64;
+        let mut buffer = Vec::new();
+        datagram(&mut buffer, run, 0, services.now(), length);
+        socket.send(&buffer)?;
+        // A lost answer is no reason to stop: the rate is to be found at which none is lost.
+        socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+        let _ = socket.recv(&mut [0; 64]);
+        let begun = Instant::now();
+        let mut sent = 1u64;
         loop {
             let elapsed = begun.elapsed();
             if elapsed >= span {
@@ -98,7 +104,7 @@ pub fn loss_free_rate(
         return Ok(flood.sent as f64 / flood.time.as_secs_f64());
     }
     let (mut good, mut bad) = (0.0, flood.sent as f64 / flood.time.as_secs_f64());
-    // What arrives of a flood is a good first guess, unless the solution collapses under it.
+    // The rate at which a flood arrives is a good first guess, unless the solution collapses under it.
     let mut next = flood.arrivals.arrived as f64 / flood.time.as_secs_f64();
     for _ in 0..STEPS {
         let tried = send(client, server, services, (next, length), step)?;

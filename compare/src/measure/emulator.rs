@@ -18,7 +18,7 @@ const QUEUE: usize = 4096;
 /// Frames whose IP packet is longer than this carry the application's data, not a control protocol.
 const DATA: usize = 350;
 
-/// What an attacker on the path does.
+/// An attack on the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
     /// Nothing.
@@ -29,7 +29,7 @@ pub enum Attack {
     Repeat,
 }
 
-/// What happens to packets, in each direction.
+/// The treatment of packets, in each direction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Conditions {
     /// Delay.
@@ -38,7 +38,7 @@ pub struct Conditions {
     pub loss: f64,
     /// Part of the packets that later ones overtake.
     pub overtaken: f64,
-    /// What an attacker does.
+    /// The attack.
     pub attack: Attack,
 }
 
@@ -231,7 +231,8 @@ fn flip(frame: &mut [u8]) {
         17 => frame[transport + 6..transport + 8].fill(0),
         6 => {
             frame[transport + 16..transport + 18].fill(0);
-            let pseudo = [&frame[ETHERNET + 12..ETHERNET + 20], &[0, 6], &((end - transport) as u16).to_be_bytes()].concat();
+            let pseudo =
+                [&frame[ETHERNET + 12..ETHERNET + 20], &[0, 6], &((end - transport) as u16).to_be_bytes()].concat();
             let sum = checksum(&[&pseudo[..], &frame[transport..end]].concat());
             frame[transport + 16..transport + 18].copy_from_slice(&sum.to_be_bytes());
         }
@@ -241,7 +242,8 @@ fn flip(frame: &mut [u8]) {
 
 /// The Internet checksum (RFC 1071).
 fn checksum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or_default()));
+    let words =
+        bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or_default()));
     let mut sum: u32 = words.sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
@@ -259,10 +261,9 @@ mod tests {
     fn a_flipped_bit_leaves_the_outer_checksums_right() {
         let [source, destination] = ["10.0.0.1", "10.0.0.2"].map(|text| text.parse().unwrap());
         let packet = || Packet::new(source, destination).ethernet([2; 6], [4; 6]);
-        for original in [
-            packet().tcp(Tcp::syn(1, 2)).payload(&[7; 500]).frame(),
-            packet().udp(1, 2).payload(&[7; 501]).frame(),
-        ] {
+        for original in
+            [packet().tcp(Tcp::syn(1, 2)).payload(&[7; 500]).frame(), packet().udp(1, 2).payload(&[7; 501]).frame()]
+        {
             let mut flipped = original.clone();
             flip(&mut flipped);
             let length = ip_length(&flipped).unwrap();

@@ -40,7 +40,8 @@ fn ask(client: &Inside, server: Ipv4Addr, within: Duration) -> Option<Instant> {
         // Until the solution brings a route, there is none.
         open.extend(attempt());
         let pause = PAUSE[usize::from(begun.elapsed() > Duration::from_millis(300))];
-        let mut descriptors: Vec<_> = open.iter().map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)).collect();
+        let mut descriptors: Vec<_> =
+            open.iter().map(|socket| PollFd::new(socket.as_fd(), PollFlags::POLLIN)).collect();
         let next = Instant::now() + pause;
         loop {
             let left = next.saturating_duration_since(Instant::now());

@@ -28,11 +28,11 @@ const LENGTH: usize = 700;
 /// A property and what was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// What was tried.
+    /// The property that was tried.
     pub property: Property,
     /// Whether the property holds.
     pub holds: bool,
-    /// What was seen.
+    /// The figures that were seen.
     pub evidence: String,
 }
 
@@ -50,7 +50,8 @@ pub fn reading(handshake: &[Seen], data: &[Seen]) -> [Observation; 3] {
     // Every other datagram has the text with its last bit flipped, see `datagram`.
     let flipped: Vec<u8> = MARK[..24].iter().map(|byte| byte ^ 1).collect();
     let readable = count(data, &MARK[..24]) + count(data, &flipped);
-    let of = data.iter().filter(|seen| seen.to_gateway && seen.ip_length().is_some_and(|length| length > LENGTH)).count();
+    let of =
+        data.iter().filter(|seen| seen.to_gateway && seen.ip_length().is_some_and(|length| length > LENGTH)).count();
     // Programs write the name with other characters where theirs do not allow a hyphen.
     let named = count(handshake, IDENTITY.as_bytes()) + count(handshake, IDENTITY.replace('-', "_").as_bytes());
     let inside: std::net::Ipv4Addr = SERVER.parse().expect("INVARIANT: a constant address");
@@ -139,8 +140,10 @@ pub fn flipped_bits(scene: &Scene, services: &Services, emulator: &Emulator) -> 
 /// If nothing can be sent.
 pub fn repeated_packets(scene: &Scene, services: &Services, emulator: &Emulator) -> Result<Observation> {
     let (attacked, arrivals) = under(Attack::Repeat, scene, services, emulator)?;
-    let evidence =
-        format!("{attacked} packets were sent twice: {} datagrams arrived, {} of them again", arrivals.arrived, arrivals.again);
+    let evidence = format!(
+        "{attacked} packets were sent twice: {} datagrams arrived, {} of them again",
+        arrivals.arrived, arrivals.again
+    );
     anyhow::ensure!(attacked > 0 && arrivals.arrived > 0, "{evidence}");
     Ok(observed(Property::ReplayRefused, arrivals.again == 0, evidence))
 }
@@ -209,8 +212,7 @@ pub fn knocking(scene: &Scene, door: Door, handshake: &[Seen]) -> Result<Observa
             };
             let [tcp, udp] = stranger.enter(work)?;
             let word = |answers: bool| if answers { "answers" } else { "is silent" };
-            let evidence =
-                format!("to a stranger, the server {} by TCP and {} by UDP", word(tcp), word(udp));
+            let evidence = format!("to a stranger, the server {} by TCP and {} by UDP", word(tcp), word(udp));
             Ok(observed(property, !tcp && !udp, evidence))
         }
     }

@@ -18,14 +18,14 @@ use crate::site::SERVER;
 pub const TCP: u16 = 9001;
 /// UDP: every datagram is sent back.
 pub const ECHO: u16 = 9002;
-/// UDP: datagrams are counted.
+/// UDP: datagrams are counted, and the first of a run is answered.
 pub const COUNT: u16 = 9003;
 
 const TICK: Duration = Duration::from_millis(50);
 /// Length of a counted datagram's header: run, number, and time of sending.
 pub const HEADER: usize = 24;
 
-/// What a TCP connection is for.
+/// The purpose of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// The client sends.
@@ -78,7 +78,8 @@ impl Arrivals {
         };
         // A number beyond any that is sent can only be a changed one.
         if run != self.run || number >= 1 << 26 {
-            self.changed += u64::from(run != self.run && run.abs_diff(self.run) > 1 << 32) + u64::from(number >= 1 << 26);
+            self.changed +=
+                u64::from(run != self.run && run.abs_diff(self.run) > 1 << 32) + u64::from(number >= 1 << 26);
             return;
         }
         let content = &datagram[HEADER..];
@@ -239,7 +240,9 @@ fn serve(mut stream: TcpStream, end: &AtomicBool, bytes: &AtomicU64) -> std::io:
         let size = match stream.read(&mut buffer) {
             Ok(0) => break,
             Ok(size) => size,
-            Err(error) if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted) => continue,
+            Err(error) if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::Interrupted) => {
+                continue;
+            }
             Err(error) => return Err(error),
         };
         match kind[0] == Use::Exchange.byte() {
@@ -262,9 +265,13 @@ fn answer(socket: &UdpSocket, end: &AtomicBool) {
 fn receive(socket: &UdpSocket, end: &AtomicBool, arrivals: &Mutex<Arrivals>, begun: Instant) {
     let mut buffer = vec![0; 64 * 1024];
     while !end.load(Relaxed) {
-        if let Ok((size, _)) = socket.recv_from(&mut buffer) {
+        if let Ok((size, peer)) = socket.recv_from(&mut buffer) {
             let now = begun.elapsed().as_nanos() as u64;
             arrivals.lock().unwrap_or_else(PoisonError::into_inner).add(&buffer[..size], now);
+            // The first is answered, as in most protocols: on the way, one-way flows are treated differently.
+            if buffer.get(8..16) == Some(&[0; 8]) {
+                let _ = socket.send_to(&buffer[..8], peer);
+            }
         }
     }
 }

@@ -136,7 +136,12 @@ impl Round<'_> {
     }
 
     /// Runs the measurement of some quantities, if they are wanted; records its failure.
-    fn measure(&mut self, quantities: &[Quantity], what: &str, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+    fn measure(
+        &mut self,
+        quantities: &[Quantity],
+        what: &str,
+        work: impl FnOnce(&mut Self) -> Result<()>,
+    ) -> Result<()> {
         if self.plan.wants(quantities) { self.attempt(what, work) } else { Ok(()) }
     }
 
@@ -282,7 +287,7 @@ impl Round<'_> {
         let (server, door, first) = (scene.server(), self.driver.door(), self.number == 0);
         if first {
             self.measure(&[Quantity::WireFirst, Quantity::WireLater], "bytes on the wire", |round| {
-                let added = wire::added(&scene, services, emulator)?;
+                let added = wire::added(&scene, emulator)?;
                 round.add(Quantity::WireFirst, added.first)?;
                 round.add(Quantity::WireLater, added.later)
             })?;
@@ -355,7 +360,10 @@ impl Round<'_> {
         exchange(Duration::from_secs(2)).context("before the client moves")?;
         let took = until_answer(scene, |scene| scene.site.move_client());
         let survives = exchange(Duration::from_secs(5)).is_ok();
-        let evidence = format!("an open TCP connection {} the client's new address", if survives { "outlived" } else { "broke at" });
+        let evidence = format!(
+            "an open TCP connection {} the client's new address",
+            if survives { "outlived" } else { "broke at" }
+        );
         if self.number == 0 {
             let property = Property::FlowSurvivesRoaming;
             self.see(security::Observation { property, holds: survives, evidence })?;

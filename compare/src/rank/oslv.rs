@@ -29,11 +29,16 @@ pub fn ranks(values: &[f64], better: Better) -> Vec<f64> {
 
 /// Returns the names with their weighted mean ranks, best first. `table` has a row for each solution, `better` and
 /// `weights` an entry for each column.
-pub fn weighted<const N: usize>(table: &[(String, [f64; N])], better: [Better; N], weights: [f64; N]) -> Vec<(String, f64)> {
+pub fn weighted<const N: usize>(
+    table: &[(String, [f64; N])],
+    better: [Better; N],
+    weights: [f64; N],
+) -> Vec<(String, f64)> {
     let column = |at: usize| ranks(&table.iter().map(|(_, row)| row[at]).collect::<Vec<_>>(), better[at]);
     let columns: [Vec<f64>; N] = std::array::from_fn(column);
     let whole: f64 = weights.iter().sum();
-    let mean = |row: usize| columns.iter().zip(weights).map(|(column, weight)| column[row] * weight).sum::<f64>() / whole;
+    let mean =
+        |row: usize| columns.iter().zip(weights).map(|(column, weight)| column[row] * weight).sum::<f64>() / whole;
     let mut list: Vec<_> = table.iter().enumerate().map(|(row, (name, _))| (name.clone(), mean(row))).collect();
     list.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
     list

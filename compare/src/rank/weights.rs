@@ -1,4 +1,4 @@
-//! What somebody needs: weights of criteria, and what is a must.
+//! Somebody's needs: weights of criteria, and musts.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -73,10 +73,11 @@ pub fn bars(results: &Results, quantity: Quantity) -> Result<Option<String>> {
             let bar = [(LEFT, y + 3), (place(summary.median), y + ROW as i32 - 4)];
             area.draw(&Rectangle::new(bar, ink(2 + order(*transport)).filled())).map_err(fault)?;
             let (from, to, middle) = (place(summary.low), place(summary.high), y + ROW as i32 / 2);
-            for line in [vec![(from, middle), (to, middle)], vec![(from, middle - 4), (from, middle + 4)], vec![
-                (to, middle - 4),
-                (to, middle + 4),
-            ]] {
+            for line in [
+                vec![(from, middle), (to, middle)],
+                vec![(from, middle - 4), (from, middle + 4)],
+                vec![(to, middle - 4), (to, middle + 4)],
+            ] {
                 area.draw(&PathElement::new(line, ink(0).stroke_width(2))).map_err(fault)?;
             }
         }

@@ -67,14 +67,18 @@ fn contents() -> Markup {
     html! { nav { @for name in Attribute::ALL.map(Attribute::name).into_iter().chain(others) { a href={ "#" (name) } { (name) } " · " } } }
 }
 
-/// What others do better than Vouchsafe, by this run's data and by claims.
+/// Lists where others are better than Vouchsafe, by this run's data and by claims.
 fn honesty(results: &Results) -> Markup {
-    let (ours, others): (Vec<&Solution>, Vec<_>) =
-        results.solutions.iter().filter(|one| one.claims.family != "none").partition(|one| one.claims.family == "Vouchsafe");
+    let (ours, others): (Vec<&Solution>, Vec<_>) = results
+        .solutions
+        .iter()
+        .filter(|one| one.claims.family != "none")
+        .partition(|one| one.claims.family == "Vouchsafe");
     if ours.is_empty() || others.is_empty() {
         return html! {};
     }
-    let lacks: Vec<_> = Feature::ALL.into_iter().filter(|feature| !ours.iter().any(|one| one.claims.has(*feature))).collect();
+    let lacks: Vec<_> =
+        Feature::ALL.into_iter().filter(|feature| !ours.iter().any(|one| one.claims.has(*feature))).collect();
     let has = |feature: Feature| others.iter().filter(|one| one.claims.has(feature)).count();
     let fails: Vec<_> = Property::ALL
         .into_iter()
@@ -82,20 +86,32 @@ fn honesty(results: &Results) -> Markup {
         .map(|property| (property, others.iter().filter(|one| one.holds(property) == Some(true)).count()))
         .filter(|(_, count)| *count > 0)
         .collect();
-    let slower: Vec<_> = Quantity::ALL.iter().filter_map(|quantity| {
-        let best = ours.iter().filter_map(|one| one.summary(*quantity)).reduce(|a, b| if beats(*quantity, &a, &b) { a } else { b })?;
-        let better = others.iter().filter(|one| one.summary(*quantity).is_some_and(|other| beats(*quantity, &other, &best) && other.differs_from(&best)));
-        let names: Vec<_> = better.map(|one| one.name.as_str()).collect();
-        (!names.is_empty()).then(|| (quantity, names.join(", ")))
-    }).collect();
+    let slower: Vec<_> = Quantity::ALL
+        .iter()
+        .filter_map(|quantity| {
+            let best = ours
+                .iter()
+                .filter_map(|one| one.summary(*quantity))
+                .reduce(|a, b| if beats(*quantity, &a, &b) { a } else { b })?;
+            let better = others.iter().filter(|one| {
+                one.summary(*quantity).is_some_and(|other| beats(*quantity, &other, &best) && other.differs_from(&best))
+            });
+            let names: Vec<_> = better.map(|one| one.name.as_str()).collect();
+            (!names.is_empty()).then(|| (quantity, names.join(", ")))
+        })
+        .collect();
     html! {
         h2 { "What others do better than Vouchsafe" }
         ul {
-            @for feature in lacks { @if has(feature) > 0 { li { (feature.name()) ": Vouchsafe does not claim it, " (has(feature)) " others do." } } }
-            @for (property, count) in fails { li { (property.title()) ": not with Vouchsafe, as observed; with " (count) " others." } }
+            @for feature in lacks { @if has(feature) > 0 { li { (feature.name()) ": Vouchsafe does not claim it, " (others_do(has(feature))) "." } } }
+            @for (property, count) in fails { li { (property.title()) ": not with Vouchsafe, as observed; of the others, " (others_do(count)) "." } }
             @for (quantity, names) in slower { li { (quantity.title()) ": " (names) "." } }
         }
     }
+}
+
+fn others_do(count: usize) -> String {
+    if count == 1 { "1 other does".to_owned() } else { format!("{count} others do") }
 }
 
 fn beats(quantity: Quantity, one: &crate::stats::Summary, other: &crate::stats::Summary) -> bool {

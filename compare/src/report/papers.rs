@@ -75,7 +75,9 @@ fn oslv_heuristic(results: &Results) -> Markup {
         Some(claims) if claims.plane == crate::claims::Plane::Kernel => {
             "A solution in the kernel leads, as FreeS/WAN did among the paper's three."
         }
-        Some(claims) if claims.transport == Transport::Udp => "A tunnel by UDP leads, as in the paper; it runs in a process.",
+        Some(claims) if claims.transport == Transport::Udp => {
+            "A tunnel by UDP leads, as in the paper; it runs in a process."
+        }
         Some(_) => "What leads is neither in the kernel nor by UDP: the paper's finding does not hold here.",
         None => "This run lacks the four attributes.",
     };
@@ -88,9 +90,13 @@ fn oslv_heuristic(results: &Results) -> Markup {
 }
 
 fn oslv_tables(results: &Results) -> Markup {
-    let four = [Property::PayloadHidden, Property::FlippedBitNoticed, Property::IdentityHidden, Property::ReplayRefused];
+    let four =
+        [Property::PayloadHidden, Property::FlippedBitNoticed, Property::IdentityHidden, Property::ReplayRefused];
     let yes = |holds: bool| if holds { "yes" } else { "no" };
-    let fails = results.solutions.iter().filter(|one| one.claims.has(Feature::Encrypts) && one.holds(Property::FlippedBitNoticed) == Some(false));
+    let fails = results
+        .solutions
+        .iter()
+        .filter(|one| one.claims.has(Feature::Encrypts) && one.holds(Property::FlippedBitNoticed) == Some(false));
     let fails: Vec<_> = fails.map(|one| one.name.as_str()).collect();
     html! {
         h3 { "OSLV, Tables 1 to 3: versions, ciphers, routes" }
@@ -145,10 +151,16 @@ fn formula(ten: Option<f64>, next: Option<f64>) -> String {
 }
 
 fn csra(results: &Results) -> Markup {
-    let variants: Vec<_> = results.solutions.iter().filter(|one| ["IPsec", "OpenVPN", "fastd"].contains(&one.claims.family.as_str())).collect();
-    let rates: Vec<f64> = variants.iter().filter_map(|one| one.summary(Quantity::TcpUp)).map(|summary| summary.median).collect();
+    let variants: Vec<_> = results
+        .solutions
+        .iter()
+        .filter(|one| ["IPsec", "OpenVPN", "fastd"].contains(&one.claims.family.as_str()))
+        .collect();
+    let rates: Vec<f64> =
+        variants.iter().filter_map(|one| one.summary(Quantity::TcpUp)).map(|summary| summary.median).collect();
     let published: Vec<f64> = CSRA_TABLES_2_3.iter().flat_map(|(_, short, long)| [*short, *long]).collect();
-    let most = |values: &[f64]| values.iter().copied().fold(0.0, f64::max) / values.iter().copied().fold(f64::MAX, f64::min);
+    let most =
+        |values: &[f64]| values.iter().copied().fold(0.0, f64::max) / values.iter().copied().fold(f64::MAX, f64::min);
     let spread = most(&rates);
     html! {
         h3 { "CSRA, Table 1: protocols by medium" }

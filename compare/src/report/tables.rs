@@ -91,8 +91,14 @@ fn anchor(solution: &Solution, property: Property) -> String {
 
 /// Returns a short table of the run in Markdown, with date, machine and versions, for a README.
 pub fn markdown(results: &Results) -> String {
-    const COLUMNS: [Quantity; 6] =
-        [Quantity::TcpUp, Quantity::RttIdle, Quantity::CpuMachine, Quantity::WireLater, Quantity::Connect, Quantity::EffortNext];
+    const COLUMNS: [Quantity; 6] = [
+        Quantity::TcpUp,
+        Quantity::RttIdle,
+        Quantity::CpuMachine,
+        Quantity::WireLater,
+        Quantity::Connect,
+        Quantity::EffortNext,
+    ];
     let mut text = format!("Measured {} on {}.\n\n| solution | version |", results.date, results.machine);
     for quantity in COLUMNS {
         let _ = write!(text, " {}, {} |", quantity.title(), quantity.unit());
