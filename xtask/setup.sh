@@ -16,7 +16,7 @@ for_test='python3 python3-venv conntrack tcpdump tshark bind9-dnsutils iperf3 nm
 few_vpns='openvpn wireguard-tools wireguard-go'
 all_vpns="$few_vpns openssl charon-systemd strongswan-swanctl libcharon-extra-plugins libstrongswan-standard-plugins \
     libstrongswan-extra-plugins ocserv openconnect softether-vpnserver softether-vpnclient softether-vpncmd tinc fastd nebula \
-    n2n vtun socat"
+    n2n vtun socat fwknop-server fwknop-client"
 browser='chromium chromium-driver'
 # shellcheck source=/dev/null
 [ "$(. /etc/os-release; echo "$ID")" != ubuntu ] || browser='chromium-browser chromium-chromedriver'
@@ -76,7 +76,7 @@ if [ -n "$missing" ]; then
         for new in $missing; do
             case $new in
             openssh-server) services='ssh.socket ssh.service' ;;
-            openvpn | ocserv | tinc | fastd | nebula | n2n | vtun) services="$new.service" ;;
+            fwknop-server | openvpn | ocserv | tinc | fastd | nebula | n2n | vtun) services="$new.service" ;;
             charon-systemd) services='strongswan.service' ;;
             softether-vpnserver | softether-vpnclient) services="$new.service" ;;
             openvswitch-switch) services='openvswitch-switch.service ovsdb-server.service ovs-vswitchd.service' ;;

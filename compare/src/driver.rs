@@ -46,7 +46,7 @@ pub enum Door {
     Udp(u16),
     /// A TCP port of the gateway.
     Tcp(u16),
-    /// None: the inside addresses themselves are reachable, if the solution lets them be.
+    /// None: strangers call the server itself.
     Inside,
 }
 

@@ -2,6 +2,7 @@
 
 mod fastd;
 mod faulty;
+mod fwknop;
 mod n2n;
 mod nebula;
 mod ocserv;
@@ -31,6 +32,7 @@ pub fn all() -> Vec<Box<dyn Driver>> {
     let lists = [
         plain::variants(),
         vouchsafe::variants(),
+        fwknop::variants(),
         wireguard::variants(),
         openvpn::variants(),
         strongswan::variants(),

@@ -1,6 +1,7 @@
 //! SoftEther: a hub on the gateway, bridged to a tap device; a virtual network card on the client.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
@@ -72,7 +73,9 @@ impl Driver for Softether {
         let again = scene.path(End::Server, "vpnserver").exists();
         program(scene, End::Server, "vpnserver")?;
         scene.wait_for_listener(End::Server, PORT)?;
-        if !again {
+        // A server that was ended before it saved its settings has lost them.
+        let has_device = || scene.site.gateway.ip("link show dev tap_se").is_ok();
+        if !(again && lab::poll(Duration::from_secs(3), has_device)) {
             command(scene, End::Server, "localhost:5555 /SERVER", None)?;
         }
         scene.wait_for_device(End::Server, "tap_se")?;
