@@ -1,6 +1,7 @@
 //! The interface of a solution: one short file in `drivers/` implements it.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Result;
 
@@ -97,6 +98,11 @@ pub trait Driver: Send + Sync {
 
     /// Returns where strangers may knock.
     fn door(&self) -> Door;
+
+    /// Returns how long the solution needs, after its first answer, until it works as it does later.
+    fn warm_up(&self) -> Duration {
+        Duration::ZERO
+    }
 
     /// Returns why the solution can't run on this machine although its programs are there, if so.
     fn impossible(&self) -> Option<String> {

@@ -174,7 +174,7 @@ fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Returns processor, cores and kernel.
+/// Returns processor, cores, kernel, and TCP's congestion control, which decides how streams take losses.
 fn machine() -> String {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(':'));
@@ -184,7 +184,8 @@ fn machine() -> String {
     let system = std::fs::read_to_string("/etc/os-release").unwrap_or_default();
     let system =
         system.lines().find_map(|line| line.strip_prefix("PRETTY_NAME=")).unwrap_or_default().trim_matches('"');
-    format!("{model}, {cores} cores, Linux {}, {system}", kernel.trim())
+    let control = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap_or_default();
+    format!("{model}, {cores} cores, Linux {}, {system}, TCP with {}", kernel.trim(), control.trim())
 }
 
 #[cfg(test)]

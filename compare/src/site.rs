@@ -86,8 +86,6 @@ impl Site {
             ] {
                 host.sysctl(key, value)?;
             }
-            // Linux's own default. Systems that have changed it, as to BBR, would measure their choice.
-            let _ = host.sysctl("net/ipv4/tcp_congestion_control", "cubic");
         }
         veth(client, "eth0", &format!("{CLIENT}/24"), path, TO_CLIENT, "")?;
         veth(stranger, "eth0", &format!("{STRANGER}/24"), path, "to-stranger", "")?;

@@ -1,5 +1,7 @@
 //! tinc 1.0, in router mode: with AES-256-CBC and SHA-256, and without any protection.
 
+use std::time::Duration;
+
 use anyhow::Result;
 
 use super::{TUNNEL, and, without};
@@ -75,9 +77,9 @@ impl Driver for Tinc {
         shop.key("server", "tinc/hosts/gateway", &gateway)?;
         let up = |address: &str| format!("ip addr add {address}/24 dev $INTERFACE; ip link set $INTERFACE up");
         shop.script("server", "tinc/tinc-up", &up(TUNNEL_GATEWAY))?;
-        for number in 1..=clients {
+        for (number, public) in keys.iter().enumerate().skip(1) {
             let (machine, name, inside) = (client(number), node(number), format!("10.77.3.{}", number + 1));
-            let host = format!("Subnet = {inside}/32\n{settings}{}", keys[number]);
+            let host = format!("Subnet = {inside}/32\n{settings}{public}");
             shop.file(&machine, "tinc/tinc.conf", &format!("Name = {name}\nConnectTo = gateway\n{common}"))?;
             shop.key(&machine, &format!("tinc/hosts/{name}"), &host)?;
             shop.key("server", &format!("tinc/hosts/{name}"), &host)?;
@@ -96,6 +98,11 @@ impl Driver for Tinc {
 
     fn start_client(&self, scene: &mut Scene) -> Result<()> {
         start(scene, End::Client)
+    }
+
+    fn warm_up(&self) -> Duration {
+        // Until its probes have found the path's MTU, tinc sends packets over its TCP connection.
+        Duration::from_secs(6)
     }
 
     fn door(&self) -> Door {

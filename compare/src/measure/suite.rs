@@ -175,6 +175,7 @@ impl Round<'_> {
         }
         let driver = self.driver;
         let took = until_answer(&mut scene, |scene| driver.start_client(scene)).context("its client")?;
+        thread::sleep(self.driver.warm_up());
         Ok(Started { services, emulator, scene, took })
     }
 
@@ -261,6 +262,10 @@ impl Round<'_> {
                 round.add(Quantity::Mtu, probe::reachable_mtu(client, server, 1500)? as f64)
             })?;
         }
+        if self.number == 0 && self.plan.security {
+            let door = self.driver.door();
+            self.attempt("flood", |round| round.see(security::flood(&scene, services, door)?))?;
+        }
         if self.plan.restart {
             self.attempt(RESTART, |round| {
                 round.driver.stop_server(&mut scene)?;
@@ -300,13 +305,10 @@ impl Round<'_> {
             self.attempt("repeated packets", |round| {
                 round.see(security::repeated_packets(&scene, services, emulator)?)
             })?;
-            self.attempt("knocking", |round| round.see(security::knocking(&scene, door, &handshake)?))?;
-            self.attempt("flood", |round| round.see(security::flood(&scene, services, door)?))?;
             self.measure(&[Quantity::KeepAlive], "idle traffic", |round| {
-                // Answers to the flood may still be on their way.
-                thread::sleep(Duration::from_millis(200));
                 round.add(Quantity::KeepAlive, wire::idle(emulator, round.plan.idle))
             })?;
+            self.attempt("knocking", |round| round.see(security::knocking(&scene, door, &handshake)?))?;
         }
         let delay = Duration::from_millis(10);
         let long = Conditions { delay, ..Conditions::CLEAN };
