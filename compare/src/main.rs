@@ -201,7 +201,7 @@ fn stop_on_signals() -> Result<()> {
     for signal in [Signal::SIGINT, Signal::SIGTERM] {
         let action = SigAction::new(SigHandler::Handler(stop), SaFlags::empty(), SigSet::empty());
         // SAFETY: the handler only stores to an atomic variable, which a signal handler may do.
-        unsafe { sigaction(signal, &action) }.with_context(|| format!("{signal}"))?;
+        unsafe { sigaction(signal, &action) }.with_context(|| format!("cannot handle {signal}"))?;
     }
     Ok(())
 }
@@ -231,7 +231,8 @@ fn list() -> Result<()> {
 
 fn results(dir: &Path) -> Result<Results> {
     let file = dir.join("records.jsonl");
-    let records = record::read(&file).context("no results of a run; `vouchsafe-compare run` makes them")?;
+    let records =
+        record::read(&file).context("there are no results of a run; make them with `vouchsafe-compare run`")?;
     let results = Results::of(&records);
     ensure!(!results.solutions.is_empty(), "{} has no measured solution", file.display());
     Ok(results)
@@ -249,15 +250,15 @@ fn rank(arguments: &RankArguments) -> Result<()> {
     }
     let mut weights = match (&arguments.weights, &arguments.preset) {
         (Some(file), _) => {
-            let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
-            Weights::read(&text).with_context(|| file.display().to_string())?
+            let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+            Weights::read(&text).with_context(|| format!("cannot use the weights in {}", file.display()))?
         }
         (None, Some(name)) => presets::named(name)?,
         (None, None) => Weights::default(),
     };
     for pair in &arguments.weight {
         let (name, weight) = pair.split_once('=').with_context(|| format!("`{pair}` is not NAME=N"))?;
-        weights.set(name.parse()?, weight.parse().with_context(|| format!("`{weight}` is no number"))?)?;
+        weights.set(name.parse()?, weight.parse().with_context(|| format!("`{weight}` is not a number"))?)?;
     }
     for name in &arguments.must {
         weights.require(name.parse()?);

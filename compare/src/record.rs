@@ -164,7 +164,7 @@ impl Journal {
     /// # Errors
     /// If the folder can't be made, or the journal can't be read or written.
     pub fn open(dir: &Path) -> Result<Self> {
-        std::fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let path = dir.join("records.jsonl");
         let earlier = if path.exists() { read(&path)? } else { Vec::new() };
         let finished = earlier.iter().filter_map(|record| match record {
@@ -183,7 +183,7 @@ impl Journal {
             file.set_len(0)?;
             file.write_all(whole.as_bytes())?;
         }
-        let file = file.with_context(|| path.display().to_string())?;
+        let file = file.with_context(|| format!("cannot open {}", path.display()))?;
         Ok(Self { file, path, done, failed, begun })
     }
 
@@ -208,7 +208,7 @@ impl Journal {
     /// If it can't be written.
     pub fn add(&mut self, record: &Record) -> Result<()> {
         self.failed.extend(failure(record));
-        self.file.write_all(line(record)?.as_bytes()).with_context(|| self.path.display().to_string())
+        self.file.write_all(line(record)?.as_bytes()).with_context(|| format!("cannot write {}", self.path.display()))
     }
 
     /// Returns the path of the file.
@@ -233,11 +233,11 @@ fn line(record: &Record) -> Result<String> {
 /// # Errors
 /// If the file can't be read, or any other line is no record; the error names the line.
 pub fn read(path: &Path) -> Result<Vec<Record>> {
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let parse = |(number, line): (usize, &str)| {
         serde_json::from_str(line)
-            .with_context(|| format!("{}:{}: no record of this program", path.display(), number + 1))
+            .with_context(|| format!("{}:{}: this line is not a record of a comparison", path.display(), number + 1))
     };
     whole.lines().enumerate().map(parse).collect()
 }

@@ -22,16 +22,16 @@ pub use tables::markdown;
 /// # Errors
 /// If a plot can't be drawn or a file can't be written.
 pub fn write(results: &Results, dir: &Path) -> Result<PathBuf> {
-    fs::create_dir_all(dir).with_context(|| dir.display().to_string())?;
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let file = dir.join("report.html");
-    fs::write(&file, page::render(results)?).with_context(|| file.display().to_string())?;
+    fs::write(&file, page::render(results)?).with_context(|| format!("cannot write {}", file.display()))?;
     figures_csv(results, &dir.join("figures.csv"))?;
     security_csv(results, &dir.join("security.csv"))?;
     Ok(file)
 }
 
 fn figures_csv(results: &Results, file: &Path) -> Result<()> {
-    let mut csv = csv::Writer::from_path(file).with_context(|| file.display().to_string())?;
+    let mut csv = csv::Writer::from_path(file).with_context(|| format!("cannot write {}", file.display()))?;
     csv.write_record(["solution", "quantity", "unit", "runs", "median", "low", "high", "coverage"])?;
     for solution in &results.solutions {
         for quantity in Quantity::ALL {
@@ -43,11 +43,11 @@ fn figures_csv(results: &Results, file: &Path) -> Result<()> {
             csv.write_record([&solution.name, quantity.name(), quantity.unit(), &count, median, low, high, coverage])?;
         }
     }
-    csv.flush().with_context(|| file.display().to_string())
+    csv.flush().with_context(|| format!("cannot write {}", file.display()))
 }
 
 fn security_csv(results: &Results, file: &Path) -> Result<()> {
-    let mut csv = csv::Writer::from_path(file).with_context(|| file.display().to_string())?;
+    let mut csv = csv::Writer::from_path(file).with_context(|| format!("cannot write {}", file.display()))?;
     csv.write_record(["solution", "property", "holds", "evidence"])?;
     for solution in &results.solutions {
         for property in Property::ALL {
@@ -56,5 +56,5 @@ fn security_csv(results: &Results, file: &Path) -> Result<()> {
             csv.write_record([&solution.name, property.name(), holds, &observed.evidence])?;
         }
     }
-    csv.flush().with_context(|| file.display().to_string())
+    csv.flush().with_context(|| format!("cannot write {}", file.display()))
 }

@@ -46,7 +46,7 @@ impl Workshop {
     /// # Errors
     /// If the folder can't be made.
     pub fn new() -> Result<Self> {
-        let dir = TempDir::with_prefix("vouchsafe-compare-").context("a folder for files")?;
+        let dir = TempDir::with_prefix("vouchsafe-compare-").context("cannot create a folder for files")?;
         Ok(Self { dir, steps: Steps::default(), lines: BTreeMap::new() })
     }
 
@@ -77,7 +77,7 @@ impl Workshop {
     /// If there is no such file.
     pub fn text(&self, machine: &str, name: &str) -> Result<String> {
         let path = self.path(machine, name);
-        Ok(fs::read_to_string(&path).with_context(|| path.display().to_string())?.trim().to_owned())
+        Ok(fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?.trim().to_owned())
     }
 
     /// Writes a configuration file; only its owner can read it.
@@ -114,7 +114,7 @@ impl Workshop {
     pub fn run<A: AsRef<std::ffi::OsStr>>(&mut self, words: impl IntoIterator<Item = A>) -> Result<String> {
         self.steps.commands += 1;
         let mut words = words.into_iter();
-        let mut command = Command::new(words.next().context("no command")?);
+        let mut command = Command::new(words.next().context("there is no command to run")?);
         output(command.args(words).current_dir(self.dir.path()))
     }
 
@@ -124,7 +124,7 @@ impl Workshop {
     /// If it can't be made.
     pub fn machine(&self, machine: &str) -> Result<PathBuf> {
         let dir = self.dir.path().join(machine);
-        fs::create_dir_all(&dir).with_context(|| dir.display().to_string())?;
+        fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         Ok(dir)
     }
 
@@ -174,10 +174,11 @@ impl Workshop {
     fn write(&self, machine: &str, name: &str, text: &str, mode: u32) -> Result<PathBuf> {
         let path = self.machine(machine)?.join(name);
         let parent = path.parent().unwrap_or(Path::new("/"));
-        fs::create_dir_all(parent).with_context(|| parent.display().to_string())?;
+        fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
         let mut options = fs::OpenOptions::new();
         let file = options.write(true).create(true).truncate(true).mode(mode).open(&path);
-        file.and_then(|mut file| file.write_all(text.as_bytes())).with_context(|| path.display().to_string())?;
+        file.and_then(|mut file| file.write_all(text.as_bytes()))
+            .with_context(|| format!("cannot write {}", path.display()))?;
         Ok(path)
     }
 }

@@ -55,7 +55,10 @@ impl Driver for Faulty {
         }
         let file = scene.path(End::Server, "rules.nft");
         scene.run(End::Server, "nft flush ruleset")?;
-        scene.run(End::Server, &format!("nft -f {}", file.display())).context("the rule that drops").map(drop)
+        scene
+            .run(End::Server, &format!("nft -f {}", file.display()))
+            .context("cannot load the rule that drops packets")
+            .map(drop)
     }
 
     fn start_client(&self, scene: &mut Scene) -> Result<()> {

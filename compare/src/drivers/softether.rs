@@ -105,7 +105,7 @@ fn program(scene: &mut Scene, end: End, name: &str) -> Result<()> {
     if !own.exists() {
         let from = PathBuf::from(PROGRAMS).join(name);
         let mut copy = std::process::Command::new("cp");
-        lab::process::output(copy.arg("-rL").arg(from).arg(&own)).context("a copy of SoftEther")?;
+        lab::process::output(copy.arg("-rL").arg(from).arg(&own)).context("cannot copy SoftEther")?;
         std::fs::create_dir_all("/run/softether")?;
     }
     let binary = own.join(name);

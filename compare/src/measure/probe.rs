@@ -71,7 +71,7 @@ pub fn round_trips(client: &Namespace, server: Ipv4Addr, count: usize, pace: Dur
         let (mut times, mut lost) = (Vec::new(), 0);
         for number in 0..count as u64 {
             let sent = Instant::now();
-            socket.send(&number.to_be_bytes()).context("a small datagram")?;
+            socket.send(&number.to_be_bytes()).context("cannot send a small datagram")?;
             let mut answer = [0; 16];
             let answered = loop {
                 match socket.recv(&mut answer) {

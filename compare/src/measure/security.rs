@@ -238,7 +238,7 @@ pub fn flood(scene: &Scene, services: &Services, door: Door) -> Result<Observati
     if door == Door::Inside {
         scene.site.stranger.ip(&format!("route replace {LAN} via {GATEWAY}"))?;
     }
-    let gateway: std::net::Ipv4Addr = GATEWAY.parse().context("an address")?;
+    let gateway: std::net::Ipv4Addr = GATEWAY.parse().context("cannot parse the gateway's address")?;
     let work = || -> Result<u64> {
         stranger.enter();
         let (mut sent, mut open) = (0u64, Vec::new());

@@ -154,7 +154,7 @@ impl Services {
             tcp.set_nonblocking(true)?;
             Ok((tcp, echo, count))
         };
-        let (tcp, echo, count) = server.enter(open).context("the services behind the gateway")?;
+        let (tcp, echo, count) = server.enter(open).context("cannot start the services behind the gateway")?;
         let mut this = Self {
             end: Arc::default(),
             threads: Vec::new(),

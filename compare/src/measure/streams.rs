@@ -20,7 +20,7 @@ pub const WARM: Duration = Duration::from_millis(250);
 /// If it can't be opened within five seconds.
 pub fn open(client: &Namespace, server: Ipv4Addr, kind: Use) -> Result<TcpStream> {
     let connect = || TcpStream::connect_timeout(&SocketAddrV4::new(server, TCP).into(), Duration::from_secs(5));
-    let mut stream = client.enter(connect).context("a TCP connection through the solution")?;
+    let mut stream = client.enter(connect).context("cannot open a TCP connection through the solution")?;
     stream.set_nodelay(true)?;
     stream.write_all(&[kind.byte()])?;
     Ok(stream)

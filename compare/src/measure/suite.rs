@@ -165,16 +165,17 @@ impl Round<'_> {
     /// Starts the solution; returns its scene and how long it took until the first answer.
     fn start(&self, path: Path, before: impl FnOnce(&Scene) -> Result<Option<Emulator>>) -> Result<Started> {
         let mut shop = Workshop::new()?;
-        self.driver.prepare(&mut shop, 1).context("its files and keys")?;
+        self.driver.prepare(&mut shop, 1).context("cannot make its files and keys")?;
         let mut scene = Scene::new(path, shop)?;
         let services = Services::start(&scene.site.server)?;
         let emulator = before(&scene)?;
-        self.driver.start_server(&mut scene).context("its server")?;
+        self.driver.start_server(&mut scene).context("its server does not start")?;
         if let Some(emulator) = &emulator {
             emulator.record();
         }
         let driver = self.driver;
-        let took = until_answer(&mut scene, |scene| driver.start_client(scene)).context("its client")?;
+        let took =
+            until_answer(&mut scene, |scene| driver.start_client(scene)).context("its client does not connect")?;
         thread::sleep(self.driver.warm_up());
         Ok(Started { services, emulator, scene, took })
     }
@@ -278,7 +279,7 @@ impl Round<'_> {
     }
 
     fn trips(&mut self, times: &[f64], [median, variation]: [Quantity; 2]) -> Result<()> {
-        let summary = Summary::of(times).context("no round trip")?;
+        let summary = Summary::of(times).context("no round trip was measured")?;
         self.add(median, summary.median)?;
         self.add(variation, jitter(times))
     }
@@ -359,7 +360,7 @@ impl Round<'_> {
             flow.write_all(&byte)?;
             flow.read_exact(&mut byte)
         };
-        exchange(Duration::from_secs(2)).context("before the client moves")?;
+        exchange(Duration::from_secs(2)).context("the connection broke before the client moved")?;
         // The way through the old address works until the move: asking begins after it.
         let begun = Instant::now();
         scene.site.move_client()?;
