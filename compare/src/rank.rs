@@ -61,7 +61,8 @@ pub struct Ranking {
 pub fn rank(results: &Results, weights: &Weights) -> Ranking {
     let mut ranking = Ranking::default();
     let mut able: Vec<&Solution> = Vec::new();
-    for solution in &results.solutions {
+    // A path without any solution is the yardstick, and no choice.
+    for solution in results.solutions.iter().filter(|solution| solution.claims.family != "none") {
         let lacks: Vec<_> =
             weights.musts().filter(|must| !must.is_met(solution)).map(|must| must.to_string()).collect();
         match lacks.is_empty() {

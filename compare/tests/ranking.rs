@@ -59,6 +59,14 @@ fn the_faster_one_is_first_and_the_reason_is_its_figure() {
 }
 
 #[test]
+fn the_plain_path_is_a_yardstick_and_no_choice() {
+    let mut plain = solution("plain", &[(Quantity::TcpUp, &FAST)]);
+    plain.claims.family = "none".to_owned();
+    let table = results(vec![plain, solution("slow", &[(Quantity::TcpUp, &SLOW)])]);
+    assert_eq!(order(&table, &weights(&[("tcp_up", 1.0)])), [(1, "slow".to_owned())]);
+}
+
+#[test]
 fn less_is_better_where_it_is() {
     let table =
         results(vec![solution("slow", &[(Quantity::RttIdle, &FAST)]), solution("fast", &[(Quantity::RttIdle, &SLOW)])]);

@@ -1,7 +1,7 @@
 //! The heuristic of Khanvilkar and Khokhar (2004): rank the solutions in each attribute of their Figure 3, and order them
 //! by the weighted mean of the ranks.
 
-use crate::claims::{Plane, Transport};
+use crate::claims::{Claims, Plane, Transport};
 use crate::quantity::{Better, Quantity};
 use crate::results::{Results, Solution};
 
@@ -73,9 +73,13 @@ impl Contrast {
     }
 }
 
-/// Returns the mean of a quantity over tunnels by UDP and by TCP; `None` if there are none of a kind.
+/// Returns the mean of a quantity over tunnels by UDP and by TCP; `None` if there are none of a kind. Only tunnels in
+/// processes count: the kernel's would hide the difference.
 pub fn udp_and_tcp(results: &Results, quantity: Quantity) -> Option<Contrast> {
-    let of = |transport| mean(results, quantity, move |solution| solution.claims.transport == transport);
+    let of = |transport| {
+        let belongs = move |claims: &Claims| claims.transport == transport && claims.plane == Plane::Process;
+        mean(results, quantity, move |solution| belongs(&solution.claims))
+    };
     Some(Contrast { first: of(Transport::Udp)?, second: of(Transport::Tcp)? })
 }
 
