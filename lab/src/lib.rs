@@ -57,11 +57,15 @@ pub fn poll(within: Duration, mut condition: impl FnMut() -> bool) -> bool {
 /// # Panics
 /// If there is no such binary; the message says how to build it.
 pub fn vouchsafe() -> PathBuf {
+    find_vouchsafe().expect("no vouchsafe binary: set VOUCHSAFE_BIN or run `cargo build -p vouchsafe`")
+}
+
+/// Returns the path of the binary under test as [`vouchsafe`] does, or `None` if there is none.
+pub fn find_vouchsafe() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("VOUCHSAFE_BIN") {
-        return path.into();
+        return Some(path.into());
     }
     let this = std::env::current_exe().expect("a running program has a path");
     // target/PROFILE/lab or target/PROFILE/deps/TEST
-    let found = this.ancestors().skip(1).take(2).map(|dir| dir.join("vouchsafe")).find(|path| path.is_file());
-    found.expect("no vouchsafe binary: set VOUCHSAFE_BIN or run `cargo build -p vouchsafe`")
+    this.ancestors().skip(1).take(2).map(|dir| dir.join("vouchsafe")).find(|path| path.is_file())
 }

@@ -38,6 +38,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ),
     ("lab", &["wire"], &["api", "client", "datapath", "measure"]),
     ("browser", &["lab"], &[]),
+    ("compare", &["lab"], &[]),
     ("harness", &["wire", "api", "engine", "seal"], &["lab"]),
     ("model", &["wire"], &["lab"]),
     ("xtask", &[], &[]),

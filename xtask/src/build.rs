@@ -33,6 +33,26 @@ pub fn scenario(package: &str, program: &str, args: impl IntoIterator<Item = Str
     Err(error).with_context(|| format!("could not start {}", program.display()))
 }
 
+/// Builds the comparison, and for a run the product as it is shipped, then replaces this process by the comparison.
+pub fn compare(args: Vec<String>) -> Result<()> {
+    let runs = args.first().is_some_and(|word| word == "run" || word == "check");
+    let mut build = cargo(["build", "--release", "--package", "compare"]);
+    if runs {
+        build.args(["--package", "vouchsafe"]);
+    }
+    run(&mut build)?;
+    let built = target_dir().join("release");
+    let (program, vouchsafe) = (built.join("vouchsafe-compare"), built.join("vouchsafe"));
+    let mut command = if runs { command_as_root("env") } else { command("env") };
+    if vouchsafe.exists() {
+        let mut setting = OsString::from("VOUCHSAFE_BIN=");
+        setting.push(vouchsafe);
+        command.arg(setting);
+    }
+    let error = command.arg(&program).args(args).exec();
+    Err(error).with_context(|| format!("could not start {}", program.display()))
+}
+
 /// Makes `vouchsafe` write its man pages and shell completions.
 pub fn documents() -> Result<()> {
     let vouchsafe = release()?;

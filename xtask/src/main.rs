@@ -32,7 +32,7 @@ struct Args {
 enum Task {
     /// Install the packages for one purpose (Debian 12, Ubuntu 24.04)
     Setup {
-        /// The purpose; `test` includes all others
+        /// The purpose; `test` includes all others, except the programs that `compare` measures
         #[arg(default_value = "test", value_parser = setup::PURPOSES)]
         purpose: String,
     },
@@ -59,6 +59,11 @@ enum Task {
         /// Run only these benches
         #[arg(value_parser = bench::targets())]
         parts: Vec<String>,
+    },
+    /// Measure VPNs and Vouchsafe side by side, rank, advise, report (docs/compare.md)
+    Compare {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
     },
     /// Take pictures of the console's pages, for docs/console
     Screenshots,
@@ -116,6 +121,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Kernels(args) => kernels::run(&args),
         Task::Demo { args } => build::scenario("lab", "lab", [&["demo".to_owned()], &args[..]].concat()),
         Task::Bench { parts } => bench::run(&parts),
+        Task::Compare { args } => build::compare(args),
         Task::Screenshots => {
             build::scenario("browser", "screenshots", [root().join("docs/console").to_string_lossy().into_owned()])
         }
