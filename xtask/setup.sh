@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 for_build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
 for_demo='util-linux iproute2 nftables ethtool openssh-server openssh-client'
 for_bench='openvswitch-switch'
-for_test='python3 python3-venv conntrack tcpdump tshark bind9-dnsutils iperf3 nmap curl qemu-system-x86 busybox-static cpio binutils'
+for_test='python3 python3-venv conntrack tcpdump tshark bind9-dnsutils iperf3 nmap curl qemu-system-x86 busybox-static cpio binutils musl-tools'
 # The VPNs of the comparison's own test, and the others that Debian has.
 few_vpns='openvpn wireguard-tools wireguard-go'
 all_vpns="$few_vpns openssl charon-systemd strongswan-swanctl libcharon-extra-plugins libstrongswan-standard-plugins \
@@ -37,6 +37,9 @@ test)
     # Node may be installed without a package, and its package may include npm.
     command -v node >/dev/null || wanted="$wanted nodejs"
     command -v npm >/dev/null || wanted="$wanted npm"
+    # Programs in Go and Java connect under `vouchsafe run`.
+    command -v go >/dev/null || wanted="$wanted golang-go"
+    command -v java >/dev/null || wanted="$wanted default-jdk-headless"
     ;;
 *) fail "no such purpose: $purpose; there are build, demo, bench, test and compare" ;;
 esac

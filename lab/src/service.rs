@@ -51,6 +51,11 @@ impl Sshd {
         Ok(Self { process, dir })
     }
 
+    /// Returns the path of the private key with which root may log in.
+    pub fn key(&self) -> PathBuf {
+        self.dir.join("client")
+    }
+
     /// Prepares `ssh` in `client` to run `words` at `host`.
     pub fn client(&self, client: &Namespace, host: IpAddr, words: &[&str]) -> Command {
         let mut command = client.command("ssh");

@@ -21,7 +21,10 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("measure", &[], &[]),
     ("datapath", &["wire", "engine"], &["lab", "measure", "proofs"]),
     ("authority", &["wire", "api", "engine", "shell"], &["client", "measure"]),
-    ("agent", &["wire", "api", "engine", "client", "datapath", "shell"], &["lab"]),
+    ("reach", &["wire", "api", "engine", "client", "shell"], &[]),
+    ("user", &["wire", "api", "engine", "reach", "shell"], &[]),
+    ("embed", &["reach"], &[]),
+    ("agent", &["wire", "api", "engine", "client", "datapath", "reach", "shell", "user"], &["lab"]),
     (
         "verifier",
         &["wire", "api", "engine", "client", "datapath", "follower", "inspect", "proofs", "shell"],
@@ -33,7 +36,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("key_transfer", &["wire", "api", "datapath", "shell"], &[]),
     (
         "vouchsafe",
-        &["authority", "agent", "verifier", "svtep", "doctor", "inspect", "key_transfer"],
+        &["authority", "agent", "verifier", "svtep", "doctor", "inspect", "key_transfer", "user"],
         &["api", "client", "datapath", "lab"],
     ),
     ("lab", &["wire"], &["api", "client", "datapath", "measure"]),

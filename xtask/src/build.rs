@@ -70,6 +70,33 @@ pub fn documents() -> Result<()> {
     Ok(())
 }
 
+/// The targets of the static rootless client, and for each the settings with which the C code of its dependencies is
+/// compiled and the program linked.
+const STATIC: [(&str, &[(&str, &str)]); 2] = [
+    ("x86_64-unknown-linux-musl", &[("CC_x86_64_unknown_linux_musl", "musl-gcc")]),
+    (
+        "aarch64-unknown-linux-musl",
+        &[
+            ("CC_aarch64_unknown_linux_musl", "clang"),
+            // The headers are those of musl-tools; the few that are used are the same for both processors.
+            ("CFLAGS_aarch64_unknown_linux_musl", "--target=aarch64-linux-musl -I/usr/include/x86_64-linux-musl"),
+            ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
+        ],
+    ),
+];
+
+/// Builds the rootless client as a static binary for each target.
+pub fn rootless() -> Result<()> {
+    for (target, settings) in STATIC {
+        let mut build =
+            cargo(["build", "--release", "--package", "vouchsafe", "--no-default-features", "--target", target]);
+        build.envs(settings.iter().copied());
+        run(&mut build).with_context(|| format!("is the target there? `rustup target add {target}`"))?;
+        println!("{}", target_dir().join(target).join("release/vouchsafe").display());
+    }
+    Ok(())
+}
+
 /// Builds `vouchsafe` as it is shipped and returns its path.
 pub fn release() -> Result<PathBuf> {
     run(&mut cargo(["build", "--release", "--package", "vouchsafe"]))?;

@@ -54,6 +54,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Build the rootless client as static binaries, for x86-64 and arm64 (needs musl-tools and clang)
+    Static,
     /// Measure; figures go to target/bench/summary.json
     Bench {
         /// Run only these benches
@@ -120,6 +122,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Test { no_kernels, args } => test(no_kernels, &args),
         Task::Kernels(args) => kernels::run(&args),
         Task::Demo { args } => build::scenario("lab", "lab", [&["demo".to_owned()], &args[..]].concat()),
+        Task::Static => build::rootless(),
         Task::Bench { parts } => bench::run(&parts),
         Task::Compare { args } => build::compare(args),
         Task::Screenshots => {

@@ -1,8 +1,10 @@
-//! The UNIX socket between command line and daemon (see [`crate::protocol`]).
+//! The UNIX socket between command line and daemon (see [`reach::protocol`]).
 
-use crate::protocol::{Call, Reply, Request};
 use anyhow::{Context, Result};
-use shell::control::{self, Admission, Limits, Role, Service};
+use reach::agent::ROLE;
+use reach::login::refused;
+use reach::protocol::{Call, Reply, Request};
+use shell::control::{self, Admission, Limits, Service};
 use shell::lines;
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,18 +14,10 @@ use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-/// The agent's names in error messages.
-const ROLE: Role = Role {
-    name: "agent",
-    allowed: "requires access to the socket's folder",
-    way_out: "a second agent needs its own --socket",
-};
 /// How long a client may take to send a request, and to receive an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long an answer may take: for a login, the daemon calls the authority.
 const ANSWER: Duration = Duration::from_secs(60);
-/// How long the command line waits in total.
-const CALL: Duration = Duration::from_secs(90);
 /// Largest size of a message, in bytes: a login contains certificates.
 const MOST: u64 = 1024 * 1024;
 /// Concurrent connections of one user and of all users. Root's are counted separately, so that users can't use them up.
@@ -138,22 +132,10 @@ impl Service for Calls {
     }
 }
 
-fn refused(kind: &str, text: String) -> Reply {
-    Reply::Refused { kind: kind.to_owned(), text }
-}
-
-/// Makes a call to the daemon that listens at `path`.
-pub async fn call(path: &Path, request: &Request) -> Result<Reply> {
-    let line = control::call(path, &ROLE, request, CALL).await?.with_context(|| {
-        format!("no agent listens at {} (start it with `vouchsafe agent run`, as root)", path.display())
-    })?;
-    serde_json::from_slice(&line)
-        .context("cannot read the agent's answer: its version may differ from that of this command")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use reach::agent::call;
     use tokio::net::UnixStream;
 
     #[test]

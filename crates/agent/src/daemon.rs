@@ -11,8 +11,7 @@ use crate::key_transfer::{self, Keys};
 use crate::metrics::{self, Answers, Snapshot};
 use crate::packet_queue::PacketQueue;
 use crate::packet_queue::QueuedPacket;
-use crate::protocol::{Reply, Standing};
-use crate::sessions::{Kept, KeptSession, Sessions};
+use crate::sessions::{Kept, Sessions};
 use crate::settings::Settings;
 use crate::switches::{News, Switches};
 use crate::{now, unix};
@@ -27,6 +26,9 @@ use engine::discovery::{Answer, Domain};
 use engine::model::GrantRequest;
 use events::Report;
 use login::Started;
+use reach::kept::KeptSession;
+use reach::login::{LoggedIn, Timed, timed};
+use reach::protocol::{Reply, Standing};
 use shell::signals::Signals;
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
@@ -58,25 +60,6 @@ enum Message {
     Discovered(Domain, Answer),
     Metrics(oneshot::Sender<Result<Snapshot>>),
     TakeKeysFrom(Vec<SocketAddrV4>),
-}
-
-struct LoggedIn {
-    authority: Authority,
-    kept: KeptSession,
-    time: Timed<u64>,
-}
-
-/// A value, with the times of its request and arrival.
-struct Timed<T> {
-    value: T,
-    requested: Duration,
-    answered: Duration,
-}
-
-async fn timed<T>(work: impl Future<Output = T>) -> Timed<T> {
-    let requested = now();
-    let value = work.await;
-    Timed { value, requested, answered: now() }
 }
 
 /// A session's connection to its authority.
@@ -516,18 +499,4 @@ fn refusal(error: Error) -> Refusal {
         Error::NotLoggedIn => Refusal::NotLoggedIn,
         other => Refusal::Failed(other.to_string()),
     }
-}
-
-fn refused(kind: &str, text: String) -> Reply {
-    Reply::Refused { kind: kind.to_owned(), text }
-}
-
-fn refused_by(error: &Error) -> Reply {
-    let kind = match error {
-        Error::Denied(problem) | Error::Refused(problem) => problem.r#type.as_str(),
-        Error::NotLoggedIn => "not_logged_in",
-        Error::Unreachable(_) => "unreachable",
-        Error::Unusable(_) | Error::Other(_) => "other",
-    };
-    refused(kind, error.to_string())
 }

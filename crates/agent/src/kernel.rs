@@ -2,7 +2,6 @@
 
 use crate::inject::Injector;
 use crate::packet_queue::{PacketQueue, QueuedPacket};
-use crate::protocol;
 use crate::settings::Settings;
 use anyhow::{Context, Result};
 use datapath::Pins;
@@ -14,6 +13,7 @@ use engine::agent::{Frame, Subject};
 use engine::discovery::{Overheard, message};
 use engine::model::protected::Protected;
 use nix::time::{ClockId, clock_gettime};
+use reach::protocol;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddrV4};

@@ -1,8 +1,8 @@
 //! The agent: puts tokens into the first packets of logged-in people's flows.
 //!
 //! This crate does IO only: `engine::agent` decides which packets carry which tokens. The daemon feeds that state
-//! machine with queued packets, answers of authorities and commands, and carries out its outputs; the command line talks
-//! to the daemon (see [`protocol`]).
+//! machine with queued packets, answers of authorities and commands, and carries out its outputs. People's commands talk
+//! to the daemon (see [`reach::protocol`]).
 
 pub mod cli;
 mod control;
@@ -12,8 +12,6 @@ mod kernel;
 mod key_transfer;
 pub mod metrics;
 mod packet_queue;
-pub mod protocol;
-mod resolver;
 mod sessions;
 pub mod settings;
 mod switches;

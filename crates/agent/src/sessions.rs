@@ -3,10 +3,10 @@
 
 use anyhow::Result;
 use engine::agent::ConsentRules;
-use engine::model::Receiver;
+use reach::kept::KeptSession;
 use serde::{Deserialize, Serialize};
 use shell::folder::Folder;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::PathBuf;
 use zeroize::Zeroizing;
@@ -20,32 +20,6 @@ pub struct Kept {
     /// The session, if there is one.
     #[serde(default)]
     pub session: Option<KeptSession>,
-}
-
-/// A stored session.
-#[derive(Clone, Serialize, Deserialize)]
-pub struct KeptSession {
-    /// The authority's address.
-    pub authority: String,
-    /// The certificates to trust, PEM; the system's if absent.
-    pub ca: Option<String>,
-    /// The bearer token. Secret.
-    pub token: String,
-    /// The person's name.
-    pub person: String,
-    /// The device's name.
-    pub device: String,
-    /// When the session ends, Unix seconds.
-    pub expires: u64,
-    /// The receivers that the person could reach at the last answer.
-    #[serde(default)]
-    pub receivers: Vec<Receiver>,
-    /// Names of those to which packets may travel in a sealed tunnel only.
-    #[serde(default)]
-    pub sealed: BTreeSet<String>,
-    /// How many seconds the authority's clock was ahead of this machine's.
-    #[serde(default)]
-    pub skew: i32,
 }
 
 /// The stored states of all users, locked against other daemons.

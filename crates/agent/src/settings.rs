@@ -7,14 +7,13 @@ use engine::agent::{self, Consent, Subject};
 use engine::discovery::{AuthorityUrl, Domain};
 use engine::document::{Faults, Reader, texts};
 use engine::openflow::plane::Household;
+use reach::agent::DEFAULT_SOCKET;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use wire::map::{Owner, owner};
 
 /// Default path of the configuration file.
 pub const DEFAULT_CONFIG: &str = "/etc/vouchsafe/agent.toml";
-/// Default path of the socket for commands.
-pub const DEFAULT_SOCKET: &str = "/run/vouchsafe/agent.sock";
 const DEFAULT_DIR: &str = "/var/lib/vouchsafe/agent";
 /// Instance of an agent that was given no name. Part of the path of its pins.
 pub const DEFAULT_INSTANCE: &str = "default";

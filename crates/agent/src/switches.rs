@@ -3,7 +3,6 @@
 pub mod tls;
 
 use crate::packet_queue::QueuedPacket;
-use crate::protocol;
 use crate::settings::Settings;
 use anyhow::{Context, Result};
 use engine::agent::insertion::Used;
@@ -11,6 +10,7 @@ use engine::agent::{Frame, Output, Subject};
 use engine::discovery::{Overheard, message};
 use engine::openflow::plane::{Fate, Origin, Plane};
 use engine::openflow::switch::{Event, Switch};
+use reach::protocol;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;

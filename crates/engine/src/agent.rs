@@ -19,6 +19,7 @@ mod session;
 mod tests;
 mod turns;
 mod view;
+pub mod wallet;
 
 pub use clock::Clock;
 pub use consent::{Consent, ConsentRules};
@@ -26,6 +27,7 @@ pub use frame::Frame;
 pub use held_grant::Unusable;
 pub use turns::Turns;
 pub use view::{GrantView, Standing};
+pub use wallet::Wallet;
 
 use crate::model::protected::{self, Protected};
 use crate::model::{Grant, GrantRequest, Receiver, Target};

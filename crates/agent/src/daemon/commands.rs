@@ -1,16 +1,17 @@
 //! The commands of users and their answers: state, grants and rules.
 
 use super::login::At;
-use super::{Daemon, Waiter, refused, used};
+use super::{Daemon, Waiter, used};
 use crate::control::Command;
 use crate::metrics::Snapshot;
 use crate::now;
-use crate::protocol::{Call, Grant, Interface, Reply, Session, Standing, Status};
 use crate::switches::Switches;
 use anyhow::{Context, Result};
 use engine::agent::consent::RULES_MAX;
 use engine::agent::{self, Subject};
 use engine::model::Target;
+use reach::login::refused;
+use reach::protocol::{Call, Grant, Interface, Reply, Session, Standing, Status};
 
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
@@ -148,6 +149,7 @@ impl Daemon {
                 default: self.settings.agent.default,
                 discovered: self.discovered(),
                 now: self.agent.unix(now(), subject),
+                own: None,
             })),
         }
     }

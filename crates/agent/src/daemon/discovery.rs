@@ -1,12 +1,13 @@
 //! Discovery (wire.md §7): records that users or the configuration ask for, records that are overheard, and the display
 //! of both. A record's only effect is one request to an authority that a user has logged in to.
 
-use super::{Daemon, Message, now, refused};
-use crate::protocol::{Discovered, Finding, Reply};
-use crate::resolver;
+use super::{Daemon, Message, now};
 use engine::agent::Subject;
 use engine::discovery::cache::Lookup;
 use engine::discovery::{Answer, AuthorityUrl, Cache, Domain, Overheard, Record, Source};
+use reach::login::refused;
+use reach::protocol::{Discovered, Finding, Reply};
+use reach::resolver;
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use wire::map::GrantEntry;
-use wire::{Carrier, Destination, Flags, Handle, ls};
+use wire::{Carrier, Destination, Flags, Handle, Token, ls};
 
 /// The agent stops using a grant this many seconds before the grant ends, to allow for travel time and for clock
 /// differences.
@@ -155,6 +155,14 @@ impl HeldGrant {
         match &self.secret {
             Secret::Grant(header, _) => header.suite.name(),
             Secret::Pair(..) => ls::NAME,
+        }
+    }
+
+    /// Makes the token of one first packet; `None` for a pair, whose tokens have another form.
+    pub fn token(&self, to: &Destination, time: u32, nonce: u32) -> Option<Token> {
+        match &self.secret {
+            Secret::Grant(header, key) => Some(Token::new(*header, key, time, nonce, to)),
+            Secret::Pair(..) => None,
         }
     }
 

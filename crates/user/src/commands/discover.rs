@@ -1,9 +1,10 @@
 //! `vouchsafe discover`: finds the authority that protects a domain, according to DNS.
 
-use super::{At, unexpected};
-use crate::protocol::{Call, Discovered, Finding, Reply};
+use super::unexpected;
+use crate::at::At;
 use anyhow::Result;
 use clap::Args;
+use reach::protocol::{Call, Discovered, Finding, Reply};
 use shell::println;
 use std::process::ExitCode;
 
@@ -11,7 +12,7 @@ use std::process::ExitCode;
 #[derive(Args, Debug)]
 pub struct DiscoverArguments {
     #[command(flatten)]
-    at: At,
+    pub(super) at: At,
     /// The domain, such as example.org [default: all known domains]
     domain: Option<String>,
     /// Print JSON

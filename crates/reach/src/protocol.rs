@@ -1,4 +1,5 @@
-//! The protocol between the command line and the daemon over the UNIX socket.
+//! The protocol between people's commands and the agent over its UNIX socket. A user's own session answers the same
+//! calls ([`crate::own`]).
 //!
 //! Each side writes one JSON object per line. A client sends a [`Request`] and gets one [`Reply`]; then it may send the
 //! next. The kernel tells the daemon which user calls (`SO_PEERCRED`): every user acts on their own session, and root,
@@ -20,6 +21,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 /// A call, and the user to act for.
 #[derive(Serialize, Deserialize)]
@@ -225,6 +227,9 @@ pub struct Status {
     pub discovered: Vec<Discovered>,
     /// The authority's time, Unix seconds.
     pub now: u64,
+    /// The folder of the session, if it is the user's own and no agent's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own: Option<PathBuf>,
 }
 
 /// A domain's statement about the authority that protects it. A hint (wire.md §7.2).

@@ -2,11 +2,12 @@
 //! `logout`.
 
 use super::redirect::Redirect;
-use super::{At, ask, discover, done, no, unexpected};
-use crate::protocol::{Call, LoginStarted, LoginWay, Reply};
+use super::{ask, discover, done, no, unexpected};
+use crate::at::At;
 use anyhow::{Context, Result, bail, ensure};
 use api::ServiceKey;
 use clap::Args;
+use reach::protocol::{Call, LoginStarted, LoginWay, Reply};
 use shell::println;
 use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
@@ -21,7 +22,7 @@ const LOOK: Duration = Duration::from_secs(5);
 #[derive(Args, Debug)]
 pub struct LoginArguments {
     #[command(flatten)]
-    at: At,
+    pub(super) at: At,
     /// The domain to log in to: DNS names its authority, whose certificate must be for a name of the domain. Takes
     /// precedence over --authority
     #[arg(required_unless_present = "authority")]
@@ -59,7 +60,7 @@ pub struct LoginArguments {
 #[derive(Args, Debug)]
 pub struct LogoutArguments {
     #[command(flatten)]
-    at: At,
+    pub(super) at: At,
     /// Print the URL for logging out at the identity provider instead of opening it
     #[arg(long)]
     no_open: bool,

@@ -1,17 +1,21 @@
 //! `vouchsafe ping`: shows what happens to a first packet, step by step, with the time that each step takes.
 
+use super::unexpected;
 use super::words::{left, service};
-use super::{At, unexpected};
-use crate::protocol::{Call, Grant, Reply, Session, Standing};
+use crate::at::At;
 use anyhow::{Context, Result};
 use clap::Args;
+use reach::protocol::{self, Call, Grant, Reply, Standing};
+use reach::{Places, Session, Timeouts};
 use shell::println;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
+use wire::Carrier;
 use wire::packet::{TCP, UDP};
 
 /// The port if the user names none and no receiver suggests one.
@@ -23,7 +27,7 @@ const PROBE: &[u8] = b"vouchsafe ping";
 #[derive(Args, Debug)]
 pub struct PingArguments {
     #[command(flatten)]
-    at: At,
+    pub(super) at: At,
     /// HOST, HOST:PORT or [ADDRESS]:PORT [default port: the receiver's first, else 443]
     target: String,
     /// Send a UDP datagram instead of connecting by TCP; a service may not answer it
@@ -68,8 +72,8 @@ pub async fn run(arguments: PingArguments) -> Result<ExitCode> {
     };
     steps.print("name", &format!("{host} is {address}"));
 
-    let session = match arguments.at.call(Call::Status).await? {
-        Reply::Status(status) => status.session,
+    let (session, own) = match arguments.at.call(Call::Status).await? {
+        Reply::Status(status) => (status.session, status.own),
         other => return unexpected(other),
     };
     let port = port.or_else(|| usual_port(session.as_ref(), address, protocol)).unwrap_or(DEFAULT_PORT);
@@ -110,8 +114,11 @@ pub async fn run(arguments: PingArguments) -> Result<ExitCode> {
     steps.print("consent", "yes: your identity may go there");
     match standing {
         Standing::Granted { asked, grant, now } => {
-            print_grant(&mut steps, &grant, asked, now);
-            answer(&mut steps, to, &arguments, true).await
+            print_grant(&mut steps, &grant, asked, now, own.is_some() && !arguments.udp);
+            match own {
+                Some(dir) => answer_to_own(&mut steps, to, &arguments, dir).await,
+                None => answer(&mut steps, to, &arguments, true).await,
+            }
         }
         Standing::Denied { why } => {
             steps.print("grant", &format!("denied: {why}"));
@@ -125,7 +132,7 @@ pub async fn run(arguments: PingArguments) -> Result<ExitCode> {
     }
 }
 
-fn print_grant(steps: &mut Steps, grant: &Grant, asked: bool, now: u64) {
+fn print_grant(steps: &mut Steps, grant: &Grant, asked: bool, now: u64, in_stream: bool) {
     let from = if asked { "new" } else { "existing" };
     let scope = match (grant.protocol, grant.port) {
         (Some(protocol), Some(port)) => service(protocol, port, port),
@@ -135,7 +142,8 @@ fn print_grant(steps: &mut Steps, grant: &Grant, asked: bool, now: u64) {
     let lasts = left(grant.expires.into(), now);
     steps.print("grant", &format!("{from}: {} {scope}{rule}, for {lasts}", grant.prefix));
     let handle = grant.handle.get(..8).unwrap_or(&grant.handle);
-    steps.print("token", &format!("{} by {}, handle {handle}…", grant.suite, grant.carrier));
+    let carrier = if in_stream { Carrier::Stream.name() } else { &grant.carrier };
+    steps.print("token", &format!("{} by {carrier}, handle {handle}…", grant.suite));
 }
 
 /// Sends the first packet as the calling user, and waits for the answer.
@@ -151,6 +159,37 @@ async fn answer(steps: &mut Steps, to: SocketAddr, arguments: &PingArguments, to
     };
     steps.print("answer", &text);
     Ok(if matches!(outcome, Answer::Yes) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Sends the first packet from this process, with a token of the user's own session.
+async fn answer_to_own(steps: &mut Steps, to: SocketAddr, arguments: &PingArguments, dir: PathBuf) -> Result<ExitCode> {
+    let (wait, udp) = (Duration::from_secs(arguments.wait), arguments.udp);
+    let sent = tokio::task::spawn_blocking(move || {
+        let session = Session::open(&Places { socket: None, dir })?;
+        session.consent();
+        if !udp {
+            return session.connect_to(to, Timeouts { connect: wait }).map(drop);
+        }
+        let flow = session.datagrams(to)?;
+        let timeout = flow.socket().set_read_timeout(Some(wait));
+        timeout.map_err(|source| reach::Error::Io { to, source })?;
+        flow.send(PROBE)?;
+        flow.receive(&mut [0; 2048]).map(drop)
+    });
+    let outcome = sent.await?;
+    let text = match &outcome {
+        Ok(()) if udp => "answered".to_owned(),
+        Ok(()) => "connected".to_owned(),
+        Err(reach::Error::Io { source, .. }) if source.kind() == ErrorKind::ConnectionRefused => {
+            "refused: the packet arrived, but nothing listens on the port".to_owned()
+        }
+        Err(reach::Error::Io { source, .. }) if udp && source.kind() == ErrorKind::WouldBlock => {
+            format!("no answer within {} s; likely: {}", arguments.wait, cause(true, true))
+        }
+        Err(error) => error.to_string(),
+    };
+    steps.print("answer", &text);
+    Ok(if outcome.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 const fn cause(udp: bool, token: bool) -> &'static str {
@@ -196,7 +235,7 @@ fn failed(error: std::io::Error) -> Answer {
 }
 
 /// Returns the first port of a receiver at this address.
-fn usual_port(session: Option<&Session>, address: IpAddr, protocol: u8) -> Option<u16> {
+fn usual_port(session: Option<&protocol::Session>, address: IpAddr, protocol: u8) -> Option<u16> {
     let at = session?.destinations.iter().filter(|receiver| receiver.prefix.contains(&address));
     let mut services = at.flat_map(|receiver| &receiver.services);
     services.find(|service| service.protocol == protocol && service.first_port > 0).map(|service| service.first_port)
