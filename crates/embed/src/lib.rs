@@ -25,7 +25,7 @@ thread_local! {
 /// `dir` is null, or a text that ends in zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_open(dir: *const c_char) -> *mut Session {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let dir = unsafe { text(dir) };
     let open = || {
         let mut places = Places::of_user();
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn vouchsafe_connect(
     port: u16,
     timeout_ms: c_uint,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let (session, host) = unsafe { (session.as_ref(), text(host)) };
     let connect = || {
         let (session, host) = (session.ok_or_else(missing)?, host.ok_or_else(missing)??);
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn vouchsafe_connect(
 /// As [`vouchsafe_connect`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_udp(session: *mut Session, address: *const c_char, port: u16) -> *mut Datagrams {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let (session, address) = unsafe { (session.as_ref(), text(address)) };
     let open = || {
         let (session, address) = (session.ok_or_else(missing)?, address.ok_or_else(missing)??);
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn vouchsafe_udp(session: *mut Session, address: *const c_
 /// `flow` comes from [`vouchsafe_udp`] and was not closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_udp_socket(flow: *const Datagrams) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     unsafe { flow.as_ref() }.map_or(-1, |flow| flow.socket().as_raw_fd())
 }
 
@@ -102,9 +102,9 @@ pub unsafe extern "C" fn vouchsafe_udp_socket(flow: *const Datagrams) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_udp_send(flow: *mut Datagrams, bytes: *const c_void, length: usize) -> c_int {
     let send = || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the contract.
         let flow = unsafe { flow.as_ref() }.ok_or_else(missing)?;
-        // SAFETY: the caller's; of no bytes the pointer is not used.
+        // SAFETY: the caller keeps the contract; the pointer is not used if there are no bytes.
         let payload = if length == 0 { &[] } else { unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) } };
         flow.send(payload)
     };
@@ -119,10 +119,10 @@ pub unsafe extern "C" fn vouchsafe_udp_send(flow: *mut Datagrams, bytes: *const 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_udp_receive(flow: *mut Datagrams, bytes: *mut c_void, length: usize) -> i64 {
     let receive = || {
-        // SAFETY: the caller's.
+        // SAFETY: the caller keeps the contract.
         let flow = unsafe { flow.as_ref() }.ok_or_else(missing)?;
-        // SAFETY: the caller's; of no bytes the pointer is not used.
         let room =
+            // SAFETY: the caller keeps the contract; the pointer is not used if there are no bytes.
             if length == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(bytes.cast::<u8>(), length) } };
         flow.receive(room)
     };
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn vouchsafe_udp_receive(flow: *mut Datagrams, bytes: *mut
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_udp_close(flow: *mut Datagrams) {
     if !flow.is_null() {
-        // SAFETY: the caller's; the pointer comes from a box.
+        // SAFETY: the caller keeps the contract; the pointer comes from a box.
         drop(unsafe { Box::from_raw(flow) });
     }
 }
@@ -156,7 +156,7 @@ pub extern "C" fn vouchsafe_error() -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_close(session: *mut Session) {
     if !session.is_null() {
-        // SAFETY: the caller's; the pointer comes from a box.
+        // SAFETY: the caller keeps the contract; the pointer comes from a box.
         drop(unsafe { Box::from_raw(session) });
     }
 }
@@ -199,7 +199,7 @@ unsafe fn text<'a>(text: *const c_char) -> Option<Result<&'a str, Error>> {
     if text.is_null() {
         return None;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the caller keeps the contract.
     let text = unsafe { CStr::from_ptr(text) };
     Some(text.to_str().map_err(|_| Error::Folder("a text is not UTF-8".to_owned())))
 }
