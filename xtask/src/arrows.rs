@@ -14,6 +14,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("api", &["wire"], &[]),
     ("engine", &["wire", "seal"], &["measure", "shell"]),
     ("seal", &["wire"], &["measure"]),
+    ("tunnel", &["wire", "engine", "seal"], &["lab"]),
     ("client", &["wire", "api", "engine"], &[]),
     ("follower", &["api", "engine", "client", "shell"], &[]),
     ("proofs", &["wire", "engine"], &["measure"]),

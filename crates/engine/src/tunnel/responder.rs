@@ -187,7 +187,7 @@ impl Responder {
         from: SocketAddr,
         to: &Destination,
         (now, wall): (Millis, u32),
-        tables: &impl Tables,
+        tables: &(impl Tables + ?Sized),
         chance: &mut dyn Chance,
         out: &mut Vec<Outgoing>,
     ) -> Result<(TunnelId, Received<'d>), NotTaken> {
@@ -224,7 +224,7 @@ impl Responder {
         from: SocketAddr,
         to: &Destination,
         (now, wall): (Millis, u32),
-        tables: &impl Tables,
+        tables: &(impl Tables + ?Sized),
         chance: &mut dyn Chance,
         out: &mut Vec<Outgoing>,
     ) -> Result<TunnelId, DropReason> {
@@ -454,7 +454,7 @@ impl Responder {
     pub fn poll(
         &mut self,
         (now, wall): (Millis, u32),
-        tables: &impl Tables,
+        tables: &(impl Tables + ?Sized),
         chance: &mut dyn Chance,
         out: &mut Vec<Outgoing>,
     ) {
