@@ -32,8 +32,9 @@ pub trait Knowledge: Send {
     /// Calls `work` with the verifier's tables.
     fn with_tables(&self, work: &mut dyn FnMut(&dyn Tables));
 
-    /// Returns what the rule of a grant demands; `None` if the authority has not told yet.
-    fn demanded(&self, grant: Handle) -> Option<Demand>;
+    /// Returns what the rule demands of a flow, which `token` is to admit or an earlier one has admitted; `None` if the
+    /// authority has not told yet. Nobody has checked the token.
+    fn demanded(&self, flow: &FlowKey, token: Option<Handle>) -> Option<Demand>;
 }
 
 /// Treatment of a flow.
@@ -130,13 +131,7 @@ impl<K: Knowledge> VerifierEnd<K> {
         let flow = self.flows.entry(key).or_insert(Flow { demand: None, asked: 0, treatment, suite, seen: now });
         if token.is_some() || flow.demand.is_none() && now.saturating_sub(flow.asked) >= ASK {
             flow.asked = now;
-            let mut handle = token;
-            if handle.is_none() {
-                self.knowledge.with_tables(&mut |tables| {
-                    handle = tables.flow(&key).map(|flow| Handle(flow.handle));
-                });
-            }
-            if let Some(demand) = handle.and_then(|handle| self.knowledge.demanded(handle)) {
+            if let Some(demand) = self.knowledge.demanded(&key, token) {
                 flow.demand = Some(demand);
             }
         }
