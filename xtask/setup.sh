@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 # everything.
 for_build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
 for_demo='util-linux iproute2 nftables ethtool openssh-server openssh-client'
-for_bench='openvswitch-switch'
+for_bench='openvswitch-switch iperf3 wireguard-go wireguard-tools openvpn'
 for_test='python3 python3-venv conntrack tcpdump tshark bind9-dnsutils iperf3 nmap curl qemu-system-x86 busybox-static cpio binutils'
 browser='chromium chromium-driver'
 # shellcheck source=/dev/null

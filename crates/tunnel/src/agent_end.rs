@@ -1,9 +1,9 @@
 //! The agent's ends of its tunnels, one to each verifier: which packets go into which, and which may come out.
 
-use crate::demand::Demand;
 use crate::packet::{Layout, Virtio};
 use crate::pump::{End, Message, Opened, Times, Way};
 use crate::random::Random;
+use engine::model::Sealing;
 use engine::tunnel::{Chance, Dropped, Initiator, Millis, Packet, Received, Terms};
 use seal::Batch;
 use std::collections::{HashMap, VecDeque};
@@ -36,7 +36,7 @@ pub struct Leg {
     /// The tunnel.
     pub tunnel: Key,
     /// What the rule demands, or more.
-    pub demand: Demand,
+    pub demand: Sealing,
 }
 
 /// A tunnel as a person sees it.
@@ -66,7 +66,7 @@ pub struct AgentEnd {
     tunnels: HashMap<Key, Tunnel>,
     legs: HashMap<Destination, Leg>,
     /// The destination of the frame that was routed last.
-    routed: Demand,
+    routed: Sealing,
     unknown: VecDeque<Destination>,
     drops: Drops,
 }
@@ -157,10 +157,10 @@ impl AgentEnd {
         let address = layout.source(packet);
         if layout.payload > layout.transport {
             let from = Destination { address, protocol: layout.protocol, port: layout.ports(packet).0 };
-            return self.legs.get(&from).is_some_and(|leg| leg.tunnel == key && leg.demand.is_met(treatment, suite));
+            return self.legs.get(&from).is_some_and(|leg| leg.tunnel == key && leg.demand.allows(treatment, suite));
         }
         let mut legs = self.legs.iter().filter(|(to, leg)| to.address == address && leg.tunnel == key).peekable();
-        legs.peek().is_some() && legs.all(|(_, leg)| leg.demand.is_met(treatment, suite))
+        legs.peek().is_some() && legs.all(|(_, leg)| leg.demand.allows(treatment, suite))
     }
 }
 
@@ -207,7 +207,9 @@ impl End for AgentEnd {
 
     fn seal(&mut self, key: Key, parts: [&[u8]; 2], partial: bool, times: Times, out: &mut Batch) -> bool {
         let Some(tunnel) = self.tunnels.get_mut(&key) else { return false };
-        let Demand { treatment, suites, .. } = self.routed;
+        let Sealing { suites, .. } = self.routed;
+        // A flow that is in the tunnel by choice has at least its changes noticed.
+        let treatment = self.routed.treatment.of_records().unwrap_or(Treatment::Authenticate);
         tunnel.sent = times.0;
         if let Some(token) = tunnel.token(times) {
             out.push(&[&token]);

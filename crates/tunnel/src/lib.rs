@@ -3,20 +3,19 @@
 
 mod agent_end;
 pub mod cut;
-mod demand;
 pub mod device;
 mod inside;
 mod join;
 pub mod packet;
 pub mod pump;
 mod random;
+pub mod route;
 pub mod socket;
 pub mod sum;
 mod translate;
 mod verifier_end;
 
 pub use agent_end::{AgentEnd, Key, Leg, Shown, suites};
-pub use demand::Demand;
 pub use device::Device;
 pub use inside::{Client, Inside};
 pub use packet::{Layout, Virtio};

@@ -1,11 +1,11 @@
 //! The verifier's ends of all tunnels: which packets come out of them, and which tunnel an answer goes into.
 
-use crate::demand::Demand;
 use crate::inside::{Client, Inside};
 use crate::packet::{Layout, Virtio};
 use crate::pump::{End, Message, Opened, Times, Way};
 use crate::random::Random;
 use crate::translate::{Side, translate};
+use engine::model::Sealing;
 use engine::tunnel::{Dropped, Limits, Millis, NotTaken, Outgoing, Packet, Received, Responder, TunnelId, TunnelInfo};
 use engine::verifier::Tables;
 use ipnet::IpNet;
@@ -24,8 +24,9 @@ const FLOW_IDLE: Millis = 120_000;
 const FLOWS_MAX: usize = 65_536;
 /// Interval at which idle flows are looked for.
 const FLOW_SWEEP: Millis = 5_000;
-/// Interval at which a rule is asked for again that the verifier does not know yet.
-const ASK: Millis = 100;
+/// Intervals at which a flow's rule is asked for: while it is not known, and later, because the flow may belong to
+/// another grant by then.
+const ASK: (Millis, Millis) = (100, 1_000);
 
 /// What the verifier knows.
 pub trait Knowledge: Send {
@@ -34,12 +35,12 @@ pub trait Knowledge: Send {
 
     /// Returns what the rule demands of a flow, which `token` is to admit or an earlier one has admitted; `None` if the
     /// authority has not told yet. Nobody has checked the token.
-    fn demanded(&self, flow: &FlowKey, token: Option<Handle>) -> Option<Demand>;
+    fn demanded(&self, flow: &FlowKey, token: Option<Handle>) -> Option<Sealing>;
 }
 
 /// Treatment of a flow.
 struct Flow {
-    demand: Option<Demand>,
+    demand: Option<Sealing>,
     asked: Millis,
     /// How the client's last packet was sealed.
     treatment: Treatment,
@@ -126,16 +127,17 @@ impl<K: Knowledge> VerifierEnd<K> {
         let is_full = self.flows.len() >= FLOWS_MAX;
         if is_full && !self.flows.contains_key(&key) {
             // Nothing is remembered: the demand is the strongest.
-            return Demand::default().is_met(treatment, suite);
+            return Sealing::UNKNOWN.allows(treatment, suite);
         }
         let flow = self.flows.entry(key).or_insert(Flow { demand: None, asked: 0, treatment, suite, seen: now });
-        if token.is_some() || flow.demand.is_none() && now.saturating_sub(flow.asked) >= ASK {
+        let pause = if flow.demand.is_none() { ASK.0 } else { ASK.1 };
+        if now.saturating_sub(flow.asked) >= pause || token.is_some() && flow.demand.is_none() {
             flow.asked = now;
             if let Some(demand) = self.knowledge.demanded(&key, token) {
                 flow.demand = Some(demand);
             }
         }
-        if !flow.demand.unwrap_or_default().is_met(treatment, suite) {
+        if !flow.demand.unwrap_or(Sealing::UNKNOWN).allows(treatment, suite) {
             return false;
         }
         (flow.treatment, flow.suite, flow.seen) = (treatment, suite, now);

@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use wire::seal::Treatment::{Authenticate, Encrypt};
+use engine::model::Treatment::{Authenticate, Encrypt};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;

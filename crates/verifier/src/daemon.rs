@@ -29,6 +29,7 @@ use tokio::time::Instant;
 
 mod follow;
 mod notify;
+mod sealing;
 
 /// Parameters of a daemon.
 pub struct Start {
@@ -131,9 +132,9 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         };
         trouble = catch_up(&mut protection, &mut state, answer, withheld)?;
     }
-    // A client gets an inside address only once the grant's owner is known, and packets are marked with a class only
-    // once the class is known.
-    let needs_owners = !settings.pool.is_empty() || settings.mark.is_some();
+    // A client gets an inside address only once the grant's owner is known, packets are marked with a class only once
+    // the class is known, and a tunnel's packets pass unencrypted only once the rule is known.
+    let needs_owners = !settings.pool.is_empty() || !settings.tunnel_pool.is_empty() || settings.mark.is_some();
     let confirms = if needs_owners { Confirm::Grants } else { Confirm::Pairs };
     let (following, folder) = (authority.clone(), directory.folder().clone());
     let mut follower = Follower::start(Following { authority: following, folder, state, trouble, confirms })?;
@@ -172,7 +173,9 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let naming = tokio::spawn(follow::name(shared.clone(), authority.clone(), asked));
     let confirmer = Confirmer::new(authority.clone(), confirms);
     let sharing = teller.map(|listener| peers::start(&peers, listener, &shared)).transpose()?;
-    let daemon = Daemon {
+    #[cfg(feature = "seal")]
+    let sealed = sealing::Service::new(shared.clone(), settings.tunnel_pool.clone(), seed, unknown.clone());
+    let mut daemon = Daemon {
         peers,
         addresses,
         unknown,
@@ -184,7 +187,10 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         sweep_again: false,
         confirmer,
         told: String::new(),
+        #[cfg(feature = "seal")]
+        sealed,
     };
+    daemon.follow_tunnels(follower.state());
     let done = daemon.follow(&mut follower, ordered, signals, trial).await;
     server.abort();
     reporting.abort();
@@ -285,4 +291,6 @@ struct Daemon {
     confirmer: Confirmer,
     /// The last status line sent to the service manager.
     told: String,
+    #[cfg(feature = "seal")]
+    sealed: sealing::Service,
 }

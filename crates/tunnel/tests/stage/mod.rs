@@ -1,14 +1,14 @@
 //! Both ends of a tunnel, each in a network namespace of its own, with a router between them.
 
+use engine::model::{Sealing, Treatment};
 use engine::tunnel::{Limits, Terms};
 use engine::verifier::{Tables, Verifier};
 use lab::Namespace;
 use lab::nat::nat;
 use lab::net::veth;
 use std::net::{SocketAddr, UdpSocket};
-use tunnel::{AgentEnd, Demand, Device, Key, Knowledge, Leg, Pump, Socket, VerifierEnd, times};
+use tunnel::{AgentEnd, Device, Key, Knowledge, Leg, Pump, Socket, VerifierEnd, times};
 use wire::map::FlowKey;
-use wire::seal::Treatment;
 use wire::{Destination, Epoch, Flags, GrantHeader, Handle, Holder, MasterKey, Suite};
 
 /// The server, as its clients address it.
@@ -20,7 +20,7 @@ const POOL: [&str; 2] = ["100.64.0.0/16", "fd64::/64"];
 /// A verifier's tables, and the same demand for every grant.
 pub struct Known {
     tables: Verifier,
-    demand: Demand,
+    demand: Sealing,
 }
 
 impl Knowledge for Known {
@@ -28,7 +28,7 @@ impl Knowledge for Known {
         work(&self.tables);
     }
 
-    fn demanded(&self, _: &FlowKey, _: Option<Handle>) -> Option<Demand> {
+    fn demanded(&self, _: &FlowKey, _: Option<Handle>) -> Option<Sealing> {
         Some(self.demand)
     }
 }
@@ -42,8 +42,8 @@ pub struct Stage {
     pub server: Namespace,
 }
 
-pub fn demand(treatment: Treatment) -> Demand {
-    Demand { treatment, ..Demand::default() }
+pub fn demand(treatment: Treatment) -> Sealing {
+    Sealing { treatment, ..Sealing::NONE }
 }
 
 /// The tunnel's key at the agent.
@@ -51,7 +51,7 @@ pub fn key() -> Key {
     Key { subject: 1, service: SERVICE.parse().expect("an address") }
 }
 
-fn knowledge(demand: Demand) -> Known {
+fn knowledge(demand: Sealing) -> Known {
     let mut tables = Verifier::default();
     let now = Epoch::at(times().1.into(), tables.config().epoch_length);
     for epoch in [Epoch(now.0 - 1), now, Epoch(now.0 + 1)] {
@@ -62,7 +62,7 @@ fn knowledge(demand: Demand) -> Known {
 
 /// Terms of a tunnel of this account, which forge nothing: the test has the master key.
 pub fn terms(account: u32) -> Terms {
-    let known = knowledge(Demand::default());
+    let known = knowledge(Sealing::NONE);
     let epoch = Epoch::at(times().1.into(), known.tables.config().epoch_length);
     let verifier_key = &known.tables.keys[&epoch];
     let address: SocketAddr = SERVICE.parse().expect("an address");
@@ -86,26 +86,32 @@ pub fn terms(account: u32) -> Terms {
     }
 }
 
+/// Builds the network: client, router, server.
+pub fn network(with_nat: bool) -> (Namespace, Namespace, Namespace) {
+    let [client, router, server] = ["client", "router", "server"].map(|role| Namespace::new(role).expect("a namespace"));
+    let cable = |a: &Namespace, device, addresses, b: &Namespace, other, theirs| {
+        veth(a, device, addresses, b, other, theirs).expect("a cable");
+    };
+    cable(&client, "eth0", "10.1.0.1/24 fd01::1/64", &router, "lan", "10.1.0.254/24 fd01::ff/64");
+    let next = "192.0.2.254/24 2001:db8:2::ff/64";
+    cable(&server, "eth0", "192.0.2.1/24 2001:db8:2::1/64", &router, "wan", next);
+    for (host, four, six) in [(&client, "10.1.0.254", "fd01::ff"), (&server, "192.0.2.254", "2001:db8:2::ff")] {
+        host.route("default", four).expect("a route");
+        host.route("default", six).expect("a route");
+    }
+    if with_nat {
+        nat(&router, "lan", "wan").expect("a translator");
+    } else {
+        router.forward().expect("a router");
+    }
+    (client, router, server)
+}
+
 impl Stage {
     /// Builds the network, with a NAT on the way or without, and starts both ends. Every packet to the server except the
     /// tunnel's own goes into the tunnel, in which `demand` is the rule at the verifier.
-    pub fn new(with_nat: bool, demand: Demand) -> Self {
-        let [client, router, server] = ["client", "router", "server"].map(|role| Namespace::new(role).expect("a namespace"));
-        let cable = |a: &Namespace, device, addresses, b: &Namespace, other, theirs| {
-            veth(a, device, addresses, b, other, theirs).expect("a cable");
-        };
-        cable(&client, "eth0", "10.1.0.1/24 fd01::1/64", &router, "lan", "10.1.0.254/24 fd01::ff/64");
-        let next = "192.0.2.254/24 2001:db8:2::ff/64";
-        cable(&server, "eth0", "192.0.2.1/24 2001:db8:2::1/64", &router, "wan", next);
-        for (host, four, six) in [(&client, "10.1.0.254", "fd01::ff"), (&server, "192.0.2.254", "2001:db8:2::ff")] {
-            host.route("default", four).expect("a route");
-            host.route("default", six).expect("a route");
-        }
-        if with_nat {
-            nat(&router, "lan", "wan").expect("a translator");
-        } else {
-            router.forward().expect("a router");
-        }
+    pub fn new(with_nat: bool, demand: Sealing) -> Self {
+        let (client, router, server) = network(with_nat);
         let verifier = server.enter(|| {
             let device = Device::new("vs-seal", 1420).expect("a device");
             device.turn_on().expect("a device");
@@ -148,7 +154,7 @@ impl Stage {
     }
 
     /// Sends packets to a service of the server into the tunnel.
-    pub fn leg(&self, protocol: u8, port: u16, demand: Demand) {
+    pub fn leg(&self, protocol: u8, port: u16, demand: Sealing) {
         for address in [SERVER, SERVER6] {
             let to = Destination { address: address.parse().expect("an address"), protocol, port };
             self.agent.end().set_leg(to, Leg { tunnel: key(), demand });
