@@ -15,6 +15,7 @@
 #include "ls_token.h"
 #include "key_transfer.h"
 #include "handed.h"
+#include "steer.h"
 
 enum { UDP_TOKEN_EVERY = 15 /* seconds, wire.md §4.1 */ };
 /* A verifier may keep a flow for this long after its last datagram; until then its ports belong to its subject. */
@@ -472,8 +473,7 @@ static __always_inline int is_other(context *ctx)
 	return is_open4(*(__be32 *)ip->destination) || !bpf_map_lookup_elem(&protected4, &key);
 }
 
-SEC("tc")
-int insert(struct __sk_buff *skb)
+static __always_inline int insert_token(struct __sk_buff *skb)
 {
 	struct packet p = {};
 	struct grant_slot slot = {};
@@ -531,6 +531,32 @@ int insert(struct __sk_buff *skb)
 	return send_token(skb, &p, grant);
 }
 
+SEC("tc")
+int insert(struct __sk_buff *skb)
+{
+	struct steering *steering = steers();
+	int verdict, sealed = 0;
+
+	if (steering) {
+		/* The packet has been here before. */
+		if (skb->ifindex == steering->device)
+			return TC_ACT_UNSPEC;
+		/* The tunnel's own packets have their tokens from user space. */
+		if (skb->sk && steering->cookie && bpf_get_socket_cookie(skb) == steering->cookie)
+			return leave(AGENT_OTHER);
+		sealed = is_sealed(skb, config.link_header, 0);
+	}
+	verdict = insert_token(skb);
+	if (!sealed || verdict != TC_ACT_UNSPEC)
+		return verdict;
+	steering = steers();
+	if (!steering || !steering->device)
+		return refuse(AGENT_NO_TUNNEL);
+	leave(AGENT_STEERED);
+	/* If the device is gone, the kernel drops the packet. */
+	return bpf_redirect(steering->device, 0);
+}
+
 /* Handles a datagram from a protected service to this machine: the verifier knows its flow. Also handles a packet from
  * an authority that carries a client key. */
 SEC("tc")
@@ -540,7 +566,10 @@ int notice(struct __sk_buff *skb)
 	struct conversation *conversation;
 	struct packet p = {};
 	struct flow_key key = {};
+	struct steering *steering = steers();
 
+	if (steering && skb->ifindex != steering->device && is_sealed(skb, config.link_header, 1))
+		return refuse(AGENT_UNSEALED);
 	if (config.link_header == ETHER_LEN && skb->protocol == bpf_htons(0x0800) && data + ETHER_LEN + IPV4_LEN <= end &&
 	    ((struct ipv4 *)(data + ETHER_LEN))->protocol != IP_UDP && ((struct ipv4 *)(data + ETHER_LEN))->protocol != IP_IPIP)
 		return TC_ACT_UNSPEC;

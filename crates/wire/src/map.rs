@@ -21,7 +21,7 @@ mod stack;
 mod svtep;
 mod transfer;
 
-pub use agent::{AgentConfig, Conversation, GrantEntry, GrantSlot, HeldHeader, Owner, agent_counter, owner};
+pub use agent::{AgentConfig, Conversation, GrantEntry, GrantSlot, HeldHeader, Owner, Steering, agent_counter, owner};
 pub use class_set::ClassSet;
 pub use config::VerifierConfig;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
