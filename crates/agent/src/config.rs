@@ -237,7 +237,7 @@ impl Config {
             switches_tls,
             household,
             pro_forma: flags.pro_forma || file.pro_forma,
-            settings: Settings { default, owners, forgets_pairs: switches.is_some() },
+            settings: Settings { default, owners, forgets_pairs: switches.is_some(), seals: cfg!(feature = "seal") },
         })
     }
 }

@@ -4,6 +4,7 @@ mod commands;
 mod discovery;
 mod events;
 mod login;
+mod sealing;
 
 use crate::config::Config;
 use crate::held::HeldPacket;
@@ -58,6 +59,8 @@ enum Message {
     Discovered(Domain, Told),
     Metrics(oneshot::Sender<Result<Snapshot>>),
     TakeKeysFrom(Vec<SocketAddrV4>),
+    #[cfg(feature = "seal")]
+    Tunnel(Subject, Destination, Result<api::Grant, Error>),
 }
 
 struct LoggedIn {
@@ -121,6 +124,8 @@ struct Daemon {
     discovery: Discovery,
     messages: mpsc::Sender<Message>,
     held: HeldQueue,
+    #[cfg(feature = "seal")]
+    sealing: sealing::Sealing,
 }
 
 /// Runs the daemon until a signal ends it. Programs and grants stay in the kernel, so flows and new connections
@@ -175,6 +180,7 @@ pub async fn run(config: Config) -> Result<()> {
                     daemon.follow_interfaces();
                     daemon.dismiss();
                     daemon.look_around();
+                    daemon.tend_tunnels();
                     daemon.switches.iter_mut().for_each(|switches| switches.tick(now()));
                 }
                 let Daemon { agent, kernel, switches, .. } = &mut daemon;
@@ -246,6 +252,8 @@ impl Daemon {
             discovery: Discovery::default(),
             messages,
             held,
+            #[cfg(feature = "seal")]
+            sealing: sealing::Sealing::default(),
         };
         daemon.restore();
         daemon.act();
@@ -275,7 +283,10 @@ impl Daemon {
 
     fn follow_interfaces(&mut self) {
         match self.kernel.follow_interfaces() {
-            Ok(true) => self.agent.moved(),
+            Ok(true) => {
+                self.agent.moved();
+                self.tunnels_moved();
+            }
             Ok(false) => {}
             Err(error) => tracing::warn!("{error:#}"),
         }
@@ -325,6 +336,7 @@ impl Daemon {
             Output::Ended(subject) => {
                 tracing::info!(uid = subject.user(), "the session has ended");
                 self.connections.remove(&subject);
+                self.forget_tunnels(subject);
                 self.kept.entry(subject.user()).or_default().session = None;
                 self.save(subject.user());
             }
@@ -343,6 +355,7 @@ impl Daemon {
         let kept = self.kept.get(&subject.user()).and_then(|kept| kept.session.as_ref());
         let in_band = kept.is_some_and(|session| self.config.key_transfer.contains(&session.authority));
         let keys = in_band.then(|| self.keys.clone());
+        self.note_fetch(id, request.to);
         let request = convert::grant_request(&request);
         tokio::spawn(async move {
             let answer = match keys {
@@ -381,6 +394,8 @@ impl Daemon {
                     tracing::warn!("{error:#}");
                 }
             }
+            #[cfg(feature = "seal")]
+            Message::Tunnel(subject, to, answer) => self.tunnel_granted(subject, to, answer),
             Message::Metrics(reply) => drop(reply.send(self.snapshot())),
             Message::Reported(subject, login, report) => {
                 if self.is_current(subject, login) {
@@ -425,6 +440,7 @@ impl Daemon {
         if let Err(Refusal::Failed(why)) = &answer {
             failure = Some(why.clone());
         }
+        self.note_answer(subject, id, &answer);
         let used = self.agent.answered(now(), subject, id, &answer);
         if let Some(why) = unusable.or(used.err()) {
             match why {
@@ -473,7 +489,9 @@ impl Daemon {
             }
             Ok(answer_value) => {
                 self.told_time(subject, answer_value.now, answer.asked, answer.answered);
-                Some(convert::receivers(&answer_value.destinations))
+                let receivers = convert::receivers(&answer_value.destinations);
+                self.note_destinations(subject, &receivers, &answer_value.sealed);
+                Some(receivers)
             }
         };
         let heard = receivers.is_some();

@@ -14,6 +14,8 @@ mod key_transfer;
 pub mod metrics;
 pub mod protocol;
 mod resolver;
+#[cfg(feature = "seal")]
+mod sealed;
 mod sessions;
 mod socket;
 mod switches;

@@ -169,6 +169,8 @@ pub struct Settings {
     /// Whether to give up pairs that an earlier process left, because that process also counted their nonces in its
     /// memory.
     pub forgets_pairs: bool,
+    /// Whether the agent has sealed tunnels, for grants that admit there only.
+    pub seals: bool,
 }
 
 /// A login, new or from before a restart.
@@ -362,6 +364,10 @@ impl Agent {
             Err(Refusal::NotLoggedIn) => self.end(subject),
             Err(Refusal::Denied(why)) => session.denied(unix, id, why.clone(), &mut self.outputs),
             Err(Refusal::Failed(_)) => session.failed(now, id),
+            Ok(grant) if grant.sealing.is_sealed() && !self.settings.seals => {
+                session.failed(now, id);
+                outcome = Err(Unusable::Sealed);
+            }
             Ok(grant) => outcome = session.granted(now, unix, id, grant, &mut self.outputs),
         }
         self.start_fetches(subject);

@@ -8,7 +8,7 @@ use seal::Batch;
 use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 /// Bytes of each buffer for received datagrams: what `UDP_GRO` may join.
@@ -27,6 +27,8 @@ const FULL: Duration = Duration::from_millis(20);
 /// A bound socket.
 pub struct Socket {
     socket: UdpSocket,
+    /// Whether it takes both families: IPv4 addresses are mapped then.
+    is_ipv6: bool,
     state: UdpSocketState,
     /// Longest datagram payload to an address, and when it was asked for.
     paths: HashMap<IpAddr, (usize, u64)>,
@@ -62,7 +64,12 @@ impl Buffers {
     pub fn arrived(&mut self) -> impl Iterator<Item = Arrived<'_>> {
         self.bytes.chunks_mut(BUFFER).zip(&self.metas).take(self.count).filter_map(|(bytes, meta)| {
             let bytes = bytes.get_mut(..meta.len)?;
-            (meta.stride > 0).then_some(Arrived { from: meta.addr, to: meta.dst_ip, bytes, stride: meta.stride })
+            (meta.stride > 0).then_some(Arrived {
+                from: SocketAddr::new(meta.addr.ip().to_canonical(), meta.addr.port()),
+                to: meta.dst_ip.map(|ip| ip.to_canonical()),
+                bytes,
+                stride: meta.stride,
+            })
         })
     }
 }
@@ -82,7 +89,36 @@ impl Socket {
                 setsockopt(&socket, sockopt::SndBufForce, &QUEUE)
             };
         }
-        Ok(Self { socket, state, paths: HashMap::new() })
+        let is_ipv6 = socket.local_addr()?.is_ipv6();
+        Ok(Self { socket, is_ipv6, state, paths: HashMap::new() })
+    }
+
+    /// Returns the kernel's number for the socket, by which programs recognise its packets.
+    ///
+    /// # Errors
+    /// If the kernel has none.
+    pub fn cookie(&self) -> io::Result<u64> {
+        let mut cookie = 0u64;
+        let mut length = size_of::<u64>() as libc::socklen_t;
+        // SAFETY: the buffer has the eight bytes that SO_COOKIE fills, and `length` says so.
+        let done = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_COOKIE,
+                std::ptr::from_mut(&mut cookie).cast(),
+                &mut length,
+            )
+        };
+        if done < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
+    }
+
+    /// Returns an address as the socket wants it.
+    fn mapped(&self, address: SocketAddr) -> SocketAddr {
+        match address.ip() {
+            IpAddr::V4(ip) if self.is_ipv6 => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
+            _ => address,
+        }
     }
 
     /// Sends all records of a batch to one address, from the given address if there is one. Returns the number of
@@ -93,7 +129,7 @@ impl Socket {
             let most = run.segment * self.state.max_gso_segments();
             for bytes in run.bytes.chunks(most) {
                 let transmit =
-                    Transmit { destination: to, ecn: None, contents: bytes, segment_size: Some(run.segment), src_ip: source };
+                    Transmit { destination: self.mapped(to), ecn: None, contents: bytes, segment_size: Some(run.segment), src_ip: source };
                 if let Err(error) = self.send_one(&transmit) {
                     if quinn_udp_too_long(&error) {
                         self.paths.remove(&to.ip());
@@ -108,7 +144,7 @@ impl Socket {
 
     /// Sends one datagram.
     pub fn send_single(&mut self, datagram: &[u8], to: SocketAddr, source: Option<IpAddr>) {
-        let transmit = Transmit { destination: to, ecn: None, contents: datagram, segment_size: None, src_ip: source };
+        let transmit = Transmit { destination: self.mapped(to), ecn: None, contents: datagram, segment_size: None, src_ip: source };
         if let Err(error) = self.send_one(&transmit) {
             tracing::debug!(%to, "cannot send a message of the tunnel: {error}");
         }
@@ -179,7 +215,7 @@ fn path_mtu(to: SocketAddr) -> Option<usize> {
     // SAFETY: the option's value is an int that lives through the call, and so does its length.
     let done = unsafe {
         libc::getsockopt(
-            std::os::fd::AsRawFd::as_raw_fd(&socket),
+            socket.as_raw_fd(),
             level,
             option,
             std::ptr::from_mut(&mut mtu).cast(),

@@ -77,10 +77,6 @@ impl Sealed {
         &self.tunnels
     }
 
-    /// Returns the number of tunnels.
-    pub fn count(&self) -> usize {
-        self.pump.end().count()
-    }
 
     /// Has the tunnels of revoked grants and ended sessions closed now.
     pub fn recheck(&self) {
