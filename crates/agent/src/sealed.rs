@@ -53,8 +53,8 @@ struct Wanted {
 }
 
 impl Sealed {
-    /// Takes the authority's list of what a person's packets have to be sealed for. `all`: every session's list is here,
-    /// so that what is not demanded any more can be given up.
+    /// Takes the authority's list of the receivers that a person may send sealed packets to only. What is not demanded any
+    /// more is given up once the lists of all `sessions` are known.
     pub fn destinations(
         &mut self,
         maps: &Maps,
@@ -65,6 +65,11 @@ impl Sealed {
     ) -> Result<()> {
         let demanded = receivers.iter().filter(|receiver| sealed.demanded.contains_key(&receiver.name)).cloned();
         self.demanded.insert(subject, demanded.collect());
+        // Tunnels open before the first packet needs one.
+        for tunnel in sealed.tunnels.iter().filter(|_| !sealed.demanded.is_empty()) {
+            let wanted = Wanted { sealing: Sealing::NONE, expires: 0, asked: None };
+            self.services.entry((subject, *tunnel)).or_insert(wanted);
+        }
         // Until every session's list is known, entries of an earlier process stay, too.
         if self.demanded.len() >= sessions { self.seal(maps) } else { Ok(()) }
     }
@@ -95,7 +100,8 @@ impl Sealed {
     pub fn granted(&mut self, maps: &Maps, subject: Subject, to: Destination, grant: &Grant) -> Result<()> {
         let same = |tunnel: &&SocketAddr| tunnel.is_ipv4() == to.address.is_ipv4();
         let tunnel = grant.tunnels.iter().find(same).or(grant.tunnels.first());
-        let service = *tunnel.context("its rule demands a sealed tunnel, but the policy names none for its verifier")?;
+        let service =
+            *tunnel.context("its rule demands a sealed tunnel, but the policy names none for its verifier")?;
         if self.granted.insert(to) {
             self.seal(maps)?;
         }
@@ -157,7 +163,6 @@ impl Sealed {
             pump.wake();
         }
     }
-
 
     /// Starts the device and the tunnels' thread, unless that is done.
     pub fn start(&mut self, maps: &Maps) -> Result<&Pump<AgentEnd>> {

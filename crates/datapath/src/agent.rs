@@ -13,8 +13,8 @@ use libbpf_rs::{MapHandle, PerfBuffer};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use wire::map::{
-    AgentConfig, AuthorityEnd, Conversation, FlowKey, GrantEntry, GrantSlot, HeldHeader, Owner, Services, Steering, TakenKey,
-    agent_counter,
+    AgentConfig, AuthorityEnd, Conversation, FlowKey, GrantEntry, GrantSlot, HeldHeader, Owner, Services, Steering,
+    TakenKey, agent_counter,
 };
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.bpf.o"));

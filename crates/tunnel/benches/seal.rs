@@ -37,8 +37,14 @@ struct Lane {
 /// Returns the seconds that the processors have worked since boot, for anything.
 fn busy() -> Result<f64> {
     let stat = std::fs::read_to_string("/proc/stat")?;
-    let fields: Vec<f64> =
-        stat.lines().next().context("/proc/stat")?.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
+    let fields: Vec<f64> = stat
+        .lines()
+        .next()
+        .context("/proc/stat")?
+        .split_whitespace()
+        .skip(1)
+        .filter_map(|word| word.parse().ok())
+        .collect();
     // All but idle and iowait, in ticks of 10 ms.
     Ok((fields.iter().take(8).sum::<f64>() - fields[3] - fields[4]) / 100.0)
 }
@@ -79,7 +85,8 @@ impl Lane {
     fn wireguard() -> Result<Self> {
         let (client, router, server) = stage::network(false);
         let mut alive: Vec<Box<dyn std::any::Any>> = vec![Box::new(router)];
-        let key = || -> Result<String> { Ok(lab::process::output(Command::new("wg").arg("genkey"))?.trim().to_owned()) };
+        let key =
+            || -> Result<String> { Ok(lab::process::output(Command::new("wg").arg("genkey"))?.trim().to_owned()) };
         let keys = [key()?, key()?];
         let public = |private: &str| -> Result<String> {
             let command = format!("echo {private} | wg pubkey");
@@ -114,10 +121,9 @@ impl Lane {
         let mut alive: Vec<Box<dyn std::any::Any>> = vec![Box::new(router)];
         let key = server.dir().join("static.key");
         lab::process::output(Command::new("openvpn").args(["--genkey", "secret"]).arg(&key))?;
-        for (end, ours, theirs, extra) in [
-            (&server, "10.98.0.2", "10.98.0.1", vec![]),
-            (&client, "10.98.0.1", "10.98.0.2", vec!["--remote", SERVER]),
-        ] {
+        for (end, ours, theirs, extra) in
+            [(&server, "10.98.0.2", "10.98.0.1", vec![]), (&client, "10.98.0.1", "10.98.0.2", vec!["--remote", SERVER])]
+        {
             let mut openvpn = end.command("openvpn");
             openvpn.args(["--dev", "ovpnb", "--dev-type", "tun", "--port", "4502", "--ifconfig", ours, theirs]);
             openvpn.args(["--cipher", "AES-256-CBC", "--auth", "SHA256", "--secret"]).arg(&key).args(extra);
@@ -151,7 +157,8 @@ fn main() -> Result<()> {
             }
         }
         let yard = |of: usize, get: fn(&Measured) -> f64| Yardstick::new(measured[of].iter().map(get).collect());
-        let middle = |of: usize, get: fn(&Measured) -> f64| measure::median(&measured[of].iter().map(get).collect::<Vec<_>>());
+        let middle =
+            |of: usize, get: fn(&Measured) -> f64| measure::median(&measured[of].iter().map(get).collect::<Vec<_>>());
         let (rate, cpu): (fn(&Measured) -> f64, fn(&Measured) -> f64) = (|one| one.rate, |one| one.cpu);
         let name = |what: &str| format!("seal.{what}.{streams}");
         figures.add(&name("encrypt.throughput"), "Mbit/s", middle(1, rate), &yard(3, rate), Bound::AtLeast(3.0));

@@ -153,7 +153,13 @@ impl AgentEnd {
 
     /// Reports whether a tunnel may bring this packet: it comes from a destination that the tunnel is for, and is sealed
     /// as demanded. Without ports (fragments, ICMP), any destination at the address will do, at its demand.
-    fn may_bring(&self, key: Key, packet: &[u8], layout: &Layout, (treatment, suite): (Treatment, wire::seal::Suite)) -> bool {
+    fn may_bring(
+        &self,
+        key: Key,
+        packet: &[u8],
+        layout: &Layout,
+        (treatment, suite): (Treatment, wire::seal::Suite),
+    ) -> bool {
         let address = layout.source(packet);
         if layout.payload > layout.transport {
             let from = Destination { address, protocol: layout.protocol, port: layout.ports(packet).0 };

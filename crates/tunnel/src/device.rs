@@ -37,7 +37,8 @@ impl Device {
     /// If the kernel has no TUN driver, the process isn't root, or there is such a device already.
     pub fn new(name: &str, mtu: u32) -> Result<Self> {
         let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun");
-        let file = opened.context("cannot open /dev/net/tun: sealed tunnels need the kernel's `tun` driver, and root")?;
+        let file =
+            opened.context("cannot open /dev/net/tun: sealed tunnels need the kernel's `tun` driver, and root")?;
         let mut request = request(name)?;
         request.ifr_ifru.ifru_flags =
             (libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_TUN_EXCL) as libc::c_short;

@@ -124,9 +124,7 @@ impl Inside {
 fn nth(network: &IpNet, number: u128) -> IpAddr {
     match network {
         IpNet::V4(network) => std::net::Ipv4Addr::from(u32::from(network.network()).wrapping_add(number as u32)).into(),
-        IpNet::V6(network) => {
-            std::net::Ipv6Addr::from(u128::from(network.network()).wrapping_add(number)).into()
-        }
+        IpNet::V6(network) => std::net::Ipv6Addr::from(u128::from(network.network()).wrapping_add(number)).into(),
     }
 }
 

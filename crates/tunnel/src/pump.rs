@@ -68,13 +68,7 @@ pub trait End: Send {
     type Tunnel: Copy + PartialEq;
 
     /// Decides about a frame from the device, and may change its addresses. `None` drops it.
-    fn route(
-        &mut self,
-        packet: &mut [u8],
-        layout: &Layout,
-        virtio: Virtio,
-        times: Times,
-    ) -> Option<Way<Self::Tunnel>>;
+    fn route(&mut self, packet: &mut [u8], layout: &Layout, virtio: Virtio, times: Times) -> Option<Way<Self::Tunnel>>;
 
     /// Seals a packet of the frame that was routed last, and appends it to `out`; `false` if it can't be sent.
     fn seal(&mut self, tunnel: Self::Tunnel, parts: [&[u8]; 2], partial: bool, times: Times, out: &mut Batch) -> bool;
@@ -133,8 +127,9 @@ impl<E: End + 'static> Pump<E> {
     /// # Errors
     /// If there can be no thread.
     pub fn start(device: Device, socket: Socket, end: E) -> Result<Self> {
-        let wake = EventFd::from_flags(nix::sys::eventfd::EfdFlags::EFD_NONBLOCK | nix::sys::eventfd::EfdFlags::EFD_CLOEXEC)
-            .context("cannot make an event descriptor")?;
+        let wake =
+            EventFd::from_flags(nix::sys::eventfd::EfdFlags::EFD_NONBLOCK | nix::sys::eventfd::EfdFlags::EFD_CLOEXEC)
+                .context("cannot make an event descriptor")?;
         let shared =
             Arc::new(Shared { end: Mutex::new(end), stop: AtomicBool::new(false), wake, counts: Counts::default() });
         let running = shared.clone();

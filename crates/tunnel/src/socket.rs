@@ -128,8 +128,13 @@ impl Socket {
         for run in batch.runs() {
             let most = run.segment * self.state.max_gso_segments();
             for bytes in run.bytes.chunks(most) {
-                let transmit =
-                    Transmit { destination: self.mapped(to), ecn: None, contents: bytes, segment_size: Some(run.segment), src_ip: source };
+                let transmit = Transmit {
+                    destination: self.mapped(to),
+                    ecn: None,
+                    contents: bytes,
+                    segment_size: Some(run.segment),
+                    src_ip: source,
+                };
                 if let Err(error) = self.send_one(&transmit) {
                     if quinn_udp_too_long(&error) {
                         self.paths.remove(&to.ip());
@@ -144,7 +149,13 @@ impl Socket {
 
     /// Sends one datagram.
     pub fn send_single(&mut self, datagram: &[u8], to: SocketAddr, source: Option<IpAddr>) {
-        let transmit = Transmit { destination: self.mapped(to), ecn: None, contents: datagram, segment_size: None, src_ip: source };
+        let transmit = Transmit {
+            destination: self.mapped(to),
+            ecn: None,
+            contents: datagram,
+            segment_size: None,
+            src_ip: source,
+        };
         if let Err(error) = self.send_one(&transmit) {
             tracing::debug!(%to, "cannot send a message of the tunnel: {error}");
         }
@@ -214,13 +225,7 @@ fn path_mtu(to: SocketAddr) -> Option<usize> {
         if to.is_ipv4() { (libc::IPPROTO_IP, libc::IP_MTU) } else { (libc::IPPROTO_IPV6, libc::IPV6_MTU) };
     // SAFETY: the option's value is an int that lives through the call, and so does its length.
     let done = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            level,
-            option,
-            std::ptr::from_mut(&mut mtu).cast(),
-            &mut length,
-        )
+        libc::getsockopt(socket.as_raw_fd(), level, option, std::ptr::from_mut(&mut mtu).cast(), &mut length)
     };
     if done == 0 { usize::try_from(mtu).ok() } else { None }
 }

@@ -160,13 +160,7 @@ fn token_handle(packet: &[u8]) -> Option<Handle> {
 impl<K: Knowledge> End for VerifierEnd<K> {
     type Tunnel = TunnelId;
 
-    fn route(
-        &mut self,
-        packet: &mut [u8],
-        layout: &Layout,
-        virtio: Virtio,
-        (now, _): Times,
-    ) -> Option<Way<TunnelId>> {
+    fn route(&mut self, packet: &mut [u8], layout: &Layout, virtio: Virtio, (now, _): Times) -> Option<Way<TunnelId>> {
         let inside = layout.destination(packet);
         let client = self.inside.client(inside)?;
         let tunnel = self.responder.of(client.holder)?;

@@ -3,13 +3,13 @@
 
 mod stage;
 
+use engine::model::Treatment::{Authenticate, Encrypt};
 use lab::Capture;
 use stage::{SERVER, SERVER6, Stage, demand, key};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use engine::model::Treatment::{Authenticate, Encrypt};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;

@@ -77,7 +77,6 @@ impl Sealed {
         &self.tunnels
     }
 
-
     /// Has the tunnels of revoked grants and ended sessions closed now.
     pub fn recheck(&self) {
         self.pump.wake();

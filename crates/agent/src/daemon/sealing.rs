@@ -33,7 +33,12 @@ mod with_tunnels {
         }
 
         /// Prepares the way of a grant's packets before the first of them is sent.
-        pub(in crate::daemon) fn note_answer(&mut self, subject: Subject, id: FetchId, answer: &Result<Grant, Refusal>) {
+        pub(in crate::daemon) fn note_answer(
+            &mut self,
+            subject: Subject,
+            id: FetchId,
+            answer: &Result<Grant, Refusal>,
+        ) {
             let Some(to) = self.sealing.asked.remove(&id) else { return };
             if !self.agent.awaits(subject, id) {
                 return;

@@ -158,9 +158,7 @@ impl Initiator {
                 let attempt = self.attempt.as_ref().map(|attempt| attempt.initiation.index);
                 response.is_some_and(|response| Some(response.to) == attempt)
             }
-            Some(Message::Unknown(unknown)) => {
-                links().any(|link| link.may_have_sealed(unknown.index, unknown.counter))
-            }
+            Some(Message::Unknown(unknown)) => links().any(|link| link.may_have_sealed(unknown.index, unknown.counter)),
             Some(Message::Initiation(_)) | None => false,
         }
     }

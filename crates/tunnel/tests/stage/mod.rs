@@ -88,7 +88,8 @@ pub fn terms(account: u32) -> Terms {
 
 /// Builds the network: client, router, server.
 pub fn network(with_nat: bool) -> (Namespace, Namespace, Namespace) {
-    let [client, router, server] = ["client", "router", "server"].map(|role| Namespace::new(role).expect("a namespace"));
+    let [client, router, server] =
+        ["client", "router", "server"].map(|role| Namespace::new(role).expect("a namespace"));
     let cable = |a: &Namespace, device, addresses, b: &Namespace, other, theirs| {
         veth(a, device, addresses, b, other, theirs).expect("a cable");
     };
@@ -146,7 +147,10 @@ impl Stage {
         for family in ["-4", "-6"] {
             let to = if family == "-4" { "10.1.0.1" } else { "fd01::1" };
             let server = if family == "-4" { SERVER } else { SERVER6 };
-            for rule in [format!("to {server} ipproto udp dport 4500 lookup main pref 10"), format!("to {server} lookup 77 pref 11")] {
+            for rule in [
+                format!("to {server} ipproto udp dport 4500 lookup main pref 10"),
+                format!("to {server} lookup 77 pref 11"),
+            ] {
                 self.client.ip(&format!("{family} rule add {rule}")).expect("a rule");
             }
             self.client.ip(&format!("{family} route add {server} dev vs-seal src {to} table 77")).expect("a route");
