@@ -326,7 +326,10 @@ impl Daemon {
         match output {
             Output::SetOwner(owner, subject) => maps.owners.set(&owner, &subject.number())?,
             Output::RemoveOwner(owner) => maps.owners.remove(&owner)?,
-            Output::Write(slot, entry) => maps.grants.set(&slot, &entry)?,
+            Output::Write(slot, entry) => {
+                maps.grants.set(&slot, &entry)?;
+                self.note_entry(&slot, &entry);
+            }
             Output::Remove(slot) => maps.grants.remove(&slot)?,
             Output::Protect(entries) => self.kernel.protect(&entries)?,
             Output::SetClock(offset) => maps.set_clock(offset)?,

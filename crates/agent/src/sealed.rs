@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 use tunnel::{AgentEnd, Device, Key, Leg, Pump, Socket, route, times};
-use wire::Destination;
-use wire::map::Services;
+use wire::map::{GrantEntry, GrantSlot, Services};
 use wire::packet::UDP;
+use wire::{Destination, Flags, GrantHeader, Handle};
 
 /// Name of the device: one agent of a network namespace can have tunnels.
 pub const DEVICE: &str = "vs-seal";
@@ -41,7 +41,18 @@ pub struct Sealed {
     demanded: BTreeMap<Subject, Vec<Receiver>>,
     /// Destinations whose grant demands sealed packets, also those that the authority's list did not show yet.
     granted: BTreeSet<Destination>,
+    /// What an earlier process steered, until every session's list is known.
+    inherited: Option<Vec<Receiver>>,
+    /// Grants that demand a tunnel, by handle.
+    grants: BTreeMap<Handle, Held>,
     services: BTreeMap<(Subject, SocketAddr), Wanted>,
+}
+
+/// A grant that demands a tunnel.
+struct Held {
+    sealing: Sealing,
+    tunnels: Vec<SocketAddr>,
+    expires: u32,
 }
 
 /// A tunnel that flows want.
@@ -71,7 +82,10 @@ impl Sealed {
             self.services.entry((subject, *tunnel)).or_insert(wanted);
         }
         // Until every session's list is known, entries of an earlier process stay, too.
-        if self.demanded.len() >= sessions { self.seal(maps) } else { Ok(()) }
+        if self.demanded.len() >= sessions {
+            self.inherited = Some(Vec::new());
+        }
+        self.seal(maps)
     }
 
     /// Forgets a person's list, after a logout.
@@ -81,14 +95,15 @@ impl Sealed {
         self.seal(maps)
     }
 
-    fn seal(&self, maps: &Maps) -> Result<()> {
+    fn seal(&mut self, maps: &Maps) -> Result<()> {
         let of_grant = |to: &Destination| Receiver {
             name: "granted".into(),
             prefix: IpNet::from(to.address),
             services: vec![Service { protocol: to.protocol, first_port: to.port, last_port: to.port }],
         };
-        let receivers: Vec<_> =
-            self.demanded.values().flatten().cloned().chain(self.granted.iter().map(of_grant)).collect();
+        let inherited = self.inherited.get_or_insert_with(|| maps.sealed().iter().filter_map(inherited).collect());
+        let listed = self.demanded.values().flatten().chain(&*inherited).cloned();
+        let receivers: Vec<_> = listed.chain(self.granted.iter().map(of_grant)).collect();
         let entries: Vec<(IpAddr, u8, Services)> = protected::widened(receivers.iter())
             .into_iter()
             .map(|entry| (entry.prefix.addr(), entry.prefix.prefix_len(), entry.services))
@@ -98,14 +113,36 @@ impl Sealed {
 
     /// Takes a grant whose rule demands a tunnel: from now on packets to its destination have a way.
     pub fn granted(&mut self, maps: &Maps, subject: Subject, to: Destination, grant: &Grant) -> Result<()> {
+        let Secret::Grant(header, _) = &grant.secret else { return Ok(()) };
+        let unix = times().1;
+        self.grants.retain(|_, held| held.expires > unix);
+        let held = Held { sealing: grant.sealing, tunnels: grant.tunnels.clone(), expires: header.expires };
+        self.grants.insert(header.handle, held);
+        self.lead(maps, subject, to, header.handle)
+    }
+
+    /// Called when a grant gets another destination of those that it covers.
+    pub fn placed(&mut self, maps: &Maps, slot: &GrantSlot, entry: &GrantEntry) -> Result<()> {
+        let Ok(header) = GrantHeader::decode(&entry.header) else { return Ok(()) };
+        if !header.flags.has(Flags::SEALED) || entry.plain != 0 {
+            return Ok(());
+        }
+        // A slot has the number of a user's subject, which is not 0.
+        let Some(user) = slot.subject.checked_sub(1) else { return Ok(()) };
+        self.lead(maps, Subject::of_user(user), slot.destination(), header.handle)
+    }
+
+    /// Leads packets to a destination into the tunnel of a grant.
+    fn lead(&mut self, maps: &Maps, subject: Subject, to: Destination, grant: Handle) -> Result<()> {
+        let Some(Held { sealing, tunnels, .. }) = self.grants.get(&grant) else { return Ok(()) };
+        let sealing = *sealing;
         let same = |tunnel: &&SocketAddr| tunnel.is_ipv4() == to.address.is_ipv4();
-        let tunnel = grant.tunnels.iter().find(same).or(grant.tunnels.first());
+        let tunnel = tunnels.iter().find(same).or(tunnels.first());
         let service =
             *tunnel.context("its rule demands a sealed tunnel, but the policy names none for its verifier")?;
         if self.granted.insert(to) {
             self.seal(maps)?;
         }
-        let sealing = grant.sealing;
         self.services.entry((subject, service)).or_insert(Wanted { sealing, expires: 0, asked: None });
         let key = Key { subject: subject.number(), service };
         self.start(maps)?.end().set_leg(to, Leg { tunnel: key, demand: sealing });
@@ -184,4 +221,16 @@ impl Sealed {
         }
         self.running.as_ref().context("the tunnels' thread has just been started")
     }
+}
+
+/// Returns an entry of the kernel's table as a receiver.
+fn inherited((address, length, services): &(IpAddr, u8, Services)) -> Option<Receiver> {
+    let spans = services.spans.iter().take(services.count as usize);
+    let service = |span: &wire::map::Service| Service {
+        protocol: span.protocol,
+        first_port: span.first_port,
+        last_port: span.last_port,
+    };
+    let prefix = IpNet::new(*address, *length).ok()?;
+    Some(Receiver { name: "inherited".into(), prefix, services: spans.map(service).collect() })
 }

@@ -161,6 +161,11 @@ impl Agent {
         self.sealed.replace(entries)
     }
 
+    /// Returns the prefixes whose packets go into the tunnel or nowhere.
+    pub fn sealed(&self) -> Vec<(IpAddr, u8, Services)> {
+        self.sealed.entries()
+    }
+
     /// Returns what the programs know of the tunnel.
     pub fn steering(&self) -> Result<Steering> {
         Ok(self.steering.get(&0)?.unwrap_or_default())

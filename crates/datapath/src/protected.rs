@@ -90,6 +90,15 @@ impl Sealed {
         Ok(Self { four: object.table("sealed4")?, six: object.table("sealed6")? })
     }
 
+    /// Returns the sealed prefixes.
+    pub(crate) fn entries(&self) -> Vec<(IpAddr, u8, Services)> {
+        let four = self.four.entries().into_iter();
+        let four = four.map(|(key, services)| (IpAddr::from(key.address), key.length as u8, services));
+        let six = self.six.entries().into_iter();
+        let six = six.map(|(key, services)| (IpAddr::from(key.address), key.length as u8, services));
+        four.chain(six).collect()
+    }
+
     /// Makes exactly these prefixes (address, length, services) the sealed ones: new ones are added before old ones are
     /// removed.
     pub(crate) fn replace(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {

@@ -228,27 +228,23 @@ impl End for AgentEnd {
         &mut self,
         from: SocketAddr,
         _: Option<IpAddr>,
-        mut datagram: &'d mut [u8],
+        datagram: &'d mut [u8],
         times: Times,
         replies: &mut Vec<Message>,
     ) -> Option<Opened<'d>> {
-        let mut found = None;
-        for (key, tunnel) in self.tunnels.iter_mut().filter(|(key, _)| key.service == from) {
-            // Only the tunnel that knows the index changes the datagram.
-            let (now, attempt) = (times, tunnel.initiator.knows(datagram));
-            if attempt {
-                let done = tunnel.initiator.receive(datagram, now, &mut Random);
-                if done.is_ok() {
-                    tunnel.received = times.0;
-                }
-                let waiting = tunnel.initiator.poll(times, &mut Random);
-                replies.extend(waiting.into_iter().map(|datagram| Message { to: from, source: None, datagram }));
-                found = Some((*key, done));
-                break;
-            }
-            datagram = &mut *datagram;
+        // Several people of this machine may have a tunnel to one verifier: the index tells whose a datagram is.
+        let mut at_service = self.tunnels.iter_mut().filter(|(key, _)| key.service == from);
+        let Some((key, tunnel)) = at_service.find(|(_, tunnel)| tunnel.initiator.knows(datagram)) else {
+            self.note(Dropped::NoTunnel);
+            return None;
+        };
+        let key = *key;
+        let received = tunnel.initiator.receive(datagram, times, &mut Random);
+        if received.is_ok() {
+            tunnel.received = times.0;
         }
-        let (key, received) = found?;
+        let waiting = tunnel.initiator.poll(times, &mut Random);
+        replies.extend(waiting.into_iter().map(|datagram| Message { to: from, source: None, datagram }));
         let received = match received {
             Ok(received) => received,
             Err(why) => {

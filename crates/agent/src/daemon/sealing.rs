@@ -5,6 +5,7 @@ use api::SealedDestinations;
 use engine::agent::{FetchId, Refusal, Subject};
 use engine::model::{Grant, Receiver};
 use wire::Destination;
+use wire::map::{GrantEntry, GrantSlot};
 
 #[cfg(feature = "seal")]
 pub(super) use with_tunnels::Sealing;
@@ -51,6 +52,13 @@ mod with_tunnels {
                 tracing::error!(to = ?to, "no sealed tunnel, and packets are dropped: {error:#}");
             }
             self.tend_tunnels();
+        }
+
+        /// Prepares the way of packets to a further destination of a grant.
+        pub(in crate::daemon) fn note_entry(&mut self, slot: &GrantSlot, entry: &GrantEntry) {
+            if let Err(error) = self.sealing.sealed.placed(self.kernel.maps(), slot, entry) {
+                tracing::error!(to = ?slot.destination(), "no sealed tunnel, and packets are dropped: {error:#}");
+            }
         }
 
         pub(in crate::daemon) fn note_destinations(
@@ -119,6 +127,8 @@ impl Daemon {
     pub(super) fn note_fetch(&self, _: FetchId, _: Destination) {}
 
     pub(super) fn note_answer(&self, _: Subject, _: FetchId, _: &Result<Grant, Refusal>) {}
+
+    pub(super) fn note_entry(&self, _: &GrantSlot, _: &GrantEntry) {}
 
     pub(super) fn note_destinations(&self, _: Subject, _: &[Receiver], _: &SealedDestinations) {}
 
