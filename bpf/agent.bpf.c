@@ -535,17 +535,11 @@ SEC("tc")
 int insert(struct __sk_buff *skb)
 {
 	struct steering *steering = steers();
-	int verdict, sealed = 0;
+	int verdict, sealed;
 
-	if (steering) {
-		/* The packet has been here before. */
-		if (skb->ifindex == steering->device)
-			return TC_ACT_UNSPEC;
-		/* The tunnel's own packets have their tokens from user space. */
-		if (skb->sk && steering->cookie && bpf_get_socket_cookie(skb) == steering->cookie)
-			return leave(AGENT_OTHER);
-		sealed = is_sealed(skb, config.link_header, 0);
-	}
+	if (steering && is_tunnels_own(skb, steering))
+		return TC_ACT_UNSPEC;
+	sealed = steering && is_sealed(skb, config.link_header, 0);
 	verdict = insert_token(skb);
 	if (!sealed || verdict != TC_ACT_UNSPEC)
 		return verdict;

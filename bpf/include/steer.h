@@ -78,3 +78,11 @@ static __always_inline struct steering *steers(void)
 
 	return found && found->seals ? found : 0;
 }
+
+/* Reports whether a packet has been steered before, or is one of the tunnel's own, whose tokens user space makes. */
+static __always_inline int is_tunnels_own(context *ctx, const struct steering *steering)
+{
+	if (ctx->ifindex == steering->device)
+		return 1;
+	return ctx->sk && steering->cookie && bpf_get_socket_cookie(ctx) == steering->cookie;
+}

@@ -3,6 +3,8 @@
 //! Only the holder of a valid grant can make the verifier store anything. Tunnels, and the tags that stop replays, are
 //! limited per account. A full table refuses new entries and evicts none.
 
+mod roaming;
+
 use super::limits::Limits;
 use super::link::{Agreed, Link, Opened};
 use super::phase::Phase;
@@ -581,42 +583,5 @@ impl Responder {
                 self.accounts.remove(&tunnel.holder.account());
             }
         }
-    }
-}
-
-impl Tunnel {
-    /// Size of a tunnel in bytes, without the memory it points to: windows, handshake state, cached keys.
-    #[cfg(test)]
-    pub(super) const SIZE: usize = size_of::<Self>();
-
-    /// Follows an initiator that has moved (wire.md §9.11): returns a ping that the initiator has to answer from its
-    /// new address.
-    fn moved(
-        &mut self,
-        from: SocketAddr,
-        is_newest: bool,
-        pong: Option<[u8; 8]>,
-        now: Millis,
-        chance: &mut dyn Chance,
-    ) -> Option<Vec<u8>> {
-        if from == self.address || self.is_bound && from.ip() != self.address.ip() {
-            return None;
-        }
-        if let (Some((to, nonce, _)), Some(answer)) = (self.challenge, pong)
-            && to == from
-            && nonce == answer
-        {
-            self.address = from;
-            self.challenge = None;
-            return None;
-        }
-        let sent = self.challenge.map_or(0, |challenge| challenge.2);
-        if !is_newest || self.challenge.is_some() && now.saturating_sub(sent) < CHALLENGE {
-            return None;
-        }
-        let [a, b, c, d, e, f, g, h, ..] = chance.bytes();
-        let bytes = [a, b, c, d, e, f, g, h];
-        self.challenge = Some((from, bytes, now));
-        self.link.said(&Control::Ping(bytes), now)
     }
 }
