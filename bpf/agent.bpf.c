@@ -18,10 +18,11 @@
 #include "steer.h"
 
 enum { UDP_TOKEN_EVERY = 15 /* seconds, wire.md §4.1 */ };
-/* A verifier may keep a flow for this long after its last datagram; until then its ports belong to its subject. */
+/* A verifier may keep a flow for this long after its last datagram. Until then, the flow's ports belong to the
+ * subject that used them. */
 enum { UDP_OWNED = 90 /* seconds */ };
 enum { CGROUP_LEVELS = 8 };
-/* Bytes of a token (§3), which follows the magic in a block. */
+/* Bytes of a token (§3), which follows the magic number in a block. */
 enum { TOKEN_LEN = TAIL_LEN - 4 };
 
 const volatile struct agent_config config SEC(".rodata.config") = {};
@@ -81,7 +82,7 @@ struct {
 	__type(value, struct conversation);
 } conversations SEC(".maps");
 
-/* Cookie of the socket through which user space sends held packets again; the mark of such a packet is its subject. */
+/* Cookie of the socket through which user space sends queued packets again; the mark of such a packet is its subject. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -169,9 +170,9 @@ static __noinline __u32 subject_of(context *ctx)
 	return subject ? *subject : 0;
 }
 
-static __noinline int hold(context *ctx, const struct grant_slot *slot)
+static __noinline int queue(context *ctx, const struct grant_slot *slot)
 {
-	struct held_header header = {
+	struct queued_header header = {
 		.slot = *slot,
 		.interface = ctx->ifindex,
 		.length = ctx->len,
@@ -184,11 +185,11 @@ static __noinline int hold(context *ctx, const struct grant_slot *slot)
 		header.vlan_proto = ctx->vlan_proto;
 		header.vlan_tci = ctx->vlan_tci;
 	}
-	if (length > HELD_MAX)
-		length = HELD_MAX;
-	if (bpf_perf_event_output(ctx, &held, BPF_F_CURRENT_CPU | length << 32, &header, sizeof(header)))
-		return refuse(AGENT_HOLD_FAILED);
-	leave(AGENT_HELD);
+	if (length > QUEUED_MAX)
+		length = QUEUED_MAX;
+	if (bpf_perf_event_output(ctx, &queued, BPF_F_CURRENT_CPU | length << 32, &header, sizeof(header)))
+		return refuse(AGENT_QUEUE_FAILED);
+	leave(AGENT_QUEUED);
 	if (!config.tcx)
 		return TC_ACT_STOLEN;
 	/* TCX does not support TC_ACT_STOLEN: the packet is redirected to the loopback interface, which drops packets
@@ -321,8 +322,8 @@ static __noinline int go_ahead(context *ctx, const struct packet *p, struct work
 
 	if (load(ctx, p->transport, &udp, sizeof(udp)))
 		return -1;
-	/* If the network card completes the checksum, a change outside the pseudo-header does not alter the field: a
-	 * probe. */
+	/* A probe: if the network card completes the checksum, this call, which reports a change outside the
+	 * pseudo-header, leaves the field as it is. */
 	before = udp.checksum;
 	if (bpf_l4_csum_replace(ctx, field, 0, 1, 0) || load(ctx, field, &probed, 2))
 		return -1;
@@ -438,9 +439,9 @@ static __always_inline int udp_needs_token(const struct packet *p, struct conver
 					   __u32 time)
 {
 	if (!conversation || conversation->subject != subject) {
-		struct conversation fresh = { .token = time, .subject = subject, .seen = time };
+		struct conversation new_flow = { .token = time, .subject = subject, .seen = time };
 
-		bpf_map_update_elem(&conversations, &p->flow, &fresh, BPF_ANY);
+		bpf_map_update_elem(&conversations, &p->flow, &new_flow, BPF_ANY);
 		return 1;
 	}
 	if (conversation->answered && (__s32)(time - conversation->token) < UDP_TOKEN_EVERY)
@@ -491,7 +492,7 @@ static __always_inline int insert_token(struct __sk_buff *skb)
 	    (p.flow.protocol != IP_TCP || (p.tcp_flags & (TCP_SYN | TCP_ACK)) != TCP_SYN || p.fragment))
 		return leave(AGENT_OTHER);
 	if (asks_for_key(&p)) {
-		if (is_asked(&p.flow))
+		if (has_asked(&p.flow))
 			return leave(AGENT_OTHER);
 		return offer(skb, &p) ? refuse(AGENT_FAILED) : leave(AGENT_SUPPORT);
 	}
@@ -507,7 +508,8 @@ static __always_inline int insert_token(struct __sk_buff *skb)
 	time = now();
 	if (p.flow.protocol == IP_UDP)
 		conversation = bpf_map_lookup_elem(&conversations, &p.flow);
-	/* Checked first: a payload that only looks like a block passes the verifier on an admitted flow. */
+	/* Checked before has_block: on an admitted flow, the verifier also passes a payload that only looks like a
+	 * block. */
 	if (conversation && is_rider(conversation, slot.subject, time))
 		return refuse(AGENT_RIDER);
 	if (has_block(skb, &p))
@@ -520,11 +522,11 @@ static __always_inline int insert_token(struct __sk_buff *skb)
 	__builtin_memcpy(slot.address, p.flow.server, 16);
 	grant = bpf_map_lookup_elem(&grants, &slot);
 	if (!grant || grant->until <= time)
-		return hold(skb, &slot);
+		return queue(skb, &slot);
 	if (grant->plain)
 		return leave(AGENT_PLAIN);
 	if (grant->suite == SUITE_SHA224 && is_used_up(grant))
-		return hold(skb, &slot);
+		return queue(skb, &slot);
 	if (p.flow.protocol == IP_UDP && !udp_needs_token(&p, conversation, slot.subject, time))
 		return leave(AGENT_CONVERSATION);
 	grant->used = time + grant->skew;
@@ -590,8 +592,8 @@ int notice(struct __sk_buff *skb)
 	conversation = bpf_map_lookup_elem(&conversations, &key);
 	if (conversation)
 		conversation->answered = 1;
-	if (config.hear && p.flow.client_port == bpf_htons(DNS_PORT))
-		hear(skb, &p);
+	if (config.overhear && p.flow.client_port == bpf_htons(DNS_PORT))
+		overhear(skb, &p);
 	return TC_ACT_UNSPEC;
 }
 

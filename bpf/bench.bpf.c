@@ -71,7 +71,7 @@ static __always_inline void forget(context *ctx, const struct feed *feed)
 	load(ctx, ETHER_LEN + IPV4_LEN, &key.client_port, 4);
 	bpf_map_delete_elem(&flows4, &key);
 	if (pair_handle) {
-		/* Nonces are numbered as the frames are. */
+		/* The frames' nonces are numbered in the order of the frames. */
 		used = (feed->next - 1) % (feed->frames ?: 1) >> 6;
 		known = bpf_map_lookup_elem(&ls_grants, &pair_handle);
 		if (known)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Redirects every frame of an interface to the process that judges it. Drops the frame if no process is attached. */
+/* Redirects every frame of an interface to the process that verifies it. Drops the frame if no process is attached. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 

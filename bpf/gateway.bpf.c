@@ -59,25 +59,25 @@ static __always_inline void note_answer(struct flow *flow, const struct packet *
 
 __noinline int note_opened(const struct flow_key *answers, const struct packet *p)
 {
-	struct flow fresh = { .origin = FROM_INSIDE };
+	struct flow new_flow = { .origin = FROM_INSIDE };
 	__u32 zero = 0, *used = bpf_map_lookup_elem(&outbound, &zero);
 	struct flow_key key;
 
 	if (!answers || !p || !used)
 		return 0;
 	key = *answers;
-	fresh.since = p->time;
-	fresh.seen = p->time;
+	new_flow.since = p->time;
+	new_flow.seen = p->time;
 	if (p->flow.protocol == IP_TCP)
-		begin_outbound(&fresh, p);
+		begin_outbound(&new_flow, p);
 	if (!take_share(&key)) {
 		count(OUTBOUND_FULL);
 		return 0;
 	}
-	if (__sync_fetch_and_add(used, 1) < config.max_outbound && !put_flow(&key, &fresh, BPF_NOEXIST)) {
+	if (__sync_fetch_and_add(used, 1) < config.max_outbound && !put_flow(&key, &new_flow, BPF_NOEXIST)) {
 		count(OUTBOUND);
-		if (config.tells_flows)
-			tell_flow(&key);
+		if (config.advertises_flows)
+			advertise_flow(&key);
 		return 0;
 	}
 	__sync_fetch_and_sub(used, 1);
@@ -118,7 +118,7 @@ static __always_inline int note(context *ctx, struct packet *p)
 }
 
 /* Fast path: reports whether this is one of the TCP packets, the majority, that change nothing about a flow. */
-static __always_inline int tells_nothing(context *ctx)
+static __always_inline int changes_nothing(context *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	struct ipv4 *ip = data + ETHER_LEN;
@@ -338,7 +338,7 @@ int outward(struct __sk_buff *ctx)
 	struct packet p;
 
 	bring_headers_near(ctx);
-	if (!has_pool() && tells_nothing(ctx))
+	if (!has_pool() && changes_nothing(ctx))
 		return TC_ACT_UNSPEC;
 	__builtin_memset(&p, 0, sizeof(p));
 	if (parse(ctx, &p, ETHER_LEN, 0) != FORM_WHOLE)
@@ -359,7 +359,7 @@ int own(struct __sk_buff *ctx)
 	if (ctx->ingress_ifindex)
 		return TC_ACT_UNSPEC;
 	bring_headers_near(ctx);
-	if (tells_nothing(ctx))
+	if (changes_nothing(ctx))
 		return TC_ACT_UNSPEC;
 	__builtin_memset(&p, 0, sizeof(p));
 	if (parse(ctx, &p, ETHER_LEN, 0) == FORM_WHOLE)
@@ -385,7 +385,6 @@ static __always_inline int come_in(context *ctx, struct packet *p)
 	if (!flow || flow->origin != BY_TOKEN)
 		return CONTINUE;
 	p->handle = flow->handle;
-	p->time = now();
 	if (!flow->inside) {
 		outcome = bind_flow(p, flow);
 		if (outcome != CONTINUE)
@@ -428,6 +427,7 @@ int inward(struct __sk_buff *ctx)
 	}
 	if (form != FORM_WHOLE)
 		return TC_ACT_UNSPEC;
+	p.time = now();
 	outcome = come_in(ctx, &p);
 	if (outcome == CONTINUE)
 		return TC_ACT_UNSPEC;

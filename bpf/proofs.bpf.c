@@ -6,7 +6,7 @@
 SEC("xdp.frags")
 int prove(struct xdp_md *ctx)
 {
-	int outcome = judge_proof(ctx);
+	int outcome = verify_proof(ctx);
 
 	count(outcome);
 	return outcome >= PASS_NOT_OURS ? XDP_PASS : XDP_DROP;

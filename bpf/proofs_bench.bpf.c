@@ -38,7 +38,7 @@ static __always_inline void put_back(context *ctx)
 /* Runs the decision on a steady flow, whose proof is remembered. */
 static __always_inline int again(context *ctx)
 {
-	int outcome = judge_proof(ctx);
+	int outcome = verify_proof(ctx);
 
 	count(outcome);
 	if (outcome < PASS_NOT_OURS)
@@ -84,7 +84,7 @@ static __always_inline int turn(context *ctx, int proves)
 
 	if (!feed || !current)
 		return XDP_ABORTED;
-	outcome = timed(ctx, proves ? judge_proof : 0, &feed->nanoseconds);
+	outcome = timed(ctx, proves ? verify_proof : 0, &feed->nanoseconds);
 	if (!proves)
 		return XDP_PASS;
 	if (outcome != PASS_TOKEN)

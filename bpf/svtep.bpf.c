@@ -6,7 +6,7 @@
  * there. */
 #include "skb.h"
 #include "proofs.h"
-#include "tunnel.h"
+#include "geneve.h"
 
 SEC("tc")
 int encapsulate(struct __sk_buff *ctx)
@@ -46,7 +46,7 @@ int decapsulate(struct __sk_buff *ctx)
 		near_len = ctx->len;
 	if ((long)ctx->data_end - (long)ctx->data < near_len)
 		bpf_skb_pull_data(ctx, near_len);
-	outcome = judge_and_tell(ctx, &plain);
+	outcome = verify_and_locate(ctx, &plain);
 	count(outcome);
 	if (outcome == PASS_NOT_OURS)
 		return TC_ACT_UNSPEC;

@@ -21,7 +21,7 @@ int admit_sealed(struct __sk_buff *ctx)
 	__builtin_memset(&p, 0, sizeof(p));
 	outcome = parse(ctx, &p, link_header, ctx->protocol);
 	p.flow.tunnel = 1;
-	outcome = judge(ctx, &p, outcome);
+	outcome = decide_parsed(ctx, &p, outcome);
 	/* The tunnel leads to what is protected, and to nothing else. */
 	if (outcome == PASS_NOT_OURS)
 		outcome = DROP_NO_TOKEN;

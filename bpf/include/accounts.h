@@ -16,11 +16,11 @@ struct {
 
 enum { TOKEN_WINDOW_SHIFT = 6 /* 64 s: the longest time a token can be valid */, TOKENS_PER_FLOW = 8 };
 
-/* Reports whether a count of tokens leaves room for another one, for something that may have this many flows.
+/* Reports whether a count of tokens leaves room for another token of a grant or account that may have this many flows.
  *
- * All counts are compared signed. A token may be refunded after another core has begun the next window, and the sweep
- * may remove an entry while another core counts in it: both take a count below 0 for a while. The product fits: the
- * settings allow 2^26 flows. */
+ * All counts are compared signed, because two things can take a count below 0 for a while: a token may be refunded
+ * after another core has begun the next window, and the sweep may remove an entry while another core counts in it.
+ * The product fits into 32 bits: the settings allow 2^26 flows. */
 static __always_inline int has_token_left(__u32 tokens, __u32 flows_max)
 {
 	return (__s32)tokens < (__s32)(flows_max * TOKENS_PER_FLOW);

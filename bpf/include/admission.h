@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Verifier state other than flows: grants in use, tokens seen, fragments (wire.md §6.3 to §6.6).
+/* Uses a valid token: charges its grant and account, and puts its flow into the table (wire.md §6.4).
  *
  * Every table is bounded. The verifier never evicts flows or grants to make room: a full table refuses new ones, so
  * that no client can push out another's. */
@@ -11,6 +11,7 @@
 #include "ls.h"
 #include "revoked.h"
 #include "received.h"
+#include "replays.h"
 #include "token.h"
 
 struct {
@@ -19,143 +20,6 @@ struct {
 	__type(key, __u64);
 	__type(value, struct grant_use);
 } grants SEC(".maps");
-
-/* First fragments of admitted flows. The oldest entries are evicted, and the later fragments of their datagrams are
- * then dropped: nothing passes because an entry is missing. To block another client's fragments, an attacker needs an
- * admitted flow and must send 4096 first fragments between that client's first fragment and the later ones, which
- * follow immediately. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
-	__type(key, struct flow_key); /* the ports hold the identification */
-	__type(value, __u32);
-} fragments SEC(".maps");
-
-/* First fragments to unprotected services. Unauthenticated senders can send these too, hence a separate table: they
- * evict no entry of an admitted flow. */
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 4096);
-	__type(key, struct flow_key);
-	__type(value, __u32);
-} open_fragments SEC(".maps");
-
-/* Used tokens, in buckets indexed by the tag. An entry holds the token's full timestamp and 32 other bits of the tag. A
- * slot becomes free when the clock check would reject its timestamp, and stays free, so the table needs no upkeep. A
- * bucket full of valid tokens rejects further ones. */
-enum { REPLAY_ENTRIES = 8, CLOCK_SET_BACK_MAX = 600 };
-
-struct replay_bucket {
-	__u64 entries[REPLAY_ENTRIES];
-};
-
-/* BPF_F_MMAPABLE because such maps start on a page boundary: each bucket is one cache line. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct replay_bucket);
-} replays SEC(".maps");
-
-/* Turns a fragment's flow key into the key of its datagram, in place: a second key would exceed the stack limit for
- * programs on Linux 6.1. */
-static __always_inline void to_fragment_key(struct flow_key *key, const struct packet *p)
-{
-	key->client_port = (__be16)(p->fragment_id >> 16);
-	key->server_port = (__be16)p->fragment_id;
-}
-
-enum { FRAGMENT_LIFE = 30 /* seconds, as Linux keeps fragments */ };
-
-static __always_inline int is_recent(const __u32 *time, __u32 now)
-{
-	/* Signed: the clock may have been set back since. */
-	return time && (__s32)(now - *time) <= FRAGMENT_LIFE;
-}
-
-/* Decides on a later fragment by the verdict on its first fragment. */
-static __always_inline int follow_fragment(const struct flow_key *key, __u32 now)
-{
-	if (is_recent(bpf_map_lookup_elem(&fragments, key), now))
-		return PASS_FLOW;
-	return is_recent(bpf_map_lookup_elem(&open_fragments, key), now) ? PASS_NOT_OURS : DROP_FRAGMENT;
-}
-
-static __always_inline struct replay_bucket *bucket_of(const struct token *token)
-{
-	__u64 hash = ((__u64)token->block.tag[0] << 32 | token->block.tag[1]) ^ config.replay_seed;
-	__u32 index = (hash * 0x9e3779b97f4a7c15ULL >> 32) & config.replay_mask;
-
-	return bpf_map_lookup_elem(&replays, &index);
-}
-
-/* Reports whether the clock check could still accept this token. If the clock is set back a little, entries stay,
- * because their timestamps become valid again. A slot that was never used holds time 0. */
-static __always_inline int is_valid_entry(__u64 entry, __u32 clock_now)
-{
-	return clock_now - (__u32)(entry >> 32) + CLOCK_SET_BACK_MAX <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX;
-}
-
-static __always_inline __u64 replay_entry(const struct token *token)
-{
-	return (__u64)bpf_ntohl(token->block.time) << 32 | token->block.tag[2];
-}
-
-/* Reports whether the token was used, without recording anything: replaying a token costs its grant nothing. */
-static __always_inline int was_used(const struct replay_bucket *bucket, __u64 entry)
-{
-	const volatile __u64 *entries = bucket->entries;
-	int used = 0;
-
-#pragma unroll
-	for (__u32 i = 0; i < REPLAY_ENTRIES; i++)
-		used |= entries[i] == entry;
-	return used;
-}
-
-enum { REPLAY_TRIES = 4 };
-
-/* Records the token; CONTINUE if it is new. Lock-free: each slot is read once, so cores that process copies of the same
- * token compete for the same free slot, and one of them wins. If a slot becomes free for one core a second before it
- * does for another, the cores may take different slots: each then finds the other's entry, and both copies are
- * rejected. A global function, because the kernel verifies those once, on their own; if inlined, every path through it
- * would be followed to the end of admission. */
-__noinline int first_use(struct replay_bucket *bucket, __u64 entry, __u32 clock_now)
-{
-	volatile __u64 *entries;
-
-	if (!bucket)
-		return DROP_FLOW_LIMIT;
-	entries = bucket->entries;
-	for (int try = 0; try < REPLAY_TRIES; try++) {
-		__u32 place = REPLAY_ENTRIES;
-		__u64 was = 0;
-
-#pragma unroll
-		for (__u32 i = 0; i < REPLAY_ENTRIES; i++) {
-			__u64 there = entries[i];
-
-			if (there == entry)
-				return DROP_REPLAYED;
-			if (place == REPLAY_ENTRIES && !is_valid_entry(there, clock_now)) {
-				place = i;
-				was = there;
-			}
-		}
-		if (place >= REPLAY_ENTRIES)
-			return DROP_FLOW_LIMIT;
-		if (__sync_val_compare_and_swap(&bucket->entries[place], was, entry) != was)
-			continue;
-#pragma unroll
-		for (__u32 i = 0; i < REPLAY_ENTRIES; i++) {
-			if (entries[i] == entry && i != place)
-				return DROP_REPLAYED;
-		}
-		return CONTINUE;
-	}
-	return DROP_FLOW_LIMIT;
-}
 
 static __always_inline int same_flow(const struct flow_key *one, const struct flow_key *other)
 {
@@ -208,7 +72,8 @@ static __always_inline int take_flow(struct grant_use *use, const struct flow_ke
 }
 
 /* Removes a flow that this core has claimed as STAGE_LEAVING, and releases its grant's count. Only the claiming core
- * removes the flow: another core could otherwise remove what a third has just put in its place. */
+ * removes the flow. If any core could, it might remove a new flow that yet another core has just put in the same
+ * place. */
 static __always_inline int remove_taken(const struct flow_key *key, struct flow *flow, __u32 state)
 {
 	__u64 handle = flow->handle;
@@ -232,8 +97,8 @@ static __always_inline int keep_unless_revoked(const struct flow_key *key, __u64
 	__u32 state;
 
 	if (!is_revoked(handle, holder)) {
-		if (config.tells_flows == TELLS_ADMITTED)
-			tell_flow(key);
+		if (config.advertises_flows == ADVERTISES_ADMITTED)
+			advertise_flow(key);
 		return CONTINUE;
 	}
 	flow = find_flow(key);
@@ -286,8 +151,8 @@ static __always_inline enum relation relation_of(const struct flow *flow, __u32 
 	return stage == STAGE_CLOSING || stage == STAGE_RESET ? OPENS : PASSES;
 }
 
-/* Renews a flow on a valid token of its holder. A UDP packet was already counted when its flow was looked up, unless
- * the flow lacked a recent token. */
+/* Renews a flow on a valid token of its holder. The packet of a UDP flow was already counted when its flow was
+ * looked up, unless the flow lacked a recent token. */
 static __always_inline void renew(struct flow *flow, const struct packet *p)
 {
 	if (p->flow.protocol == IP_TCP || !is_proved(p->flow.protocol, flow, p->time))
@@ -304,25 +169,25 @@ enum { SETTLED = -2 /* the grant has no additional flow */, SETTLE_TRIES = 3 };
  * gives way is replaced atomically: no packet finds it half changed or missing. */
 static __always_inline int place_flow(const struct packet *p, struct flow_key key)
 {
-	struct flow fresh = {}, *flow;
+	struct flow new_flow = {}, *flow;
 	enum relation relation;
 	__u32 state, holder;
 	__u64 before;
 	__u8 origin;
 
-	fresh.handle = p->handle;
-	fresh.holder = p->holder;
-	fresh.since = p->time;
-	refresh(&fresh, p, p->time);
+	new_flow.handle = p->handle;
+	new_flow.holder = p->holder;
+	new_flow.since = p->time;
+	refresh(&new_flow, p, p->time);
 	if (key.protocol == IP_TCP)
-		begin_connection(&fresh, p->sequence);
+		begin_connection(&new_flow, p->sequence);
 	else
-		fresh.proved = p->time;
+		new_flow.proved = p->time;
 	for (int try = 0; try < SETTLE_TRIES; try++) {
 		flow = find_flow(&key);
 		if (!flow) {
 			/* No such flow yet, or it has just ended. */
-			if (p->opens_flow && !put_flow(&key, &fresh, BPF_NOEXIST))
+			if (p->opens_flow && !put_flow(&key, &new_flow, BPF_NOEXIST))
 				return CONTINUE;
 			continue;
 		}
@@ -346,12 +211,12 @@ static __always_inline int place_flow(const struct packet *p, struct flow_key ke
 		holder = flow->holder;
 		origin = flow->origin;
 		if (relation == MOVES) {
-			fresh = *flow;
-			fresh.state = state;
-			fresh.handle = p->handle;
-			renew(&fresh, p);
+			new_flow = *flow;
+			new_flow.state = state;
+			new_flow.handle = p->handle;
+			renew(&new_flow, p);
 		}
-		if (put_flow(&key, &fresh, BPF_EXIST)) {
+		if (put_flow(&key, &new_flow, BPF_EXIST)) {
 			flow->state = state;
 			return DROP_FLOW_LIMIT;
 		}
@@ -362,7 +227,8 @@ static __always_inline int place_flow(const struct packet *p, struct flow_key ke
 	return DROP_FLOW_LIMIT;
 }
 
-/* Called after use_token rather than from it: together their stacks would exceed what Linux 6.1 allows a program. */
+/* Puts the flow of a token that use_token accepted into the table. A function of its own, which use_token does not
+ * call, because both stacks together would exceed what Linux 6.1 allows a program. */
 __noinline int settle_flow(const struct packet *p)
 {
 	struct flow_key key;

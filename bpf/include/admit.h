@@ -15,6 +15,7 @@
 #include "tail.h"
 #include "shim.h"
 #include "admission.h"
+#include "fragments.h"
 #include "outbound.h"
 #include "samples.h"
 #include "clock.h"
@@ -22,7 +23,7 @@
 #include "take_over.h"
 
 /* Passes an ICMP error if the packet that it quotes is an answer on an admitted flow (wire.md §6.5). */
-__noinline int judge_icmp_error(context *ctx, struct packet *p, const struct services *services)
+__noinline int decide_icmp_error(context *ctx, struct packet *p, const struct services *services)
 {
 	struct flow_key quoted = {};
 	const struct services *quoted_services;
@@ -71,7 +72,7 @@ __noinline int judge_icmp_error(context *ctx, struct packet *p, const struct ser
 	return live_flow(&quoted, p->time) ? PASS_ICMP_ERROR : DROP_NO_FLOW;
 }
 
-__noinline int judge_fragment(struct packet *p, const struct services *services)
+__noinline int decide_fragment(struct packet *p, const struct services *services)
 {
 	struct flow *flow;
 	struct flow_key key;
@@ -120,8 +121,9 @@ static __always_inline int opens(const struct packet *p)
 	return p->flow.protocol == IP_TCP && (p->tcp_flags & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
-/* Datagrams merged into one super-packet: a token can't be removed from the middle. The first datagram's token admits
- * the flow, and the verifier drops them all, as a network may; the sender sends them again. */
+/* If the packet consists of several datagrams that were merged into a super-packet, leaves only the first in `p` and
+ * returns 1. No token can be removed from the middle of a super-packet: the first datagram's token admits the flow,
+ * the verifier drops all of them, as a network may, and the sender sends them again. */
 static __always_inline int keep_first_datagram(context *ctx, struct packet *p)
 {
 	__u32 segment = p->flow.protocol == IP_UDP ? segment_length(ctx) : 0;
@@ -133,7 +135,7 @@ static __always_inline int keep_first_datagram(context *ctx, struct packet *p)
 }
 
 /* Decides on packets that the flow and service look-ups did not settle: first packets, and everything unusual. */
-__noinline int judge_rest(context *ctx, struct packet *p, __u32 admitted)
+__noinline int decide_rest(context *ctx, struct packet *p, __u32 admitted)
 {
 	__u32 zero = 0;
 	struct token *token = bpf_map_lookup_elem(&tokens, &zero);
@@ -152,7 +154,7 @@ __noinline int judge_rest(context *ctx, struct packet *p, __u32 admitted)
 	p->in_stream = carrier == CARRIER_STREAM;
 	if (!(CARRIERS & carrier))
 		return admitted ? PASS_FLOW : DROP_NO_TOKEN;
-	outcome = judge_token(p, token);
+	outcome = verify_token(p, token);
 	/* On an admitted flow, data that fails a token's format checks is payload that happens to look like one. */
 	if (admitted && outcome <= DROP_UNKNOWN_SUITE && outcome != CONTINUE)
 		return PASS_FLOW;
@@ -169,18 +171,18 @@ __noinline int judge_rest(context *ctx, struct packet *p, __u32 admitted)
 
 /* Reads the token (wire.md §3) out of a shim into a block, with the four bytes before it in place of the block's magic,
  * and verifies it. */
-__noinline int judge_shim_token(context *ctx, struct packet *p, struct token *token)
+__noinline int verify_shim_token(context *ctx, struct packet *p, struct token *token)
 {
 	if (!p || !token || load(ctx, p->network + SHIM_TOKEN_AT - sizeof(__u32), &token->block, TAIL_LEN))
 		return DROP_MALFORMED;
-	return judge_token(p, token);
+	return verify_token(p, token);
 }
 
 enum { NO_SHIM = -1 };
 
 /* Checks a packet that carries a shim: CONTINUE if its token is valid, NO_SHIM if there is no shim, or another
  * outcome. */
-__noinline int judge_shim(context *ctx, struct packet *p, const struct services *services)
+__noinline int decide_shim(context *ctx, struct packet *p, const struct services *services)
 {
 	__u32 zero = 0;
 	struct token *token = bpf_map_lookup_elem(&tokens, &zero);
@@ -209,13 +211,13 @@ __noinline int judge_shim(context *ctx, struct packet *p, const struct services 
 		return p->flow.protocol == IP_TCP ? DROP_NO_FLOW : DROP_NO_TOKEN;
 	}
 	if (kind == SHIM_TOKEN)
-		return judge_shim_token(ctx, p, token);
+		return verify_shim_token(ctx, p, token);
 	if (kind == SHIM_LS_TOKEN)
-		return judge_ls(p, &shim->ls, token);
+		return verify_ls(p, &shim->ls, token);
 	return DROP_NO_TOKEN;
 }
 
-/* Admits a packet whose shim holds a valid token. A function of its own, as its stack and judge_shim's together would
+/* Admits a packet whose shim holds a valid token. A function of its own, as its stack and decide_shim's together would
  * exceed the limit for programs. */
 __noinline int admit_shim(context *ctx, struct packet *p)
 {
@@ -233,13 +235,15 @@ __noinline int admit_shim(context *ctx, struct packet *p)
 	return strip_shim(ctx, p) ? DROP_MALFORMED : PASS_TOKEN;
 }
 
-static __always_inline int judge(context *ctx, struct packet *p, int form)
+static __always_inline int decide_parsed(context *ctx, struct packet *p, int form)
 {
 	const struct services *services;
 	struct flow *flow;
 
 	if (form == FORM_NOT_IP)
 		return PASS_NOT_OURS;
+	/* Before the first drop: the limit on samples is per second. */
+	p->time = now();
 	if (!p->flow.family)
 		return DROP_MALFORMED;
 	services = services_of(p->flow.family, p->flow.server);
@@ -249,17 +253,16 @@ static __always_inline int judge(context *ctx, struct packet *p, int form)
 		return PASS_NOT_OURS;
 	if (form == FORM_BROKEN)
 		return DROP_MALFORMED;
-	p->time = now();
 	if (p->fragment)
-		return judge_fragment(p, services);
+		return decide_fragment(p, services);
 	if (CARRIERS & CARRIER_SHIM && p->flow.protocol == IP_IPIP && p->flow.family == 4) {
-		int outcome = judge_shim(ctx, p, services);
+		int outcome = decide_shim(ctx, p, services);
 
 		if (outcome != NO_SHIM)
 			return outcome == CONTINUE ? admit_shim(ctx, p) : outcome;
 	}
 	if (icmp_error(p))
-		return judge_icmp_error(ctx, p, services);
+		return decide_icmp_error(ctx, p, services);
 	if (neighbour_discovery(p) || !covers(services, p->flow.protocol, bpf_ntohs(p->flow.server_port)))
 		return PASS_NOT_OURS;
 	flow = opens(p) ? 0 : live_flow(&p->flow, p->time);
@@ -270,7 +273,7 @@ static __always_inline int judge(context *ctx, struct packet *p, int form)
 			follow(ctx, p, flow);
 		return PASS_FLOW;
 	}
-	return judge_rest(ctx, p, !!flow);
+	return decide_rest(ctx, p, !!flow);
 }
 
 /* Settles a segment of an open TCP connection, whose IP packet is `total_len` bytes long: the fast path's outcome. */
@@ -308,7 +311,8 @@ static __always_inline int settle_fast4(context *ctx, void *data, void *end)
 	return settle_segment(bpf_map_lookup_elem(&flows4, &key), tcp, IPV4_LEN, total_len);
 }
 
-/* Only without extension headers: one could be a source route to a protected address. */
+/* The fast path for IPv6. Only for packets without extension headers, one of which could be a source route to a
+ * protected address. */
 static __always_inline int settle_fast6(context *ctx, void *data, void *end)
 {
 	struct ipv6 *ip = data + ETHER_LEN;
@@ -422,13 +426,13 @@ static __always_inline void report(context *ctx, const struct packet *p, int out
 }
 
 /* Decides on a packet, and reports the outcome. */
-static __always_inline int judge_whole(context *ctx, struct packet *p)
+static __always_inline int decide_counted(context *ctx, struct packet *p)
 {
 	int form = parse_fast(ctx, p), outcome;
 
 	if (form < 0)
 		form = parse(ctx, p, ETHER_LEN, 0);
-	outcome = judge(ctx, p, form);
+	outcome = decide_parsed(ctx, p, form);
 	report(ctx, p, outcome);
 	return outcome;
 }
@@ -444,7 +448,7 @@ static __always_inline int decide(context *ctx)
 		return 1;
 	}
 	__builtin_memset(&p, 0, sizeof(p));
-	outcome = judge_whole(ctx, &p);
+	outcome = decide_counted(ctx, &p);
 	if (outcome == CONSUMED)
 		return 0;
 	return outcome >= PASS_NOT_OURS || (config.observe && !p.in_stream);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Sets of classes: one bit per class saves most packets a map look-up. */
+/* Sets of classes. A look at one bit of a set saves most packets a look-up in a map. */
 #pragma once
 #include "layout.h"
 

@@ -11,8 +11,8 @@ struct {
 	__type(value, __u64);
 } clock SEC(".maps");
 
-/* Second of the core's latest packet. Most packets arrive in the same tick, the resolution of the coarse clock, and
- * then need neither a helper call nor a division. */
+/* The second in which the core's latest packet arrived. Most packets arrive in the same tick of the coarse clock as
+ * the packet before, and then need neither a helper call nor a division. */
 struct tick {
 	__u64 jiffies;
 	__u64 offset;

@@ -50,8 +50,8 @@ static __always_inline int goes_on(struct flow *flow, __u8 flags, __u32 sequence
 	return 1;
 }
 
-/* Reports whether the server has answered the client's SYN, as far as can be known. A gateway that shares flows may not
- * have seen the answer. */
+/* Reports whether the server has answered the client's SYN, as far as the verifier can tell. A gateway that shares
+ * flows may not have seen the answer. */
 static __always_inline int was_answered(context *ctx, const struct packet *p, const struct flow *flow)
 {
 	struct flow_key key = p->flow;
@@ -60,12 +60,12 @@ static __always_inline int was_answered(context *ctx, const struct packet *p, co
 	if (flow->answer)
 		return p->acknowledgement - flow->answer < NEAR;
 	if (config.max_outbound)
-		return !!config.tells_flows;
+		return !!config.advertises_flows;
 	ask_stack(ctx, &key, &view);
 	return view.knows != KNOWS_ANSWER || p->acknowledgement == view.number;
 }
 
-/* Handles a segment of a connection from which only the SYN has arrived so far. */
+/* Handles a segment of a connection of which only the SYN has arrived so far. */
 static __always_inline void open_connection(context *ctx, const struct packet *p, struct flow *flow)
 {
 	__u32 length = p->end - p->payload, end = p->sequence + length + !!(p->tcp_flags & TCP_SYN), next = flow->next;

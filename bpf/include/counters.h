@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Packets per outcome. */
+/* Counters of packets, by outcome. */
 #pragma once
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>

@@ -22,8 +22,8 @@ struct {
 } flows6 SEC(".maps");
 
 /* TCP connection state as far as the client's packets show it. The last three apply to flows of every protocol:
- * STAGE_OVER is a flow that has ended but keeps its entry (ENDED); STAGE_CHANGING and STAGE_LEAVING are flows that one
- * core has claimed, to hand the flow to another grant (invisible to its packets) or to remove it. */
+ * STAGE_OVER is a flow that has ended but keeps its entry (ENDED). STAGE_CHANGING and STAGE_LEAVING are flows that
+ * one core has claimed: to hand the flow to another grant, during which its packets pass, or to remove it. */
 enum stage {
 	STAGE_OPEN = 0,
 	STAGE_OPENING = 1,

@@ -9,7 +9,7 @@
 #include "wrap.h"
 
 /* A first packet that is sent again within this time goes without a shim: a middlebox may drop shims. */
-enum { ASKED_FOR = 60 /* seconds */ };
+enum { REQUEST_LIFETIME = 60 /* seconds */ };
 
 enum key_outcome { KEY_NONE = 0, KEY_TAKEN = 1, KEY_FAILED = 2 };
 
@@ -28,8 +28,8 @@ struct {
 	__type(value, __u32);
 } key_flows SEC(".maps");
 
-/* Keyed by the pair's handle. A flood of transfers evicts keys that user space has not fetched yet; it then gets them
- * by HTTPS. */
+/* Client keys that arrived in band, by the pair's handle. A flood of transfers evicts keys that user space has not
+ * fetched yet; user space then gets them by HTTPS. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 4096);
@@ -64,13 +64,13 @@ static __always_inline int asks_for_key(const struct packet *p)
 	       p->transport == ETHER_LEN + IPV4_LEN && transfers_keys(*(__be32 *)p->flow.server, p->flow.server_port);
 }
 
-/* Reports whether an earlier first packet of the flow had the option within ASKED_FOR; otherwise records that this one
- * has it. */
-static __always_inline int is_asked(const struct flow_key *flow)
+/* Reports whether an earlier first packet of the flow had the option within REQUEST_LIFETIME. If not, records that this
+ * packet has it. */
+static __always_inline int has_asked(const struct flow_key *flow)
 {
-	__u32 time = uptime(), *asked = bpf_map_lookup_elem(&key_flows, flow);
+	__u32 time = uptime(), *requested = bpf_map_lookup_elem(&key_flows, flow);
 
-	if (asked && time - *asked < ASKED_FOR)
+	if (requested && time - *requested < REQUEST_LIFETIME)
 		return 1;
 	bpf_map_update_elem(&key_flows, flow, &time, BPF_ANY);
 	return 0;

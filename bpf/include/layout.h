@@ -8,7 +8,7 @@
 
 /* The block of the tail carrier (wire.md §4.1). */
 enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" in memory order */ };
-/* The same as the whole payload of a SYN: the stream carrier (§4.6). */
+/* The block as the whole payload of a SYN: the stream carrier (§4.6). */
 enum { STREAM_MAGIC = 0x31535356 /* "VSS1" in memory order */ };
 
 /* The shim (wire.md §4.3, §4.4): the inner IPv4 header, its option. */
@@ -30,7 +30,7 @@ struct verifier_config {
 	__u16 carriers; /* bits of enum carrier */
 	__u16 suites; /* bit n: suite number n */
 	__u32 max_outbound; /* limit on flows opened from inside; 0 if this is no gateway */
-	__u32 tells_flows; /* one of enum tells_flows */
+	__u32 advertises_flows; /* one of enum tells_flows */
 	__u32 mark; /* bits in the packet's mark that show it is admitted */
 	__u32 mark_mask; /* bits of the mark that belong to the verifier; 0 if its verdict is to drop */
 	__u32 udp_renewal; /* seconds after which a client's UDP flow needs another token */
@@ -40,7 +40,7 @@ struct verifier_config {
 };
 
 /* When the programs report flows to user space, which shares them with peer gateways. */
-enum tells_flows { TELLS_NOTHING = 0, TELLS_ADMITTED = 1, TELLS_BOUND = 2 /* once they have an inside address */ };
+enum advertises_flows { ADVERTISES_NOTHING = 0, ADVERTISES_ADMITTED = 1, ADVERTISES_BOUND = 2 /* once they have an inside address */ };
 
 /* How a flow was opened. */
 enum origin { BY_TOKEN = 0, ADOPTED = 1, FROM_INSIDE = 2, ENDED = 3 /* on a gateway: by a token, and over */ };
@@ -51,7 +51,7 @@ struct agent_config {
 	__u32 link_header; /* bytes: 14, or 0 on links without one */
 	__u32 tcx;
 	__u32 match_cgroups;
-	__u32 hear; /* 1: copy name servers' answers to user space */
+	__u32 overhear; /* 1: copy name servers' answers to user space */
 };
 
 /* The agent's part of steering. */
@@ -93,7 +93,7 @@ struct flow {
 		struct {
 			__u8 stage;
 			__u8 origin;
-			__be16 inside_port; /* the client's port as the inside sees it */
+			__be16 inside_port; /* the client's port as the inside sees it; see ask_for_person */
 		};
 	};
 	__u32 inside; /* slot of the inside address, plus one; 0 if the flow has none */
@@ -203,8 +203,8 @@ struct nat_news {
 	__u32 time;
 };
 
-/* Messages to user space: the person behind a grant is unknown; an address has gone to another person; an address has
- * no flow left. */
+/* Messages to user space. In order: the person behind a grant is unknown; an address has gone to another person; an
+ * address has no flow left. */
 enum nat_news_kind { NEWS_UNKNOWN = 1, NEWS_GIVEN = 2, NEWS_IDLE = 3 };
 
 struct grant_use {
@@ -231,8 +231,8 @@ struct inside_use {
 	__u32 counted; /* by the sweep in progress */
 };
 
-/* Spans of time for which the verifier has lost its record of uses and ends because its clock jumped (wire.md §6.4.6).
- * User space writes them. */
+/* Spans of time of which the verifier no longer knows, because its clock jumped, which tokens were used and which
+ * grants were revoked (wire.md §6.4.6). User space writes them. */
 enum { FORGOTTEN_SPANS = 4 };
 
 struct forgotten {
@@ -380,7 +380,7 @@ enum transfer_counter {
 	TRANSFER_COUNTERS = 4,
 };
 
-struct held_header {
+struct queued_header {
 	struct grant_slot slot;
 	__u32 interface;
 	__u32 length;
@@ -525,8 +525,8 @@ enum agent_counter {
 	AGENT_OTHER = 0,
 	AGENT_TOKENS = 1,
 	AGENT_ALONE = 2,
-	AGENT_HELD = 3,
-	AGENT_HOLD_FAILED = 4,
+	AGENT_QUEUED = 3,
+	AGENT_QUEUE_FAILED = 4,
 	AGENT_PLAIN = 5,
 	AGENT_CONVERSATION = 6,
 	AGENT_FAILED = 7,

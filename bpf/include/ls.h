@@ -41,7 +41,7 @@ static __always_inline void hash_client_key(struct sha224 *sha, const struct sec
 
 /* Checks suite, pair, expiry and tag, in this order: CONTINUE, or the reason of the first check that fails. Stores the
  * fields that admission needs in `claim`. */
-__noinline int judge_ls(struct packet *p, const struct ls_token *token, struct token *claim)
+__noinline int verify_ls(struct packet *p, const struct ls_token *token, struct token *claim)
 {
 	const __u8 *bytes = (const __u8 *)token;
 	__u32 zero = 0, slot, differ = 0;

@@ -7,7 +7,7 @@
 
 enum { SUITE_SHA224 = 1, LS_PAIR_LEN = 7 };
 
-/* In a shim, its tag is aligned to 32-bit words. */
+/* A token. In a shim, its tag is aligned to 32-bit words. */
 struct ls_token {
 	__u8 unique_id[5], nonce1[2], nonce2[2], tag[SHA224_LEN];
 };

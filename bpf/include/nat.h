@@ -58,11 +58,17 @@ struct {
 	__type(value, struct address);
 } pieces SEC(".maps");
 
-/* Messages to user space. */
+/* Messages to user space about addresses that were assigned or became free. User space logs them, so none may be lost. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 256 * 1024);
 } news SEC(".maps");
+
+/* Messages to user space about flows whose person is unknown. A ring of their own: one account can cause many. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 64 * 1024);
+} unknown SEC(".maps");
 
 const volatile struct nat_config nat_config SEC(".rodata.nat") = {};
 
@@ -83,13 +89,13 @@ struct {
 #define NO_SLOT 0xffffffff /* no index of the pool */
 enum { BIND_TRIES = 8, YOUNG = 2 /* seconds: a way back whose flow may not be bound yet */ };
 
-static __always_inline void tell(__u32 kind, __u64 handle, __u32 person, __u32 slot, __u32 time)
+static __always_inline void report_news(__u32 kind, __u32 person, __u32 slot, __u32 time)
 {
 	struct nat_news *room = bpf_ringbuf_reserve(&news, sizeof(*room), 0);
 
 	if (!room)
 		return;
-	room->handle = handle;
+	room->handle = 0;
 	room->kind = kind;
 	room->person = person;
 	room->slot = slot;
@@ -97,7 +103,26 @@ static __always_inline void tell(__u32 kind, __u64 handle, __u32 person, __u32 s
 	bpf_ringbuf_submit(room, 0);
 }
 
-/* Counts one more flow of the slot's person, unless the slot now belongs to another. */
+/* Asks user space for the person of a flow that has no inside address yet, once a second: until it has an address, the
+ * flow's inside port holds the second. */
+static __always_inline void ask_for_person(struct flow *flow, __u32 time)
+{
+	struct nat_news *room;
+
+	if (flow->inside_port == (__be16)time)
+		return;
+	flow->inside_port = (__be16)time;
+	room = bpf_ringbuf_reserve(&unknown, sizeof(*room), 0);
+	if (!room)
+		return;
+	__builtin_memset(room, 0, sizeof(*room));
+	room->handle = flow->handle;
+	room->kind = NEWS_UNKNOWN;
+	room->time = time;
+	bpf_ringbuf_submit(room, 0);
+}
+
+/* Counts one more flow of the slot's person, unless the slot now belongs to another person. */
 static __always_inline int hold(struct pool_slot *slot, __u32 person)
 {
 	__u32 flows = __sync_fetch_and_add(&slot->flows, 1);
@@ -150,7 +175,7 @@ __noinline __u32 claim_slot(__u32 index, __u32 family, __u32 person, __u32 time,
 	slot->since = time;
 	/* One flow; cores that lost the race undo their own increments. */
 	__sync_fetch_and_sub(&slot->flows, SLOT_TAKEN - 1);
-	tell(NEWS_GIVEN, 0, person, index, time);
+	report_news(NEWS_GIVEN, person, index, time);
 	return index;
 }
 
@@ -177,8 +202,8 @@ static __always_inline __u32 lease_of(__u32 family, __u32 person, __u32 time)
 	return slot && hold(slot, person) ? at : NO_SLOT;
 }
 
-/* Records the way back from an inside address and port, on which a flow is already counted; 0 if another flow has that
- * port. */
+/* Records the way back from an inside address and port, on which a flow is already counted. Returns 0 if another
+ * client's flow has that port. */
 static __always_inline int note_way_back(struct pool_slot *slot, const struct flow_key *inside, const struct way_back *back)
 {
 	struct flow_key key = *inside; /* Linux 6.1 takes keys from the stack */
@@ -189,7 +214,8 @@ static __always_inline int note_way_back(struct pool_slot *slot, const struct fl
 	known = bpf_map_lookup_elem(&ways_back, &key);
 	if (!known || known->client_port != back->client_port || !same_address(&known->client, &back->client))
 		return 0;
-	/* Left by an earlier flow between the same ends, or recorded by another core: already counted. */
+	/* The entry is from an earlier flow between the same ends, or from another core: its flow is already
+	 * counted. */
 	known->since = back->since;
 	__sync_fetch_and_sub(&slot->flows, 1);
 	return 1;
@@ -211,7 +237,7 @@ __noinline int bind_flow(const struct packet *p, struct flow *flow)
 	handle = flow->handle;
 	bearer = bpf_map_lookup_elem(&bearers, &handle);
 	if (!bearer) {
-		tell(NEWS_UNKNOWN, handle, 0, 0, p->time);
+		ask_for_person(flow, p->time);
 		return DROP_NO_ADDRESS;
 	}
 	index = lease_of(p->flow.family, bearer->person, p->time);
@@ -232,9 +258,9 @@ __noinline int bind_flow(const struct packet *p, struct flow *flow)
 			continue;
 		flow->inside_port = key.client_port;
 		__sync_val_compare_and_swap(&flow->inside, 0, index + 1);
-		if (config.tells_flows) {
+		if (config.advertises_flows) {
 			key = p->flow;
-			tell_flow(&key);
+			advertise_flow(&key);
 		}
 		return CONTINUE;
 	}
@@ -242,9 +268,9 @@ __noinline int bind_flow(const struct packet *p, struct flow *flow)
 	return DROP_NO_ADDRESS;
 }
 
-/* Assigns a flow that a peer gateway reported the inside address that it has there. If both gateways assigned an
- * address to different persons before either learned of the other's, each person keeps it on the gateway that assigned
- * it. */
+/* Assigns to a flow that a peer gateway reported the inside address that the flow has at the peer. If both gateways
+ * assigned an address to different persons before either learned of the other's assignment, each person keeps it on
+ * the gateway that assigned it. */
 SEC("syscall")
 int bind_received(struct received_address *received)
 {
@@ -301,7 +327,7 @@ static long reclaim_way(struct bpf_map *map, const struct flow_key *key, struct 
 		return 0;
 	slot->last = bpf_ktime_get_ns();
 	if (__sync_fetch_and_sub(&slot->flows, 1) == 1)
-		tell(NEWS_IDLE, 0, slot->person, index, pass->now);
+		report_news(NEWS_IDLE, slot->person, index, pass->now);
 	return 0;
 }
 

@@ -14,7 +14,7 @@ static __always_inline long move_on(context *ctx, __u32 at, void *segment)
 /* Decides on a packet of the plain form, IPv4 in IPv4 without a checksum, if its proof is remembered or of suite
  * siphash. Returns CONTINUE for any other packet, whatever is wrong with it. Not inlined, so that it has its own stack
  * frame. */
-__noinline int judge_plain(context *ctx)
+__noinline int verify_plain(context *ctx)
 {
 	enum { HEAD = 54, PROOFS = HEAD + SEGMENT_LEN + 4 };
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end, *at;
@@ -120,7 +120,7 @@ __noinline int judge_plain(context *ctx)
 
 /* Decides on a packet of the form IPv6 in IPv6 without extension headers, if its proof is remembered: PASS_FLOW, or
  * CONTINUE for any other packet, whatever is wrong with it. */
-__noinline int judge_plain6(context *ctx)
+__noinline int verify_plain6(context *ctx)
 {
 	enum { HEAD = ETHER_LEN + IPV6_LEN + 8 + GENEVE_LEN + OPTION_LEN, AUTHORITY = HEAD + SEGMENT_LEN };
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end, *at;
@@ -171,7 +171,7 @@ __noinline int judge_plain6(context *ctx)
 	current = bpf_map_lookup_elem(&generation, &zero);
 	if (!fact || !current)
 		return CONTINUE;
-	/* As in judge_plain: equal messages imply a form that was already checked. */
+	/* As in verify_plain: equal messages imply a form that was already checked. */
 	if (fact->proof[0] != proof[0] || fact->proof[1] != proof[1] || fact->generation != *current || fact->words != 10 ||
 	    fact->until <= now() || fact->epoch != segment[0] >> 24 ||
 	    fact->message[0] != head_word(segment[0] | (__u64)segment[1] << 32, vni[0]) ||
@@ -199,18 +199,18 @@ __noinline int judge_plain6(context *ctx)
 #pragma unroll
 	for (int i = 0; i < 16; i++)
 		pseudo += ((const __u16 *)ip->source)[i];
-	/* It may be left to the network card. */
+	/* The checksum may be partial, for the network card to complete. */
 	if (udp->checksum == fold(pseudo))
 		return CONTINUE;
 	sum = replace(udp->checksum, old, new);
-	/* Both changes together leave the sum of the packet as it is. */
+	/* The pointer and the checksum change together so that the sum over the packet stays the same. */
 	udp->checksum = sum ?: 0xffff;
 	*(__u16 *)segment = new;
 	return PASS_FLOW;
 }
 
 /* Decides on a packet of a plain form; returns the offset of its payload in `payload`, 0 for any other packet. */
-static __always_inline int judge_plain_form(context *ctx, __u32 *payload)
+static __always_inline int verify_plain_form(context *ctx, __u32 *payload)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 	int outcome;
@@ -219,12 +219,12 @@ static __always_inline int judge_plain_form(context *ctx, __u32 *payload)
 	if (data + ETHER_LEN > end)
 		return CONTINUE;
 	if (*(__be16 *)(data + 12) == bpf_htons(0x86dd)) {
-		outcome = judge_plain6(ctx);
+		outcome = verify_plain6(ctx);
 		if (outcome != CONTINUE)
 			*payload = ETHER_LEN + IPV6_LEN + sizeof(struct udp);
 		return outcome;
 	}
-	outcome = judge_plain(ctx);
+	outcome = verify_plain(ctx);
 	if (outcome != CONTINUE)
 		*payload = ETHER_LEN + IPV4_LEN + sizeof(struct udp);
 	return outcome;

@@ -356,16 +356,16 @@ __noinline int move_pointer(context *ctx, const struct packet *p)
 	return store(ctx, at, &new, 2) ? -1 : 0;
 }
 
-/* Decides on any packet. If the packet has a plain form, leaves `provings` alone and tells the offset of its payload,
- * else 0. */
-static __always_inline int judge_and_tell(context *ctx, __u32 *plain)
+/* Decides on any packet. If the packet has a plain form, stores the offset of its payload in `plain` and leaves
+ * `provings` alone; otherwise stores 0. */
+static __always_inline int verify_and_locate(context *ctx, __u32 *plain)
 {
 	struct proving *v;
 	struct packet *p;
 	__u32 zero = 0;
 	int form, outcome, ours;
 
-	outcome = judge_plain_form(ctx, plain);
+	outcome = verify_plain_form(ctx, plain);
 	if (outcome != CONTINUE)
 		return outcome;
 	v = bpf_map_lookup_elem(&provings, &zero);
@@ -407,9 +407,9 @@ static __always_inline int judge_and_tell(context *ctx, __u32 *plain)
 	return outcome;
 }
 
-static __always_inline int judge_proof(context *ctx)
+static __always_inline int verify_proof(context *ctx)
 {
 	__u32 plain;
 
-	return judge_and_tell(ctx, &plain);
+	return verify_and_locate(ctx, &plain);
 }

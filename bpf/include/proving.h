@@ -32,8 +32,8 @@ struct {
 	__type(value, __u32); /* segments that expire at this time or earlier are void */
 } withdrawn SEC(".maps");
 
-/* One bit for each of 65 536 classes of IPv4 receivers, set if a receiver of the class may have withdrawn consent:
- * saves most packets the look-up. */
+/* One bit for each of 65 536 classes of IPv4 receivers, set if a receiver of the class may have withdrawn consent.
+ * This saves most packets the look-up. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -106,7 +106,7 @@ static __always_inline __u64 tail_word(__u64 word, __u8 vni, __u8 last)
 	return (word & 0x0000ffffffffffffULL) | (__u64)vni << 48 | (__u64)last << 56;
 }
 
-/* Returns this core's slot for a proof. A MAC's bits are as good as a hash. */
+/* Returns this core's slot for a proof. A MAC's bits are spread as well as those of a hash. */
 static __always_inline struct remembered *place_of(__u64 proof)
 {
 	__u32 index = bpf_get_smp_processor_id() * places_per_core + ((__u32)proof & (places_per_core - 1));
@@ -114,7 +114,7 @@ static __always_inline struct remembered *place_of(__u64 proof)
 	return bpf_map_lookup_elem(&remembered, &index);
 }
 
-/* Reports whether this is a key to check with at that time (wire.md §2.3), as in judge_token. */
+/* Reports whether proofs may be checked with this key at this time (wire.md §2.3), as in verify_token. */
 static __always_inline int counts_at(const struct epoch_key *key, __u32 time)
 {
 	__u64 length = proofs_config.epoch_length ?: 1;

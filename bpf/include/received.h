@@ -12,7 +12,7 @@ struct {
 	__uint(max_entries, 256 * 1024);
 } flow_news SEC(".maps");
 
-static __always_inline void tell_flow(const struct flow_key *key)
+static __always_inline void advertise_flow(const struct flow_key *key)
 {
 	struct flow_news *room = bpf_ringbuf_reserve(&flow_news, sizeof(*room), 0);
 

@@ -21,8 +21,8 @@ struct {
 	__type(value, __u32);
 } revoked_holders SEC(".maps");
 
-/* Classes of handles of which one may be revoked, and of accounts with a session that has ended: they save most first
- * packets the look-up. */
+/* The classes of handles in which a handle may be revoked, and the classes of accounts in which a session has ended.
+ * They save most first packets the look-up. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 2);

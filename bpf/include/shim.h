@@ -74,7 +74,7 @@ __noinline int open_shim(context *ctx, struct packet *p, struct shim *shim)
 	return parse_transport(ctx, p, p->transport + SHIM_LEN) == FORM_WHOLE ? kind : SHIM_BROKEN;
 }
 
-/* Removes the shim: restores the outer header to the one that was sent, and cuts out the inner one. */
+/* Removes the shim: restores the outer header to its state before the shim was added, and cuts out the inner header. */
 __noinline int strip_shim(context *ctx, const struct packet *p)
 {
 	struct ipv4 ip;
@@ -91,7 +91,7 @@ __noinline int strip_shim(context *ctx, const struct packet *p)
 	ip.protocol = p->flow.protocol;
 	if (store(ctx, p->network, &ip, sizeof(ip)))
 		return -1;
-	/* Link padding after the packet. */
+	/* Cut off link padding behind the packet, too. */
 	if (frame_length(ctx) != p->end && cut_tail(ctx, p->end))
 		return -1;
 	return cut_behind(ctx, p->network + IPV4_LEN, SHIM_LEN) ? -1 : 0;

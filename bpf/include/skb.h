@@ -76,8 +76,8 @@ static __always_inline __u32 interface_of(context *ctx)
 	return ctx->ifindex;
 }
 
-/* Makes the headers of Ethernet, IP and TCP without options, or as much as there is, readable without a helper call. No
- * more than is read: data shared between stack and sender would be copied. */
+/* Makes the headers of Ethernet, IP and TCP without options, or as much of them as the frame has, readable without a
+ * helper call. No more than is read: data that stack and sender share would be copied. */
 static __always_inline void bring_headers_near(context *ctx)
 {
 	__u32 length = ctx->protocol == bpf_htons(0x0800) ? 14 + 20 + 20 : 14 + 40 + 20;

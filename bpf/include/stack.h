@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
 /* This host's own TCP connection state (wire.md §6.3.4).
  *
- * The kernel's BTF gives the offsets of the two sequence numbers in its structures. Without BTF, on gateways and in
- * front of containers, the stack is not consulted, or holds no connection. */
+ * The kernel's BTF gives the offsets of the two sequence numbers in its structures. Without BTF, the stack is not
+ * consulted. On gateways and in front of containers, it holds no connection. */
 #pragma once
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -13,7 +13,7 @@ const volatile struct stack_layout stack_layout SEC(".rodata.stack") = {};
 /* Socket states, as the kernel numbers them. */
 enum { SOCKET_SYN_SENT = 2, SOCKET_TIME_WAIT = 6, SOCKET_CLOSE = 7, SOCKET_LISTEN = 10, SOCKET_REQUEST = 12 };
 
-/* Ordered by how much the stack knows. */
+/* How much the stack knows about a connection, in ascending order. */
 enum knows { KNOWS_NOTHING = 0, KNOWS_ANSWER = 1, KNOWS_NEXT = 2 };
 
 struct stack_view {

@@ -26,8 +26,8 @@ struct {
 	__type(value, struct forgotten);
 } forgotten SEC(".maps");
 
-/* Reports whether the verifier may have lost its record of a use or an end at this time, because the clock was set
- * back. */
+/* Reports whether the verifier may no longer know that a token was used, or a grant ended, at this time, because its
+ * clock jumped. */
 static __always_inline int was_forgotten(__u32 time)
 {
 	__u32 zero = 0, found = 0;
@@ -72,8 +72,8 @@ struct {
 	__type(value, struct token);
 } tokens SEC(".maps");
 
-/* Returns the carrier of a block that begins with this word, 0 if there is no block. The packet is known to have the
- * block's room at its end. */
+/* Returns the carrier of a block that begins with this word, 0 if there is no block. The payload must be long enough
+ * for a block. */
 static __always_inline enum carrier carrier_of(const struct packet *p, __u32 magic)
 {
 	if (magic == MAGIC)
@@ -81,8 +81,8 @@ static __always_inline enum carrier carrier_of(const struct packet *p, __u32 mag
 	return magic == STREAM_MAGIC && p->flow.protocol == IP_TCP && p->payload + TAIL_LEN == p->end ? CARRIER_STREAM : 0;
 }
 
-/* Returns the carrier of the block in which the packet's payload ends, and reads the block; 0 if there is none. Of TCP,
- * the caller passes only segments that open a connection. */
+/* Returns the carrier of the block with which the packet's payload ends, and reads the block; returns 0 if there is
+ * none. The caller passes TCP segments only if they open a connection. */
 static __always_inline enum carrier find_token(context *ctx, const struct packet *p, struct token *token)
 {
 	enum carrier carrier;
@@ -115,8 +115,8 @@ static __always_inline void mask_words(__u64 *words, __u32 count, __u32 prefix_l
 	}
 }
 
-/* Two 32-bit words of the block as one, counted from after the magic: data stored as 64-bit words is fastest to load as
- * such. */
+/* Pairs of neighbouring 32-bit words of the block, counted from behind the magic number. `pair` returns them as one
+ * 64-bit word, because data that was stored as 64-bit words is fastest to load as such. */
 enum pair { PAIR_SCOPE = 0, PAIR_HANDLE = 1, PAIR_TIME_NONCE = 2, PAIR_TAG = 3 };
 
 static __always_inline __u64 pair(const struct token *token, enum pair at)
@@ -175,7 +175,7 @@ static __always_inline int tag_is_right(const struct packet *p, struct token *to
 
 /* Checks form, suite, epoch, expiry, clock and tag, in this order: CONTINUE, or the reason of the first check that
  * fails. */
-static __always_inline int judge_token(struct packet *p, struct token *token)
+static __always_inline int verify_token(struct packet *p, struct token *token)
 {
 	const struct token_block *block = &token->block;
 	__u32 slot, suite, time;

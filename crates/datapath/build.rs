@@ -14,7 +14,7 @@ const PROGRAMS: [&str; 13] = [
     "verifier_tunnel",
     "gateway",
     "agent",
-    "transfer",
+    "key_transfer",
     "proofs",
     "svtep",
     "crossing",

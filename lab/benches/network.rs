@@ -17,6 +17,8 @@ mod lane;
 mod ls;
 #[path = "network/relay.rs"]
 mod relay;
+#[path = "network/rootless.rs"]
+mod rootless;
 #[path = "../tests/tunnel/stage.rs"]
 #[allow(dead_code, reason = "tests are its other users")]
 mod stage;
@@ -67,12 +69,13 @@ fn main() {
     let mut figures = Figures::default();
     let mut failed = false;
     type Part = fn(&mut Figures) -> Result<()>;
-    let parts: [(&str, Part); 6] = [
+    let parts: [(&str, Part); 7] = [
         ("connect", connect::measure),
         ("ls", ls::measure),
         ("throughput", throughput::measure),
         ("gateway", gateway::measure),
         ("tunnel", tunnel::measure),
+        ("rootless", rootless::measure),
         ("flood", flood::measure),
     ];
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();

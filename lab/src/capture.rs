@@ -40,7 +40,7 @@ impl Capture {
         // crashes on it.
         command.args(["--immediate-mode", "-U", "-n", "-s", "0", "-i", device, "-w"]).arg(&file);
         let mut tcpdump = namespace.start(command)?;
-        tcpdump.wait_for("listening on", Duration::from_secs(5)).context("tcpdump")?;
+        tcpdump.wait_for("listening on", Duration::from_secs(5)).context("tcpdump does not start")?;
         Ok(Self { tcpdump, file })
     }
 

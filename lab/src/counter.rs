@@ -17,7 +17,7 @@ impl Stack {
             let root = "/proc/thread-self/net";
             Ok(fs::read_to_string(format!("{root}/snmp"))? + &fs::read_to_string(format!("{root}/netstat"))?)
         };
-        Ok(Self(namespace.enter(read).context("the stack's counters")?))
+        Ok(Self(namespace.enter(read).context("cannot read the network stack's counters")?))
     }
 
     /// Returns one counter, such as `Tcp`'s `RetransSegs`.

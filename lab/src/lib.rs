@@ -12,11 +12,13 @@ pub mod forge;
 pub mod mint;
 pub mod nat;
 pub mod net;
+pub mod nobody;
 pub mod outsider;
 pub mod port;
 pub mod probe;
 pub mod process;
 pub mod provider;
+pub mod rough;
 pub mod seen;
 pub mod segments;
 pub mod service;
@@ -31,6 +33,7 @@ use std::time::{Duration, Instant};
 pub use capture::Capture;
 pub use evidence::test;
 pub use net::Namespace;
+pub use nobody::Nobody;
 pub use outsider::{Outsider, Place};
 pub use port::Port;
 pub use process::Process;
@@ -57,11 +60,15 @@ pub fn poll(within: Duration, mut condition: impl FnMut() -> bool) -> bool {
 /// # Panics
 /// If there is no such binary; the message says how to build it.
 pub fn vouchsafe() -> PathBuf {
+    find_vouchsafe().expect("no vouchsafe binary: set VOUCHSAFE_BIN or run `cargo build -p vouchsafe`")
+}
+
+/// Returns the path of the binary under test as [`vouchsafe`] does, or `None` if there is none.
+pub fn find_vouchsafe() -> Option<PathBuf> {
     if let Some(path) = std::env::var_os("VOUCHSAFE_BIN") {
-        return path.into();
+        return Some(path.into());
     }
     let this = std::env::current_exe().expect("a running program has a path");
     // target/PROFILE/lab or target/PROFILE/deps/TEST
-    let found = this.ancestors().skip(1).take(2).map(|dir| dir.join("vouchsafe")).find(|path| path.is_file());
-    found.expect("no vouchsafe binary: set VOUCHSAFE_BIN or run `cargo build -p vouchsafe`")
+    this.ancestors().skip(1).take(2).map(|dir| dir.join("vouchsafe")).find(|path| path.is_file())
 }

@@ -73,7 +73,7 @@ impl Mint {
         self.nonce = self.nonce.wrapping_add(1);
         let current = Epoch::at(now().into(), self.epoch_length);
         let epoch = current.from_wire(forgery.header.epoch).unwrap_or(current);
-        let key = self.master.verifier_key(&self.verifier, epoch).context("a verifier's id is short")?;
+        let key = self.master.verifier_key(&self.verifier, epoch).context("the verifier's id is too long")?;
         let key = forgery.header.key(&key, &forgery.to, forgery.source);
         let token = Token::new(forgery.header, &key, forgery.time, self.nonce, &forgery.to);
         Ok(tail::block(&token.encode()))

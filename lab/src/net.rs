@@ -35,7 +35,7 @@ impl Namespace {
         ensure!(nix::unistd::geteuid().is_root(), "network namespaces need root: use `make test`, or sudo");
         SWEEP.call_once(sweep);
         let name = format!("vs-{}-{}-{role}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let dir = TempDir::with_prefix(format!("{name}-")).context("a folder for logs and captures")?;
+        let dir = TempDir::with_prefix(format!("{name}-")).context("cannot create a folder for logs and captures")?;
         host(["ip", "netns", "add", &name])?;
         let this = Self { name, dir: Some(dir) };
         this.ip("link set lo up")?;
@@ -143,7 +143,7 @@ impl Namespace {
     pub fn sysctl(&self, key: &str, value: &str) -> Result<()> {
         // /proc/sys/net shows the namespace of the thread that opens the file.
         self.enter(|| fs::write(Path::new("/proc/sys").join(key), value))
-            .with_context(|| format!("{key}={value} in {}", self.name))
+            .with_context(|| format!("cannot set {key}={value} in {}", self.name))
     }
 
     /// Turns an offload of `device` on or off, for instance `tx` (checksums). With `tx` on, packets leave a veth with
@@ -161,7 +161,7 @@ impl Namespace {
 
     fn command_line<A: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = A>) -> Result<Command> {
         let mut words = words.into_iter();
-        let mut command = self.command(words.next().context("no command")?);
+        let mut command = self.command(words.next().context("there is no command to run")?);
         command.args(words);
         Ok(command)
     }
@@ -190,7 +190,7 @@ impl Drop for Namespace {
 pub fn parse_mac(text: &str) -> Result<[u8; 6]> {
     let mut mac = [0; 6];
     hex::decode_to_slice(text.replace(':', ""), &mut mac)
-        .with_context(|| format!("`{text}` is no hardware address"))?;
+        .with_context(|| format!("`{text}` is not a hardware address"))?;
     Ok(mac)
 }
 

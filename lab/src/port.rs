@@ -40,12 +40,12 @@ impl Port {
             bind(socket.as_raw_fd(), &everything_on(if_nametoindex(device)?))?;
             Ok(socket)
         };
-        Ok(Self { socket: open().with_context(|| format!("packets of {device} (are you root?)"))? })
+        Ok(Self { socket: open().with_context(|| format!("cannot open a packet socket on {device} (are you root?)"))? })
     }
 
     /// Sends a frame unchanged.
     pub fn send(&self, frame: &[u8]) -> Result<()> {
-        let sent = send(self.socket.as_raw_fd(), frame, MsgFlags::empty()).context("sending a frame")?;
+        let sent = send(self.socket.as_raw_fd(), frame, MsgFlags::empty()).context("cannot send a frame")?;
         ensure!(sent == frame.len(), "only {sent} of {} bytes were sent", frame.len());
         Ok(())
     }

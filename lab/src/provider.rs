@@ -142,7 +142,7 @@ fn write(file: &Path, groups: &BTreeMap<String, Vec<String>>) -> Result<()> {
 pub fn modules() -> Result<PathBuf> {
     let this = std::env::current_exe()?;
     let found = this.ancestors().map(|dir| dir.join("parts/provider")).find(|path| path.join("node_modules").is_dir());
-    let found = found.context("no OpenID provider: `make setup` installs it")?;
-    ensure!(found.join("locked").is_file(), "{} is not whole: `make setup` again", found.display());
+    let found = found.context("there is no OpenID provider: `make setup` installs it")?;
+    ensure!(found.join("locked").is_file(), "{} is incomplete: run `make setup` again", found.display());
     Ok(found)
 }

@@ -51,7 +51,7 @@ impl Giver {
     /// Returns the authority's key for a verifier, and the epoch at `time`.
     pub fn key(&self, verifier: &str, time: u32) -> Result<(Epoch, ProofKey)> {
         let epoch = Epoch::at(time.into(), EPOCH_LENGTH);
-        Ok((epoch, self.master.proof_key(verifier, self.authority, epoch).context("a verifier's id is short")?))
+        Ok((epoch, self.master.proof_key(verifier, self.authority, epoch).context("the verifier's id is too long")?))
     }
 
     /// Makes a segment for these ends to an interface. The caller may change it before it is [proved](Self::prove).
@@ -88,7 +88,7 @@ impl Giver {
     /// are closed with a lock.
     pub fn prove_along(&self, segment: Segment, vni: Vni, ends: Ends, path: &[(&str, Ipv6Addr)]) -> Result<Minted> {
         let hops: Vec<_> = path.iter().map(|(_, hop)| *hop).collect();
-        let hops = Hops::new(&hops).context("1 to 5 hops")?;
+        let hops = Hops::new(&hops).context("a path has 1 to 5 hops")?;
         let flags = segment.flags.with(SegmentFlags::ROUTED, true);
         let segment = Segment { count: u8::try_from(path.len())?, pointer: 0, flags, ..segment };
         let (mut proofs, mut lock): (Vec<[u8; 16]>, Option<Lock>) = (Vec::new(), None);
@@ -119,7 +119,7 @@ impl Minted {
         let payload = if sender.is_ipv4() { Payload::Ipv4 } else { Payload::Ipv6 };
         let entry = SegmentEntry::given(&self.encapsulation(payload), sending, receiving);
         let entry = self.hops.map_or(entry, |hops| entry.and_then(|entry| entry.along(&hops)));
-        let entry = entry.context("a segment whose number of proofs and families are right")?;
+        let entry = entry.context("the segment has a wrong number of proofs, or addresses of two families")?;
         Ok((SegmentKey::of(interface, sender, receiver, &self.segment), entry))
     }
 }

@@ -43,12 +43,17 @@ impl Sshd {
         let file = dir.join("config");
         fs::write(&file, config)?;
         // The directory for sshd's unprivileged process, which packages create at boot.
-        fs::create_dir_all("/run/sshd").context("/run/sshd")?;
+        fs::create_dir_all("/run/sshd").context("cannot create /run/sshd")?;
         let mut command = namespace.command("/usr/sbin/sshd");
         command.args(["-D", "-e", "-f"]).arg(&file);
         let mut process = namespace.start(command)?;
         process.wait_for("Server listening on :: port 22", Duration::from_secs(10))?;
         Ok(Self { process, dir })
+    }
+
+    /// Returns the path of the private key with which root may log in.
+    pub fn key(&self) -> PathBuf {
+        self.dir.join("client")
     }
 
     /// Prepares `ssh` in `client` to run `words` at `host`.
@@ -85,7 +90,7 @@ impl Echo {
     /// Starts an echo service on TCP and UDP `port` of every address of `namespace`.
     pub fn start(namespace: &Namespace, port: u16) -> Result<Self> {
         let (seen, end) = (Arc::new(Seen::default()), Arc::new(AtomicBool::new(false)));
-        let tcp = namespace.enter(|| listener(port)).context("echo over TCP")?;
+        let tcp = namespace.enter(|| listener(port)).context("cannot listen for the echo over TCP")?;
         tcp.set_nonblocking(true)?;
         let mut echo = Self { seen, end, threads: Vec::new() };
         echo.spawn(move |seen, end| accept(&tcp, seen, end));
@@ -93,7 +98,8 @@ impl Echo {
         let addresses = namespace.run(["ip", "-o", "address", "show", "scope", "global"])?;
         for address in addresses.lines().filter_map(|line| line.split_whitespace().nth(3)) {
             let address: IpAddr = address.split('/').next().unwrap_or(address).parse()?;
-            let socket = namespace.enter(|| UdpSocket::bind((address, port))).context("echo over UDP")?;
+            let socket =
+                namespace.enter(|| UdpSocket::bind((address, port))).context("cannot bind the echo over UDP")?;
             socket.set_read_timeout(Some(TICK))?;
             echo.spawn(move |seen, end| answer(&socket, seen, end));
         }
@@ -210,7 +216,7 @@ pub fn exchange(stream: &mut TcpStream) -> Result<()> {
     let mut heard = [0; WORDS.len()];
     stream.write_all(WORDS)?;
     stream.read_exact(&mut heard)?;
-    ensure!(heard == WORDS, "heard something else");
+    ensure!(heard == WORDS, "the answer is not what was sent");
     Ok(())
 }
 
@@ -222,7 +228,7 @@ pub fn send(port: u16, to: SocketAddr, within: Duration) -> Result<()> {
     socket.send_to(b"ping", to)?;
     let mut heard = [0; 64];
     let (size, from) = socket.recv_from(&mut heard).with_context(|| format!("no answer from {to}"))?;
-    ensure!(&heard[..size] == b"ping" && from == to, "heard something else");
+    ensure!(&heard[..size] == b"ping" && from == to, "the answer is not what was sent");
     Ok(())
 }
 

@@ -80,7 +80,8 @@ impl Route {
         if let Some(device) = device {
             command.args(["oif", device]);
         }
-        let routes: Value = serde_json::from_str(&process::output(&mut command)?).context("the route to the target")?;
+        let routes: Value =
+            serde_json::from_str(&process::output(&mut command)?).context("cannot read the route to the target")?;
         let text = |key: &str| routes[0][key].as_str();
         let device = text("dev").context("no route to the target")?.to_owned();
         ensure!(text("type") != Some("local"), "{target} is this machine: probe it from another");
@@ -104,7 +105,7 @@ impl Route {
             found.is_some()
         });
         ensure!(known, "{} does not say its hardware address on {}", self.next, self.device);
-        found.context("a neighbour")
+        found.context("the kernel does not list the next hop as a neighbour")
     }
 }
 

@@ -28,7 +28,7 @@ pub struct Sink {
 impl Sink {
     /// Listens on TCP `port` of every address of `namespace`.
     pub fn start(namespace: &Namespace, port: u16) -> Result<Self> {
-        let listener = namespace.enter(|| TcpListener::bind(("::", port))).context("sink")?;
+        let listener = namespace.enter(|| TcpListener::bind(("::", port))).context("cannot listen for the transfer")?;
         listener.set_nonblocking(true)?;
         let (taken, end) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
         let thread = thread::spawn({
@@ -131,7 +131,7 @@ impl Transfer {
 fn pour(mut stream: TcpStream, time: Duration, per_second: Option<u64>, end: &AtomicBool) -> Result<Rate> {
     let (chunk, began, mut bytes) = (vec![0x5a; CHUNK], Instant::now(), 0);
     while began.elapsed() < time && !end.load(Relaxed) {
-        stream.write_all(&chunk).context("sending")?;
+        stream.write_all(&chunk).context("cannot send")?;
         bytes += chunk.len() as u64;
         if let Some(per_second) = per_second {
             let due = Duration::from_secs_f64(bytes as f64 / per_second as f64);
@@ -140,6 +140,9 @@ fn pour(mut stream: TcpStream, time: Duration, per_second: Option<u64>, end: &At
     }
     stream.shutdown(std::net::Shutdown::Write)?;
     let mut last = [0];
-    ensure!(stream.read(&mut last).context("waiting for the last byte")? == 1, "cut before the last byte");
+    ensure!(
+        stream.read(&mut last).context("cannot receive the last byte")? == 1,
+        "the connection was cut before the last byte"
+    );
     Ok(Rate { bytes, time: began.elapsed() })
 }

@@ -174,12 +174,10 @@ fn messages_of_a_sealed_tunnel_read_the_same_here_and_in_wireshark() {
         ensure!(ours[1]["tunnel"]["message"] == "response" && theirs[1][0] == "2", "{} {:?}", ours[1], theirs[1]);
         for ((packet, line), record) in ours[2..].iter().zip(&theirs[2..]).zip(of_phase(1)) {
             let tunnel = &packet["tunnel"];
-            ensure!(line[0] == record["type"].to_string() && line[2] == record["suite"].to_string(), "{line:?}");
+            let [kind, suite, number] = ["type", "suite", "number"].map(|key| record[key].to_string());
+            ensure!(line[0] == kind && line[2] == suite, "{line:?}");
             ensure!(line[3] == format!("0x{}", text(tunnel, "index")), "{line:?} {packet}");
-            ensure!(
-                line[4] == record["number"].to_string() && tunnel["number"] == record["number"],
-                "{line:?} {packet}"
-            );
+            ensure!(line[4] == number && tunnel["number"] == record["number"], "{line:?} {packet}");
             let treatment = if line[1] == "1" { "authenticate" } else { "encrypt" };
             ensure!(tunnel["treatment"] == treatment && tunnel["opened"].is_null(), "{line:?} {packet}");
         }

@@ -11,4 +11,5 @@
 
 pub mod memory;
 pub mod program;
+pub mod stream;
 pub mod world;

@@ -46,11 +46,11 @@ pub enum Operation {
     Update(TableId, Vec<u8>, Vec<u8>, u64),
     /// Deletes a key.
     Delete(TableId, Vec<u8>),
-    /// Moves to the next live element, from this number on.
+    /// Moves to the next live element, beginning with the one of this number.
     Next(TableId, u8),
     /// Reads.
     Read(Place),
-    /// Writes; the value is known once the program has continued.
+    /// Writes. The value is known only after the program has continued.
     Write(Place),
     /// Adds, and returns the previous value, as do the operations below.
     Add(Place, u64),

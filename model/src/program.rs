@@ -78,7 +78,7 @@ unsafe impl Send for Program {}
 // SAFETY: as for `Send`; the list of tables is behind a lock.
 unsafe impl Sync for Program {}
 
-/// A program's entry point.
+/// A program's entry point, with its input.
 #[derive(Clone, Copy, Debug)]
 pub enum Entry<'a> {
     /// Admission, on a frame.
@@ -87,7 +87,7 @@ pub enum Entry<'a> {
     Sweep(u32),
 }
 
-/// The end of a run.
+/// How a run ended.
 #[derive(Clone, Debug)]
 pub enum Ran {
     /// Stopped at an operation that has no answer yet.
@@ -111,17 +111,17 @@ impl Program {
         ensure!(!handle.is_null(), "cannot load the compiled program: {}", dl_error());
         let program = Self {
             library: handle,
-            // SAFETY: c/runtime.c defines each with this type.
+            // SAFETY: c/runtime.c defines `model_admit` with this type.
             admit: unsafe { mem::transmute::<*mut c_void, Admit>(symbol(handle, "model_admit")?) },
-            // SAFETY: c/runtime.c defines it with this type.
+            // SAFETY: c/runtime.c defines `model_sweep` with this type.
             sweep: unsafe { mem::transmute::<*mut c_void, Sweep>(symbol(handle, "model_sweep")?) },
-            // SAFETY: c/runtime.c defines it with this type.
+            // SAFETY: c/runtime.c defines `model_begin` with this type.
             begin: unsafe { mem::transmute::<*mut c_void, Begin>(symbol(handle, "model_begin")?) },
             tables: Mutex::default(),
             constants,
             room,
         };
-        // SAFETY: c/runtime.c defines it with this type.
+        // SAFETY: c/runtime.c defines `model_configure` with this type.
         let configure = unsafe { mem::transmute::<*mut c_void, Configure>(symbol(handle, "model_configure")?) };
         let bytes = config.as_bytes();
         // SAFETY: `config` in bpf/include/config.h has the layout of `VerifierConfig`.
@@ -443,7 +443,7 @@ fn is_around(prefix: &[u8], key: &[u8]) -> bool {
     (0..length).all(|index| bit(prefix, index) == bit(key, index))
 }
 
-/// Compiles to `program.so` in a directory that is removed when the result is dropped.
+/// Compiles the program to `program.so` in a directory that is removed when the result is dropped.
 fn compile(edits: &[Edit]) -> Result<TempDir> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let built = tempfile::tempdir().context("cannot make a folder")?;
@@ -463,7 +463,7 @@ fn compile(edits: &[Edit]) -> Result<TempDir> {
                 ensure!(text.matches(edit.from).count() == 1, "{}: not there once: {}", edit.file, edit.from);
                 text = text.replace(edit.from, edit.to);
             }
-            // Bounds for the kernel's verifier, in its assembly language.
+            // Leave out the bounds for the kernel's verifier, which are in its assembly language.
             let lines = text.lines().filter(|line| !line.contains("asm volatile("));
             fs::write(folder.join(&name), lines.collect::<Vec<_>>().join("\n"))?;
         }
@@ -498,7 +498,7 @@ fn symbol(library: *mut c_void, name: &str) -> Result<*mut c_void> {
 
 fn name_of(address: usize) -> Option<String> {
     let mut info = mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the dynamic linker fills it in; a name is a valid string as long as the library is loaded.
+    // SAFETY: the dynamic linker fills in `info`; a name is a valid string as long as the library is loaded.
     unsafe {
         (libc::dladdr(address as *const c_void, info.as_mut_ptr()) != 0).then_some(())?;
         let name: *const c_char = info.assume_init().dli_sname;

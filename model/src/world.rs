@@ -152,7 +152,7 @@ pub struct Report {
 pub const ONCE: &str = "each token admits at most once";
 /// A token admits.
 pub const FRESH: &str = "a fresh token within budget is admitted";
-/// Revocation is effective once no packet is in progress that began before.
+/// Revocation takes full effect once no packet is in progress that began before it.
 pub const REVOKED: &str = "a revoked grant's flow is never live again";
 /// A flow keeps its owner.
 pub const OWNER: &str = "an open flow keeps its owner";
@@ -275,8 +275,8 @@ impl World {
         memory.entries(self.tables().flows).map(|entry| (entry.key.clone(), flow(&entry.value))).collect()
     }
 
-    /// Records the owners of open flows, and whether an open flow has gone or changed holder although its grant was not
-    /// revoked and the client did not close it. In no scene does an open flow stay silent until it ends.
+    /// Records the owners of open flows. Sets `taken_over` if an open flow has gone or changed holder although its
+    /// grant was not revoked and the client did not close it. In no scene does an open flow stay silent until it ends.
     fn look_at_owners(&self, state: &mut State) {
         let flows = self.flows(&state.memory);
         let revoked: Vec<_> = state.memory.entries(self.tables().revoked).map(|entry| entry.key.clone()).collect();
@@ -289,7 +289,7 @@ impl World {
         }
         let open = flows.into_iter().filter(|(key, flow)| match flow.stage {
             stage::OPEN => flow.by_grant(),
-            // A core has claimed it: it stays open, or has given way.
+            // A core has claimed the flow. It counts as open if it was open before.
             stage::CHANGING | stage::LEAVING => state.open.iter().any(|(other, ..)| other == key),
             _ => false,
         });

@@ -15,9 +15,9 @@ fn breaks(world: World, promise: &str) {
     println!("{promise} is broken by\n{path}");
 }
 
-/// Reads each slot twice: in between, another core takes the slot that both aim at.
+/// Reads each slot twice. Between the two readings, another core takes the slot that both cores aim at.
 const TWO_LOOKS: &[Edit] = &[Edit {
-    file: "include/admission.h",
+    file: "include/replays.h",
     from: "\t\t\t__u64 there = entries[i];\n\n\t\t\tif (there == entry)\n\t\t\t\treturn DROP_REPLAYED;\n",
     to: "\t\t\tif (entries[i] == entry)\n\t\t\t\treturn DROP_REPLAYED;\n\t\t}\n\t\tfor (__u32 i = 0; i < REPLAY_ENTRIES; i++) {\n\t\t\t__u64 there = entries[i];\n\n",
 }];
@@ -31,7 +31,7 @@ fn two_looks_at_a_place_refuse_both_copies() {
 
 /// Does not look for other copies once the token has its slot.
 const NO_LOOK_BACK: &[Edit] =
-    &[Edit { file: "include/admission.h", from: "if (entries[i] == entry && i != place)", to: "if (0)" }];
+    &[Edit { file: "include/replays.h", from: "if (entries[i] == entry && i != place)", to: "if (0)" }];
 
 #[test]
 fn without_a_look_back_a_token_admits_twice() {
@@ -48,8 +48,8 @@ fn without_a_look_back_a_token_admits_twice() {
 /// Checks for revocation only before the flow is in the table.
 const ASKED_ONCE: &[Edit] = &[Edit {
     file: "include/admission.h",
-    from: "\tif (!is_revoked(handle, holder)) {\n\t\tif (config.tells",
-    to: "\tif (1) {\n\t\tif (config.tells",
+    from: "\tif (!is_revoked(handle, holder)) {\n\t\tif (config.advertises",
+    to: "\tif (1) {\n\t\tif (config.advertises",
 }];
 
 #[test]
@@ -122,7 +122,7 @@ fn a_refund_after_the_window_has_ended_shuts_the_account_out_of_the_next() {
 
 /// Replay entries hold only twelve bits of their time.
 const TWELVE_BITS: &[Edit] = &[Edit {
-    file: "include/admission.h",
+    file: "include/replays.h",
     from: "\treturn clock_now - (__u32)(entry >> 32) + CLOCK_SET_BACK_MAX <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX;",
     to: "\treturn entry && ((clock_now - (__u32)(entry >> 32) + CLOCK_SET_BACK_MAX) & 0xfff) <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX;",
 }];

@@ -49,7 +49,7 @@ pub fn run() -> Result<()> {
         listed += member.dependencies.len();
         for name in unused(member)? {
             if exceptions.remove(&format!("unused {}/{name}", member.name)).is_none() {
-                findings.push(format!("{} lists {name} and never names it", member.name));
+                findings.push(format!("{} lists {name} as a dependency and does not use it", member.name));
             }
         }
     }
@@ -73,7 +73,7 @@ struct Graph<'a> {
 
 impl<'a> Graph<'a> {
     fn new(metadata: &'a Metadata) -> Result<Self> {
-        let resolve = metadata.resolve.as_ref().context("cargo metadata resolved nothing")?;
+        let resolve = metadata.resolve.as_ref().context("cargo metadata resolved no dependencies")?;
         Ok(Self {
             packages: metadata.packages.iter().map(|package| (&package.id, package)).collect(),
             nodes: resolve.nodes.iter().map(|node| (&node.id, node)).collect(),
@@ -102,7 +102,11 @@ impl<'a> Graph<'a> {
     /// Returns the crates that the shipped binary contains in more than one version. Dependencies of proc macros are
     /// not in the binary.
     fn duplicates(&self) -> Result<BTreeMap<&'a str, Vec<String>>> {
-        let shipped = self.packages.values().find(|package| package.name == SHIPPED).context("no shipped binary")?;
+        let shipped = self
+            .packages
+            .values()
+            .find(|package| package.name == SHIPPED)
+            .with_context(|| format!("the workspace has no package {SHIPPED}"))?;
         let in_binary = self.reach([&shipped.id].into_iter(), |package, kind| {
             kind == DependencyKind::Normal
                 && !package.targets.iter().any(|target| target.kind.contains(&TargetKind::ProcMacro))
@@ -130,7 +134,7 @@ fn exceptions(text: &str) -> Result<BTreeMap<String, String>> {
 
 /// Returns the names among `member`'s dependencies that its sources do not use.
 fn unused(member: &Package) -> Result<Vec<String>> {
-    let dir = member.manifest_path.parent().context("a manifest is in a folder")?.as_std_path();
+    let dir = member.manifest_path.parent().context("the manifest has no folder")?.as_std_path();
     let mut code = String::new();
     for part in ["src", "tests", "benches", "examples"] {
         read_sources(&dir.join(part), &mut code)?;

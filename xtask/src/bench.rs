@@ -48,7 +48,7 @@ pub fn run(parts: &[String]) -> Result<()> {
             Ok((measured, whole)) => {
                 figures.extend(measured);
                 if !whole {
-                    failed.push(format!("bench {target}: a part of it failed, see above"));
+                    failed.push(format!("bench {target}: a part of it failed; its output is above"));
                 }
             }
             Err(error) => failed.push(format!("bench {target}: {error:#}")),

@@ -28,6 +28,8 @@ pub fn scenario(package: &str, program: &str, args: impl IntoIterator<Item = Str
         "--profile",
         DEMO,
         "--no-default-features",
+        "--features",
+        "vouchsafe/roles",
         "--package",
         "vouchsafe",
         "--package",
@@ -39,6 +41,26 @@ pub fn scenario(package: &str, program: &str, args: impl IntoIterator<Item = Str
     let mut setting = OsString::from("VOUCHSAFE_BIN=");
     setting.push(built.join("vouchsafe"));
     let error = command_as_root("env").arg(setting).arg(&program).args(args).exec();
+    Err(error).with_context(|| format!("could not start {}", program.display()))
+}
+
+/// Builds the comparison, and for a run the product as it is shipped, then replaces this process by the comparison.
+pub fn compare(args: Vec<String>) -> Result<()> {
+    let runs = args.first().is_some_and(|word| word == "run" || word == "check");
+    let mut build = cargo(["build", "--release", "--package", "compare"]);
+    if runs {
+        build.args(["--package", "vouchsafe"]);
+    }
+    run(&mut build)?;
+    let built = target_dir().join("release");
+    let (program, vouchsafe) = (built.join("vouchsafe-compare"), built.join("vouchsafe"));
+    let mut command = if runs { command_as_root("env") } else { command("env") };
+    if vouchsafe.exists() {
+        let mut setting = OsString::from("VOUCHSAFE_BIN=");
+        setting.push(vouchsafe);
+        command.arg(setting);
+    }
+    let error = command.arg(&program).args(args).exec();
     Err(error).with_context(|| format!("could not start {}", program.display()))
 }
 
@@ -56,6 +78,33 @@ pub fn documents() -> Result<()> {
         run(command(&vouchsafe).args(["completions", shell]).stdout(file))?;
     }
     println!("{}\n{}", man.display(), completions.display());
+    Ok(())
+}
+
+/// The targets of the static rootless client, and for each the settings with which the C code of its dependencies is
+/// compiled and the program linked.
+const STATIC: [(&str, &[(&str, &str)]); 2] = [
+    ("x86_64-unknown-linux-musl", &[("CC_x86_64_unknown_linux_musl", "musl-gcc")]),
+    (
+        "aarch64-unknown-linux-musl",
+        &[
+            ("CC_aarch64_unknown_linux_musl", "clang"),
+            // The headers are those of musl-tools; the few that are used are the same for both processors.
+            ("CFLAGS_aarch64_unknown_linux_musl", "--target=aarch64-linux-musl -I/usr/include/x86_64-linux-musl"),
+            ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
+        ],
+    ),
+];
+
+/// Builds the rootless client as a static binary for each target.
+pub fn rootless() -> Result<()> {
+    for (target, settings) in STATIC {
+        let mut build =
+            cargo(["build", "--release", "--package", "vouchsafe", "--no-default-features", "--target", target]);
+        build.envs(settings.iter().copied());
+        run(&mut build).with_context(|| format!("is the target there? `rustup target add {target}`"))?;
+        println!("{}", target_dir().join(target).join("release/vouchsafe").display());
+    }
     Ok(())
 }
 

@@ -134,7 +134,7 @@ fn candidate() -> Result<Option<(String, String)>> {
 
 fn unpack(deb: &Path) -> Result<Kernel> {
     let deb = deb.canonicalize().with_context(|| format!("no kernel package at {}", deb.display()))?;
-    let name = deb.file_stem().context("a package has a name")?.to_string_lossy().into_owned();
+    let name = deb.file_stem().context("the path of the kernel package names no file")?.to_string_lossy().into_owned();
     let tree = dir()?.join(&name);
     if !tree.exists() {
         let partial = dir()?.join(format!("{name}.partial"));
@@ -190,7 +190,7 @@ fn boot(kernel: &Kernel, binaries: &[PathBuf], args: &Args) -> Result<()> {
         let guests: Vec<_> = (1..=guests).map(guest).collect();
         guests
             .into_iter()
-            .map(|guest| guest.join().unwrap_or_else(|_| bail!("kernels: a guest's thread failed")))
+            .map(|guest| guest.join().unwrap_or_else(|_| bail!("kernels: the thread of a guest panicked")))
             .collect()
     });
     let mut passed = 0;
@@ -266,7 +266,7 @@ fn watch(mut machine: Machine, name: &str, queue: &Queue, limit: Duration) -> Re
             Err(RecvTimeoutError::Timeout) => bail!("kernels: {name} did not end within {} s", limit.as_secs()),
         }
     }
-    ensure!(outcome.exit.is_some(), "kernels: {name} ended without a word about its tests");
+    ensure!(outcome.exit.is_some(), "kernels: {name} ended without reporting its tests; its console is above");
     Ok(outcome)
 }
 
@@ -292,7 +292,7 @@ fn initramfs(kernel: &Kernel, binaries: &[PathBuf], filter: &str) -> Result<Path
     let modules = insert_modules(kernel, &tree)?;
     let mut files = BTreeSet::new();
     for binary in binaries {
-        let name = binary.file_name().context("a test binary has a name")?;
+        let name = binary.file_name().context("the path of a test binary names no file")?;
         // Debug information is most of a binary's size, and the guest's memory is small.
         run_command(command("strip").arg("--strip-debug").arg("-o").arg(tree.join("tests").join(name)).arg(binary))?;
         files.extend(loaded_by(binary)?);
@@ -391,7 +391,7 @@ fn test_data(crates: &Path, tree: &Path) -> Result<()> {
 
 fn copy_as_is(path: &Path, tree: &Path) -> Result<()> {
     let to = inside(tree, path);
-    fs::create_dir_all(to.parent().context("a file is in a folder")?)?;
+    fs::create_dir_all(to.parent().context("the file has no folder")?)?;
     fs::copy(path, &to).with_context(|| format!("could not copy {}", path.display()))?;
     Ok(())
 }

@@ -60,9 +60,9 @@ fn style() -> Result<()> {
             findings.extend(forbidden(line).map(|word| format!("{name}:{}: {word}", number + 1)));
             if name.ends_with(".md") {
                 let folder = root().join(name);
-                let folder = folder.parent().context("a file is in a folder")?;
+                let folder = folder.parent().context("the file has no folder")?;
                 let lost = links(line).filter(|link| !folder.join(link).exists());
-                findings.extend(lost.map(|link| format!("{name}:{}: {link} is not there", number + 1)));
+                findings.extend(lost.map(|link| format!("{name}:{}: the link {link} leads nowhere", number + 1)));
             }
         }
         let sentences = marks(name).map(|marks| comments::relative_clauses(&text, marks)).unwrap_or_default();
@@ -110,7 +110,9 @@ fn clang() -> Result<()> {
     }
     let headers = libbpf_headers()?;
     for program in &programs {
-        let object = target_dir().join("lint").join(program.with_extension("o").file_name().context("a file")?);
+        let object = target_dir()
+            .join("lint")
+            .join(program.with_extension("o").file_name().context("the program's path names no file")?);
         run_command(
             command("clang")
                 .args("-Wall -Wextra -Wno-unused-parameter -Werror -target bpf -O2 -g -mcpu=v3 -c".split(' '))
@@ -136,7 +138,7 @@ fn libbpf_headers() -> Result<PathBuf> {
     let Some(sys) = metadata.packages.iter().find(|package| package.name == "libbpf-sys") else {
         bail!("libbpf-sys is not among the dependencies");
     };
-    let sources = sys.manifest_path.parent().context("a manifest is in a folder")?.join("libbpf/src");
+    let sources = sys.manifest_path.parent().context("the manifest has no folder")?.join("libbpf/src");
     let dir = target_dir().join("lint");
     fs::create_dir_all(&dir)?;
     let link = dir.join("bpf");

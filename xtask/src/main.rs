@@ -32,7 +32,7 @@ struct Args {
 enum Task {
     /// Install the packages for one purpose (Debian 12, Ubuntu 24.04)
     Setup {
-        /// The purpose; `test` includes all others
+        /// The purpose; `test` includes all others, except the programs that `compare` measures
         #[arg(default_value = "test", value_parser = setup::PURPOSES)]
         purpose: String,
     },
@@ -54,11 +54,18 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Build the rootless client as static binaries, for x86-64 and arm64 (needs musl-tools and clang)
+    Static,
     /// Measure; figures go to target/bench/summary.json
     Bench {
         /// Run only these benches
         #[arg(value_parser = bench::targets())]
         parts: Vec<String>,
+    },
+    /// Measure VPNs and Vouchsafe side by side, rank, advise, report (docs/compare.md)
+    Compare {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
     },
     /// Take pictures of the console's pages, for docs/console
     Screenshots,
@@ -115,7 +122,9 @@ fn perform(task: Task) -> Result<()> {
         Task::Test { no_kernels, args } => test(no_kernels, &args),
         Task::Kernels(args) => kernels::run(&args),
         Task::Demo { args } => build::scenario("lab", "lab", [&["demo".to_owned()], &args[..]].concat()),
+        Task::Static => build::rootless(),
         Task::Bench { parts } => bench::run(&parts),
+        Task::Compare { args } => build::compare(args),
         Task::Screenshots => {
             build::scenario("browser", "screenshots", [root().join("docs/console").to_string_lossy().into_owned()])
         }
@@ -156,7 +165,7 @@ fn soak(forged: u64) -> Result<()> {
 }
 
 fn fuzz(seconds: u32, mut targets: Vec<String>) -> Result<()> {
-    ensure!(root().join("fuzz/Cargo.toml").exists(), "there is no fuzz/ here");
+    ensure!(root().join("fuzz/Cargo.toml").exists(), "the folder fuzz/ is missing");
     if !run::succeeds(&mut cargo(["+nightly", "--version"])) {
         run(command("rustup").args(["toolchain", "install", "nightly", "--profile", "minimal"]))?;
     }

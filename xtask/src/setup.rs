@@ -5,8 +5,8 @@ use anyhow::Result;
 
 use crate::run::{command, run as run_command};
 
-/// Purposes of an installation, from the fewest packages to all.
-pub const PURPOSES: [&str; 4] = ["build", "demo", "bench", "test"];
+/// Purposes of an installation.
+pub const PURPOSES: [&str; 5] = ["build", "demo", "bench", "test", "compare"];
 
 /// Installs the packages for `purpose`.
 pub fn run(purpose: &str) -> Result<()> {
@@ -25,7 +25,8 @@ mod tests {
 
     #[test]
     fn each_purpose_needs_what_a_smaller_one_does_and_more() {
-        for pair in PURPOSES.windows(2) {
+        let pairs = [["build", "demo"], ["demo", "bench"], ["bench", "test"], ["demo", "compare"]];
+        for pair in pairs {
             let (fewer, more) = (packages(pair[0]), packages(pair[1]));
             assert!(fewer.iter().all(|package| more.contains(package)), "{pair:?}");
             assert!(more.len() > fewer.len(), "{pair:?}");
@@ -42,11 +43,13 @@ mod tests {
 
     #[test]
     fn no_package_is_listed_twice() {
-        let all = packages("test");
-        let mut once = all.clone();
-        once.sort();
-        once.dedup();
-        assert_eq!(once.len(), all.len(), "{all:?}");
+        for purpose in PURPOSES {
+            let all = packages(purpose);
+            let mut once = all.clone();
+            once.sort();
+            once.dedup();
+            assert_eq!(once.len(), all.len(), "{all:?}");
+        }
     }
 
     #[test]

@@ -6,15 +6,14 @@ mod events;
 mod login;
 mod sealing;
 
-use crate::config::Config;
-use crate::held::HeldPacket;
-use crate::held::HeldQueue;
+use crate::control;
 use crate::kernel::{Kernel, Outlets};
 use crate::key_transfer::{self, Keys};
 use crate::metrics::{self, Answers, Snapshot};
-use crate::protocol::{Reply, Standing};
-use crate::sessions::{Kept, KeptSession, Sessions};
-use crate::socket::{self};
+use crate::packet_queue::PacketQueue;
+use crate::packet_queue::QueuedPacket;
+use crate::sessions::{Kept, Sessions};
+use crate::settings::Settings;
 use crate::switches::{News, Switches};
 use crate::{now, unix};
 use anyhow::{Context, Result};
@@ -24,10 +23,13 @@ use datapath::Pins;
 use discovery::Discovery;
 use engine::agent::insertion::Used;
 use engine::agent::{Agent, Clock, FetchId, Login, Output, Refusal, Subject, Unusable};
-use engine::discovery::{Domain, Told};
+use engine::discovery::{Answer, Domain};
 use engine::model::GrantRequest;
 use events::Report;
 use login::Started;
+use reach::kept::KeptSession;
+use reach::login::{LoggedIn, Timed, timed};
+use reach::protocol::{Reply, Standing};
 use shell::signals::Signals;
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
@@ -46,7 +48,7 @@ const RESOLVE: Duration = Duration::from_secs(60);
 const WAIT: Duration = Duration::from_secs(20);
 /// Number of answers and commands that may be queued for the loop.
 const QUEUE: usize = 1024;
-/// Number of held packets that are served before other events: one of these may take as long as many packets.
+/// Number of queued packets that are served before other events: one of these may take as long as many packets.
 const BATCH: usize = 64;
 
 /// A message from a task to the loop.
@@ -56,30 +58,11 @@ enum Message {
     Grant(Subject, FetchId, Timed<Result<api::Grant, Error>>),
     Destinations(Subject, u64, Timed<Result<Destinations, Error>>),
     Reported(Subject, u64, Report),
-    Discovered(Domain, Told),
+    Discovered(Domain, Answer),
     Metrics(oneshot::Sender<Result<Snapshot>>),
     TakeKeysFrom(Vec<SocketAddrV4>),
     #[cfg(feature = "seal")]
     Tunnel(Subject, Destination, Result<api::Grant, Error>),
-}
-
-struct LoggedIn {
-    authority: Authority,
-    kept: KeptSession,
-    told: Timed<u64>,
-}
-
-/// A value, with the times of its request and arrival.
-struct Timed<T> {
-    value: T,
-    asked: Duration,
-    answered: Duration,
-}
-
-async fn timed<T>(work: impl Future<Output = T>) -> Timed<T> {
-    let asked = now();
-    let value = work.await;
-    Timed { value, asked, answered: now() }
 }
 
 /// A session's connection to its authority.
@@ -108,7 +91,7 @@ struct Waiter {
 }
 
 struct Daemon {
-    config: Config,
+    settings: Settings,
     kernel: Kernel,
     switches: Option<Switches>,
     keys: Keys,
@@ -123,56 +106,57 @@ struct Daemon {
     waiters: Vec<Waiter>,
     discovery: Discovery,
     messages: mpsc::Sender<Message>,
-    held: HeldQueue,
+    queued: PacketQueue,
     #[cfg(feature = "seal")]
     sealing: sealing::Sealing,
 }
 
 /// Runs the daemon until a signal ends it. Programs and grants stay in the kernel, so flows and new connections
 /// continue, and the next start takes over.
-pub async fn run(config: Config) -> Result<()> {
-    let sessions = Sessions::open(config.dir.clone())?;
+pub async fn run(settings: Settings) -> Result<()> {
+    let sessions = Sessions::open(settings.dir.clone())?;
     // Take the lock before touching anything that a running daemon depends on: its socket, its programs, its injector.
-    let pins = Pins::new("agent", &config.instance)?;
+    let pins = Pins::new("agent", &settings.instance)?;
     let _lock = pins.lock().with_context(|| {
         format!(
-            "agent instance {:?} already runs; a second agent needs its own --instance, --dir and --socket",
-            config.instance
+            "cannot lock the kernel state of agent instance {:?}: if it already runs, a second agent needs its own \
+             --instance, --dir and --socket",
+            settings.instance
         )
     })?;
-    let listener = socket::listen(&config.socket)?;
-    let readers = match config.metrics {
+    let listener = control::listen(&settings.socket)?;
+    let readers = match settings.metrics {
         Some(address) => Some(shell::metrics::listen(address).await?),
         None => None,
     };
-    let held = HeldQueue::new();
-    let (heard_sender, mut heard) = mpsc::channel(QUEUE);
+    let queued = PacketQueue::new();
+    let (overheard_sender, mut overheard) = mpsc::channel(QUEUE);
     let (command_sender, mut commands) = mpsc::channel(QUEUE);
     let (message_sender, mut messages) = mpsc::channel(QUEUE);
     let asking = message_sender.clone();
     let (news_sender, mut news) = mpsc::channel(QUEUE);
-    let switches = Switches::listen(&config, news_sender).await?;
+    let switches = Switches::listen(&settings, news_sender).await?;
     // Before the first connection to these authorities is opened.
-    let ends = key_transfer::ends(&config.key_transfer).await;
-    let resolving = tokio::spawn(follow_names(config.key_transfer.clone(), message_sender.clone()));
-    let outlets = Outlets { held: held.clone(), heard: heard_sender };
-    let mut daemon = Daemon::start(config, sessions, pins, switches, outlets, message_sender, &ends)?;
+    let ends = key_transfer::ends(&settings.key_transfer).await;
+    let resolving = tokio::spawn(follow_names(settings.key_transfer.clone(), message_sender.clone()));
+    let outlets = Outlets { queued: queued.clone(), overheard: overheard_sender };
+    let mut daemon = Daemon::start(settings, sessions, pins, switches, outlets, message_sender, &ends)?;
     let measuring = readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(asking.clone()))));
-    let calls = tokio::spawn(socket::serve(listener, command_sender));
+    let calls = tokio::spawn(control::serve(listener, command_sender));
     let mut signals = Signals::listen()?;
-    tracing::info!(socket = %daemon.config.socket.display(), "agent started");
+    tracing::info!(socket = %daemon.settings.socket.display(), "agent started");
     let mut look = Instant::now();
     loop {
         let pause = daemon.agent.timeout().map_or(LOOK, |at| at.saturating_sub(now()));
         let wake = look.min(Instant::now() + pause);
         tokio::select! {
-            packet = held.next() => {
-                daemon.held(packet);
-                std::iter::from_fn(|| held.pop()).take(BATCH - 1).for_each(|packet| daemon.held(packet));
+            packet = queued.next() => {
+                daemon.queued(packet);
+                std::iter::from_fn(|| queued.pop()).take(BATCH - 1).for_each(|packet| daemon.queued(packet));
             }
-            Some(record) = heard.recv() => daemon.overheard(record),
+            Some(record) = overheard.recv() => daemon.overheard(record),
             Some(message) = messages.recv() => daemon.message(message),
-            Some(news) = news.recv() => daemon.hear(news),
+            Some(news) = news.recv() => daemon.switch_news(news),
             Some(command) = commands.recv() => daemon.command(command),
             () = sleep_until(wake) => {
                 if Instant::now() >= look {
@@ -193,8 +177,8 @@ pub async fn run(config: Config) -> Result<()> {
     calls.abort();
     resolving.abort();
     measuring.inspect(JoinHandle::abort);
-    let _ = std::fs::remove_file(&daemon.config.socket);
-    tracing::info!("agent stopped; its state in the kernel stays");
+    let _ = std::fs::remove_file(&daemon.settings.socket);
+    tracing::info!("agent stopped; its programs and grants stay in the kernel. `vouchsafe agent detach` removes them");
     Ok(())
 }
 
@@ -218,7 +202,7 @@ fn used(kernel: &Kernel, switches: Option<&Switches>, slot: &GrantSlot) -> Optio
 
 impl Daemon {
     fn start(
-        config: Config,
+        settings: Settings,
         sessions: Sessions,
         pins: Pins,
         switches: Option<Switches>,
@@ -227,17 +211,17 @@ impl Daemon {
         ends: &[SocketAddrV4],
     ) -> Result<Self> {
         let kept = sessions.load()?;
-        let held = outlets.held.clone();
-        let kernel = Kernel::start(&config, pins, outlets)?;
+        let queued = outlets.queued.clone();
+        let kernel = Kernel::start(&settings, pins, outlets)?;
         kernel.take_keys_from(ends)?;
         // Entries and sessions of an earlier process are relative to its clock.
         let clock = match kernel.maps().clock()? {
             0 => Clock::at(unix(), now()),
             offset => Clock::at(Duration::from_nanos(offset) + now(), now()),
         };
-        let agent = Agent::new(config.settings.clone(), clock);
+        let agent = Agent::new(settings.agent.clone(), clock);
         let mut daemon = Self {
-            config,
+            settings,
             keys: Keys::new(kernel.maps().keys_taken()?),
             kernel,
             switches,
@@ -251,7 +235,7 @@ impl Daemon {
             waiters: Vec::new(),
             discovery: Discovery::default(),
             messages,
-            held,
+            queued,
             #[cfg(feature = "seal")]
             sealing: sealing::Sealing::default(),
         };
@@ -271,8 +255,8 @@ impl Daemon {
             match Authority::of_user(&session.authority, session.ca.as_deref().map(str::as_bytes), uid) {
                 Ok(authority) => {
                     self.connect(subject, authority.with_token(&session.token));
-                    let KeptSession { expires, receivers, skew, .. } = session;
-                    self.agent.login(subject, Login { expires, receivers, skew });
+                    let KeptSession { expires, receivers, sealed, skew, .. } = session;
+                    self.agent.login(subject, Login { expires, receivers, sealed, skew });
                 }
                 Err(error) => tracing::error!(uid, "cannot resume the saved session: {error}"),
             }
@@ -288,30 +272,30 @@ impl Daemon {
                 self.tunnels_moved();
             }
             Ok(false) => {}
-            Err(error) => tracing::warn!("{error:#}"),
+            Err(error) => tracing::warn!("cannot follow changes of interfaces: {error:#}"),
         }
         if let Err(error) = self.kernel.follow_cores() {
-            tracing::warn!("{error:#}");
+            tracing::warn!("cannot tell whether packets from the kernel program still arrive: {error:#}");
         }
     }
 
-    fn held(&mut self, packet: HeldPacket) {
-        tracing::trace!(to = ?packet.slot.destination(), "held");
-        self.agent.held(now(), &packet.slot, packet.frame);
+    fn queued(&mut self, packet: QueuedPacket) {
+        tracing::trace!(to = ?packet.slot.destination(), "queued");
+        self.agent.queued(now(), &packet.slot, packet.frame);
     }
 
-    fn hear(&mut self, news: News) {
+    fn switch_news(&mut self, news: News) {
         let Some(switches) = &mut self.switches else { return };
-        let (held, heard) = (switches.hear(news, now()), switches.overheard());
-        held.into_iter().for_each(|packet| self.held.push(packet));
-        heard.into_iter().for_each(|record| self.overheard(record));
+        let (queued, overheard) = (switches.receive(news, now()), switches.overheard());
+        queued.into_iter().for_each(|packet| self.queued.push(packet));
+        overheard.into_iter().for_each(|record| self.overheard(record));
     }
 
     /// Carries out all pending outputs of the state machine.
     fn act(&mut self) {
         while let Some(output) = self.agent.poll() {
             if let Err(error) = self.perform(output) {
-                tracing::error!("{error:#}");
+                tracing::error!("cannot update the kernel program's tables: {error:#}");
             }
         }
     }
@@ -350,13 +334,13 @@ impl Daemon {
     fn fetch(&mut self, id: FetchId, subject: Subject, request: GrantRequest) {
         let Some(connection) = self.connections.get(&subject) else {
             // Waiting clients get this error, and the state machine retries when there is a connection.
-            let (value, asked) = (Err(Error::Other("there is no connection to the authority".to_owned())), now());
-            return self.answered(subject, id, Timed { value, asked, answered: asked });
+            let (value, requested) = (Err(Error::Other("there is no connection to the authority".to_owned())), now());
+            return self.answered(subject, id, Timed { value, requested, answered: requested });
         };
         let (authority, messages) = (connection.authority.clone(), self.messages.clone());
         self.answers.renewals += u64::from(self.agent.has_grant_for(subject, &request.to));
         let kept = self.kept.get(&subject.user()).and_then(|kept| kept.session.as_ref());
-        let in_band = kept.is_some_and(|session| self.config.key_transfer.contains(&session.authority));
+        let in_band = kept.is_some_and(|session| self.settings.key_transfer.contains(&session.authority));
         let keys = in_band.then(|| self.keys.clone());
         self.note_fetch(id, request.to);
         let request = convert::grant_request(&request);
@@ -391,10 +375,10 @@ impl Daemon {
                     self.destinations(subject, answer);
                 }
             }
-            Message::Discovered(domain, told) => self.told_of(&domain, told),
+            Message::Discovered(domain, answer) => self.discovery_answered(&domain, answer),
             Message::TakeKeysFrom(ends) => {
                 if let Err(error) = self.kernel.take_keys_from(&ends) {
-                    tracing::warn!("{error:#}");
+                    tracing::warn!("cannot store the authorities that may send keys in band: {error:#}");
                 }
             }
             #[cfg(feature = "seal")]
@@ -432,7 +416,7 @@ impl Daemon {
         if let Ok(grant) = &answer.value
             && self.agent.awaits(subject, id)
         {
-            self.told_time(subject, grant.now, answer.asked, answer.answered);
+            self.sync_clock(subject, grant.now, answer.requested, answer.answered);
         }
         let mut failure = None;
         let (answer, unusable) = match answer.value.map(|grant| convert::grant(&grant)) {
@@ -468,13 +452,13 @@ impl Daemon {
     fn dismiss(&mut self) {
         let late = now().saturating_sub(WAIT);
         for waiter in self.waiters.extract_if(.., |waiter| waiter.since < late) {
-            let why = "the authority did not answer in time".to_owned();
+            let why = format!("the authority did not answer within {WAIT:?}");
             let _ = waiter.reply.send(Reply::Standing(Standing::Failed { why }));
         }
     }
 
-    fn told_time(&mut self, subject: Subject, unix: u64, asked: Duration, answered: Duration) {
-        if self.agent.told_time(subject, unix, asked, answered)
+    fn sync_clock(&mut self, subject: Subject, unix: u64, requested: Duration, answered: Duration) {
+        if self.agent.sync_clock(subject, unix, requested, answered)
             && let Some(session) = self.kept.get_mut(&subject.user()).and_then(|kept| kept.session.as_mut())
         {
             session.skew = self.agent.skew(subject);
@@ -491,20 +475,22 @@ impl Daemon {
                 None
             }
             Ok(answer_value) => {
-                self.told_time(subject, answer_value.now, answer.asked, answer.answered);
-                let receivers = convert::receivers(&answer_value.destinations);
-                self.note_destinations(subject, &receivers, &answer_value.sealed);
-                Some(receivers)
+                self.sync_clock(subject, answer_value.now, answer.requested, answer.answered);
+                let (receivers, sealed) = convert::reachable(&answer_value);
+                self.note_destinations(subject, &receivers, &sealed, &answer_value.sealed.tunnels);
+                Some((receivers, sealed))
             }
         };
-        let heard = receivers.is_some();
+        let received = receivers.as_ref().map(|(_, sealed)| sealed.clone());
         if let Err(error) = self.agent.destinations(now(), subject, receivers) {
             tracing::error!(uid = subject.user(), "cannot use the destinations from the authority: {error}");
         }
-        if heard && let Some(session) = self.kept.get_mut(&subject.user()).and_then(|kept| kept.session.as_mut()) {
+        if let Some(sealed) = received
+            && let Some(session) = self.kept.get_mut(&subject.user()).and_then(|kept| kept.session.as_mut())
+        {
             let receivers = self.agent.receivers(subject);
-            if session.receivers != receivers {
-                session.receivers = receivers.to_vec();
+            if session.receivers != receivers || session.sealed != sealed {
+                (session.receivers, session.sealed) = (receivers.to_vec(), sealed);
                 self.save(subject.user());
             }
         }
@@ -520,9 +506,9 @@ impl Daemon {
 
 /// Builds the page of metrics from the loop's snapshot.
 async fn page(messages: mpsc::Sender<Message>) -> Result<shell::metrics::Page> {
-    let (reply, told) = oneshot::channel();
+    let (reply, snapshot) = oneshot::channel();
     messages.send(Message::Metrics(reply)).await.ok().context("the agent is stopping")?;
-    Ok(metrics::page(&told.await.context("the agent is stopping")??))
+    Ok(metrics::page(&snapshot.await.context("the agent is stopping")??))
 }
 
 fn refusal(error: Error) -> Refusal {
@@ -534,18 +520,4 @@ fn refusal(error: Error) -> Refusal {
         Error::NotLoggedIn => Refusal::NotLoggedIn,
         other => Refusal::Failed(other.to_string()),
     }
-}
-
-fn refused(kind: &str, text: String) -> Reply {
-    Reply::Refused { kind: kind.to_owned(), text }
-}
-
-fn refused_by(error: &Error) -> Reply {
-    let kind = match error {
-        Error::Denied(problem) | Error::Refused(problem) => problem.r#type.as_str(),
-        Error::NotLoggedIn => "not_logged_in",
-        Error::Unreachable(_) => "unreachable",
-        Error::Unusable(_) | Error::Other(_) => "other",
-    };
-    refused(kind, error.to_string())
 }

@@ -1,4 +1,4 @@
-//! The socket that re-sends held frames. The kernel program recognises the socket by its cookie and the subject by the
+//! The socket that re-sends queued frames. The kernel program recognises the socket by its cookie and the subject by the
 //! mark; no other process can send packets on behalf of a subject this way.
 
 use anyhow::{Context, Result};
@@ -29,8 +29,11 @@ impl Injector {
 
     /// Sends a frame out of `interface` for a subject.
     pub fn send(&self, subject: Subject, interface: u32, frame: &Ready) -> Result<()> {
-        setsockopt(&self.socket, sockopt::Mark, &subject.number()).context("cannot mark the packet")?;
-        self.socket.send(interface, frame.ether_type, &frame.bytes).context("cannot send a queued packet")
+        setsockopt(&self.socket, sockopt::Mark, &subject.number())
+            .context("cannot set the owner's mark on the packet socket")?;
+        self.socket
+            .send(interface, frame.ether_type, &frame.bytes)
+            .with_context(|| format!("cannot send a queued packet on interface {interface}"))
     }
 }
 

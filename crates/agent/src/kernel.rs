@@ -1,19 +1,19 @@
-//! The kernel side: programs on interfaces, maps, held packets, and the socket that re-sends them.
+//! The kernel side: programs on interfaces, maps, queued packets, and the socket that re-sends them.
 
-use crate::config::Config;
-use crate::held::{HeldPacket, HeldQueue};
 use crate::inject::Injector;
-use crate::protocol;
+use crate::packet_queue::{PacketQueue, QueuedPacket};
+use crate::settings::Settings;
 use anyhow::{Context, Result};
 use datapath::Pins;
-use datapath::agent::{Agent, Held, interface_of, remove_filters};
+use datapath::agent::{Agent, Queued, interface_of, remove_filters};
 use datapath::interface::Interface;
 use datapath::tc::{Attachment, supported_attachment};
 use engine::agent::insertion::Used;
 use engine::agent::{Frame, Subject};
-use engine::discovery::{Heard, message};
+use engine::discovery::{Overheard, message};
 use engine::model::protected::Protected;
 use nix::time::{ClockId, clock_gettime};
+use reach::protocol;
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddrV4};
@@ -25,7 +25,7 @@ use wire::map::{AuthorityEnd, GrantEntry, GrantSlot, Owner, Services, agent_coun
 
 /// Room in the table of authorities that transfer keys in band.
 const KEY_ENDS_MAX: usize = 64;
-/// Interval at which a thread that waits for held packets checks whether it is still needed.
+/// Interval at which a thread that waits for queued packets checks whether it is still needed.
 const POLL: Duration = Duration::from_millis(500);
 /// File with the list of online CPUs.
 const ONLINE: &str = "/sys/devices/system/cpu/online";
@@ -36,8 +36,8 @@ const COUNTERS: &[(&str, u32)] = &[
     ("other", agent_counter::OTHER),
     ("tokens", agent_counter::TOKENS),
     ("tokens_alone", agent_counter::ALONE),
-    ("held", agent_counter::HELD),
-    ("hold_failed", agent_counter::HOLD_FAILED),
+    ("held", agent_counter::QUEUED),
+    ("hold_failed", agent_counter::QUEUE_FAILED),
     ("plain", agent_counter::PLAIN),
     ("conversation", agent_counter::CONVERSATION),
     ("failed", agent_counter::FAILED),
@@ -52,10 +52,10 @@ const COUNTERS: &[(&str, u32)] = &[
 /// Channels for what the threads read from the kernel.
 #[derive(Clone)]
 pub struct Outlets {
-    /// Held packets.
-    pub held: HeldQueue,
+    /// Queued packets.
+    pub queued: PacketQueue,
     /// Overheard records.
-    pub heard: mpsc::Sender<Heard>,
+    pub overheard: mpsc::Sender<Overheard>,
 }
 
 /// The agent's state in the kernel.
@@ -69,11 +69,11 @@ pub struct Kernel {
     attachment: Attachment,
     pins: Pins,
     cgroups: bool,
-    hears: bool,
+    overhears: bool,
     injector: Injector,
     outlets: Outlets,
     running: Arc<AtomicBool>,
-    /// Incremented to make the threads reopen the buffers of held packets.
+    /// Incremented to make the threads reopen the buffers of queued packets.
     openings: Arc<AtomicU64>,
     signs: Signs,
     addresses: u64,
@@ -81,17 +81,17 @@ pub struct Kernel {
 
 impl Kernel {
     /// Loads the programs and takes over the state of an earlier process.
-    pub fn start(config: &Config, pins: Pins, outlets: Outlets) -> Result<Self> {
+    pub fn start(settings: &Settings, pins: Pins, outlets: Outlets) -> Result<Self> {
         let mut kernel = Self {
             agents: Vec::new(),
             attached: Vec::new(),
-            wanted: config.interfaces.clone(),
+            wanted: settings.interfaces.clone(),
             // With switches, only named interfaces are used.
-            everywhere: config.interfaces.is_empty() && config.switches.is_none(),
+            everywhere: settings.interfaces.is_empty() && settings.switches.is_none(),
             attachment: supported_attachment(),
             pins,
-            cgroups: config.settings.owners.iter().any(|(owner, _)| owner.kind == owner::CGROUP),
-            hears: config.overhears,
+            cgroups: settings.agent.owners.iter().any(|(owner, _)| owner.kind == owner::CGROUP),
+            overhears: settings.overhears,
             injector: Injector::new()?,
             outlets,
             running: Arc::new(AtomicBool::new(true)),
@@ -123,28 +123,37 @@ impl Kernel {
         if let Some(index) = self.agents.iter().position(|(header, _)| *header == link_header) {
             return Ok(index);
         }
-        let agent =
-            Agent::load_hearing(link_header, self.cgroups, self.hears, self.attachment, Some(self.pins.clone()))?;
-        let (Outlets { held, heard }, running) = (self.outlets.clone(), self.running.clone());
-        let each = move |packet: Held| {
-            let Held { header, frame } = packet;
+        let agent = Agent::load_overhearing(
+            link_header,
+            self.cgroups,
+            self.overhears,
+            self.attachment,
+            Some(self.pins.clone()),
+        )?;
+        let (Outlets { queued, overheard }, running) = (self.outlets.clone(), self.running.clone());
+        let each = move |packet: Queued| {
+            let Queued { header, frame } = packet;
             let whole = frame.len() == header.length as usize;
             let frame = whole.then(|| Frame::new(header.interface, link_header, header.segment, &frame)).flatten();
             let frame = frame.map(|frame| frame.tagged(header.vlan_proto, header.vlan_tci));
             if header.slot.subject == 0 {
-                // Parsed on this thread, so that a flood of answers does not delay held packets.
+                // Parsed on this thread, so that a flood of answers does not delay queued packets.
                 if let Some(record) = frame.and_then(|frame| message::overhear_frame(frame.bytes())) {
-                    let _ = heard.try_send(record);
+                    let _ = overheard.try_send(record);
                 }
                 return;
             }
-            held.push(HeldPacket { slot: header.slot, frame });
+            queued.push(QueuedPacket { slot: header.slot, frame });
         };
-        let packets = agent.held()?;
-        let open = move || packets.open(each.clone(), |count| tracing::warn!(count, "queued packets were lost"));
+        let packets = agent.queued()?;
+        let open = move || {
+            packets.open(each.clone(), |count| {
+                tracing::warn!(count, "lost packets from the kernel program, because its buffer was full")
+            })
+        };
         let (buffer, openings) = (open()?, self.openings.clone());
         let mut opened = openings.load(Ordering::Relaxed);
-        std::thread::Builder::new().name(format!("held-{link_header}")).spawn(move || {
+        std::thread::Builder::new().name(format!("queued-{link_header}")).spawn(move || {
             let mut buffer = Some(buffer);
             while running.load(Ordering::Relaxed) {
                 let wanted = openings.load(Ordering::Relaxed);
@@ -167,7 +176,10 @@ impl Kernel {
                     None => match open() {
                         Ok(new) => buffer = Some(new),
                         Err(error) => {
-                            tracing::warn!("{error:#}");
+                            tracing::warn!(
+                                "cannot receive packets that wait for a grant, so the kernel program drops them; \
+                                 trying again: {error:#}"
+                            );
                             std::thread::sleep(POLL);
                         }
                     },
@@ -186,7 +198,7 @@ impl Kernel {
             self.wanted.iter().filter_map(|name| Interface::named(name).ok()).collect()
         };
         for (interface, _) in self.attached.extract_if(.., |(interface, _)| !all.contains(interface)) {
-            tracing::info!(interface = interface.name, "gone");
+            tracing::info!(interface = interface.name, "the interface has disappeared");
             self.agents.iter_mut().for_each(|(_, agent)| agent.forget(&interface));
         }
         for interface in all {
@@ -196,7 +208,10 @@ impl Kernel {
             let done = self.attach(&interface).map_err(|error| format!("{error:#}"));
             match &done {
                 Ok(()) => tracing::info!(interface = interface.name, by = self.attachment.name(), "attached"),
-                Err(error) => tracing::warn!(interface = interface.name, "cannot attach: {error}"),
+                Err(error) => tracing::warn!(
+                    interface = interface.name,
+                    "cannot attach to this interface, so its packets get no tokens: {error}"
+                ),
             }
             self.attached.push((interface, done));
         }
@@ -204,7 +219,7 @@ impl Kernel {
         Ok(std::mem::replace(&mut self.addresses, addresses) != addresses)
     }
 
-    /// Reopens the buffers of held packets if they may be dead: when a CPU goes offline (all but one do during a
+    /// Reopens the buffers of queued packets if they may be dead: when a CPU goes offline (all but one do during a
     /// suspend), its perf events end, and do not come back with the CPU.
     pub fn follow_cores(&mut self) -> Result<()> {
         let signs = self.signs()?;
@@ -224,7 +239,7 @@ impl Kernel {
             // Without /sys, the other two signs must suffice.
             online: std::fs::read_to_string(ONLINE).unwrap_or_default(),
             asleep: all.saturating_sub(awake),
-            failed: self.maps().count(agent_counter::HOLD_FAILED)?,
+            failed: self.maps().count(agent_counter::QUEUE_FAILED)?,
         })
     }
 
@@ -237,7 +252,9 @@ impl Kernel {
     pub fn let_go(&self) {
         let there = match every_interface() {
             Ok(there) => there,
-            Err(error) => return tracing::warn!("{error:#}"),
+            Err(error) => {
+                return tracing::warn!("cannot detach from interfaces that are no longer used: {error:#}");
+            }
         };
         let keep = |name: &str| {
             there.iter().any(|interface| interface.name == name)
@@ -247,13 +264,13 @@ impl Kernel {
             if !keep(interface_of(&name))
                 && let Err(error) = self.pins.remove_link(&name)
             {
-                tracing::warn!("{error:#}");
+                tracing::warn!(interface = interface_of(&name), "cannot detach: {error:#}");
             }
         }
         if self.attachment == Attachment::Clsact {
             for interface in there.iter().filter(|interface| !keep(&interface.name)) {
                 if let Err(error) = remove_filters(interface) {
-                    tracing::warn!("{error:#}");
+                    tracing::warn!(interface = interface.name, "cannot detach: {error:#}");
                 }
             }
         }
@@ -290,7 +307,7 @@ impl Kernel {
         Some(Used { last: entry.used, spent: entry.spent })
     }
 
-    /// Re-sends a held frame.
+    /// Re-sends a queued frame.
     pub fn send(&self, subject: Subject, frame: &Frame) {
         for ready in frame.ready() {
             if let Err(error) = self.injector.send(subject, frame.interface, &ready) {
@@ -315,7 +332,7 @@ impl Kernel {
     }
 }
 
-/// Signs that a buffer of held packets may be dead.
+/// Signs that a buffer of queued packets may be dead.
 #[derive(Default)]
 struct Signs {
     /// The list of online CPUs.
@@ -349,7 +366,7 @@ impl Drop for Kernel {
 
 /// Removes everything of an instance: programs from every interface, then maps.
 pub fn detach(pins: &Pins) -> Result<()> {
-    let _lock = pins.lock().context("the agent is running: stop it first")?;
+    let _lock = pins.lock().context("cannot detach (if the agent is running, stop it first)")?;
     every_interface()?.iter().try_for_each(remove_filters)?;
     pins.remove()
 }

@@ -46,7 +46,7 @@ impl Keys {
                 Ok(None) if Instant::now() < late => sleep(LOOK).await,
                 Ok(None) => return None,
                 Err(error) => {
-                    tracing::warn!("{error:#}");
+                    tracing::warn!("cannot look for a key that may have arrived in band: {error:#}");
                     return None;
                 }
             }
@@ -92,9 +92,15 @@ pub async fn ends(urls: &[String]) -> Vec<SocketAddrV4> {
                 SocketAddr::V4(end) => Some(end),
                 SocketAddr::V6(_) => None,
             })),
-            Ok(Err(error)) => tracing::warn!(url, "cannot receive keys in band from this authority: {error}"),
+            Ok(Err(error)) => {
+                tracing::warn!(url, "cannot find this authority's address, so its keys come by HTTPS: {error}")
+            }
             Err(_) => {
-                tracing::warn!(url, "cannot receive keys in band from this authority: its name cannot be resolved")
+                tracing::warn!(
+                    url,
+                    "this authority's name was not resolved within {RESOLVE:?}, so its keys come by HTTPS; the agent \
+                     tries again in a minute"
+                )
             }
         }
     }

@@ -1,23 +1,21 @@
 //! The agent: puts tokens into the first packets of logged-in people's flows.
 //!
 //! This crate does IO only: `engine::agent` decides which packets carry which tokens. The daemon feeds that state
-//! machine with held packets, answers of authorities and commands, and carries out its outputs; the command line talks
-//! to the daemon (see [`protocol`]).
+//! machine with queued packets, answers of authorities and commands, and carries out its outputs. People's commands talk
+//! to the daemon (see [`reach::protocol`]).
 
 pub mod cli;
-pub mod config;
+mod control;
 mod daemon;
-mod held;
 mod inject;
 mod kernel;
 mod key_transfer;
 pub mod metrics;
-pub mod protocol;
-mod resolver;
+mod packet_queue;
 #[cfg(feature = "seal")]
 mod sealed;
 mod sessions;
-mod socket;
+pub mod settings;
 mod switches;
 
 pub use daemon::run;

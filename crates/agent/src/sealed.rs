@@ -3,7 +3,6 @@
 
 use crate::now;
 use anyhow::{Context, Result};
-use api::SealedDestinations;
 use datapath::agent::Agent as Maps;
 use datapath::interface::Interface;
 use engine::agent::Subject;
@@ -21,7 +20,7 @@ use wire::{Destination, Flags, GrantHeader, Handle};
 
 /// Name of the device: one agent of a network namespace can have tunnels.
 pub const DEVICE: &str = "vs-seal";
-/// Longest packet that the device takes; super-packets are longer. What is too long for the path is cut.
+/// Longest packet that the device takes; super-packets are longer. TCP that is too long for the path is cut.
 const MTU: u32 = 1500;
 /// The address for a device that only has to have one (RFC 7600): without any, a loose reverse-path filter drops all that
 /// comes out of it.
@@ -41,7 +40,7 @@ pub struct Sealed {
     demanded: BTreeMap<Subject, Vec<Receiver>>,
     /// Destinations whose grant demands sealed packets, also those that the authority's list did not show yet.
     granted: BTreeSet<Destination>,
-    /// What an earlier process steered, until every session's list is known.
+    /// Receivers that an earlier process steered, until every session's list is known.
     inherited: Option<Vec<Receiver>>,
     /// Grants that demand a tunnel, by handle.
     grants: BTreeMap<Handle, Held>,
@@ -60,25 +59,25 @@ struct Wanted {
     sealing: Sealing,
     /// End of its grant, Unix seconds; 0 without one.
     expires: u32,
-    asked: Option<Duration>,
+    requested: Option<Duration>,
 }
 
 impl Sealed {
-    /// Takes the authority's list of the receivers that a person may send sealed packets to only. What is not demanded any
-    /// more is given up once the lists of all `sessions` are known.
+    /// Takes the authority's list of receivers, and the names of those that a person may send sealed packets to only. Gives up
+    /// receivers that are not demanded any more once the lists of all `sessions` are known.
     pub fn destinations(
         &mut self,
         maps: &Maps,
         subject: Subject,
-        receivers: &[Receiver],
-        sealed: &SealedDestinations,
+        (receivers, sealed): (&[Receiver], &BTreeSet<String>),
+        tunnels: &[SocketAddr],
         sessions: usize,
     ) -> Result<()> {
-        let demanded = receivers.iter().filter(|receiver| sealed.demanded.contains_key(&receiver.name)).cloned();
+        let demanded = receivers.iter().filter(|receiver| sealed.contains(&receiver.name)).cloned();
         self.demanded.insert(subject, demanded.collect());
         // Tunnels open before the first packet needs one.
-        for tunnel in sealed.tunnels.iter().filter(|_| !sealed.demanded.is_empty()) {
-            let wanted = Wanted { sealing: Sealing::NONE, expires: 0, asked: None };
+        for tunnel in tunnels.iter().filter(|_| !sealed.is_empty()) {
+            let wanted = Wanted { sealing: Sealing::NONE, expires: 0, requested: None };
             self.services.entry((subject, *tunnel)).or_insert(wanted);
         }
         // Until every session's list is known, entries of an earlier process stay, too.
@@ -143,7 +142,7 @@ impl Sealed {
         if self.granted.insert(to) {
             self.seal(maps)?;
         }
-        self.services.entry((subject, service)).or_insert(Wanted { sealing, expires: 0, asked: None });
+        self.services.entry((subject, service)).or_insert(Wanted { sealing, expires: 0, requested: None });
         let key = Key { subject: subject.number(), service };
         self.start(maps)?.end().set_leg(to, Leg { tunnel: key, demand: sealing });
         Ok(())
@@ -154,10 +153,10 @@ impl Sealed {
         let (now, unix) = (now(), times().1);
         let due = self.services.iter_mut().filter(|(_, wanted)| {
             wanted.expires.saturating_sub(RENEW_BEFORE) <= unix
-                && wanted.asked.is_none_or(|asked| now.saturating_sub(asked) >= ASK_EVERY)
+                && wanted.requested.is_none_or(|asked| now.saturating_sub(asked) >= ASK_EVERY)
         });
         due.map(|((subject, service), wanted)| {
-            wanted.asked = Some(now);
+            wanted.requested = Some(now);
             (*subject, Destination { address: service.ip(), protocol: UDP, port: service.port() })
         })
         .collect()

@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use engine::agent::ConsentRules;
-use engine::model::Receiver;
+use reach::kept::KeptSession;
 use serde::{Deserialize, Serialize};
 use shell::folder::Folder;
 use std::collections::BTreeMap;
@@ -20,29 +20,6 @@ pub struct Kept {
     /// The session, if there is one.
     #[serde(default)]
     pub session: Option<KeptSession>,
-}
-
-/// A stored session.
-#[derive(Clone, Serialize, Deserialize)]
-pub struct KeptSession {
-    /// The authority's address.
-    pub authority: String,
-    /// The certificates to trust, PEM; the system's if absent.
-    pub ca: Option<String>,
-    /// The bearer token. Secret.
-    pub token: String,
-    /// The person's name.
-    pub person: String,
-    /// The device's name.
-    pub device: String,
-    /// When the session ends, Unix seconds.
-    pub expires: u64,
-    /// The receivers that the person could reach at the last answer.
-    #[serde(default)]
-    pub receivers: Vec<Receiver>,
-    /// How many seconds the authority's clock was ahead of this machine's.
-    #[serde(default)]
-    pub skew: i32,
 }
 
 /// The stored states of all users, locked against other daemons.
@@ -71,8 +48,8 @@ impl Sessions {
                 // One broken file must not affect other users.
                 Err(error) => {
                     let file = self.folder.file(&name);
-                    tracing::error!(file = %file.display(), "cannot read the saved session, so its user has to log in \
-                                                             again: {error}");
+                    let file = file.display();
+                    tracing::error!(%file, "cannot read the saved session, so its user has to log in again: {error}");
                 }
             }
         }

@@ -2,15 +2,15 @@
 
 pub mod tls;
 
-use crate::config::Config;
-use crate::held::HeldPacket;
-use crate::protocol;
+use crate::packet_queue::QueuedPacket;
+use crate::settings::Settings;
 use anyhow::{Context, Result};
 use engine::agent::insertion::Used;
 use engine::agent::{Frame, Output, Subject};
-use engine::discovery::{Heard, message};
+use engine::discovery::{Overheard, message};
 use engine::openflow::plane::{Fate, Origin, Plane};
 use engine::openflow::switch::{Event, Switch};
+use reach::protocol;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -50,12 +50,12 @@ pub struct Switches {
     /// Difference between Unix time and the boot clock, nanoseconds.
     clock: u64,
     generation: u16,
-    held: Vec<HeldPacket>,
-    heard: Vec<Heard>,
+    queued: Vec<QueuedPacket>,
+    overheard: Vec<Overheard>,
     /// Whether to look for records in the answers of name servers.
-    hears: bool,
+    overhears: bool,
     /// The current second, and the number of answers in it.
-    hearing: (u64, u32),
+    overhearing: (u64, u32),
 }
 
 struct Connection {
@@ -79,23 +79,23 @@ impl Drop for Switches {
 
 impl Switches {
     /// Listens for switches, if that is configured. Their messages go to `news`.
-    pub async fn listen(config: &Config, news: mpsc::Sender<News>) -> Result<Option<Self>> {
-        let Some(address) = config.switches else { return Ok(None) };
+    pub async fn listen(settings: &Settings, news: mpsc::Sender<News>) -> Result<Option<Self>> {
+        let Some(address) = settings.switches else { return Ok(None) };
         let listener = TcpListener::bind(address).await;
         let listener = listener.with_context(|| format!("cannot listen for switches on {address}"))?;
-        let tls = config.switches_tls.as_ref().map(tls::Files::acceptor).transpose()?;
+        let tls = settings.switches_tls.as_ref().map(tls::Files::acceptor).transpose()?;
         tracing::info!(%address, tls = tls.is_some(), "listening for switches");
-        let telling = news.clone();
+        let sender = news.clone();
         let listening = tokio::spawn(async move {
             loop {
                 match listener.accept().await {
                     Ok((stream, from)) => {
-                        if telling.send(News::Connected(stream, from)).await.is_err() {
+                        if sender.send(News::Connected(stream, from)).await.is_err() {
                             return;
                         }
                     }
                     Err(error) => {
-                        tracing::warn!("cannot accept a switch's connection: {error}");
+                        tracing::warn!("cannot accept a switch's connection on {address}: {error}");
                         tokio::time::sleep(Duration::from_millis(100)).await;
                     }
                 }
@@ -103,7 +103,7 @@ impl Switches {
         });
         let nonce = getrandom::u32().context("cannot get random numbers")?;
         Ok(Some(Self {
-            plane: Plane::new(config.household.clone(), nonce, config.pro_forma),
+            plane: Plane::new(settings.household.clone(), nonce, settings.pro_forma),
             connections: BTreeMap::new(),
             next: 0,
             news,
@@ -111,10 +111,10 @@ impl Switches {
             tls,
             clock: 0,
             generation: nonce as u16,
-            held: Vec::new(),
-            heard: Vec::new(),
-            hears: config.overhears,
-            hearing: (0, 0),
+            queued: Vec::new(),
+            overheard: Vec::new(),
+            overhears: settings.overhears,
+            overhearing: (0, 0),
         }))
     }
 
@@ -145,7 +145,7 @@ impl Switches {
     }
 
     /// Processes a message from a connection; returns the packets that now wait for a grant.
-    pub fn hear(&mut self, news: News, now: Duration) -> Vec<HeldPacket> {
+    pub fn receive(&mut self, news: News, now: Duration) -> Vec<QueuedPacket> {
         match news {
             News::Connected(stream, from) => self.connected(stream, from, now),
             News::Received(id, bytes) => {
@@ -165,12 +165,12 @@ impl Switches {
                 }
             }
         }
-        std::mem::take(&mut self.held)
+        std::mem::take(&mut self.queued)
     }
 
     /// Takes the records that were overheard since the last call.
-    pub fn overheard(&mut self) -> Vec<Heard> {
-        std::mem::take(&mut self.heard)
+    pub fn overheard(&mut self) -> Vec<Overheard> {
+        std::mem::take(&mut self.overheard)
     }
 
     /// Checks connections for timeouts.
@@ -232,7 +232,7 @@ impl Switches {
         });
         self.generation = self.generation.wrapping_add(1);
         let switch = Switch::new(now, self.plane.protected().to_vec(), self.generation);
-        let switch = if self.hears { switch } else { switch.deaf() };
+        let switch = if self.overhears { switch } else { switch.without_overhearing() };
         self.connections.insert(id, Connection { switch, from, to, reading });
         self.events(id, now);
     }
@@ -244,7 +244,10 @@ impl Switches {
             match event {
                 Event::Write(bytes) => {
                     if connection.to.try_send(bytes).is_err() {
-                        tracing::warn!(from = %connection.from, "disconnecting the switch: it reads no messages");
+                        tracing::warn!(
+                            from = %connection.from,
+                            "disconnecting the switch: it no longer reads the agent's messages"
+                        );
                         self.connections.remove(&id);
                     }
                 }
@@ -254,7 +257,7 @@ impl Switches {
                 Event::Refused { class, code } => {
                     tracing::warn!(from = %connection.from, "{}", Event::explain(class, code));
                 }
-                Event::Answer(frame) => self.hear_answer(&frame, now),
+                Event::Answer(frame) => self.overhear(&frame, now),
                 Event::Elevated { in_port, frame } => {
                     let Some(datapath) = connection.switch.datapath() else { continue };
                     let origin = Origin { datapath, port: in_port };
@@ -265,13 +268,13 @@ impl Switches {
         }
     }
 
-    fn hear_answer(&mut self, frame: &[u8], now: Duration) {
-        if self.hearing.0 != now.as_secs() {
-            self.hearing = (now.as_secs(), 0);
+    fn overhear(&mut self, frame: &[u8], now: Duration) {
+        if self.overhearing.0 != now.as_secs() {
+            self.overhearing = (now.as_secs(), 0);
         }
-        self.hearing.1 += 1;
-        if self.hearing.1 <= ANSWERS_PER_SECOND {
-            self.heard.extend(message::overhear_frame(frame));
+        self.overhearing.1 += 1;
+        if self.overhearing.1 <= ANSWERS_PER_SECOND {
+            self.overheard.extend(message::overhear_frame(frame));
         }
     }
 
@@ -292,7 +295,7 @@ impl Switches {
                     connection.switch.forward(origin.port, rules, frames);
                 }
             }
-            Fate::Hold(slot, frame) => self.held.push(HeldPacket { slot, frame: Some(frame) }),
+            Fate::Queue(slot, frame) => self.queued.push(QueuedPacket { slot, frame: Some(frame) }),
             Fate::Drop => tracing::debug!(?origin, "dropping a packet that the switch sent up"),
         }
     }

@@ -61,7 +61,7 @@ impl Event {
     }
 }
 
-/// Events on its stream that a verifier confirms with [`Heard`]: `?confirm=` of `GET /v1/events`. Before the authority
+/// Events on its stream that a verifier confirms with [`Acknowledgement`]: `?confirm=` of `GET /v1/events`. Before the authority
 /// answers the client's request for such a grant, it waits a short time for the confirmation, so that normally no first
 /// packet reaches the verifier before the event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -92,7 +92,7 @@ impl Confirm {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
-pub struct Heard {
+pub struct Acknowledgement {
     /// The handles of the grants; at most [`LIVE_FLOWS_MAX`].
     #[serde(with = "handles_hex")]
     #[cfg_attr(feature = "schema", schema(schema_with = handles))]

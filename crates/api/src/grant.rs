@@ -1,10 +1,11 @@
 //! Protected receivers, and grants to send to them.
 
 use crate::form::whole;
-use crate::sealing::{GrantSealing, SealedDestinations};
+use crate::sealing::GrantSealing;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
-use std::net::IpAddr;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 
 /// A span of ports of one protocol, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -97,6 +98,28 @@ pub struct Grant {
     pub now: u64,
 }
 
+/// Facts about sealed tunnels that a session needs before it has any grant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
+pub struct SealedDestinations {
+    /// Treatment of the receivers to which packets may travel in a tunnel only, by the receiver's name.
+    pub demanded: BTreeMap<String, String>,
+    /// Receivers to which a rule would let the person send in a tunnel only, but none does now. Packets to them are not
+    /// sent: outside of a tunnel they would be in clear.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub closed: Vec<Receiver>,
+    /// Where tunnels begin.
+    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
+    pub tunnels: Vec<SocketAddr>,
+}
+
+impl SealedDestinations {
+    /// Reports whether there are no tunnels and nothing is demanded.
+    pub fn is_empty(&self) -> bool {
+        self.demanded.is_empty() && self.closed.is_empty() && self.tunnels.is_empty()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,5 +137,11 @@ mod tests {
         {
             assert_eq!(asked(protocol, port), None);
         }
+    }
+
+    #[test]
+    fn sealed_destinations_without_content_are_short() {
+        let text = serde_json::to_string(&SealedDestinations::default()).unwrap();
+        assert_eq!(text, r#"{"demanded":{},"tunnels":[]}"#);
     }
 }

@@ -23,9 +23,9 @@ mod sealing;
 mod segment;
 mod verifier;
 
-pub use event::{Confirm, Event, FlowsToCut, Heard, LIVE_FLOWS_MAX, LiveFlows};
+pub use event::{Acknowledgement, Confirm, Event, FlowsToCut, LIVE_FLOWS_MAX, LiveFlows};
 pub use explain::{ExplainRequest, Explanation, PersonExplanation};
-pub use grant::{Destinations, Grant, GrantRequest, Receiver, Service};
+pub use grant::{Destinations, Grant, GrantRequest, Receiver, SealedDestinations, Service};
 pub use keys::{EpochKey, EpochKeys, ProofKeys};
 pub use line::Line;
 pub use login::{
@@ -35,6 +35,6 @@ pub use login::{
 pub use place::{Behind, EndpointPlace, EndpointPlaces};
 pub use problem::Problem;
 pub use report::{DropCount, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, ReportedFlow, VerifierState};
-pub use sealing::{GrantSealing, SealedDestinations, SealedFlow, Sealing};
+pub use sealing::{GrantSealing, SealedFlow, Sealing};
 pub use segment::{AnswerRequest, PathSegment, SegmentRequest, SegmentTo, Withdrawal};
 pub use verifier::{Enrolled, Enrolment, GrantOwner, LivePair, RevokedGrant, RevokedSession, VerifierConfig};

@@ -1,7 +1,6 @@
 //! Demands for a flow's packets in a sealed tunnel, and the addresses at which tunnels begin (wire.md §9).
 
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 /// The demand of a rule. A sender may do more, never less; one that does not know a word here sends nothing.
@@ -32,24 +31,6 @@ pub struct GrantSealing {
     /// them opens it.
     #[cfg_attr(feature = "schema", schema(value_type = Vec<String>, example = json!(["203.0.113.10:4499"])))]
     pub tunnels: Vec<SocketAddr>,
-}
-
-/// Facts about sealed tunnels that a session needs before it has any grant.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
-pub struct SealedDestinations {
-    /// Treatment of the receivers to which packets may travel in a tunnel only, by the receiver's name.
-    pub demanded: BTreeMap<String, String>,
-    /// Where tunnels begin.
-    #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
-    pub tunnels: Vec<SocketAddr>,
-}
-
-impl SealedDestinations {
-    /// Reports whether there are no tunnels and nothing is demanded.
-    pub fn is_empty(&self) -> bool {
-        self.demanded.is_empty() && self.tunnels.is_empty()
-    }
 }
 
 /// How a flow's packets travel in a sealed tunnel.
@@ -91,9 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_outside_is_told_as_before() {
-        let text = serde_json::to_string(&SealedDestinations::default()).unwrap();
-        assert_eq!(text, r#"{"demanded":{},"tunnels":[]}"#);
+    fn an_unknown_key_is_a_fault() {
         assert!(serde_json::from_str::<SealedFlow>(r#"{"treatment":"encrypt","colour":1}"#).is_err());
     }
 }

@@ -110,7 +110,7 @@ pub async fn remove_service(directory: &Directory, name: &str) -> Result<()> {
 
 /// Makes the server check sessions with the identity provider now, and returns the outcome.
 pub async fn renew_sessions(directory: &Directory, person: Option<String>) -> Result<String> {
-    match control::tell(directory, Command::RenewSessions { person }).await? {
+    match control::send(directory, Command::RenewSessions { person }).await? {
         Some(Reply::Done(text)) => Ok(text),
         Some(Reply::Refused(why)) => bail!(why),
         None => bail!("the authority is not running: start it with `vouchsafe authority run`"),
@@ -122,7 +122,10 @@ pub async fn segments(directory: &Directory, filter: SegmentFilter) -> Result<Se
     match control::ask(directory, Command::Segments(filter)).await? {
         Some(Reply::Done(list)) => Ok(list),
         Some(Reply::Refused(why)) => bail!(why),
-        None => bail!("no server runs, and only a running one knows segments: `vouchsafe authority run`"),
+        None => bail!(
+            "the authority is not running, and only a running authority knows the segments: start it with `vouchsafe \
+             authority run`"
+        ),
     }
 }
 
@@ -176,7 +179,7 @@ pub async fn apply_policy(directory: &Directory, file: Option<&Path>) -> Result<
 /// Puts an earlier policy version in force again, under a new version number.
 pub async fn roll_back_policy(directory: &Directory, version: i64) -> Result<String> {
     let text = Database::open(&directory.database())?.policy_text(version)?;
-    let candidate = Candidate::new(text, &format!("version {version}"), directory.config()?.max_lifetime)?;
+    let candidate = Candidate::new(text, &format!("version {version}"), directory.settings()?.max_lifetime)?;
     put_in_force(directory, candidate, format!("rollback to {version}"), true).await
 }
 
@@ -184,7 +187,7 @@ async fn put_in_force(directory: &Directory, candidate: Candidate, note: String,
     directory.read_networks()?;
     let by = Some(Operator::current());
     let text = replaces.then(|| candidate.text.clone());
-    match control::tell(directory, Command::ApplyPolicy { text, note: note.clone(), by: by.clone() }).await? {
+    match control::send(directory, Command::ApplyPolicy { text, note: note.clone(), by: by.clone() }).await? {
         Some(Reply::Done(text)) => Ok(text),
         Some(Reply::Refused(why)) => bail!("the authority keeps the policy in force: {why}"),
         None => {
@@ -203,7 +206,7 @@ async fn put_in_force(directory: &Directory, candidate: Candidate, note: String,
 /// Rotates the master key. The new key takes effect at the epoch after the next or, with `compromised`, replaces all
 /// keys at once. Returns a human-readable summary.
 pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Result<String> {
-    let epoch_length = directory.config()?.epoch_length;
+    let epoch_length = directory.settings()?.epoch_length;
     let done = directory.change_master_keys(|keys| {
         if compromised {
             keys.replace()?;
@@ -214,7 +217,7 @@ pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Resu
     })?;
     let event = AuditEvent::new("master_key_rotated").detail(&done).by(&Operator::current());
     Database::open(&directory.database())?.audit(&event, now())?;
-    match control::tell(directory, Command::ReloadKeys { anew: compromised }).await? {
+    match control::send(directory, Command::ReloadKeys { anew: compromised }).await? {
         Some(Reply::Done(text)) => Ok(format!("{done}; {text}")),
         Some(Reply::Refused(why)) => bail!("the key is rotated, but the authority still uses the previous one: {why}"),
         None => Ok(format!("{done}; the authority is not running: the key takes effect when it starts")),
@@ -258,8 +261,10 @@ async fn sync(directory: &Directory) -> Result<()> {
 
 /// Makes the server act on a recorded change. Returns the server's reply, or `None` if no server runs.
 async fn act_on(directory: &Directory, command: Command) -> Result<Option<String>> {
-    match control::tell(directory, command).await? {
-        Some(Reply::Refused(why)) => bail!("recorded, but the authority failed to apply it: {why}"),
+    match control::send(directory, command).await? {
+        Some(Reply::Refused(why)) => {
+            bail!("the change is recorded, but the running authority could not apply it: {why}")
+        }
         Some(Reply::Done(text)) => Ok(Some(text)),
         None => Ok(None),
     }

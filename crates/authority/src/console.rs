@@ -6,7 +6,6 @@
 
 mod administration;
 mod assets;
-pub(crate) mod config;
 mod cookie;
 mod devices;
 mod ending;
@@ -20,6 +19,7 @@ mod page;
 mod qr;
 mod security;
 mod sessions;
+pub(crate) mod settings;
 mod table;
 mod visitor;
 mod words;

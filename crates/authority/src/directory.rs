@@ -4,7 +4,7 @@ use crate::keys::MasterKeys;
 use crate::login::credentials;
 use crate::storage::Database;
 use crate::tls::{Certificates, der, fingerprint};
-use crate::{Config, now};
+use crate::{Settings, now};
 use anyhow::{Context, Result, bail};
 use engine::policy::Policy;
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
@@ -46,7 +46,7 @@ impl Directory {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(error).context(format!("cannot create {shown}")),
         }
-        let parent = path.parent().with_context(|| format!("{shown} has no parent directory"))?;
+        let parent = path.parent().with_context(|| format!("cannot create {shown}: it has no parent directory"))?;
         fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
         // Created under a temporary name and renamed, so that a failure half-way leaves nothing behind.
         let aside = tempfile::Builder::new().prefix(".vouchsafe-").tempdir_in(parent);
@@ -64,7 +64,7 @@ impl Directory {
         let certificates = Certificates::new(names, now())?;
         let master = Zeroizing::new(credentials::random::<32>()?);
         write_new(&self.master_key(), &*master)?;
-        write_new(&self.0.join("authority.toml"), Config::template(listen).as_bytes())?;
+        write_new(&self.0.join("authority.toml"), Settings::template(listen).as_bytes())?;
         write_new(&self.policy(), include_bytes!("../policy.example.toml"))?;
         write_new(&self.ca(), certificates.ca.as_bytes())?;
         write_new(&self.0.join("ca.key"), certificates.ca_key.as_bytes())?;
@@ -81,15 +81,15 @@ impl Directory {
     }
 
     /// Reads `authority.toml`.
-    pub fn config(&self) -> Result<Config> {
+    pub fn settings(&self) -> Result<Settings> {
         let path = self.0.join("authority.toml");
         let text = read_text(&path)?;
-        Config::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file(&path.display().to_string())))
+        Settings::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file(&path.display().to_string())))
     }
 
     /// Reads and validates a policy file: `file`, or else the directory's own.
     pub fn read_policy(&self, file: Option<&Path>) -> Result<(Policy, String)> {
-        let max_lifetime = self.config()?.max_lifetime;
+        let max_lifetime = self.settings()?.max_lifetime;
         let path = file.map_or_else(|| self.policy(), Path::to_owned);
         let text = crate::policy::candidate::read_text(&path)?;
         match Policy::parse(&text, max_lifetime) {
@@ -103,7 +103,8 @@ impl Directory {
 
     /// Replaces the directory's policy file, completely or not at all.
     pub fn replace_policy(&self, text: &str) -> Result<()> {
-        self.replace(&self.policy(), text.as_bytes()).context("cannot replace the policy")
+        self.replace(&self.policy(), text.as_bytes())
+            .with_context(|| format!("cannot replace {}", self.policy().display()))
     }
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
@@ -135,12 +136,13 @@ impl Directory {
     /// Changes the master keys. A lock serialises concurrent commands.
     pub fn change_master_keys<T>(&self, change: impl FnOnce(&mut MasterKeys) -> Result<T>) -> Result<T> {
         let lock = self.0.join("rotate.lock");
-        let lock = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(lock);
-        let lock = lock.context("cannot open rotate.lock")?;
+        let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock);
+        let lock = opened.with_context(|| format!("cannot open {}", lock.display()))?;
         lock.lock()?;
         let mut keys = self.read_master_keys()?;
         let changed = change(&mut keys)?;
-        self.replace(&self.master_key(), &keys.encode()).context("cannot replace the master key")?;
+        self.replace(&self.master_key(), &keys.encode())
+            .with_context(|| format!("cannot replace {}", self.master_key().display()))?;
         Ok(changed)
     }
 

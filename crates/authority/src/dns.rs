@@ -2,13 +2,13 @@
 //! serves addresses from a zone file, and adds the record to answers with protected addresses. It has no keys and does
 //! not query other servers.
 
-mod config;
 mod limit;
 mod serve;
+mod settings;
 mod zone;
 
-pub use config::DnsConfig;
 pub use serve::Server;
+pub use settings::DnsSettings;
 pub use zone::Zone;
 
 use crate::Directory;
@@ -32,11 +32,13 @@ impl Published {
     /// Reads the discovery data of a directory. Values missing from the configuration are derived from the console and
     /// the policy.
     pub fn read(directory: &Directory) -> Result<Self> {
-        let config = directory.config()?;
-        let dns = config.dns.context(NO_DNS)?;
-        let authority = match (dns.authority, config.console.url) {
+        let settings = directory.settings()?;
+        let dns = settings.dns.context(NO_DNS)?;
+        let authority = match (dns.authority, settings.console.url) {
             (Some(url), _) => url,
-            (None, Some(url)) => url.parse().context("`url` in [console]")?,
+            (None, Some(url)) => {
+                url.parse().context("cannot use `url` of [console] as the authority's URL: set `authority` in [dns]")?
+            }
             (None, None) => anyhow::bail!(NO_AUTHORITY),
         };
         let protects = match dns.protects {
@@ -48,7 +50,8 @@ impl Published {
         };
         let record = Record::new(authority, protects);
         let record = record.context(
-            "cannot build the record: set `protects` in [dns] to networks that cover the addresses in the policy",
+            "cannot build the record of the domain: set `protects` in [dns] to few networks that cover the addresses \
+             in the policy",
         )?;
         Ok(Self { domain: dns.domain, record, ttl: dns.ttl })
     }

@@ -10,7 +10,7 @@ use crate::push::events::{Listener, Push};
 use crate::storage::{
     AuditEvent, AuditLog, Database, GrantEntry, Issuance, Recorded, Refusal, Session, Storage, TokenHash,
 };
-use crate::{Config, convert, now};
+use crate::{Settings, convert, now};
 use anyhow::Result;
 use api::{Event, Grant, GrantRequest, LivePair, RevokedGrant};
 use engine::issuing::grant::Issue;
@@ -38,7 +38,7 @@ struct Decided {
 
 /// Issues grants.
 pub struct GrantIssuer {
-    pub(crate) config: Arc<Config>,
+    pub(crate) settings: Arc<Settings>,
     pub(crate) keyring: Arc<Keyring>,
     pub(crate) policy: Arc<PolicyInForce>,
     pub(crate) preferences: Arc<PreferenceTable>,
@@ -94,7 +94,7 @@ impl GrantIssuer {
             let (listener, mut confirmations) = (Listener::Verifier(verifier), 0);
             if let Some(pair) = pair {
                 // Sent while the grant is being recorded. If recording fails, the holder never gets the key.
-                confirmations += self.push.tell(&listener, &Event::Pair { pair });
+                confirmations += self.push.send(&listener, &Event::Pair { pair });
             }
             match self.storage.add_grant(issuance, basis).await? {
                 Recorded::Done => {}
@@ -103,7 +103,7 @@ impl GrantIssuer {
                 Recorded::TooMany { seconds } => return Err(Problem::TooManyGrants(Duration::from_secs(seconds))),
             }
             tracing::debug!(person = owner.person, device = owner.device, %handle, to = %to.address, "granted");
-            confirmations += self.push.tell(&listener, &Event::Granted { owner });
+            confirmations += self.push.send(&listener, &Event::Granted { owner });
             return Ok(RecordedGrant { grant, handle, expected, confirmations });
         }
     }
@@ -127,7 +127,7 @@ impl GrantIssuer {
             return Err(Problem::Withheld(*withholding));
         }
         let verifier = &permit.receiver.verifier;
-        let epoch = Epoch::at(now, self.config.epoch_length);
+        let epoch = Epoch::at(now, self.settings.epoch_length);
         let issued = Issue {
             terms: permit.terms,
             scope: preferences.narrowed(permit.scope, &to),
@@ -137,8 +137,8 @@ impl GrantIssuer {
             holder: session.holder,
             chance: u64::from_be_bytes(credentials::random()?),
             now,
-            epoch_length: self.config.epoch_length,
-            max_lifetime: self.config.max_lifetime,
+            epoch_length: self.settings.epoch_length,
+            max_lifetime: self.settings.max_lifetime,
             verifier_key: &self.keyring.verifier_key(verifier, epoch)?,
         };
         let issued = issued.issue().map_err(Problem::CantIssue)?;

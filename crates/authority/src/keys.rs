@@ -48,25 +48,30 @@ impl MasterKeys {
 
     /// Derives the key of a verifier for an epoch.
     pub fn verifier_key(&self, verifier: &str, epoch: Epoch, epoch_length: u32) -> Result<VerifierKey> {
-        self.of(epoch, epoch_length)?.verifier_key(verifier, epoch).context("a verifier's id is too long")
+        self.of(epoch, epoch_length)?
+            .verifier_key(verifier, epoch)
+            .with_context(|| format!("the verifier id {verifier:?} is too long"))
     }
 
     /// Derives the key of a verifier for the proofs that are issued in an epoch on behalf of this authority address.
     pub fn proof_key(&self, verifier: &str, authority: IpAddr, epoch: Epoch, epoch_length: u32) -> Result<ProofKey> {
-        self.of(epoch, epoch_length)?.proof_key(verifier, authority, epoch).context("a verifier's id is too long")
+        self.of(epoch, epoch_length)?
+            .proof_key(verifier, authority, epoch)
+            .with_context(|| format!("the verifier id {verifier:?} is too long"))
     }
 
     fn of(&self, epoch: Epoch, epoch_length: u32) -> Result<MasterKey> {
         let begins = epoch.0.saturating_mul(epoch_length.into());
         let key = self.0.iter().rev().find(|(from, _)| *from <= begins);
-        key.map(|(_, key)| MasterKey::new(**key)).context("no key for this early epoch")
+        key.map(|(_, key)| MasterKey::new(**key))
+            .with_context(|| format!("there was no master key yet in epoch {}", epoch.0))
     }
 
     /// Adds a new key that takes effect at the epoch after the next and returns that time in Unix seconds. Verifiers
     /// have the keys of the previous, the current and the next epoch, and none of these changes.
     pub fn follow(&mut self, now: u64, epoch_length: u32) -> Result<u64> {
         if let Some((from, _)) = self.0.last().filter(|(from, _)| *from > now) {
-            bail!("a new master key takes effect in {} s already: rotate again after that", from - now);
+            bail!("the latest new master key takes effect only in {} s: rotate again after that", from - now);
         }
         let length = u64::from(epoch_length);
         let from = (Epoch::at(now, epoch_length).0 + 2) * length;

@@ -5,7 +5,6 @@
 #![forbid(unsafe_code)]
 
 pub mod admin;
-pub mod config;
 pub mod console;
 mod convert;
 pub mod directory;
@@ -18,16 +17,17 @@ pub mod metrics;
 pub mod policy;
 mod push;
 mod segments;
+pub mod settings;
 mod single_flight;
 mod state;
 pub mod storage;
 mod sync;
 pub mod tls;
 
-pub use config::Config;
 pub use directory::Directory;
 pub use http::server::Server;
 pub use segments::batch;
+pub use settings::Settings;
 
 /// Returns the current time in Unix seconds.
 pub fn now() -> u64 {

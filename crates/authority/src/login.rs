@@ -5,7 +5,6 @@
 //! the login, and the caller must present the code that the browser carried to the agent's machine.
 
 mod claims;
-mod config;
 pub(crate) mod credentials;
 pub(crate) mod handlers;
 mod http;
@@ -17,9 +16,9 @@ mod renewal;
 pub(crate) mod service;
 mod session_manager;
 mod sessions;
+mod settings;
 
 pub use claims::Identity;
-pub use config::ProviderConfig;
 pub(crate) use passkey::Passkeys;
 pub(crate) use password::{Attempt, PasswordCheck};
 pub(crate) use pending::agent::{Answered, Ending, PAGE, Proven, Question, shown};
@@ -28,3 +27,4 @@ pub(crate) use provider::Provider;
 pub(crate) use renewal::{LOOK, Renewal};
 pub(crate) use session_manager::SessionManager;
 pub(crate) use sessions::Sessions;
+pub use settings::ProviderSettings;

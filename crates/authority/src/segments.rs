@@ -20,7 +20,7 @@ use crate::login::Sessions;
 use crate::policy::PolicyInForce;
 use crate::push::events::{Listener, Push};
 use crate::storage::{AuditEvent, AuditLog, Session, TokenHash};
-use crate::{Config, Directory, now};
+use crate::{Directory, Settings, now};
 use anyhow::{Context, Result};
 use api::{AnswerRequest, Behind, EndpointPlace, EndpointPlaces, PathSegment, ProofKeys, SegmentRequest, Withdrawal};
 use book::{Book, Entry, Withdrawn};
@@ -109,7 +109,7 @@ pub(crate) struct Requester<'a> {
 ///
 /// The lock of the book is taken after that of the policy, and before that of the sessions.
 pub struct SegmentIssuer {
-    pub(crate) config: Arc<Config>,
+    pub(crate) settings: Arc<Settings>,
     pub(crate) keyring: Arc<Keyring>,
     pub(crate) policy: Arc<PolicyInForce>,
     pub(crate) sessions: Arc<Sessions>,
@@ -123,7 +123,7 @@ pub struct SegmentIssuer {
 impl SegmentIssuer {
     /// Creates an issuer without networks.
     pub fn new(
-        config: Arc<Config>,
+        settings: Arc<Settings>,
         keyring: Arc<Keyring>,
         policy: Arc<PolicyInForce>,
         sessions: Arc<Sessions>,
@@ -131,7 +131,7 @@ impl SegmentIssuer {
         push: Arc<Push>,
     ) -> Self {
         let (networks, keys, book) = Default::default();
-        Self { config, keyring, policy, sessions, audit, push, networks, keys, book }
+        Self { settings, keyring, policy, sessions, audit, push, networks, keys, book }
     }
 
     /// Returns the networks of the current configuration.
@@ -263,7 +263,7 @@ impl SegmentIssuer {
             )));
         };
         let path = path(networks, sending, receiving.endpoint)?;
-        let keys = self.path_keys(path, authority, Epoch::at(now, self.config.epoch_length))?;
+        let keys = self.path_keys(path, authority, Epoch::at(now, self.settings.epoch_length))?;
         let mut book = self.book();
         let given = Give {
             giver: self.giver(authority, path, &keys, now),
@@ -308,7 +308,7 @@ impl SegmentIssuer {
         else {
             return Err(GiveError::Forged.into());
         };
-        let current = Epoch::at(now, self.config.epoch_length);
+        let current = Epoch::at(now, self.settings.epoch_length);
         let epoch = current.from_wire(shown.segment.epoch).ok_or(GiveError::Expired)?;
         let first = self.path_keys(path(networks, sending, receiving)?, authority, epoch)?;
         let first = first.first().ok_or(GiveError::Path)?;
@@ -428,8 +428,8 @@ impl SegmentIssuer {
             suite: path.suite,
             path: keys,
             now,
-            epoch_length: self.config.epoch_length,
-            max_lifetime: self.config.max_lifetime,
+            epoch_length: self.settings.epoch_length,
+            max_lifetime: self.settings.max_lifetime,
         }
     }
 }

@@ -26,7 +26,7 @@ use crate::segments::{DatagramService, RequestLines, SegmentIssuer};
 use crate::single_flight::SingleFlight;
 use crate::storage::{AuditLog, Database, PolicyChange, Storage};
 use crate::sync::Synchroniser;
-use crate::{Config, Directory, now};
+use crate::{Directory, Settings, now};
 use anyhow::{Context, Result};
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ macro_rules! parts {
 }
 
 parts! {
-    config: Config,
+    settings: Settings,
     directory: Directory,
     storage: Storage,
     audit: AuditLog,
@@ -88,19 +88,19 @@ parts! {
 impl Authority {
     /// Loads the directory. Re-evaluates the grants of an earlier run by the current policy.
     pub async fn load(directory: Directory) -> Result<Self> {
-        let config = Arc::new(directory.config()?);
+        let settings = Arc::new(directory.settings()?);
         let candidate = Candidate::read(&directory, None)?;
         let (summary, Candidate { policy, text }) = (candidate.summary(), candidate);
         let change = PolicyChange { text, note: "found at start".into(), by: None, summary, after: None };
-        let provider = config.provider.clone().map(|provider| Provider::new(provider, &directory)).transpose();
-        let provider = provider.context("invalid identity provider ([oidc] in authority.toml)")?;
-        let authority = Self::assemble(config, directory, PolicyInForce::new(policy), provider)?;
+        let provider = settings.provider.clone().map(|provider| Provider::new(provider, &directory)).transpose();
+        let provider = provider.context("cannot use the identity provider of [oidc] in authority.toml")?;
+        let authority = Self::assemble(settings, directory, PolicyInForce::new(policy), provider)?;
         into_huge_pages();
         let networks = authority.directory.read_networks()?;
         authority.segments.replace_networks(networks, &*authority.policy.read().await);
         authority.prune().await?;
         authority.storage.call(move |database| database.note_policy(&change, now())).await?;
-        let issuer = authority.config.provider.as_ref().map(|provider| provider.issuer.clone());
+        let issuer = authority.settings.provider.as_ref().map(|provider| provider.issuer.clone());
         let end_others = move |database: &mut Database| database.end_of_other_issuers(issuer.as_deref(), now());
         authority.storage.call(end_others).await?;
         authority.enforcer.revoke_forbidden(&*authority.policy.read().await, "the policy changed").await?;
@@ -113,17 +113,17 @@ impl Authority {
 
     /// Creates the parts.
     fn assemble(
-        config: Arc<Config>,
+        settings: Arc<Settings>,
         directory: Directory,
         policy: PolicyInForce,
         provider: Option<Provider>,
     ) -> Result<Self> {
         let (directory, policy, provider) = (Arc::new(directory), Arc::new(policy), Arc::new(provider));
-        let keyring = Arc::new(Keyring::new(directory.read_master_keys()?, config.epoch_length));
+        let keyring = Arc::new(Keyring::new(directory.read_master_keys()?, settings.epoch_length));
         let storage = Arc::new(Storage::start(Database::open(&directory.database())?)?);
         let audit = Arc::new(AuditLog::new(storage.clone()));
         let throttle = Arc::<Throttle>::default();
-        let connection_limit = ConnectionLimit::new(descriptors::connections(config.max_connections));
+        let connection_limit = ConnectionLimit::new(descriptors::connections(settings.max_connections));
         let connection_limit = Arc::new(connection_limit);
         let push = Arc::<Push>::default();
         let verifiers = Arc::<Verifiers>::default();
@@ -132,7 +132,7 @@ impl Authority {
         let sessions = Arc::<Sessions>::default();
         let lines = Arc::new(RequestLines::new(sessions.clone()));
         let grants = Arc::new(GrantIssuer {
-            config: config.clone(),
+            settings: settings.clone(),
             keyring: keyring.clone(),
             policy: policy.clone(),
             preferences: preferences.clone(),
@@ -143,7 +143,7 @@ impl Authority {
             acknowledgements: Acknowledgements::default(),
         });
         let segments = Arc::new(SegmentIssuer::new(
-            config.clone(),
+            settings.clone(),
             keyring.clone(),
             policy.clone(),
             sessions.clone(),
@@ -171,7 +171,7 @@ impl Authority {
             runs: SingleFlight::default(),
         });
         let enforcer = Arc::new(Enforcer {
-            config: config.clone(),
+            settings: settings.clone(),
             directory: directory.clone(),
             storage: storage.clone(),
             policy: policy.clone(),
@@ -182,7 +182,7 @@ impl Authority {
             sync: sync.clone(),
         });
         let session_manager = Arc::new(SessionManager {
-            config: config.clone(),
+            settings: settings.clone(),
             storage: storage.clone(),
             audit: audit.clone(),
             throttle: throttle.clone(),
@@ -216,13 +216,13 @@ impl Authority {
             datagrams: datagrams.clone(),
         });
         Ok(Self {
-            key_transfer: Arc::new(KeyTransfer::new(config.key_transfer.clone())),
-            passkeys: Arc::new(config.console.url.as_deref().and_then(Passkeys::new)),
+            key_transfer: Arc::new(KeyTransfer::new(settings.key_transfer.clone())),
+            passkeys: Arc::new(settings.console.url.as_deref().and_then(Passkeys::new)),
             password_check: Arc::new(PasswordCheck::new(storage.clone(), audit.clone(), throttle.clone())?),
             assertions: Arc::new(AssertionCheck { audience: directory.audience()? }),
             downloads: Arc::default(),
             logins: Arc::default(),
-            config,
+            settings,
             directory,
             storage,
             audit,
@@ -253,7 +253,7 @@ impl Authority {
 
     /// Deletes expired records.
     pub async fn prune(&self) -> Result<()> {
-        let (grants_kept, audit_lifetime) = (self.config.grants_kept, self.config.audit_lifetime);
+        let (grants_kept, audit_lifetime) = (self.settings.grants_kept, self.settings.audit_lifetime);
         // In pieces, so that other work gets its turn in between.
         while self.storage.call(move |database| database.prune_some(now(), grants_kept, audit_lifetime)).await? {}
         self.sync.run().await

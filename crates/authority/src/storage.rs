@@ -6,8 +6,6 @@
 
 mod accounts;
 mod audit;
-mod audit_dedup;
-mod audit_log;
 mod copies;
 mod devices;
 mod grants;
@@ -23,12 +21,12 @@ mod reach;
 mod revocation;
 mod sessions;
 mod thread;
-mod trail;
 mod verifiers;
 
 pub use accounts::{Account, AccountEntry, SecondFactor};
+pub use audit::chain::{AuditHash, Head, NotedHead, Trail, Verdict};
+pub use audit::log::AuditLog;
 pub use audit::{AuditEntry, AuditEvent, AuditQuery, Operator, Subject};
-pub use audit_log::AuditLog;
 pub use devices::DeviceEntry;
 pub use grants::{Ended, GrantEntry, Issuance, Which};
 pub use holders::Recorded;
@@ -41,10 +39,10 @@ pub use sessions::{Holder, OwnSession, Session, SessionEntry, session_number};
 #[cfg(test)]
 pub(crate) use thread::Held;
 pub use thread::{Basis, Storage, verifiers_line};
-pub use trail::{AuditHash, Head, NotedHead, Trail, Verdict};
 pub use verifiers::VerifierEntry;
 
 use anyhow::{Context, Result, anyhow};
+use audit::chain;
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, params};
 use std::io::ErrorKind;
 use std::path::Path;
@@ -120,9 +118,9 @@ impl Database {
         transaction.execute_batch(identities::SCHEMA)?;
         transaction.execute_batch(passkeys::SCHEMA)?;
         transaction.execute_batch(preferences::SCHEMA)?;
-        transaction.execute_batch(trail::SCHEMA)?;
+        transaction.execute_batch(chain::SCHEMA)?;
         transaction.execute_batch(policies::SCHEMA)?;
-        trail::begin(&transaction, identity)?;
+        chain::begin(&transaction, identity)?;
         transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
         transaction.commit()?;
         connection.close().map_err(|(_, error)| error)?;
@@ -173,7 +171,7 @@ impl Database {
             }
             holders::prune(transaction, ended)?;
             policies::prune(transaction, now)?;
-            trail::cut(transaction, now - i64::from(audit_lifetime), time)
+            chain::cut(transaction, now - i64::from(audit_lifetime), time)
         })
     }
 

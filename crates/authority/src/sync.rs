@@ -63,7 +63,7 @@ impl Synchroniser {
                 [(Listener::Verifier(verifier), grant), (Listener::Session(session), unnamed)]
             }));
             for verifier in rechecks {
-                push.tell(&Listener::Verifier(verifier), &Event::Recheck);
+                push.send(&Listener::Verifier(verifier), &Event::Recheck);
             }
             Ok(tokens)
         };

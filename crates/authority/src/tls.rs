@@ -46,7 +46,7 @@ impl Certificates {
         let ca_key = KeyPair::generate()?;
         let ca = ca_params.self_signed(&ca_key)?;
 
-        let params = CertificateParams::new(names).context("a --name is neither a DNS name nor an address")?;
+        let params = CertificateParams::new(names).context("each --name must be a DNS name or an address")?;
         let mut params = valid(params, "Vouchsafe authority");
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -71,7 +71,7 @@ pub fn fingerprint(pem: &[u8]) -> Result<String> {
 
 /// Returns the DER form of a PEM certificate.
 pub fn der(pem: &[u8]) -> Result<Vec<u8>> {
-    Ok(CertificateDer::from_pem_slice(pem).context("no certificate in PEM form")?.to_vec())
+    Ok(CertificateDer::from_pem_slice(pem).context("the text contains no certificate in PEM form")?.to_vec())
 }
 
 /// Returns the server's TLS configuration: TLS 1.2 and 1.3, HTTP/2 preferred over HTTP/1.1.
@@ -79,12 +79,15 @@ pub fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>
     let chain = CertificateDer::pem_file_iter(certificate)
         .and_then(Iterator::collect)
         .with_context(|| format!("cannot read the certificate {}", certificate.display()))?;
-    let key = PrivateKeyDer::from_pem_file(key).with_context(|| format!("cannot read the key {}", key.display()))?;
+    let private =
+        PrivateKeyDer::from_pem_file(key).with_context(|| format!("cannot read the key {}", key.display()))?;
     let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()?
         .with_no_client_auth()
-        .with_single_cert(chain, key)
-        .with_context(|| format!("the certificate {} does not match its key", certificate.display()))?;
+        .with_single_cert(chain, private)
+        .with_context(|| {
+            format!("cannot use the certificate {} with the key {}", certificate.display(), key.display())
+        })?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }

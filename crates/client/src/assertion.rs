@@ -25,8 +25,8 @@ fn sign(key: &ServiceKey, nonce: &str) -> Result<String, Error> {
     let ServiceKey { service, audience, key, .. } = key;
     let key = CoreEdDsaPrivateSigningKey::from_ed25519_pem(key, None)
         .map_err(|error| broken("cannot read the service account's key", &error))?;
-    let issuer =
-        IssuerUrl::new(format!("vouchsafe:{service}")).map_err(|error| broken("the service account's name", &error))?;
+    let issuer = IssuerUrl::new(format!("vouchsafe:{service}"))
+        .map_err(|error| broken("the name of the service account is not valid", &error))?;
     let claims = CoreIdTokenClaims::new(
         issuer,
         vec![Audience::new(audience.clone())],
@@ -37,5 +37,5 @@ fn sign(key: &ServiceKey, nonce: &str) -> Result<String, Error> {
     );
     let claims = claims.set_nonce(Some(Nonce::new(nonce.to_owned())));
     let token = CoreIdToken::new(claims, &key, CoreJwsSigningAlgorithm::EdDsa, None, None);
-    token.map(|token| token.to_string()).map_err(|error| broken("cannot sign the assertion", &error))
+    token.map(|token| token.to_string()).map_err(|error| broken("cannot sign with the service account's key", &error))
 }

@@ -2,6 +2,7 @@
 
 use engine::agent::{Event, Unusable};
 use engine::model::{Given, Grant, GrantRequest, Receiver, Sealing, Secret, SegmentRequest, Service};
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
 use wire::ask::GivenReply;
 use wire::{Carrier, ClientKey, DropReason, Ends, Flags, GrantHeader, GrantKey, Handle, Pair, Vni};
@@ -18,6 +19,14 @@ pub fn receivers(receivers: &[api::Receiver]) -> Vec<Receiver> {
         services: receiver.services.iter().map(service).collect(),
     };
     receivers.iter().map(receiver).collect()
+}
+
+/// Converts what a person may reach, with what they may reach at other times but never outside of a sealed tunnel; and
+/// the names of all receivers to which packets may travel in a sealed tunnel only.
+pub fn reachable(answer: &api::Destinations) -> (Vec<Receiver>, BTreeSet<String>) {
+    let api::SealedDestinations { demanded, closed, .. } = &answer.sealed;
+    let all = [receivers(&answer.destinations), receivers(closed)].concat();
+    (all, demanded.keys().chain(closed.iter().map(|receiver| &receiver.name)).cloned().collect())
 }
 
 /// Converts a request for a grant whose key comes with the answer.

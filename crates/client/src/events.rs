@@ -139,7 +139,7 @@ impl Lines {
             }
         }
         if self.buffer.len() > MOST_EVENT {
-            return Err(Error::Other("an event is too long".into()));
+            return Err(Error::Other(format!("the authority sent an event of more than {MOST_EVENT} bytes")));
         }
         Ok(data)
     }

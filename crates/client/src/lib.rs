@@ -13,9 +13,9 @@ pub use asking::Asker;
 pub use events::EventStream;
 
 use api::{
-    AnswerRequest, BrowserLogin, BrowserLoginStarted, Challenge, Confirm, Destinations, DeviceLogin,
+    Acknowledgement, AnswerRequest, BrowserLogin, BrowserLoginStarted, Challenge, Confirm, Destinations, DeviceLogin,
     DeviceLoginStarted, EndpointPlaces, Enrolled, Enrolment, EpochKeys, ExplainRequest, FinishLogin, FlowsToCut, Grant,
-    GrantOwner, GrantRequest, Heard, Line, LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment,
+    GrantOwner, GrantRequest, Line, LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment,
     PersonExplanation, Problem, Report, Reported, RevokedGrant, SegmentRequest, ServiceLogin, Session, VerifierConfig,
 };
 use owner::{Elsewhere, OwnedBy};
@@ -241,8 +241,8 @@ impl Authority {
     }
 
     /// Acknowledges that this verifier has received these grants; at most [`api::LIVE_FLOWS_MAX`] handles.
-    pub async fn heard(&self, handles: Vec<u64>) -> Result<(), Error> {
-        let request = self.request(Method::POST, "v1/verifier/heard")?.json(&Heard { handles });
+    pub async fn acknowledge(&self, handles: Vec<u64>) -> Result<(), Error> {
+        let request = self.request(Method::POST, "v1/verifier/heard")?.json(&Acknowledgement { handles });
         send(self.authorized(request)?.timeout(CALL_TIME)).await.map(drop)
     }
 
@@ -266,7 +266,7 @@ impl Authority {
         EventStream::start(self.clone(), Confirm::Nothing)
     }
 
-    /// Returns the events for a verifier that acknowledges by [`Self::heard`] the grants that `confirms` selects.
+    /// Returns the events for a verifier that acknowledges by [`Self::acknowledge`] the grants that `confirms` selects.
     pub fn confirmed_events(&self, confirms: Confirm) -> EventStream {
         EventStream::start(self.clone(), confirms)
     }

@@ -13,7 +13,7 @@ use libbpf_rs::{MapHandle, PerfBuffer};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use wire::map::{
-    AgentConfig, AuthorityEnd, Conversation, FlowKey, GrantEntry, GrantSlot, HeldHeader, Owner, Services, Steering,
+    AgentConfig, AuthorityEnd, Conversation, FlowKey, GrantEntry, GrantSlot, Owner, QueuedHeader, Services, Steering,
     TakenKey, agent_counter,
 };
 
@@ -43,9 +43,9 @@ const SPOTS: [Spot; 2] = [Spot::Insertion, Spot::Notice];
 
 /// A packet that waits for its grant.
 #[derive(Clone, Debug)]
-pub struct Held {
+pub struct Queued {
     /// Subject and destination of the packet, and its original length.
-    pub header: HeldHeader,
+    pub header: QueuedHeader,
     /// The frame; shorter than `header.length` if it did not fit.
     pub frame: Vec<u8>,
 }
@@ -74,22 +74,22 @@ pub struct Agent {
     nonces: Table<u32, u32>,
     injector: Table<u32, u64>,
     counters: Table<u32, u64>,
-    held: MapHandle,
+    queued: MapHandle,
 }
 
 impl Agent {
-    /// Loads the programs for links with this header; `cgroups` says whether some owner is a cgroup. With `pins`, the
-    /// maps are shared with every other load, and taken over from an earlier process.
+    /// Loads the programs for links whose header has `link_header` bytes; `cgroups` says whether an owner is a cgroup.
+    /// With `pins`, all loads share the pinned maps, also with an earlier process.
     pub fn load(link_header: u32, cgroups: bool, attachment: Attachment, pins: Option<Pins>) -> Result<Self> {
-        Self::load_hearing(link_header, cgroups, false, attachment, pins)
+        Self::load_overhearing(link_header, cgroups, false, attachment, pins)
     }
 
-    /// Loads the programs like [`Self::load`]; if they `hear`, they also pass copies of name servers' answers to user
-    /// space, as held packets of subject 0.
-    pub fn load_hearing(
+    /// Loads the programs like [`Self::load`]; if they `overhear`, they also pass copies of name servers' answers to user
+    /// space, as queued packets of subject 0.
+    pub fn load_overhearing(
         link_header: u32,
         cgroups: bool,
-        hear: bool,
+        overhear: bool,
         attachment: Attachment,
         pins: Option<Pins>,
     ) -> Result<Self> {
@@ -99,7 +99,7 @@ impl Agent {
             link_header,
             tcx: (attachment == Attachment::Tcx).into(),
             match_cgroups: cgroups.into(),
-            hear: hear.into(),
+            overhear: overhear.into(),
         })?;
         if let Some(pins) = &pins {
             opened.pin(pins, &PINNED)?;
@@ -119,7 +119,7 @@ impl Agent {
             nonces: object.table("nonces")?,
             injector: object.table("injector")?,
             counters: object.table("counters")?,
-            held: object.map("held")?,
+            queued: object.map("queued")?,
             object,
             attachments: Attachments::by(attachment, pins),
         })
@@ -188,7 +188,8 @@ impl Agent {
         Ok(self.clock.get(&0)?.unwrap_or_default())
     }
 
-    /// Sets the next nonce. Random at first load, so that a restart within the same second repeats no nonce.
+    /// Sets the next nonce. The caller sets a random one when the maps are new, so that a restart within the same
+    /// second repeats no nonce.
     pub fn set_nonce(&self, nonce: u32) -> Result<()> {
         self.nonces.set(&0, &nonce)
     }
@@ -214,8 +215,8 @@ impl Agent {
     }
 
     /// Returns the buffer of packets that wait for a grant.
-    pub fn held(&self) -> Result<HeldPackets> {
-        MapHandle::try_from(&self.held).map(HeldPackets).context("cannot open the buffer of queued packets")
+    pub fn queued(&self) -> Result<QueuedPackets> {
+        MapHandle::try_from(&self.queued).map(QueuedPackets).context("cannot open the buffer of queued packets")
     }
 
     /// Returns the keys that arrived in band, by their pairs' handles.
@@ -235,18 +236,18 @@ impl Agent {
 }
 
 /// The buffer of packets that wait for a grant, from one load's programs.
-pub struct HeldPackets(MapHandle);
+pub struct QueuedPackets(MapHandle);
 
-impl HeldPackets {
+impl QueuedPackets {
     /// Calls `each` with every packet, and `lost` with the number of packets that did not fit, whenever the result is
     /// polled. The result covers the cores that are online: drop it and open another when that has changed.
     pub fn open(
         &self,
-        mut each: impl FnMut(Held) + Send + 'static,
+        mut each: impl FnMut(Queued) + Send + 'static,
         lost: impl FnMut(u64) + Send + 'static,
     ) -> Result<PerfBuffer<'static>> {
-        let each = move |header, frame| each(Held { header, frame });
-        handed::open(&self.0, |header: &HeldHeader| header.length as usize, each, lost)
+        let each = move |header, frame| each(Queued { header, frame });
+        handed::open(&self.0, |header: &QueuedHeader| header.length as usize, each, lost)
     }
 }
 

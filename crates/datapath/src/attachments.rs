@@ -19,7 +19,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 pub use pins::{Pins, bpf_file_system_is_mounted};
 pub use spot::Spot;
 
-/// The attachments of one process, by the name of their pin. Without a directory for pins, links end with the process.
+/// The attachments of one process, by the name of their pin. Without a directory for pins, attachments by link end with
+/// the process.
 pub(crate) struct Attachments {
     pins: Option<Pins>,
     tc: Attachment,
@@ -82,7 +83,7 @@ impl Attachments {
             }
             None => match Attached::natively(program, interface) {
                 Ok(native) => self.replace(self.pinned(interface, spot), native, interface, spot)?,
-                Err(error) => return Ok(Err(format!("its driver does not support XDP: {}", error.root_cause()))),
+                Err(error) => return Ok(Err(why_not_native(&error))),
             },
         };
         self.keep(attached, interface, spot).map(Ok)
@@ -94,7 +95,7 @@ impl Attachments {
         Attached::open_on(&pins.link(&pin), &pin, interface)
     }
 
-    /// Pins an attachment in place of an old one, which is detached.
+    /// Pins a new attachment in place of an old one, and detaches the old one.
     fn replace(&self, old: Option<Attached>, new: Attached, interface: &Interface, spot: Spot) -> Result<Attached> {
         let Some(pins) = &self.pins else { return Ok(new) };
         let pin = spot.pin(&interface.name);
@@ -146,15 +147,16 @@ impl Attachments {
         !self.attached.is_empty() && self.attached.values().all(|attached| attached.is_at(Hook::Tc))
     }
 
-    /// Takes over the attachments of `old`, pinned or not, with the program for each one's hook; no packet passes
-    /// unchecked in between. Attachments whose interface is gone are dropped.
+    /// Takes over all attachments of `old`, whether they are pinned or not. `program` returns the program for a hook,
+    /// which replaces the old one in place, so no packet passes unchecked. Attachments whose interface no longer exists
+    /// are dropped.
     pub(crate) fn succeed<'a>(&mut self, old: &mut Self, program: impl Fn(Hook) -> Result<Program<'a>>) -> Result<()> {
         let mut gone = Vec::new();
         for (pin, attached) in &mut old.attached {
             let program = program(if attached.is_at(Hook::Xdp) { Hook::Xdp } else { Hook::Tc })?;
             match attached.update(program.as_fd()) {
                 Err(_) if attached.is_gone() => gone.push(pin.clone()),
-                done => done.with_context(|| format!("cannot take over the attachment on interface {pin}"))?,
+                done => done.with_context(|| format!("cannot take over the attachment {pin:?}"))?,
             }
         }
         gone.iter().for_each(|pin| old.remove(pin));
@@ -187,4 +189,13 @@ impl Attachments {
 /// Removes the filter at one spot of an interface, whichever process attached it.
 pub(crate) fn remove_filter(interface: &Interface, spot: Spot) -> Result<()> {
     Filter::remove(interface, spot)
+}
+
+/// Returns the reason why a driver did not take an XDP program.
+fn why_not_native(error: &anyhow::Error) -> String {
+    match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error) {
+        Some(libc::EOPNOTSUPP) => "its driver does not support XDP".to_owned(),
+        Some(libc::EBUSY | libc::EEXIST) => "another XDP program is attached to it".to_owned(),
+        _ => format!("cannot attach at XDP in its driver: {}", error.root_cause()),
+    }
 }

@@ -1,5 +1,5 @@
-//! Batched reads of a kernel's hash map, thousands of entries per system call. The kernel's position in such a walk is
-//! a bucket, so concurrent changes neither restart it nor make it return an entry twice.
+//! Batched reads of a hash map of the kernel, thousands of entries per system call. The kernel remembers its position
+//! in such a walk by bucket, so concurrent changes neither restart the walk nor make it return an entry twice.
 
 use libbpf_rs::{MapCore, MapHandle, MapType};
 use std::os::fd::{AsFd, AsRawFd};
@@ -10,7 +10,7 @@ use zerocopy::FromBytes;
 const AT_A_TIME: u32 = 4096;
 const BYTES_AT_A_TIME: u32 = 1 << 20;
 
-/// Returns every key with its value, or `None` if the map has another type or the kernel refuses.
+/// Returns every key with its value, or `None` if the map is not a hash map or the kernel refuses.
 pub(crate) fn entries<K: FromBytes, V: FromBytes>(map: &MapHandle) -> Option<Vec<(K, V)>> {
     let fit = BYTES_AT_A_TIME / (map.key_size() + map.value_size()).max(1);
     read(map, AT_A_TIME.min(fit).min(map.max_entries()).max(1))

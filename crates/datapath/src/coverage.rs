@@ -12,8 +12,8 @@ const OVER_LINK: [&str; 5] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap"];
 const OVER_MEMBERS: [&str; 3] = ["bridge", "bond", "team"];
 const OPEN_VSWITCH: &str = "openvswitch";
 
-/// Returns, for each of `candidates` (indexes) whose frames come through another candidate, the index of that other
-/// one.
+/// Returns, for each of `candidates` (indexes) whose frames also come through another candidate, the index of that
+/// other candidate.
 pub fn covered(layers: &[Layer], candidates: &BTreeSet<u32>) -> BTreeMap<u32, u32> {
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
     let first = |index: &u32| first_checkpoint(&by_index, candidates, *index, &mut BTreeSet::from([*index]));
@@ -25,12 +25,13 @@ pub fn covered(layers: &[Layer], candidates: &BTreeSet<u32>) -> BTreeMap<u32, u3
 pub struct OpenWay {
     /// The interface that packets enter through.
     pub name: String,
-    /// Their reach, and how to close the way.
+    /// The reach of packets that enter there, and how to close the way.
     pub why: String,
 }
 
-/// Returns the ways in that an operator may think closed while these interfaces (indexes) have a verifier: ports of a
-/// bridge whose other ports have one, and interfaces that their siblings on the same lower interface reach directly.
+/// Returns the ways in that an operator may believe to be closed while these interfaces (indexes) have a verifier:
+/// ports of a bridge whose other ports have a verifier, and interfaces that other interfaces on the same lower
+/// interface reach directly.
 pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> {
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
     let is_checked = |index: u32| {
@@ -53,7 +54,8 @@ pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> 
         let others = below(&by_index, master.index);
         let is_open =
             !checkpoints.contains(&master.index) && !is_checked(layer.index) && others.into_iter().any(is_checked);
-        let why = format!("unprotected: its frames reach {}, only other ports of which are checked", master.name);
+        let why =
+            format!("unprotected: its frames reach {0}, and a verifier checks other ports of {0} only", master.name);
         is_open.then_some(OpenWay { name, why })
     };
     layers.iter().filter(|layer| layer.up && !checkpoints.contains(&layer.index)).filter_map(open).collect()

@@ -1,8 +1,8 @@
-//! Frames that cross from one interface to another through a process that judges them (AF_XDP).
+//! Frames that cross from one interface to another through a process that verifies them (AF_XDP).
 //!
-//! The verify sees every frame that arrives at either interface, in batches and in place; frames that pass leave at the
-//! other interface. Memory is allocated once. The crossing itself decides nothing, and the host's own stack sees none
-//! of these frames.
+//! The caller's function `verify` is called with every frame that arrives at either interface, in batches and in place.
+//! Frames that pass leave at the other interface. Memory is allocated once. The crossing itself decides nothing, and
+//! the host's own stack sees none of these frames.
 
 mod ring;
 mod socket;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/crossing.bpf.o"));
 
-/// Largest number of frames that are judged together: one bit per frame says whether it passes.
+/// Largest number of frames that are verified in one batch: one bit per frame says whether it passes.
 pub const BATCH: usize = 32;
 /// Length of the longest frame that can cross.
 pub const FRAME_MAX: usize = socket::FRAME_MAX;
@@ -30,11 +30,11 @@ const WAITING: u32 = 1024;
 /// Counters of frames. Each received frame is counted in one other field as well, or is still under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Frames shown to the verify.
+    /// Frames that `verify` got.
     pub received: u64,
     /// Frames that left, or will leave, at the other interface.
     pub passed: u64,
-    /// Frames that the verify refused.
+    /// Frames that `verify` refused.
     pub refused: u64,
     /// Frames that passed but were dropped, because too many were still on their way out.
     pub no_room: u64,
@@ -71,8 +71,8 @@ impl Crossing {
         Ok(Self { sides: [first, second], frames, counts: Counts::default() })
     }
 
-    /// Shows the verify up to [`BATCH`] frames that arrived at each interface, and forwards those whose bit it sets; the
-    /// first frame has the lowest bit. Returns the number of frames.
+    /// Calls `verify` with up to [`BATCH`] frames that arrived at each interface, and forwards those whose bit it sets;
+    /// the first frame has the lowest bit. Returns the number of frames.
     pub fn turn(&mut self, mut verify: impl FnMut(&mut [&mut [u8]]) -> u32) -> Result<usize> {
         let [one, other] = &mut self.sides;
         let (counts, frames) = (&mut self.counts, &mut self.frames);
@@ -124,7 +124,7 @@ impl Side {
         object.table::<u32, u32>("sockets")?.set(&0, &(socket.as_fd().as_raw_fd() as u32))?;
         let program = object.program("cross")?;
         let link = Link::attach_xdp(program.as_fd(), interface);
-        let (link, _) = link.with_context(|| format!("interface {name} does not support XDP programs"))?;
+        let (link, _) = link.with_context(|| format!("cannot attach an XDP program to interface {name}"))?;
         Ok(Self { _link: link, object, socket })
     }
 }

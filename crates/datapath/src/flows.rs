@@ -1,4 +1,4 @@
-//! Admitted flows: one table for users, one map per family in the kernel.
+//! Admitted flows: one table for callers, made of one kernel map per address family.
 
 use crate::table::Table;
 use anyhow::Result;
@@ -31,7 +31,7 @@ impl Flows {
         }
     }
 
-    /// Removes the inside addresses, which belong to another pool, from all flows.
+    /// Removes the inside addresses from all flows, because they belong to another pool.
     pub(crate) fn forget_inside(&self) -> Result<()> {
         for (key, flow) in self.entries().into_iter().filter(|(_, flow)| flow.inside != 0) {
             let flow = Flow { inside: 0, inside_port: [0; 2], ..flow };
@@ -43,8 +43,8 @@ impl Flows {
         Ok(())
     }
 
-    /// Ends the flow at `key` and leaves its trace there: on a gateway the inside's answers must not open the flow
-    /// again.
+    /// Ends `flow` at `key`, but leaves an entry ([`Flow::over`]): on a gateway, answers from the inside must not open
+    /// the flow again.
     pub fn end(&self, key: &FlowKey, flow: Flow, now: u32) -> Result<()> {
         match FlowKey4::of(key) {
             Some(short) => self.four.set(&short, &flow.over(now)),

@@ -1,4 +1,4 @@
-//! Sends forged packets at the kernel's full rate, each different from all others: for the soak test.
+//! Sends forged packets, each different from all others, as fast as the kernel can: for the soak test.
 
 use crate::interface::Interface;
 use crate::object::{self, Loaded, Opened};

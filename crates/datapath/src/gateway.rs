@@ -40,9 +40,9 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Loads the programs next to `verifier`, which was loaded with the same settings, for a pool of inside addresses,
-    /// IPv4 first. Without a pool, clients keep their addresses. If the pool differs from an earlier process's, that
-    /// process's state is discarded.
+    /// Loads the programs next to `verifier`, which was loaded with the same settings. `pool` has the inside addresses,
+    /// IPv4 first; without a pool, clients keep their addresses. If an earlier process used another pool, its state is
+    /// discarded.
     pub fn load(
         verifier: &Verifier,
         config: &VerifierConfig,
@@ -68,13 +68,14 @@ impl Gateway {
         Ok(Self { object, attachments: Attachments::new(pins), addresses: Arc::new(addresses) })
     }
 
-    /// Removes the ways back of flows that have ended by `now` (Unix seconds), which frees inside addresses; returns
-    /// their number.
+    /// Removes the entries of `ways_back` whose flows have ended by `now` (Unix seconds), which frees inside addresses.
+    /// Returns the number of entries.
     pub fn reclaim(&self, now: u32) -> Result<u32> {
         nat::reclaim(&self.object, now)
     }
 
-    /// Assigns a flow that a peer gateway reported the inside address that it has there. The slot is filled in.
+    /// Assigns to a flow that a peer gateway reported the inside address that the flow has at the peer. The result is
+    /// `received` with its `slot` filled in.
     pub fn bind_received(&self, received: ReceivedAddress) -> Result<ReceivedAddress> {
         nat::bind_received(&self.object, received)
     }

@@ -6,8 +6,9 @@ use zerocopy::FromBytes;
 
 const PAGES: usize = 64;
 
-/// Calls `each` with every header and packet, whose original length `length` returns, and `lost` with the number of
-/// packets that did not fit, whenever the result is polled. The result covers the cores that are online.
+/// Opens a buffer. Whenever the result is polled, it calls `each` with every header and packet, and `lost` with the
+/// number of packets that did not fit. `length` returns a packet's original length from its header. The result covers
+/// the cores that are online.
 pub(crate) fn open<H: FromBytes>(
     map: &impl MapCore,
     length: impl Fn(&H) -> usize + 'static,

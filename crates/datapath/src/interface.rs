@@ -145,7 +145,8 @@ pub struct Layer {
     pub master: Option<u32>,
     /// Whether the interface is up.
     pub up: bool,
-    /// Whether other interfaces on the same lower interface reach it directly, bypassing that one: macvlan and ipvlan.
+    /// Whether other interfaces on the same lower interface reach this one directly, without passing through the lower
+    /// interface: macvlan and ipvlan.
     pub meets_siblings: bool,
 }
 

@@ -17,7 +17,7 @@ pub struct KernelTables<'a> {
     room: OnceCell<Room>,
 }
 
-/// Flags of the tables that have room for one more entry.
+/// For each of these tables, whether it has room for one more entry.
 struct Room {
     flows4: bool,
     flows6: bool,
@@ -26,7 +26,7 @@ struct Room {
 }
 
 impl<'a> KernelTables<'a> {
-    /// Creates a view of the live maps. Their fill level is counted once, on first use.
+    /// Creates a view of the live maps. Their entries are counted once, on first use.
     pub fn new(verifier: &'a Verifier) -> Self {
         Self { verifier, in_tunnel: false, room: OnceCell::new() }
     }
@@ -36,7 +36,8 @@ impl<'a> KernelTables<'a> {
         Self { in_tunnel: true, ..self }
     }
 
-    /// Creates a view without counting, for callers that know that no map is full: counting takes longer than deciding.
+    /// Creates a view for callers that know that no map is full. It counts no entries, which would take longer than a
+    /// decision.
     pub fn with_room(verifier: &'a Verifier) -> Self {
         let room = Room { flows4: true, flows6: true, grants: true, accounts: true };
         Self { verifier, in_tunnel: false, room: OnceCell::from(room) }
@@ -156,7 +157,7 @@ impl Tables for KernelTables<'_> {
     }
 }
 
-/// Returns the key of a first fragment: its identification takes the place of the ports, in native byte order.
+/// Returns the key of a first fragment: its identification takes the place of the ports, in host byte order.
 fn fragment_key(mut key: FlowKey, id: u32) -> FlowKey {
     key.client_port = ((id >> 16) as u16).to_ne_bytes();
     key.server_port = (id as u16).to_ne_bytes();

@@ -1,7 +1,7 @@
 //! Loads and attaches the kernel programs of `bpf/`, and gives typed access to their maps.
 //!
-//! The only crate that uses BPF. It decides nothing: the roles say what to write into which map, and `engine`, which
-//! reads the maps through [`kernel_tables`], knows what they mean for a packet.
+//! This is the only crate that uses BPF. It decides nothing: the roles say what to write into which map, and `engine`,
+//! which reads the maps through [`kernel_tables`], knows what they mean for a packet.
 
 pub mod agent;
 mod attachments;
@@ -17,6 +17,7 @@ mod handed;
 pub mod hook;
 pub mod interface;
 pub mod kernel_tables;
+pub mod key_transfer;
 pub mod local;
 pub mod nat;
 pub mod netlink;
@@ -36,7 +37,6 @@ mod stack;
 pub mod svtep;
 pub mod table;
 pub mod tc;
-pub mod transfer;
 pub mod tunnel;
 pub mod verifier;
 

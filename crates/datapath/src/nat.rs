@@ -14,7 +14,7 @@ use wire::map::{
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The tables that outlive the process.
-pub(crate) const PINNED: [&str; 7] = ["bearers", "pool", "leases", "ways_back", "members", "news", "names"];
+pub(crate) const PINNED: [&str; 8] = ["bearers", "pool", "leases", "ways_back", "members", "news", "unknown", "names"];
 /// Largest number of persons that are told apart.
 pub const PEOPLE_MAX: u32 = 65_536;
 
@@ -56,6 +56,7 @@ pub struct Addresses {
     pub names: Table<PersonName, u32>,
     members: Table<Member, u32>,
     news: MapHandle,
+    unknown: MapHandle,
 }
 
 impl Addresses {
@@ -68,6 +69,7 @@ impl Addresses {
             names: object.table("names")?,
             members: object.table("members")?,
             news: object.map("news")?,
+            unknown: object.map("unknown")?,
         })
     }
 
@@ -84,13 +86,13 @@ impl Addresses {
         Ok(())
     }
 
-    /// Calls `each` with the programs' messages, whenever the result is polled.
+    /// Opens the ring of the programs' messages. Whenever the result is polled, it calls `each` with every message.
     pub fn news(&self, each: impl FnMut(NatNews) + Send + 'static) -> Result<RingBuffer<'static>> {
-        ring::open(&self.news, each)
+        ring::open(&[&self.news, &self.unknown], each)
     }
 }
 
-/// Input and output of the program `reclaim`.
+/// Input and output of the kernel program `reclaim`.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
 #[repr(C)]
 struct Reclaim {
@@ -98,7 +100,7 @@ struct Reclaim {
     ways: u32,
 }
 
-/// Removes the ways back of flows that have ended; returns their number.
+/// Removes the entries of `ways_back` whose flows have ended; returns their number.
 pub(crate) fn reclaim(object: &Loaded, now: u32) -> Result<u32> {
     let program = object.runnable("reclaim")?;
     let mut pass = Reclaim { now, ways: 0 };

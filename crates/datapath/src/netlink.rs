@@ -39,7 +39,7 @@ pub(crate) fn dump(kind: u16, body: &[u8]) -> Result<Vec<(u16, Vec<u8>)>> {
         while let Some((kind, body)) = message(&mut rest) {
             match i32::from(kind) {
                 libc::NLMSG_DONE => return Ok(messages),
-                libc::NLMSG_ERROR => bail!("the kernel rejected the request"),
+                libc::NLMSG_ERROR => bail!("the kernel rejected the request for a list (netlink)"),
                 _ => messages.push((kind, body.to_vec())),
             }
         }
@@ -71,7 +71,10 @@ pub fn follow_addresses(mut each: impl FnMut() + Send + 'static) -> Result<()> {
             each();
         }
     };
-    std::thread::Builder::new().name("addresses".into()).spawn(follow).context("cannot start a thread")?;
+    std::thread::Builder::new()
+        .name("addresses".into())
+        .spawn(follow)
+        .context("cannot start the thread that follows addresses")?;
     Ok(())
 }
 

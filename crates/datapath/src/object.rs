@@ -108,7 +108,10 @@ impl Opened {
             if *same_shape {
                 copy(name, old, &new)?;
             } else if !self.carried.contains(&name.as_str()) {
-                tracing::warn!(map = name, "the pinned map has another layout; its entries are lost");
+                tracing::warn!(
+                    map = name,
+                    "the pinned map is from a version with another layout, so its entries are lost"
+                );
             }
             pins.put_map(name, new.as_fd())?;
         }

@@ -10,7 +10,7 @@ pub struct PacketSocket(OwnedFd);
 impl PacketSocket {
     /// Opens the socket.
     pub fn new() -> Result<Self> {
-        // Protocol 0: it receives nothing.
+        // With protocol 0, the socket receives nothing.
         let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None);
         socket.map(Self).context("cannot open a packet socket (are you root?)")
     }

@@ -97,7 +97,7 @@ impl Probe {
     fn attach(&self, interface: &Interface, program: &str) -> Result<Link> {
         let program = self.0.program(program)?;
         Link::attach(program.as_fd(), interface.index, AttachPoint::Xdp, 0)
-            .with_context(|| format!("interface {} does not support XDP programs", interface.name))
+            .with_context(|| format!("cannot attach an XDP program to interface {}", interface.name))
     }
 
     /// Finds out which tc hook this kernel has for the agent, by briefly attaching to `interface` through TCX.

@@ -51,9 +51,9 @@ pub struct Proofs {
     keys: Table<ProofKeySlot, EpochKey>,
     epoch_length: u32,
     withdrawn: Table<WithdrawalKey, u32>,
-    /// Classes of IPv4 receivers of whom one may have withdrawn consent.
+    /// The classes of IPv4 receivers in which a receiver may have withdrawn consent.
     withdrawn4: Table<u32, ClassSet>,
-    /// Held while both withdrawal tables change: a class missing in between would let void segments through.
+    /// Held while both withdrawal tables change: if a class were missing in between, void segments would pass.
     withdrawing: Mutex<()>,
     generation: Table<u32, u32>,
     clock: Table<u32, u64>,
@@ -67,7 +67,7 @@ impl Proofs {
         Self::load_object(OBJECT, config, remembered)
     }
 
-    /// Loads an object file with the program's maps, and perhaps other programs: for benches.
+    /// Loads an object file that has the program's maps, and perhaps other programs: for benches.
     #[doc(hidden)]
     pub fn load_object(object: &[u8], config: ProofsConfig, remembered: u32) -> Result<Self> {
         Self::open(object, config, remembered, None)
@@ -128,8 +128,8 @@ impl Proofs {
         let key = WithdrawalKey::new(vni, receiver, sender);
         let known = self.withdrawn.get(&key)?.unwrap_or_default();
         self.withdrawn.set(&key, &until.max(known))?;
-        // INVARIANT: the class is in the set before the generation changes: proofs found valid without it are void from
-        // then on.
+        // INVARIANT: the set contains the class before the generation changes. The program ignores proofs that it
+        // remembered under an earlier generation, so it looks at the withdrawals again.
         if receiver.is_ipv4() {
             let mut classes = self.withdrawn4.get(&0)?.unwrap_or(ClassSet::NOTHING);
             classes.insert(ClassSet::class_of(receiver));

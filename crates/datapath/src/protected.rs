@@ -24,8 +24,8 @@ pub struct Protected {
 
 /// A prefix that covers more classes of addresses than this leaves no class open.
 const CLASSES_MAX: u32 = 1 << 14;
-/// Limit on the classes that all prefixes cover together: beyond it, hardly a class would stay open, and finding those
-/// takes time, so none does.
+/// Limit on the number of classes that all prefixes cover together. Beyond it, hardly any class would be open, and
+/// finding those few takes time, so no class counts as open.
 const WORK_MAX: u64 = 1 << 20;
 
 impl Protected {
@@ -120,7 +120,7 @@ fn by_family(entries: &[(IpAddr, u8, Services)]) -> (HashMap<Prefix4, &Services>
     (four, six)
 }
 
-/// Writes the entries that differ, then removes unwanted ones. Entries that did not fit are tried once more after that.
+/// Writes the entries that differ, then removes unwanted ones, then tries again to write the entries that did not fit.
 /// Returns the first of the remaining errors.
 fn renew<K>(table: &Table<K, Services>, wanted: &HashMap<K, &Services>) -> Result<()>
 where
@@ -140,7 +140,8 @@ where
     }
 }
 
-/// The classes of addresses that no protected prefix touches. An IPv6 address is open if both of its classes are.
+/// The open classes of addresses, those that no protected prefix touches. An IPv6 address needs no look-up if both of
+/// its classes are open.
 struct OpenSets {
     four: ClassSet,
     six_networks: ClassSet,
@@ -163,8 +164,8 @@ fn open_sets(entries: &[(IpAddr, u8, Services)]) -> OpenSets {
     }
 }
 
-/// Returns the classes that none of these prefixes of one family touches, if the first `telling` bits of an address
-/// distinguish classes.
+/// Returns the classes that none of these prefixes touches. All prefixes are of one family, in which the first
+/// `telling` bits of an address determine its class.
 fn open_set(prefixes: &[(IpAddr, u8)], telling: u32, class_of: impl Fn(IpAddr) -> u16) -> ClassSet {
     let mut set = ClassSet::EVERYTHING;
     let mut work = 0;

@@ -13,8 +13,9 @@ pub(crate) fn outgrown(pins: &Pins, buckets: u32) -> Option<MapHandle> {
     (old.max_entries() != buckets).then_some(old)
 }
 
-/// Fills `new` with the entries of `old` that the clock check may still accept. Entries that do not fit are covered by
-/// `forgotten`: the verifier rejects tokens of that age. `offset` is what the programs add to their clock.
+/// Fills `new` with the entries of `old` that the clock check may still accept. If entries do not fit, their times are
+/// added to `forgotten`, so that the verifier rejects tokens from these times. `offset` is the number that the programs
+/// add to their clock.
 pub(crate) fn carry_over(
     old: MapHandle,
     new: &Table<u32, ReplayBucket>,
@@ -23,11 +24,11 @@ pub(crate) fn carry_over(
 ) -> Result<()> {
     let now = coarse_to(offset);
     let Ok(old) = Table::<u32, ReplayBucket>::new(old) else {
-        // Left by another version, with entries that this one can't read.
+        // Another version left the map, with entries that this version can't read.
         forgotten.forget(Span { from: 0, until: ReplayBucket::none_from(now) });
         return Ok(());
     };
-    // The low bits of a number select a bucket: one more of them in a table of twice the size.
+    // The low bits of a token's hash select its bucket; a table of twice the size uses one more bit.
     let copies = (new.capacity() / old.capacity()).max(1);
     let mut lost = 0;
     for index in 0..old.capacity() {

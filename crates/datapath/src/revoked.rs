@@ -26,7 +26,7 @@ impl Revoked {
         Ok(revoked)
     }
 
-    /// Returns when a revoked grant would have expired.
+    /// Returns the time at which a revoked grant would have expired, or `None` if the grant is not revoked.
     pub fn get(&self, handle: u64) -> Result<Option<u32>> {
         self.ends.get(&handle)
     }
@@ -75,7 +75,7 @@ impl Revoked {
         self.ends.remove(&handle)
     }
 
-    /// Removes the classes and accounts of expired revocations once there are many.
+    /// Removes the classes and accounts whose revocations have expired, once there are many.
     pub(crate) fn tidy(&self) -> Result<()> {
         let mut accounts = self.changing();
         if accounts.len() > self.ends.capacity() as usize {

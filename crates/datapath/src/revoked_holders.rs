@@ -11,7 +11,7 @@ use wire::map::{CLASSES_OF_ACCOUNTS, ClassSet, RevokedKey};
 /// Number of classes of accounts beyond which classes without an ended session are removed.
 const CLASSES_MAX: u32 = 1 << 12;
 
-/// The ended sessions: until when tokens of each could arrive.
+/// The ended sessions, each with the time until which its tokens could still arrive.
 ///
 /// An account has up to 256 sessions at a time, so 256 accounts can fill the default table. A session that finds the
 /// table full costs other accounts nothing: the account with the most entries has them replaced by one that stands for
@@ -49,8 +49,8 @@ impl RevokedHolders {
         self.ends.entries()
     }
 
-    /// Rejects the tokens of a session until `expires`, Unix seconds. Returns the account that lost all its sessions,
-    /// if one had to make room.
+    /// Rejects the tokens of a session until `expires`, Unix seconds. If the table is full, an account loses all its
+    /// sessions to make room; then returns that account.
     pub fn set(&self, holder: Holder, expires: u32) -> Result<Option<u32>> {
         let changing = self.changing();
         if self.extend_account(holder.account(), expires)? {
@@ -59,8 +59,8 @@ impl RevokedHolders {
         self.put(&changing, RevokedKey::session(holder), expires)
     }
 
-    /// Rejects the tokens of all sessions of an account until `expires`, Unix seconds. Returns the account that lost all
-    /// its sessions, if another one had to make room.
+    /// Rejects the tokens of all sessions of an account until `expires`, Unix seconds. If the table is full, another
+    /// account loses all its sessions to make room; then returns that account.
     pub fn set_account(&self, account: u32, expires: u32) -> Result<Option<u32>> {
         let changing = self.changing();
         let whole = RevokedKey::account(account);
@@ -70,15 +70,15 @@ impl RevokedHolders {
         Ok(other)
     }
 
-    /// Rejects the tokens of an account that is shut out until `expires`, too. Returns false if the account is not shut
-    /// out.
+    /// If an account is shut out, keeps it shut out until `expires` at least. Returns `false` if the account is not
+    /// shut out.
     pub(crate) fn extend_account(&self, account: u32, expires: u32) -> Result<bool> {
         let whole = RevokedKey::account(account);
         let Some(until) = self.ends.get(&whole)? else { return Ok(false) };
         self.ends.set(&whole, &until.max(expires)).map(|()| true)
     }
 
-    /// Replaces the entry of an account that is shut out by entries for these sessions of it.
+    /// Replaces the entry of an account that is shut out by one entry for each of these sessions of the account.
     pub(crate) fn readmit(&self, account: u32, sessions: &[(Holder, u32)]) -> Result<()> {
         let _changing = self.changing();
         for (holder, expires) in sessions {
@@ -106,8 +106,8 @@ impl RevokedHolders {
         self.ends.remove(key)
     }
 
-    /// Replaces the entries for an account's sessions by one for the account, with the new entry counted in. Returns
-    /// `None` if no account has two entries.
+    /// Takes the account with the most entries, of which `new` is one, and replaces them by one entry for the whole
+    /// account. Returns that account. Returns `None` if no account has two entries.
     fn merge(&self, new: (RevokedKey, u32)) -> Result<Option<u32>> {
         let mut accounts: BTreeMap<u32, Vec<(RevokedKey, u32)>> = BTreeMap::new();
         for entry in self.ends.entries().into_iter().chain([new]) {

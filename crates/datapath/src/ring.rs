@@ -2,24 +2,33 @@
 
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// Opens a ring: `each` is called with every message from now on, whenever the result is polled.
+/// Opens rings: `each` is called with every message from now on, whenever the result is polled.
+///
+/// # Errors
+///
+/// If the kernel cannot map the rings.
 pub(crate) fn open<T: FromBytes>(
-    map: &dyn MapCore,
-    mut each: impl FnMut(T) + Send + 'static,
+    rings: &[&dyn MapCore],
+    each: impl FnMut(T) + Send + 'static,
 ) -> Result<RingBuffer<'static>> {
     let mut builder = RingBufferBuilder::new();
-    builder.add(map, move |bytes| {
-        if let Ok((message, _)) = T::read_from_prefix(bytes) {
-            each(message);
-        }
-        0
-    })?;
-    builder.build().with_context(|| format!("cannot open the ring {}", map.name().to_string_lossy()))
+    let each = Arc::new(Mutex::new(each));
+    for ring in rings {
+        let each = each.clone();
+        builder.add(*ring, move |bytes| {
+            if let Ok((message, _)) = T::read_from_prefix(bytes) {
+                each.lock().unwrap_or_else(PoisonError::into_inner)(message);
+            }
+            0
+        })?;
+    }
+    let names: Vec<_> = rings.iter().map(|ring| ring.name().to_string_lossy().into_owned()).collect();
+    builder.build().with_context(|| format!("cannot open the rings {}", names.join(", ")))
 }
 
 /// A thread that polls a ring; it ends soon after this is dropped.
@@ -36,7 +45,10 @@ impl Listener {
                 let _ = ring.poll(Duration::from_millis(200));
             }
         };
-        std::thread::Builder::new().name(name.into()).spawn(poll).context("cannot start a thread")?;
+        std::thread::Builder::new()
+            .name(name.into())
+            .spawn(poll)
+            .with_context(|| format!("cannot start the thread {name:?}"))?;
         Ok(Self(stop))
     }
 }

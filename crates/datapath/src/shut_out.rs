@@ -5,8 +5,8 @@ use crate::verifier::Verifier;
 use anyhow::Result;
 use wire::Holder;
 
-/// Accounts get their entries back only if this part of the table stays free. Otherwise the next revocations would shut
-/// them out again.
+/// An account gets its entries back only if one in this many entries of the table stays free. Otherwise the next
+/// revocations would shut it out again.
 const KEPT_FREE: usize = 8;
 
 /// A grant that was ended early.
@@ -14,7 +14,7 @@ const KEPT_FREE: usize = 8;
 pub struct Revocation {
     /// The grant's handle.
     pub handle: u64,
-    /// The holder that the handle names; 0 if the authority has not named it.
+    /// The holder of the grant; 0 if the authority has not named it.
     pub holder: Holder,
     /// When the grant would have expired, Unix seconds.
     pub expires: u32,
@@ -32,7 +32,8 @@ pub struct Placed {
 impl Verifier {
     /// Revokes grants. Other accounts lose nothing if one account fills the table.
     pub fn revoke(&self, grants: &[Revocation]) -> Placed {
-        // Before the first entry: when the table is full, the accounts of all entries have to be known.
+        // Note the accounts before the first revocation: if the table is full, the accounts of all entries have to be
+        // known.
         for grant in grants.iter().filter(|grant| grant.holder.0 != 0) {
             self.revoked.note_account(grant.handle, grant.holder.account());
         }
@@ -41,7 +42,7 @@ impl Verifier {
             match self.revoke_one(grant) {
                 Ok(shut_out) => result.shut_out.extend(shut_out),
                 Err(error) => {
-                    tracing::debug!(handle = %wire::Handle(grant.handle), "no room: {error:#}");
+                    tracing::debug!(handle = %wire::Handle(grant.handle), "cannot store a revoked grant: {error:#}");
                     result.left.push(grant.handle);
                 }
             }
@@ -59,7 +60,8 @@ impl Verifier {
         }
     }
 
-    /// Shuts out the account with the most entries, with the new grant counted in. Returns `None` if no account has two.
+    /// Shuts out the account with the most entries; `grant` counts as one of them. Returns `None` if no account has
+    /// two.
     fn make_room(&self, grant: &Revocation) -> Result<Option<Vec<u32>>> {
         let own = (grant.holder.0 != 0).then(|| grant.holder.account());
         let mut accounts = self.revoked.by_account();
@@ -85,8 +87,9 @@ impl Verifier {
         self.revoked_holders.entries().iter().any(|(key, _)| key.whole == 1)
     }
 
-    /// Gives accounts that are shut out their own entries back, where the tables have room again: those of the accounts
-    /// with the fewest first. `grants` and `sessions` are all that the authority has revoked. Returns the accounts.
+    /// Gives accounts that are shut out their own entries back, as far as the tables have room again, beginning with
+    /// the accounts that need the fewest. `grants` and `sessions` are all that the authority has revoked. Returns the
+    /// accounts that got their entries back.
     pub fn readmit(&self, grants: &[Revocation], sessions: &[(Holder, u32)]) -> Result<Vec<u32>> {
         let entries = self.revoked_holders.entries();
         let shut_out = entries.iter().filter(|(key, _)| key.whole == 1);

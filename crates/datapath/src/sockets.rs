@@ -49,7 +49,8 @@ pub fn listeners() -> Vec<Listener> {
     all.into_iter().collect()
 }
 
-/// Returns the address that a line of `/proc/net/tcp` or the like shows as bound, if the socket is in this state.
+/// Returns the address to which a socket is bound, from its line in `/proc/net/tcp` or the like, if it is in this
+/// state.
 fn bound(line: &str, wanted: &str) -> Option<SocketAddr> {
     let mut fields = line.split_whitespace().skip(1);
     let (local, _, state) = (fields.next()?, fields.next()?, fields.next()?);

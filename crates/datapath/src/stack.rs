@@ -1,5 +1,5 @@
-//! Offsets of two sequence numbers in the kernel's TCP structures, from the kernel's own type information (BTF): the
-//! programs read them from its sockets (`bpf/include/stack.h`).
+//! Offsets of two sequence numbers in the kernel's TCP structures, from the kernel's own type information (BTF). The
+//! programs read these numbers from the kernel's sockets (`bpf/include/stack.h`).
 
 use libbpf_rs::Btf;
 use libbpf_rs::btf::types::{MemberAttr, Struct};

@@ -38,12 +38,12 @@ const PINNED: [&str; 16] = [
     "consents",
     "tunnel_counters",
 ];
-/// First version of Linux that can remove an outer header of a different family than the inner one's.
+/// First version of Linux that can remove an outer IP header around an inner packet of the other IP family.
 const TURNS_SINCE: (u32, u32) = (6, 3);
 
-/// Settings that the programs are loaded with.
+/// Configuration that the programs are loaded with.
 #[derive(Clone, Copy, Debug)]
-pub struct Settings {
+pub struct Config {
     /// Settings for verifying proofs of incoming packets.
     pub proofs: ProofsConfig,
     /// Number of remembered proofs.
@@ -70,7 +70,7 @@ pub struct Svtep {
     pub proofs: Proofs,
     /// Segments, and records of packets that have none.
     pub segments: Table<SegmentKey, SegmentEntry>,
-    /// Segments that arrived and may be answered, keyed as the answers' segments will be.
+    /// Received segments that may be answered, under the keys that the answers' segments will have.
     pub consents: Table<SegmentKey, Consent>,
     tenants: Table<u32, Tenant>,
     deliveries: Table<u32, Delivery>,
@@ -81,15 +81,15 @@ pub struct Svtep {
 impl Svtep {
     /// Loads the programs for this underlay. With `pins`, takes over tables and attachments that an earlier process
     /// left.
-    pub fn load(underlay: &Interface, settings: &Settings, pins: Option<Pins>) -> Result<Self> {
+    pub fn load(underlay: &Interface, config: &Config, pins: Option<Pins>) -> Result<Self> {
         object::log_through_tracing();
         let mut opened = Opened::new("svtep", OBJECT)?;
-        opened.configure(&settings.proofs)?;
+        opened.configure(&config.proofs)?;
         let turns = tc::kernel_version() >= TURNS_SINCE;
-        let config =
-            SvtepConfig { underlay: underlay.index, mtu: settings.mtu, turns: turns.into(), reports: settings.reports };
-        opened.set_constant(".rodata.svtep", &config)?;
-        make_room(&mut opened, settings.remembered)?;
+        let constants =
+            SvtepConfig { underlay: underlay.index, mtu: config.mtu, turns: turns.into(), reports: config.reports };
+        opened.set_constant(".rodata.svtep", &constants)?;
+        make_room(&mut opened, config.remembered)?;
         if let Some(pins) = &pins {
             opened.pin(pins, &PINNED)?;
         }
@@ -101,7 +101,7 @@ impl Svtep {
             deliveries: object.table("deliveries")?,
             counters: object.table("tunnel_counters")?,
             unsent: object.map("unsent")?,
-            proofs: Proofs::of(object, settings.proofs.epoch_length)?,
+            proofs: Proofs::of(object, config.proofs.epoch_length)?,
             attachments: Attachments::new(pins),
         })
     }
@@ -179,8 +179,8 @@ impl Svtep {
         self.attachments.detach();
     }
 
-    /// Calls `each` with every packet that the programs pass on, and `lost` with the number of packets that did not
-    /// fit, whenever the result is polled. The result covers the cores that are online.
+    /// Opens the buffer of packets that the programs pass on. Whenever the result is polled, it calls `each` with every
+    /// packet, and `lost` with the number of packets that did not fit. The result covers the cores that are online.
     pub fn unsent(
         &self,
         mut each: impl FnMut(Unsent) + Send + 'static,

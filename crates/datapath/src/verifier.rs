@@ -59,7 +59,7 @@ pub(crate) const PINNED: [&str; 26] = [
     "counters",
 ];
 
-/// Offsets that differ by less, in nanoseconds, are the same clock read twice.
+/// If two offsets differ by less, in nanoseconds, the clock was not set in between.
 const STEP_MIN: u64 = 10_000_000;
 
 /// Largest number of addresses inside a gateway that are counted separately.
@@ -92,9 +92,9 @@ impl Default for Sizes {
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
 #[repr(C)]
 pub struct Swept {
-    /// The time that the sweep went by, Unix seconds.
+    /// The current time that the sweep used, Unix seconds.
     pub now: u32,
-    /// The time before which expired entries were removed.
+    /// The sweep removed entries that expired before this time, Unix seconds.
     pub ended: u32,
     /// Flows removed because they were idle or their grant is revoked.
     pub flows: u32,
@@ -109,7 +109,7 @@ pub struct Verifier {
     /// The tc programs, loaded in addition to those for XDP if each interface gets its own hook.
     at_tc: Option<Loaded>,
     attachments: Attachments,
-    /// Reasons for the interfaces' hooks.
+    /// The reason for each interface's hook, by the interface's name.
     reasons: HashMap<String, String>,
     /// Admitted flows.
     pub flows: Arc<Flows>,
@@ -127,7 +127,7 @@ pub struct Verifier {
     pub ls_secrets: Table<u32, SecretEntry>,
     /// Pairs of the LS scheme, by handle.
     pub ls_grants: Table<u64, LsGrant>,
-    /// When the table of pairs was created, Unix seconds, at index 0.
+    /// The time when the table of pairs was created, Unix seconds, at index 0.
     pub ls_since: Table<u32, u64>,
     /// Classes of grants, by handle; only if packets are marked.
     pub classes: Option<Table<u64, GrantClass>>,
@@ -187,7 +187,11 @@ impl Verifier {
         pins: Option<Pins>,
     ) -> Result<Self> {
         object::log_through_tracing();
-        anyhow::ensure!(sizes.replay_buckets.is_power_of_two(), "the number of replay buckets must be a power of two");
+        anyhow::ensure!(
+            sizes.replay_buckets.is_power_of_two(),
+            "the number of replay buckets must be a power of two, not {}",
+            sizes.replay_buckets
+        );
         config.replay_mask = sizes.replay_buckets - 1;
         let mut opened = Opened::new("verifier", object)?;
         opened.configure(&config)?;
@@ -202,7 +206,7 @@ impl Verifier {
         opened.resize("ls_grants", sizes.pairs)?;
         opened.resize("outbound_of", config.max_outbound.clamp(1, INSIDE_MAX))?;
         if config.mark_mask != 0 {
-            anyhow::ensure!(hook == Hook::Tc, "packets can be marked only with hook tc");
+            anyhow::ensure!(hook == Hook::Tc, "packets can be marked only with `hook = \"tc\"`");
             opened.resize("classes", sizes.grants)?;
         }
         let outgrown = pins.as_ref().and_then(|pins| replays::outgrown(pins, sizes.replay_buckets));
@@ -277,7 +281,8 @@ impl Verifier {
     pub fn attach(&mut self, interface: &Interface) -> Result<Mode> {
         anyhow::ensure!(
             interface.link_header == 14,
-            "interface {} has no Ethernet header, so the verifier cannot protect it",
+            "interface {} has no Ethernet header, so the verifier cannot protect it: remove it from the setting \
+             `interface`",
             interface.name
         );
         let choice = if self.at_tc.is_some() { Choice::Auto } else { Choice::Only(self.hook) };
@@ -292,8 +297,9 @@ impl Verifier {
         self.attachments.pin()
     }
 
-    /// Takes over the attachments of `old`, pinned or not; no packet passes unchecked in between. Both must be loaded
-    /// for the same choice. Attachments whose interface is gone are dropped.
+    /// Takes over all attachments of `old`, whether they are pinned or not. This verifier's programs replace the old
+    /// ones in place, so no packet passes unchecked. Both verifiers must have been loaded for the same hook setting
+    /// ([`Choice`]). Attachments whose interface no longer exists are dropped.
     pub fn succeed(&mut self, old: &mut Self) -> Result<()> {
         let program = |hook| admission(&self.object, self.at_tc.as_ref(), hook);
         self.attachments.succeed(&mut old.attachments, program)?;
@@ -380,8 +386,8 @@ impl Verifier {
         Ok(swept)
     }
 
-    /// Recounts the flows and grants of accounts after user space has removed some. Those that begin or end concurrently
-    /// may be missed.
+    /// Recounts the flows and grants of accounts after user space has removed some. Flows and grants that begin or end
+    /// concurrently may be missed.
     pub fn recount_accounts(&self) -> Result<()> {
         let mut counts: HashMap<u32, (u32, u32)> = HashMap::new();
         for (_, flow) in self.flows.entries().into_iter().filter(|(_, flow)| flow.has_grant() && flow.holder != 0) {
@@ -406,15 +412,15 @@ impl Verifier {
         Ok(program.test_run(input).context("cannot run the program that takes over flows")?.return_value)
     }
 
-    /// Calls `each` with every flow that begins, whenever the result is polled, if the programs were loaded to report
-    /// them.
+    /// Opens the ring of flows that begin. Whenever the result is polled, it calls `each` with every such flow, if the
+    /// programs were loaded to report flows.
     pub fn flow_news(&self, each: impl FnMut(FlowNews) + Send + 'static) -> Result<RingBuffer<'static>> {
-        ring::open(&self.flow_news, each)
+        ring::open(&[&self.flow_news], each)
     }
 
-    /// Calls `each` with every drop sample from now on, whenever the result is polled.
+    /// Opens the ring of drop samples. Whenever the result is polled, it calls `each` with every sample from now on.
     pub fn samples(&self, each: impl FnMut(DropSample) + Send + 'static) -> Result<RingBuffer<'static>> {
-        ring::open(&self.samples, each)
+        ring::open(&[&self.samples], each)
     }
 
     /// Returns the loaded object, whose tables a gateway's programs share.
@@ -443,7 +449,7 @@ impl Verifier {
         run::run(&self.object.runnable("admit")?, frame, repeat)
     }
 
-    /// Returns a program that several threads can run concurrently: for tests.
+    /// Returns a program in a form that several threads can run concurrently: for tests.
     #[doc(hidden)]
     pub fn runner(&self, name: &str) -> Result<Runner> {
         let program = self.object.program(name)?;

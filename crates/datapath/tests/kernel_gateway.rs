@@ -7,12 +7,14 @@ mod gateway;
 mod world;
 
 use datapath::Spot;
+use datapath::hook::Hook;
+use datapath::verifier::Verifier;
 use gateway::{Client, FOUR, MACS, PASS, Stage, back_of, both};
 use lab::forge::{Packet, Tcp, flag};
 use lab::seen::Seen;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use wire::map::{Bearer, Flow, address_of, origin};
+use wire::map::{Bearer, Flow, VerifierConfig, address_of, origin};
 use wire::packet::{TCP, UDP};
 use world::{NOW, address};
 
@@ -115,6 +117,61 @@ fn kernel_lets_nobody_in_whose_name_it_does_not_know() {
     assert_eq!(*told.lock().unwrap(), [(wire::map::nat_news::UNKNOWN, 99)]);
     stage.gateway.addresses.bearers.set(&99, &Bearer { person: 3, expires: NOW + 300 }).unwrap();
     assert!(stage.shown(&client).is_some(), "the next packet");
+}
+
+/// A person's datagrams without an inside address could otherwise push out the messages about the addresses of others.
+#[test]
+fn kernel_asks_for_an_unknown_person_once_a_second_and_reports_addresses_all_the_while() {
+    let stage = Stage::new(&FOUR);
+    let unknown = Client { protocol: UDP, ..Client::new(3, false) };
+    stage.verifier.flows.insert(&unknown.key(), &Flow { handle: 99, seen: NOW, ..Flow::default() }).unwrap();
+    let reports = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let report = reports.clone();
+    let ring = stage.gateway.addresses.news(move |news| report.lock().unwrap().push(news.kind)).unwrap();
+    let begun = std::time::Instant::now();
+    for _ in 0..20_000 {
+        assert_eq!(stage.shown(&unknown), None);
+    }
+    let seconds = begun.elapsed().as_secs() as usize + 1;
+    let known = Client::new(4, false);
+    stage.admit(&known);
+    assert!(stage.shown(&known).is_some());
+    ring.consume().unwrap();
+    let count = |kind| reports.lock().unwrap().iter().filter(|one| **one == kind).count();
+    assert_eq!(count(wire::map::nat_news::GIVEN), 1, "the address that another person has got is reported");
+    let asked = count(wire::map::nat_news::UNKNOWN);
+    assert!((1..=seconds + 1).contains(&asked), "{asked} messages in {seconds} s");
+}
+
+/// Malformed packets are dropped before all others; a sender who mixes them with others must not get more samples.
+#[test]
+fn kernel_limits_samples_whatever_kinds_of_packets_are_dropped() {
+    const LIMIT: u32 = 10;
+    let config = VerifierConfig { samples_per_second: LIMIT, ..world::config() };
+    let verifier = Verifier::load(Hook::Xdp, config, world::SIZES, None).unwrap_or_else(|error| panic!("{error:#}"));
+    let stage = Stage::with(verifier, &config, &[]);
+    let samples = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counted = samples.clone();
+    let count = move |_| {
+        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    };
+    let ring = stage.verifier.samples(count).unwrap();
+    let client = Client::new(3, false);
+    let plain = client.packet().tcp(Tcp::new(client.port, 22, flag::SYN)).frame();
+    let mut malformed = plain.clone();
+    // A TCP header of 16 bytes.
+    malformed[14 + 20 + 12] = 0x40;
+    let begun = std::time::Instant::now();
+    for _ in 0..1000 {
+        for frame in [&malformed, &plain] {
+            assert_eq!(stage.verifier.run(frame, 1).unwrap().code, Hook::Xdp.code(false));
+        }
+        ring.consume().unwrap();
+    }
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let most = LIMIT as usize * cores * (begun.elapsed().as_secs() as usize + 2);
+    let samples = samples.load(std::sync::atomic::Ordering::Relaxed);
+    assert!((1..=most).contains(&samples), "{samples} samples of 2000 packets, at most {most} are due");
 }
 
 /// Two devices of a person that use the same port appear as two to the inside.

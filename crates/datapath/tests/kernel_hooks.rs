@@ -248,16 +248,16 @@ fn kernel_at_tc_admits_by_the_first_of_several_datagrams() {
 #[test]
 fn kernel_hands_over_copies_of_name_servers_answers_and_of_a_flood_only_some() {
     const PER_SECOND: u64 = 64;
-    let load = |hear| Agent::load_hearing(14, false, hear, supported_attachment(), None);
+    let load = |overhear| Agent::load_overhearing(14, false, overhear, supported_attachment(), None);
     let (sender, copies) = std::sync::mpsc::channel();
     let agent = load(true).unwrap_or_else(|error| panic!("{error:#}"));
-    let buffer = agent.held().unwrap().open(move |copy| drop(sender.send(copy)), |_| {}).unwrap();
+    let buffer = agent.queued().unwrap().open(move |copy| drop(sender.send(copy)), |_| {}).unwrap();
     let frame = |server: &str, source, flags| {
         let client = if server.contains(':') { "2001:db8::7" } else { "203.0.113.7" };
         let packet = Packet::new(server.parse().unwrap(), client.parse().unwrap()).udp(source, 40_000);
         packet.payload(&[&[0, 7, flags][..], &[0; 60]].concat()).frame()
     };
-    for (server, source, flags, is_heard) in [
+    for (server, source, flags, is_overheard) in [
         ("203.0.113.53", 53, 0x81, true),
         ("2001:db8::53", 53, 0x81, true),
         ("203.0.113.53", 53, 0x01, false),
@@ -266,22 +266,22 @@ fn kernel_hands_over_copies_of_name_servers_answers_and_of_a_flood_only_some() {
         let frame = frame(server, source, flags);
         agent.run_answer(&frame, 1).unwrap();
         buffer.consume().unwrap();
-        let heard: Vec<_> = copies.try_iter().collect();
-        assert_eq!(heard.len(), usize::from(is_heard), "{server} {source} {flags:x}");
-        assert!(heard.iter().all(|copy| copy.header.slot.subject == 0 && copy.frame == frame), "{server}");
+        let overheard: Vec<_> = copies.try_iter().collect();
+        assert_eq!(overheard.len(), usize::from(is_overheard), "{server} {source} {flags:x}");
+        assert!(overheard.iter().all(|copy| copy.header.slot.subject == 0 && copy.frame == frame), "{server}");
     }
     let answer = frame("203.0.113.53", 53, 0x81);
     let begun = std::time::Instant::now();
     agent.run_answer(&answer, 2000).unwrap();
     buffer.consume().unwrap();
     let most = PER_SECOND * (begun.elapsed().as_secs() + 2);
-    let heard = copies.try_iter().count() as u64;
-    assert!(heard > 0 && heard <= most, "{heard}");
-    // An agent without `hear` passes nothing to user space.
-    let deaf = load(false).unwrap();
+    let overheard = copies.try_iter().count() as u64;
+    assert!(overheard > 0 && overheard <= most, "{overheard}");
+    // An agent without `overhear` passes nothing to user space.
+    let plain = load(false).unwrap();
     let (sender, copies) = std::sync::mpsc::channel();
-    let buffer = deaf.held().unwrap().open(move |copy| drop(sender.send(copy)), |_| {}).unwrap();
-    deaf.run_answer(&answer, 1).unwrap();
+    let buffer = plain.queued().unwrap().open(move |copy| drop(sender.send(copy)), |_| {}).unwrap();
+    plain.run_answer(&answer, 1).unwrap();
     buffer.consume().unwrap();
     assert_eq!(copies.try_iter().count(), 0);
 }

@@ -59,5 +59,5 @@ fn kernel_marks_what_is_admitted_with_its_class() {
 fn kernel_programs_at_xdp_mark_nothing() {
     let config = VerifierConfig { mark: MARK, mark_mask: MASK, ..world::config() };
     let refused = datapath::verifier::Verifier::load(Hook::Xdp, config, world::SIZES, None);
-    assert!(refused.err().is_some_and(|error| error.to_string().contains("only with hook tc")));
+    assert!(refused.err().is_some_and(|error| error.to_string().contains("only with `hook = \"tc\"`")));
 }

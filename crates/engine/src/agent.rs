@@ -1,8 +1,8 @@
 //! State machine of the agent, without IO: which packets carry which tokens, and what to fetch from the authority.
 //!
 //! Method calls deliver events. [`Agent::poll`] returns the effects as values: entries of kernel maps, requests to the
-//! authority, frames to send. `now` is the time since boot, which the kernel program uses too. Unix time is that of the
-//! session's own authority, taken from its answers; an authority never sets the time for the session of another
+//! authority, frames to send. `now` is the time since boot, which the kernel program uses too. Unix times are those of
+//! the session's own authority, taken from its answers. An authority never sets the time for a session of another
 //! authority.
 
 mod clock;
@@ -10,8 +10,8 @@ pub mod consent;
 mod fetches;
 pub mod frame;
 mod grants;
+mod held_grant;
 pub mod insertion;
-mod known;
 mod queue;
 mod receivers;
 mod session;
@@ -19,21 +19,23 @@ mod session;
 mod tests;
 mod turns;
 mod view;
+pub mod wallet;
 
 pub use clock::Clock;
 pub use consent::{Consent, ConsentRules};
 pub use frame::Frame;
-pub use known::Unusable;
+pub use held_grant::Unusable;
 pub use turns::Turns;
 pub use view::{GrantView, Standing};
+pub use wallet::Wallet;
 
 use crate::model::protected::{self, Protected};
 use crate::model::{Grant, GrantRequest, Receiver, Target};
+use held_grant::HeldGrant;
 use insertion::Used;
 use ipnet::IpNet;
-use known::Known;
 use session::Session;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 use wire::map::{GrantEntry, GrantSlot, Owner, owner};
 use wire::{Destination, Handle, ls};
@@ -43,7 +45,7 @@ use wire::{Destination, Handle, ls};
 pub struct Subject(u32);
 
 impl Subject {
-    /// Returns the subject of a user. The highest user id has no subject (it means "no change" to the kernel).
+    /// Returns the subject of a user. The highest user id, which means "no change" to the kernel, is no user's.
     pub const fn of_user(uid: u32) -> Self {
         Self(uid.saturating_add(1))
     }
@@ -110,7 +112,7 @@ pub enum Refusal {
 /// An event that the authority pushed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The stream of events is open: events before it may have been missed.
+    /// The stream of events is open. Events before this one may have been missed.
     Hello,
     /// Receivers or rules have changed.
     Policy,
@@ -124,7 +126,7 @@ pub enum Event {
 const REVOKED_MAX: usize = 256;
 
 impl Event {
-    /// Splits an event into several that are handled in little time each, so that others can be served in between.
+    /// Splits an event into parts, each of which is handled quickly, so that other work can be done in between.
     pub fn parts(self) -> Vec<Self> {
         match self {
             Self::Revoked(grants) => grants.chunks(REVOKED_MAX).map(|part| Self::Revoked(part.to_vec())).collect(),
@@ -142,7 +144,7 @@ pub enum Output {
     RemoveOwner(Owner),
     /// Handle first packets of this slot as the entry says. The entry contains secrets.
     Write(GrantSlot, GrantEntry),
-    /// Hold first packets of this slot.
+    /// Queue first packets of this slot.
     Remove(GrantSlot),
     /// Protect these prefixes and no others.
     Protect(Vec<Protected>),
@@ -158,16 +160,16 @@ pub enum Output {
     Ended(Subject),
 }
 
-/// Settings that apply to all sessions.
+/// Configuration that applies to all sessions.
 #[derive(Clone, Debug, Default)]
-pub struct Settings {
-    /// Consent where the person has no rule.
+pub struct Config {
+    /// Consent to destinations for which the person has no rule.
     pub default: Consent,
     /// Owners other than the users themselves (cgroups, forwarded packets), and the subject whose identity their
     /// packets carry.
     pub owners: Vec<(Owner, Subject)>,
-    /// Whether to give up pairs that an earlier process left, because that process also counted their nonces in its
-    /// memory.
+    /// Whether to give up pairs that an earlier process left. It has to if that process also used nonces of these pairs
+    /// for switches, because their number was only in that process's memory.
     pub forgets_pairs: bool,
     /// Whether the agent has sealed tunnels, for grants that admit there only.
     pub seals: bool,
@@ -180,13 +182,15 @@ pub struct Login {
     pub expires: u64,
     /// Receivers that the person could reach according to the authority's latest answer.
     pub receivers: Vec<Receiver>,
+    /// Names of those to which packets may travel in a sealed tunnel only.
+    pub sealed: BTreeSet<String>,
     /// Seconds by which the authority's clock was ahead of this machine's.
     pub skew: i32,
 }
 
 /// The agent's state machine.
 pub struct Agent {
-    settings: Settings,
+    config: Config,
     /// This machine's clock, which the kernel program uses.
     clock: Clock,
     sessions: BTreeMap<Subject, Session>,
@@ -197,17 +201,17 @@ pub struct Agent {
 
 impl Agent {
     /// Creates an agent without sessions.
-    pub fn new(settings: Settings, clock: Clock) -> Self {
+    pub fn new(config: Config, clock: Clock) -> Self {
         let outputs = VecDeque::from([Output::SetClock(clock.boot_to_unix_nanos())]);
         let (sessions, rules) = (BTreeMap::new(), BTreeMap::new());
-        Self { settings, clock, sessions, rules, outputs, next_fetch: 0 }
+        Self { config, clock, sessions, rules, outputs, next_fetch: 0 }
     }
 
     /// Returns the next effect, in order.
     pub fn poll(&mut self) -> Option<Output> {
         let mut next = self.outputs.pop_front();
         if let Some(Output::Fetch(_, subject, request)) = &mut next {
-            // Set at the last moment: requests are repeated, and rules change in between.
+            // Set only now, because requests are repeated and rules may have changed since.
             request.consented = matches!(self.consent(*subject, &request.to), (Consent::Allow, Some(_)));
         }
         next
@@ -225,9 +229,9 @@ impl Agent {
     }
 
     /// Takes the time from an answer of the subject's authority. Returns whether that changed [`Self::skew`].
-    pub fn told_time(&mut self, subject: Subject, unix: u64, asked: Duration, answered: Duration) -> bool {
+    pub fn sync_clock(&mut self, subject: Subject, unix: u64, requested: Duration, answered: Duration) -> bool {
         let Some(session) = self.sessions.get_mut(&subject) else { return false };
-        session.told_time(unix, (asked, answered), &self.clock, &mut self.outputs)
+        session.sync_clock(unix, (requested, answered), &self.clock, &mut self.outputs)
     }
 
     /// Reports whether this request is still open.
@@ -264,7 +268,7 @@ impl Agent {
         session.forget_all(&mut self.outputs);
     }
 
-    /// Takes over the kernel entries of an earlier process: keeps those that are still valid, removes the others.
+    /// Takes over the kernel entries of an earlier process: keeps those that are still valid and removes the others.
     pub fn take_over(&mut self, now: Duration, owners: &[Owner], entries: &[(GrantSlot, GrantEntry)]) {
         let wanted: Vec<_> = self.sessions.keys().flat_map(|subject| self.owners_of(*subject)).collect();
         for owner in owners.iter().filter(|owner| !wanted.contains(owner)) {
@@ -273,15 +277,15 @@ impl Agent {
         for (slot, entry) in entries {
             let place = slot.destination();
             let subject = Subject::from_number(slot.subject);
-            let subject = subject.filter(|subject| consents(&self.rules, self.settings.default, *subject, &place));
+            let subject = subject.filter(|subject| consents(&self.rules, self.config.default, *subject, &place));
             let allowed = subject.and_then(|subject| self.sessions.get_mut(&subject));
-            let given_up = self.settings.forgets_pairs && entry.suite == ls::SUITE;
-            let known = allowed.filter(|_| !given_up).and_then(|session| {
-                let known = Known::from_entry(entry, &place, session.unix(now), now)?;
-                Some((session, known))
+            let given_up = self.config.forgets_pairs && entry.suite == ls::SUITE;
+            let held = allowed.filter(|_| !given_up).and_then(|session| {
+                let held = HeldGrant::from_entry(entry, &place, session.unix(now), now)?;
+                Some((session, held))
             });
-            match known {
-                Some((session, known)) => session.adopt(known, place, entry, &mut self.outputs),
+            match held {
+                Some((session, held)) => session.adopt(held, place, entry, &mut self.outputs),
                 None => self.outputs.push_back(Output::Remove(*slot)),
             }
         }
@@ -296,21 +300,25 @@ impl Agent {
         }
     }
 
-    /// Takes the authority's list of receivers that the person may reach; `None` if the authority didn't answer.
+    /// Takes the authority's list of receivers that the person may reach, and the names of those to which packets may
+    /// travel in a sealed tunnel only; `None` if the authority didn't answer.
+    ///
+    /// # Errors
+    /// If there are more receivers than a session may have.
     pub fn destinations(
         &mut self,
         now: Duration,
         subject: Subject,
-        receivers: Option<Vec<Receiver>>,
+        receivers: Option<(Vec<Receiver>, BTreeSet<String>)>,
     ) -> Result<(), TooManyReceivers> {
         let Some(session) = self.sessions.get_mut(&subject) else { return Ok(()) };
-        let Some(receivers) = receivers else {
+        let Some((receivers, sealed)) = receivers else {
             session.reload_later(now);
             return Ok(());
         };
         check_receivers(&receivers)?;
         let changed = session.receivers() != receivers;
-        session.set_receivers(receivers, &mut self.outputs);
+        session.set_receivers(receivers, sealed, &mut self.outputs);
         if changed {
             self.protect();
         }
@@ -322,20 +330,20 @@ impl Agent {
         self.outputs.push_back(Output::Protect(protected::widened(all)));
     }
 
-    /// Handles a packet that the kernel held; `frame` is `None` if the packet arrived incomplete.
-    pub fn held(&mut self, now: Duration, slot: &GrantSlot, frame: Option<Frame>) {
+    /// Handles a first packet that the kernel queued for its grant; `frame` is `None` if the packet arrived incomplete.
+    pub fn queued(&mut self, now: Duration, slot: &GrantSlot, frame: Option<Frame>) {
         let place = slot.destination();
         let Some(subject) = Subject::from_number(slot.subject) else { return };
         let consent = self.consent(subject, &place);
         let Some(session) = self.sessions.get_mut(&subject) else { return };
         let unix = session.unix(now);
-        if session.held(now, unix, place, frame, consent, &mut self.outputs) {
+        if session.queued(now, unix, place, frame, consent, &mut self.outputs) {
             session.ask_in_turn(place, &mut self.next_fetch, &mut self.outputs);
         }
     }
 
-    /// Returns what would happen to a first packet, and asks for the grant if it is missing: [`Standing::Missing`] if
-    /// too many of the person's requests are open.
+    /// Returns what would happen to a first packet. If its grant is missing, asks the authority for it, and returns
+    /// [`Standing::Missing`] only if too many of the person's requests are open.
     pub fn want(&mut self, now: Duration, subject: Subject, place: Destination) -> Standing {
         let consent = self.consent(subject, &place);
         let Some(session) = self.sessions.get_mut(&subject) else { return Standing::NotLoggedIn };
@@ -344,10 +352,11 @@ impl Agent {
         if !matches!(standing, Standing::Missing) {
             return standing;
         }
-        session.ask(place, &mut self.next_fetch, &mut self.outputs).map_or(Standing::Missing, Standing::Asked)
+        session.ask(place, &mut self.next_fetch, &mut self.outputs).map_or(Standing::Missing, Standing::Requested)
     }
 
-    /// Handles the authority's answer to a request. The error says why a grant can't be used; it counts as a failure.
+    /// Handles the authority's answer to a request. An error says why the grant can't be used; the agent then asks
+    /// again, as after a failure.
     pub fn answered(
         &mut self,
         now: Duration,
@@ -362,9 +371,11 @@ impl Agent {
         let mut outcome = Ok(());
         match answer {
             Err(Refusal::NotLoggedIn) => self.end(subject),
+            // Its packets may travel in a tunnel only: denied, they don't go without identity either.
+            Err(Refusal::Denied(_)) if session.is_sealed(id) => session.failed(now, id),
             Err(Refusal::Denied(why)) => session.denied(unix, id, why.clone(), &mut self.outputs),
             Err(Refusal::Failed(_)) => session.failed(now, id),
-            Ok(grant) if grant.sealing.is_sealed() && !self.settings.seals => {
+            Ok(grant) if grant.admits_in_tunnel_only() && !self.config.seals => {
                 session.failed(now, id);
                 outcome = Err(Unusable::Sealed);
             }
@@ -393,14 +404,14 @@ impl Agent {
         }
     }
 
-    /// Drops grants that are bound to an address of this machine after its addresses changed.
+    /// Called after this machine's addresses changed: drops grants that are bound to an address.
     pub fn moved(&mut self) {
         for session in self.sessions.values_mut() {
             session.drop_bound(&mut self.outputs);
         }
     }
 
-    /// Ends a session that is over according to the authority.
+    /// Ends a session that the authority has ended.
     pub fn end(&mut self, subject: Subject) {
         if self.sessions.contains_key(&subject) {
             self.logout(subject);
@@ -408,8 +419,8 @@ impl Agent {
         }
     }
 
-    /// Does all work that is due; the caller calls it at [`Self::timeout`] and at least once a second. `used` returns
-    /// how an entry has been used.
+    /// Does all work that is due. Call it at [`Self::timeout`], and at least once a second. `used` returns how an entry
+    /// has been used.
     pub fn tick(&mut self, now: Duration, used: impl Fn(&GrantSlot) -> Option<Used>) {
         let over = self.sessions.iter().filter(|(_, session)| session.expires <= session.unix(now));
         let ended: Vec<_> = over.map(|(subject, _)| *subject).collect();
@@ -424,7 +435,7 @@ impl Agent {
         }
     }
 
-    /// Returns when [`Self::tick`] has something to do before the second is over.
+    /// Returns the next time at which [`Self::tick`] has a request to repeat, if any.
     pub fn timeout(&self) -> Option<Duration> {
         self.sessions.values().filter_map(Session::timeout).min()
     }
@@ -438,15 +449,15 @@ impl Agent {
     pub fn set_rules(&mut self, subject: Subject, rules: ConsentRules) {
         self.rules.insert(subject, rules);
         if let Some(session) = self.sessions.get_mut(&subject) {
-            let (rules, default) = (&self.rules, self.settings.default);
-            session.judge_anew(|place| consents(rules, default, subject, place), &mut self.outputs);
+            let (rules, default) = (&self.rules, self.config.default);
+            session.reevaluate(|place| consents(rules, default, subject, place), &mut self.outputs);
         }
     }
 
     /// Returns whether the person's identity may go to this place, and the rule that decides.
     pub fn consent(&self, subject: Subject, place: &Destination) -> (Consent, Option<Target>) {
         let rule = self.rules.get(&subject).and_then(|rules| rules.deciding(place.address, place.port));
-        rule.map_or((self.settings.default, None), |rule| (rule.consent, Some(rule.target)))
+        rule.map_or((self.config.default, None), |rule| (rule.consent, Some(rule.target)))
     }
 
     /// Returns the person's grants.
@@ -464,7 +475,7 @@ impl Agent {
         self.sessions.get(&subject).map_or(&[], Session::receivers)
     }
 
-    /// Asks for the grants that frames wait for and that may have gone unrequested.
+    /// Asks for the grants for which frames wait and for which there may be no request.
     fn start_fetches(&mut self, subject: Subject) {
         let Some(session) = self.sessions.get_mut(&subject) else { return };
         session.ask_waiting(&mut self.next_fetch, &mut self.outputs);
@@ -472,7 +483,7 @@ impl Agent {
 
     fn owners_of(&self, subject: Subject) -> Vec<Owner> {
         let user = Owner { kind: owner::USER, reserved: 0, id: subject.user().into() };
-        let others = self.settings.owners.iter().filter(|(_, of)| *of == subject).map(|(owner, _)| *owner);
+        let others = self.config.owners.iter().filter(|(_, of)| *of == subject).map(|(owner, _)| *owner);
         std::iter::once(user).chain(others).collect()
     }
 }

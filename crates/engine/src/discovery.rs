@@ -3,12 +3,12 @@
 //!
 //! A record is only a hint. Nothing here causes a machine to protect, trust or call anything.
 
-pub mod book;
+pub mod cache;
 pub mod domain;
 pub mod message;
 pub mod record;
 
-pub use book::{Book, Proposal, Source};
+pub use cache::{Cache, Proposal, Source};
 pub use domain::Domain;
-pub use message::{Heard, Told};
+pub use message::{Answer, Overheard};
 pub use record::{AuthorityUrl, Malformed, Record};

@@ -1,5 +1,6 @@
-//! Reads TOML documents by hand, so that the user gets all faults of a file at once, each with its line and column, and
-//! with the nearest known name if one was probably meant. This module knows nothing of the documents' meaning.
+//! Reads TOML documents by hand, so that the user gets all faults of a file at once, each with its line and column. If
+//! a name is unknown but close to a known one, the fault names that one. This module knows nothing of the documents'
+//! meaning.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -52,7 +53,7 @@ impl fmt::Display for Faults {
 
 impl std::error::Error for Faults {}
 
-/// Maximum number of faults reported: enough for the author to begin with. Bounds the cost of reading a hostile file.
+/// Maximum number of faults reported: enough for the author to begin with. It limits the cost of a hostile file.
 const MOST_FAULTS: usize = 100;
 /// The longest text, in bytes, for which all syntax errors are reported rather than only the first.
 const MOST_RECOVERED: usize = 256 << 10;
@@ -81,7 +82,7 @@ impl<'t> Reader<'t> {
         let root = match DeTable::parse(text) {
             Ok(root) => root,
             Err(first) => {
-                // Every error takes at least one allocation, and there may be two errors in three bytes.
+                // An error takes one allocation or more, and three bytes can contain two errors.
                 let all = if text.len() <= MOST_RECOVERED { DeTable::parse_recoverable(text).1 } else { vec![first] };
                 for error in all {
                     reader.fault(error.span().unwrap_or(0..0), error.message());
@@ -187,7 +188,7 @@ impl<'a, 't> Fields<'a, 't> {
         self.value(key).and_then(|value| text(reader, value))
     }
 
-    /// Returns an address and a port, such as `example`.
+    /// Returns an address and a port. If the value is neither, the fault shows `example`.
     pub fn address(&self, reader: &mut Reader<'_>, key: &str, example: &str) -> Option<SocketAddr> {
         let text = self.text(reader, key)?;
         let address = text.get_ref().parse().ok();
@@ -273,7 +274,8 @@ impl<'a, 't> Fields<'a, 't> {
         tables
     }
 
-    /// Returns the tables of `key = { … }` or `key = [{ … }, …]`; any other value is a fault, reported as `way_out`.
+    /// Returns the tables of `key = { … }` or `key = [{ … }, …]`. For any other value, the fault has the text
+    /// `way_out`.
     pub fn inner_tables(
         &self,
         reader: &mut Reader<'_>,
@@ -307,7 +309,7 @@ pub fn text<'a>(reader: &mut Reader<'_>, value: &'a Spanned<DeValue<'_>>) -> Opt
     text.map(|text| Spanned::new(value.span(), text))
 }
 
-/// Returns a list of strings, or one string, as a list.
+/// Returns a list of strings; one string counts as a list.
 pub fn texts<'a>(reader: &mut Reader<'_>, value: &'a Spanned<DeValue<'_>>) -> Vec<Spanned<&'a str>> {
     match value.get_ref().as_array() {
         Some(array) => array.iter().filter_map(|item| text(reader, item)).collect(),

@@ -1,6 +1,6 @@
 //! Handling of tenants' packets that the tunnel endpoint's kernel programs could not send (wire.md §8): requests to the
-//! authority, packets that wait meanwhile, changes of tables, and errors for tenants. Effects are values; this module
-//! has no clock.
+//! authority, packets that wait for the answers, changes of tables, and errors for tenants. Effects are values; this
+//! module has no clock.
 //!
 //! Packets and requests per tenant are bounded, whatever the tenant sends.
 
@@ -20,7 +20,7 @@ use wire::{Destination, Ends, Hops, Inner, SegmentFlags, Vni};
 /// Maximum number of open requests per tenant.
 const OPEN_MAX: usize = 64;
 /// Maximum number of packets that wait for one answer.
-const HELD_MAX: usize = 4;
+const QUEUED_MAX: usize = 4;
 /// Seconds after a denial in which the endpoint does not ask again.
 pub const REFUSED_FOR: u32 = 5;
 /// Remaining lifetime, in seconds, from which a segment in use is renewed.
@@ -55,7 +55,7 @@ pub struct Wanted {
 pub struct Unsent<'a> {
     /// The tenant's interface.
     pub interface: u32,
-    /// The longest packet that would get through; 0 if there is no segment for the packet.
+    /// Length of the longest packet that fits into the tunnel; 0 if there is no segment for the packet.
     pub limit: u32,
     /// Whether the packet is a super-packet.
     pub is_super: bool,
@@ -68,7 +68,8 @@ pub struct Unsent<'a> {
 pub enum Action {
     /// Ask the authority for a segment, and pass its answer to [`Endpoint::answered`].
     Ask(Wanted, SegmentRequest),
-    /// Ask the authority for the way back of a segment that came in, and pass its answer to [`Endpoint::answered`].
+    /// Ask the authority for a segment for answers to a received segment, and pass its answer to
+    /// [`Endpoint::answered`].
     AskBack(Wanted, Given),
     /// Write this entry into the table of segments.
     Write(SegmentKey, SegmentEntry),
@@ -104,12 +105,12 @@ struct Open {
     /// The endpoint address from which packets under the segment would be sent.
     sending: IpAddr,
     /// Inner packets that wait for the segment.
-    held: Vec<Vec<u8>>,
+    queued: Vec<Vec<u8>>,
 }
 
 /// A tunnel endpoint's state.
 pub struct Endpoint {
-    /// Its addresses on the underlay, of which it sends from the first.
+    /// The endpoint's addresses on the underlay. It sends from the first.
     addresses: Vec<IpAddr>,
     tenants: BTreeMap<u32, Tenant>,
     open: BTreeMap<Wanted, Open>,
@@ -118,7 +119,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Creates an endpoint without tenants that has these addresses and sends from the first.
+    /// Creates an endpoint without tenants that has these addresses, and sends from the first of them.
     pub fn new(addresses: Vec<IpAddr>) -> Self {
         let (tenants, open) = (BTreeMap::new(), BTreeMap::new());
         Self { addresses, tenants, open, withdrawn: Withdrawals::default(), spoofed: 0 }
@@ -145,7 +146,7 @@ impl Endpoint {
         self.open.len()
     }
 
-    /// Handles a packet from a tenant. `consent` looks up the segments that came in and may be answered.
+    /// Handles a packet from a tenant. `consent` looks up received segments that may be answered.
     pub fn handed_over(
         &mut self,
         unsent: &Unsent<'_>,
@@ -164,21 +165,21 @@ impl Endpoint {
             return None;
         }
         let wanted = Wanted::new(interface, &inner)?;
-        let held = (!unsent.is_super).then(|| whole(unsent.frame)).flatten();
+        let queued = (!unsent.is_super).then(|| whole(unsent.frame)).flatten();
         if let Some(open) = self.open.get_mut(&wanted) {
-            open.held.extend(held.filter(|_| open.held.len() < HELD_MAX));
+            open.queued.extend(queued.filter(|_| open.queued.len() < QUEUED_MAX));
             return None;
         }
         if self.open.range(Wanted::all_of(interface)).count() >= OPEN_MAX {
             return None;
         }
         let (action, sending) = self.question(wanted, &inner, consent, now)?;
-        self.open.insert(wanted, Open { sending, held: held.into_iter().collect() });
+        self.open.insert(wanted, Open { sending, queued: queued.into_iter().collect() });
         Some(action)
     }
 
-    /// Asks again for a segment that is in use and ends soon; for a segment of answers, only if consent that ends later
-    /// has arrived since. Until the answer arrives, packets use the old segment.
+    /// Asks again for a segment that is in use and ends soon. For a segment of answers, does so only if a received
+    /// segment that ends later allows an answer now. Until the authority has answered, packets use the old segment.
     pub fn renew(
         &mut self,
         key: &SegmentKey,
@@ -202,7 +203,7 @@ impl Endpoint {
         if key.is_back() && matches!(action, Action::Ask(..)) {
             return None;
         }
-        self.open.insert(wanted, Open { sending, held: Vec::new() });
+        self.open.insert(wanted, Open { sending, queued: Vec::new() });
         Some(action)
     }
 
@@ -269,12 +270,13 @@ impl Endpoint {
             actions.push(Action::Write(key.for_every_flow(), SegmentEntry::by_flow()));
         }
         if is_fixed {
-            // A datagram sent from a socket has no routing header. Senders try again, and then find the segment.
+            // A datagram sent from a socket has no routing header, so the waiting packets are dropped. Their senders
+            // try again, and then find the segment.
             return actions;
         }
         let send =
             |inner: Vec<u8>| Action::Send { from: sending, to: receiving, datagram: [entry.geneve(), &inner].concat() };
-        actions.extend(open.held.into_iter().map(send));
+        actions.extend(open.queued.into_iter().map(send));
         actions
     }
 }
@@ -307,7 +309,8 @@ impl Wanted {
     }
 }
 
-/// Returns the segment that came in, for the request to show, if it is for the opposite direction of these addresses.
+/// Returns the received segment that the request shows to the authority, if it is for the opposite direction of these
+/// addresses.
 fn given(consent: &Consent, inner: &Inner) -> Option<Given> {
     let (encapsulation, _) = Encapsulation::decode(consent.geneve()).ok()?;
     let (sending, receiving) = consent.endpoints();
@@ -330,11 +333,11 @@ fn payload(frame: &[u8]) -> Option<Payload> {
     }
 }
 
-/// Returns the packet in a tenant's frame, with the checksum that otherwise a network card would have completed.
+/// Returns the packet in a tenant's frame. Completes the checksum if the sender left that to a network card.
 fn whole(frame: &[u8]) -> Option<Vec<u8>> {
     let mut frame = frame.to_vec();
     let packet = Packet::parse(&frame);
-    // A packet without a checksum to complete stays unchanged.
+    // A packet without a transport checksum stays unchanged.
     let _ = complete_checksum(&mut frame, &packet);
     frame.get(ETHERNET_LEN..packet.end.max(ETHERNET_LEN)).map(<[u8]>::to_vec).filter(|packet| !packet.is_empty())
 }

@@ -1,6 +1,6 @@
-//! The receivers' policy: which subjects may send to which receivers, and when. A decision is a pure function of policy
-//! and request, and contains the rule that decided. The module `text` reads the file; nothing here reads the clock or
-//! does IO.
+//! The receivers' policy: which subjects may send to which receivers, and when. A decision depends only on policy and
+//! request, and contains the rule that decided. The module `text` reads the file; nothing here reads the clock or does
+//! IO.
 //!
 //! Of the matching rules, the one with the highest priority decides, and among rules of equal priority the last. If no
 //! rule matches, the policy denies.
@@ -88,11 +88,12 @@ pub struct Rule {
     label: Arc<str>,
     /// Whether the rule allows or denies.
     pub action: Action,
-    /// Priority of the rule: the matching rule with the highest decides; of equals, the last.
+    /// Priority of the rule: the matching rule with the highest priority decides; among equal priorities, the last
+    /// rule.
     pub priority: u16,
     /// Subjects that the rule applies to.
     pub who: Vec<Who>,
-    /// Receivers that the rule applies to: indices into the policy's.
+    /// Receivers that the rule applies to, as indices into the policy's receivers.
     to: Vec<usize>,
     /// Times at which the rule holds.
     pub when: When,
@@ -130,7 +131,7 @@ pub enum Who {
     Person(String),
     /// Every user of a device with this tag.
     Tag(String),
-    /// Every client that sends its request from this network.
+    /// Every client whose request comes from this network.
     Address(IpNet),
 }
 
@@ -204,7 +205,7 @@ pub struct Terms {
 pub enum Decision<'p> {
     /// The destination is not protected.
     NoReceiver,
-    /// The destination belongs to a receiver, and no rule matches.
+    /// The destination belongs to a receiver, but no rule matches.
     DefaultDeny {
         /// The receiver.
         receiver: &'p Receiver,
@@ -227,12 +228,12 @@ pub struct Permit<'p> {
     pub receiver: &'p Receiver,
     /// The rule.
     pub rule: &'p Rule,
-    /// The rule's terms, except that the suite is replaced if a token of the rule's suite would open more than the
-    /// policy allows.
+    /// The rule's terms. If a token of the rule's suite would open more than the policy allows, they have another
+    /// suite.
     pub terms: Terms,
     /// Destinations that a grant may cover.
     pub scope: Scope,
-    /// The time at which the policy's decision on this scope may change, if any: the grant must end by then.
+    /// The time at which the policy may decide otherwise about this scope, if there is one. The grant must end by then.
     pub until: Option<u64>,
 }
 
@@ -242,7 +243,7 @@ impl Policy {
         text::parse(text, max_lifetime)
     }
 
-    /// Labels the rules with another file name than that of the policy in force.
+    /// Labels the rules with this file name instead of that of the policy in force.
     #[must_use]
     pub fn in_file(mut self, name: &str) -> Self {
         let parts = self.networks.values_mut().flat_map(|part| &mut part.rules);
@@ -250,8 +251,8 @@ impl Policy {
         self
     }
 
-    /// Decides in the plainest way: receiver by receiver and rule by rule. It is the oracle of tests, which compare it
-    /// with [`Compiled::decide`]; grants and explanations come from the latter.
+    /// Decides in the plainest way: receiver by receiver and rule by rule. Tests compare this decision with
+    /// [`Compiled::decide`], from which grants and explanations come.
     #[doc(hidden)]
     pub fn decide(&self, request: &Request<'_>) -> Decision<'_> {
         let request = &request.normal();
@@ -305,7 +306,7 @@ impl Policy {
         &self.receivers
     }
 
-    /// Returns the class of the rule with this label, or 0 if there is no such rule any more.
+    /// Returns the class of the rule with this label, or 0 if there is no such rule.
     pub fn class_of(&self, label: &str) -> u8 {
         self.rules.iter().find(|rule| *rule.label == *label).map_or(0, |rule| rule.terms.class)
     }
@@ -315,8 +316,8 @@ impl Policy {
         &self.rules
     }
 
-    /// INVARIANT: the number belongs to one of this policy's rules, which are sorted by number. No number is missing,
-    /// except in the policy of a network.
+    /// Returns the rule with this number. INVARIANT: the number is that of one of this policy's rules, which are sorted
+    /// by number. No number is missing, except in the policy of a network.
     fn rule_numbered(&self, number: usize) -> &Rule {
         let own = self.rules.get(number - 1).filter(|rule| rule.number == number);
         own.unwrap_or_else(|| &self.rules[self.rules.partition_point(|rule| rule.number < number)])
@@ -351,7 +352,7 @@ impl Policy {
         self.groups.contains_key(group)
     }
 
-    /// Reports whether the subject is in a group, by the policy or by their login.
+    /// Reports whether the subject is in a group, by the policy or by the login.
     pub fn is_in(&self, subject: &Subject<'_>, group: &str) -> bool {
         subject.groups.iter().any(|own| own == group)
             || self.groups.get(group).is_some_and(|members| members.contains(subject.person))
@@ -366,7 +367,7 @@ impl Policy {
         self.is_among(subject, &rule.who)
     }
 
-    /// Reports whether the subject is among these.
+    /// Reports whether the subject is one of `these`.
     pub fn is_among(&self, subject: &Subject<'_>, these: &[Who]) -> bool {
         these.iter().any(|who| match who {
             Who::Everyone => true,
@@ -410,7 +411,7 @@ impl Receiver {
 }
 
 impl Rule {
-    /// Precedence between rules: priority, then position in the file.
+    /// Returns a key that orders rules by precedence: by priority, then by position in the file.
     fn order(&self) -> (u16, usize) {
         (self.priority, self.number)
     }

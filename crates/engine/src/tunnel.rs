@@ -1,5 +1,6 @@
-//! Both ends of sealed tunnels (wire.md §9), without IO: [`Initiator`] is the agent's end, [`Responder`] all ends at a
-//! verifier. Time and randomness are arguments; datagrams to send are returned as values.
+//! Both ends of sealed tunnels (wire.md §9), without IO: [`Initiator`] is the agent's end of one tunnel, [`Responder`]
+//! holds a verifier's ends of all its tunnels. Time and randomness are arguments; datagrams to send are returned as
+//! values.
 //!
 //! An end fails closed: it refuses a packet that it can't seal, and no function returns a packet unsealed. A responder
 //! stores nothing about an initiation until it has verified the tag.
@@ -34,7 +35,7 @@ pub const RESEND: (Millis, Millis) = (250, 8_000);
 pub const ATTEMPT: Millis = 20_000;
 /// Time without sending after which an initiator that has flows sends a ping (wire.md §9.10.2).
 pub const KEEP_ALIVE: Millis = 20_000;
-/// Silence in both directions after which an end discards keys that it can derive again.
+/// If nothing was sent or received for this long, an end discards keys that it can derive again.
 pub const REST: Millis = 5_000;
 /// Maximum number of units sealed in one phase and direction (wire.md §9.10).
 pub const UNITS_MAX: u64 = 1 << 35;
@@ -60,13 +61,13 @@ pub trait Chance {
 /// Reason why a tunnel's record was dropped (wire.md §9.13). The reasons for initiations are [`wire::DropReason`]s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dropped {
-    /// The datagram is no message, or violates the message format.
+    /// The datagram is not a message, or a message that violates its format.
     Malformed,
     /// No tunnel has this index.
     NoTunnel,
     /// The record was not sealed with the key of this phase, direction, treatment and suite.
     BadTag,
-    /// The counter was seen before, or is too old to tell.
+    /// The counter was seen before, or is so old that this is not known.
     Replayed,
     /// A limit of wire.md §9.10 is reached, or there is no room.
     Limit,
@@ -91,7 +92,7 @@ impl Dropped {
 /// Reason why a packet was not sealed. The packet must not be sent in any other way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotSealed {
-    /// There is no tunnel yet, and the packet does not fit behind an initiation: it may be tried again.
+    /// There is no tunnel yet, and the packet does not fit behind an initiation. The caller may try again later.
     Waits,
     /// There is no tunnel, the tunnel is over, or a limit of wire.md §9.10 was reached.
     Over,
@@ -108,11 +109,12 @@ pub struct Packet<'p> {
     pub treatment: Treatment,
     /// The suites that the rule allows.
     pub suites: Suites,
-    /// Queue or core that seals, below [`wire::seal::record::LANES`].
+    /// Lane whose counter the record uses; less than [`wire::seal::record::LANES`]. Each queue or core that seals uses
+    /// a lane of its own.
     pub lane: u8,
     /// Whether the transport checksum is partial.
     pub partial: bool,
-    /// The IP packet, in parts that are joined.
+    /// The IP packet, as parts that are joined.
     pub parts: &'p [&'p [u8]],
 }
 
@@ -121,9 +123,9 @@ pub struct Packet<'p> {
 pub enum Received<'d> {
     /// The record carried a packet.
     Packet {
-        /// Treatment of the packet: the rule may require a stronger one.
+        /// Treatment of the packet. The caller has to check that the rule does not require a stronger one.
         treatment: Treatment,
-        /// AEAD that sealed the packet: the rule may not allow it.
+        /// AEAD that sealed the packet. The caller has to check that the rule allows it.
         suite: Suite,
         /// Whether the transport checksum is partial.
         partial: bool,
@@ -132,14 +134,14 @@ pub enum Received<'d> {
         /// The IP packet, decrypted in the datagram's buffer.
         packet: &'d mut [u8],
     },
-    /// The last missing part of a block, which the caller has to unpack.
+    /// The datagram brought the last missing part of a block. The caller has to decompress the block.
     Block {
         /// AEAD that sealed the part.
         suite: Suite,
         /// The joined block.
         block: Joined,
     },
-    /// The tunnel is open now.
+    /// The tunnel has just been opened.
     Open,
     /// The verifier refused the tunnel.
     Refused(Refusal),

@@ -37,8 +37,8 @@ pub const CLOCK_SKEW_MAX: u32 = 30;
 /// Time for which the first fragment of an admitted flow lets later fragments pass, in seconds.
 pub const FRAGMENT_LIFE: u32 = 30;
 
-/// Returns the time until which the keys in the slots admit, in Unix seconds: the end of the last epoch that follows
-/// the current one without a gap. `None` if there is no key for the current epoch.
+/// Returns the time until which the verifier admits with the keys in these slots, in Unix seconds: the end of the last
+/// epoch that follows the current one without a gap. Returns `None` if there is no key for the current epoch.
 pub fn keys_until(slots: impl Iterator<Item = u64>, now: u64, epoch_length: u32) -> Option<u64> {
     let mut epochs: Vec<u64> = slots.filter(|epoch| *epoch != 0).collect();
     epochs.sort_unstable();
@@ -94,7 +94,7 @@ impl Outcome {
         }
     }
 
-    /// Reports whether the host's stack receives the packet; if `observing`, packets that would be dropped pass.
+    /// Reports whether the host's stack receives the packet. If `observing`, packets that would be dropped pass, too.
     pub const fn passes(self, observing: bool) -> bool {
         match self {
             Self::Consumed => false,
@@ -135,10 +135,11 @@ pub struct Verifier {
     pub open_fragments: BTreeMap<(FlowKey, u32), u32>,
     /// Connections that the server's own stack has state for.
     pub stack: BTreeMap<FlowKey, Stack>,
-    /// Times whose state the verifier has forgotten because its clock jumped.
+    /// Times of which the verifier has forgotten, because its clock jumped, which tokens were used and which grants
+    /// were revoked.
     pub forgotten: Forgotten,
-    /// Whether the program is attached at tc, where the kernel has removed the outer VLAN tag and the program can't
-    /// remove a shim behind a second one.
+    /// Whether the program is attached at tc. There, the kernel has already removed the outer VLAN tag, and the program
+    /// can't remove a shim behind a second one.
     pub at_tc: bool,
     /// Whether the packets come out of a sealed tunnel.
     pub in_tunnel: bool,

@@ -40,7 +40,7 @@ impl Enrolment {
     ///
     /// Fails if the file can't be read.
     pub fn read_ca(path: &Path) -> Result<String> {
-        let pem = fs::read(path).with_context(|| format!("can't read {}", path.display()))?;
+        let pem = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         // Only comments between certificates may be other than ASCII.
         Ok(String::from_utf8_lossy(&pem).into_owned())
     }
@@ -69,7 +69,7 @@ pub async fn enrol(
     // Created before the code is used up: if the folder can't be written, the code stays valid.
     let mut written = folder.begin()?;
     let caller = Authority::new(authority, ca.as_deref().map(str::as_bytes))?;
-    let enrolled = caller.enrol(code).await.context("can't enrol")?;
+    let enrolled = caller.enrol(code).await.context("cannot enrol")?;
     let (verifier, token) = (enrolled.verifier, enrolled.token);
     let enrolment = Enrolment { authority: authority.to_owned(), ca, verifier, token };
     written.write_all(&encode(&enrolment)?)?;

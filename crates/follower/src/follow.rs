@@ -214,10 +214,14 @@ impl Follower {
 
     fn refused<R: Role>(&mut self, error: &Error) {
         let name = R::NAME;
-        tracing::error!(%error, "the authority refuses this {name}; its last state stays in force until its keys end. Enrol it again");
+        let why = match error {
+            Error::NotLoggedIn => explained::<R>(error),
+            other => format!("the authority refuses this {name}: {other}"),
+        };
+        tracing::error!("{why}. The configuration and keys that this {name} has stay in force until the keys expire");
         self.health.send_modify(|health| {
             health.connected = false;
-            health.trouble = Some(error.to_string());
+            health.trouble = Some(why);
         });
         self.events = None;
         self.reconnect = Some(Instant::now() + self.backoff.longest());
@@ -231,14 +235,18 @@ impl Follower {
         }
     }
 
-    fn fetched(&mut self, fetched: Result<State, Error>, role: &mut impl Role) {
+    fn fetched<R: Role>(&mut self, fetched: Result<State, Error>, role: &mut R) {
         match fetched {
             Ok(state) => self.apply(state, role),
             Err(error) => {
+                let error = explained::<R>(&error);
                 if self.health.borrow().trouble.is_none() {
-                    tracing::warn!(%error, "cannot read from the authority; its last state stays in force");
+                    tracing::warn!(
+                        error,
+                        "cannot read configuration and keys from the authority; those read earlier stay in force"
+                    );
                 }
-                self.health.send_modify(|health| health.trouble = Some(error.to_string()));
+                self.health.send_modify(|health| health.trouble = Some(error));
                 self.next_sync = Instant::now() + self.backoff.pause();
             }
         }
@@ -249,7 +257,11 @@ impl Follower {
 
     fn apply(&mut self, mut state: State, role: &mut impl Role) {
         if let Some(seconds) = state.clock_error(now()) {
-            tracing::warn!(seconds, "this clock and the authority's differ: tokens and proofs may be refused");
+            tracing::warn!(
+                seconds,
+                "the clocks of this machine and of the authority differ, so tokens and proofs may be refused: \
+                 synchronise both"
+            );
         }
         state.keep(&self.state, now());
         let applied = role.apply(&state, &self.state);
@@ -258,7 +270,7 @@ impl Follower {
         self.next_sync = Instant::now() + if applied.is_ok() { pause } else { self.backoff.longest() };
         let trouble = applied.err().map(|error| format!("{error:#}"));
         if let Some(error) = &trouble {
-            tracing::error!("cannot put in force what the authority says: {error}");
+            tracing::error!("cannot put the authority's configuration and keys in force: {error}");
         }
         self.health.send_modify(|health| {
             health.read = Some(now());
@@ -271,7 +283,9 @@ impl Follower {
     fn tick(&mut self) {
         let is_silent = self.heard.elapsed() > SILENCE;
         if self.health.send_if_modified(|health| is_silent && std::mem::take(&mut health.connected)) {
-            tracing::warn!("lost the authority; its last state stays in force");
+            tracing::warn!(
+                "lost the connection to the authority; the configuration and keys read earlier stay in force"
+            );
         }
         self.save();
     }
@@ -285,9 +299,17 @@ impl Follower {
         let (folder, state) = (self.folder.clone(), self.state.clone());
         self.saving = Some(tokio::task::spawn_blocking(move || {
             if let Err(error) = state.store(&folder) {
-                tracing::warn!("cannot store the authority's state: {error:#}");
+                tracing::warn!("cannot save the authority's configuration and keys for the next start: {error:#}");
             }
         }));
+    }
+}
+
+/// Describes an error of the authority. A role has no login: if the authority does not accept its token, it has to enrol.
+fn explained<R: Role>(error: &Error) -> String {
+    match error {
+        Error::NotLoggedIn => format!("the authority does not know this {}: enrol it again", R::NAME),
+        other => other.to_string(),
     }
 }
 

@@ -49,7 +49,7 @@ impl Pace {
             }
             Err(Error::Refused(problem)) if problem.status == 404 => {
                 if !was_unwanted {
-                    tracing::info!("the authority takes no reports; its console shows no figures from here");
+                    tracing::info!("the authority accepts no reports, so its console shows no figures of this host");
                 }
                 self.is_unwanted = true;
                 UNWANTED

@@ -65,7 +65,7 @@ impl State {
     /// Fails if the authority does not answer in that time, or refuses this verifier.
     pub async fn fetch_soon(authority: &Authority) -> Result<Self, Error> {
         let answer = tokio::time::timeout(FIRST_ANSWER, Self::fetch(authority.clone())).await;
-        answer.unwrap_or_else(|_| Err(Error::Other("the authority does not answer".to_owned())))
+        answer.unwrap_or_else(|_| Err(Error::Other(format!("the authority did not answer within {FIRST_ANSWER:?}"))))
     }
 
     /// Asks the authority for its state until it answers, for a role that has none from an earlier run.
@@ -78,7 +78,10 @@ impl State {
         loop {
             match Self::fetch(authority.clone()).await {
                 Err(error) if !matches!(error, Error::NotLoggedIn) => {
-                    tracing::warn!(%error, "no state is known from before; waiting for the authority");
+                    tracing::warn!(
+                        %error,
+                        "waiting for the authority, because no earlier run saved its configuration and keys"
+                    );
                     tokio::time::sleep(backoff.pause()).await;
                 }
                 answer => return answer,

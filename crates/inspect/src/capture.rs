@@ -48,7 +48,9 @@ pub fn read(file: &Path, mut each: impl FnMut(Frame) -> Result<()>) -> Result<()
     let mut reader = match create_reader(BUFFER, source) {
         Ok(reader) => reader,
         Err(PcapError::ReadError) => bail!("cannot read {name}"),
-        Err(PcapError::Eof) => bail!("{name} is empty: not even a capture without packets is"),
+        Err(PcapError::Eof) => {
+            bail!("{name} is empty, so it is not a packet capture: even a capture without packets has a file header")
+        }
         Err(_) => {
             bail!("{name} is not a packet capture: supported are pcap and pcapng, as tcpdump and Wireshark write them")
         }
@@ -81,7 +83,7 @@ fn frame(interfaces: &mut Vec<Interface>, block: &PcapBlockOwned<'_>, number: u6
             return Ok(None);
         }
         PcapBlockOwned::Legacy(packet) => {
-            let interface = interfaces.first().context("a packet precedes the file header")?;
+            let interface = interfaces.first().with_context(|| format!("packet {number} precedes the file header"))?;
             let nanos = u64::from(packet.ts_usec) * (1_000_000_000 / interface.resolution);
             let time = (u64::from(packet.ts_sec), u32::try_from(nanos).unwrap_or(0));
             (interface, time, packet.origlen, packet.data)

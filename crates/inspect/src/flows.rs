@@ -80,12 +80,14 @@ impl Flows {
             Content::Token { handle, time, nonce, expires, prefix_length, .. } => {
                 let (time_made, expires) = (u64::from(*time), u64::from(*expires));
                 if expires <= now {
-                    remarks.push(format!("expired: the grant had expired {} s before", now - expires));
+                    remarks.push(format!("expired: the grant expired {} s before this packet", now - expires));
                 }
                 if time_made.abs_diff(now) > CLOCK_SKEW {
-                    let side = if time_made > now { "ahead" } else { "behind" };
-                    remarks
-                        .push(format!("clock_skew: made {} s {side} of the capture's clock", time_made.abs_diff(now)));
+                    let side = if time_made > now { "ahead of" } else { "behind" };
+                    remarks.push(format!(
+                        "clock_skew: the token's time is {} s {side} the capture's clock",
+                        time_made.abs_diff(now)
+                    ));
                 }
                 if *prefix_length == 0 {
                     remarks.push("the grant covers every address".to_owned());
@@ -106,7 +108,7 @@ impl Flows {
         if let Some(first) =
             once.map(|once| *self.tokens.entry(once).or_insert(number)).filter(|first| *first != number)
         {
-            remarks.push(format!("replayed: packet {first} had this token"));
+            remarks.push(format!("replayed: packet {first} had the same token"));
         }
         remarks
     }

@@ -38,7 +38,7 @@ impl fmt::Display for Lines<'_> {
             say(&line)?;
         }
         if let Some(carrier) = packet.carrier {
-            say(&format!("carrier {carrier}: {} bytes of these {} are added", packet.added, packet.length))?;
+            say(&format!("carrier {carrier}: Vouchsafe added {} of these {} bytes", packet.added, packet.length))?;
         }
         match packet.flow {
             Some(flow) if packet.content.is_none() && packet.tunnel.is_none() => {
@@ -122,9 +122,9 @@ impl fmt::Display for Totals {
         let Self { packets, ours, tokens, in_flows, added, remarked, sealed } = self;
         write!(
             f,
-            "packets {packets}; with something of Vouchsafe {ours}, tokens {tokens}; in flows opened by a token {in_flows}; \
-             bytes added {added}; with remarks {remarked}"
+            "packets: {packets}; with content of Vouchsafe: {ours} (tokens: {tokens}); in flows that a token opened: \
+             {in_flows}; with remarks: {remarked}; bytes added: {added}"
         )?;
-        if *sealed > 0 { write!(f, "; of sealed tunnels {sealed}") } else { Ok(()) }
+        if *sealed > 0 { write!(f, "; of sealed tunnels: {sealed}") } else { Ok(()) }
     }
 }

@@ -25,7 +25,7 @@ use serde_json::{Map, Value, json};
 pub use samples::{alternate, mean_of_middle, median, quantile};
 pub use stopwatch::Stopwatch;
 
-/// Largest noise of a yardstick, as a part of its middle, that still allows a verdict.
+/// Largest noise of a yardstick, as a part of its middle, with which a figure still gets a verdict.
 const NOISE_MAX: f64 = 0.2;
 
 /// The reference of a figure: one kind of work, measured several times in the course of the run.
@@ -91,9 +91,9 @@ impl Figures {
         self.judge(name, unit, value, yardstick, value / yardstick.middle, 0.0, bound);
     }
 
-    /// Adds a figure that was sampled in pairs, each sample next to one of its yardstick. A disturbance
-    /// changes both samples of a pair, so the pairs' ratios vary less than the yardstick does. A ratio that misses its bound by no more
-    /// than the error of their mean is too noisy for a verdict.
+    /// Adds a figure that was sampled in pairs, each sample next to one of its yardstick. A disturbance changes both
+    /// samples of a pair, so the pairs' ratios vary less than the yardstick does. If their mean misses the bound by no
+    /// more than the error of the mean, the verdict is that the figure is too noisy.
     ///
     /// # Panics
     ///

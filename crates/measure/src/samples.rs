@@ -5,8 +5,8 @@ pub fn alternate(rounds: usize, mut one: impl FnMut() -> f64, mut other: impl Fn
     (0..rounds).map(|_| (one(), other())).unzip()
 }
 
-/// Returns the mean of the middle half. That excludes disturbed rounds, and averages values that a coarse clock rounded
-/// to whole units.
+/// Returns the mean of the middle half of the values. This excludes disturbed rounds, and averages values that a coarse
+/// clock rounded to whole units.
 pub fn mean_of_middle(values: &[f64]) -> f64 {
     let values = sorted(values);
     let quarter = values.len() / 4;

@@ -81,7 +81,7 @@ enum KeySet {
     Library(Keys<LibraryKey>),
 }
 
-/// Result of the checks that precede the MAC.
+/// Result of the checks that precede the computation of the MAC.
 enum Look<'a, K> {
     /// The packet is not of the plain form.
     Other,
@@ -335,7 +335,7 @@ impl Rules {
     }
 }
 
-/// Stores the outcomes of packets that pass and of those with a wrong proof; returns one bit for each of the others.
+/// Stores the outcomes of the packets that pass and of those with a wrong proof; returns one bit for each other packet.
 #[inline(always)]
 fn settle(frames: &mut [&mut [u8]], passes: u32, wrong: u32, outcomes: &mut [Outcome; BATCH]) -> u32 {
     let all = u32::MAX.unbounded_shr((BATCH - frames.len()) as u32);
@@ -369,7 +369,7 @@ fn advance(frame: &mut [u8]) {
     }
 }
 
-/// Returns one of 65 536 classes of receivers. Most receivers share theirs with none that has withdrawn consent.
+/// Returns the class of a receiver, one of 65 536. Most classes have no receiver that has withdrawn consent.
 #[inline(always)]
 fn class(receiver: u32) -> usize {
     (receiver.wrapping_mul(0x9e37_79b1) >> 16) as usize

@@ -53,7 +53,7 @@ impl<K> Keys<K> {
         }
     }
 
-    /// Returns the number of the key with this name, or 0 if there is none. Most slots are free, so the search ends.
+    /// Returns the number of the key with this name, or 0 if there is none. Most slots are free, so every search ends.
     #[inline(always)]
     pub fn number(&self, name: u64) -> usize {
         let mut at = self.place(name);
@@ -78,8 +78,8 @@ impl<K> Keys<K> {
         &self.keys[number]
     }
 
-    /// The operator chooses authorities and epochs, and an unauthenticated sender does not: any hash that spreads them
-    /// will do.
+    /// The operator chooses the authorities and epochs, not an unauthenticated sender: any hash that spreads them will
+    /// do.
     #[inline(always)]
     fn place(&self, name: u64) -> usize {
         (name.wrapping_mul(HASH) >> self.shift) as usize

@@ -47,8 +47,9 @@ struct Form {
 #[repr(C, align(64))]
 struct Rule([u8; 64]);
 
-/// Forms by number of proofs and pointer: type and version, fragment and protocol, port, Geneve's flags and type,
-/// lengths of options, reserved bytes, suite. A form for an impossible pointer matches no frame that has it.
+/// Forms by number of proofs and pointer. A form fixes type and version, fragment and protocol, port, Geneve's flags
+/// and type, lengths of options, reserved bytes, and suite. A form for an impossible pointer matches no frame that has
+/// this pointer.
 static FORMS: [Form; 64] = {
     let mut forms = [Form { bytes: [0; 64], inner: 0, proof: 0 }; 64];
     let [p0, p1] = PORT.to_be_bytes();
@@ -87,7 +88,7 @@ static FORMS: [Form; 64] = {
     forms
 };
 
-/// Masks by the lower four flags.
+/// Masks by the lower four flags of the segment.
 static RULES: [Rule; 16] = {
     let mut rules = [Rule([0; 64]); 16];
     let mut flags = 0;
@@ -95,7 +96,8 @@ static RULES: [Rule; 16] = {
         let set = flags as u8;
         let with_port = set & WITH_PORT != 0;
         let single = set & SINGLE != 0;
-        // An invalid combination of flags compares all flags with 0 and so fails.
+        // For an invalid combination of flags, the mask compares all flags with 0, so no frame with this combination
+        // matches.
         let wrong = set & RETURN != 0 && set & REPLY != 0 || single && !with_port;
         let fixed = [
             (12, 2, 0xff),

@@ -1,9 +1,9 @@
 //! Verification of packets of the plain form, four to a register (AVX-512). Valid packets of a batch are handled here;
 //! all others are left to [`crate::batch`].
 //!
-//! For each packet, 64 bytes at fixed offsets are loaded, and the 64 bytes that end with the inner packet's ports. The
-//! first ones are compared with the bytes that all packets of the form share; a permutation of both then gathers the
-//! fields, and the fields of four packets are compared at once.
+//! Two times 64 bytes of each packet are loaded: those at fixed offsets, and those that end with the inner packet's
+//! ports. The former are compared with the bytes that all packets of the form share. A permutation of both then gathers
+//! the fields, and the fields of four packets are checked at once.
 
 use crate::BATCH;
 use crate::aes::native::Expanded;
@@ -23,7 +23,7 @@ use wire::segment::PROOFS_MAX;
 const FOUR: usize = 4;
 /// Offset of the 64 bytes at fixed offsets.
 const FIRST: usize = PROOFS - 64;
-/// Number of the bytes that end with the inner packet's ports, but precede the inner packet.
+/// Of the 64 bytes that end with the inner packet's ports, the number that precede the inner packet.
 const BEFORE: usize = 64 - INNER_LEN;
 
 /// 64 bytes: one value per packet, or per offset.
@@ -68,8 +68,9 @@ static FORM: [Row; 2] = {
     form
 };
 
-/// Source of each byte of the gathered fields: a quarter each for the two blocks of the message, for the values that
-/// are checked against bounds, and for the values that are subtracted from them or compared with the first block.
+/// Source of each byte of the gathered fields. They have four quarters: the two blocks of the message; the values that
+/// are checked against bounds; and the values that are subtracted from the third quarter or compared with the first
+/// block.
 #[derive(Clone, Copy)]
 struct Places {
     from: Row,
@@ -79,7 +80,7 @@ struct Places {
 
 impl Places {
     const fn of(moves: &[(usize, usize, usize)]) -> Self {
-        // This byte is zero in a packet of the form.
+        // A byte without a source comes from here, which is zero in a packet of the form.
         let mut places = Self { from: Row([(HEAD + 15 - FIRST) as u8; 64]), taken: Row([0; 64]) };
         let mut index = 0;
         while index < moves.len() {
@@ -140,8 +141,8 @@ static INNER: Places = Places::of(&[
     (COMPARED + 14, BEFORE + 20, 2),
 ]);
 
-/// By number of proofs and pointer: offset of the bytes that end with the inner packet's ports, and offset of the
-/// proof. For an impossible pointer, the second one points at other bytes.
+/// By number of proofs and pointer: the offset of the 64 bytes that end with the inner packet's ports, and the offset
+/// of the proof. For an impossible pointer, the latter is the offset of the 64 bytes, too.
 static BEGINS: [(u8, u8); 64] = {
     let mut begins = [(0, 0); 64];
     let mut place = 0;
@@ -149,7 +150,7 @@ static BEGINS: [(u8, u8); 64] = {
         let (count, pointer) = (place >> 3, place & 7);
         let before = PROOFS + 16 * count - BEFORE;
         let proof = if pointer < count { PROOFS + 16 * pointer } else { before };
-        // INVARIANT: the proof ends at the end of the other bytes, or before.
+        // INVARIANT: the proof does not reach beyond the 64 bytes that end with the ports.
         assert!(proof + 16 <= before + 64);
         begins[place] = (before as u8, proof as u8);
         place += 1;
@@ -360,7 +361,7 @@ with_features! {
                 if usize::from(begins.0) + 64 > frame.len() || end > frame.len() {
                     (frame, begins) = (other(), BEGINS[0]);
                 }
-                // SAFETY: the frame is at least as long as these reads, and the proof lies within them.
+                // SAFETY: each frame is at least as long as these reads, and its proof lies within them.
                 unsafe {
                     let begin = frame.as_ptr();
                     let outer = load_here(begin.add(FIRST));
@@ -455,8 +456,9 @@ with_features! {
     /// Returns one bit for each of four packets with valid fields.
     #[inline]
     fn fit(first: __m512i, second: __m512i, bounded: __m512i, compared: __m512i, limits: Limits<'_>) -> u32 {
-        // 16-bit words: the inner packet's length; the outer packet's length minus that of the inner packet and the
-        // proofs; the same minus UDP's; the lengths of headers minus those of the proofs.
+        // 16-bit words: the length of the inner packet; the length of the outer packet minus that of the inner packet
+        // and of the proofs; the same minus the length in the UDP header; the lengths in the headers minus those of the
+        // proofs.
         let counts = _mm512_and_si512(first, quarter(COUNT.into(), 0, 0, 0));
         // 16 per proof in the second word, and 4 per proof in both bytes of the fourth.
         let counts = _mm512_multishift_epi64_epi8(quarter(0x103f_1010, 0x0101_1010, 0x1010_1010, 0x1010_1010), counts);
@@ -523,7 +525,7 @@ with_features! {
     }
 
     /// Returns one bit for each packet with a right proof. Two packets share a register, because the processor runs
-    /// more operations on these in parallel, and combining the keys takes most of the time.
+    /// more operations on registers of this size in parallel, and combining the keys takes most of the time.
     #[inline]
     fn with_keys(lanes: &[Lanes], keys: &Keys<Expanded>) -> u32 {
         let mut right = 0;

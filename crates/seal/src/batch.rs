@@ -45,8 +45,7 @@ impl Batch {
         self.bytes.len()
     }
 
-    /// Seals and adds a record whose body is `parts` joined. Returns `None` if [`Keys::seal`] does; then nothing is
-    /// added.
+    /// Seals a record and adds it; its body is `parts` joined. Adds nothing and returns `None` if [`Keys::seal`] fails.
     pub fn seal(&mut self, keys: &Keys, header: &RecordHeader, parts: &[&[u8]]) -> Option<()> {
         let begin = self.bytes.len();
         self.bytes.extend_from_slice(&[0; HEADER_LEN]);
@@ -61,7 +60,7 @@ impl Batch {
         Some(())
     }
 
-    /// Adds a message that is not a record, or is sealed already, from parts that are joined.
+    /// Adds a message, joined from parts, that is not a record or is already sealed.
     pub fn push(&mut self, parts: &[&[u8]]) {
         let begin = self.bytes.len();
         parts.iter().for_each(|part| self.bytes.extend_from_slice(part));

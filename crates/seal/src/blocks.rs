@@ -39,7 +39,7 @@ struct Block {
     /// The consecutive parts received so far, from the first on.
     joined: Vec<u8>,
     next: u8,
-    /// Parts behind a missing one, and whether each is the last.
+    /// The parts received after a missing one, and whether each is the last.
     ahead: BTreeMap<u8, (bool, Vec<u8>)>,
     bytes: usize,
 }

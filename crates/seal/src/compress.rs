@@ -11,7 +11,7 @@ const LEVEL: i32 = 3;
 const WORTH_MIN: usize = 256;
 /// Length of each piece of the sample in bytes, and the number of pieces.
 const SAMPLE: (usize, usize) = (1024, 4);
-/// Compression of a sample or block pays if the result has at most this size, in eighths of the original.
+/// Compressing a sample or block pays if the result has at most this size, in eighths of the original.
 const PAYS: usize = 7;
 /// After this number of consecutive blocks that did not pay, a flow's blocks are tried at the lowest rate: one in 64.
 const MISSES_MAX: u8 = 6;

@@ -15,8 +15,8 @@ pub struct ExchangeSecret {
 }
 
 impl ExchangeSecret {
-    /// Wraps 32 random bytes as the private key; without forward secrecy they are the share. Returns `None` if the
-    /// library fails.
+    /// Wraps 32 random bytes as the private key; without forward secrecy, they are the share itself. Returns `None` if
+    /// the library fails.
     pub fn new(chance: [u8; 32], forward: bool) -> Option<Self> {
         if !forward {
             return Some(Self { private: [0; 32], share: chance, forward });

@@ -40,7 +40,7 @@ pub static TABLE: [Row; 3] = [aes_128_gcm::ROW, aes_256_gcm::ROW, chacha20_poly1
 
 /// Returns the row of a suite.
 pub fn row(suite: Suite) -> &'static Row {
-    // A test checks that the order matches.
+    // A test checks that the rows are in the order of the suites' numbers.
     &TABLE[suite as usize - 1]
 }
 

@@ -18,7 +18,7 @@ impl Windows {
         self.lane(counter).is_none_or(|window| window.is_new(counter.number()))
     }
 
-    /// Records a new counter, of a record with a right tag; returns whether it is the highest of its lane.
+    /// Records the new counter of a record with a right tag; returns whether it is the highest of its lane.
     pub fn note(&mut self, counter: Counter) -> bool {
         let Some(lane) = self.0.get_mut(usize::from(counter.lane())) else { return false };
         let window = lane.get_or_insert_default();

@@ -3,6 +3,12 @@
 use nix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
+/// The clock that counts while the machine sleeps.
+#[cfg(target_os = "linux")]
+const BOOT: ClockId = ClockId::CLOCK_BOOTTIME;
+#[cfg(not(target_os = "linux"))]
+const BOOT: ClockId = ClockId::CLOCK_MONOTONIC;
+
 /// Returns Unix time in whole seconds.
 pub fn now() -> u64 {
     unix().as_secs()
@@ -15,7 +21,7 @@ pub fn unix() -> Duration {
 
 /// Returns the time since boot, including the time that the machine was suspended.
 pub fn since_boot() -> Duration {
-    read(ClockId::CLOCK_BOOTTIME)
+    read(BOOT)
 }
 
 fn read(clock: ClockId) -> Duration {

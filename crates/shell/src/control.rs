@@ -98,7 +98,7 @@ pub async fn serve(listener: UnixListener, service: impl Service) {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // Usually the process is out of file descriptors: connections that end will free some.
-                tracing::warn!("control socket: {error}");
+                tracing::warn!("cannot accept a connection to the control socket: {error}");
                 sleep(PAUSE).await;
                 continue;
             }
@@ -110,12 +110,12 @@ pub async fn serve(listener: UnixListener, service: impl Service) {
                 tokio::spawn(async move {
                     let _place = place;
                     if let Err(error) = converse(stream, user, &*service).await {
-                        tracing::debug!(user, "control socket: {error:#}");
+                        tracing::debug!(user, "cannot serve a connection to the control socket: {error:#}");
                     }
                 });
             }
             Admission::Refuse(place, line) => {
-                tracing::debug!(user, "control socket: access denied");
+                tracing::debug!(user, "denied access to the control socket");
                 let most = service.limits().request;
                 tokio::spawn(async move {
                     let _place = place;
@@ -169,7 +169,10 @@ pub async fn call(path: &Path, role: &Role, request: &impl Serialize, patience: 
         let line = lines::read(&mut BufReader::new(&mut stream), u64::MAX).await?;
         line.with_context(|| format!("the {name} closed the connection without an answer"))
     };
-    timeout(patience, exchange).await.with_context(|| format!("the {name} did not answer in time"))?.map(Some)
+    timeout(patience, exchange)
+        .await
+        .with_context(|| format!("the {name} did not answer within {patience:?}"))?
+        .map(Some)
 }
 
 /// Sends a request to the daemon that listens at `path`, and returns the result in its [`Answer`]; `None` if no daemon

@@ -8,7 +8,9 @@ pub mod clock;
 pub mod control;
 pub mod folder;
 pub mod lines;
+#[cfg(target_os = "linux")]
 pub mod memory;
+#[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod output;
 pub mod signals;

@@ -19,7 +19,9 @@ pub fn listen(path: &Path, role: &str, way_out: &str) -> Result<UnixListener> {
     }
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            return Err(error).with_context(|| format!("cannot remove the old socket {}", path.display()));
+            return Err(error).with_context(|| {
+                format!("cannot remove the earlier socket {0}: remove it, then start the {role} again", path.display())
+            });
         }
         _ => {}
     }

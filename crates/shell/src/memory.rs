@@ -12,6 +12,9 @@ const STEP: usize = 32 << 20;
 /// Size of a huge page in bytes, if the kernel doesn't report it.
 const USUAL: usize = 2 << 20;
 
+/// `MADV_COLLAPSE` (Linux 6.1), which `libc` has for glibc only.
+const COLLAPSE: libc::c_int = 25;
+
 /// A memory region of the process: its addresses, and how many bytes are resident.
 #[derive(Debug, PartialEq, Eq)]
 struct Region {
@@ -44,7 +47,7 @@ pub fn into_huge_pages() -> io::Result<usize> {
             if !advise(step, length, libc::MADV_HUGEPAGE) {
                 break;
             }
-            put += if advise(step, length, libc::MADV_COLLAPSE) { length } else { 0 };
+            put += if advise(step, length, COLLAPSE) { length } else { 0 };
         }
     }
     Ok(put)

@@ -108,7 +108,7 @@ where
     let answer = async move || match page().await {
         Ok(page) => ([(CONTENT_TYPE, FORMAT)], page.text()).into_response(),
         Err(error) => {
-            tracing::warn!("metrics: {error:#}");
+            tracing::warn!("cannot serve the metrics: {error:#}");
             axum::http::StatusCode::INTERNAL_SERVER_ERROR.into_response()
         }
     };

@@ -35,7 +35,7 @@ impl Found {
 pub async fn check(settings: &Settings) -> Vec<Found> {
     let directory = Directory::at(&settings.dir);
     let enrolment = directory.enrolment().and_then(|enrolment| {
-        enrolment.with_context(|| format!("there is none in {}: `vouchsafe svtep enrol`", settings.dir.display()))
+        enrolment.with_context(|| format!("there is none in {}: run `vouchsafe svtep enrol`", settings.dir.display()))
     });
     let (enrolment, enrolled) = match enrolment {
         Ok(enrolment) => (Some(enrolment), Ok(())),
@@ -98,7 +98,9 @@ async fn at_authority(
         }
         None => found.push(Found::new(
             "places of tenants",
-            Err(anyhow!("this authority is too old to say them, so they were not compared: upgrade it first")),
+            Err(anyhow!(
+                "this authority is too old to list places, so the tenants were not compared with them: upgrade it first"
+            )),
         )),
     }
     for key in keys.values() {
@@ -110,7 +112,9 @@ async fn at_authority(
 /// Adds the way out to an error of the authority.
 fn explained(error: Error) -> anyhow::Error {
     let way_out = match error {
-        Error::NotLoggedIn => "it does not know this endpoint (any more): `vouchsafe svtep enrol --again`",
+        Error::NotLoggedIn => {
+            return anyhow!("it does not know this endpoint (any more): run `vouchsafe svtep enrol --again`");
+        }
         Error::Unreachable(_) => {
             "nothing was compared with it. An endpoint that ran before starts without it, and delivers as long as it has \
              keys"

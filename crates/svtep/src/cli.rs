@@ -24,7 +24,7 @@ const RUN: &str = "Examples:
 /// Run a tunnel endpoint: connect tenants to virtual networks in which receivers consent to senders
 #[derive(Subcommand, Debug)]
 pub enum SvtepCommand {
-    /// Make this endpoint known to its authority, as the verifier of what comes to it
+    /// Enrol this endpoint at its authority, as the verifier of the packets that it receives
     Enrol(Enrol),
     /// Run the daemon. When it ends, its kernel programs keep running; see `detach`
     #[command(after_help = RUN)]
@@ -43,7 +43,7 @@ pub enum SvtepCommand {
     Template,
     /// Show tenants, sessions, keys and counters, and the connection to the authority
     Status(Look),
-    /// List the segments that tenants send under, and what they are refused
+    /// List the segments with which tenants send, and the requests that the authority refused
     Segments(Look),
     /// Detach from every interface and remove all kernel state, whether the daemon runs or not; a running daemon stops
     Detach(Daemon),
@@ -213,7 +213,7 @@ fn show_status(status: &view::Status) {
     let connected = if status.connected { "connected" } else { "not connected" };
     let keys = match status.keys_until {
         _ if status.closed => {
-            "removed, because the table of withdrawn consent is full: nothing is delivered".to_owned()
+            "removed, because a withdrawal of consent could not be stored: nothing is delivered".to_owned()
         }
         Some(until) => utc(until),
         None => "none for the current epoch: nothing is delivered".to_owned(),
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_is_told_by_whom_it_is_for() {
+    fn a_segment_is_listed_by_whom_it_is_for() {
         let segment = view::Segment {
             interface: "t1".into(),
             network: "blue".into(),
@@ -338,7 +338,7 @@ mod tests {
         };
         let refused = view::Segment { state: "refused".into(), why: Some("no rule".into()), ..segment.clone() };
         assert!(segment_table(&[refused]).to_string().contains("refused: no rule"));
-        let told = segment_table(&[segment]).to_string();
-        assert!(told.contains("10.0.0.1 to 10.0.0.2  tcp/443 with 4711 (answers)  given  192.0.2.2"), "{told}");
+        let shown = segment_table(&[segment]).to_string();
+        assert!(shown.contains("10.0.0.1 to 10.0.0.2  tcp/443 with 4711 (answers)  given  192.0.2.2"), "{shown}");
     }
 }

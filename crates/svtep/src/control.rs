@@ -33,7 +33,7 @@ pub enum Request {
 }
 
 /// A request, and the channel for its answer.
-pub type Asked = (Request, oneshot::Sender<Result<Value>>);
+pub type Command = (Request, oneshot::Sender<Result<Value>>);
 
 /// Listens at `path`. Every user may connect; only some get answers. Fails if another daemon listens there.
 pub fn listen(path: &Path) -> Result<UnixListener> {
@@ -41,13 +41,13 @@ pub fn listen(path: &Path) -> Result<UnixListener> {
 }
 
 /// Forwards requests until the future is dropped.
-pub async fn serve(listener: UnixListener, asked: mpsc::Sender<Asked>) {
+pub async fn serve(listener: UnixListener, commands: mpsc::Sender<Command>) {
     let answer = move |request| {
-        let asked = asked.clone();
+        let commands = commands.clone();
         async move {
-            let (reply, told) = oneshot::channel();
-            let _ = asked.send((request, reply)).await;
-            told.await.context("the daemon is stopping").flatten()
+            let (reply, answer) = oneshot::channel();
+            let _ = commands.send((request, reply)).await;
+            answer.await.context("the tunnel endpoint is stopping").flatten()
         }
     };
     control::serve(listener, Requests::new(&ROLE, Access::new(Vec::new()), MOST, answer)).await;
@@ -66,17 +66,17 @@ mod tests {
     async fn the_loop_answers_until_it_ends() {
         let room = tempfile::tempdir().unwrap();
         let path = room.path().join("svtep.sock");
-        let (asked, mut requests) = mpsc::channel::<Asked>(1);
-        let serving = tokio::spawn(serve(listen(&path).unwrap(), asked));
+        let (commands, mut requests) = mpsc::channel::<Command>(1);
+        let serving = tokio::spawn(serve(listen(&path).unwrap(), commands));
         let answering = tokio::spawn(async move {
             let (request, reply) = requests.recv().await.unwrap();
             let _ = reply.send(Ok(serde_json::to_value(request).unwrap()));
         });
-        let told: Value = try_ask(&path, Request::Status).await.unwrap().unwrap();
-        assert_eq!(told, serde_json::json!({"request": "status"}));
+        let answer: Value = try_ask(&path, Request::Status).await.unwrap().unwrap();
+        assert_eq!(answer, serde_json::json!({"request": "status"}));
         answering.await.unwrap();
         let error = try_ask::<Value>(&path, Request::Status).await.unwrap_err().to_string();
-        assert!(error.starts_with("the daemon is stopping"), "{error}");
+        assert!(error.starts_with("the tunnel endpoint is stopping"), "{error}");
         serving.abort();
     }
 }

@@ -5,7 +5,7 @@ mod refusals;
 mod segments;
 mod status;
 
-use crate::control::{self, Asked, Request};
+use crate::control::{self, Command, Request};
 use crate::directory::Directory;
 use crate::kernel::{Change, Inlet, Kernel};
 use crate::outlets::Outlets;
@@ -13,7 +13,7 @@ use crate::session::{News, Session};
 use crate::settings::Settings;
 use crate::view::Status;
 use crate::{metrics, now, report};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use api::{Confirm, Event, Report};
 use datapath::Pins;
 use datapath::svtep::Unsent;
@@ -46,7 +46,10 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
     let pins = Pins::new("svtep", &settings.instance)?;
     let _instance_lock = pins.lock().with_context(|| {
         let name = &settings.instance;
-        format!("tunnel endpoint {name:?} already runs; a second one needs its own --instance, --dir and --socket")
+        format!(
+            "cannot lock the kernel state of tunnel endpoint {name:?}: if it already runs, a second one needs its own \
+             --instance, --dir and --socket"
+        )
     })?;
     let listener = control::listen(&settings.socket)?;
     let readers = match settings.metrics {
@@ -62,7 +65,7 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
     };
     let (packet_sender, mut packets) = mpsc::channel(QUEUE);
     let (answer_sender, mut answers) = mpsc::channel(QUEUE);
-    let (asked_sender, mut asked) = mpsc::channel::<Asked>(16);
+    let (command_sender, mut commands) = mpsc::channel::<Command>(16);
     let lost = Arc::new(AtomicU64::new(0));
     let mut kernel = Kernel::load(&settings, &state, pins, Inlet { packets: packet_sender, lost: lost.clone() })?;
     let outlets = Outlets::open(settings.addresses[0], kernel.mtu())?;
@@ -98,11 +101,11 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
         tenants = daemon.places.len(),
         "tunnel endpoint started"
     );
-    let calls = tokio::spawn(control::serve(listener, asked_sender.clone()));
+    let calls = tokio::spawn(control::serve(listener, command_sender.clone()));
     let measuring =
-        readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(asked_sender.clone()))));
+        readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(command_sender.clone()))));
     let reporting = tokio::spawn(follower::report(authority, move || report::latest(figures.clone())));
-    let done = daemon.follow(&mut follower, &mut packets, &mut answers, &mut news, &mut asked, &mut signals).await;
+    let done = daemon.follow(&mut follower, &mut packets, &mut answers, &mut news, &mut commands, &mut signals).await;
     calls.abort();
     reporting.abort();
     measuring.inspect(JoinHandle::abort);
@@ -143,13 +146,14 @@ async fn first_state(
     };
     match (answer, cached) {
         (Ok(state), _) => Ok((state, None)),
-        (Err(error), Some(state)) if !matches!(error, client::Error::NotLoggedIn) => {
+        (Err(client::Error::NotLoggedIn), _) => {
+            bail!("the authority does not know this endpoint: run `vouchsafe svtep enrol --again`")
+        }
+        (Err(error), Some(state)) => {
             tracing::warn!(%error, "starting with the last configuration from the authority");
             Ok((state, Some(error.to_string())))
         }
-        (Err(error), _) => {
-            Err(error).context("the authority does not know this endpoint: run `vouchsafe svtep enrol --again`")
-        }
+        (Err(error), None) => Err(error).context("cannot read configuration and keys from the authority"),
     }
 }
 
@@ -198,7 +202,7 @@ impl Daemon {
         packets: &mut mpsc::Receiver<Unsent>,
         answers: &mut mpsc::Receiver<Answer>,
         news: &mut mpsc::Receiver<(usize, News)>,
-        asked: &mut mpsc::Receiver<Asked>,
+        commands: &mut mpsc::Receiver<Command>,
         signals: &mut Signals,
     ) -> Result<ExitCode> {
         let (mut ticks, mut sweeps) = (interval(TICK), interval(SWEEP));
@@ -211,7 +215,7 @@ impl Daemon {
                 Some((session, news)) = news.recv() => self.news(session, &news),
                 _ = ticks.tick() => self.tick(),
                 _ = sweeps.tick() => self.sweep(follower),
-                Some((request, reply)) = asked.recv() => {
+                Some((request, reply)) = commands.recv() => {
                     let answer = self.answer(request);
                     let ended = request == Request::Detach && answer.is_ok();
                     let _ = reply.send(answer);
@@ -241,7 +245,7 @@ impl Daemon {
     fn tick(&mut self) {
         let done = self.kernel.set_clock().and_then(|()| self.kernel.follow_cores());
         if let Err(error) = done {
-            tracing::error!("{error:#}");
+            tracing::error!("cannot set the programs' clock, or reopen their packet buffers: {error:#}");
         }
         self.follow_interfaces();
     }
@@ -270,12 +274,12 @@ impl Daemon {
 
     fn sweep(&mut self, follower: &mut Follower) {
         if let Err(error) = self.kernel.sweep() {
-            tracing::error!("{error:#}");
+            tracing::error!("cannot remove expired withdrawals and keys: {error:#}");
         }
         if (self.kernel.is_closed() || !self.kernel.is_loaded_for(follower.state()))
             && let Err(error) = self.write(follower.current_state())
         {
-            tracing::warn!("{error:#}");
+            tracing::warn!("cannot write keys and withdrawals to the kernel; the next sweep tries again: {error:#}");
         }
         self.renew();
         if let Ok(counts) = self.kernel.program().proofs.counts() {
@@ -286,9 +290,9 @@ impl Daemon {
 }
 
 /// Builds the page of metrics from the loop's status.
-async fn page(asked: mpsc::Sender<Asked>) -> Result<shell::metrics::Page> {
-    let (reply, told) = oneshot::channel();
-    asked.send((Request::Status, reply)).await.ok().context("the endpoint is stopping")?;
-    let status: Status = serde_json::from_value(told.await.context("the endpoint is stopping")??)?;
+async fn page(commands: mpsc::Sender<Command>) -> Result<shell::metrics::Page> {
+    let (reply, answer) = oneshot::channel();
+    commands.send((Request::Status, reply)).await.ok().context("the tunnel endpoint is stopping")?;
+    let status: Status = serde_json::from_value(answer.await.context("the tunnel endpoint is stopping")??)?;
     Ok(metrics::page(&status, now()))
 }

@@ -177,10 +177,14 @@ impl Kernel {
         });
         let Some(error) = left else { return true };
         tracing::error!(
-            "the table of withdrawn consent is full, so nothing is delivered until some entries have expired: {error:#}"
+            "cannot store a withdrawal of consent (is the table full?), so nothing is delivered until all are stored: \
+             {error:#}"
         );
         if let Err(error) = self.program.proofs.hold(&[]) {
-            tracing::error!("cannot clear keys: {error:#}");
+            tracing::error!(
+                "cannot clear the keys for proofs, so packets of withdrawn path segments may still be delivered; the \
+                 next sweep tries again: {error:#}"
+            );
         }
         self.closed = true;
         false
@@ -191,7 +195,9 @@ impl Kernel {
         let known = self.there().map(|(place, interface)| (interface.index, self.settings.tenants[place].id));
         let known: Vec<_> = known.collect();
         self.program.remove_tenants_but(&known)?;
-        self.program.attach_underlay(&self.underlay).with_context(|| format!("on {}", self.underlay.name))
+        self.program
+            .attach_underlay(&self.underlay)
+            .with_context(|| format!("cannot attach to the underlay {}", self.underlay.name))
     }
 
     /// Returns the tenants' interfaces that exist.
@@ -205,18 +211,18 @@ impl Kernel {
         let there: BTreeMap<_, _> = self.there().collect();
         let mut changes = Vec::new();
         for (place, old) in self.tenants.extract_if(.., |place, old| there.get(place) != Some(old)) {
-            tracing::info!(interface = old.name, "gone");
+            tracing::info!(interface = old.name, "the tenant's interface has disappeared");
             if let Err(error) = self.program.remove_tenant(old.index, self.settings.tenants[place].id) {
-                tracing::error!("{error:#}");
+                tracing::error!(interface = old.name, "cannot stop delivery to the tenant: {error:#}");
             }
             self.program.release_tenant(&old);
             changes.push(Change::Gone(old.index));
         }
         for (place, tenant) in self.settings.tenants.iter().enumerate().filter(|(place, _)| !there.contains_key(place))
         {
-            let why = format!("no interface {}", tenant.interface);
+            let why = format!("there is no interface {}", tenant.interface);
             if self.failed.insert(place, why.clone()).as_ref() != Some(&why) {
-                tracing::warn!("{why}: its tenant is attached when it appears");
+                tracing::warn!("{why}: its tenant is attached when the interface appears");
             }
         }
         for (place, interface) in there {
@@ -229,7 +235,7 @@ impl Kernel {
                 Err(error) => {
                     let why = format!("{error:#}");
                     if self.failed.insert(place, why.clone()).as_ref() != Some(&why) {
-                        tracing::error!("cannot attach a tenant: {why}");
+                        tracing::error!("{why}");
                     }
                 }
             }
@@ -238,7 +244,7 @@ impl Kernel {
         if !changes.is_empty()
             && let Err(error) = self.program.last()
         {
-            tracing::error!("{error:#}");
+            tracing::error!("cannot keep attachments, or cannot remove those of an earlier process: {error:#}");
         }
         changes
     }
@@ -299,10 +305,13 @@ fn config(state: &State) -> ProofsConfig {
 }
 
 fn load(settings: &Settings, proofs: ProofsConfig, pins: &Pins) -> Result<(Svtep, Interface, u32)> {
-    let underlay = Interface::named(&settings.underlay).context("underlay")?;
-    let mtu = settings.mtu.or_else(|| underlay.mtu()).context("cannot determine the MTU of the underlay: set `mtu`")?;
+    let underlay = Interface::named(&settings.underlay).context("cannot use the underlay")?;
+    let mtu = settings
+        .mtu
+        .or_else(|| underlay.mtu())
+        .with_context(|| format!("cannot determine the MTU of the underlay {}: set `mtu`", underlay.name))?;
     let Settings { remembered, reports, .. } = *settings;
-    let program = Svtep::load(&underlay, &svtep::Settings { proofs, remembered, mtu, reports }, Some(pins.clone()))?;
+    let program = Svtep::load(&underlay, &svtep::Config { proofs, remembered, mtu, reports }, Some(pins.clone()))?;
     Ok((program, underlay, mtu))
 }
 
@@ -335,7 +344,10 @@ impl Reader {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("unsent".into()).spawn(read).context("cannot start a thread")?;
+        let thread = std::thread::Builder::new()
+            .name("unsent".into())
+            .spawn(read)
+            .context("cannot start the thread that reads tenants' packets")?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }

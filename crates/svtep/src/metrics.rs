@@ -48,7 +48,7 @@ pub fn page(status: &Status, now: u64) -> Page {
     page.gauge("connected", "Whether the authority's event stream is up", status.connected.into());
     page.gauge(
         "closed",
-        "Whether nothing is delivered because the table of withdrawn consent is full",
+        "Whether nothing is delivered because a withdrawal of consent could not be stored",
         status.closed.into(),
     );
     let left = status.keys_until.map_or(0.0, |until| until.saturating_sub(now) as f64);

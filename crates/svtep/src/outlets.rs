@@ -42,6 +42,8 @@ impl Outlets {
     pub fn tell(&self, interface: u32, frame: &[u8]) -> Result<()> {
         let Some([high, low]) = frame.get(12..14).and_then(|kind| kind.first_chunk()) else { return Ok(()) };
         let kind = u16::from_be_bytes([*high, *low]);
-        self.frames.send(interface, kind, frame).context("cannot send a frame to a tenant")
+        self.frames
+            .send(interface, kind, frame)
+            .with_context(|| format!("cannot send a frame to the tenant behind interface number {interface}"))
     }
 }

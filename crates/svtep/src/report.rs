@@ -27,7 +27,7 @@ pub fn report(counts: &[u64], is_closed: bool, keys_until: Option<u64>) -> Repor
 
 /// Returns the latest report; waits for the first.
 pub async fn latest(mut reports: watch::Receiver<Option<Report>>) -> Result<Report> {
-    let report = reports.wait_for(Option::is_some).await.context("the endpoint ends")?;
+    let report = reports.wait_for(Option::is_some).await.context("the tunnel endpoint is stopping")?;
     report.clone().context("there is no report")
 }
 
@@ -40,9 +40,9 @@ mod tests {
         let mut counts = vec![0; counter::COUNT as usize];
         (counts[counter::TOKEN as usize], counts[counter::FLOW as usize]) = (3, 40);
         counts[DropReason::BadTag as usize] = 7;
-        let told = report(&counts, false, Some(9));
-        assert_eq!((told.admitted, told.passed, told.state), (3, 40, VerifierState::Protecting));
-        assert_eq!(told.drops, [DropCount { reason: DropReason::BadTag as u8, packets: 7 }]);
+        let reported = report(&counts, false, Some(9));
+        assert_eq!((reported.admitted, reported.passed, reported.state), (3, 40, VerifierState::Protecting));
+        assert_eq!(reported.drops, [DropCount { reason: DropReason::BadTag as u8, packets: 7 }]);
         assert_eq!(report(&counts, true, None).state, VerifierState::Closed);
     }
 }

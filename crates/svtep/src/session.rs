@@ -136,7 +136,7 @@ impl Keeper {
                 None => match self.enter().await {
                     Ok(session) => session,
                     Err(error) => {
-                        tracing::warn!(service, "cannot log in: {error}");
+                        tracing::warn!(service, "cannot log in with this service account; trying again: {error}");
                         self.changes.send_modify(|standing| standing.trouble = Some(error.to_string()));
                         sleep(backoff.pause()).await;
                         continue;
@@ -171,7 +171,10 @@ impl Keeper {
         let (began, lasts) = (now(), session.expires.saturating_sub(session.now));
         let kept = Kept { authority: self.url.clone(), token: session.token, lasts: (began, began + lasts) };
         if let Err(error) = self.directory.set_session(&self.key.service, Some(&kept)) {
-            tracing::warn!("cannot save the session: {error:#}");
+            tracing::warn!(
+                service = self.key.service,
+                "cannot save the session, so the next start logs in again: {error:#}"
+            );
         }
         Ok(kept)
     }

@@ -51,7 +51,7 @@ pub struct Flags {
     /// Name of the tunnel endpoint, if there are several on this host [default: main]
     #[arg(long, value_name = "NAME", env = "VOUCHSAFE_SVTEP_INSTANCE")]
     pub instance: Option<String>,
-    /// The interface that tunnelled packets come and go by
+    /// The interface by which tunnelled packets arrive and leave
     #[arg(long, value_name = "IF", env = "VOUCHSAFE_SVTEP_UNDERLAY")]
     pub underlay: Option<String>,
     /// Own address on the underlay, as in networks.toml; may be repeated, the first is the source of packets
@@ -60,13 +60,13 @@ pub struct Flags {
     /// MTU of the underlay [default: the interface's]
     #[arg(long, value_name = "BYTES", env = "VOUCHSAFE_SVTEP_MTU", value_parser = clap::value_parser!(u32).range(1280..=65_535))]
     pub mtu: Option<u32>,
-    /// The service account that asks for tenants that name none of their own: its key file
+    /// Key file of the service account that requests segments for tenants without a key file of their own
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_SVTEP_SERVICE_KEY")]
     pub service_key: Option<PathBuf>,
     /// Number of verified proofs to remember, 128 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SVTEP_REMEMBERED", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
     pub remembered: Option<u32>,
-    /// Packets without a segment that are looked at, per tenant and second [default: 100]
+    /// Largest number of packets without a segment that the daemon examines, per tenant and second [default: 100]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SVTEP_REPORTS", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub reports: Option<u32>,
     /// Where metrics for Prometheus are served, in plain HTTP [default: nowhere]
@@ -162,7 +162,8 @@ impl Settings {
         let text = flags.instance.or(file.instance).unwrap_or_else(|| DEFAULT_INSTANCE.to_owned());
         let instance = instance(&text).map_err(|why| anyhow::anyhow!("instance: {text:?} is not {why}"))?;
         let addresses = if flags.address.is_empty() { file.address } else { flags.address };
-        let first = *addresses.first().context("`address` is not set: the endpoint's own address on the underlay")?;
+        let first =
+            *addresses.first().context("`address` is not set: give the endpoint's own address on the underlay")?;
         let one_family = addresses.iter().all(|address| address.is_ipv4() == first.is_ipv4());
         anyhow::ensure!(
             one_family,
@@ -183,7 +184,7 @@ impl Settings {
         let underlay = flags
             .underlay
             .or(file.underlay)
-            .context("`underlay` is not set: the interface towards the other endpoints")?;
+            .context("`underlay` is not set: name the interface towards the other tunnel endpoints")?;
         let tenants: Vec<_> = tenants.into_iter().map(keyed).collect::<Result<_>>()?;
         anyhow::ensure!(
             tenants.iter().all(|tenant| tenant.interface != underlay),
@@ -252,7 +253,7 @@ fn tenants(reader: &mut Reader<'_>, root: &Fields<'_, '_>) -> Vec<Described> {
             reader.fault(fields.span(), format!("interface id {id} already belongs to another tenant"));
         }
         if addresses.is_empty() && fields.value("address").is_some() {
-            reader.fault(fields.span(), "`address` of a tenant is empty, so it could send nothing");
+            reader.fault(fields.span(), "`address` of a tenant is empty, so the tenant could send nothing");
         }
         let tenant = Tenant { network: (*network.get_ref()).to_owned(), vni, addresses };
         let (interface, id) = ((*interface.get_ref()).to_owned(), InterfaceId(id as u16));

@@ -16,7 +16,7 @@ use std::time::Duration;
 const ROUNDS: usize = 5;
 const SECONDS: &str = "2";
 
-/// What a round measures of a path.
+/// Figures of a path in one round.
 #[derive(Clone, Copy)]
 struct Measured {
     /// Mbit/s.

@@ -35,7 +35,7 @@ pub struct Key {
 pub struct Leg {
     /// The tunnel.
     pub tunnel: Key,
-    /// What the rule demands, or more.
+    /// The rule's demand, or more.
     pub demand: Sealing,
 }
 

@@ -86,7 +86,7 @@ impl<'p> Cut<'p> {
     }
 
     /// Returns the next packet.
-    pub fn next(&mut self) -> Option<Piece<'_>> {
+    pub fn next_piece(&mut self) -> Option<Piece<'_>> {
         if self.size == 0 {
             let whole = std::mem::take(&mut self.packet);
             return (!whole.is_empty()).then_some(Piece { parts: [whole, &[]], partial: self.partial });

@@ -44,7 +44,7 @@ pub struct Message {
 /// Where the packets of a frame go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Way<K> {
-    /// What the end knows the tunnel by.
+    /// The end's name for the tunnel.
     pub tunnel: K,
     /// The other end's address.
     pub to: SocketAddr,
@@ -62,9 +62,9 @@ pub struct Opened<'d> {
     pub partial: bool,
 }
 
-/// What a pump asks about packets: an agent's tunnels, or a verifier's.
+/// Answers a pump's questions about packets: an agent's tunnels, or a verifier's.
 pub trait End: Send {
-    /// What the end knows a tunnel by.
+    /// The end's name for a tunnel.
     type Tunnel: Copy + PartialEq;
 
     /// Decides about a frame from the device, and may change its addresses. `None` drops it.
@@ -273,7 +273,7 @@ impl<E: End> Loop<E> {
             Err(NotCut::Malformed) => return count(&shared.counts.not_sealed, 1),
         };
         self.way = Some(way);
-        while let Some(piece) = cut.next() {
+        while let Some(piece) = cut.next_piece() {
             if end.seal(way.tunnel, piece.parts, piece.partial, times, &mut self.batch) {
                 count(&shared.counts.sealed, piece.parts[0].len() + piece.parts[1].len());
             } else {

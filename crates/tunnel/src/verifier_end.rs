@@ -28,7 +28,7 @@ const FLOW_SWEEP: Millis = 5_000;
 /// another grant by then.
 const ASK: (Millis, Millis) = (100, 1_000);
 
-/// What the verifier knows.
+/// The verifier's knowledge of grants and flows.
 pub trait Knowledge: Send {
     /// Calls `work` with the verifier's tables.
     fn with_tables(&self, work: &mut dyn FnMut(&dyn Tables));

@@ -28,7 +28,8 @@ pub const UNKNOWN_MAX: usize = 1024;
 pub fn pool(networks: &[IpNet]) -> Result<Vec<IpAddr>> {
     let mut all = Vec::new();
     for network in networks {
-        let too_large = || format!("pool: {network} has more than {POOL_MAX} addresses, the maximum");
+        let too_large =
+            || format!("pool: {network} has more than {POOL_MAX} addresses, the maximum: name a smaller network");
         ensure!(network.hosts().nth(POOL_MAX).is_none(), too_large());
         let single = network.hosts().nth(1).is_none();
         // The first address of an IPv6 network is the Subnet-Router anycast address (RFC 4291 §2.6.1).
@@ -36,9 +37,13 @@ pub fn pool(networks: &[IpNet]) -> Result<Vec<IpAddr>> {
     }
     all.sort();
     all.dedup();
-    for family in [IpAddr::is_ipv4, IpAddr::is_ipv6] {
+    for (name, family) in [("IPv4", IpAddr::is_ipv4 as fn(&IpAddr) -> bool), ("IPv6", IpAddr::is_ipv6)] {
         let count = all.iter().filter(|address| family(address)).count();
-        ensure!(count <= POOL_MAX, "pool: {count} addresses of one family exceed the maximum of {POOL_MAX}");
+        ensure!(
+            count <= POOL_MAX,
+            "pool: {count} {name} addresses are more than the maximum of {POOL_MAX}: remove {name} networks, or name \
+             smaller ones"
+        );
     }
     Ok(all)
 }
@@ -136,7 +141,12 @@ impl Addresses {
             self.forget_people(&mut people)?;
         }
         // Larger than any number in use, so that no entry can refer to a former owner of the number.
-        let number = people.last.checked_add(1).context("the numbers of persons with inside addresses are used up")?;
+        let number = people.last.checked_add(1).with_context(|| {
+            format!(
+                "cannot give {person:?} an inside address: the verifier has assigned its last number for a person. Run \
+                 `vouchsafe verifier detach` (this ends protection) and start the verifier again"
+            )
+        })?;
         self.tables.names.set(&key, &number)?;
         people.last = number;
         people.names.insert(number, person.to_owned());
@@ -206,13 +216,13 @@ fn list(tables: &Tables) -> Vec<view::InsideAddress> {
         tables.names.entries().into_iter().map(|(key, number)| (number, name_of(&key))).collect();
     let leases = tables.leases.entries().into_iter();
     let lease = |(LeaseKey { person, family }, slot): (LeaseKey, u32)| {
-        let held = tables.slots.get(&slot).ok()??;
+        let slot = tables.slots.get(&slot).ok()??;
         Some(view::InsideAddress {
-            address: wire::map::address_of(held.address, family as u8),
+            address: wire::map::address_of(slot.address, family as u8),
             person: names.get(&person).cloned(),
-            since: held.since.into(),
+            since: slot.since.into(),
             until: None,
-            flows: held.flows,
+            flows: slot.flows,
         })
     };
     leases.filter_map(lease).collect()

@@ -73,7 +73,7 @@ pub fn lock_out(ssh: Option<&Socket>, protected: &[Protected], adopt: bool) -> O
     let ssh = ssh.filter(|ssh| plan::is_protected(protected, ssh.local.ip(), TCP, ssh.local.port()))?;
     let cut = if adopt { "stays up, but the next one needs a grant" } else { "will be cut" };
     Some(format!(
-        "a connection from {} to {}, which is protected, may be your own: it {cut}. With `--try 60s` protection ends \
+        "the connection from {} to the protected port {} may be your own: it {cut}. With `--try 60s` protection ends \
          again unless you confirm it",
         ssh.peer, ssh.local
     ))

@@ -3,7 +3,7 @@
 
 use crate::control::{self, Request};
 use crate::directory::Directory;
-use crate::settings::{Options, duration};
+use crate::settings::{Flags, duration};
 use crate::{daemon, view};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -17,9 +17,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 mod explain;
-mod show;
+mod tables;
 
-use show::{address_table, drop_cells, flow_table, show_drops, show_flow, show_status};
+use tables::{address_table, drop_cells, flow_table, show_drops, show_flow, show_status};
 
 /// Interval at which `drops --follow` polls.
 const FOLLOW: Duration = Duration::from_millis(300);
@@ -69,7 +69,7 @@ pub enum VerifierCommand {
         r#try: Option<u32>,
         /// Settings
         #[command(flatten)]
-        options: Box<Options>,
+        flags: Box<Flags>,
     },
     /// Keep the protection that `run --try` started
     Confirm(Daemon),
@@ -212,7 +212,7 @@ pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
             println!("enrolled as {}; settings are in {}", enrolment.verifier, directory.file().display());
             Ok(ExitCode::SUCCESS)
         }
-        VerifierCommand::Run { home, daemon, at, r#try, options } => {
+        VerifierCommand::Run { home, daemon, at, r#try, flags } => {
             let directory = Directory::at(home.dir);
             let (enrolment, file) = directory.read()?;
             let enrolment = match (enrolment, at.authority, at.code) {
@@ -223,7 +223,7 @@ pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
                     directory.file().display()
                 ),
             };
-            let settings = options.or(file).settings();
+            let settings = flags.or(file).settings();
             let trial = r#try.map(|seconds| Duration::from_secs(seconds.into()));
             let socket = daemon.socket();
             daemon::run(daemon::Start { directory, instance: daemon.instance, socket, settings, enrolment, trial })
@@ -349,13 +349,13 @@ mod tests {
 
     #[test]
     fn flags_become_settings() {
-        let VerifierCommand::Run { options, r#try, .. } =
+        let VerifierCommand::Run { flags, r#try, .. } =
             parse("run --interface eth0 --interface eth1 --tcp-idle 2h --observe --try 60s").expect("valid")
         else {
             panic!("not run")
         };
-        assert_eq!((r#try, options.observe, options.no_adopt), (Some(60), true, false));
-        assert_eq!((options.interface.len(), options.tcp_idle), (2, Some(7200)));
+        assert_eq!((r#try, flags.observe, flags.no_adopt), (Some(60), true, false));
+        assert_eq!((flags.interface.len(), flags.tcp_idle), (2, Some(7200)));
         assert!(parse("run --replay-buckets 1000").is_err() && parse("run --max-flows 0").is_err());
         assert!(parse("run --instance ../x").is_err() && parse("run --code x").is_err());
     }

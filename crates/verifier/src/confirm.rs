@@ -18,8 +18,8 @@ pub struct Confirmer {
 impl Confirmer {
     /// Starts the task. `confirms` is the kind of grant that this verifier must know before it can admit the client.
     pub fn new(authority: client::Authority, confirms: Confirm) -> Self {
-        let (handles, heard) = channel(QUEUE);
-        Self { confirms, handles, task: tokio::spawn(keep(authority, heard)) }
+        let (handles, queued) = channel(QUEUE);
+        Self { confirms, handles, task: tokio::spawn(keep(authority, queued)) }
     }
 
     /// Queues a handle for confirmation if this verifier confirms grants of this kind.
@@ -36,10 +36,10 @@ impl Drop for Confirmer {
     }
 }
 
-async fn keep(authority: client::Authority, mut heard: Receiver<u64>) {
+async fn keep(authority: client::Authority, mut queued: Receiver<u64>) {
     let mut handles = Vec::new();
-    while heard.recv_many(&mut handles, LIVE_FLOWS_MAX).await > 0 {
-        if let Err(error) = authority.heard(std::mem::take(&mut handles)).await {
+    while queued.recv_many(&mut handles, LIVE_FLOWS_MAX).await > 0 {
+        if let Err(error) = authority.acknowledge(std::mem::take(&mut handles)).await {
             tracing::debug!(%error, "cannot confirm grants to the authority");
         }
     }

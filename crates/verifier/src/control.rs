@@ -66,7 +66,7 @@ pub enum Request {
     ExplainPerson {
         /// The person, with assumed facts about them.
         #[serde(flatten)]
-        asker: Asker,
+        requester: Requester,
         /// The server.
         to: SocketAddr,
         /// The IP protocol number.
@@ -80,7 +80,7 @@ pub enum Request {
 
 /// A person, real or hypothetical, about whom the policy is asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asker {
+pub struct Requester {
     /// The person's name.
     pub person: String,
     /// The person's device, whose tags apply.

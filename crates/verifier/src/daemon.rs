@@ -6,8 +6,8 @@ use crate::confirm::Confirmer;
 use crate::control;
 use crate::directory::Directory;
 use crate::drops::Ring;
+use crate::kernel::Kernel;
 use crate::peers::{self, Peers};
-use crate::protection::Protection;
 use crate::recheck::Recheck;
 use crate::settings::Settings;
 use crate::shared::{Names, Shared};
@@ -30,6 +30,9 @@ use tokio::time::Instant;
 mod follow;
 mod notify;
 mod sealing;
+
+/// Error of a verifier whose token the authority does not accept.
+const UNKNOWN: &str = "the authority does not know this verifier: run `vouchsafe verifier enrol --again`";
 
 /// Parameters of a daemon.
 pub struct Start {
@@ -62,8 +65,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let pins = Pins::new("verifier", &instance)?;
     let _instance_lock = pins.lock()?;
     // Programs that only observed protected nothing.
-    let fresh = pins.live_links()?.is_empty() || pins.is_observing();
-    if !fresh && trial.is_some() {
+    let cold_start = pins.live_links()?.is_empty() || pins.is_observing();
+    if !cold_start && trial.is_some() {
         bail!(
             "cannot try: protection is already in force. Use `vouchsafe verifier run` without --try, or end \
              protection first with `vouchsafe verifier detach`"
@@ -84,7 +87,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let mut state = match known {
         Some(known) => known,
         None => tokio::select! {
-            state = first_state(&authority, fresh) => state?,
+            state = first_state(&authority, cold_start) => state?,
             () = signals.any() => return Ok(ExitCode::SUCCESS),
         },
     };
@@ -96,41 +99,41 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     }
     let drops = Arc::new(Mutex::new(Ring::default()));
     let seed = directory.replay_seed()?;
-    let (unknown, asked) = mpsc::channel(UNKNOWN_MAX);
-    let mut protection = Protection::load(pins, settings.clone(), seed, &state.config, drops.clone(), unknown.clone())?;
+    let (unknown, unknown_grants) = mpsc::channel(UNKNOWN_MAX);
+    let mut kernel = Kernel::load(pins, settings.clone(), seed, &state.config, drops.clone(), unknown.clone())?;
     // Grants may have been revoked since the last run. Therefore cached keys are withheld until the authority has had a
     // chance to report that, unless the kernel has them anyway.
-    let withheld = from_cache && fresh;
-    protection.write(&state.config, if withheld { &[] } else { &state.keys.keys }, now())?;
-    protection.write_proofs(&state)?;
-    warn_of_lock_out(&protection, &settings, trial, fresh);
-    let adopt = fresh && settings.adopt;
-    let mut adopted = if adopt { protection.adopt()? } else { 0 };
-    if fresh {
-        protection.begin_anew()?;
+    let withheld = from_cache && cold_start;
+    kernel.write(&state.config, if withheld { &[] } else { &state.keys.keys }, now())?;
+    kernel.write_proofs(&state)?;
+    warn_of_lock_out(&kernel, &settings, trial, cold_start);
+    let adopt = cold_start && settings.adopt;
+    let mut adopted = if adopt { kernel.adopt()? } else { 0 };
+    if cold_start {
+        kernel.begin_anew()?;
     }
-    protection.attach()?;
+    kernel.attach()?;
     if adopt {
         // Connections whose handshake ended between the first list and the attachment.
-        adopted += protection.adopt()?;
+        adopted += kernel.adopt()?;
         tracing::info!(adopted, "adopted established connections");
     }
     if trial.is_none() {
-        protection.last()?;
+        kernel.last()?;
     }
-    notify::ready(&protection);
+    notify::ready(&kernel);
     let mut trouble = None;
     if from_cache {
         let answer = tokio::select! {
             answer = State::fetch_soon(&authority) => answer,
             () = signals.any() => {
                 if trial.is_some() {
-                    protection.end()?;
+                    kernel.end()?;
                 }
                 return Ok(ExitCode::SUCCESS);
             }
         };
-        trouble = catch_up(&mut protection, &mut state, answer, withheld)?;
+        trouble = catch_up(&mut kernel, &mut state, answer, withheld)?;
     }
     // A client gets an inside address only once the grant's owner is known, packets are marked with a class only once
     // the class is known, and a tunnel's packets pass unencrypted only once the rule is known.
@@ -139,12 +142,12 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let (following, folder) = (authority.clone(), directory.folder().clone());
     let mut follower = Follower::start(Following { authority: following, folder, state, trouble, confirms })?;
     // Only after protection is on: at boot, the network between peers may not be up yet.
-    let teller = match settings.peer_listen {
+    let peer_listener = match settings.peer_listen {
         Some(address) => Some(peers::listen(address).await?),
         None => None,
     };
 
-    let until = protection.keys_until(now());
+    let until = kernel.keys_until(now());
     tracing::info!(
         verifier = enrolment.verifier,
         instance,
@@ -160,8 +163,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let (orders, ordered) = mpsc::channel(4);
     let names = Names { verifier: enrolment.verifier.clone(), instance, url: enrolment.authority.clone() };
     let (health, caller) = (follower.health(), authority.clone());
-    let shared =
-        Arc::new(Shared::new(names, settings.observe, peers.clone(), (caller, health), protection, drops, orders));
+    let shared = Arc::new(Shared::new(names, settings.observe, peers.clone(), (caller, health), kernel, drops, orders));
     *shared.trial() = trial.map(|trial| (Instant::now() + trial).into_std());
     let answering = shared.clone();
     let server = tokio::spawn(control::serve(listener, access, move |request| answering.clone().answer(request)));
@@ -170,9 +172,9 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || measured.clone().metrics())));
     let reported = shared.clone();
     let reporting = tokio::spawn(follower::report(authority.clone(), move || report::figures(reported.clone())));
-    let naming = tokio::spawn(follow::name(shared.clone(), authority.clone(), asked));
+    let naming = tokio::spawn(follow::name(shared.clone(), authority.clone(), unknown_grants));
     let confirmer = Confirmer::new(authority.clone(), confirms);
-    let sharing = teller.map(|listener| peers::start(&peers, listener, &shared)).transpose()?;
+    let sharing = peer_listener.map(|listener| peers::start(&peers, listener, &shared)).transpose()?;
     #[cfg(feature = "seal")]
     let sealed = sealing::Service::new(shared.clone(), settings.tunnel_pool.clone(), seed, unknown.clone());
     let mut daemon = Daemon {
@@ -186,7 +188,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         sweeping: None,
         sweep_again: false,
         confirmer,
-        told: String::new(),
+        last_status: String::new(),
         #[cfg(feature = "seal")]
         sealed,
     };
@@ -204,24 +206,22 @@ pub async fn run(start: Start) -> Result<ExitCode> {
 /// Applies the authority's first answer after the programs were attached or, failing that, the cached keys. Returns a
 /// description of the problem if the authority could not be read.
 fn catch_up(
-    protection: &mut Protection,
+    kernel: &mut Kernel,
     state: &mut State,
     answer: Result<State, client::Error>,
     withheld: bool,
 ) -> Result<Option<String>> {
     let trouble = match answer {
         Ok(news) => {
-            if !protection.is_loaded_for(&news.config) {
-                protection.reload(&news.config)?;
+            if !kernel.is_loaded_for(&news.config) {
+                kernel.reload(&news.config)?;
             }
             *state = news;
             None
         }
-        Err(error @ client::Error::NotLoggedIn) => {
-            tracing::error!(
-                "the authority does not know this verifier: enrol it again. Protection that was in force stays in force"
-            );
-            return Ok(Some(error.to_string()));
+        Err(client::Error::NotLoggedIn) => {
+            tracing::error!("{UNKNOWN}. Protection that was in force stays in force");
+            return Ok(Some(UNKNOWN.to_owned()));
         }
         Err(error) => Some(error.to_string()),
     };
@@ -229,21 +229,19 @@ fn catch_up(
         tracing::warn!(error, "starting with the last configuration from the authority");
     }
     if trouble.is_none() || withheld {
-        protection.write(&state.config, &state.keys.keys, now())?;
-        protection.write_proofs(state)?;
+        kernel.write(&state.config, &state.keys.keys, now())?;
+        kernel.write_proofs(state)?;
     }
     Ok(trouble)
 }
 
 /// Waits for the authority's first answer if no state is known from before. Fails at once if no earlier run's
 /// protection is on.
-async fn first_state(authority: &client::Authority, fresh: bool) -> Result<State> {
-    let answer = if fresh { State::fetch(authority.clone()).await } else { State::wait_for(authority).await };
+async fn first_state(authority: &client::Authority, cold_start: bool) -> Result<State> {
+    let answer = if cold_start { State::fetch(authority.clone()).await } else { State::wait_for(authority).await };
     match answer {
         Ok(state) => Ok(state),
-        Err(error @ client::Error::NotLoggedIn) => {
-            Err(error).context("the authority does not know this verifier: enrol it again")
-        }
+        Err(client::Error::NotLoggedIn) => bail!(UNKNOWN),
         Err(error) => {
             bail!("{error}; and there is no saved configuration or key from an earlier run. Nothing is protected")
         }
@@ -261,13 +259,13 @@ fn access(users: &[String]) -> Result<Access> {
     Ok(Access::new(users.iter().map(number).collect::<Result<_>>()?))
 }
 
-fn warn_of_lock_out(protection: &Protection, settings: &Settings, trial: Option<Duration>, fresh: bool) {
-    if !fresh || settings.observe || settings.mark.is_some() || trial.is_some() {
+fn warn_of_lock_out(kernel: &Kernel, settings: &Settings, trial: Option<Duration>, cold_start: bool) {
+    if !cold_start || settings.observe || settings.mark.is_some() || trial.is_some() {
         return;
     }
     let ssh = std::env::var("SSH_CONNECTION").ok().and_then(|text| adoption::ssh_connection(&text));
     let ssh = adoption::operator(ssh, &adoption::sockets().unwrap_or_default());
-    if let Some(warning) = adoption::lock_out(ssh.as_ref(), &protection.protected(), settings.adopt) {
+    if let Some(warning) = adoption::lock_out(ssh.as_ref(), &kernel.protected(), settings.adopt) {
         tracing::warn!("{warning}");
     }
 }
@@ -290,7 +288,7 @@ struct Daemon {
     sweep_again: bool,
     confirmer: Confirmer,
     /// The last status line sent to the service manager.
-    told: String,
+    last_status: String,
     #[cfg(feature = "seal")]
     sealed: sealing::Service,
 }

@@ -1,7 +1,7 @@
 //! The verifier's directory: enrolment and settings, the replay seed, and the authority's last state. The directory has
 //! mode 0700, its files 0600; writes are atomic.
 
-use crate::settings::{self, Options, StoredEnrolment, TEMPLATE};
+use crate::settings::{self, Flags, StoredEnrolment, TEMPLATE};
 use anyhow::{Context, Result, bail};
 use follower::Enrolment;
 use shell::folder::Folder;
@@ -32,11 +32,11 @@ impl Directory {
     }
 
     /// Reads `verifier.toml`; if it is missing, there is no enrolment and every setting has its default.
-    pub fn read(&self) -> Result<(Option<StoredEnrolment>, Options)> {
+    pub fn read(&self) -> Result<(Option<StoredEnrolment>, Flags)> {
         let path = self.file();
         let text = match fs::read_to_string(&path) {
             Ok(text) => Zeroizing::new(text),
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok((None, Options::default())),
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok((None, Flags::default())),
             Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
         };
         let mode = fs::metadata(&path)?.mode();
@@ -125,10 +125,10 @@ mod tests {
         let first = with_enrolment(TEMPLATE, &enrolment("one"));
         let edited = first.replacen("#interface", "interface", 1);
         let second = with_enrolment(&edited, &enrolment("two"));
-        let (read, options) = settings::parse(&second).expect("valid");
+        let (read, flags) = settings::parse(&second).expect("valid");
         let read = read.expect("an enrolment");
         assert_eq!((read.token.as_str(), read.ca), ("two", Some(CA.into())));
-        assert_eq!(options.interface, ["eth0"]);
+        assert_eq!(flags.interface, ["eth0"]);
         assert_eq!(second.len(), edited.len());
     }
 

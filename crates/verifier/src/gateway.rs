@@ -72,8 +72,8 @@ impl Gateway {
     }
 
     /// Binds the flow of another gateway to the inside address that it has there. The result has the slot filled in.
-    pub fn bind_received(&self, told: ReceivedAddress) -> Result<ReceivedAddress> {
-        self.programs.bind_received(told)
+    pub fn bind_received(&self, received: ReceivedAddress) -> Result<ReceivedAddress> {
+        self.programs.bind_received(received)
     }
 
     /// Attaches to all inside interfaces; every one must exist.

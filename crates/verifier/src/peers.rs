@@ -1,26 +1,26 @@
-//! Gateways side by side that are one verifier to the authority. Each announces to the others the flows that begin,
-//! continue and end there, and takes over the flows that they announce, so that a flow passes at whichever gateway it
+//! Gateways side by side that are one verifier to the authority. Each advertises to the others the flows that begin,
+//! continue and end there, and takes over the flows that they advertise, so that a flow passes at whichever gateway it
 //! is routed to (wire.md §6.10).
 //!
-//! There is one connection per direction, opened by the gateway that announces. Decides nothing about packets.
+//! There is one connection per direction, opened by the gateway that advertises. Decides nothing about packets.
 
+pub mod advertiser;
 pub mod channel;
 mod exchange;
-mod hear;
+mod receiver;
 pub mod record;
-mod tell;
-pub mod teller;
+mod sender;
 
 pub use exchange::{Running, listen, start};
 
 use crate::view;
+use advertiser::ReceivedFlows;
 use anyhow::{Context, Result, ensure};
 use record::{Hello, VERSION};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use teller::Heard;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Notify;
 use zerocopy::{FromZeros, IntoBytes};
@@ -35,29 +35,29 @@ const GAPS: usize = 256;
 /// State of the exchange with the other gateways.
 pub struct Peers {
     id: u64,
-    told: Vec<Standing>,
+    senders: Vec<PeerSender>,
     sources: Mutex<BTreeMap<u64, Source>>,
-    heard: Mutex<Heard>,
-    /// Notified when a peer has announced all its flows: some of them may have ended meanwhile.
+    received: Mutex<ReceivedFlows>,
+    /// Notified when a peer has advertised all its flows: some of them may have ended meanwhile.
     pub recheck: Notify,
 }
 
-/// State of the announcements to one peer.
-struct Standing {
+/// The sender of this gateway's flows to one peer.
+struct PeerSender {
     address: String,
-    inner: Mutex<Telling>,
+    inner: Mutex<SenderState>,
 }
 
 #[derive(Default)]
-struct Telling {
+struct SenderState {
     connected: bool,
     trouble: Option<String>,
-    told: u64,
+    accepted: u64,
     refused: u64,
     gaps: VecDeque<Duration>,
 }
 
-/// A gateway that announces its flows to this one.
+/// A gateway that advertises its flows to this one.
 struct Source {
     from: SocketAddr,
     since: u64,
@@ -71,8 +71,8 @@ impl Source {
     }
 }
 
-impl Standing {
-    fn inner(&self) -> MutexGuard<'_, Telling> {
+impl PeerSender {
+    fn inner(&self) -> MutexGuard<'_, SenderState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -92,7 +92,7 @@ impl Standing {
 
     fn answered(&self, taken: u32, refused: u32, gap: Option<Duration>) {
         let mut inner = self.inner();
-        inner.told += u64::from(taken);
+        inner.accepted += u64::from(taken);
         inner.refused += u64::from(refused);
         if let Some(gap) = gap {
             inner.gaps.push_back(gap);
@@ -110,7 +110,7 @@ impl Standing {
             address: self.address.clone(),
             connected: inner.connected,
             trouble: inner.trouble.clone(),
-            told: inner.told,
+            told: inner.accepted,
             refused: inner.refused,
             gap_us: gaps.get(gaps.len() / 2).copied(),
             gap_max_us: gaps.last().copied(),
@@ -121,29 +121,29 @@ impl Standing {
 impl Peers {
     /// Creates the state for peers at these addresses.
     pub fn new(addresses: &[String]) -> Result<Self> {
-        let state = |address: &String| Standing { address: address.clone(), inner: Mutex::default() };
+        let state = |address: &String| PeerSender { address: address.clone(), inner: Mutex::default() };
         Ok(Self {
             id: getrandom::u64().context("cannot get random numbers")?,
-            told: addresses.iter().map(state).collect(),
+            senders: addresses.iter().map(state).collect(),
             sources: Mutex::default(),
-            heard: Mutex::default(),
+            received: Mutex::default(),
             recheck: Notify::new(),
         })
     }
 
     /// Reports whether one of the configured peers has this address.
     pub fn names(&self, address: IpAddr) -> bool {
-        let host = |peer: &Standing| peer.address.rsplit_once(':')?.0.trim_matches(['[', ']']).parse::<IpAddr>().ok();
-        self.told.iter().any(|peer| host(peer) == Some(address))
+        let host = |peer: &PeerSender| peer.address.rsplit_once(':')?.0.trim_matches(['[', ']']).parse::<IpAddr>().ok();
+        self.senders.iter().any(|peer| host(peer) == Some(address))
     }
 
-    /// Returns the state of the announcements to each peer.
-    pub fn told(&self) -> Vec<view::Peer> {
-        self.told.iter().map(Standing::view).collect()
+    /// Returns the state of the sender to each peer.
+    pub fn views(&self) -> Vec<view::Peer> {
+        self.senders.iter().map(PeerSender::view).collect()
     }
 
-    /// Returns the gateways that announce their flows to this one.
-    pub fn heard_of(&self) -> Vec<view::PeerSource> {
+    /// Returns the gateways that advertise their flows to this one.
+    pub fn source_views(&self) -> Vec<view::PeerSource> {
         let view = |source: &Source| view::PeerSource {
             from: source.from,
             since: source.since,
@@ -157,11 +157,11 @@ impl Peers {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn heard(&self) -> MutexGuard<'_, Heard> {
-        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    fn received(&self) -> MutexGuard<'_, ReceivedFlows> {
+        self.received.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn heard_from(&self, id: u64, from: SocketAddr, taken: u32, refused: u32) {
+    fn count_received(&self, id: u64, from: SocketAddr, taken: u32, refused: u32) {
         if let Some(source) = self.sources().get_mut(&id).filter(|source| source.from == from) {
             source.taken += u64::from(taken);
             source.refused += u64::from(refused);
@@ -183,7 +183,12 @@ async fn greet<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, id: u64) -> Re
     stream.flush().await?;
     let mut hello = Hello::new_zeroed();
     stream.read_exact(hello.as_mut_bytes()).await?;
-    ensure!(hello.version == VERSION, "the peer uses another version of the protocol");
+    ensure!(
+        hello.version == VERSION,
+        "the peer's protocol is {}, and this gateway's is {}: run the same version of Vouchsafe on both",
+        hello.version.escape_ascii(),
+        VERSION.escape_ascii()
+    );
     Ok(hello.id.get())
 }
 

@@ -41,9 +41,9 @@ pub fn keys(keys: &[api::EpochKey], now: u64, epoch_length: u32) -> Result<Vec<(
 }
 
 /// Returns the application server secrets for the keys in the slots (wire.md §5.6).
-pub fn secrets(keys: &[api::EpochKey], held: &[(u32, EpochKey)]) -> Vec<(u32, SecretEntry)> {
+pub fn secrets(keys: &[api::EpochKey], kept: &[(u32, EpochKey)]) -> Vec<(u32, SecretEntry)> {
     let read = |key: &api::EpochKey| {
-        let (slot, _) = held.iter().find(|(_, held)| held.epoch == key.epoch)?;
+        let (slot, _) = kept.iter().find(|(_, kept)| kept.epoch == key.epoch)?;
         let mut bytes = [0; 32];
         hex::decode_to_slice(&key.key, &mut bytes).ok()?;
         Some((*slot, SecretEntry::new(key.epoch, &ServerSecret::of(&VerifierKey::new(bytes))?)))
@@ -102,14 +102,14 @@ pub fn is_protected(protected: &[Protected], address: IpAddr, protocol: u8, port
 }
 
 /// Splits grants whose flows are to be cut into those that have ended and those that have not: no packet can be
-/// admitted by the former any more. `held` returns a grant's expiry where the authority may not know it.
+/// admitted by the former any more. `kept` returns a grant's expiry where the authority may not know it.
 pub fn ended(
     grants: &[api::RevokedGrant],
-    held: impl Fn(u64) -> Option<u32>,
+    kept: impl Fn(u64) -> Option<u32>,
     now: u64,
 ) -> (Vec<api::RevokedGrant>, Vec<api::RevokedGrant>) {
     let grants = grants.iter().map(|grant| {
-        let expires = grant.expires.max(held(grant.handle).unwrap_or(0));
+        let expires = grant.expires.max(kept(grant.handle).unwrap_or(0));
         api::RevokedGrant { expires, ..*grant }
     });
     grants.partition(|grant| u64::from(grant.expires) + CLOCK_SKEW_MAX < now)
@@ -127,17 +127,17 @@ mod tests {
     #[test]
     fn keys_of_the_previous_epoch_and_later_are_held() {
         let all: Vec<_> = (990..1030).map(key).collect();
-        let held = keys(&all, 1000 * 3600, 3600).unwrap_or_default();
-        let epochs: Vec<_> = held.iter().map(|(_, key)| key.epoch).collect();
+        let kept = keys(&all, 1000 * 3600, 3600).unwrap_or_default();
+        let epochs: Vec<_> = kept.iter().map(|(_, key)| key.epoch).collect();
         assert_eq!(epochs, (999..1030).collect::<Vec<_>>());
-        assert!(held.iter().all(|(slot, key)| *slot == key.epoch as u32 & 0xff && key.aes[0] == key.epoch as u8));
+        assert!(kept.iter().all(|(slot, key)| *slot == key.epoch as u32 & 0xff && key.aes[0] == key.epoch as u8));
     }
 
     #[test]
     fn secrets_are_those_of_the_keys_that_are_held() {
         let all: Vec<_> = (990..1003).map(key).collect();
-        let held = keys(&all, 1000 * 3600, 3600).unwrap_or_default();
-        let secrets = secrets(&all, &held);
+        let kept = keys(&all, 1000 * 3600, 3600).unwrap_or_default();
+        let secrets = secrets(&all, &kept);
         assert_eq!(secrets.iter().map(|(_, secret)| secret.epoch).collect::<Vec<_>>(), [999, 1000, 1001, 1002]);
         assert!(secrets.iter().all(|(slot, secret)| *slot == secret.epoch as u32 & 0xff));
         let of = ServerSecret::of(&VerifierKey::new([(1000 % 256) as u8; 32])).expect("a length that fits");
@@ -196,8 +196,8 @@ mod tests {
     #[test]
     fn a_grant_has_ended_when_the_authority_and_its_tokens_say_so() {
         let grant = |handle, expires| RevokedGrant { handle, expires, holder: 0 };
-        let held = |handle| (handle == 3).then_some(250);
+        let kept = |handle| (handle == 3).then_some(250);
         let all = [grant(1, 100), grant(2, 180), grant(3, 0), grant(4, 0)];
-        assert_eq!(ended(&all, held, 200), (vec![grant(1, 100), grant(4, 0)], vec![grant(2, 180), grant(3, 250)]));
+        assert_eq!(ended(&all, kept, 200), (vec![grant(1, 100), grant(4, 0)], vec![grant(2, 180), grant(3, 250)]));
     }
 }

@@ -85,7 +85,7 @@ impl Recheck {
 async fn ask(shared: Arc<Shared>, authority: client::Authority) -> Answer {
     let mut cut = Vec::new();
     // On a blocking thread: reading a long table takes a while.
-    let handles = match tokio::task::spawn_blocking(move || shared.protection().handles()).await {
+    let handles = match tokio::task::spawn_blocking(move || shared.kernel().handles()).await {
         Ok(handles) => handles,
         Err(error) => return (cut, Some(Error::Other(error.to_string()))),
     };

@@ -15,14 +15,14 @@ pub async fn figures(shared: Arc<Shared>) -> Result<Report> {
 }
 
 fn read(shared: &Shared) -> Result<Report> {
-    let protection = shared.protection();
-    let table = protection.flow_table();
-    let counts = protection.counts()?;
+    let kernel = shared.kernel();
+    let table = kernel.flow_table();
+    let counts = kernel.counts()?;
     let passed = |name| passed(&counts, name);
     let drops = DropReason::ALL.iter().zip(&counts.reasons);
-    let (state, keys_until) = (shared.state(&protection), protection.keys_until(now()));
+    let (state, keys_until) = (shared.state(&kernel), kernel.keys_until(now()));
     // Reading a long table takes a while; release the lock first.
-    drop(protection);
+    drop(kernel);
     let mut flows = table.entries();
     let live = flows.len() as u64;
     latest(&mut flows);
@@ -95,7 +95,7 @@ mod tests {
 
         let mut few = vec![flow(1, 1001, 7), flow(2, 1001, 8), flow(3, 1002, 7)];
         latest(&mut few);
-        let told: Vec<_> = few.iter().map(|(key, flow)| reported(key, flow, None)).collect();
-        assert_eq!(told.iter().map(|flow| flow.handle).collect::<Vec<_>>(), [Some(3), Some(2), None]);
+        let latest_flows: Vec<_> = few.iter().map(|(key, flow)| reported(key, flow, None)).collect();
+        assert_eq!(latest_flows.iter().map(|flow| flow.handle).collect::<Vec<_>>(), [Some(3), Some(2), None]);
     }
 }

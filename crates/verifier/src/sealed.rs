@@ -28,7 +28,7 @@ pub struct Sealed {
     _program: Program,
 }
 
-/// What the tunnels' thread asks.
+/// Answers to the tunnels' thread.
 pub struct Known {
     shared: Arc<Shared>,
     unknown: mpsc::Sender<u64>,
@@ -57,7 +57,7 @@ impl Sealed {
         let socket = listen(tunnels)?;
         let device = Device::new(DEVICE, MTU)?;
         let interface = Interface::named(DEVICE)?;
-        let mut program = shared.protection().load_tunnel()?;
+        let mut program = shared.kernel().load_tunnel()?;
         program.attach(&interface).context("cannot attach to the tunnel's device")?;
         device.turn_on()?;
         for network in networks {
@@ -95,12 +95,12 @@ fn listen(tunnels: &[SocketAddr]) -> Result<UdpSocket> {
 
 impl Knowledge for Known {
     fn with_tables(&self, work: &mut dyn FnMut(&dyn Tables)) {
-        work(&self.shared.protection().tunnel_tables());
+        work(&self.shared.kernel().tunnel_tables());
     }
 
     fn demanded(&self, flow: &FlowKey, token: Option<Handle>) -> Option<Sealing> {
         // The flow that the kernel admitted tells the grant; a token in a later packet may be any bytes.
-        let admitted = self.shared.protection().handle_of(flow);
+        let admitted = self.shared.kernel().handle_of(flow);
         let handle = admitted.or(token)?;
         let owners = self.shared.owners();
         let Some(owner) = owners.of(handle.0) else {

@@ -9,7 +9,7 @@ use engine::policy::GrantSuite;
 use ipnet::IpNet;
 use std::net::SocketAddr;
 use wire::Carrier;
-use wire::map::tells_flows;
+use wire::map::advertises_flows;
 
 mod file;
 mod proofs;
@@ -25,7 +25,7 @@ pub use values::{Mark, Verdict, duration};
 
 /// Settings from one source; those that the source does not set are `None` or empty.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Options {
+pub struct Flags {
     /// An interface to protect; may be repeated [default: every Ethernet interface, including those that appear later]
     #[arg(long, value_name = "IF", env = "VOUCHSAFE_INTERFACE", value_delimiter = ',')]
     pub interface: Vec<String>,
@@ -88,7 +88,7 @@ pub struct Options {
     /// Dropped packets to report, per core and second; all are counted [default: 100]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SAMPLES_PER_SECOND", value_parser = clap::value_parser!(u32).range(SAMPLES))]
     pub samples_per_second: Option<u32>,
-    /// A carrier from which tokens are accepted, tail or shim; may be repeated [default: tail]
+    /// A carrier from which tokens are accepted: tail, shim or stream; may be repeated [default: tail, stream]
     #[arg(long, value_name = "CARRIER", env = "VOUCHSAFE_CARRIERS", value_delimiter = ',', value_parser = carrier)]
     pub carriers: Vec<Carrier>,
     /// An interface behind which the protected hosts are, which makes this a gateway; replies to flows opened there
@@ -118,7 +118,7 @@ pub struct Options {
     /// Room for pairs of the suite sha224, 8 KiB each, if that suite is accepted [default: 1024]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_PAIRS", value_parser = clap::value_parser!(u32).range(MAX_PAIRS))]
     pub max_pairs: Option<u32>,
-    /// On a gateway: another gateway of this verifier to announce flows to, so that they pass there, too; may be
+    /// On a gateway: another gateway of this verifier to advertise flows to, so that they pass there, too; may be
     /// repeated
     #[arg(long, value_name = "HOST:PORT", env = "VOUCHSAFE_PEERS", value_delimiter = ',', value_parser = peer)]
     pub peers: Vec<String>,
@@ -186,7 +186,7 @@ pub struct Settings {
     pub kernel: wire::map::VerifierConfig,
 }
 
-impl Options {
+impl Flags {
     /// Returns these settings, with those that are not set taken from `other`.
     pub fn or(self, other: Self) -> Self {
         let list = |first: Vec<String>, second| if first.is_empty() { second } else { first };
@@ -232,10 +232,10 @@ impl Options {
     pub fn settings(self) -> Settings {
         let (sizes, kernel) = (Sizes::default(), wire::map::VerifierConfig::default());
         let gateway = !self.inside.is_empty();
-        let tells_flows = match (self.peers.is_empty(), self.pool.is_empty()) {
-            (true, _) => tells_flows::NOTHING,
-            (false, true) => tells_flows::ADMITTED,
-            (false, false) => tells_flows::BOUND,
+        let advertises_flows = match (self.peers.is_empty(), self.pool.is_empty()) {
+            (true, _) => advertises_flows::NOTHING,
+            (false, true) => advertises_flows::ADMITTED,
+            (false, false) => advertises_flows::BOUND,
         };
         let mark = (self.verdict == Some(Verdict::Mark)).then(|| self.mark.unwrap_or(MARK));
         let takes_pairs = self.suites.contains(&GrantSuite::Sha224);
@@ -280,7 +280,7 @@ impl Options {
                     0 => kernel.carriers,
                     named => named,
                 },
-                tells_flows,
+                advertises_flows,
                 mark: mark.map_or(0, |mark| mark.value),
                 mark_mask: mark.map_or(0, |mark| mark.mask),
                 max_outbound: if gateway { self.max_outbound.unwrap_or(OUTBOUND) } else { 0 },
@@ -305,22 +305,22 @@ mod tests {
         let wanted = |line: &&str| line.contains(" = ") || *line == "[proofs]";
         let lines: Vec<_> = text.lines().filter(wanted).collect();
         assert_eq!(lines.len(), KEYS.len() - 4 + proofs::KEYS.len());
-        let (enrolment, options) = parse(&lines.join("\n")).expect("valid");
+        let (enrolment, flags) = parse(&lines.join("\n")).expect("valid");
         assert!(enrolment.is_none());
-        let sizes = options.clone().settings();
-        let default = Options::default().settings();
+        let sizes = flags.clone().settings();
+        let default = Flags::default().settings();
         assert_eq!((sizes.sizes, sizes.kernel.tcp_idle), (default.sizes, default.kernel.tcp_idle));
         let kernel = wire::map::VerifierConfig {
             observe: 1,
             max_outbound: OUTBOUND,
-            tells_flows: tells_flows::BOUND,
+            advertises_flows: advertises_flows::BOUND,
             mark: MARK.value,
             mark_mask: MARK.mask,
             ..default.kernel
         };
         assert_eq!(sizes.kernel, kernel);
-        assert_eq!(options.inside, ["eth1"]);
-        assert_eq!((options.interface, options.hook), (vec!["eth0".to_owned()], Some(default.hook)));
+        assert_eq!(flags.inside, ["eth1"]);
+        assert_eq!((flags.interface, flags.hook), (vec!["eth0".to_owned()], Some(default.hook)));
     }
 
     fn faults(text: &str) -> String {
@@ -354,7 +354,7 @@ mod tests {
     #[test]
     fn suites_are_those_that_are_named_and_pairs_have_room_where_theirs_is() {
         let settings = |text: &str| parse(text).expect("valid").1.settings();
-        let (none, default) = (settings("max_pairs = 99"), Options::default().settings());
+        let (none, default) = (settings("max_pairs = 99"), Flags::default().settings());
         assert_eq!((none.kernel.suites, none.sizes.pairs), (default.kernel.suites, 1));
         let ls = settings("suites = [\"sha224\", \"siphash\"]");
         assert_eq!((ls.kernel.suites, ls.sizes.pairs), (1 << 1 | 1 << 3, 1024));
@@ -363,12 +363,12 @@ mod tests {
     }
 
     #[test]
-    fn peers_have_a_host_and_a_port_and_are_told_of_flows_when_they_can_pass() {
+    fn peers_have_a_host_and_a_port_and_flows_are_advertised_when_they_can_pass() {
         let settings = |text: &str| parse(text).expect("valid").1.settings();
-        let tells = |text: &str| settings(text).kernel.tells_flows;
-        assert_eq!(tells(""), tells_flows::NOTHING);
-        assert_eq!(tells("peers = \"gw2.example.org:8446\""), tells_flows::ADMITTED);
-        assert_eq!(tells("peers = [\"[2001:db8::1]:8446\"]\npool = \"10.9.0.0/24\""), tells_flows::BOUND);
+        let advertises = |text: &str| settings(text).kernel.advertises_flows;
+        assert_eq!(advertises(""), advertises_flows::NOTHING);
+        assert_eq!(advertises("peers = \"gw2.example.org:8446\""), advertises_flows::ADMITTED);
+        assert_eq!(advertises("peers = [\"[2001:db8::1]:8446\"]\npool = \"10.9.0.0/24\""), advertises_flows::BOUND);
         let listen = settings("peer_listen = \"192.0.2.1:8446\"").peer_listen;
         assert_eq!(listen.map(|at| at.to_string()).as_deref(), Some("192.0.2.1:8446"));
         assert!(faults("peers = \"gw2\"").contains("HOST:PORT") && faults("peers = \":8446\"").contains("HOST:PORT"));
@@ -393,8 +393,8 @@ mod tests {
 
     #[test]
     fn a_hook_is_one_of_two_or_chosen() {
-        let (_, options) = parse("hook = \"tc\"").expect("valid");
-        assert_eq!(options.settings().hook, Choice::Only(Hook::Tc));
+        let (_, flags) = parse("hook = \"tc\"").expect("valid");
+        assert_eq!(flags.settings().hook, Choice::Only(Hook::Tc));
         assert_eq!(parse("hook = \"auto\"").expect("valid").1.settings().hook, Choice::Auto);
         assert!(faults("hook = \"ebpf\"").contains("\"xdp\" or \"tc\""));
     }
@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn flags_win_over_the_file() {
-        let flags = Options { tcp_idle: Some(60), interface: vec!["eth1".into()], ..Options::default() };
+        let flags = Flags { tcp_idle: Some(60), interface: vec!["eth1".into()], ..Flags::default() };
         let (_, file) = parse("tcp_idle = \"1h\"\nudp_idle = \"2m\"\ninterface = \"eth0\"").expect("valid");
         let both = flags.or(file);
         assert_eq!((both.tcp_idle, both.udp_idle), (Some(60), Some(120)));

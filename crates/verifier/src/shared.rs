@@ -1,11 +1,11 @@
 //! State that the daemon's tasks share, and the answers to requests on the control socket.
 
 use crate::addresses::Addresses;
-use crate::control::{Asker, Request};
+use crate::control::{Request, Requester};
 use crate::drops::Ring;
+use crate::kernel::Kernel;
 use crate::owners::{OWNERS_MAX, Owners};
 use crate::peers::Peers;
-use crate::protection::Protection;
 use crate::{metrics, now, view};
 use anyhow::{Context, Result};
 use api::{ExplainRequest, GrantOwner, VerifierState};
@@ -39,7 +39,7 @@ pub struct Shared {
     observe: bool,
     peers: Arc<Peers>,
     authority: client::Authority,
-    protection: RwLock<Protection>,
+    kernel: RwLock<Kernel>,
     owners: Mutex<Owners>,
     drops: Arc<Mutex<Ring>>,
     health: watch::Receiver<Health>,
@@ -64,7 +64,7 @@ impl Shared {
         observe: bool,
         peers: Arc<Peers>,
         (authority, health): (client::Authority, watch::Receiver<Health>),
-        protection: Protection,
+        kernel: Kernel,
         drops: Arc<Mutex<Ring>>,
         orders: mpsc::Sender<(Order, oneshot::Sender<Result<String>>)>,
     ) -> Self {
@@ -76,7 +76,7 @@ impl Shared {
             observe,
             peers,
             authority,
-            protection: RwLock::new(protection),
+            kernel: RwLock::new(kernel),
             owners: Mutex::new(Owners::new(OWNERS_MAX)),
             drops,
             health,
@@ -86,13 +86,13 @@ impl Shared {
     }
 
     /// Locks the programs and tables, to read and to write entries.
-    pub fn protection(&self) -> RwLockReadGuard<'_, Protection> {
-        self.protection.read().unwrap_or_else(PoisonError::into_inner)
+    pub fn kernel(&self) -> RwLockReadGuard<'_, Kernel> {
+        self.kernel.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the programs exclusively, to attach or replace them.
-    pub fn protection_mut(&self) -> RwLockWriteGuard<'_, Protection> {
-        self.protection.write().unwrap_or_else(PoisonError::into_inner)
+    pub fn kernel_mut(&self) -> RwLockWriteGuard<'_, Kernel> {
+        self.kernel.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the table of grant owners.
@@ -102,22 +102,22 @@ impl Shared {
 
     /// Stores a grant's owner, and passes it to the kernel's tables if they need it.
     pub fn learn(&self, owner: GrantOwner) {
-        if self.protection().has_room_for(&owner, now()) {
+        if self.kernel().has_room_for(&owner, now()) {
             self.write_owner(&owner);
         }
         self.owners().remember(owner);
     }
 
     fn write_owner(&self, owner: &GrantOwner) {
-        if let Err(error) = self.protection().note_class(owner) {
-            tracing::error!(person = owner.person, "cannot store the mark of a grant's owner: {error:#}");
+        if let Err(error) = self.kernel().note_class(owner) {
+            tracing::error!(person = owner.person, "cannot store the class of this person's grant: {error:#}");
         }
-        if let Some(addresses) = self.protection().addresses()
+        if let Some(addresses) = self.kernel().addresses()
             && let Err(error) = addresses.learn(owner)
         {
             tracing::error!(
                 person = owner.person,
-                "cannot store the owner of a grant for its inside address: {error:#}"
+                "cannot store the owner of a grant, so its flows get no inside address: {error:#}"
             );
         }
     }
@@ -133,25 +133,25 @@ impl Shared {
             Request::Status => self.look(|shared| Ok(shared.status())).await,
             Request::Drops { from } => self.look(move |shared| shared.dropped(from)).await,
             Request::Flows => {
-                let flows = self.clone().read(|shared| Ok(shared.protection().flows())).await?;
+                let flows = self.clone().read(|shared| Ok(shared.kernel().flows())).await?;
                 json(&self.named(flows).await)
             }
             Request::Whois { client, server } => {
-                let of = move |shared: &Self| Ok(shared.protection().flows_of(client, server));
+                let of = move |shared: &Self| Ok(shared.kernel().flows_of(client, server));
                 let flows = self.clone().read(of).await?;
                 json(&self.named(flows).await)
             }
             Request::Addresses => {
                 self.look(|shared| {
-                    let list = shared.protection().addresses().map(Addresses::list);
+                    let list = shared.kernel().addresses().map(Addresses::list);
                     list.context("this verifier has no pool of inside addresses (`pool` in verifier.toml)")
                 })
                 .await
             }
             Request::ExplainPacket { from, to, protocol } => {
                 self.look(move |shared| {
-                    let protection = shared.protection();
-                    let explained = explain_flow(&protection.kernel_tables(), from, to, protocol, now() as u32);
+                    let kernel = shared.kernel();
+                    let explained = explain_flow(&kernel.kernel_tables(), from, to, protocol, now() as u32);
                     let explained = explained.context("the two addresses are of different families")?;
                     Ok(shared.as_done(view::Verdict::new(explained)))
                 })
@@ -161,13 +161,13 @@ impl Shared {
                 let frame = hex::decode(frame).context("the frame is not valid hex")?;
                 let time = time.unwrap_or_else(now);
                 self.look(move |shared| {
-                    let explained = explain(&shared.protection().kernel_tables(), &frame, time as u32);
+                    let explained = explain(&shared.kernel().kernel_tables(), &frame, time as u32);
                     Ok(shared.as_done(view::Verdict::new(explained)))
                 })
                 .await
             }
-            Request::ExplainPerson { asker, to, protocol } => {
-                let Asker { person, device, groups, tags, source } = asker;
+            Request::ExplainPerson { requester, to, protocol } => {
+                let Requester { person, device, groups, tags, source } = requester;
                 let (address, port) = (to.ip(), to.port());
                 let request = ExplainRequest { person, device, groups, tags, source, address, protocol, port };
                 json(&self.authority.explain(&request).await?)
@@ -179,7 +179,7 @@ impl Shared {
 
     /// Returns the page of metrics.
     pub async fn metrics(self: Arc<Self>) -> Result<shell::metrics::Page> {
-        let look = |shared: &Self| Ok(metrics::page(&shared.status(), &shared.protection().counts()?, now()));
+        let look = |shared: &Self| Ok(metrics::page(&shared.status(), &shared.kernel().counts()?, now()));
         self.read(look).await
     }
 
@@ -221,15 +221,15 @@ impl Shared {
             }
         };
         if tokio::time::timeout(NAMING, ask).await.is_err() {
-            tracing::warn!("cannot look up the owners of all flows: the authority took too long");
+            tracing::warn!("cannot look up the owners of all flows: the authority did not answer within {NAMING:?}");
         }
-        let (owners, protection) = (self.owners(), self.protection());
-        let inside = |key: &FlowKey, flow: &Flow| protection.addresses()?.of(flow, key);
+        let (owners, kernel) = (self.owners(), self.kernel());
+        let inside = |key: &FlowKey, flow: &Flow| kernel.addresses()?.of(flow, key);
         flows.iter().map(|(key, flow)| view::Flow::new(key, flow, inside(key, flow), owners.of(flow.handle))).collect()
     }
 
     fn dropped(&self, from: u64) -> Result<view::Drops> {
-        let mut drops = self.protection().counts()?;
+        let mut drops = self.kernel().counts()?;
         drops.samples = self.drops.lock().unwrap_or_else(PoisonError::into_inner).since(from);
         Ok(drops)
     }
@@ -239,7 +239,7 @@ impl Shared {
         if verdict.passes {
             return verdict;
         }
-        if self.protection().mark().is_some() {
+        if self.kernel().mark().is_some() {
             let text = format!("{}; it passes without the mark, so that a packet filter can drop it", verdict.text);
             return view::Verdict { text, ..verdict };
         }
@@ -256,9 +256,9 @@ impl Shared {
     }
 
     /// Returns what the verifier is doing: closed, trying, observing or protecting.
-    pub fn state(&self, protection: &Protection) -> VerifierState {
+    pub fn state(&self, kernel: &Kernel) -> VerifierState {
         match () {
-            () if protection.is_closed() => VerifierState::Closed,
+            () if kernel.is_closed() => VerifierState::Closed,
             () if self.trial().is_some() => VerifierState::Trying,
             () if self.observe => VerifierState::Observing,
             () => VerifierState::Protecting,
@@ -266,36 +266,36 @@ impl Shared {
     }
 
     fn status(&self) -> view::Status {
-        let protection = self.protection();
+        let kernel = self.kernel();
         let health = self.health.borrow().clone();
         let trial = *self.trial();
-        let protected = protection.named().into_iter().map(|entry| view::Protected {
+        let protected = kernel.named().into_iter().map(|entry| view::Protected {
             prefix: entry.prefix.to_string(),
             services: entry.services.spans().iter().map(|span| (*span).into()).collect(),
         });
         view::Status {
             verifier: self.verifier.clone(),
             instance: self.instance.clone(),
-            state: self.state(&protection).name().into(),
+            state: self.state(&kernel).name().into(),
             trial_left: trial.map(|end| end.saturating_duration_since(Instant::now()).as_secs()),
-            interfaces: protection.interfaces(),
-            inside: protection.inside(),
-            not_attached: protection.not_attached(),
-            mark: protection.mark(),
-            peers: self.peers.told(),
-            peers_heard: self.peers.heard_of(),
+            interfaces: kernel.interfaces(),
+            inside: kernel.inside(),
+            not_attached: kernel.not_attached(),
+            mark: kernel.mark(),
+            peers: self.peers.views(),
+            peers_heard: self.peers.source_views(),
             authority: self.url.clone(),
             connected: health.connected,
             trouble: health.trouble,
             read: health.read,
-            keys_until: protection.keys_until(now()),
-            epoch_length: protection.kernel().epoch_length,
-            max_lifetime: protection.kernel().max_lifetime,
+            keys_until: kernel.keys_until(now()),
+            epoch_length: kernel.config().epoch_length,
+            max_lifetime: kernel.config().max_lifetime,
             protected: protected.collect(),
-            extended: protection.extended(),
-            outside: protection.outside(),
-            tables: protection.tables(),
-            proofs: protection.proving().and_then(|proofs| {
+            extended: kernel.extended(),
+            outside: kernel.outside(),
+            tables: kernel.tables(),
+            proofs: kernel.proving().and_then(|proofs| {
                 proofs.inspect_err(|error| tracing::error!("cannot read the counters of proofs: {error:#}")).ok()
             }),
             owners: self.owners().count() as u64,

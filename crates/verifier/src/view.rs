@@ -221,12 +221,12 @@ pub struct Outside {
     pub partly: bool,
 }
 
-/// A gateway that this one announces its flows to.
+/// A gateway that this one advertises its flows to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
     /// Address of the peer, as configured.
     pub address: String,
-    /// Whether all flows have been announced to the peer, and new ones are.
+    /// Whether all flows have been advertised to the peer, and new ones are.
     pub connected: bool,
     /// The last error, while there is one.
     pub trouble: Option<String>,
@@ -241,7 +241,7 @@ pub struct Peer {
     pub gap_max_us: Option<u64>,
 }
 
-/// A gateway that announces its flows to this one.
+/// A gateway that advertises its flows to this one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerSource {
     /// Address from which the peer connected.
@@ -273,9 +273,9 @@ pub struct Status {
     pub not_attached: Vec<NotAttached>,
     /// The mark of admitted packets and the bits that the verifier uses, if packets are marked and not dropped.
     pub mark: Option<String>,
-    /// The gateways that this one announces its flows to.
+    /// The gateways that this one advertises its flows to.
     pub peers: Vec<Peer>,
-    /// The gateways that announce their flows to this one.
+    /// The gateways that advertise their flows to this one.
     pub peers_heard: Vec<PeerSource>,
     /// The authority's URL.
     pub authority: String,

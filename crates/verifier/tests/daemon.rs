@@ -209,17 +209,17 @@ fn a_revoked_grant_loses_its_flows_within_a_second() {
         assert_eq!((code, text.contains("alice")), (0, true), "{text}");
 
         let handle = u64::from_str_radix(&grants[0].header[16..], 16).unwrap();
-        let asked = Stopwatch::start();
+        let stopwatch = Stopwatch::start();
         admin::revoke(&stage.authority, &Which::Grant(wire::Handle(handle))).await.unwrap();
         until("the cut of one grant", || (kernel.flows.keys().len() == 1).then_some(())).await;
-        assert!(asked.elapsed() < Duration::from_secs(1), "took {:?}", asked.elapsed());
+        assert!(stopwatch.elapsed() < Duration::from_secs(1), "took {:?}", stopwatch.elapsed());
         assert_eq!(kernel.run(&syn(&grants[0], "10.77.0.2:4711", 2), 1).unwrap().code, XDP_DROP);
         assert_eq!(kernel.run(&syn(&grants[1], "10.77.0.2:4713", 2), 1).unwrap().code, XDP_PASS);
 
-        let asked = Stopwatch::start();
+        let stopwatch = Stopwatch::start();
         admin::revoke(&stage.authority, &Which::Person("alice".into())).await.unwrap();
         until("the cut of a person", || kernel.flows.keys().is_empty().then_some(())).await;
-        assert!(asked.elapsed() < Duration::from_secs(1), "took {:?}", asked.elapsed());
+        assert!(stopwatch.elapsed() < Duration::from_secs(1), "took {:?}", stopwatch.elapsed());
         assert_eq!(kernel.run(&syn(&grants[1], "10.77.0.2:4714", 3), 1).unwrap().code, XDP_DROP);
         assert!(verifier.log().contains("revoked") && !verifier.log().contains("ERROR"), "{}", verifier.log());
     });
@@ -284,10 +284,10 @@ fn flows_that_outlived_their_grant_are_cut_within_a_second_of_its_revocation() {
         stage.end_grants(&kernel);
         assert_eq!(kernel.flows.keys().len(), 31);
 
-        let asked = Stopwatch::start();
+        let stopwatch = Stopwatch::start();
         admin::revoke(&stage.authority, &Which::Person("alice".into())).await.unwrap();
         until("the cut", || (kernel.flows.keys() == [adopted]).then_some(())).await;
-        assert!(asked.elapsed() < Duration::from_secs(1), "took {:?}", asked.elapsed());
+        assert!(stopwatch.elapsed() < Duration::from_secs(1), "took {:?}", stopwatch.elapsed());
         let empty = || kernel.revoked.handles().is_empty() && kernel.grants.keys().is_empty();
         until("room: revocations of grants that have ended take none", || empty().then_some(())).await;
         assert_eq!(stage.status().await.state, "protecting");
@@ -308,10 +308,10 @@ fn flows_that_outlived_their_grant_are_cut_by_a_policy_that_would_not_give_it() 
         until("the other policy", || verifier.log().contains("the protected destinations changed").then_some(())).await;
         assert_eq!(kernel.flows.keys().len(), 1);
 
-        let asked = Stopwatch::start();
+        let stopwatch = Stopwatch::start();
         stage.apply(&POLICY.replace("person:alice", "person:bob")).await;
         until("the cut", || kernel.flows.keys().is_empty().then_some(())).await;
-        assert!(asked.elapsed() < Duration::from_secs(1), "took {:?}", asked.elapsed());
+        assert!(stopwatch.elapsed() < Duration::from_secs(1), "took {:?}", stopwatch.elapsed());
     });
 }
 
@@ -349,11 +349,11 @@ fn ten_thousand_flows_are_rechecked_within_a_second() {
         for port in 10_000..20_000 {
             kernel.flows.insert(&key(port), &flow(u64::from(port))).unwrap();
         }
-        let asked = Stopwatch::start();
+        let stopwatch = Stopwatch::start();
         stage.apply(&POLICY.replace("person:alice", "person:bob")).await;
         // One pass cuts all flows. Waiting on a single one spares the authority, which runs on this thread.
         until("the cut", || kernel.flows.get(&key(10_000)).unwrap().is_none().then_some(())).await;
-        assert!(asked.elapsed() < Duration::from_secs(1), "took {:?}", asked.elapsed());
+        assert!(stopwatch.elapsed() < Duration::from_secs(1), "took {:?}", stopwatch.elapsed());
         until("the end of the pass", || kernel.flows.keys().is_empty().then_some(())).await;
     });
 }
@@ -550,13 +550,13 @@ fn a_master_key_that_follows_affects_no_grant_and_no_flow() {
         let kernel = stage.kernel(Sizes::default());
         assert_eq!(kernel.run(&syn(&before, "10.77.0.2:4711", 1), 1).unwrap().code, XDP_PASS);
         let cache = stage.directory().join("cache.json");
-        let held = || {
+        let keys = || {
             let cache: serde_json::Value = serde_json::from_slice(&std::fs::read(&cache).ok()?).ok()?;
             Some(cache["keys"]["keys"].clone())
         };
-        let before_rotation = held().unwrap();
+        let before_rotation = keys().unwrap();
         admin::rotate_master_key(&stage.authority, false).await.unwrap();
-        until("later keys of the new master key", || held().filter(|keys| *keys != before_rotation)).await;
+        until("later keys of the new master key", || keys().filter(|keys| *keys != before_rotation)).await;
         assert_eq!(kernel.flows.keys().len(), 1, "the flow goes on");
         assert_eq!(kernel.run(&syn(&before, "10.77.0.2:4712", 2), 1).unwrap().code, XDP_PASS);
         let after = grant(&alice).await;

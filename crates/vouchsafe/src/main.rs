@@ -1,5 +1,5 @@
-//! The command line: one binary for all roles. Each role's crate does its work; this one handles arguments, logs, exit
-//! codes.
+//! The command line: one binary for all roles and for people. Each role's crate does its work; this one handles
+//! arguments, logs, exit codes.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result};
@@ -33,23 +33,33 @@ enum LogFormat {
 #[derive(Subcommand)]
 enum Command {
     /// Log people in, evaluate policy, issue grants
+    #[cfg(feature = "roles")]
     #[command(subcommand)]
     Authority(authority::admin::cli::AuthorityCommand),
     /// Protect this host, or what is behind it
+    #[cfg(feature = "roles")]
     #[command(subcommand)]
     Verifier(verifier::cli::VerifierCommand),
     /// Run a tunnel endpoint, for tenants of virtual networks in which receivers consent to senders
+    #[cfg(feature = "roles")]
     #[command(subcommand)]
     Svtep(svtep::cli::SvtepCommand),
     /// Put tokens into first packets: run the daemon or query it
+    #[cfg(feature = "roles")]
     #[command(subcommand)]
     Agent(agent::cli::AgentCommand),
-    /// The agent's commands for users, without the word `agent`
+    /// The commands about a person's session
     #[command(flatten)]
-    Shortcut(agent::cli::Shortcut),
+    Session(user::commands::SessionCommand),
+    /// The commands that reach protected destinations without an agent
+    #[command(flatten)]
+    Reach(user::ReachCommand),
+    #[cfg(feature = "roles")]
     Doctor(doctor::Arguments),
+    #[cfg(feature = "roles")]
     Inspect(inspect::Arguments),
-    Transfer(transfer::Arguments),
+    #[cfg(feature = "roles")]
+    Transfer(key_transfer::Arguments),
     /// Write completions for a shell to standard output
     #[command(after_help = COMPLETIONS)]
     Completions {
@@ -76,25 +86,40 @@ const MAN: &str = "Example:
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     start_logs(arguments.log_format);
-    let runtime = match tokio::runtime::Runtime::new() {
-        Ok(runtime) => runtime,
-        Err(error) => return cant(&error.into()),
+    let done = match arguments.command {
+        // These block, and one of them forks while it has one thread.
+        Command::Reach(command) => user::reach(command),
+        Command::Completions { shell } => completions(shell),
+        Command::Man { dir } => man(&dir),
+        command => match tokio::runtime::Runtime::new() {
+            Ok(runtime) => runtime.block_on(run(command)),
+            Err(error) => Err(error.into()),
+        },
     };
-    let done = runtime.block_on(async {
-        match arguments.command {
-            Command::Authority(command) => authority::admin::cli::run(command).await,
-            Command::Verifier(command) => verifier::cli::run(command).await,
-            Command::Svtep(command) => svtep::cli::run(command).await,
-            Command::Agent(command) => agent::cli::run(command).await,
-            Command::Shortcut(command) => agent::cli::run(command.into()).await,
-            Command::Doctor(arguments) => doctor::run(&arguments),
-            Command::Inspect(arguments) => inspect::run(&arguments),
-            Command::Transfer(arguments) => transfer::run(arguments).await,
-            Command::Completions { shell } => completions(shell),
-            Command::Man { dir } => man(&dir),
-        }
-    });
     done.unwrap_or_else(|error| cant(&error))
+}
+
+async fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Session(command) => user::commands::run(command).await,
+        Command::Reach(_) | Command::Completions { .. } | Command::Man { .. } => {
+            unreachable!("INVARIANT: `main` runs these without a runtime")
+        }
+        #[cfg(feature = "roles")]
+        Command::Authority(command) => authority::admin::cli::run(command).await,
+        #[cfg(feature = "roles")]
+        Command::Verifier(command) => verifier::cli::run(command).await,
+        #[cfg(feature = "roles")]
+        Command::Svtep(command) => svtep::cli::run(command).await,
+        #[cfg(feature = "roles")]
+        Command::Agent(command) => agent::cli::run(command).await,
+        #[cfg(feature = "roles")]
+        Command::Doctor(arguments) => doctor::run(&arguments),
+        #[cfg(feature = "roles")]
+        Command::Inspect(arguments) => inspect::run(&arguments),
+        #[cfg(feature = "roles")]
+        Command::Transfer(arguments) => key_transfer::run(arguments).await,
+    }
 }
 
 fn completions(shell: Shell) -> Result<ExitCode> {

@@ -1,7 +1,8 @@
 //! Requests for path segments in one datagram, answered in one (wire.md §8.13). This module does not decide whether a
 //! request is new or how to answer it.
 //!
-//! Requests have one fixed length, answers a shorter one, so an attacker can't amplify a flood of answers.
+//! Every request has the same length, and every answer is shorter. An attacker who sends requests from a forged address
+//! therefore can't make the authority send more bytes to that address than the attacker sends.
 
 use crate::segment::{PROOFS_MAX, Vni};
 use core::net::{IpAddr, Ipv6Addr};
@@ -18,11 +19,11 @@ const _: () = assert!(ANSWER_LEN <= REQUEST_LEN, "whoever asks in another's name
 pub const QUESTION_LEN: usize = REQUEST_LEN - REQUEST_HEAD_LEN - TAG_LEN;
 /// Bytes of a reply: the sealed part of an answer.
 pub const REPLY_LEN: usize = ANSWER_LEN - ANSWER_HEAD_LEN - TAG_LEN;
-/// The longest name of a network.
+/// Maximum length of a virtual network's name, in bytes.
 pub const NAME_MAX: usize = 64;
-/// The longest option with a segment: five proofs, issued by an authority with an IPv6 address.
+/// Maximum length of an option with a segment: five proofs, issued by an authority with an IPv6 address.
 pub const OPTION_MAX: usize = 4 + 16 + 16 + 16 * PROOFS_MAX as usize;
-/// The longest text of a refusal.
+/// Maximum length of a refusal's text, in bytes.
 pub const TEXT_MAX: usize = REPLY_LEN - 2;
 
 const REQUEST_HEAD_LEN: usize = 4 + 8 + 8;
@@ -65,7 +66,8 @@ impl LineKey {
         &self.0
     }
 
-    /// Seals a request. Every request sealed with this key must have a different counter.
+    /// Seals a request. Every request sealed with this key must have a different counter. Returns `None` if the library
+    /// fails.
     pub fn seal_request(&self, line: LineNumber, counter: u64, question: &[u8; QUESTION_LEN]) -> Option<Request> {
         let mut request = [0; REQUEST_LEN];
         let (head, sealed) = request.split_first_chunk_mut::<REQUEST_HEAD_LEN>()?;
@@ -74,14 +76,15 @@ impl LineKey {
         Some(request)
     }
 
-    /// Opens a request in place that [`envelope`] attributes to this key's line; returns `None` if it was not sealed
-    /// with this key.
+    /// Opens a request in place. `envelope` must be the result of [`envelope`] for it, and this must be the key of the
+    /// line that it names. Returns `None` if the request was not sealed with this key.
     pub fn open_request<'a>(&self, envelope: Envelope, request: &'a mut [u8]) -> Option<&'a [u8; QUESTION_LEN]> {
         let (head, sealed) = request.split_first_chunk_mut::<REQUEST_HEAD_LEN>()?;
         self.open(Way::Request, envelope.counter, head, sealed)?.first_chunk()
     }
 
-    /// Seals the answer to the request with this counter. Each request gets only one answer.
+    /// Seals the answer to the request with this counter; a request must get only one answer. Returns `None` if the
+    /// library fails.
     pub fn seal_answer(&self, counter: u64, reply: &[u8; REPLY_LEN]) -> Option<Answer> {
         let mut answer = [0; ANSWER_LEN];
         let (head, sealed) = answer.split_first_chunk_mut::<ANSWER_HEAD_LEN>()?;
@@ -90,7 +93,8 @@ impl LineKey {
         Some(answer)
     }
 
-    /// Opens an answer in place; returns the counter of the request that it answers, and the reply.
+    /// Opens an answer in place. Returns the counter of the request that it answers, and the reply, or `None` if the
+    /// datagram is not an answer that was sealed with this key.
     pub fn open_answer<'a>(&self, answer: &'a mut [u8]) -> Option<(u64, &'a [u8; REPLY_LEN])> {
         if answer.len() != ANSWER_LEN {
             return None;
@@ -168,7 +172,7 @@ pub struct Question<'a> {
     pub network: &'a str,
     /// The sender's address in the virtual network.
     pub sender: IpAddr,
-    /// The endpoint through which the sender sends.
+    /// The endpoint that the sender's packets come from.
     pub sending: IpAddr,
     /// The receiver's address.
     pub receiver: IpAddr,
@@ -262,11 +266,11 @@ pub enum Refusal {
     Denied = 1,
     /// No rule allows it.
     NoRule = 2,
-    /// No receiver at this address and service may be sent to.
+    /// The policy has no receiver at this address with this service.
     NoReceiver = 3,
     /// The segment is impossible, regardless of the policy.
     NoSegment = 4,
-    /// Too many issued segments have not expired, or too many requests arrive at a time.
+    /// Too many of the segments that were issued have not expired yet, or too many requests arrive at once.
     Busy = 5,
     /// The session ended.
     NotLoggedIn = 6,
@@ -279,7 +283,7 @@ impl Refusal {
     pub const ALL: [Self; 7] =
         [Self::Denied, Self::NoRule, Self::NoReceiver, Self::NoSegment, Self::Busy, Self::NotLoggedIn, Self::Internal];
 
-    /// Returns the problem type that the same question gets over HTTPS.
+    /// Returns the refusal's name. It is also the problem type in the answer to the same question over HTTPS.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Denied => "denied",

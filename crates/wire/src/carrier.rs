@@ -1,13 +1,14 @@
 //! Token carriers (wire.md §4).
 
-/// A way for a token to travel in a packet. Its number is a bit: a verifier's settings combine several.
+/// A way for a token to travel in a packet. Each carrier's number is one bit, so that a verifier's settings can combine
+/// several carriers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Carrier {
     /// Behind the payload of the first packet.
     #[default]
     Tail = 1,
-    /// In an option of an IPv4 header inside another one.
+    /// In an option of an IPv4 header that is wrapped in another IPv4 header.
     Shim = 2,
     /// As the first bytes of a TCP stream: the whole payload of the SYN. A process without privileges can send it.
     Stream = 4,

@@ -36,7 +36,7 @@ impl BlockCipherEncClosure for Chain<'_> {
         for part in self.parts {
             let mut rest = *part;
             while !rest.is_empty() {
-                // Only if more bytes follow: the last block, full or not, is handled below.
+                // Encrypt the block only if more bytes follow: the last block, full or not, is handled below.
                 if filled == LEN {
                     state = encrypt(state ^ u128::from_be_bytes(block));
                     filled = 0;

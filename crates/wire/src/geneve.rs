@@ -61,8 +61,8 @@ impl<'a> Encapsulation<'a> {
     /// The flags of Geneve's header with only the bit for critical options set.
     pub const CRITICAL: u8 = 0x40;
 
-    /// Parses the payload of a UDP datagram; the rest is the inner packet. The errors are `NoToken` if our option isn't
-    /// the first, `Malformed` and `UnknownSuite`.
+    /// Parses the payload of a UDP datagram. Returns the encapsulation and the bytes behind it, which are the inner
+    /// packet. The errors are `NoToken` if our option isn't the first, `Malformed`, and `UnknownSuite`.
     pub fn decode(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), DropReason> {
         let (header, rest) = bytes.split_first_chunk::<HEADER_LEN>().ok_or(DropReason::Malformed)?;
         let [lengths, flags, p0, p1, vni @ .., reserved] = *header;

@@ -55,7 +55,7 @@ impl Flags {
     pub const REPLY: Self = Self(4);
     /// The grant is for one flow only.
     pub const SINGLE: Self = Self(8);
-    /// The grant key itself is the proof in every packet; never valid as a token's key.
+    /// The grant key itself travels as the proof in every packet. A token with this flag is malformed.
     pub const BEARER: Self = Self(16);
     /// Addresses are IPv6.
     pub const IPV6: Self = Self(32);
@@ -85,7 +85,8 @@ pub struct Destination {
     pub port: u16,
 }
 
-/// A scope, source or destination block: 8 to 24 bytes in a fixed buffer (wire.md §3.3, §3.4, §3.7).
+/// A block that a MAC covers: the scope or the source of a grant, or the destination of a packet. It has 8 to 24 bytes
+/// in a fixed buffer (wire.md §3.3, §3.4, §3.7).
 #[derive(Clone, Copy)]
 pub struct Block {
     bytes: [u8; Self::MAX],

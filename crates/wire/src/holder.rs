@@ -1,5 +1,5 @@
-//! Grant holders: the number in a handle that only the grant's verifier can read, and no one on the path
-//! (wire.md §3.9).
+//! Grant holders: a number in each grant's handle that the grant's verifier can read, but nobody on the path (wire.md
+//! §3.9).
 
 use crate::grant::Handle;
 use crate::key::VerifierKey;
@@ -8,8 +8,9 @@ use crate::mac::Suite;
 
 const LABEL: &[u8; 4] = b"hold";
 
-/// The number of an account and of one of its sessions. Verifiers count flows and tokens per account by it, and the
-/// authority ends all grants and flows of a session with one statement about it.
+/// A number that identifies an account together with one of its sessions. Verifiers use the account's part to count
+/// flows, grants and tokens per account. To end a session, the authority announces this number once, which ends all
+/// grants and flows of the session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Holder(pub u32);
 
@@ -23,7 +24,7 @@ impl Holder {
         if account > Self::ACCOUNT_MAX { None } else { Some(Self(account << 8 | session as u32)) }
     }
 
-    /// Returns the account's number: a person's or a service's.
+    /// Returns the number of the account, which is a person's or a service's.
     pub const fn account(self) -> u32 {
         self.0 >> 8
     }

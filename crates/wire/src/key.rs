@@ -27,7 +27,8 @@ impl Epoch {
         self.0 as u8
     }
 
-    /// Returns the epoch among previous, current and next that has these low 8 bits (wire.md §2.3).
+    /// Takes `self` as the current epoch, and returns the one of the previous, the current and the next epoch whose low
+    /// 8 bits are `low` (wire.md §2.3). Returns `None` if none has these bits.
     pub const fn from_wire(self, low: u8) -> Option<Self> {
         let around = [self.0.saturating_sub(1), self.0, self.0.saturating_add(1)];
         let mut index = 0;

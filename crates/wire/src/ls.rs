@@ -30,7 +30,7 @@ pub const SECRET_LEN: usize = 32;
 
 const SECRET_SALT: &[u8] = b"vouchsafe application server secret v1";
 
-/// The owner of a client key, and which of the owner's keys it is: a unique id and a nonce1.
+/// Identifies a client key by its owner (the unique id) and by its number among the owner's keys (nonce1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pair {
     /// Random; reveals nothing about the subject to an outsider.
@@ -65,8 +65,8 @@ impl Pair {
         rest
     }
 
-    /// Returns the pair with this handle, if it is a pair's: the handles of other grants do not begin with a zero byte
-    /// (wire.md §5.7).
+    /// Returns the pair with this handle, or `None` if the handle is not a pair's. Handles of other grants do not begin
+    /// with a zero byte (wire.md §5.7).
     pub const fn of(handle: Handle) -> Option<Self> {
         match handle.0.to_be_bytes() {
             [0, pair @ ..] => Some(Self::from_bytes(pair)),

@@ -45,7 +45,7 @@ impl Suite {
             Self::AesCmac => cmac(key, parts),
             Self::Siphash => {
                 let mut hasher = SipHasher24::new_with_key(key);
-                // The library reads a single part in words, without a buffer between parts.
+                // Given one part, the library reads whole words; given several, it buffers the rest of each part.
                 if let [message] = parts {
                     return hasher.hash(message).as_bytes();
                 }

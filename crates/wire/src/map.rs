@@ -10,6 +10,7 @@ mod flow;
 mod forgotten;
 mod grant;
 mod inside;
+mod key_transfer;
 mod keys;
 mod pair;
 mod proofs;
@@ -19,9 +20,10 @@ mod revoked;
 mod service;
 mod stack;
 mod svtep;
-mod transfer;
 
-pub use agent::{AgentConfig, Conversation, GrantEntry, GrantSlot, HeldHeader, Owner, Steering, agent_counter, owner};
+pub use agent::{
+    AgentConfig, Conversation, GrantEntry, GrantSlot, Owner, QueuedHeader, Steering, agent_counter, owner,
+};
 pub use class_set::ClassSet;
 pub use config::VerifierConfig;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -30,10 +32,11 @@ pub use flow::{Flow, FlowKey, FlowKey4, origin, stage};
 pub use forgotten::{Forgotten, Span};
 pub use grant::{AccountUse, GrantClass, GrantUse, TOKEN_WINDOW, TOKENS_PER_FLOW};
 pub use inside::{Bearer, LeaseKey, Member, NatConfig, NatNews, PersonName, PoolSlot, WayBack, nat_news};
+pub use key_transfer::{AuthorityEnd, TakenKey, Transfer, TransferConfig, transfer_counter};
 pub use keys::{EpochKey, SecretEntry};
 pub use pair::LsGrant;
 pub use proofs::{ProofKeySlot, ProofsConfig, WithdrawalKey};
-pub use received::{FlowNews, ReceivedAddress, ReceivedFlow, taken, tells_flows};
+pub use received::{FlowNews, ReceivedAddress, ReceivedFlow, advertises_flows, taken};
 pub use replay::{REPLAY_ENTRIES, ReplayBucket, ReplayLook};
 pub use revoked::{CLASSES_OF_ACCOUNTS, RevokedKey};
 pub use service::{Prefix4, Prefix6, SERVICES_MAX, Service, Services};
@@ -41,7 +44,6 @@ pub use stack::StackLayout;
 pub use svtep::{
     Consent, Delivery, SegmentEntry, SegmentKey, SvtepConfig, Tenant, UnsentHeader, segment_state, svtep_counter,
 };
-pub use transfer::{AuthorityEnd, TakenKey, Transfer, TransferConfig, transfer_counter};
 
 /// Returns an address in the form that the maps use: IPv4 in the first four bytes, the rest zero.
 pub fn address_bytes(address: IpAddr) -> [u8; 16] {

@@ -116,8 +116,8 @@ impl Proof {
 }
 
 impl Segment {
-    /// Reports whether the segment covers a packet of this protocol between these ports. If [`Ports`] are not shown,
-    /// only a segment for all services does.
+    /// Reports whether the segment covers a packet of this protocol between these ports. If the packet's [`Ports`] are
+    /// not shown, only a segment for all services covers it.
     pub fn serves(&self, inner: &Inner) -> bool {
         if !self.flags.has(SegmentFlags::PORT) {
             return true;

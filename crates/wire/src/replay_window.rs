@@ -6,7 +6,7 @@
 pub struct ReplayWindow<const WORDS: usize> {
     /// The highest number received plus one.
     next: u64,
-    /// A number's bit is at the number modulo the window's width.
+    /// One bit per recorded number, at the number modulo the window's width.
     bits: [u64; WORDS],
 }
 
@@ -19,8 +19,8 @@ impl<const WORDS: usize> Default for ReplayWindow<WORDS> {
 impl<const WORDS: usize> ReplayWindow<WORDS> {
     const WIDTH: u64 = WORDS as u64 * 64;
 
-    /// Reports whether a number is known to be new: one that is a window's width or more behind the highest is not.
-    /// Neither is `u64::MAX`, which no sender reaches.
+    /// Reports whether a number is known to be new. A number that is a window's width or more behind the highest one is
+    /// not known to be new; neither is `u64::MAX`, which no sender reaches.
     pub fn is_new(&self, number: u64) -> bool {
         if number >= self.next {
             return number != u64::MAX;
@@ -47,13 +47,13 @@ impl<const WORDS: usize> ReplayWindow<WORDS> {
         self.bits[word] |= bit;
     }
 
-    /// Clears the numbers from `first` to before `end`, which are fewer than the window is wide.
+    /// Clears the numbers from `first` to before `end`. There must be fewer of them than the window is wide.
     fn forget(&mut self, first: u64, end: u64) {
         let mut number = first;
         while number < end {
             let (word, bit) = Self::place(number);
             let next = end.min((number | 63).saturating_add(1));
-            // All bits of the word from `number` to before `next`.
+            // The bits of the word for the numbers from `number` to before `next`.
             let passed = (u64::MAX >> (64 - (next - number))) * bit;
             self.bits[word] &= !passed;
             number = next;

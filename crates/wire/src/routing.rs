@@ -113,7 +113,7 @@ impl Routed<'_> {
     }
 }
 
-/// A secret that opens or closes one proof; only the authority and the verifier before can derive it.
+/// A secret that opens or closes one proof. Only the authority and the verifier before the proof's own can derive it.
 pub struct Lock([u8; MAC_LEN]);
 
 impl Lock {

@@ -1,8 +1,8 @@
 //! The `shim` carrier: the packet in another IPv4 header, the token in an option of the inner header (wire.md §4.3 to
 //! §4.5).
 //!
-//! The 60 bytes of the inner header lie between the outer header and the transport, and nothing else differs: stripping
-//! the shim cuts them out.
+//! The 60 bytes of the inner header lie between the outer header and the transport header. Stripping the shim cuts them
+//! out and restores the length, protocol and checksum of the outer header.
 
 use crate::checksum::{fold, replace, sum};
 use crate::drop_reason::DropReason;
@@ -88,8 +88,8 @@ impl Content {
     }
 }
 
-/// Looks for a shim. Returns `None` if the packet has none; it is then an ordinary IP-in-IP packet, or not IP-in-IP at
-/// all. Else returns the content of the option and the packet as it was before the shim was added: same addresses, its
+/// Looks for a shim. Returns `None` if the packet has none: it is an ordinary IP-in-IP packet, or not IP-in-IP at all.
+/// Otherwise returns the content of the option and the packet as it was before the shim was added: same addresses, its
 /// own protocol and ports, with a header that is 80 bytes long. Returns `Malformed` if the shim is invalid.
 pub fn open(frame: &[u8], packet: &Packet) -> Option<Result<(Packet, Content), DropReason>> {
     let plain = packet.form == Form::Whole && packet.fragment == Fragment::Whole && packet.protocol == IPIP;

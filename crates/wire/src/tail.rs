@@ -46,7 +46,7 @@ pub fn find<'a>(frame: &'a [u8], packet: &Packet) -> Option<(&'a [u8; TOKEN_LEN]
     }
 }
 
-/// Reports whether the transport reaches to the end of the IP packet; UDP may be shorter (RFC 9868).
+/// Reports whether the transport's data ends where the IP packet ends. UDP's length may be shorter (RFC 9868).
 fn fills_ip(frame: &[u8], packet: &Packet) -> bool {
     match packet.protocol {
         TCP => true,
@@ -56,8 +56,8 @@ fn fills_ip(frame: &[u8], packet: &Packet) -> bool {
 }
 
 /// Removes the block: restores the lengths and checksums of the original packet in `frame` and returns the frame's new
-/// length (link padding is removed too). Of a stream, the sequence number then counts the block as sent. Returns `None`
-/// if there is no block.
+/// length (link padding is removed too). If the carrier is `stream`, also advances the sequence number past the block.
+/// Returns `None` if there is no block.
 pub fn strip(frame: &mut [u8], packet: &Packet) -> Option<usize> {
     let (_, carrier) = find(frame, packet)?;
     if carrier == Carrier::Stream {
@@ -82,7 +82,7 @@ pub fn append(frame: &mut [u8], packet: &Packet, block: &[u8; BLOCK_LEN]) -> Opt
     Some(end)
 }
 
-/// Moves the sequence number behind the block.
+/// Advances the sequence number past the block.
 fn skip_block(frame: &mut [u8], packet: &Packet) -> Option<()> {
     let partial = is_partial(frame, packet)?;
     let (at, field) = (packet.transport + 4, packet.transport + 16);

@@ -158,14 +158,14 @@ pub fn journey(input: &[u8]) {
     }
 }
 
-/// Holds a frame in the agent and sends it again: datagrams that left as one are split without losing payload, and
+/// Queues a frame in the agent and sends it again: datagrams that left as one are split without losing payload, and
 /// checksums that the network card would have completed are right. The input's first two bytes are segment size and
 /// kind of link.
-pub fn held(input: &[u8]) {
+pub fn queued(input: &[u8]) {
     let Some(([segment, kind], frame)) = input.split_first_chunk() else { return };
     let link_header = if kind & 1 == 0 { 14 } else { 0 };
-    let Some(held) = Frame::new(1, link_header, (*segment).into(), frame) else { return };
-    let ready = held.ready();
+    let Some(queued) = Frame::new(1, link_header, (*segment).into(), frame) else { return };
+    let ready = queued.ready();
     assert!(!ready.is_empty());
     let whole = Packet::parse(&framed(link_header, ready[0].ether_type, frame));
     let mut payload = Vec::new();

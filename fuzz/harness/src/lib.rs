@@ -15,7 +15,7 @@ mod verifying;
 mod world;
 
 pub use asking::{ask, asked};
-pub use carrier::{held, journey, shim, tail};
+pub use carrier::{journey, queued, shim, tail};
 pub use formats::{grant_header, option, packet, quoted, token};
 pub use names::answer;
 pub use proofs::{judged, proof};
@@ -41,7 +41,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("ask", ask),
     ("seal", seal),
     ("journey", journey),
-    ("held", held),
+    ("queued", queued),
     ("openflow", openflow),
     ("answer", answer),
     ("policy", policy),

@@ -1,17 +1,17 @@
 //! Answers of resolvers, genuine or spoofed, to the agent.
 
-use engine::discovery::message::{self, Heard};
-use engine::discovery::{Domain, Record, Told};
+use engine::discovery::message::{self, Overheard};
+use engine::discovery::{Answer, Domain, Record};
 
 /// Parsing an answer never panics, whatever the input; a record that it contains is in bounds and encodes to the same
 /// text.
 pub fn answer(input: &[u8]) {
     let Ok(domain) = "example.org".parse::<Domain>() else { return };
     let id = input.first_chunk().map_or(0, |id| u16::from_be_bytes(*id));
-    if let Some(Told::Record(record, _)) = message::answer(&domain, id, input) {
+    if let Some(Answer::Record(record, _)) = message::answer(&domain, id, input) {
         same(&record);
     }
-    if let Some(Heard { domain, record, .. }) = message::overhear(input) {
+    if let Some(Overheard { domain, record, .. }) = message::overhear(input) {
         assert!(!domain.is_top());
         assert_eq!(domain.as_str().parse(), Ok(domain.clone()));
         same(&record);

@@ -14,7 +14,7 @@ const WHO: Subject = Subject::of_user(1000);
 pub const GENERATION: u16 = 5;
 
 /// The result does not depend on how a switch's stream is split, and every answer is one whole message. An elevated
-/// packet is held for a grant or forwarded; once the grant exists, it is not held again. The input's first byte says
+/// packet is queued for a grant or forwarded; once the grant exists, it is not queued again. The input's first byte says
 /// where to split the stream.
 pub fn openflow(input: &[u8]) {
     let Some((cut, said)) = input.split_first() else { return };
@@ -52,15 +52,18 @@ fn hear(pieces: &[&[u8]]) -> (Vec<Event>, Option<Lost>) {
 fn elevated(plane: &mut Plane, in_port: u32, frame: &[u8]) {
     let origin = Origin { datapath: 1, port: in_port };
     let fate = match plane.elevated(origin, frame, NOW) {
-        Fate::Hold(slot, held) => {
+        Fate::Queue(slot, queued) => {
             let carrier = if in_port.is_multiple_of(2) { Carrier::Tail } else { Carrier::Shim };
             plane.write(slot, &grant(carrier));
-            match plane.again(WHO, &held, NOW) {
+            match plane.again(WHO, &queued, NOW) {
                 Some((from, fate)) => {
-                    assert!(from == origin && !matches!(fate, Fate::Hold(..)), "it is held although there is a grant");
+                    assert!(
+                        from == origin && !matches!(fate, Fate::Queue(..)),
+                        "it is queued although there is a grant"
+                    );
                     fate
                 }
-                None => panic!("nobody knows where a held frame came from"),
+                None => panic!("nobody knows where a queued frame came from"),
             }
         }
         fate => fate,

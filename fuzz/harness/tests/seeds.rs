@@ -150,7 +150,7 @@ fn write_packets() {
             let is_plain = segment == 0 && cut == 0 && (name.ends_with("-syn") || name.contains("fragment"));
             if name.contains("udp") || is_plain {
                 write(
-                    "held",
+                    "queued",
                     &format!("{name}-{segment}-{cut}"),
                     [&[segment, u8::from(cut > 0)], &plain[cut..]].concat(),
                 );

@@ -49,12 +49,19 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
 }
 
 /// Rates of two paths in Mbit/s. Each opening of connections yields one rate: the mean of the middle half of its turns.
+#[derive(Default)]
 pub struct Rates {
     ours: Vec<f64>,
     beside: Vec<f64>,
 }
 
 impl Rates {
+    /// Adds a rate of each path, measured one after the other.
+    pub fn push(&mut self, ours: f64, beside: f64) {
+        self.ours.push(ours);
+        self.beside.push(beside);
+    }
+
     /// Returns the rate of our path.
     pub fn rate(&self) -> f64 {
         mean_of_middle(&self.ours)

@@ -60,7 +60,7 @@ impl Agent {
             None => self.command("run"),
         };
         command.args(["--instance", &self.instance.name]).args(&self.flags).arg("--dir").arg(&self.dir);
-        let logs = self.dir.parent().context("a folder in the namespace's")?;
+        let logs = self.dir.parent().context("the folder has no parent folder")?;
         let mut process = Process::start(command, logs)?;
         let up = poll(SOON, || process.exit().is_some() || self.status().is_ok());
         ensure!(up && process.exit().is_none(), "the agent does not run:\n{}", process.log());
@@ -131,7 +131,7 @@ impl Agent {
     fn begin(&self, mut command: Command, authority: &Authority, arguments: &[&str]) -> Result<Process> {
         command.args(["--authority", &authority.url(), "--device", "laptop", "--no-open"]);
         command.arg("--ca").arg(authority.ca()).args(arguments);
-        Process::start(command, self.dir.parent().context("a folder in the namespace's")?)
+        Process::start(command, self.dir.parent().context("the folder has no parent folder")?)
     }
 
     /// Logs out and returns the output.

@@ -119,8 +119,8 @@ impl Authority {
 
     /// Returns the master key, which only a test may read: the last one, if there are several.
     pub fn master_key(&self) -> Result<MasterKey> {
-        let bytes = fs::read(self.dir.join("master.key")).context("the master key")?;
-        let last = bytes.last_chunk().context("a master key has 32 bytes")?;
+        let bytes = fs::read(self.dir.join("master.key")).context("cannot read the authority's master.key")?;
+        let last = bytes.last_chunk().context("master.key is shorter than a key")?;
         Ok(MasterKey::new(*last))
     }
 

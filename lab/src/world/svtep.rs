@@ -62,7 +62,7 @@ impl Svtep {
     fn launch(&mut self) -> Result<()> {
         let mut command = self.daemon("run");
         command.arg("--config").arg(self.config()).arg("--dir").arg(&self.dir);
-        let logs = self.dir.parent().context("a folder in the namespace's")?;
+        let logs = self.dir.parent().context("the folder has no parent folder")?;
         self.process = Some(Process::start(command, logs)?);
         Ok(())
     }
@@ -89,7 +89,7 @@ impl Svtep {
         let status = self.status()?;
         let counters = status[list].as_array().with_context(|| format!("no {list} in {status}"))?;
         let one = counters.iter().find(|one| one["name"] == name).with_context(|| format!("no {name} in {list}"))?;
-        one["count"].as_u64().context("a number")
+        one["count"].as_u64().context("`count` is not a number")
     }
 
     /// Returns the daemon's log since its last start.
@@ -180,7 +180,7 @@ impl Prover {
         let lists = ["passed", "reasons"].map(|list| status["proofs"][list].as_array().cloned().unwrap_or_default());
         let counters = lists.concat();
         let one = counters.iter().find(|one| one["name"] == name).with_context(|| format!("no {name}: {status}"))?;
-        one["packets"].as_u64().context("a number")
+        one["packets"].as_u64().context("`packets` is not a number")
     }
 }
 

@@ -89,7 +89,7 @@ impl Verifier {
         if !flags.contains(&"--inside") {
             command.arg("--only-named");
         }
-        let logs = self.dir.parent().context("a folder in the namespace's")?;
+        let logs = self.dir.parent().context("the folder has no parent folder")?;
         self.process = Some(Process::start(command, logs)?);
         Ok(())
     }
@@ -155,7 +155,7 @@ impl Verifier {
     /// Runs `vouchsafe verifier explain --packet FILE` with these flags.
     pub fn explain_packets(&self, file: &Path, flags: &[&str]) -> Result<Output> {
         let mut explain = self.daemon_command("explain");
-        explain.arg("--packet").arg(file).args(flags).output().context("vouchsafe verifier explain")
+        explain.arg("--packet").arg(file).args(flags).output().context("cannot run `vouchsafe verifier explain`")
     }
 
     fn daemon_command(&self, word: &str) -> Command {

@@ -98,6 +98,7 @@ impl Attempts {
                 forgery.time = if number.is_multiple_of(3) { now() - skew } else { now() + skew };
             }
             DropReason::BadTag => self.spoil(&mut forgery, number),
+            DropReason::Unsealed => header.flags = header.flags.with(Flags::SEALED),
             DropReason::Revoked => {
                 header.handle.0 = self.revoked.context("nothing is revoked")?;
             }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use anyhow::{Context, Result};
 use datapath::clock;
 use datapath::interface::Interface;
-use datapath::svtep::{Settings, Svtep};
+use datapath::svtep::{Config, Svtep};
 use lab::Namespace;
 use lab::mint::now;
 use lab::net::veth;
@@ -70,8 +70,8 @@ impl Core {
         let program = host.enter(|| -> Result<Svtep> {
             let underlay = Interface::named("underlay")?;
             let proofs = ProofsConfig { epoch_length: EPOCH_LENGTH, max_lifetime: MAX_LIFETIME };
-            let settings = Settings { proofs, remembered: 1024, mtu: MTU, reports: 100 };
-            let mut program = Svtep::load(&underlay, &settings, None)?;
+            let config = Config { proofs, remembered: 1024, mtu: MTU, reports: 100 };
+            let mut program = Svtep::load(&underlay, &config, None)?;
             program.attach_underlay(&underlay)?;
             Ok(program)
         })?;

@@ -13,7 +13,7 @@ impl Times {
     /// in the order of the columns. The field is empty where both are the same region.
     pub fn read(text: &str) -> Result<Self> {
         let mut lines = text.lines();
-        let regions: Vec<_> = lines.next().context("it is empty")?.split(',').skip(1).collect();
+        let regions: Vec<_> = lines.next().context("the file is empty")?.split(',').skip(1).collect();
         ensure!(regions.len() > 1, "line 1 names fewer than two regions");
         let mut rows = Vec::new();
         for (number, line) in (2..).zip(lines) {
@@ -27,7 +27,7 @@ impl Times {
                 }
                 let time = cell.parse().ok().filter(|time| *time > 0);
                 time.with_context(|| {
-                    format!("line {number}, column {}: {cell:?} is no time in milliseconds", there + 2)
+                    format!("line {number}, column {}: {cell:?} is not a time in milliseconds", there + 2)
                 })
             };
             let row = cells.split(',').enumerate().map(read).collect::<Result<Vec<_>>>()?;

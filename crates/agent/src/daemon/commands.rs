@@ -1,16 +1,17 @@
 //! The commands of users and their answers: state, grants and rules.
 
 use super::login::At;
-use super::{Daemon, Waiter, refused, used};
+use super::{Daemon, Waiter, used};
+use crate::control::Command;
 use crate::metrics::Snapshot;
 use crate::now;
-use crate::protocol::{Call, Grant, Interface, Reply, Session, Standing, Status};
-use crate::socket::Command;
 use crate::switches::Switches;
 use anyhow::{Context, Result};
 use engine::agent::consent::RULES_MAX;
 use engine::agent::{self, Subject};
 use engine::model::Target;
+use reach::login::refused;
+use reach::protocol::{Call, Grant, Interface, Reply, Session, Standing, Status};
 
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
@@ -45,7 +46,7 @@ impl Daemon {
                 Reply::Grants {
                     grants: grants.iter().map(Grant::from).collect(),
                     rules: self.agent.rules(subject).all().to_vec(),
-                    default: self.config.settings.default,
+                    default: self.settings.agent.default,
                     now: self.agent.unix(now(), subject),
                 }
             }
@@ -78,7 +79,7 @@ impl Daemon {
         // The client may have closed its connection; then its answer is not needed.
         self.waiters.retain(|waiter| !waiter.reply.is_closed());
         let standing = match self.agent.want(now(), subject, place) {
-            agent::Standing::Asked(fetch) => {
+            agent::Standing::Requested(fetch) => {
                 return self.waiters.push(Waiter { fetch, subject, place, since: now(), reply });
             }
             agent::Standing::NotLoggedIn => {
@@ -92,7 +93,7 @@ impl Daemon {
                 Standing::Granted { asked, grant: Grant::from(&*view), now: self.agent.unix(now(), subject) }
             }
             agent::Standing::Missing => Standing::Failed {
-                why: "too many of your requests to the authority are open: try again later".to_owned(),
+                why: "too many of your requests to the authority are still unanswered: try again later".to_owned(),
             },
         };
         let _ = reply.send(Reply::Standing(standing));
@@ -145,9 +146,10 @@ impl Daemon {
                 session,
                 interfaces: self.interfaces(),
                 counters,
-                default: self.config.settings.default,
+                default: self.settings.agent.default,
                 discovered: self.discovered(),
                 now: self.agent.unix(now(), subject),
+                own: None,
             })),
         }
     }

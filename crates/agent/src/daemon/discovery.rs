@@ -1,12 +1,13 @@
 //! Discovery (wire.md §7): records that users or the configuration ask for, records that are overheard, and the display
 //! of both. A record's only effect is one request to an authority that a user has logged in to.
 
-use super::{Daemon, Message, now, refused};
-use crate::protocol::{Discovered, Finding, Reply};
-use crate::resolver;
+use super::{Daemon, Message, now};
 use engine::agent::Subject;
-use engine::discovery::book::Known;
-use engine::discovery::{AuthorityUrl, Book, Domain, Heard, Record, Source, Told};
+use engine::discovery::cache::Lookup;
+use engine::discovery::{Answer, AuthorityUrl, Cache, Domain, Overheard, Record, Source};
+use reach::login::refused;
+use reach::protocol::{Discovered, Finding, Reply};
+use reach::resolver;
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
@@ -18,7 +19,7 @@ const WAITING_MAX: usize = 64;
 /// Known records, and clients that wait for an answer.
 #[derive(Default)]
 pub(super) struct Discovery {
-    book: Book,
+    cache: Cache,
     asking: BTreeMap<Domain, Vec<oneshot::Sender<Reply>>>,
 }
 
@@ -33,22 +34,22 @@ impl Daemon {
             Ok(domain) => domain,
             Err(error) => return drop(reply.send(refused("malformed", format!("{error}")))),
         };
-        if self.discovery.book.known(now(), &domain).is_some() {
+        if self.discovery.cache.lookup(now(), &domain).is_some() {
             return drop(reply.send(self.finding(&domain)));
         }
         let has_room = self.discovery.asking.len() < ASKING_MAX;
         match self.discovery.asking.get_mut(&domain) {
             Some(waiting) if waiting.len() < WAITING_MAX => waiting.push(reply),
             None if has_room => self.ask_for(domain, vec![reply]),
-            _ => drop(reply.send(refused("busy", "too many lookups at a time: try again".to_owned()))),
+            _ => drop(reply.send(refused("busy", "too many lookups at a time: try again later".to_owned()))),
         }
     }
 
     /// Asks for configured domains whose answers have expired.
     pub(super) fn look_around(&mut self) {
-        for domain in self.config.discover.clone() {
+        for domain in self.settings.discover.clone() {
             let is_open = self.discovery.asking.contains_key(&domain);
-            if !is_open && self.discovery.book.known(now(), &domain).is_none() {
+            if !is_open && self.discovery.cache.lookup(now(), &domain).is_none() {
                 self.ask_for(domain, Vec::new());
             }
         }
@@ -56,18 +57,18 @@ impl Daemon {
 
     fn ask_for(&mut self, domain: Domain, waiting: Vec<oneshot::Sender<Reply>>) {
         self.discovery.asking.insert(domain.clone(), waiting);
-        let (servers, messages) = (self.config.resolvers.clone(), self.messages.clone());
+        let (servers, messages) = (self.settings.resolvers.clone(), self.messages.clone());
         tokio::spawn(async move {
-            let told = resolver::ask(&domain, &servers).await;
-            let _ = messages.send(Message::Discovered(domain, told)).await;
+            let answer = resolver::ask(&domain, &servers).await;
+            let _ = messages.send(Message::Discovered(domain, answer)).await;
         });
     }
 
     /// Processes the answer to one of the daemon's own queries.
-    pub(super) fn told_of(&mut self, domain: &Domain, told: Told) {
-        let known = self.discovery.book.told(now(), domain, told);
-        tracing::debug!(%domain, ?known, "discovery");
-        if let Known::Record(record) = known {
+    pub(super) fn discovery_answered(&mut self, domain: &Domain, answer: Answer) {
+        let lookup = self.discovery.cache.insert_answer(now(), domain, answer);
+        tracing::debug!(%domain, ?lookup, "discovery");
+        if let Lookup::Record(record) = lookup {
             let record = record.clone();
             self.hint(&record);
         }
@@ -77,12 +78,12 @@ impl Daemon {
     }
 
     /// Processes a record in the answer to another program's query. Anyone may have forged it.
-    pub(super) fn overheard(&mut self, heard: Heard) {
-        if !self.config.may_log_in_to(heard.record.authority().as_str()) {
+    pub(super) fn overheard(&mut self, overheard: Overheard) {
+        if !self.settings.may_log_in_to(overheard.record.authority().as_str()) {
             return;
         }
-        let (domain, record) = (heard.domain.clone(), heard.record.clone());
-        if self.discovery.book.overheard(now(), heard) {
+        let (domain, record) = (overheard.domain.clone(), overheard.record.clone());
+        if self.discovery.cache.insert_overheard(now(), overheard) {
             tracing::debug!(%domain, %record, "overheard");
         }
         self.hint(&record);
@@ -100,7 +101,7 @@ impl Daemon {
 
     /// Returns every domain with a record that names an authority.
     pub(super) fn discovered(&self) -> Vec<Discovered> {
-        let proposals = self.discovery.book.proposals(now()).into_iter();
+        let proposals = self.discovery.cache.proposals(now()).into_iter();
         proposals.map(|proposal| self.shown(proposal.domain, proposal.record, proposal.source)).collect()
     }
 
@@ -110,20 +111,20 @@ impl Daemon {
             authority: record.authority().to_string(),
             protects: record.protects().to_vec(),
             finding: match source {
-                Source::Asked => Finding::Asked,
+                Source::Queried => Finding::Asked,
                 Source::Overheard => Finding::Overheard,
             },
             at_home: record.is_at_home(domain),
-            allowed: self.config.may_log_in_to(record.authority().as_str()),
+            allowed: self.settings.may_log_in_to(record.authority().as_str()),
         }
     }
 
     fn finding(&self, domain: &Domain) -> Reply {
-        match self.discovery.book.known(now(), domain) {
-            Some(Known::Record(record)) => {
-                Reply::Discovered { domains: vec![self.shown(domain, record, Source::Asked)] }
+        match self.discovery.cache.lookup(now(), domain) {
+            Some(Lookup::Record(record)) => {
+                Reply::Discovered { domains: vec![self.shown(domain, record, Source::Queried)] }
             }
-            Some(Known::Nothing) => refused(
+            Some(Lookup::Nothing) => refused(
                 "no_record",
                 format!(
                     "{domain} names no authority: there is no record at {}. The agent caches this answer for as long \
@@ -131,8 +132,8 @@ impl Daemon {
                     domain.record_name()
                 ),
             ),
-            Some(Known::Failed(why)) => refused("unreachable", format!("{domain}: {why}")),
-            None => refused("unreachable", format!("{domain}: the answer has already expired")),
+            Some(Lookup::Failed(why)) => refused("unreachable", format!("{domain}: {why}")),
+            None => refused("unreachable", format!("{domain}: the name server's answer expired at once: try again")),
         }
     }
 }

@@ -10,11 +10,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// A report from the task that follows an authority's events. Until the loop has handled it, that task sends no other
 /// one: an authority that sends events without end fills no more than its place in the queue of messages.
 pub(super) struct Report {
-    told: Told,
+    update: Update,
     _turn: OwnedSemaphorePermit,
 }
 
-enum Told {
+enum Update {
     /// The authority sent an event; `None` if it is none that concerns agents.
     Event(Option<Event>),
     /// There are no more events.
@@ -32,26 +32,26 @@ impl Daemon {
         let events = tokio::spawn(async move {
             let turns = Arc::new(Semaphore::new(1));
             loop {
-                let told = tokio::select! {
+                let updates = tokio::select! {
                     event = stream.next() => match event {
                         Ok(event) => {
                             tracing::debug!(uid = subject.user(), ?event, "event");
                             match convert::event(&event) {
-                                Some(event) => event.parts().into_iter().map(|part| Told::Event(Some(part))).collect(),
-                                None => vec![Told::Event(None)],
+                                Some(event) => event.parts().into_iter().map(|part| Update::Event(Some(part))).collect(),
+                                None => vec![Update::Event(None)],
                             }
                         }
-                        Err(error) => vec![Told::Ended(error)],
+                        Err(error) => vec![Update::Ended(error)],
                     },
                     Ok(()) = trouble.changed() => match trouble.borrow_and_update().clone() {
-                        Some(why) => vec![Told::Lost(why)],
+                        Some(why) => vec![Update::Lost(why)],
                         None => continue,
                     },
                 };
-                for told in told {
-                    let last = matches!(told, Told::Ended(_));
+                for update in updates {
+                    let last = matches!(update, Update::Ended(_));
                     let Ok(turn) = turns.clone().acquire_owned().await else { return };
-                    let report = Report { told, _turn: turn };
+                    let report = Report { update, _turn: turn };
                     if messages.send(Message::Reported(subject, login, report)).await.is_err() || last {
                         return;
                     }
@@ -62,16 +62,20 @@ impl Daemon {
     }
 
     pub(super) fn reported(&mut self, subject: Subject, report: Report) {
-        match report.told {
-            Told::Event(event) => {
+        match report.update {
+            Update::Event(event) => {
                 self.note(subject, &Ok(()));
                 if let Some(event) = event {
                     self.agent.event(now(), subject, &event);
                 }
             }
-            Told::Ended(Error::NotLoggedIn | Error::Denied(_)) => self.agent.end(subject),
-            Told::Ended(error) => tracing::warn!(uid = subject.user(), "events: {error}"),
-            Told::Lost(why) => self.lost(subject, why),
+            Update::Ended(Error::NotLoggedIn | Error::Denied(_)) => self.agent.end(subject),
+            Update::Ended(error) => tracing::warn!(
+                uid = subject.user(),
+                "the authority's event stream ended, and the agent does not open it again before the next login or \
+                 start: {error}"
+            ),
+            Update::Lost(why) => self.lost(subject, why),
         }
     }
 
@@ -79,7 +83,11 @@ impl Daemon {
         let Some(connection) = self.connections.get_mut(&subject) else { return };
         if connection.trouble.is_none() {
             let uid = subject.user();
-            tracing::warn!(uid, "lost the authority; grants work to their end, and no other can be had: {why}");
+            tracing::warn!(
+                uid,
+                "lost the connection to the authority: current grants stay valid until they expire, but no others can \
+                 be requested: {why}"
+            );
         }
         connection.trouble = Some(why);
     }

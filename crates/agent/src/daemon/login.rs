@@ -1,28 +1,19 @@
 //! Logging in and out: with a password, through a browser or a device code, with a service account's key.
 //!
 //! A login with an identity provider has two halves, which this daemon connects: only the daemon knows the verifier, so
-//! the callback from a browser is of no use to anyone else.
+//! the callback from a browser is of no use to anyone else. Both are in [`reach::login`].
 
-use super::{Daemon, LoggedIn, Message, Timed, refused, refused_by, timed};
-use crate::protocol::{LoginStarted, LoginWay, Reply};
-use crate::sessions::KeptSession;
-use api::{
-    self, BrowserLogin, BrowserLoginStarted, Callback, DeviceLogin, DeviceLoginStarted, FinishLogin, LoggedOut,
-    LoginOutcome, ServiceKey,
-};
+use super::{Daemon, Message};
+use api::{self, Callback, LoggedOut, LoginOutcome, ServiceKey};
 use client::{Authority, Error};
-use engine::agent::{self, Login, Subject};
-use nix::unistd::{Uid, User};
-use sha2::{Digest, Sha256};
+use engine::agent::{Login, Subject};
+use reach::login::{self, LoggedIn, Pending, refused, refused_by};
+use reach::protocol::{LoginWay, Reply};
 use std::time::Duration;
 use tokio::sync::oneshot;
-use zeroize::Zeroizing;
 
 /// How long a logout waits for the authority to name the identity provider's own session.
 const LOGOUT_TIME: Duration = Duration::from_secs(4);
-
-/// Longest name of a user or a machine that the authority accepts, in characters.
-const MOST_CLAIM: usize = 64;
 
 /// The authority to log in to.
 pub(super) struct At {
@@ -36,23 +27,7 @@ pub(super) struct At {
 /// A login with an identity provider that a user has started. No `Debug`: it contains a secret.
 pub(super) struct Started {
     at: At,
-    login: String,
-    verifier: Zeroizing<String>,
-}
-
-/// Returns the names of the requesting user, as the kernel reports them to this daemon, and of the machine; the page
-/// that asks the person for approval shows them.
-fn asker(uid: u32) -> (String, String) {
-    let user = User::from_uid(Uid::from_raw(uid)).ok().flatten().map(|user| user.name);
-    let host = nix::sys::utsname::uname().ok().map(|name| name.nodename().to_string_lossy().into_owned());
-    (claim(user, || format!("user {uid}")), claim(host, || "a machine without a name".to_owned()))
-}
-
-/// Limits a name to what the authority accepts.
-fn claim(name: Option<String>, otherwise: impl FnOnce() -> String) -> String {
-    let name = name.unwrap_or_default();
-    let taken: String = name.chars().filter(|letter| !letter.is_control()).take(MOST_CLAIM).collect();
-    if taken.is_empty() { otherwise() } else { taken }
+    pending: Pending,
 }
 
 impl At {
@@ -64,12 +39,12 @@ impl At {
 impl Daemon {
     /// Checks that the configuration permits logins to this authority; if not, refuses the client's call.
     fn takes(&self, url: &str, reply: oneshot::Sender<Reply>) -> Option<oneshot::Sender<Reply>> {
-        if self.config.may_log_in_to(url) {
+        if self.settings.may_log_in_to(url) {
             return Some(reply);
         }
         let text = format!(
             "the configuration of this machine's agent permits logins only to: {}",
-            self.config.authorities.join(", ")
+            self.settings.authorities.join(", ")
         );
         let _ = reply.send(refused("other_authority", text));
         None
@@ -99,30 +74,8 @@ impl Daemon {
         let messages = self.messages.clone();
         tokio::spawn(async move {
             let answer = async {
-                let mut bytes = Zeroizing::new([0; 32]);
-                getrandom::fill(&mut *bytes).map_err(|error| Error::Other(error.to_string()))?;
-                let verifier = Zeroizing::new(hex::encode(*bytes));
-                let digest: [u8; 32] = Sha256::digest(verifier.as_bytes()).into();
-                let challenge = hex::encode(digest);
-                let authority = at.authority()?;
-                let (login, started) = match way {
-                    LoginWay::Browser { port } => {
-                        let (user, host) = tokio::task::spawn_blocking(move || asker(uid))
-                            .await
-                            .map_err(|error| Error::Other(error.to_string()))?;
-                        let wanted = BrowserLogin { device, challenge, port, user, host };
-                        let started = authority.start_browser_login(&wanted).await?;
-                        let BrowserLoginStarted { login, url, state, expires_in } = started;
-                        let comparison = api::comparison(&digest);
-                        (login, LoginStarted::Browser { url, state, comparison, expires_in })
-                    }
-                    LoginWay::DeviceCode => {
-                        let started = authority.start_device_login(&DeviceLogin { device, challenge }).await?;
-                        let DeviceLoginStarted { login, user_code, url, url_with_code, interval, expires_in } = started;
-                        (login, LoginStarted::DeviceCode { user_code, url, url_with_code, interval, expires_in })
-                    }
-                };
-                Ok::<_, Error>((Started { at, login, verifier }, Reply::LoginStarted(started)))
+                let (pending, started) = login::start(&at.authority()?, uid, device, way).await?;
+                Ok::<_, Error>((Started { at, pending }, Reply::LoginStarted(started)))
             };
             match answer.await {
                 Ok((started, answer)) => {
@@ -136,12 +89,12 @@ impl Daemon {
     /// Finishes a login with an identity provider. `callback` comes from the browser; it is absent for a device code,
     /// and when the client asks whether the person has answered.
     pub(super) fn finish_login(&mut self, uid: u32, callback: Option<Callback>, reply: oneshot::Sender<Reply>) {
-        let Some(Started { at, login, verifier }) = self.started.get(&uid) else {
+        let Some(Started { at, pending }) = self.started.get(&uid) else {
             drop(reply.send(refused("wrong_login", "no login is in progress: run `vouchsafe login`".to_owned())));
             return;
         };
         let at = At { url: at.url.clone(), ca: at.ca.clone(), uid };
-        let finish = FinishLogin { login: login.clone(), verifier: verifier.to_string(), callback };
+        let finish = pending.finish(callback);
         self.enter(uid, at, reply, move |authority: Authority| async move { authority.finish_login(&finish).await });
     }
 
@@ -173,19 +126,8 @@ impl Daemon {
         tokio::spawn(async move {
             let answer = async {
                 let authority = at.authority()?;
-                let Timed { value, asked, answered } = timed(ask(authority.clone())).await;
-                let LoginOutcome::LoggedIn(session) = value? else { return Ok(None) };
-                let api::Session { token, person, device, expires, now } = session;
-                let authority = authority.with_token(&token);
-                // Fetched before the answer, so that the user's next command finds its destination protected.
-                let receivers = client::convert::receivers(&authority.destinations().await?.destinations);
                 let At { url, ca, .. } = at;
-                if let Err(error) = agent::check_receivers(&receivers) {
-                    tracing::error!(uid, authority = url, "login refused: {error}");
-                    return Err(Error::Other(error.to_string()));
-                }
-                let kept = KeptSession { authority: url, ca, token, person, device, expires, receivers, skew: 0 };
-                Ok::<_, Error>(Some(LoggedIn { authority, kept, told: Timed { value: now, asked, answered } }))
+                login::enter(&authority, url, ca, ask(authority.clone())).await
             };
             match answer.await {
                 Ok(Some(done)) => drop(messages.send(Message::Login(uid, Box::new(done), reply)).await),
@@ -196,7 +138,7 @@ impl Daemon {
     }
 
     pub(super) fn logged_in(&mut self, uid: u32, done: LoggedIn, reply: oneshot::Sender<Reply>) {
-        let LoggedIn { authority, mut kept, told } = done;
+        let LoggedIn { authority, mut kept, time } = done;
         self.started.remove(&uid);
         let subject = Subject::of_user(uid);
         // Also end the earlier session at the authority.
@@ -205,8 +147,9 @@ impl Daemon {
             tokio::spawn(async move { authority.logout().await });
         }
         self.connect(subject, authority);
-        self.agent.login(subject, Login { expires: kept.expires, receivers: kept.receivers.clone(), skew: 0 });
-        self.agent.told_time(subject, told.value, told.asked, told.answered);
+        let (expires, receivers, sealed) = (kept.expires, kept.receivers.clone(), kept.sealed.clone());
+        self.agent.login(subject, Login { expires, receivers, sealed, skew: 0 });
+        self.agent.sync_clock(subject, time.value, time.requested, time.answered);
         kept.skew = self.agent.skew(subject);
         self.act();
         tracing::info!(uid, person = kept.person, authority = kept.authority, "logged in");
@@ -223,9 +166,9 @@ impl Daemon {
         self.save(uid);
         let authority = self.connections.remove(&subject).map(|connection| connection.authority.clone());
         // A task, so that the logout completes even if the client stops waiting.
-        let told = tokio::spawn(async move {
-            let told = authority?.logout().await;
-            told.inspect_err(|error| tracing::warn!(uid, "cannot log out at the authority: {error}")).ok()?
+        let logout = tokio::spawn(async move {
+            let answer = authority?.logout().await;
+            answer.inspect_err(|error| tracing::warn!(uid, "cannot log out at the authority: {error}")).ok()?
         });
         let Some(session) = session else {
             drop(reply.send(refused("not_logged_in", "not logged in".to_owned())));
@@ -234,25 +177,11 @@ impl Daemon {
         tracing::info!(uid, "logged out");
         let text = format!("logged out of {}", session.authority);
         tokio::spawn(async move {
-            let answer = match tokio::time::timeout(LOGOUT_TIME, told).await {
+            let answer = match tokio::time::timeout(LOGOUT_TIME, logout).await {
                 Ok(Ok(Some(LoggedOut { provider }))) => Reply::LoggedOut { text, provider },
                 _ => Reply::Done { text },
             };
             let _ = reply.send(answer);
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_made_such_as_the_authority_takes() {
-        let (user, host) = asker(0);
-        assert!(user == "root" && !host.is_empty() && host.chars().count() <= MOST_CLAIM, "{user} on {host}");
-        assert_eq!(asker(u32::MAX - 7).0, format!("user {}", u32::MAX - 7), "a user without a name");
-        assert_eq!(claim(Some("a\u{7}b\n".into()), String::new), "ab");
-        assert_eq!(claim(Some("é".repeat(100)), String::new).chars().count(), MOST_CLAIM);
     }
 }

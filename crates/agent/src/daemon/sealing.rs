@@ -1,9 +1,10 @@
 //! Sealed tunnels in the daemon's loop: what the authority's answers say about them, and the grants that open them.
 
 use super::Daemon;
-use api::SealedDestinations;
 use engine::agent::{FetchId, Refusal, Subject};
 use engine::model::{Grant, Receiver};
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
 use wire::Destination;
 use wire::map::{GrantEntry, GrantSlot};
 
@@ -25,12 +26,12 @@ mod with_tunnels {
     pub struct Sealing {
         sealed: Sealed,
         /// Destinations of the requests for grants that are not answered yet.
-        asked: BTreeMap<FetchId, Destination>,
+        requested: BTreeMap<FetchId, Destination>,
     }
 
     impl Daemon {
         pub(in crate::daemon) fn note_fetch(&mut self, id: FetchId, to: Destination) {
-            self.sealing.asked.insert(id, to);
+            self.sealing.requested.insert(id, to);
         }
 
         /// Prepares the way of a grant's packets before the first of them is sent.
@@ -40,7 +41,7 @@ mod with_tunnels {
             id: FetchId,
             answer: &Result<Grant, Refusal>,
         ) {
-            let Some(to) = self.sealing.asked.remove(&id) else { return };
+            let Some(to) = self.sealing.requested.remove(&id) else { return };
             if !self.agent.awaits(subject, id) {
                 return;
             }
@@ -65,10 +66,11 @@ mod with_tunnels {
             &mut self,
             subject: Subject,
             receivers: &[Receiver],
-            sealed: &SealedDestinations,
+            sealed: &BTreeSet<String>,
+            tunnels: &[SocketAddr],
         ) {
             let (maps, sessions) = (self.kernel.maps(), self.connections.len());
-            let done = self.sealing.sealed.destinations(maps, subject, receivers, sealed, sessions);
+            let done = self.sealing.sealed.destinations(maps, subject, (receivers, sealed), tunnels, sessions);
             if let Err(error) = done {
                 tracing::error!("cannot steer packets into sealed tunnels: {error:#}");
             }
@@ -98,7 +100,7 @@ mod with_tunnels {
             for to in self.sealing.sealed.unknown() {
                 let subjects: Vec<_> = self.connections.keys().copied().collect();
                 for subject in subjects {
-                    self.agent.held(now(), &subject.slot(&to), None);
+                    self.agent.queued(now(), &subject.slot(&to), None);
                 }
             }
         }
@@ -130,7 +132,7 @@ impl Daemon {
 
     pub(super) fn note_entry(&self, _: &GrantSlot, _: &GrantEntry) {}
 
-    pub(super) fn note_destinations(&self, _: Subject, _: &[Receiver], _: &SealedDestinations) {}
+    pub(super) fn note_destinations(&self, _: Subject, _: &[Receiver], _: &BTreeSet<String>, _: &[SocketAddr]) {}
 
     pub(super) fn forget_tunnels(&self, _: Subject) {}
 

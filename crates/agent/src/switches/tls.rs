@@ -47,7 +47,9 @@ impl Files {
         let key = key.with_context(|| format!("cannot read the key {}", self.key.display()))?;
         let mut roots = RootCertStore::empty();
         for certificate in certificates(&self.ca)? {
-            roots.add(certificate).with_context(|| format!("{} is not the certificate of a CA", self.ca.display()))?;
+            roots
+                .add(certificate)
+                .with_context(|| format!("cannot trust a certificate in {} as a CA", self.ca.display()))?;
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build()?;
@@ -55,7 +57,9 @@ impl Files {
             .with_safe_default_protocol_versions()?
             .with_client_cert_verifier(verifier)
             .with_single_cert(chain, key)
-            .with_context(|| format!("the certificate {} does not match its key", self.certificate.display()))?;
+            .with_context(|| {
+                format!("cannot use the certificate {} with the key {}", self.certificate.display(), self.key.display())
+            })?;
         Ok(TlsAcceptor::from(Arc::new(config)))
     }
 }
@@ -70,9 +74,11 @@ pub async fn accept(acceptor: &TlsAcceptor, stream: TcpStream) -> Result<TlsStre
             "it uses plain OpenFlow, but this address accepts TLS only: set the controller to `ssl:…` on the switch \
              and give it a certificate (`ovs-vsctl set-ssl`)"
         );
-        acceptor.accept(stream).await.context("TLS")
+        acceptor.accept(stream).await.context("the TLS handshake failed")
     };
-    tokio::time::timeout(HANDSHAKE_TIME, handshake).await.context("the TLS handshake took too long")?
+    tokio::time::timeout(HANDSHAKE_TIME, handshake)
+        .await
+        .with_context(|| format!("the switch did not complete the TLS handshake within {HANDSHAKE_TIME:?}"))?
 }
 
 fn certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>> {

@@ -35,7 +35,11 @@ pub fn write(directory: &Directory, out: impl Write, named: &str) -> Result<()> 
         if hidden || LEFT_OUT.iter().any(|left_out| name == *left_out) {
             continue;
         }
-        ensure!(entry.file_type()?.is_file(), "cannot back up {}: it is not a file", entry.path().display());
+        ensure!(
+            entry.file_type()?.is_file(),
+            "cannot back up {}: it is not a file. Move it out of the authority's directory",
+            entry.path().display()
+        );
         archive.append_path_with_name(entry.path(), &name)?;
     }
     archive.into_inner()?.flush()?;
@@ -45,7 +49,7 @@ pub fn write(directory: &Directory, out: impl Write, named: &str) -> Result<()> 
 /// Writes a backup to a new file of mode 0600, completely or not at all.
 pub fn write_file(directory: &Directory, path: &Path) -> Result<()> {
     let path = std::path::absolute(path)?;
-    ensure!(!path.exists(), "{} already exists", path.display());
+    ensure!(!path.exists(), "{} already exists: name a new file", path.display());
     let parent = path.parent().context("the backup's path must name a file")?;
     let aside = tempfile::NamedTempFile::new_in(parent);
     let aside = aside.with_context(|| format!("cannot write to {}", parent.display()))?;
@@ -82,7 +86,7 @@ pub fn restore(directory: &Directory, backup: impl Read, named: &str, keep_sessi
 
 /// Checks that a server could run in this directory.
 fn check(directory: &Directory) -> Result<()> {
-    directory.config()?;
+    directory.settings()?;
     directory.read_policy(None)?;
     directory.read_master_keys()?;
     tls::server_config(&directory.certificate(), &directory.certificate_key())?;

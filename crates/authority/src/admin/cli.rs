@@ -12,7 +12,7 @@ use crate::admin::{self, Factor, Revoked, backup};
 use crate::directory::default_names;
 use crate::http::openapi;
 use crate::storage::{Database, Which};
-use crate::{Directory, Server, config, now, tls};
+use crate::{Directory, Server, now, settings, tls};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use engine::model::Service;
@@ -70,7 +70,7 @@ pub enum AuthorityCommand {
         #[arg(long = "name", value_name = "HOST")]
         names: Vec<String>,
         /// Where the API listens
-        #[arg(long, value_name = "ADDR:PORT", default_value_t = config::DEFAULT_LISTEN)]
+        #[arg(long, value_name = "ADDR:PORT", default_value_t = settings::DEFAULT_LISTEN)]
         listen: SocketAddr,
     },
     /// Run the server
@@ -122,7 +122,7 @@ pub enum AuthorityCommand {
     },
     /// List the path segments in force: those that the running server issued, which neither ended nor were withdrawn
     Segments(segments::SegmentsArgs),
-    /// Write configuration, policy, keys and database to a new file of mode 0600; the server may run
+    /// Write configuration, policy, keys and database to a new file of mode 0600; the server may be running
     Backup {
         /// Where the authority lives
         #[command(flatten)]
@@ -390,7 +390,7 @@ async fn serve(at: &At, listen: Option<SocketAddr>) -> Result<()> {
             _ = terminate.recv() => break,
             // By convention, SIGHUP makes a daemon reload its configuration.
             _ = hang_up.recv() => if let Some(control::Reply::Refused(why)) =
-                control::tell(&directory, Command::ApplyPolicy { text: None, note: "reload by signal".into(), by: None }).await? {
+                control::send(&directory, Command::ApplyPolicy { text: None, note: "reload by signal".into(), by: None }).await? {
                 tracing::error!("cannot apply the edited policy; the policy in force stays: {why}");
             },
             error = server.failed() => return Err(error),

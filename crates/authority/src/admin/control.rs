@@ -66,7 +66,7 @@ pub enum Reply<T> {
 }
 
 /// Sends a command that is answered by one line for the operator. Returns `None` if no server runs.
-pub async fn tell(directory: &Directory, command: Command) -> Result<Option<Reply<String>>> {
+pub async fn send(directory: &Directory, command: Command) -> Result<Option<Reply<String>>> {
     ask(directory, command).await
 }
 
@@ -83,14 +83,22 @@ pub async fn ask<T: DeserializeOwned>(directory: &Directory, command: Command) -
         writer.write_all(&lines::encode(&command)?).await?;
         read(reader).await
     };
-    tokio::time::timeout(PATIENCE, exchange).await.context("the authority did not answer in time")?.map(Some)
+    tokio::time::timeout(PATIENCE, exchange)
+        .await
+        .with_context(|| format!("the authority did not answer within {PATIENCE:?}"))?
+        .map(Some)
 }
 
 /// Listens on the control socket of the directory. The caller must hold the directory's lock.
 pub fn listen(directory: &Directory) -> Result<UnixListener> {
     let path = directory.control_socket();
     match std::fs::remove_file(&path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).context("cannot remove the old socket"),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error).with_context(|| {
+            format!(
+                "cannot remove the earlier control socket {}: remove it, then start the authority again",
+                path.display()
+            )
+        }),
         _ => UnixListener::bind(&path).with_context(|| format!("cannot listen at {}", path.display())),
     }
 }
@@ -106,13 +114,18 @@ pub(crate) async fn serve(listener: UnixListener, authority: Arc<Authority>) -> 
         };
         let Ok(caller) = stream.peer_cred().map(|caller| caller.uid()) else { continue };
         if caller != 0 && caller != owner {
-            tracing::warn!(uid = caller, "control socket: access denied");
+            tracing::warn!(
+                uid = caller,
+                "denied access to the control socket: only root and the directory's owner may use it"
+            );
             continue;
         }
         match tokio::time::timeout(PATIENCE, answer(stream, &authority)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!("control socket: {error:#}"),
-            Err(_) => tracing::warn!("control socket: a command took too long"),
+            Ok(Err(error)) => tracing::warn!("cannot serve a command at the control socket: {error:#}"),
+            Err(_) => tracing::warn!(
+                "a command at the control socket took longer than {PATIENCE:?}; it may still take effect"
+            ),
         }
     }
 }
@@ -154,5 +167,7 @@ async fn act(authority: &Arc<Authority>, command: Command) -> Result<Value> {
 
 async fn read<T: DeserializeOwned>(reader: tokio::net::unix::OwnedReadHalf) -> Result<T> {
     let line = lines::read(&mut BufReader::new(reader), MOST).await?;
-    Ok(serde_json::from_slice(&line.context("the other side closed the connection")?)?)
+    Ok(serde_json::from_slice(
+        &line.context("the other side closed the connection of the control socket without a message")?,
+    )?)
 }

@@ -85,14 +85,14 @@ async fn visit(authority: &Authority, peer: &Peer, headers: &HeaderMap) -> anyho
         let token = token_hash(&secret);
         if let Some(session) = authority.sessions.at_console(&token) {
             peer.prove(|| Member::Person(session.person.clone()));
-            let idle = authority.config.console.idle;
+            let idle = authority.settings.console.idle;
             if session.ends.is_some_and(|ends| ends > session.expires)
                 && now() + u64::from(idle) >= session.expires + NOTE.min(u64::from(idle) / 2)
             {
                 authority.sessions.prolong(&authority.storage, token, &session.person, idle).await?;
             }
             let is_administrator =
-                authority.policy.with(|policy| authority.config.console.is_administrator(policy, &session)).await;
+                authority.policy.with(|policy| authority.settings.console.is_administrator(policy, &session)).await;
             let source = peer.address;
             let form = form_token(&secret);
             let visitor = Visitor { session, token, source, is_administrator, form: form.clone() };

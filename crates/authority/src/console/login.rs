@@ -11,7 +11,7 @@ use super::page::{self, Page};
 use super::visitor::{Form, Visit, Visitor};
 use crate::http::extractors::Part;
 use crate::http::peer::{Member, Peer};
-use crate::http::problems::Problem;
+use crate::http::problems::{NO_PASSKEYS, Problem};
 use crate::http::throttle::{Key, Throttle};
 use crate::login::{Attempt, BROWSER_TIME, Brought, Passkeys, Proven, Provider, Started, Way, handlers};
 use crate::metrics::counters::Outcome;
@@ -109,14 +109,14 @@ fn form(authority: &Authority, visit: &Visit, to: &str, done: Option<&str>, atte
         pattern: Some("[0-9]{6}"),
         ..Input::default()
     };
-    let provider = Option::as_ref(&authority.provider).filter(|_| authority.config.console.url.is_some());
+    let provider = Option::as_ref(&authority.provider).filter(|_| authority.settings.console.url.is_some());
     Page::new("Log in").done(done).show(&html! {
         (summary(faults))
         @if let Some(provider) = provider {
             form.login method="post" action={ (ROOT) "/login/provider" } {
                 (visit.token())
                 input type="hidden" name="to" value=(to);
-                button.first type="submit" { "Log in with " (host(&provider.config.issuer)) }
+                button.first type="submit" { "Log in with " (host(&provider.settings.issuer)) }
             }
             h2 { "Or with an account here" }
         }
@@ -148,7 +148,7 @@ async fn begin_passkey(
     peer: Peer,
     Form(_): Form,
 ) -> Result<Json<Value>, Problem> {
-    let ceremonies = Option::as_ref(&passkeys).ok_or(Problem::NotFound("passkey here"))?;
+    let ceremonies = Option::as_ref(&passkeys).ok_or(Problem::NotFound(NO_PASSKEYS))?;
     throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
     Ok(Json(ceremonies.begin_login()?))
 }
@@ -160,7 +160,7 @@ async fn by_passkey(
     headers: HeaderMap,
     Form(fields): Form,
 ) -> Result<Response, Problem> {
-    let passkeys = Option::as_ref(&authority.passkeys).ok_or(Problem::NotFound("passkey here"))?;
+    let passkeys = Option::as_ref(&authority.passkeys).ok_or(Problem::NotFound(NO_PASSKEYS))?;
     // Nothing is charged here: the start was charged, and only an answer that uses up a start is examined. Passkeys
     // cannot be guessed, so an attacker who guesses passwords must not lock out the holders of passkeys.
     let failed = async |person: Option<&str>| {
@@ -240,8 +240,8 @@ async fn begin(
     if let Some(before) = &visit.visitor {
         end(&authority.storage, &authority.sync, before).await?;
     }
-    let config = &authority.config.console;
-    let (ends, idle) = (now() + u64::from(config.lifetime), now() + u64::from(config.idle));
+    let settings = &authority.settings.console;
+    let (ends, idle) = (now() + u64::from(settings.lifetime), now() + u64::from(settings.idle));
     let session = Session {
         person,
         device: browser(headers),
@@ -255,7 +255,7 @@ async fn begin(
     let secret = authority.session_manager.begin(session, proof, peer.address).await?;
     peer.prove(|| member);
     let mut response = Redirect::to(to).into_response();
-    Cookie::Session.set(response.headers_mut(), &secret, config.lifetime);
+    Cookie::Session.set(response.headers_mut(), &secret, settings.lifetime);
     Cookie::Visit.forget(response.headers_mut());
     Cookie::Away.forget(response.headers_mut());
     Ok(response)
@@ -263,7 +263,7 @@ async fn begin(
 
 async fn depart(State(authority): Shared, visit: Visit, peer: Peer, Form(fields): Form) -> Result<Response, Problem> {
     let provider = Option::as_ref(&authority.provider).ok_or(Problem::NoProvider)?;
-    let url = authority.config.console.url.as_ref().ok_or(Problem::NoProvider)?;
+    let url = authority.settings.console.url.as_ref().ok_or(Problem::NoProvider)?;
     let charged = authority.throttle.start(peer.address, Instant::now()).map_err(Problem::TooMany)?;
     let departure = provider.depart(format!("{url}{CALLBACK}"), None).await?;
     let address = departure.url.clone();
@@ -282,7 +282,7 @@ async fn depart(State(authority): Shared, visit: Visit, peer: Peer, Form(fields)
 /// Renders the page that sends a browser to the identity provider. It is a page, not a redirect, because our own
 /// content security policy restricts form targets to this origin.
 fn to_provider(provider: &Option<Provider>, address: &str) -> Markup {
-    let issuer = provider.as_ref().map_or("the identity provider", |provider| &provider.config.issuer);
+    let issuer = provider.as_ref().map_or("the identity provider", |provider| &provider.settings.issuer);
     Page::new("Log in").onward(address).show(&html! { p { a href=(address) { "Go on to " (host(issuer)) } } })
 }
 
@@ -319,7 +319,7 @@ async fn arrive(
     if brought.code.is_none() || brought.state.is_empty() {
         return Err(Problem::ProviderRefused(NOT_LOGGED_IN.into()));
     }
-    let issuer = &provider.config.issuer;
+    let issuer = &provider.settings.issuer;
     let (departure, to, charged) = authority.logins.come_back(&login, &visit.secret, &brought, issuer)?;
     let verified = provider.arrive(departure, brought.code.unwrap_or_default()).await;
     let Proven { person, proof } = handlers::proved(&authority.audit, &peer, verified).await?;

@@ -10,7 +10,7 @@ use super::table::{actions, table, text};
 use super::visitor::{Fields, Form, Visitor};
 use crate::http::extractors::Part;
 use crate::http::peer::Peer;
-use crate::http::problems::Problem;
+use crate::http::problems::{NO_PASSKEYS, Problem};
 use crate::login::{Attempt, Passkeys, PasswordCheck, credentials};
 use crate::now;
 use crate::state::Authority;
@@ -330,7 +330,7 @@ async fn begin_passkey(
     peer: Peer,
     Form(fields): Form,
 ) -> Result<Json<Value>, Problem> {
-    let ceremonies = Option::as_ref(&passkeys).ok_or(Problem::NotFound("passkey here"))?;
+    let ceremonies = Option::as_ref(&passkeys).ok_or(Problem::NotFound(NO_PASSKEYS))?;
     check(&password_check, &visitor, &peer, &fields).await?;
     let (person, candidate) = (visitor.person().to_owned(), credentials::random::<64>()?);
     let known = storage.call_for(visitor.person(), move |database| {
@@ -347,7 +347,7 @@ async fn add_passkey(
     visitor: Visitor,
     Form(fields): Form,
 ) -> Result<Response, Problem> {
-    let ceremonies = Option::as_ref(&passkeys).ok_or(Problem::NotFound("passkey here"))?;
+    let ceremonies = Option::as_ref(&passkeys).ok_or(Problem::NotFound(NO_PASSKEYS))?;
     let name = fields.text("name")?.trim();
     if name.is_empty() || name.chars().count() > 64 || name.contains(char::is_control) {
         let faults = vec![Fault::at("passkey-name", "a passkey's name has 1 to 64 printable characters")];

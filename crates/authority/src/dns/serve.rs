@@ -41,8 +41,8 @@ impl Server {
     pub async fn start(directory: Directory, listen: &[SocketAddr]) -> Result<Self> {
         let (zone, path) = read(&directory)?;
         let files = vec![directory.path().join("authority.toml"), directory.policy(), path];
-        let config = directory.config()?.dns.context(super::NO_DNS)?;
-        let listen = if listen.is_empty() { config.listen } else { listen.to_vec() };
+        let settings = directory.settings()?.dns.context(super::NO_DNS)?;
+        let listen = if listen.is_empty() { settings.listen } else { listen.to_vec() };
         let zone = Arc::new(RwLock::new(Arc::new(zone)));
         let limit = Arc::new(Mutex::new(Limit::new(Instant::now())));
         let connection_limit = Arc::new(ConnectionLimit::new(MOST_CONNECTIONS));
@@ -90,7 +90,7 @@ impl Server {
                 ended = self.tasks.join_next() => return match ended {
                     Some(Ok(Err(error))) => error,
                     Some(Err(error)) => error.into(),
-                    Some(Ok(Ok(()))) | None => anyhow::anyhow!("a task ended unexpectedly"),
+                    Some(Ok(Ok(()))) | None => anyhow::anyhow!("the name server ended unexpectedly"),
                 },
             }
         }
@@ -105,7 +105,7 @@ impl Server {
 /// Reads the zone of a directory; returns it with the path of its file.
 fn read(directory: &Directory) -> Result<(Zone, PathBuf)> {
     let Published { domain, record, ttl } = Published::read(directory)?;
-    let file = directory.config()?.dns.and_then(|dns| dns.zone).context(NO_ZONE)?;
+    let file = directory.settings()?.dns.and_then(|dns| dns.zone).context(NO_ZONE)?;
     let path = directory.path().join(file);
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let zone = Zone::read(&text, &domain, record, ttl)
@@ -123,7 +123,7 @@ async fn bind(address: SocketAddr) -> Result<(UdpSocket, TcpListener)> {
             bound => return Ok((socket, bound?)),
         }
     }
-    anyhow::bail!("no free port")
+    anyhow::bail!("found no port that is free for both UDP and TCP")
 }
 
 fn current(zone: &RwLock<Arc<Zone>>) -> Arc<Zone> {
@@ -137,7 +137,7 @@ async fn datagrams(socket: UdpSocket, zone: Arc<RwLock<Arc<Zone>>>, limit: Arc<M
             Ok(received) => received,
             // Reports that an earlier answer could not be delivered.
             Err(error) => {
-                tracing::debug!("cannot receive a query: {error}");
+                tracing::debug!("the name server cannot receive a query: {error}");
                 continue;
             }
         };
@@ -168,7 +168,7 @@ async fn connections(listener: TcpListener, zone: Arc<RwLock<Arc<Zone>>>, limit:
             Ok(accepted) => accepted,
             Err(error) => {
                 // Usually the process has run out of file descriptors; connections that end will free some.
-                tracing::warn!("cannot accept connections: {error}");
+                tracing::warn!("the name server cannot accept a TCP connection: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -180,7 +180,7 @@ async fn connections(listener: TcpListener, zone: Arc<RwLock<Arc<Zone>>>, limit:
         open.spawn(async move {
             tokio::select! {
                 done = converse(stream, &zone) => if let Err(error) = done {
-                    tracing::debug!(%from, "{error:#}");
+                    tracing::debug!(%from, "cannot answer a query over TCP: {error:#}");
                 },
                 () = permit.evicted() => {}
             }
@@ -197,10 +197,15 @@ async fn converse(mut stream: TcpStream, zone: &RwLock<Arc<Zone>>) -> Result<()>
             stream.read_exact(&mut question).await?;
             std::io::Result::Ok(question)
         };
-        let question = timeout(SILENCE, read).await.context("no query in time")?.context("no more queries")?;
+        let question = timeout(SILENCE, read)
+            .await
+            .with_context(|| format!("no query within {SILENCE:?}"))?
+            .context("the client closed the connection")?;
         let answer = current(zone).answer(&question, Transport::Tcp).context("the message is not a query")?;
         let whole = [&u16::try_from(answer.len())?.to_be_bytes()[..], &answer].concat();
-        timeout(SILENCE, stream.write_all(&whole)).await.context("the client does not read the answer")??;
+        timeout(SILENCE, stream.write_all(&whole))
+            .await
+            .with_context(|| format!("the client did not read the answer within {SILENCE:?}"))??;
     }
     Ok(())
 }

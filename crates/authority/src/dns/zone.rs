@@ -48,8 +48,15 @@ impl Zone {
         let mut names: BTreeMap<Name, Sets> = BTreeMap::new();
         for set in sets.into_values() {
             let (name, kind) = (set.name().to_lowercase(), set.record_type());
-            ensure!(origin.zone_of(&name), "{name} is not below {origin}");
-            ensure!(set.dns_class() == DNSClass::IN, "{name} is of class {}, not IN", set.dns_class());
+            ensure!(
+                origin.zone_of(&name),
+                "{name} is outside of the domain {origin}: remove its records from the file"
+            );
+            ensure!(
+                set.dns_class() == DNSClass::IN,
+                "the records of {name} are of class {}: only IN is possible",
+                set.dns_class()
+            );
             let records = set.records_without_rrsigs().cloned().collect();
             names.entry(name).or_default().insert(kind, records);
         }
@@ -60,7 +67,7 @@ impl Zone {
         for (name, sets) in &names {
             ensure!(
                 !sets.contains_key(&RecordType::CNAME) || sets.len() == 1,
-                "{name} is an alias and must have no other records"
+                "{name} has a CNAME record, so it must have no other records"
             );
         }
         let strings = discovery.strings();

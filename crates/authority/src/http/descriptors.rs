@@ -32,7 +32,8 @@ pub fn connections(wanted: u32) -> u32 {
 
 /// Returns the number of connections that fit within a limit on open files; at least `LEAST_CONNECTIONS`.
 fn within(wanted: u32, limit: u64) -> u32 {
-    wanted.min(u32::try_from(limit.saturating_sub(RESERVED)).unwrap_or(u32::MAX).max(crate::config::LEAST_CONNECTIONS))
+    wanted
+        .min(u32::try_from(limit.saturating_sub(RESERVED)).unwrap_or(u32::MAX).max(crate::settings::LEAST_CONNECTIONS))
 }
 
 #[cfg(test)]

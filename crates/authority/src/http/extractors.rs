@@ -57,7 +57,11 @@ impl<S: Sync> FromRequestParts<S> for Peer {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        parts.extensions.get().cloned().ok_or_else(|| anyhow::anyhow!("the address of the peer is missing").into())
+        parts
+            .extensions
+            .get()
+            .cloned()
+            .ok_or_else(|| anyhow::anyhow!("the listener did not note the address of the caller").into())
     }
 }
 
@@ -71,7 +75,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
         let bytes = tokio::time::timeout(BODY_TIME, Bytes::from_request(request, state)).await;
         let bytes = bytes.map_err(|_| Problem::TooSlow)?.map_err(|rejection| match rejection.status() {
             StatusCode::PAYLOAD_TOO_LARGE => Problem::TooLarge,
-            _ => Problem::Malformed("cannot read the body".into()),
+            _ => Problem::Malformed("cannot read the body of the request".into()),
         })?;
         let read = serde_json::from_slice(&bytes);
         read.map(Self).map_err(|error| Problem::Malformed(format!("the body is not valid for this call: {error}")))

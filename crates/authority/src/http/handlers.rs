@@ -16,14 +16,14 @@ use crate::push::reports::Reports;
 use crate::push::verifiers::Verifiers;
 use crate::segments::{RequestLines, SegmentIssuer};
 use crate::state::Authority;
-use crate::storage::{Database, PersonFacts, Storage};
+use crate::storage::{Database, Storage};
 use crate::sync::Synchroniser;
-use crate::{Config, console, convert, metrics, now};
+use crate::{Settings, console, convert, metrics, now};
 use api::{
-    AnswerRequest, Confirm, Destinations, EndpointPlaces, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest,
-    FlowsToCut, Grant, GrantOwner, GrantRequest, Heard, LIVE_FLOWS_MAX, Line, LiveFlows, LoggedOut, Login, PathSegment,
-    PersonExplanation, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SealedDestinations, SegmentRequest,
-    VerifierConfig,
+    Acknowledgement, AnswerRequest, Confirm, Destinations, EndpointPlaces, Enrolled, Enrolment, EpochKey, EpochKeys,
+    ExplainRequest, FlowsToCut, Grant, GrantOwner, GrantRequest, LIVE_FLOWS_MAX, Line, LiveFlows, LoggedOut, Login,
+    PathSegment, PersonExplanation, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SealedDestinations,
+    SegmentRequest, VerifierConfig,
 };
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query};
@@ -201,7 +201,9 @@ async fn destinations(
         });
         let tunnels = receivers.iter().filter(|receiver| receiver.tunnel);
         let tunnels = tunnels.flat_map(|receiver| policy.tunnels_of(&receiver.verifier)).collect();
-        let sealed = SealedDestinations { demanded: demanded.collect(), tunnels };
+        let closed = policy.closed(&subject, now);
+        let closed = convert::receivers(closed.iter().flat_map(|receiver| receiver.entries()));
+        let sealed = SealedDestinations { demanded: demanded.collect(), closed, tunnels };
         (convert::receivers(receivers.iter().flat_map(|receiver| receiver.entries())), sealed)
     };
     let (destinations, sealed) = policy.with(reachable).await;
@@ -338,7 +340,7 @@ async fn enrol(
     responses((status = 200, body = VerifierConfig), Problem)
 )]
 async fn config(
-    Part(config): Part<Config>,
+    Part(settings): Part<Settings>,
     Part(policy): Part<PolicyInForce>,
     Part(segments): Part<SegmentIssuer>,
     Part(storage): Part<Storage>,
@@ -351,7 +353,7 @@ async fn config(
     let receivers = policy.receivers_of(&verifier).await;
     let tunnels = policy.with(|policy| policy.tunnels_of(&verifier)).await;
     let now = now();
-    let (epoch_length, max_lifetime) = (config.epoch_length, config.max_lifetime);
+    let (epoch_length, max_lifetime) = (settings.epoch_length, settings.max_lifetime);
     let read = move |database: &mut Database| {
         database.snapshot(|database| {
             let (revoked, revoked_sessions) = (database.revoked(&id, now)?, database.revoked_sessions(&id, now)?);
@@ -401,7 +403,7 @@ struct KeysQuery {
     responses((status = 200, body = EpochKeys), Problem)
 )]
 async fn keys(
-    Part(config): Part<Config>,
+    Part(settings): Part<Settings>,
     Part(keyring): Part<Keyring>,
     Part(segments): Part<SegmentIssuer>,
     caller: VerifierCaller,
@@ -414,7 +416,7 @@ async fn keys(
         return Err(malformed());
     }
     let now = now();
-    let Epoch(current) = Epoch::at(now, config.epoch_length);
+    let Epoch(current) = Epoch::at(now, settings.epoch_length);
     let key = |epoch| {
         let key = keyring.verifier_key(&caller.id, Epoch(epoch))?;
         Ok(EpochKey { epoch, key: hex::encode(key.bytes()) })
@@ -480,13 +482,13 @@ async fn flows(
 
 /// Confirm that the verifier has received these grants
 #[utoipa::path(
-    post, path = "/v1/verifier/heard", operation_id = "heard", security(("verifier" = [])), request_body = Heard,
+    post, path = "/v1/verifier/heard", operation_id = "heard", security(("verifier" = [])), request_body = Acknowledgement,
     responses((status = 204, description = "Noted"), Problem)
 )]
 async fn acknowledge(
     Part(grants): Part<GrantIssuer>,
     caller: VerifierCaller,
-    Body(Heard { handles }): Body<Heard>,
+    Body(Acknowledgement { handles }): Body<Acknowledgement>,
 ) -> Result<StatusCode, Problem> {
     grants.acknowledge(&caller.id, &checked(handles)?);
     Ok(StatusCode::NO_CONTENT)
@@ -533,7 +535,7 @@ async fn explain(
     let (of, on) = (person.clone(), device.clone());
     let read = move |database: &mut Database| database.facts_about(&of, on.as_deref());
     let known = storage.read_for_verifier(&caller.id, read).await?;
-    let taken = taken(&known, device.as_deref(), &groups, &tags, source);
+    let taken = taken(device.as_deref(), &groups, &tags, source);
     groups.extend(known.groups);
     tags.extend(known.tags);
     let source = source.map(|source| source.to_canonical());
@@ -549,34 +551,26 @@ async fn explain(
     Ok(Json(PersonExplanation { explanation: convert::explanation(explanation), taken }))
 }
 
-/// Lists the facts that an explanation is based on, and those that are unknown.
-fn taken(
-    known: &PersonFacts,
-    device: Option<&str>,
-    groups: &[String],
-    tags: &[String],
-    source: Option<IpAddr>,
-) -> Vec<String> {
-    let list = |known: &[String], given: &[String], none: &str| {
-        let parts = [(known, "known to the authority"), (given, "as assumed")];
-        let parts = parts.iter().filter(|(names, _)| !names.is_empty());
-        let words: Vec<_> = parts.map(|(names, whence)| format!("{} ({whence})", names.join(", "))).collect();
-        if words.is_empty() { none.to_owned() } else { words.join("; ") }
+/// Lists the facts that an explanation is based on, and those that are unknown. Facts that only the authority knows have
+/// no names here: the caller is a verifier, which has no business with people's groups and devices.
+fn taken(device: Option<&str>, groups: &[String], tags: &[String], source: Option<IpAddr>) -> Vec<String> {
+    let list = |known: &str, given: &[String]| {
+        let given = given.join(", ");
+        if given.is_empty() { known.to_owned() } else { format!("{known}; {given} (as assumed)") }
     };
-    let no_tags = match (device, known.has_device) {
-        (Some(device), Some(false)) => format!("none: no device {} has logged in", device.escape_debug()),
-        (Some(_), _) => "none".to_owned(),
-        (None, _) if known.is_service => "none".to_owned(),
-        (None, _) => "unknown without a device; rules about tags are assumed not to match".to_owned(),
+    let known_tags = match device {
+        None => {
+            "unknown without a device, except those of a service account; rules about others are assumed not to match"
+        }
+        Some(_) => "those that the authority knows",
     };
     let from = match source {
         Some(source) => source.to_string(),
         None => "unknown; rules about addresses are assumed not to match".to_owned(),
     };
-    let no_groups = "none except those of the policy";
     vec![
-        format!("groups by login: {}", list(&known.groups, groups, no_groups)),
-        format!("tags: {}", list(&known.tags, tags, &no_tags)),
+        format!("groups by login: {}", list("those that the authority knows", groups)),
+        format!("tags: {}", list(known_tags, tags)),
         format!("source address: {from}"),
     ]
 }

@@ -37,14 +37,15 @@ impl KeyTransfer {
         let mut question = HandOver { client, server, content: format!("{}{}", grant.key, grant.header) };
         let reply = tokio::time::timeout(PATIENCE, ask(socket, &question)).await;
         question.content.zeroize();
-        match reply.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer in time"))) {
+        match reply.unwrap_or_else(|_| Err(anyhow::anyhow!("`vouchsafe transfer` did not answer within {PATIENCE:?}")))
+        {
             Ok(true) => {
                 grant.key.zeroize();
                 true
             }
             Ok(false) => false,
             Err(error) => {
-                tracing::warn!(%client, "sending the key by HTTPS, not in band: {error:#}");
+                tracing::warn!(%client, "cannot send the key in band, so the client gets it by HTTPS: {error:#}");
                 false
             }
         }
@@ -57,14 +58,13 @@ async fn ask(socket: &Path, question: &HandOver) -> Result<bool> {
     let (reader, mut writer) = stream.into_split();
     writer.write_all(&lines::encode(question)?).await?;
     let answer = lines::read(&mut BufReader::new(reader), MOST).await?;
-    match serde_json::from_slice(
-        &answer.context(
-            "`vouchsafe transfer` closed the connection: check that its --user is the user of the authority",
-        )?,
-    )? {
+    match serde_json::from_slice(&answer.context(
+        "`vouchsafe transfer` closed the connection: its log says why. Its --user must be the user that the \
+             authority runs as",
+    )?)? {
         HandedOver::Yes => Ok(true),
         HandedOver::No => Ok(false),
-        HandedOver::Failed(why) => bail!("`vouchsafe transfer`: {why}"),
+        HandedOver::Failed(why) => bail!("`vouchsafe transfer` failed: {why}"),
     }
 }
 

@@ -48,7 +48,7 @@ pub async fn serve(
             Ok(accepted) => accepted,
             Err(error) => {
                 // Usually out of file descriptors; connections that end will free some.
-                tracing::warn!("cannot accept connections: {error}");
+                tracing::warn!("cannot accept an HTTPS connection; trying again: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
@@ -57,11 +57,11 @@ pub async fn serve(
         let opens = [Key::Connection(Key::source(peer.address))];
         if throttle.charge(&opens, std::time::Instant::now()).is_err() {
             limit.turn_away();
-            tracing::debug!(%address, "too many connections from this address");
+            tracing::debug!(%address, "refused a connection: too many from this address");
             continue;
         }
         let Some(permit) = limit.admit(&peer) else {
-            tracing::debug!(%address, "too many connections");
+            tracing::debug!(%address, "refused a connection: too many are open");
             continue;
         };
         let (acceptor, router) = (acceptor.clone(), router.clone());
@@ -70,7 +70,7 @@ pub async fn serve(
                 served = connection(stream, acceptor, router, peer) => if let Err(error) = served {
                     tracing::debug!(%address, "connection failed: {error}");
                 },
-                () = permit.evicted() => tracing::debug!(%address, "evicted for another connection"),
+                () = permit.evicted() => tracing::debug!(%address, "closed the connection to make room for another"),
             }
         });
     }

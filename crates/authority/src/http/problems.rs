@@ -74,6 +74,10 @@ pub enum Problem {
     Internal(anyhow::Error),
 }
 
+/// Text for [`Problem::NotFound`] on a page about passkeys, if this authority cannot have any.
+pub const NO_PASSKEYS: &str =
+    "page: passkeys are possible only if [console] in the authority's configuration has a `url` with a DNS name";
+
 impl Problem {
     /// Returns the problem for a request that the policy denies.
     pub fn denied(decision: &Decision<'_>, request: &Request<'_>) -> Self {
@@ -124,7 +128,7 @@ impl Problem {
                 return (S::TOO_MANY_REQUESTS, "too_many", title);
             }
             Self::Busy(what) => {
-                return (S::SERVICE_UNAVAILABLE, "busy", format!("too many {what} at a time: try again"));
+                return (S::SERVICE_UNAVAILABLE, "busy", format!("too many {what} at a time: try again later"));
             }
             Self::TooManyGrants(wait) => {
                 let title = format!("too many grants at a time: one expires in {} s", wait.as_secs());

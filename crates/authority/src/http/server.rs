@@ -43,12 +43,12 @@ impl Server {
         let lock = directory.lock()?;
         let tls = tls::server_config(&directory.certificate(), &directory.certificate_key())?;
         let authority = Arc::new(Authority::load(directory.clone()).await?);
-        let listener = bind(listen.unwrap_or(authority.config.listen)).await?;
+        let listener = bind(listen.unwrap_or(authority.settings.listen)).await?;
         let address = listener.local_addr()?;
         let socket = control::listen(&directory)?;
         let router = handlers::router(authority.clone(), &openapi::text());
         let (limit, throttle) = (authority.connection_limit.clone(), authority.throttle.clone());
-        let readers = match authority.config.metrics {
+        let readers = match authority.settings.metrics {
             Some(address) => Some(shell::metrics::listen(address).await?),
             None => None,
         };
@@ -74,7 +74,7 @@ impl Server {
                 Ok(())
             });
         }
-        let segments = match authority.config.segments {
+        let segments = match authority.settings.segments {
             Some(address) => {
                 let (answering, address, failure) = Answering::start(address, authority.datagrams.clone())?;
                 tasks.spawn(async move {
@@ -122,7 +122,7 @@ impl Server {
         match self.tasks.join_next().await {
             Some(Ok(Err(error))) => error,
             Some(Err(error)) => error.into(),
-            Some(Ok(Ok(()))) | None => anyhow::anyhow!("a task ended unexpectedly"),
+            Some(Ok(Ok(()))) | None => anyhow::anyhow!("a part of the authority ended unexpectedly"),
         }
     }
 
@@ -163,7 +163,7 @@ async fn keep_alive(sync: Arc<Synchroniser>) -> Result<()> {
     loop {
         ticks.tick().await;
         sync.close_streams();
-        sync.push.tell_all(&Event::Alive);
+        sync.push.broadcast(&Event::Alive);
     }
 }
 
@@ -172,7 +172,9 @@ async fn keep_account(datagrams: Arc<DatagramService>) -> Result<()> {
     loop {
         ticks.tick().await;
         if let Err(error) = datagrams.settle_account().await {
-            tracing::error!("cannot record segments that were issued by UDP yet: {error:#}");
+            tracing::error!(
+                "cannot record the segments that were issued by UDP; trying again in {SETTLE:?}: {error:#}"
+            );
         }
     }
 }
@@ -182,7 +184,10 @@ async fn keep_renewed(renewal: Arc<Renewal>) -> Result<()> {
     loop {
         ticks.tick().await;
         if let Err(error) = renewal.renew_due().await {
-            tracing::error!("cannot renew sessions at the identity provider: {error:#}");
+            tracing::error!(
+                "cannot check sessions with the identity provider; trying again in {:?}: {error:#}",
+                login::LOOK
+            );
         }
     }
 }
@@ -193,7 +198,7 @@ async fn keep_expiry(sessions: Arc<SessionManager>) -> Result<()> {
         let next = match sessions.end_expired().await {
             Ok(next) => next.map(|next| UNIX_EPOCH + Duration::from_secs(next)),
             Err(error) => {
-                tracing::error!("cannot end expired sessions yet: {error:#}");
+                tracing::error!("cannot end the sessions that have expired; trying again: {error:#}");
                 None
             }
         };
@@ -224,7 +229,7 @@ async fn keep_house(authority: Arc<Authority>) -> Result<()> {
             anyhow::Ok(())
         };
         if let Err(error) = done.await {
-            tracing::error!("cannot maintain the database: {error:#}");
+            tracing::error!("cannot maintain the database; trying again in {LOOK:?}: {error:#}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The claims of an identity provider about a person that the authority uses.
 
-use super::ProviderConfig;
+use super::ProviderSettings;
 use engine::policy::name_is_valid;
 use serde_json::{Map, Value};
 
@@ -24,10 +24,10 @@ pub struct Identity {
 
 impl Identity {
     /// Reads verified claims. The error is a message for the person who logs in.
-    pub fn read(config: &ProviderConfig, claims: &Map<String, Value>) -> Result<Self, String> {
+    pub fn read(settings: &ProviderSettings, claims: &Map<String, Value>) -> Result<Self, String> {
         let text = |name: &str| claims.get(name).and_then(Value::as_str);
         let subject = text("sub").ok_or("the identity provider's answer has no `sub` claim")?;
-        let claim = &config.person_claim;
+        let claim = &settings.person_claim;
         let person = text(claim).ok_or_else(|| {
             format!("the identity provider sends no claim `{claim}`: set `person_claim`, or add a scope")
         })?;
@@ -37,12 +37,15 @@ impl Identity {
         if !name_is_valid(person) {
             return Err(format!("`{}` is not a valid name here: set `person_claim`", person.escape_debug()));
         }
-        let mut groups = match claims.get(&config.groups_claim) {
+        let mut groups = match claims.get(&settings.groups_claim) {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::String(group)) => vec![group.clone()],
             Some(Value::Array(groups)) => groups.iter().filter_map(Value::as_str).map(str::to_owned).collect(),
             Some(_) => {
-                return Err(format!("the identity provider's claim `{}` is not a list of names", config.groups_claim));
+                return Err(format!(
+                    "the identity provider's claim `{}` is not a list of names",
+                    settings.groups_claim
+                ));
             }
         };
         if groups.len() > MOST_GROUPS {
@@ -53,7 +56,7 @@ impl Identity {
         groups.sort();
         groups.dedup();
         let sid = text("sid").map(str::to_owned);
-        Ok(Self { issuer: config.issuer.clone(), subject: subject.into(), person: person.into(), groups, sid })
+        Ok(Self { issuer: settings.issuer.clone(), subject: subject.into(), person: person.into(), groups, sid })
     }
 
     /// Adds the claims of the provider's UserInfo response to those of its ID token. The ID token takes precedence.
@@ -74,21 +77,21 @@ impl Identity {
     }
 
     /// Reports whether a configured claim is missing that the UserInfo endpoint may supply.
-    pub fn lacks(config: &ProviderConfig, claims: &Map<String, Value>) -> bool {
-        [&config.person_claim, &config.groups_claim].iter().any(|name| !claims.contains_key(*name))
+    pub fn lacks(settings: &ProviderSettings, claims: &Map<String, Value>) -> bool {
+        [&settings.person_claim, &settings.groups_claim].iter().any(|name| !claims.contains_key(*name))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Config;
+    use crate::Settings;
     use serde_json::json;
 
     fn read(claims: Value) -> Result<Identity, String> {
         let text = "[oidc]\nissuer = \"https://id.example.org\"\nclient_id = \"vouchsafe\"";
-        let config = Config::parse(text).unwrap().provider.unwrap();
-        Identity::read(&config, claims.as_object().unwrap())
+        let settings = Settings::parse(text).unwrap().provider.unwrap();
+        Identity::read(&settings, claims.as_object().unwrap())
     }
 
     #[test]

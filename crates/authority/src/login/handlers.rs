@@ -14,7 +14,7 @@ use crate::login::credentials;
 use crate::state::Authority;
 use crate::storage::{AuditEvent, AuditLog, Proof, Storage};
 use crate::sync::Synchroniser;
-use crate::{Config, now};
+use crate::{Settings, now};
 use api::{
     BrowserLogin, BrowserLoginStarted, Challenge, DeviceLogin, DeviceLoginStarted, FinishLogin, IdentityProvider,
     LoginMethods, LoginOutcome, ServiceLogin, Session,
@@ -69,7 +69,7 @@ pub fn forget(provider: Arc<Option<Provider>>, refresh_token: Zeroizing<String>)
 /// List the available ways to log in
 #[utoipa::path(get, path = "/v1/login", responses((status = 200, body = LoginMethods), Problem))]
 pub async fn methods(Part(provider): Part<Option<Provider>>) -> Json<LoginMethods> {
-    let issuer = |provider: &Provider| IdentityProvider { issuer: provider.config.issuer.clone() };
+    let issuer = |provider: &Provider| IdentityProvider { issuer: provider.settings.issuer.clone() };
     Json(LoginMethods { provider: Option::as_ref(&provider).map(issuer) })
 }
 
@@ -79,7 +79,7 @@ pub async fn methods(Part(provider): Part<Option<Provider>>) -> Json<LoginMethod
     responses((status = 200, body = BrowserLoginStarted), Problem)
 )]
 async fn browser(
-    Part(config): Part<Config>,
+    Part(settings): Part<Settings>,
     Part(provider): Part<Option<Provider>>,
     Part(throttle): Part<Throttle>,
     Part(audit): Part<AuditLog>,
@@ -88,7 +88,7 @@ async fn browser(
     Body(BrowserLogin { device, challenge, port, user, host }): Body<BrowserLogin>,
 ) -> Result<Json<BrowserLoginStarted>, Problem> {
     configured(&provider)?;
-    let console = config.console.url.as_ref().ok_or(Problem::NoBrowserLogin)?;
+    let console = settings.console.url.as_ref().ok_or(Problem::NoBrowserLogin)?;
     // The caller chooses only the port: a browser is never redirected to another machine than its own.
     if port < 1024 {
         return Err(Problem::Malformed("the port must be 1024 or higher".into()));

@@ -1,6 +1,6 @@
 //! The HTTP client for the identity provider: TLS, no redirects, limits on time and size.
 
-use super::config::is_confidential;
+use super::settings::is_confidential;
 use crate::tls;
 use anyhow::Result;
 use openidconnect::{AsyncHttpClient, HttpRequest, HttpResponse};

@@ -52,16 +52,18 @@ impl Passkeys {
     pub fn begin_registration(&self, person: &str, handle: PasskeyHandle, known: &[Passkey]) -> Result<Value> {
         let handle = UserHandle64::decode(handle)?;
         let user = PublicKeyCredentialUserEntity {
-            name: person.try_into().map_err(|_| anyhow!("{person} is not a valid name for a passkey"))?,
+            name: person.try_into().map_err(|_| {
+                anyhow!("cannot create a passkey for {person:?}: WebAuthn does not accept this user name (RFC 8265)")
+            })?,
             id: &handle,
             display_name: None,
         };
         let known = known.iter().map(|known| {
             let id = CredentialId::<Vec<u8>>::decode(known.id.clone())
-                .map_err(|_| anyhow!("a stored passkey is malformed"))?;
+                .map_err(|_| anyhow!("the stored passkey {:?} of {person} is malformed", known.name))?;
             Ok(PublicKeyCredentialDescriptor {
                 id,
-                transports: AuthTransports::decode(0).map_err(|_| anyhow!("cannot list the transports"))?,
+                transports: AuthTransports::decode(0).map_err(|_| anyhow!("cannot encode the passkey's transports"))?,
             })
         });
         let mut options = PublicKeyCredentialCreationOptions::passkey(&self.id, user, known.collect::<Result<_>>()?);
@@ -83,7 +85,7 @@ impl Passkeys {
         now: u64,
     ) -> Result<Passkey, Problem> {
         let wrong = |why: String| {
-            tracing::info!("rejected a passkey: {why}");
+            tracing::info!("rejected a new passkey: {why}");
             Problem::WrongPasskey
         };
         let registration =
@@ -131,7 +133,7 @@ impl Passkeys {
 
     /// Verifies an answer against the passkey that it names; returns the passkey's new state.
     pub fn verify(&self, answer: Answer, handle: PasskeyHandle, known: &Passkey) -> Result<[u8; 7], Problem> {
-        let broken = || anyhow!("a stored passkey is malformed");
+        let broken = || anyhow!("the stored passkey {:?} is malformed", known.name);
         let handle = UserHandle64::decode(handle).map_err(anyhow::Error::from)?;
         let id = CredentialId::<&[u8]>::decode(&known.id).map_err(|_| broken())?;
         let fixed = StaticState::<Key>::decode(&known.fixed).map_err(|_| broken())?;
@@ -171,7 +173,9 @@ impl Answer {
 fn room(inserted: InsertResult) -> Result<()> {
     match inserted {
         InsertResult::Success => Ok(()),
-        InsertResult::CapacityFull | InsertResult::Duplicate => Err(anyhow!("too many passkey requests at a time")),
+        InsertResult::CapacityFull | InsertResult::Duplicate => {
+            Err(anyhow!("{MOST} requests for passkeys are pending: try again in some minutes"))
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The relying party's view of the identity provider: requests to the provider, and the verification of its answers.
 
 use super::http::{Failure, Http};
-use super::{Identity, ProviderConfig, config};
+use super::{Identity, ProviderSettings, settings};
 use crate::Directory;
 use anyhow::{Context, Result, anyhow};
 use openidconnect::core::{
@@ -160,7 +160,7 @@ struct Cached {
 
 /// The identity provider of an authority.
 pub struct Provider {
-    pub(crate) config: ProviderConfig,
+    pub(crate) settings: ProviderSettings,
     http: Http,
     issuer: IssuerUrl,
     secret: Option<ClientSecret>,
@@ -169,17 +169,17 @@ pub struct Provider {
 
 impl Provider {
     /// Reads the files that the configuration names. Does not contact the provider yet.
-    pub fn new(config: ProviderConfig, directory: &Directory) -> Result<Self> {
+    pub fn new(settings: ProviderSettings, directory: &Directory) -> Result<Self> {
         let read = |file: &std::path::Path| {
             let path = directory.path().join(file);
             std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
         };
-        let secret = config.client_secret_file.as_deref().map(read).transpose()?;
+        let secret = settings.client_secret_file.as_deref().map(read).transpose()?;
         let secret = secret.map(|text| ClientSecret::new(text.trim().to_owned()));
-        let ca = config.ca_file.as_deref().map(read).transpose()?;
+        let ca = settings.ca_file.as_deref().map(read).transpose()?;
         let http = Http::new(ca.as_deref().map(str::as_bytes))?;
-        let issuer = IssuerUrl::new(config.issuer.clone())?;
-        Ok(Self { config, http, issuer, secret, cached: Mutex::new(None) })
+        let issuer = IssuerUrl::new(settings.issuer.clone())?;
+        Ok(Self { settings, http, issuer, secret, cached: Mutex::new(None) })
     }
 
     /// Returns where to send a browser that is to come back to `redirect`. The state is prefixed with `name` and a
@@ -200,7 +200,7 @@ impl Provider {
         };
         let mut request = client.authorize_url(flow, || state, Nonce::new_random);
         request = request.add_scopes(self.scopes(&metadata)).set_pkce_challenge(challenge);
-        if let Some(age) = self.config.reauthenticate {
+        if let Some(age) = self.settings.reauthenticate {
             request = request.set_max_age(Duration::from_secs(age.into()));
         }
         let (url, state, nonce) = request.url();
@@ -271,8 +271,8 @@ impl Provider {
     pub async fn farewell(&self) -> Option<String> {
         let metadata = tokio::time::timeout(FAREWELL_TIME, self.metadata(false)).await.ok()?.ok()?;
         let place = metadata.additional_metadata().end_session_endpoint.clone();
-        let place = place.filter(|place| config::is_confidential(place.url()))?;
-        let request = LogoutRequest::from(place).set_client_id(ClientId::new(self.config.client_id.clone()));
+        let place = place.filter(|place| settings::is_confidential(place.url()))?;
+        let request = LogoutRequest::from(place).set_client_id(ClientId::new(self.settings.client_id.clone()));
         Some(request.http_get_url().into())
     }
 
@@ -288,7 +288,8 @@ impl Provider {
         let claims = self.claims(&token, no_nonce, &LOGOUT_TYPES).await?;
         let is_logout = claims.get("events").and_then(|events| events.get(LOGOUT)).is_some_and(Value::is_object);
         let subject = claims.get("sub").and_then(Value::as_str).filter(|_| is_logout);
-        let subject = subject.ok_or_else(|| Refusal::No("the token is not a logout token".into()))?.to_owned();
+        let subject =
+            subject.ok_or_else(|| Refusal::No("the value of `logout_token` is not a logout token".into()))?.to_owned();
         Ok(Logout { subject, sid: claims.get("sid").and_then(Value::as_str).map(str::to_owned) })
     }
 
@@ -306,7 +307,7 @@ impl Provider {
                 claims
             }
             // A renewal may return no ID token (OpenID Connect Core, §12.2): then UserInfo is requested.
-            (None, Some(subject)) if self.config.reauthenticate.is_none() => {
+            (None, Some(subject)) if self.settings.reauthenticate.is_none() => {
                 Map::from_iter([("sub".to_owned(), subject.into())])
             }
             _ => {
@@ -318,11 +319,11 @@ impl Provider {
         if subject.is_some_and(|subject| claims.get("sub").and_then(Value::as_str) != Some(subject)) {
             return Err(Refusal::No("the identity provider's answer is about another person".into()));
         }
-        if Identity::lacks(&self.config, &claims) {
+        if Identity::lacks(&self.settings, &claims) {
             let user_info = self.user_info(&claims, tokens.access_token()).await?;
             Identity::add_user_info(&mut claims, user_info);
         }
-        let identity = Identity::read(&self.config, &claims).map_err(Refusal::No)?;
+        let identity = Identity::read(&self.settings, &claims).map_err(Refusal::No)?;
         Ok(Verified { identity, refresh_token: tokens.refresh_token().cloned() })
     }
 
@@ -352,13 +353,13 @@ impl Provider {
     }
 
     fn verifier(&self, metadata: &Metadata) -> IdTokenVerifier<'_, CoreJsonWebKey> {
-        let client_id = ClientId::new(self.config.client_id.clone());
+        let client_id = ClientId::new(self.settings.client_id.clone());
         IdTokenVerifier::new_public_client(client_id, self.issuer.clone(), metadata.jwks().clone())
             .set_allowed_algs(SIGNATURES)
     }
 
     fn check_age(&self, claims: &Map<String, Value>) -> Result<(), Refusal> {
-        let Some(most) = self.config.reauthenticate else { return Ok(()) };
+        let Some(most) = self.settings.reauthenticate else { return Ok(()) };
         let at = claims.get("auth_time").and_then(Value::as_i64);
         match at {
             Some(at) if crate::now().cast_signed() - at <= i64::from(most) + SKEW => Ok(()),
@@ -404,7 +405,7 @@ impl Provider {
     }
 
     fn client(&self, metadata: &Metadata) -> Client {
-        let client_id = ClientId::new(self.config.client_id.clone());
+        let client_id = ClientId::new(self.settings.client_id.clone());
         Client::from_provider_metadata(metadata.clone(), client_id, self.secret.clone())
     }
 
@@ -413,7 +414,7 @@ impl Provider {
             let all = metadata.scopes_supported();
             all.is_none_or(|all| all.iter().any(|one| one.as_str() == *scope))
         };
-        match &self.config.scopes {
+        match &self.settings.scopes {
             Some(scopes) => scopes.iter().filter(|scope| *scope != "openid").cloned().map(Scope::new).collect(),
             None => SCOPES.iter().filter(|scope| supported(scope)).map(|scope| Scope::new((*scope).into())).collect(),
         }
@@ -434,13 +435,16 @@ impl Provider {
         let metadata = match fetched {
             Ok(metadata) => Ok(Arc::new(metadata)),
             Err(error) => {
-                let error = format!("{}: {:#}", self.config.issuer, anyhow!(error));
+                let error = format!("cannot fetch the metadata of {}: {:#}", self.settings.issuer, anyhow!(error));
                 match cached.take().map(|cached| cached.metadata) {
+                    // A stranger can cause this fetch by a log-out token with an unknown key: if it fails, the copy stays.
+                    Some(Ok(before)) if anew => {
+                        *cached = Some(Cached { metadata: Ok(before), since: Instant::now() });
+                        return Err(unavailable(error));
+                    }
                     // The keys most likely did not change during a brief outage of the provider.
-                    Some(Ok(before)) if !anew => {
-                        tracing::warn!(
-                            "cannot fetch the identity provider's metadata; using the earlier copy: {error}"
-                        );
+                    Some(Ok(before)) => {
+                        tracing::warn!("{error}. The authority continues with the copy that it fetched earlier");
                         Ok(before)
                     }
                     _ => Err(error),

@@ -38,7 +38,7 @@ impl fmt::Display for Renewals {
         let Self { checked, changed, ended, failed, revoked } = self;
         write!(
             f,
-            "{} renewed: {changed} with changed groups, {ended} ended, {failed} without an answer; ",
+            "{} checked: {changed} with changed groups, {ended} ended, {failed} without an answer; ",
             count(*checked, "session")
         )?;
         write!(f, "{} revoked", count(*revoked, "grant"))
@@ -58,7 +58,7 @@ impl Renewal {
     /// Renews the sessions that are due.
     pub async fn renew_due(&self) -> Result<()> {
         let Some(provider) = &*self.provider else { return Ok(()) };
-        let before = now().saturating_sub(provider.config.refresh.into());
+        let before = now().saturating_sub(provider.settings.refresh.into());
         let done = self.renew(None, before).await?;
         if done.checked > 0 {
             tracing::debug!("{done}");
@@ -88,7 +88,9 @@ impl Renewal {
                     Ok(Some(Renewed::Ended)) => note(|done| done.ended += 1),
                     Ok(None) => note(|done| done.failed += 1),
                     Err(error) => {
-                        tracing::error!("cannot renew a session: {error:#}");
+                        tracing::error!(
+                            "cannot record a session that was checked with the identity provider: {error:#}"
+                        );
                         note(|done| done.failed += 1);
                     }
                 }
@@ -119,7 +121,7 @@ impl Renewal {
                 Ok(Some(Renewed::Ended))
             }
             Err(Refusal::Unavailable(error)) => {
-                tracing::warn!(person = session.person, "cannot renew a session: {error:#}");
+                tracing::warn!(person = session.person, "cannot check a session with the identity provider: {error:#}");
                 Ok(None)
             }
         }

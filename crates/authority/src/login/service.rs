@@ -23,7 +23,8 @@ pub struct AssertionCheck {
 impl AssertionCheck {
     /// Reports whether `assertion` is this service's answer to the challenge `nonce`.
     pub fn is_genuine(&self, assertion: &str, service: &str, nonce: &str, public_key: &str) -> Result<bool> {
-        let bytes = hex::decode(public_key).context("a stored service key is malformed")?;
+        let bytes = hex::decode(public_key)
+            .with_context(|| format!("the stored key of the service account {service} is malformed"))?;
         let key = CoreJsonWebKey::new_okp(bytes, CoreJsonCurveType::Ed25519, None);
         let issuer = IssuerUrl::new(format!("vouchsafe:{service}"))?;
         let verifier = IdTokenVerifier::new_public_client(

@@ -7,7 +7,7 @@ use crate::http::throttle::Throttle;
 use crate::policy::Enforcer;
 use crate::storage::{AuditEvent, AuditLog, Database, Login, Proof, Session, Storage};
 use crate::sync::Synchroniser;
-use crate::{Config, now};
+use crate::{Settings, now};
 use anyhow::Result;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use zeroize::Zeroizing;
 
 /// Begins sessions, and ends those that have expired.
 pub struct SessionManager {
-    pub(crate) config: Arc<Config>,
+    pub(crate) settings: Arc<Settings>,
     pub(crate) storage: Arc<Storage>,
     pub(crate) audit: Arc<AuditLog>,
     pub(crate) throttle: Arc<Throttle>,
@@ -35,7 +35,7 @@ impl SessionManager {
         source: IpAddr,
     ) -> Result<api::Session, Problem> {
         let now = now();
-        let expires = now + u64::from(self.config.session_lifetime);
+        let expires = now + u64::from(self.settings.session_lifetime);
         let (tags, groups) = (Vec::new(), Vec::new());
         let (ends, holder) = (None, wire::Holder::default());
         let session = Session { person: person.clone(), device: device.clone(), expires, tags, groups, ends, holder };

@@ -8,7 +8,7 @@ use crate::push::events::{Listener, Push};
 use crate::segments::SegmentIssuer;
 use crate::storage::{Operator, PolicyChange, Storage};
 use crate::sync::Synchroniser;
-use crate::{Config, Directory, now};
+use crate::{Directory, Settings, now};
 use anyhow::Result;
 use api::Event;
 use engine::policy::Compiled;
@@ -55,7 +55,7 @@ impl fmt::Display for Applied {
 
 /// Puts changes into effect.
 pub struct Enforcer {
-    pub(crate) config: Arc<Config>,
+    pub(crate) settings: Arc<Settings>,
     pub(crate) directory: Arc<Directory>,
     pub(crate) storage: Arc<Storage>,
     pub(crate) policy: Arc<PolicyInForce>,
@@ -77,7 +77,7 @@ impl Enforcer {
         by: Option<Operator>,
         after: Option<i64>,
     ) -> Result<Applied> {
-        let (directory, max_lifetime) = (self.directory.clone(), self.config.max_lifetime);
+        let (directory, max_lifetime) = (self.directory.clone(), self.settings.max_lifetime);
         let replaces = text.is_some();
         let read = move || {
             let candidate = match text {
@@ -112,7 +112,7 @@ impl Enforcer {
         into_huge_pages();
         // Announce receivers before revocations: a verifier that reads its configuration at the first event then sees
         // both.
-        self.push.tell_all(&Event::Policy);
+        self.push.broadcast(&Event::Policy);
         self.segments.announce(&withdrawn);
         self.sync.run().await?;
         let ended = Reevaluated { revoked, withdrawn: withdrawn.statements.len() };
@@ -139,7 +139,7 @@ impl Enforcer {
         let revoked = self.revoke_forbidden(&policy, why).await?;
         let withdrawn = self.segments.withdraw_forbidden(&policy);
         drop(policy);
-        self.push.tell_all(&Event::Policy);
+        self.push.broadcast(&Event::Policy);
         self.segments.announce(&withdrawn);
         self.sync.run().await?;
         let ended = Reevaluated { revoked, withdrawn: withdrawn.statements.len() };
@@ -173,7 +173,7 @@ impl Enforcer {
         let live =
             if anew { self.storage.call(move |database| database.live_of_sessions(time)).await? } else { Vec::new() };
         drop(policy);
-        self.push.tell_all(&Event::Policy);
+        self.push.broadcast(&Event::Policy);
         let ended = live.len();
         self.push.announce_revoked(live.into_iter().map(|(session, grant)| (Listener::Session(session), grant)));
         tracing::info!(anew, ended, "rotated the master key");

@@ -54,7 +54,7 @@ impl Choices {
         tracing::info!(person, revoked, %target, "the person changed where their identity may go");
         self.sync.run().await?;
         for token in self.sessions.tokens_of(person) {
-            self.push.tell(&Listener::Session(token), &Event::Policy);
+            self.push.send(&Listener::Session(token), &Event::Policy);
         }
         Ok(revoked)
     }

@@ -32,7 +32,7 @@ struct Stream {
 }
 
 impl Stream {
-    fn tell(&self, text: &Arc<str>) -> bool {
+    fn send(&self, text: &Arc<str>) -> bool {
         self.sender.try_send(text.clone()).is_ok()
     }
 }
@@ -61,11 +61,11 @@ impl Push {
     }
 
     /// Sends an event to one listener and returns the number of confirmations to expect.
-    pub fn tell(&self, listener: &Listener, event: &Event) -> usize {
+    pub fn send(&self, listener: &Listener, event: &Event) -> usize {
         let mut streams = self.lock();
         let Some(open_streams) = streams.get_mut(listener) else { return 0 };
         let text = text(event);
-        open_streams.retain(|stream| stream.tell(&text));
+        open_streams.retain(|stream| stream.send(&text));
         let wanted = event.confirm();
         let confirming =
             open_streams.iter().filter(|stream| wanted != Confirm::Nothing && stream.confirms >= wanted).count();
@@ -76,10 +76,10 @@ impl Push {
     }
 
     /// Sends an event to all listeners.
-    pub fn tell_all(&self, event: &Event) {
+    pub fn broadcast(&self, event: &Event) {
         let text = text(event);
         self.lock().retain(|_, open_streams| {
-            open_streams.retain(|stream| stream.tell(&text));
+            open_streams.retain(|stream| stream.send(&text));
             !open_streams.is_empty()
         });
     }
@@ -94,7 +94,7 @@ impl Push {
             tracing::info!(verifier, sessions = sessions.len(), "announcing ended sessions");
             let listener = Listener::Verifier(verifier);
             for sessions in sessions.chunks(REVOKED_PER_EVENT) {
-                self.tell(&listener, &Event::SessionsRevoked { sessions: sessions.to_vec() });
+                self.send(&listener, &Event::SessionsRevoked { sessions: sessions.to_vec() });
             }
         }
     }
@@ -110,7 +110,7 @@ impl Push {
         }
         for (listener, grants) in of_listeners {
             for grants in grants.chunks(REVOKED_PER_EVENT) {
-                self.tell(&listener, &Event::Revoked { grants: grants.to_vec() });
+                self.send(&listener, &Event::Revoked { grants: grants.to_vec() });
             }
         }
     }
@@ -118,7 +118,7 @@ impl Push {
     /// Notifies a listener of withdrawn consent to segments.
     pub fn announce_withdrawn(&self, listener: &Listener, withdrawn: &[Withdrawal]) {
         for withdrawn in withdrawn.chunks(WITHDRAWN_PER_EVENT) {
-            self.tell(listener, &Event::Withdrawn { withdrawn: withdrawn.to_vec() });
+            self.send(listener, &Event::Withdrawn { withdrawn: withdrawn.to_vec() });
         }
     }
 
@@ -129,7 +129,7 @@ impl Push {
             if !stays && matches!(listener, Listener::Session(_)) {
                 let text = text(&Event::LoggedOut);
                 for stream in open_streams.iter() {
-                    stream.tell(&text);
+                    stream.send(&text);
                 }
             }
             stays
@@ -166,7 +166,7 @@ mod tests {
         let listener = Listener::Verifier("edge".into());
         let mut stream = push.open(listener.clone(), Confirm::Nothing);
         for _ in 0..QUEUE + 1 {
-            push.tell(&listener, &Event::Policy);
+            push.send(&listener, &Event::Policy);
         }
         let mut received = 0;
         while let Ok(text) = stream.try_recv() {

@@ -52,7 +52,8 @@ impl Answering {
             let (mut batches, started) = (Batches::new(socket), Instant::now());
             while !ended.load(Ordering::Relaxed) {
                 if let Err(error) = service.answer_batch(&mut batches, started) {
-                    let _ = failed.send(anyhow::Error::new(error).context("cannot read requests for segments"));
+                    let _ =
+                        failed.send(anyhow::Error::new(error).context("cannot receive requests for segments by UDP"));
                     return;
                 }
             }
@@ -249,7 +250,7 @@ fn count(counter: &AtomicU64) {
 fn in_words(refusal: Refusal) -> (Reason, String) {
     let problem = match refusal {
         Refusal::Internal(error) => {
-            tracing::error!("cannot serve a request for a segment: {error:#}");
+            tracing::error!("cannot answer a request for a segment: {error:#}");
             return (Reason::Internal, "internal error: see the authority's log".into());
         }
         other => Problem::from(other).said(),

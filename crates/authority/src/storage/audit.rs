@@ -1,8 +1,12 @@
 //! Events and entries of the audit trails: event, time, person, device, receiver and rule.
 
+pub(super) mod chain;
+mod dedup;
+pub(super) mod log;
+
 use super::Database;
-use super::trail::{self, Trail};
 use anyhow::Result;
+use chain::Trail;
 use rusqlite::{Transaction, params};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
@@ -103,7 +107,7 @@ impl AuditEvent {
     }
 
     pub(super) fn write(&self, transaction: &Transaction<'_>, now: u64) -> Result<()> {
-        trail::append(transaction, self, now)
+        chain::append(transaction, self, now)
     }
 
     pub(super) fn entry(&self, id: i64, trail: Trail, time: u64) -> AuditEntry {
@@ -208,7 +212,7 @@ impl Database {
                 FROM audit WHERE ?1 IS NULL OR person = ?1 ORDER BY id DESC LIMIT ?2)
              ORDER BY id",
         )?;
-        let rows = statement.query_map(params![person, count], trail::read)?;
+        let rows = statement.query_map(params![person, count], chain::read)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
@@ -240,7 +244,7 @@ impl Database {
         let by = by.as_ref().map(Operator::name);
         let mut rows = statement.query(params![person, by, event, since, until, before, down_to])?;
         while let Some(row) = rows.next()? {
-            let entry = trail::read(row)?;
+            let entry = chain::read(row)?;
             let id = entry.id;
             if !take(entry)? {
                 return Ok(Some(id).filter(|id| *id > first));
@@ -266,7 +270,7 @@ impl Database {
         )?;
         let mut rows = statement.query([after])?;
         while let Some(row) = rows.next()? {
-            take(trail::read(row)?)?;
+            take(chain::read(row)?)?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ impl Database {
         let mut copy = Connection::open(path)?;
         // In one step: a backup in several steps would restart whenever another process writes.
         let done = Backup::new(&self.connection, &mut copy)?.step(-1)?;
-        ensure!(done == StepResult::Done, "the database is busy: {done:?}");
+        ensure!(done == StepResult::Done, "another process uses the database ({done:?}): try again");
         Ok(())
     }
 

@@ -488,7 +488,7 @@ fn entry(connection: &Connection, row: &Row<'_>) -> Result<GrantEntry> {
         verifier: row.get(3)?,
         receiver: row.get(4)?,
         rule: row.get(5)?,
-        source: source.parse().context("the grants table holds a broken source")?,
+        source: source.parse().context("the grants table contains a malformed source")?,
         address: address.parse().context("the grants table contains a malformed address")?,
         protocol: row.get(8)?,
         port: row.get(9)?,

@@ -125,15 +125,16 @@ pub(super) fn begin(transaction: &Transaction<'_>, session: &TokenHash, person: 
     }
     let free = (1..=SLOTS).map(|step| last_slot.wrapping_add(step as u8)).find(|slot| !taken[usize::from(*slot)]);
     let Some(slot) = free else {
-        let first =
-            used.iter().filter_map(|(_, until)| *until).min().context("no session of this account ever ends")?;
+        let first = used.iter().filter_map(|(_, until)| *until).min().with_context(|| {
+            format!("all {SLOTS} sessions of {person} are live: end some with `vouchsafe authority revoke`")
+        })?;
         return Ok(Slot::NoneFree { seconds: first.cast_unsigned().saturating_sub(now) });
     };
     let add = "INSERT INTO session_slots (session, account, owner, slot) VALUES (?1, ?2, ?3, ?4)";
     transaction.prepare_cached(add)?.execute(params![session, account, person, slot])?;
     let last = "UPDATE account_numbers SET last_slot = ?2 WHERE account = ?1";
     transaction.prepare_cached(last)?.execute(params![account, slot])?;
-    let holder = Holder::new(account, slot).context("the account numbers are used up: 16 777 215 were assigned")?;
+    let holder = Holder::new(account, slot).context("all 16 777 215 numbers for accounts have been assigned")?;
     Ok(Slot::Given(holder))
 }
 
@@ -250,6 +251,7 @@ fn account_of(transaction: &Transaction<'_>, person: &str) -> Result<(u32, u8)> 
     let last_slot = u8::MAX;
     let add = "INSERT INTO account_numbers (person, last_slot) VALUES (?1, ?2)";
     transaction.execute(add, params![person, last_slot])?;
-    let account = u32::try_from(transaction.last_insert_rowid()).context("the account numbers are used up")?;
+    let account =
+        u32::try_from(transaction.last_insert_rowid()).context("all numbers for accounts have been assigned")?;
     Ok((account, last_slot))
 }

@@ -45,10 +45,6 @@ pub struct PersonFacts {
     pub groups: Vec<String>,
     /// Tags of the device in question, and of a service account.
     pub tags: Vec<String>,
-    /// Whether the name is that of a service account.
-    pub is_service: bool,
-    /// Whether the person has ever logged in from the device in question.
-    pub has_device: Option<bool>,
 }
 
 /// A service account as it is listed.
@@ -197,8 +193,6 @@ impl Database {
         Ok(PersonFacts {
             groups: groups_of(&self.connection, person)?,
             tags: devices::tags_of(&self.connection, person, device.unwrap_or_default())?,
-            is_service: self.service_key(person)?.is_some(),
-            has_device: device.map(|device| devices::is_known(&self.connection, person, device)).transpose()?,
         })
     }
 

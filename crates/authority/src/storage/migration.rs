@@ -18,7 +18,10 @@ pub(super) fn run(connection: &mut Connection, path: &Path) -> Result<()> {
     // Another process may have migrated it meanwhile.
     let found = version(&transaction)?;
     if !(EARLIEST..=SCHEMA_VERSION).contains(&found) {
-        bail!("{shown} has format {found}; this version reads formats {EARLIEST} to {SCHEMA_VERSION}");
+        bail!(
+            "{shown} has format {found}, but this version of Vouchsafe reads formats {EARLIEST} to {SCHEMA_VERSION} \
+             only: use the version that wrote it"
+        );
     }
     if found < 10 {
         name_holders(&transaction).with_context(|| format!("cannot convert {shown} from format {found} to 10"))?;

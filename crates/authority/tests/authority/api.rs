@@ -312,7 +312,7 @@ async fn only_the_owner_can_read_the_directory() {
 async fn init_touches_nothing_that_is_there() {
     let room = tempfile::tempdir().unwrap();
     std::fs::write(room.path().join("precious"), "x").unwrap();
-    let listen = authority::config::DEFAULT_LISTEN;
+    let listen = authority::settings::DEFAULT_LISTEN;
     assert!(authority::Directory::at(room.path()).init(&[], listen).is_err());
     let wrong = authority::Directory::at(room.path().join("new"));
     assert!(wrong.init(&["not a näme".into()], listen).is_err());

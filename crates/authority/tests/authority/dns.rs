@@ -2,7 +2,7 @@
 
 use crate::stage::Stage;
 use authority::dns::Server;
-use engine::discovery::{Domain, Told, message};
+use engine::discovery::{Answer, Domain, message};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
@@ -28,7 +28,7 @@ fn domain() -> Domain {
     "example.org".parse().unwrap()
 }
 
-async fn by_tcp(server: &Server) -> Told {
+async fn by_tcp(server: &Server) -> Answer {
     let mut stream = TcpStream::connect(server.addresses()[0]).await.unwrap();
     let question = message::question(&domain(), 5).unwrap();
     // In two pieces, as a TCP connection may deliver the query.
@@ -39,8 +39,8 @@ async fn by_tcp(server: &Server) -> Told {
     message::answer(&domain(), 5, &answer).unwrap()
 }
 
-fn protects(told: &Told) -> Vec<String> {
-    let Told::Record(record, 300) = told else { panic!("{told:?}") };
+fn protects(answer: &Answer) -> Vec<String> {
+    let Answer::Record(record, 300) = answer else { panic!("{answer:?}") };
     assert_eq!(record.authority().as_str(), "https://vouch.example.org:8443");
     record.protects().iter().map(ToString::to_string).collect()
 }
@@ -61,7 +61,7 @@ async fn the_record_says_what_the_policy_protects_and_follows_it() {
             let mut answer = [0; 2048];
             let size = socket.recv(&mut answer).await.unwrap();
             match message::answer(&domain(), 6, &answer[..size]).unwrap() {
-                Told::Record(record, _) if record.covers("203.0.113.127".parse().unwrap()) => return,
+                Answer::Record(record, _) if record.covers("203.0.113.127".parse().unwrap()) => return,
                 // Queried more often than one network may.
                 _ => tokio::time::sleep(Duration::from_millis(100)).await,
             }
@@ -80,8 +80,8 @@ async fn a_flood_gets_a_trickle_of_answers_that_are_no_longer_than_it() {
     let (mut full, mut short) = (0, 0);
     let mut answer = [0; 2048];
     let mut count = |size: usize, answer: &[u8]| match message::answer(&domain(), 7, &answer[..size]) {
-        Some(Told::Record(..)) => full += 1,
-        Some(Told::Truncated) if size <= question.len() => short += 1,
+        Some(Answer::Record(..)) => full += 1,
+        Some(Answer::Truncated) if size <= question.len() => short += 1,
         other => panic!("{other:?} in {size} bytes"),
     };
     let begun = std::time::Instant::now();

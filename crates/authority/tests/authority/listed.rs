@@ -56,7 +56,7 @@ async fn segments_in_force_are_listed_until_they_are_withdrawn() {
     stage.apply(&TENANTS.replace("group:staff", "person:eve")).await.unwrap();
     assert_eq!(count(&stage, "", "").await, 0, "the policy does not allow it any more");
     stage.server.take().unwrap().stop().await;
-    assert!(list(&stage, "", "", 10).await.unwrap_err().to_string().contains("no server runs"));
+    assert!(list(&stage, "", "", 10).await.unwrap_err().to_string().contains("the authority is not running"));
 }
 
 #[tokio::test]

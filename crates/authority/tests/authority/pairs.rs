@@ -68,7 +68,7 @@ async fn a_pair_waits_for_its_verifiers_word() {
         for _ in 0..confirmations {
             let early = grant.is_finished() && asked.elapsed() < Duration::from_millis(400);
             assert!(!early, "the grant was faster than its verifiers");
-            verifier.heard(vec![told, 1]).await.unwrap();
+            verifier.acknowledge(vec![told, 1]).await.unwrap();
         }
         assert_eq!(handle_of_pair(&grant.await.unwrap().unwrap()), told);
     }

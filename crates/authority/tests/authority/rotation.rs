@@ -22,7 +22,7 @@ async fn a_key_that_follows_changes_nothing_that_is_in_use() {
     let expected = [false, false, false, true, true, true];
     assert_eq!(differ(&before, &after), expected);
     let error = admin::rotate_master_key(&stage.directory, false).await.unwrap_err();
-    assert!(error.to_string().contains("takes effect in"), "{error:#}");
+    assert!(error.to_string().contains("takes effect only in"), "{error:#}");
     stage.restart().await;
     assert_eq!(differ(&before, &verifier.keys(4).await.unwrap().keys), expected, "it outlives the server");
     let last = stage.database().audit_entries(None, 100).unwrap();

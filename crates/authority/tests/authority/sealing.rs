@@ -35,7 +35,7 @@ async fn agents_and_verifiers_are_told_what_a_rule_demands() {
     let mut guard = events(&verifier).await;
     let grant = alice.grant(&git()).await.unwrap();
     assert_eq!(flags(&grant), Flags::PORT.with(Flags::SEALED));
-    let read = client::convert::grant(&grant).ok().expect("the agent reads it");
+    let read = client::convert::grant(&grant).unwrap_or_else(|why| panic!("{why}"));
     assert_eq!((read.sealing.treatment, read.sealing.rekey), (Treatment::Encrypt, 300));
     let ends = ["203.0.113.10:4499".parse().unwrap(), "[2001:db8::10]:4499".parse().unwrap()];
     assert_eq!(read.tunnels, ends);
@@ -50,6 +50,13 @@ async fn agents_and_verifiers_are_told_what_a_rule_demands() {
     let reachable = alice.destinations().await.unwrap();
     assert_eq!(reachable.sealed.demanded.into_iter().collect::<Vec<_>>(), [("git".to_owned(), "encrypt".to_owned())]);
     assert_eq!(reachable.sealed.tunnels, ends);
+    let (receivers, names) = client::convert::reachable(&alice.destinations().await.unwrap());
+    assert!(names.contains("git") && receivers.iter().any(|receiver| receiver.name == "way"));
+    // Bob is denied by another rule: he is told what he must not send to in clear.
+    let bob = stage.login("bob").await.destinations().await.unwrap();
+    assert!(bob.destinations.iter().all(|receiver| receiver.name != "git") && bob.sealed.demanded.is_empty());
+    assert!(!bob.sealed.closed.is_empty() && bob.sealed.closed.iter().all(|receiver| receiver.name == "git"));
+    assert!(client::convert::reachable(&bob).1.contains("git"));
     // The grant that opens the tunnel is for the outside.
     let way = alice.grant(&to("203.0.113.10", 17, 4499)).await.unwrap();
     assert_eq!(flags(&way), Flags::PORT);

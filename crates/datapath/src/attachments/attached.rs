@@ -17,19 +17,19 @@ pub(super) enum Attached {
 }
 
 impl Attached {
-    /// Attaches a program, at tc by this mechanism.
+    /// Attaches a program. If the spot is at tc, `tc` is the mechanism.
     pub(super) fn new(program: BorrowedFd<'_>, interface: &Interface, spot: Spot, tc: Attachment) -> Result<Self> {
         let name = &interface.name;
         let attached = match (spot.attach_point(), tc) {
             (AttachPoint::Xdp, _) => {
                 return Link::attach_xdp(program, interface).map(|(link, _)| Self::Link(link)).with_context(|| {
-                    format!("cannot attach XDP to {name} (another XDP program may be there: `ip link show {name}`)")
+                    format!("cannot attach to {name} at XDP (another XDP program may be there: `ip link show {name}`)")
                 });
             }
             (place, Attachment::Tcx) => Link::attach(program, interface.index, place, spot.flags()).map(Self::Link),
             (_, Attachment::Clsact) => Filter::attach(program, interface.index, spot).map(Self::Filter),
         };
-        attached.with_context(|| format!("cannot attach to tc of {name}"))
+        attached.with_context(|| format!("cannot attach to {name} at tc"))
     }
 
     /// Attaches at XDP in the driver, without a fallback.
@@ -37,7 +37,8 @@ impl Attached {
         Link::attach(program, interface.index, AttachPoint::Xdp, libbpf_sys::XDP_FLAGS_DRV_MODE).map(Self::Link)
     }
 
-    /// Opens the attachment pinned at `path` as `pin`, on any interface; the pin's name identifies a filter.
+    /// Opens the attachment pinned at `path` under the name `pin`, whichever interface it is on. The name of the pin
+    /// tells the interface and spot of a filter.
     pub(super) fn open(path: &Path, pin: &str) -> Option<Self> {
         let link = Link::open_any(path)?;
         if link.is_link() {
@@ -48,7 +49,7 @@ impl Attached {
         Some(Self::Filter(Filter::of(link.into(), interface, spot)))
     }
 
-    /// Opens the attachment pinned at `path` as `pin`, if it is still on this interface.
+    /// Opens the attachment pinned at `path` under the name `pin`, if it is still on this interface.
     pub(super) fn open_on(path: &Path, pin: &str, interface: &Interface) -> Option<Self> {
         match Self::open(path, pin)? {
             Self::Link(_) => Link::open(path, interface.index).map(Self::Link),
@@ -56,7 +57,7 @@ impl Attached {
         }
     }
 
-    /// Reports whether its interface is gone.
+    /// Reports whether the interface no longer exists.
     pub(super) fn is_gone(&self) -> bool {
         match self {
             Self::Link(link) => link.is_gone(),
@@ -89,8 +90,8 @@ impl Attached {
         }
     }
 
-    /// Returns the descriptor to pin so that [`Self::open`] finds the attachment. A filter can't be pinned and persists
-    /// by itself: its program is pinned in its place, if the spot wants that.
+    /// Returns the descriptor to pin so that [`Self::open`] finds the attachment. A filter can't be pinned, and
+    /// outlives the process by itself: its program is pinned in its place, if [`Spot::pins_filter`].
     pub(super) fn to_pin(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Link(link) => Some(link.as_fd()),

@@ -16,7 +16,7 @@ pub(crate) enum AttachPoint {
     TcxEgress,
 }
 
-/// A program attached to an interface, for as long as this or a pin of it exists.
+/// A program attached to an interface, until this value and all pins of the link are gone.
 pub(crate) struct Link(OwnedFd);
 
 impl Link {
@@ -35,7 +35,7 @@ impl Link {
         let fd = unsafe {
             libbpf_sys::bpf_link_create(program.as_raw_fd(), interface as i32, kind, std::ptr::from_ref(&options))
         };
-        own(fd).map(Self).with_context(|| format!("cannot attach at {point:?}"))
+        own(fd).map(Self).with_context(|| format!("cannot attach to interface number {interface} at {point:?}"))
     }
 
     /// Attaches at XDP: in the driver if that is possible, otherwise in generic mode. Returns the link and, if the
@@ -102,9 +102,10 @@ impl Link {
         Ok(())
     }
 
-    /// Detaches from the interface at once. Closing and unpinning take effect only after deferred work in the kernel.
+    /// Detaches from the interface at once. Closing or unpinning a link would take effect only after deferred work in
+    /// the kernel.
     pub(crate) fn detach(&self) {
-        // SAFETY: the descriptor is open for the call. It fails for a link whose interface is gone, which is fine.
+        // SAFETY: the descriptor is open for the call. The call fails if the interface is gone, which is fine.
         unsafe { libbpf_sys::bpf_link_detach(self.0.as_raw_fd()) };
     }
 }
@@ -123,7 +124,8 @@ impl From<Link> for OwnedFd {
 
 /// Pins a link or a program.
 pub(crate) fn pin(what: BorrowedFd<'_>, path: &Path) -> Result<()> {
-    let name = CString::new(path.as_os_str().as_bytes()).context("the path contains a zero byte")?;
+    let name = CString::new(path.as_os_str().as_bytes())
+        .with_context(|| format!("cannot pin {}: the path contains a zero byte", path.display()))?;
     // SAFETY: the descriptor is open and `name` is a C string that lives through the call.
     let result = unsafe { libbpf_sys::bpf_obj_pin(what.as_raw_fd(), name.as_ptr()) };
     let error = std::io::Error::last_os_error();

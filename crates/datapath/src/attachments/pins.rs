@@ -73,13 +73,15 @@ impl Pins {
         let file = fs::File::open(&self.0).with_context(|| format!("cannot open {}", self.0.display()))?;
         match file.try_lock() {
             Ok(()) => Ok(file),
-            Err(fs::TryLockError::WouldBlock) => bail!("another process uses {}", self.0.display()),
+            Err(fs::TryLockError::WouldBlock) => {
+                bail!("another process uses {}: stop that process first", self.0.display())
+            }
             Err(fs::TryLockError::Error(error)) => bail!("cannot lock {}: {error}", self.0.display()),
         }
     }
 
-    /// Returns the process that holds the lock. Reads the kernel's list, because trying the lock could keep a daemon
-    /// from it.
+    /// Returns the process that holds the lock. Reads the kernel's list of locks, because an attempt to take the lock
+    /// could keep a daemon from taking it.
     pub fn holder(&self) -> Option<u32> {
         let about = fs::metadata(&self.0).ok()?;
         let (device, inode) = (about.dev(), about.ino());

@@ -1,9 +1,10 @@
-//! The programs that are attached to interfaces: where, under which pin, and in which order with other programs.
+//! The spots at which programs are attached to interfaces: the hook, the name of the pin, and the order among other
+//! programs.
 
 use super::link::AttachPoint;
 use crate::hook::Hook;
 
-/// Program and attachment point.
+/// A program together with the point where it is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spot {
     /// Admission.
@@ -14,7 +15,7 @@ pub enum Spot {
     Outward,
     /// A gateway's program at tc egress of an outside interface.
     Own,
-    /// A gateway's program with a pool, at tc ingress of an outside interface, after admission.
+    /// The program of a gateway with a pool, at tc ingress of an outside interface, after admission.
     Inward,
     /// A verifier of proofs, at XDP.
     Proving,

@@ -50,12 +50,12 @@ impl Mapping {
     }
 }
 
-// SAFETY: it owns the memory, which is not tied to a thread.
+// SAFETY: a `Mapping` owns its memory, which is not tied to a thread.
 unsafe impl Send for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: it was mapped with this address and length, and all pointers into it are dropped by now.
+        // SAFETY: the memory was mapped with this address and length, and all pointers into it are dropped by now.
         let _ = unsafe { nix::sys::mman::munmap(self.start, self.length) };
     }
 }
@@ -78,7 +78,7 @@ pub struct Ring<T> {
     types: PhantomData<T>,
 }
 
-// SAFETY: it points into memory that it owns, and moves its own end only under a mutable borrow.
+// SAFETY: a `Ring` points into memory that it owns, and moves its own end only under a mutable borrow.
 unsafe impl<T: Entry> Send for Ring<T> {}
 
 impl<T: Entry> Ring<T> {
@@ -92,8 +92,8 @@ impl<T: Entry> Ring<T> {
     }
 
     fn ends(&self) -> (&AtomicU32, &AtomicU32) {
-        // SAFETY: both are aligned and inside the mapping, which lives as long as this; both sides access them only as
-        // atomics.
+        // SAFETY: both counters are aligned and inside the mapping, which lives as long as `self`; both sides access
+        // them only as atomics.
         unsafe { (self.producer.as_ref(), self.consumer.as_ref()) }
     }
 

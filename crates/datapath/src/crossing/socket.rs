@@ -40,8 +40,8 @@ impl Frames {
         let bytes = |frame: &libc::xdp_desc| {
             let (start, length) = (usize::try_from(frame.addr).ok()?, frame.len as usize);
             (start % FRAME + length <= FRAME && start + length <= memory.len()).then(|| {
-                // SAFETY: it is inside one frame of the memory, which lives as long as this. INVARIANT: a frame is in
-                // one ring, or in `free`, or here, so that nothing else refers to it.
+                // SAFETY: the bytes are inside one frame of the memory, which lives as long as `self`. INVARIANT: a
+                // frame is in one ring, or in `free`, or here, so that nothing else refers to it.
                 unsafe { std::slice::from_raw_parts_mut(memory.start().add(start).as_ptr(), length) }
             })
         };
@@ -56,7 +56,7 @@ pub struct Socket {
     fill: Ring<u64>,
     sent: Ring<u64>,
     fd: OwnedFd,
-    /// While this is open, the card passes on frames to any address.
+    /// While this socket is open, the card passes on frames to any address.
     _promiscuous: OwnedFd,
 }
 
@@ -136,13 +136,13 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Passes free frames to the kernel to fill, as many as fit.
+    /// Passes free frames to the kernel, as many as fit, so that it fills them with arriving packets.
     pub fn refill(&mut self, frames: &mut Frames) {
         let room = self.fill.room();
         self.fill.put(frames.take(room));
     }
 
-    /// Sends frames as far as there is room, and returns their number.
+    /// Queues frames to be sent, as many as there is room for, and returns their number.
     pub fn send(&mut self, frames: &[libc::xdp_desc]) -> usize {
         let count = frames.len().min(self.sending.room() as usize);
         self.sending.put(frames[..count].iter().copied());

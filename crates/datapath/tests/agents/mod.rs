@@ -155,9 +155,9 @@ impl Agents {
             ([agent_counter::FAILED], _) => (Action::Failed, TC_ACT_SHOT),
             ([agent_counter::RIDER], _) => (Action::Rider, TC_ACT_SHOT),
             ([agent_counter::CONVERSATION], _) => (Action::Conversation, TC_ACT_UNSPEC),
-            ([agent_counter::HELD], _) => (Action::Held, TC_ACT_STOLEN),
-            // This test opens no buffer: a packet to be held has nowhere to go.
-            ([agent_counter::HOLD_FAILED], _) => (Action::Held, TC_ACT_SHOT),
+            ([agent_counter::QUEUED], _) => (Action::Queued, TC_ACT_STOLEN),
+            // This test opens no buffer: a packet to be queued has nowhere to go.
+            ([agent_counter::QUEUE_FAILED], _) => (Action::Queued, TC_ACT_SHOT),
             _ => panic!("counters {moved:?} moved"),
         };
         assert_eq!(ran.code, code, "code and counter {counted:?} agree");

@@ -3,7 +3,7 @@
 use datapath::Pins;
 use datapath::clock;
 use datapath::interface::Interface;
-use datapath::svtep::{Settings, Svtep};
+use datapath::svtep::{Config, Svtep};
 use lab::mint::now;
 use lab::segments::{EPOCH_LENGTH, Giver, MAX_LIFETIME, Minted};
 use std::net::IpAddr;
@@ -21,9 +21,9 @@ pub fn vni(number: u32) -> Vni {
     Vni::new(number).expect("24 bits")
 }
 
-pub fn settings() -> Settings {
+pub fn config() -> Config {
     let proofs = ProofsConfig { epoch_length: EPOCH_LENGTH, max_lifetime: MAX_LIFETIME };
-    Settings { proofs, remembered: 1024, mtu: MTU, reports: REPORTS }
+    Config { proofs, remembered: 1024, mtu: MTU, reports: REPORTS }
 }
 
 /// All combinations of families: outer, inner.
@@ -58,7 +58,7 @@ impl Endpoint {
     /// Creates an endpoint that is both the sending and the receiving one, with the state left in the pins.
     pub fn pinned(pins: Option<Pins>) -> Self {
         let underlay = Interface::named("lo").expect("loopback");
-        let program = Svtep::load(&underlay, &settings(), pins).unwrap_or_else(|error| panic!("{error:#}"));
+        let program = Svtep::load(&underlay, &config(), pins).unwrap_or_else(|error| panic!("{error:#}"));
         let giver = Giver::new([7; 32]);
         let (epoch, key) = giver.key(PATH[0], now()).expect("a key");
         program.proofs.learn(giver.authority, epoch, &key).expect("map takes keys");

@@ -264,7 +264,7 @@ fn is_token(action: &Action) -> bool {
 }
 
 fn is_held(action: &Action) -> bool {
-    *action == Action::Held
+    *action == Action::Queued
 }
 
 fn is_plain(action: &Action) -> bool {

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-/// Smaller differences, in milliseconds, come from the resolution of the answers and from the network.
+/// Differences below this, in milliseconds, are due to the resolution of the answers and to the network.
 const NEGLIGIBLE: u64 = 1000;
-/// Answers carry whole seconds: on average half a second, in milliseconds, has passed since.
+/// The mean time, in milliseconds, that has passed since the whole second that an answer states.
 const HALF_GRAIN: u64 = 500;
 
 /// Offset between the boot clock and Unix time.
@@ -42,12 +42,13 @@ impl Clock {
         difference.div_euclid(1000).clamp(i32::MIN.into(), i32::MAX.into()) as i32
     }
 
-    /// Sets the clock from an answer: the authority's time was `unix` at some moment between `asked` and `answered`.
+    /// Sets the clock from an answer: the authority's time was `unix` at some moment between `requested` and `answered`.
     /// Returns whether that changed the clock.
-    pub fn told(&mut self, unix: u64, asked: Duration, answered: Duration) -> bool {
-        let middle = (asked + answered).as_millis() as u64 / 2;
+    pub fn sync(&mut self, unix: u64, requested: Duration, answered: Duration) -> bool {
+        let middle = (requested + answered).as_millis() as u64 / 2;
         let boot = (unix.min(u32::MAX.into()) * 1000 + HALF_GRAIN).saturating_sub(middle);
-        let differs = boot.abs_diff(self.boot) >= NEGLIGIBLE + (answered.saturating_sub(asked)).as_millis() as u64 / 2;
+        let differs =
+            boot.abs_diff(self.boot) >= NEGLIGIBLE + (answered.saturating_sub(requested)).as_millis() as u64 / 2;
         if differs {
             self.boot = boot;
         }
@@ -61,12 +62,12 @@ mod tests {
 
     #[test]
     fn only_real_differences_move_the_clock() {
-        let (asked, answered) = (Duration::from_millis(10_000), Duration::from_millis(10_200));
+        let (requested, answered) = (Duration::from_millis(10_000), Duration::from_millis(10_200));
         let mut clock = Clock::at(Duration::from_secs(1_800_000_000), Duration::from_secs(10));
-        assert!(!clock.told(1_800_000_000, asked, answered));
+        assert!(!clock.sync(1_800_000_000, requested, answered));
         let second = Duration::from_secs(1);
-        assert!(!clock.told(1_800_000_001, asked + second, answered + second));
-        assert!(clock.told(1_800_000_090, asked, answered));
+        assert!(!clock.sync(1_800_000_001, requested + second, answered + second));
+        assert!(clock.sync(1_800_000_090, requested, answered));
         assert_eq!(clock.unix(answered), 1_800_000_090);
         assert_eq!(clock.boot_to_unix_nanos() / 1_000_000_000, 1_800_000_080);
     }

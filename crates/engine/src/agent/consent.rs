@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// Maximum number of a person's rules: each packet that the agent holds is compared with all of them.
+/// Maximum number of a person's rules: each packet that the agent queues is compared with all of them.
 pub const RULES_MAX: usize = 256;
 
 /// Whether first packets may carry the person's tokens.
@@ -63,20 +63,20 @@ impl ConsentRules {
         self.0.push(ConsentRule { target, consent });
     }
 
-    /// Reports whether there is room for a rule for this target, or there is one already.
+    /// Reports whether there is room for a rule for this target, or already a rule for it.
     pub fn have_room_for(&self, target: &Target) -> bool {
         self.0.len() < RULES_MAX || self.0.iter().any(|rule| rule.target == *target)
     }
 
-    /// Removes the rule for exactly this target. Returns whether there was one.
+    /// Removes the rule for exactly this target. Returns whether there was such a rule.
     pub fn forget(&mut self, target: &Target) -> bool {
         let before = self.0.len();
         self.0.retain(|rule| rule.target != *target);
         self.0.len() != before
     }
 
-    /// Returns the deciding rule: the one with the longest prefix; of equal prefixes, one with a port before one
-    /// without.
+    /// Returns the deciding rule: the one with the longest prefix. Among rules of equal prefixes, one with a port
+    /// decides before one without.
     pub fn deciding(&self, address: IpAddr, port: u16) -> Option<&ConsentRule> {
         let covering = self.0.iter().filter(|rule| rule.target.covers(address, port));
         covering.max_by_key(|rule| (rule.target.prefix.prefix_len(), rule.target.port.is_some()))

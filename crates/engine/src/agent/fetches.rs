@@ -8,15 +8,17 @@ use wire::{Destination, Handle};
 
 /// Maximum number of open requests for destinations without a grant.
 pub const FETCHES_MAX: usize = 64;
-/// Maximum number of open requests that renew grants. They have room of their own: packets wait for the others.
+/// Maximum number of open requests that renew grants. They have a limit of their own because packets wait for the other
+/// requests.
 pub const RENEWALS_MAX: usize = 64;
 /// The first pause after a failure.
 const PAUSE: Duration = Duration::from_millis(250);
-/// The longest pause while frames wait (`PAUSE_WAITING`), and otherwise (`PAUSE_IDLE`).
+/// The longest pause: if frames wait (`PAUSE_WAITING`), and if none do (`PAUSE_IDLE`).
 const PAUSE_WAITING: Duration = Duration::from_secs(4);
 pub const PAUSE_IDLE: Duration = Duration::from_secs(30);
 
-/// The addresses and service that a grant is expected to cover, as the latest one for its receiver did.
+/// The addresses and service that the agent expects a grant to cover, because the latest grant for the same receiver
+/// did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Guess {
     pub prefix: IpNet,
@@ -31,7 +33,7 @@ pub(super) struct Fetch {
     pub guess: Guess,
     pub renews: Option<Handle>,
     attempts: u32,
-    /// When to ask again; `None` while the answer is awaited.
+    /// When to ask again; `None` while the request awaits its answer.
     retry: Option<Duration>,
 }
 
@@ -39,7 +41,7 @@ pub(super) struct Fetch {
 pub(super) struct Fetches(Vec<Fetch>);
 
 impl Fetches {
-    /// Reports whether there is room for a request that renews a grant, or for one that does not.
+    /// Reports whether there is room for one more request: for one that `renews` a grant, or for one that does not.
     pub fn has_room(&self, renews: bool) -> bool {
         let most = if renews { RENEWALS_MAX } else { FETCHES_MAX };
         self.0.iter().filter(|fetch| fetch.renews.is_some() == renews).count() < most

@@ -8,14 +8,14 @@ use wire::packet::{Form, Fragment, Packet, TCP, UDP};
 const ETHERNET_LEN: usize = 14;
 const UDP_LEN: usize = 8;
 
-/// A held frame.
+/// A queued frame.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Frame {
     /// Index of the interface.
     pub interface: u32,
     /// Payload bytes per datagram if the frame is a super-packet, else 0.
     segment: usize,
-    /// Whether the interface has no link header; `bytes` has one all the same.
+    /// Whether the interface has no link header. `bytes` begins with a link header in either case.
     bare: bool,
     /// VLAN tag to insert between the addresses and the EtherType.
     tag: Option<[u8; 4]>,
@@ -95,7 +95,7 @@ impl Frame {
             Some(frames) => frames,
             None => {
                 let mut frame = self.bytes.clone();
-                // A frame without a checksum to complete is sent unchanged.
+                // A frame without a transport checksum is sent unchanged.
                 let _ = complete_checksum(&mut frame, &packet);
                 vec![frame]
             }
@@ -150,7 +150,7 @@ fn split(frame: &[u8], packet: &Packet, segment: usize) -> Option<Vec<Vec<u8>>> 
     payload.chunks(segment).enumerate().map(|(index, chunk)| datagram(frame, packet, chunk, index as u16)).collect()
 }
 
-/// Builds a datagram with the headers of this one and another payload; `later` is its position behind this one.
+/// Builds a datagram with the headers of this one and another payload; `later` is added to the IPv4 identification.
 pub fn datagram(frame: &[u8], packet: &Packet, payload: &[u8], later: u16) -> Option<Vec<u8>> {
     let with_checksum = frame.get(packet.transport + 6..packet.transport + 8)? != [0, 0];
     let mut datagram = [frame.get(..packet.payload)?, payload].concat();

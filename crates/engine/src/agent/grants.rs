@@ -2,15 +2,15 @@
 //! the kernel without examining the others.
 
 use super::frame::Sender;
-use super::known::Known;
+use super::held_grant::HeldGrant;
 use crate::model::prefixes::Prefixes;
 use crate::model::work::examined;
 use std::collections::{BTreeMap, BTreeSet};
 use wire::{Destination, Handle};
 
-/// Maximum number of grants.
+/// Maximum number of a session's grants.
 pub const GRANTS_MAX: usize = 4096;
-/// Maximum number of destinations for which the kernel has these grants: they share a table with those of other users,
+/// Maximum number of a session's entries in the kernel, each for one destination. Sessions share the kernel's table,
 /// and a grant for a whole network could otherwise have an entry for each of its ports and addresses.
 pub const PLACES_MAX: usize = 4096;
 
@@ -21,44 +21,44 @@ type Service = Option<(u8, u16)>;
 
 #[derive(Default)]
 pub(super) struct Grants {
-    all: BTreeMap<Handle, Known>,
+    all: BTreeMap<Handle, HeldGrant>,
     by_end: ByEnd,
-    /// By what they cover: those that any flow may use.
+    /// Grants that any flow may use, by prefix and service.
     open: Prefixes<BTreeMap<Service, ByEnd>>,
-    /// By the flow that uses them: those for a single flow.
+    /// Grants for a single flow, by the flow that uses them.
     flows: BTreeMap<(Destination, Sender), ByEnd>,
-    /// The grant that the kernel has for a destination, and when its entry was written.
+    /// For each destination with an entry in the kernel, the entry's grant and when the entry was written.
     places: BTreeMap<Destination, (Handle, u64)>,
     oldest: BTreeMap<u64, Destination>,
     written: u64,
 }
 
 impl Grants {
-    pub fn iter(&self) -> impl Iterator<Item = &Known> {
+    pub fn iter(&self) -> impl Iterator<Item = &HeldGrant> {
         self.all.values()
     }
 
-    /// Returns all grants, whose use may be noted: what they cover stays as it is.
-    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Known> {
+    /// Returns all grants. The caller may record that a grant was used, but must not change what it covers.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut HeldGrant> {
         self.all.values_mut()
     }
 
-    pub fn get(&self, handle: Handle) -> Option<&Known> {
+    pub fn get(&self, handle: Handle) -> Option<&HeldGrant> {
         self.all.get(&handle)
     }
 
-    pub fn get_mut(&mut self, handle: Handle) -> Option<&mut Known> {
+    pub fn get_mut(&mut self, handle: Handle) -> Option<&mut HeldGrant> {
         self.all.get_mut(&handle)
     }
 
-    /// Returns the grant that a packet may use: of several, the one that ends last.
+    /// Returns the grant that a packet may use. If there are several, returns the one that ends last.
     pub fn best(&self, unix: u64, place: &Destination, sender: Option<Sender>) -> Option<Handle> {
         let own = sender.and_then(|sender| self.flows.get(&(*place, sender)));
         let best = self.covering(place).chain(own).filter_map(|grants| self.last_good(unix, grants));
         best.max().map(|(_, handle)| handle)
     }
 
-    /// Reports whether any flow may use a grant for this destination, though it may have ended.
+    /// Reports whether there is a grant for this destination that any flow may use; the grant may have ended.
     pub fn has_for(&self, place: &Destination) -> bool {
         self.covering(place).next().is_some()
     }
@@ -71,50 +71,50 @@ impl Grants {
 
     fn last_good(&self, unix: u64, grants: &ByEnd) -> Option<(u32, Handle)> {
         let latest = grants.iter().rev().inspect(|_| examined());
-        let mut alive = latest.map_while(|key| self.all.get(&key.1).filter(|known| known.lasts(unix)).map(|_| *key));
-        alive.find(|(_, handle)| self.all.get(handle).is_some_and(|known| known.is_good(unix)))
+        let mut alive = latest.map_while(|key| self.all.get(&key.1).filter(|held| held.lasts(unix)).map(|_| *key));
+        alive.find(|(_, handle)| self.all.get(handle).is_some_and(|held| held.is_good(unix)))
     }
 
-    /// Adds a grant without entries in the kernel. If there are too many now, returns the one that ends first.
+    /// Adds a grant without entries in the kernel. If there are now too many grants, returns the one that ends first.
     #[must_use]
-    pub fn insert(&mut self, known: Known) -> Option<Handle> {
-        let key = (known.expires, known.handle());
+    pub fn insert(&mut self, held: HeldGrant) -> Option<Handle> {
+        let key = (held.expires, held.handle());
         self.by_end.insert(key);
-        self.by_end_of(&known).insert(key);
-        self.all.insert(key.1, known);
+        self.by_end_of(&held).insert(key);
+        self.all.insert(key.1, held);
         let first = self.by_end.iter().find(|(_, handle)| *handle != key.1);
         first.filter(|_| self.all.len() > GRANTS_MAX).map(|(_, handle)| *handle)
     }
 
-    /// Removes a grant, whose entries in the kernel the caller has to remove.
-    pub fn remove(&mut self, handle: Handle) -> Option<Known> {
-        let known = self.all.remove(&handle)?;
-        self.by_end.remove(&(known.expires, handle));
-        self.forget(&known);
-        for place in &known.places {
+    /// Removes a grant. The caller has to remove its entries in the kernel.
+    pub fn remove(&mut self, handle: Handle) -> Option<HeldGrant> {
+        let held = self.all.remove(&handle)?;
+        self.by_end.remove(&(held.expires, handle));
+        self.forget(&held);
+        for place in &held.places {
             if let Some((_, written)) = self.places.remove(place) {
                 self.oldest.remove(&written);
             }
         }
-        Some(known)
+        Some(held)
     }
 
-    /// Gives a grant for a single flow to this flow.
+    /// Assigns a grant for a single flow to this flow.
     pub fn bind(&mut self, handle: Handle, flow: Option<(Destination, Sender)>) {
-        let Some(mut known) = self.all.remove(&handle) else { return };
-        self.forget(&known);
-        known.flow = flow;
-        self.by_end_of(&known).insert((known.expires, handle));
-        self.all.insert(handle, known);
+        let Some(mut held) = self.all.remove(&handle) else { return };
+        self.forget(&held);
+        held.flow = flow;
+        self.by_end_of(&held).insert((held.expires, handle));
+        self.all.insert(handle, held);
     }
 
-    /// Notes that the kernel has this grant for a destination, in place of another one. If it has too many entries now,
-    /// returns the destination whose entry is the oldest and has to go.
+    /// Records that the kernel's entry for a destination has this grant now. If the session has too many entries now,
+    /// returns the destination of the oldest entry, which the caller has to remove.
     #[must_use]
     pub fn place(&mut self, handle: Handle, place: Destination) -> Option<Destination> {
         self.unplace(&place);
-        let known = self.all.get_mut(&handle)?;
-        known.places.insert(place);
+        let held = self.all.get_mut(&handle)?;
+        held.places.insert(place);
         self.written += 1;
         self.places.insert(place, (handle, self.written));
         self.oldest.insert(self.written, place);
@@ -124,12 +124,12 @@ impl Grants {
         Some(oldest)
     }
 
-    /// Notes that the kernel has no grant for a destination any more.
+    /// Records that the kernel has no entry for a destination any more.
     pub fn unplace(&mut self, place: &Destination) {
         let Some((handle, written)) = self.places.remove(place) else { return };
         self.oldest.remove(&written);
-        if let Some(known) = self.all.get_mut(&handle) {
-            known.places.remove(place);
+        if let Some(held) = self.all.get_mut(&handle) {
+            held.places.remove(place);
         }
     }
 
@@ -138,28 +138,28 @@ impl Grants {
         self.places.keys()
     }
 
-    fn by_end_of(&mut self, known: &Known) -> &mut ByEnd {
-        match known.flow {
+    fn by_end_of(&mut self, held: &HeldGrant) -> &mut ByEnd {
+        match held.flow {
             Some(flow) => self.flows.entry(flow).or_default(),
-            None => self.open.entry(&known.prefix).entry(known.service).or_default(),
+            None => self.open.entry(&held.prefix).entry(held.service).or_default(),
         }
     }
 
-    /// Removes a grant from the indices of what it covers.
-    fn forget(&mut self, known: &Known) {
-        let key = (known.expires, known.handle());
-        let of_it = self.by_end_of(known);
+    /// Removes a grant from the indices by prefix and by flow.
+    fn forget(&mut self, held: &HeldGrant) {
+        let key = (held.expires, held.handle());
+        let of_it = self.by_end_of(held);
         of_it.remove(&key);
         if !of_it.is_empty() {
             return;
         }
-        match known.flow {
+        match held.flow {
             Some(flow) => drop(self.flows.remove(&flow)),
             None => {
-                let by_service = self.open.entry(&known.prefix);
-                by_service.remove(&known.service);
+                let by_service = self.open.entry(&held.prefix);
+                by_service.remove(&held.service);
                 if by_service.is_empty() {
-                    self.open.remove(&known.prefix);
+                    self.open.remove(&held.prefix);
                 }
             }
         }

@@ -30,21 +30,22 @@ pub const SAFE_MTU: usize = 1280;
 /// Outcome of the decision about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The packet is no first packet to a protected destination.
+    /// The packet is not a first packet to a protected destination.
     Other,
-    /// The packet is a first packet, but goes without identity: nobody is logged in, or the person wants it so.
+    /// The packet is a first packet, but is sent without identity, because nobody is logged in or because the person
+    /// wants that.
     Plain,
     /// A token was put into the packet.
     Token,
-    /// A datagram with only a token is sent ahead of the packet: this block, or an empty one in a shim with this
-    /// content.
+    /// A datagram with only a token is sent ahead of the packet. The token is in this block, or in the option of a shim
+    /// around an empty datagram.
     Ahead(Alone),
     /// The packet's flow needs no token.
     Conversation,
-    /// The packet would ride on another subject's flow, and is dropped.
+    /// The packet would use another subject's flow, and is dropped.
     Rider,
     /// The packet waits for a grant.
-    Held,
+    Queued,
     /// The packet could not be changed, and is dropped.
     Failed,
 }
@@ -61,16 +62,16 @@ pub enum Alone {
 /// Record of the tokens made from an entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
-    /// When a token was last made, in Unix seconds by the authority's clock; 0 if never.
+    /// When a token was last made from the entry, in Unix seconds by the authority's clock; 0 if never.
     pub last: u32,
-    /// Number of nonces of the entry's pair used by then.
+    /// Number of nonces of the entry's pair that had been used when the last token was made.
     pub spent: u32,
 }
 
 /// An agent's treatment of first packets to one destination.
 #[derive(Clone)]
 pub struct Grant {
-    /// End of its use, in Unix seconds by this machine's clock.
+    /// The time after which the agent no longer uses the entry, in Unix seconds by this machine's clock.
     pub until: u32,
     /// Offset from this machine's clock to the authority's, in seconds.
     pub skew: i32,
@@ -127,7 +128,8 @@ impl Inserter {
         if !self.services(address).is_some_and(|services| services.covers(to.protocol, to.port)) {
             return Action::Other;
         }
-        // Checked first: a payload that only looks like a block passes the verifier on an admitted flow.
+        // Check this before `has_block`: on an admitted flow, the verifier also passes a payload that only looks like a
+        // block.
         if packet.protocol == UDP && self.is_rider(&packet, now) {
             return Action::Rider;
         }
@@ -139,13 +141,13 @@ impl Inserter {
         }
         let slot = GrantSlot::new(self.subject, &to);
         let Some(grant) = self.grants.get(&slot).filter(|grant| grant.until > now).cloned() else {
-            return Action::Held;
+            return Action::Queued;
         };
         let Some(secret) = grant.secret else { return Action::Plain };
         if let Secret::Pair(pair, _) = &secret
             && self.spent.get(&pair.handle()).is_some_and(|spent| *spent >= ls::SENDERS_NONCES)
         {
-            return Action::Held;
+            return Action::Queued;
         }
         if packet.protocol == UDP && !self.udp_needs_token(&packet, now) {
             return Action::Conversation;
@@ -189,7 +191,7 @@ impl Inserter {
         around.max_by_key(|entry| entry.prefix.prefix_len()).map(|entry| &entry.services)
     }
 
-    /// Reports whether the datagram's port was bound shortly after another subject left it.
+    /// Reports whether the datagram's port was bound again shortly after another subject released it.
     fn is_rider(&mut self, packet: &Packet, now: u32) -> bool {
         let known = FlowKey::to_server(packet).and_then(|key| self.conversations.get_mut(&key));
         let Some(known) = known else { return false };
@@ -241,8 +243,8 @@ fn has_block(frame: &[u8], packet: &Packet) -> bool {
     in_stream || payload.last_chunk::<BLOCK_LEN>().is_some_and(|block| block.starts_with(&MAGIC))
 }
 
-/// Reports whether the token has to be sent ahead. That includes an empty datagram, which with a token appended would
-/// look like a token alone.
+/// Reports whether the token has to be sent ahead. That is also so for an empty datagram: with a token appended, it
+/// would look like a datagram that carries a token alone.
 fn has_no_room(frame: &[u8], packet: &Packet, more: usize) -> bool {
     let udp_len = frame.get(packet.transport + 4..).and_then(|bytes| bytes.first_chunk().copied());
     packet.fragment != Fragment::Whole

@@ -9,12 +9,12 @@ use wire::Destination;
 pub const FRAMES_MAX: usize = 64;
 /// Maximum number of waiting bytes.
 pub const BYTES_MAX: usize = 256 * 1024;
-/// Time after which the application has given up or sent the packet again.
+/// The time after which the application has given up, or has sent the packet again.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 pub(super) struct Queue {
-    /// In the order of arrival.
+    /// The frames, by number, in the order of arrival.
     frames: BTreeMap<u64, Waiting>,
     /// The numbers of the frames to each destination.
     places: BTreeMap<Destination, BTreeSet<u64>>,
@@ -29,7 +29,8 @@ struct Waiting {
 }
 
 impl Queue {
-    /// Appends a frame. Drops the oldest frames to make room. A SYN that repeats a waiting one is not appended.
+    /// Appends a frame, and drops the oldest frames if there is no room. Does not append a SYN that repeats a waiting
+    /// SYN.
     pub fn push(&mut self, place: Destination, frame: Frame, now: Duration) {
         let mut there = self.places.get(&place).into_iter().flatten().filter_map(|number| self.frames.get(number));
         if there.any(|waiting| waiting.frame.is_repeated_by(&frame)) {
@@ -77,7 +78,7 @@ impl Queue {
         self.places.contains_key(place)
     }
 
-    /// Returns the destinations that frames wait for, in order, each once.
+    /// Returns the destinations that frames wait for, sorted, each once.
     pub fn places(&self) -> Vec<Destination> {
         let firsts = self.places.iter().filter_map(|(place, numbers)| Some((*numbers.first()?, *place)));
         let in_order: BTreeMap<u64, Destination> = firsts.collect();

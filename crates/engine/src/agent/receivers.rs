@@ -1,28 +1,31 @@
 //! A session's receivers, and the index that finds the one of a destination without examining the others: an authority
-//! that a user chose may list thousands, and every held packet needs the look-up.
+//! that a user chose may list thousands, and every queued packet needs the look-up.
 
 use crate::model::prefixes::Prefixes;
 use crate::model::work::examined;
 use crate::model::{Receiver, Service};
 use ipnet::IpNet;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use wire::Destination;
 
 /// Receivers that the person may reach.
 pub(super) struct Receivers {
     all: Vec<Receiver>,
     index: Prefixes<Spans>,
-    /// For each receiver, the first one of its name: a name may have several prefixes, and may be long.
+    /// For each receiver, the index of the first receiver of the same name: a name may have several prefixes, and may
+    /// be long.
     namesakes: Vec<usize>,
-    /// By the first receiver of a name: what the latest grant for it covered.
+    /// The width of the latest grant for a receiver, by the index of the first receiver of its name.
     widths: BTreeMap<usize, Width>,
+    /// Names of the receivers to which packets may travel in a sealed tunnel only.
+    sealed: BTreeSet<String>,
 }
 
 /// Prefix length of a grant, and whether it was for one service.
 type Width = (u8, bool);
 
 impl Receivers {
-    pub fn new(all: Vec<Receiver>) -> Self {
+    pub fn new(all: Vec<Receiver>, sealed: BTreeSet<String>) -> Self {
         let mut services: Prefixes<Vec<(Service, usize)>> = Prefixes::default();
         for (number, receiver) in all.iter().enumerate() {
             let of_prefix = services.entry(&receiver.prefix);
@@ -30,7 +33,7 @@ impl Receivers {
         }
         let mut names: BTreeMap<&str, usize> = BTreeMap::new();
         let namesakes = all.iter().enumerate().map(|(number, one)| *names.entry(&one.name).or_insert(number)).collect();
-        Self { index: services.map(|services| Spans::new(&services)), namesakes, widths: BTreeMap::new(), all }
+        Self { index: services.map(|services| Spans::new(&services)), namesakes, widths: BTreeMap::new(), sealed, all }
     }
 
     /// Returns the receivers in the authority's order.
@@ -38,13 +41,23 @@ impl Receivers {
         &self.all
     }
 
-    /// Returns the receiver of a destination: the one with the longest prefix; of several with this prefix, the last
-    /// one.
+    /// Returns the receiver of a destination: the one with the longest prefix, and if several have this prefix, the
+    /// last of them.
     pub fn of(&self, place: &Destination) -> Option<&Receiver> {
         self.all.get(self.number_of(place)?)
     }
 
-    /// Reports whether a receiver is in this network, or contains it.
+    /// Returns the names of the receivers to which packets may travel in a sealed tunnel only.
+    pub fn sealed(&self) -> &BTreeSet<String> {
+        &self.sealed
+    }
+
+    /// Reports whether packets to this destination may travel in a sealed tunnel only (wire.md §6.11.6).
+    pub fn are_sealed(&self, place: &Destination) -> bool {
+        !self.sealed.is_empty() && self.of(place).is_some_and(|receiver| self.sealed.contains(&receiver.name))
+    }
+
+    /// Reports whether this network contains a receiver, or a receiver contains this network.
     pub fn overlap(&self, network: &IpNet) -> bool {
         self.index.overlapping(network).next().is_some()
     }
@@ -65,13 +78,13 @@ impl Receivers {
     }
 }
 
-/// Disjoint spans of protocol and port as one number: where each span begins, and its receiver.
+/// Disjoint spans of numbers that stand for protocol and port: the number at which each span begins, and its receiver.
 #[derive(Default)]
 struct Spans(Vec<(u32, Option<usize>)>);
 
 impl Spans {
     fn new(services: &[(Service, usize)]) -> Self {
-        // By number: the receivers whose spans begin (1) and end (-1) there.
+        // For each number, the receivers with a span that begins (1) or ends (-1) there.
         let mut changes: BTreeMap<u32, Vec<(usize, i32)>> = BTreeMap::new();
         for (service, receiver) in services {
             let (first, last) = match service.protocol {
@@ -83,7 +96,7 @@ impl Spans {
                 changes.entry(last + 1).or_default().push((*receiver, -1));
             }
         }
-        // The receivers that cover the current number, and by how many of their spans.
+        // The receivers that cover the current number, each with the number of its spans that do.
         let mut covering: BTreeMap<usize, i32> = BTreeMap::new();
         let mut spans = Vec::with_capacity(changes.len());
         for (first, changes) in changes {
@@ -134,7 +147,7 @@ mod tests {
             receiver("192.0.2.9/16", &[(TCP, 22, 22)]),
             receiver("2001:db8::/32", &[(TCP, 65535, 65535)]),
         ];
-        let receivers = Receivers::new(all.clone());
+        let receivers = Receivers::new(all.clone(), BTreeSet::new());
         for address in ["192.0.2.1", "192.0.2.2", "192.0.9.1", "198.51.100.1", "2001:db8::1"] {
             for protocol in [0, 1, TCP, UDP, 255] {
                 for port in [0, 1, 22, 49, 53, 60, 61, 79, 80, 81, 87, 100, 101, 65535] {

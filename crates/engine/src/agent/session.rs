@@ -4,8 +4,8 @@ use super::consent::Consent;
 use super::fetches::{FETCHES_MAX, Fetch, Fetches, Guess, PAUSE_IDLE, pause};
 use super::frame::Frame;
 use super::grants::Grants;
+use super::held_grant::{HeldGrant, Unusable, plain_entry, shortened};
 use super::insertion::Used;
-use super::known::{Known, Unusable, plain_entry, shortened};
 use super::queue::Queue;
 use super::receivers::Receivers;
 use super::view::{GrantView, Standing};
@@ -25,7 +25,7 @@ const FOREIGN: u64 = 60;
 const OWN_RULE: u64 = 3600;
 /// Maximum number of destinations whose packets go without identity.
 const PLAIN_MAX: usize = 4096;
-/// Minimum time between two looks at all grants of the session, however often requests are repeated.
+/// Minimum time between two passes over all grants of the session, however often requests are repeated.
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
 /// Minimum time between two corrections of the clock, because each rewrites every entry.
 const CLOCK_HOLDS: Duration = Duration::from_secs(5);
@@ -33,7 +33,7 @@ const CLOCK_HOLDS: Duration = Duration::from_secs(5);
 const RELOAD_EVERY: Duration = Duration::from_secs(1);
 /// Minimum time between two requests caused by hints, so that an attacker who forges hints can't cause a flood.
 const HINT_EVERY: Duration = Duration::from_secs(60);
-/// Time between two checks of an idle grant that is about to end.
+/// Time between two checks whether an idle grant that is about to end is used again.
 const IDLE_LOOK: Duration = Duration::from_secs(5);
 
 type Outputs = VecDeque<Output>;
@@ -52,20 +52,20 @@ pub(super) struct Session {
     pub expires: u64,
     /// The authority's clock.
     clock: Clock,
-    /// Seconds by which it is ahead of this machine's clock, as in the kernel's entries.
+    /// Seconds by which the authority's clock is ahead of this machine's clock, as in the kernel's entries.
     pub skew: i32,
     corrected: Option<Duration>,
     receivers: Receivers,
     /// Whether the receivers come from the authority's answer, to this session or to an earlier process.
-    heard: bool,
+    confirmed: bool,
     grants: Grants,
     plain: BTreeMap<Destination, (u64, Why)>,
     fetches: Fetches,
     queue: Queue,
     /// Places of packets that arrived incomplete, while there is no room for their requests.
     wanted: BTreeSet<Destination>,
-    /// Whether there may be places that packets wait for and that no request covers.
-    unasked: bool,
+    /// Whether packets may wait for places that no request covers.
+    unrequested: bool,
     reload: Option<Duration>,
     reloaded: Option<Duration>,
     reload_attempts: u32,
@@ -83,14 +83,14 @@ impl Session {
             clock: local.shifted(login.skew),
             skew: login.skew,
             corrected: None,
-            heard: !login.receivers.is_empty(),
-            receivers: Receivers::new(login.receivers),
+            confirmed: !login.receivers.is_empty(),
+            receivers: Receivers::new(login.receivers, login.sealed),
             grants: Grants::default(),
             plain: BTreeMap::new(),
             fetches: Fetches::default(),
             queue: Queue::default(),
             wanted: BTreeSet::new(),
-            unasked: false,
+            unrequested: false,
             reload: None,
             reloaded: None,
             reload_attempts: 0,
@@ -106,20 +106,20 @@ impl Session {
     }
 
     /// Takes the time that the authority reported. Returns whether that changed the kernel's entries.
-    pub fn told_time(
+    pub fn sync_clock(
         &mut self,
         unix: u64,
-        (asked, answered): (Duration, Duration),
+        (requested, answered): (Duration, Duration),
         local: &Clock,
         outputs: &mut Outputs,
     ) -> bool {
-        if self.corrected.is_some_and(|at| answered < at + CLOCK_HOLDS) || !self.clock.told(unix, asked, answered) {
+        if self.corrected.is_some_and(|at| answered < at + CLOCK_HOLDS) || !self.clock.sync(unix, requested, answered) {
             return false;
         }
         self.corrected = Some(answered);
         self.skew = self.clock.skew(local);
-        for known in self.grants.iter() {
-            let entries = known.places.iter().map(|place| (self.subject.slot(place), known.entry(self.skew)));
+        for held in self.grants.iter() {
+            let entries = held.places.iter().map(|place| (self.subject.slot(place), held.entry(self.skew)));
             outputs.extend(entries.map(|(slot, entry)| Output::Write(slot, entry)));
         }
         for (place, (until, _)) in &self.plain {
@@ -133,11 +133,11 @@ impl Session {
     }
 
     fn is_foreign(&self, place: &Destination) -> bool {
-        self.heard && self.receivers.of(place).is_none()
+        self.confirmed && self.receivers.of(place).is_none()
     }
 
-    /// Handles a held packet. Returns whether a grant for its place is missing.
-    pub fn held(
+    /// Handles a queued packet. Returns whether a grant for its place is missing.
+    pub fn queued(
         &mut self,
         now: Duration,
         unix: u64,
@@ -146,7 +146,9 @@ impl Session {
         consent: (Consent, Option<Target>),
         outputs: &mut Outputs,
     ) -> bool {
-        if consent.0 == Consent::Deny {
+        if consent.0 == Consent::Deny && self.receivers.are_sealed(&place) {
+            return false;
+        } else if consent.0 == Consent::Deny {
             self.go_plain(place, unix + OWN_RULE, Why::OwnRule, outputs);
         } else if self.is_foreign(&place) {
             self.go_plain(place, unix + FOREIGN, Why::Foreign, outputs);
@@ -168,7 +170,7 @@ impl Session {
         false
     }
 
-    /// Sends every frame that waits for this place and has a grant.
+    /// Sends every frame that waits for this place and for which there is a grant.
     fn serve(&mut self, unix: u64, place: &Destination, outputs: &mut Outputs) {
         loop {
             let Self { queue, grants, .. } = self;
@@ -181,9 +183,9 @@ impl Session {
 
     /// Sends a frame with a token of this grant.
     fn send(&mut self, handle: Handle, place: &Destination, frame: Frame, outputs: &mut Outputs) {
-        let Some(known) = self.grants.get(handle) else { return };
-        let (slot, sender, is_single) = (self.subject.slot(place), frame.sender(), known.is_single());
-        outputs.push_back(Output::Write(slot, known.entry(self.skew)));
+        let Some(held) = self.grants.get(handle) else { return };
+        let (slot, sender, is_single) = (self.subject.slot(place), frame.sender(), held.is_single());
+        outputs.push_back(Output::Write(slot, held.entry(self.skew)));
         outputs.push_back(Output::Send(self.subject, frame));
         self.plain.remove(place);
         if is_single {
@@ -196,14 +198,14 @@ impl Session {
         }
     }
 
-    /// Notes that the kernel has this grant for a place, and removes the oldest entry if there are too many.
+    /// Records that the kernel has this grant for a place, and removes the oldest entry if there are too many.
     fn place(&mut self, handle: Handle, place: Destination, outputs: &mut Outputs) {
         if let Some(oldest) = self.grants.place(handle, place) {
             outputs.push_back(Output::Remove(self.subject.slot(&oldest)));
         }
     }
 
-    /// Lets packets go without identity, the waiting frames first.
+    /// Lets packets to this place go without identity until `until`, the waiting frames included.
     fn go_plain(&mut self, place: Destination, until: u64, why: Why, outputs: &mut Outputs) {
         while self.plain.len() >= PLAIN_MAX {
             if let Some((place, _)) = self.plain.pop_first() {
@@ -235,7 +237,7 @@ impl Session {
             return Standing::Denied(why.clone());
         }
         match self.grants.best(unix, place, None).and_then(|handle| self.grants.get(handle)) {
-            Some(known) => Standing::Granted(Box::new(GrantView::of(known))),
+            Some(held) => Standing::Granted(Box::new(GrantView::of(held))),
             None => Standing::Missing,
         }
     }
@@ -248,8 +250,8 @@ impl Session {
         Guess { prefix, service: fixed.then_some((place.protocol, place.port)) }
     }
 
-    /// Asks for the grant of a place unless an open request is likely to cover it. Returns that request, or `None` if
-    /// there are too many.
+    /// Asks for the grant for a place, unless an open request is likely to bring it. Returns the new or open request,
+    /// or `None` if there are too many requests.
     pub fn ask(&mut self, place: Destination, next_fetch: &mut u64, outputs: &mut Outputs) -> Option<FetchId> {
         let guess = self.guess(&place);
         if let Some(id) = self.fetches.covering(&place, &guess) {
@@ -271,7 +273,7 @@ impl Session {
     /// Asks for every grant that packets wait for and that no request covers. Does nothing unless a request has ended
     /// or the receivers have changed since the last call.
     pub fn ask_waiting(&mut self, next_fetch: &mut u64, outputs: &mut Outputs) {
-        if !std::mem::take(&mut self.unasked) {
+        if !std::mem::take(&mut self.unrequested) {
             return;
         }
         let incomplete = std::mem::take(&mut self.wanted);
@@ -298,6 +300,11 @@ impl Session {
         Some(id)
     }
 
+    /// Reports whether a request is for a destination to which packets may travel in a sealed tunnel only.
+    pub fn is_sealed(&self, id: FetchId) -> bool {
+        self.fetches.get(id).is_some_and(|fetch| self.receivers.are_sealed(&fetch.place))
+    }
+
     pub fn awaits(&self, id: FetchId) -> bool {
         self.fetches.get(id).is_some()
     }
@@ -306,7 +313,8 @@ impl Session {
         self.grants.has_for(place)
     }
 
-    /// Takes the grant from an answer. The error says why the grant is unusable; it counts as a failure.
+    /// Takes the grant from an answer. An error says why the grant can't be used; the agent then asks again, as after a
+    /// failure.
     pub fn granted(
         &mut self,
         now: Duration,
@@ -316,20 +324,20 @@ impl Session {
         outputs: &mut Outputs,
     ) -> Result<(), Unusable> {
         let Some(fetch) = self.fetches.get(id) else { return Ok(()) };
-        let known = match Known::from_answer(answer, &fetch.place, unix, now) {
-            Ok(known) => known,
+        let held = match HeldGrant::from_answer(answer, &fetch.place, unix, now) {
+            Ok(held) => held,
             Err(why) => {
                 self.failed(now, id);
                 return Err(why);
             }
         };
         let Some(fetch) = self.take_fetch(id) else { return Ok(()) };
-        self.receivers.set_width(&fetch.place, (known.prefix.prefix_len(), known.service.is_some()));
+        self.receivers.set_width(&fetch.place, (held.prefix.prefix_len(), held.service.is_some()));
         if self.plain.remove(&fetch.place).is_some() {
             outputs.push_back(Output::Remove(self.subject.slot(&fetch.place)));
         }
         let old = fetch.renews.and_then(|handle| self.grants.remove(handle));
-        self.insert(known, old, outputs);
+        self.insert(held, old, outputs);
         for place in self.queue.places() {
             self.serve(unix, &place, outputs);
         }
@@ -337,17 +345,17 @@ impl Session {
     }
 
     /// Adds a grant, and gives it the places of its predecessor.
-    fn insert(&mut self, mut known: Known, old: Option<Known>, outputs: &mut Outputs) {
-        let handle = known.handle();
+    fn insert(&mut self, mut held: HeldGrant, old: Option<HeldGrant>, outputs: &mut Outputs) {
+        let handle = held.handle();
         // An authority that repeats a handle replaces its grant.
         self.revoked(handle.0, outputs);
-        known.used = old.as_ref().map_or(0, |old| old.used);
-        let inherits = |place: &Destination| known.covers(place) && !known.is_single();
+        held.used = old.as_ref().map_or(0, |old| old.used);
+        let inherits = |place: &Destination| held.covers(place) && !held.is_single();
         let (kept, gone) = old.iter().flat_map(|old| &old.places).partition::<Vec<_>, _>(|place| inherits(place));
-        let entry = known.entry(self.skew);
+        let entry = held.entry(self.skew);
         outputs.extend(gone.iter().map(|place| Output::Remove(self.subject.slot(place))));
         outputs.extend(kept.iter().map(|place| Output::Write(self.subject.slot(place), entry)));
-        if let Some(first) = self.grants.insert(known) {
+        if let Some(first) = self.grants.insert(held) {
             self.revoked(first.0, outputs);
         }
         for place in kept {
@@ -368,11 +376,11 @@ impl Session {
     }
 
     fn take_fetch(&mut self, id: FetchId) -> Option<Fetch> {
-        self.unasked = true;
+        self.unrequested = true;
         self.fetches.take(id)
     }
 
-    /// Takes a hint that the authority protects these networks. Asks the authority unless it has already said so
+    /// Handles a hint that the authority protects these networks. Asks the authority, unless it has already said so
     /// itself.
     pub fn hinted(&mut self, now: Duration, networks: &[IpNet], outputs: &mut Outputs) {
         let is_early = self.hinted.is_some_and(|last| now < last + HINT_EVERY);
@@ -407,13 +415,14 @@ impl Session {
         }
     }
 
-    pub fn set_receivers(&mut self, receivers: Vec<Receiver>, outputs: &mut Outputs) {
-        (self.heard, self.reload_attempts, self.unasked) = (true, 0, true);
-        if self.receivers() != receivers {
-            self.receivers = Receivers::new(receivers);
+    pub fn set_receivers(&mut self, receivers: Vec<Receiver>, sealed: BTreeSet<String>, outputs: &mut Outputs) {
+        (self.confirmed, self.reload_attempts, self.unrequested) = (true, 0, true);
+        if self.receivers() != receivers || *self.receivers.sealed() != sealed {
+            self.receivers = Receivers::new(receivers, sealed);
         }
         // The policy may have changed: the agent asks again for destinations that it denied.
-        self.keep_plain(|_, _, why| *why == Why::OwnRule, outputs);
+        let shut: BTreeSet<_> = self.plain.keys().filter(|place| self.receivers.are_sealed(place)).copied().collect();
+        self.keep_plain(|place, _, why| *why == Why::OwnRule && !shut.contains(place), outputs);
         let gone: Vec<_> = self.grants.places().filter(|place| self.receivers.of(place).is_none()).copied().collect();
         self.remove_places(&gone, outputs);
     }
@@ -437,16 +446,16 @@ impl Session {
     }
 
     /// Takes over an entry that an earlier process wrote into the kernel.
-    pub fn adopt(&mut self, mut known: Known, place: Destination, entry: &GrantEntry, outputs: &mut Outputs) {
+    pub fn adopt(&mut self, mut held: HeldGrant, place: Destination, entry: &GrantEntry, outputs: &mut Outputs) {
         if entry.skew != self.skew {
-            outputs.push_back(Output::Write(self.subject.slot(&place), known.entry(self.skew)));
+            outputs.push_back(Output::Write(self.subject.slot(&place), held.entry(self.skew)));
         }
-        let handle = known.handle();
+        let handle = held.handle();
         match self.grants.get_mut(handle) {
-            Some(other) => other.used = other.used.max(known.used),
+            Some(other) => other.used = other.used.max(held.used),
             None => {
-                known.receiver = self.receivers.of(&place).map(|receiver| receiver.name.clone()).unwrap_or_default();
-                if let Some(first) = self.grants.insert(known) {
+                held.receiver = self.receivers.of(&place).map(|receiver| receiver.name.clone()).unwrap_or_default();
+                if let Some(first) = self.grants.insert(held) {
                     self.revoked(first.0, outputs);
                 }
             }
@@ -455,19 +464,19 @@ impl Session {
     }
 
     /// Drops the grants that `gone` accepts.
-    fn drop_grants(&mut self, gone: impl Fn(&Known) -> bool, outputs: &mut Outputs) {
-        let gone: Vec<_> = self.grants.iter().filter(|known| gone(known)).map(Known::handle).collect();
+    fn drop_grants(&mut self, gone: impl Fn(&HeldGrant) -> bool, outputs: &mut Outputs) {
+        let gone: Vec<_> = self.grants.iter().filter(|held| gone(held)).map(HeldGrant::handle).collect();
         gone.into_iter().for_each(|handle| self.revoked(handle.0, outputs));
     }
 
     pub fn revoked(&mut self, handle: u64, outputs: &mut Outputs) {
-        if let Some(known) = self.grants.remove(Handle(handle)) {
-            outputs.extend(known.places.iter().map(|place| Output::Remove(self.subject.slot(place))));
+        if let Some(held) = self.grants.remove(Handle(handle)) {
+            outputs.extend(held.places.iter().map(|place| Output::Remove(self.subject.slot(place))));
         }
     }
 
     pub fn drop_bound(&mut self, outputs: &mut Outputs) {
-        self.drop_grants(Known::is_bound, outputs);
+        self.drop_grants(HeldGrant::is_bound, outputs);
     }
 
     pub fn forget_all(&mut self, outputs: &mut Outputs) {
@@ -476,7 +485,7 @@ impl Session {
     }
 
     /// Removes kernel entries that the changed rules no longer allow.
-    pub fn judge_anew(&mut self, allows: impl Fn(&Destination) -> bool, outputs: &mut Outputs) {
+    pub fn reevaluate(&mut self, allows: impl Fn(&Destination) -> bool, outputs: &mut Outputs) {
         // The authority may have denied a grant because no rule here consented: the agent asks again.
         self.keep_plain(|place, _, why| *why == Why::OwnRule && !allows(place), outputs);
         let gone: Vec<_> = self.grants.places().filter(|place| !allows(place)).copied().collect();
@@ -496,7 +505,7 @@ impl Session {
             let unix = self.unix(now);
             self.keep_plain(|_, until, _| until > unix, outputs);
             self.note_spent(used);
-            self.drop_grants(|known| !known.is_good(unix), outputs);
+            self.drop_grants(|held| !held.is_good(unix), outputs);
             self.renew(now, next_fetch, used, outputs);
         }
         self.retry(now, outputs);
@@ -509,9 +518,9 @@ impl Session {
 
     /// Records how many nonces of pairs were used. The kernel counts them in the entry that was used last.
     fn note_spent(&mut self, used: &impl Fn(&GrantSlot) -> Option<Used>) {
-        for known in self.grants.iter_mut().filter(|known| known.is_pair()) {
-            let spent = known.places.iter().filter_map(|place| Some(used(&self.subject.slot(place))?.spent)).max();
-            known.spent = known.spent.max(spent.unwrap_or_default());
+        for held in self.grants.iter_mut().filter(|held| held.is_pair()) {
+            let spent = held.places.iter().filter_map(|place| Some(used(&self.subject.slot(place))?.spent)).max();
+            held.spent = held.spent.max(spent.unwrap_or_default());
         }
     }
 
@@ -524,17 +533,17 @@ impl Session {
         outputs: &mut Outputs,
     ) {
         let mut due = Vec::new();
-        for known in self.grants.iter_mut().filter(|known| known.is_due(now)) {
-            let handle = known.handle();
+        for held in self.grants.iter_mut().filter(|held| held.is_due(now)) {
+            let handle = held.handle();
             if self.fetches.renews(handle) {
                 continue;
             }
             let subject = self.subject;
-            let latest = known.places.iter().filter_map(|place| Some((used(&subject.slot(place))?.last, *place))).max();
-            known.used = known.used.max(latest.map_or(0, |(used, _)| used));
-            match latest.filter(|(used, _)| u64::from(*used) >= known.issued) {
+            let latest = held.places.iter().filter_map(|place| Some((used(&subject.slot(place))?.last, *place))).max();
+            held.used = held.used.max(latest.map_or(0, |(used, _)| used));
+            match latest.filter(|(used, _)| u64::from(*used) >= held.issued) {
                 Some((_, place)) => due.push((handle, place)),
-                None => known.renew_at = now + IDLE_LOOK,
+                None => held.renew_at = now + IDLE_LOOK,
             }
         }
         for (handle, place) in due {
@@ -557,7 +566,7 @@ impl Session {
             Some(handle) => grants.get(handle).is_some(),
             None => queue.waits_for(&fetch.place) || waiting.contains(&fetch.guess),
         });
-        self.unasked |= self.fetches.len() < before;
+        self.unrequested |= self.fetches.len() < before;
         let subject = self.subject;
         outputs.extend(due.into_iter().map(|(id, place)| Output::Fetch(id, subject, request_for(place))));
     }
@@ -568,10 +577,10 @@ impl Session {
 
     pub fn views(&self, used: impl Fn(&GrantSlot) -> Option<Used>) -> Vec<GrantView> {
         let last = |place: &Destination| Some(used(&self.subject.slot(place))?.last);
-        let latest = |known: &Known| known.places.iter().filter_map(last).max();
-        let views = self.grants.iter().map(|known| {
-            let mut view = GrantView::of(known);
-            view.used = view.used.max(latest(known).unwrap_or_default());
+        let latest = |held: &HeldGrant| held.places.iter().filter_map(last).max();
+        let views = self.grants.iter().map(|held| {
+            let mut view = GrantView::of(held);
+            view.used = view.used.max(latest(held).unwrap_or_default());
             view
         });
         views.collect()

@@ -4,6 +4,7 @@ mod cost;
 mod hints;
 mod limits;
 mod renewal;
+mod sealed;
 
 use super::frame::tests::partial;
 use super::*;
@@ -17,13 +18,13 @@ const START: Duration = Duration::from_secs(100);
 const ALICE: Subject = Subject::of_user(1000);
 const BOB: Subject = Subject::of_user(1001);
 
-/// An agent, a clock, and what the agent has told the kernel and the authority.
+/// An agent, a clock, and what the agent has sent to the kernel and the authority.
 struct Stage {
     agent: Agent,
     now: Duration,
     entries: BTreeMap<(u32, Destination), GrantEntry>,
     owners: Vec<Owner>,
-    asked: Vec<(FetchId, Subject, GrantRequest)>,
+    requests: Vec<(FetchId, Subject, GrantRequest)>,
     reloads: Vec<Subject>,
     /// Source ports of the frames sent, and whether the kernel had a grant for each at that moment.
     sent: Vec<(u16, bool)>,
@@ -34,16 +35,16 @@ struct Stage {
 }
 
 impl Stage {
-    fn new(settings: Settings) -> Self {
-        let agent = Agent::new(settings, Clock::at(Duration::from_secs(UNIX), START));
-        let (entries, owners, asked, reloads) = (BTreeMap::new(), Vec::new(), Vec::new(), Vec::new());
+    fn new(config: Config) -> Self {
+        let agent = Agent::new(config, Clock::at(Duration::from_secs(UNIX), START));
+        let (entries, owners, requests, reloads) = (BTreeMap::new(), Vec::new(), Vec::new(), Vec::new());
         let (sent, ended, protected) = (Vec::new(), Vec::new(), Vec::new());
         Self {
             agent,
             now: START,
             entries,
             owners,
-            asked,
+            requests,
             reloads,
             sent,
             ended,
@@ -55,7 +56,7 @@ impl Stage {
 
     /// Creates a stage where Alice is logged in and may reach 192.0.2.0/24.
     fn alice() -> Self {
-        let mut stage = Self::new(Settings::default());
+        let mut stage = Self::new(Config::default());
         stage.login(ALICE);
         stage
     }
@@ -78,7 +79,7 @@ impl Stage {
                     self.protected = entries.iter().map(|entry| entry.prefix.to_string()).collect();
                 }
                 Output::SetClock(offset) => self.clocks.push(offset),
-                Output::Fetch(id, subject, request) => self.asked.push((id, subject, request)),
+                Output::Fetch(id, subject, request) => self.requests.push((id, subject, request)),
                 Output::FetchDestinations(subject) => self.reloads.push(subject),
                 Output::Send(subject, frame) => {
                     let ready = frame.ready();
@@ -96,7 +97,7 @@ impl Stage {
         }
     }
 
-    fn held(&mut self, to: Destination, source_port: u16) {
+    fn queued(&mut self, to: Destination, source_port: u16) {
         self.held_for(ALICE, to, source_port);
     }
 
@@ -104,12 +105,12 @@ impl Stage {
         let source = if to.address.is_ipv4() { "198.51.100.1" } else { "2001:db8::1" };
         let bytes = partial(source, source_port, &to.address.to_string(), to.protocol, to.port, b"");
         let frame = Frame::new(2, 14, 0, &bytes);
-        self.agent.held(self.now, &subject.slot(&to), frame);
+        self.agent.queued(self.now, &subject.slot(&to), frame);
         self.settle();
     }
 
     fn answer(&mut self, answer: Result<Grant, Refusal>) {
-        let (id, subject, _) = self.asked.remove(0);
+        let (id, subject, _) = self.requests.remove(0);
         self.agent.answered(self.now, subject, id, &answer).expect("a usable answer");
         self.settle();
     }
@@ -196,8 +197,8 @@ fn away() -> Result<Grant, Refusal> {
 #[test]
 fn a_held_packet_goes_out_when_its_grant_comes() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 40000);
-    assert_eq!(stage.asked.len(), 1);
+    stage.queued(tcp(1, 22), 40000);
+    assert_eq!(stage.requests.len(), 1);
     assert!(stage.sent.is_empty());
     stage.answer(stage.grant(tcp(1, 22), 5));
     assert_eq!(stage.sent, [(40000, true)]);
@@ -209,9 +210,9 @@ fn a_held_packet_goes_out_when_its_grant_comes() {
 fn packets_wait_for_one_question_and_leave_in_order() {
     let mut stage = Stage::alice();
     for port in [1, 2, 3] {
-        stage.held(udp(1, 443), port);
+        stage.queued(udp(1, 443), port);
     }
-    assert_eq!(stage.asked.len(), 1);
+    assert_eq!(stage.requests.len(), 1);
     stage.answer(stage.grant(udp(1, 443), 5));
     assert_eq!(stage.sent, [(1, true), (2, true), (3, true)]);
 }
@@ -219,58 +220,61 @@ fn packets_wait_for_one_question_and_leave_in_order() {
 #[test]
 fn a_wide_grant_covers_without_asking() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
-    stage.held(tcp(2, 80), 2);
-    assert_eq!(stage.asked.len(), 2);
+    stage.queued(tcp(1, 22), 1);
+    stage.queued(tcp(2, 80), 2);
+    assert_eq!(stage.requests.len(), 2);
     stage.answer(stage.grant_of(tcp(1, 22), 5, 24, Flags::default()));
     assert_eq!(stage.sent, [(1, true), (2, true)]);
-    stage.held(tcp(3, 443), 3);
-    assert_eq!((stage.asked.len(), stage.sent.len()), (1, 3));
+    stage.queued(tcp(3, 443), 3);
+    assert_eq!((stage.requests.len(), stage.sent.len()), (1, 3));
     assert!(stage.has_grant(tcp(3, 443), 5));
 }
 
 #[test]
 fn the_width_of_the_last_grant_says_what_one_question_will_cover() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     stage.answer(stage.grant_of(tcp(1, 22), 5, 24, Flags::default()));
     stage.agent.event(stage.now, ALICE, &Event::Revoked(vec![Handle(5)]));
     stage.settle();
     assert!(stage.entry(tcp(1, 22)).is_none());
     for host in 1..9 {
-        stage.held(tcp(host, 22), 1);
+        stage.queued(tcp(host, 22), 1);
     }
-    assert_eq!(stage.asked.len(), 1);
+    assert_eq!(stage.requests.len(), 1);
     // The new grant is narrower than the old one: the agent requests the rest.
     stage.answer(stage.grant(tcp(1, 22), 6));
-    assert_eq!((stage.sent.len(), stage.asked.len()), (2, 7));
+    assert_eq!((stage.sent.len(), stage.requests.len()), (2, 7));
 }
 
 #[test]
 fn a_denial_sends_packets_without_identity_for_a_while() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     stage.answer(denied());
     assert_eq!(stage.sent, [(1, false)]);
-    stage.held(tcp(1, 22), 2);
-    assert!(stage.asked.is_empty());
+    stage.queued(tcp(1, 22), 2);
+    assert!(stage.requests.is_empty());
     stage.pass(11);
-    stage.held(tcp(1, 22), 3);
-    assert_eq!((stage.asked.len(), stage.sent.len()), (1, 2));
+    stage.queued(tcp(1, 22), 3);
+    assert_eq!((stage.requests.len(), stage.sent.len()), (1, 2));
 }
 
 #[test]
 fn a_change_of_policy_lifts_denials_and_what_is_no_longer_reachable() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     stage.answer(denied());
-    stage.held(tcp(2, 22), 2);
+    stage.queued(tcp(2, 22), 2);
     stage.answer(stage.grant(tcp(2, 22), 5));
     stage.reloads.clear();
     stage.agent.event(stage.now, ALICE, &Event::Policy);
     stage.settle();
     assert_eq!(stage.reloads, [ALICE]);
-    stage.agent.destinations(stage.now, ALICE, Some(vec![receiver("192.0.2.1/32")])).expect("few spans");
+    stage
+        .agent
+        .destinations(stage.now, ALICE, Some((vec![receiver("192.0.2.1/32")], BTreeSet::new())))
+        .expect("few spans");
     stage.settle();
     assert!(stage.entries.is_empty());
     assert_eq!(stage.protected, ["192.0.2.1/32"]);
@@ -279,9 +283,9 @@ fn a_change_of_policy_lifts_denials_and_what_is_no_longer_reachable() {
 #[test]
 fn an_authority_that_is_away_is_asked_again_while_somebody_waits() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     let mut questions = 0;
-    while !stage.asked.is_empty() && questions < 100 {
+    while !stage.requests.is_empty() && questions < 100 {
         stage.answer(away());
         questions += 1;
         stage.pass(5);
@@ -294,13 +298,13 @@ fn an_authority_that_is_away_is_asked_again_while_somebody_waits() {
 #[test]
 fn the_authoritys_return_is_used_at_once() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     for _ in 0..4 {
         stage.answer(away());
         stage.pass(3);
     }
     stage.answer(away());
-    assert!(stage.asked.is_empty());
+    assert!(stage.requests.is_empty());
     stage.agent.event(stage.now, ALICE, &Event::Hello);
     stage.now = stage.agent.timeout().expect("something to do");
     stage.agent.tick(stage.now, |_| None);
@@ -312,9 +316,9 @@ fn the_authoritys_return_is_used_at_once() {
 #[test]
 fn logout_leaves_nothing() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     stage.answer(stage.grant(tcp(1, 22), 5));
-    stage.held(tcp(2, 22), 2);
+    stage.queued(tcp(2, 22), 2);
     stage.agent.logout(ALICE);
     stage.settle();
     assert!(stage.entries.is_empty() && stage.owners.is_empty() && stage.protected.is_empty());
@@ -327,7 +331,7 @@ fn logout_leaves_nothing() {
 fn a_session_that_the_authority_ends_is_over() {
     for end in 0..3 {
         let mut stage = Stage::alice();
-        stage.held(tcp(1, 22), 1);
+        stage.queued(tcp(1, 22), 1);
         match end {
             0 => stage.answer(Err(Refusal::NotLoggedIn)),
             1 => stage.agent.event(stage.now, ALICE, &Event::LoggedOut),
@@ -344,7 +348,7 @@ fn a_session_that_the_authority_ends_is_over() {
 #[test]
 fn an_answer_to_an_earlier_login_does_not_end_this_one() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     stage.login(ALICE);
     stage.answer(Err(Refusal::NotLoggedIn));
     assert!(stage.ended.is_empty() && stage.owners.len() == 1);
@@ -353,47 +357,47 @@ fn an_answer_to_an_earlier_login_does_not_end_this_one() {
 #[test]
 fn what_a_person_denies_is_not_asked_for() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     stage.answer(stage.grant(tcp(1, 22), 5));
     let mut rules = ConsentRules::default();
     rules.set("192.0.2.1:22".parse().expect("a target"), Consent::Deny);
     stage.agent.set_rules(ALICE, rules);
     stage.settle();
     assert!(stage.entry(tcp(1, 22)).is_none());
-    stage.held(tcp(1, 22), 2);
-    assert!(stage.has_plain(tcp(1, 22)) && stage.asked.is_empty());
+    stage.queued(tcp(1, 22), 2);
+    assert!(stage.has_plain(tcp(1, 22)) && stage.requests.is_empty());
     assert_eq!(stage.sent, [(1, true), (2, false)]);
     stage.agent.set_rules(ALICE, ConsentRules::default());
     stage.settle();
-    stage.held(tcp(1, 22), 3);
-    assert!(stage.has_grant(tcp(1, 22), 5) && stage.asked.is_empty());
+    stage.queued(tcp(1, 22), 3);
+    assert!(stage.has_grant(tcp(1, 22), 5) && stage.requests.is_empty());
 }
 
 #[test]
 fn the_authority_hears_of_a_rule_that_allows_and_is_asked_again_once_there_is_one() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
-    assert!(!stage.asked[0].2.consented, "nobody has said anything");
+    stage.queued(tcp(1, 22), 1);
+    assert!(!stage.requests[0].2.consented, "nobody has said anything");
     stage.answer(denied());
     let mut rules = ConsentRules::default();
     rules.set("192.0.2.0/24".parse().expect("a target"), Consent::Allow);
     stage.agent.set_rules(ALICE, rules);
     stage.settle();
-    stage.held(tcp(1, 22), 2);
-    assert!(stage.asked[0].2.consented);
+    stage.queued(tcp(1, 22), 2);
+    assert!(stage.requests[0].2.consented);
 }
 
 #[test]
 fn where_the_default_is_deny_only_allowed_destinations_get_tokens() {
-    let mut stage = Stage::new(Settings { default: Consent::Deny, ..Settings::default() });
+    let mut stage = Stage::new(Config { default: Consent::Deny, ..Config::default() });
     stage.login(ALICE);
     let mut rules = ConsentRules::default();
     rules.set("192.0.2.2".parse().expect("a target"), Consent::Allow);
     stage.agent.set_rules(ALICE, rules);
-    stage.held(tcp(1, 22), 1);
-    stage.held(tcp(2, 22), 2);
+    stage.queued(tcp(1, 22), 1);
+    stage.queued(tcp(2, 22), 2);
     assert_eq!(stage.sent, [(1, false)]);
-    assert_eq!(stage.asked.len(), 1);
+    assert_eq!(stage.requests.len(), 1);
 }
 
 #[test]
@@ -405,7 +409,7 @@ fn another_persons_receivers_get_no_token() {
     stage.settle();
     assert_eq!(stage.protected, ["192.0.2.0/24", "203.0.113.0/24"]);
     stage.held_for(BOB, tcp(1, 22), 1);
-    assert!(stage.asked.is_empty());
+    assert!(stage.requests.is_empty());
     assert_eq!(stage.sent, [(1, false)]);
 }
 
@@ -413,13 +417,13 @@ fn another_persons_receivers_get_no_token() {
 fn a_grant_for_a_single_flow_serves_one_and_its_repetitions() {
     let mut stage = Stage::alice();
     let single = Flags::PORT.with(Flags::SINGLE);
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     stage.answer(stage.grant_of(tcp(1, 22), 5, 32, single));
     assert_eq!((stage.sent.len(), stage.entry(tcp(1, 22)).is_none()), (1, true));
-    stage.held(tcp(1, 22), 1);
-    assert_eq!((stage.sent.len(), stage.asked.len()), (2, 0));
-    stage.held(tcp(1, 22), 2);
-    assert_eq!((stage.sent.len(), stage.asked.len()), (2, 1));
+    stage.queued(tcp(1, 22), 1);
+    assert_eq!((stage.sent.len(), stage.requests.len()), (2, 0));
+    stage.queued(tcp(1, 22), 2);
+    assert_eq!((stage.sent.len(), stage.requests.len()), (2, 1));
     stage.answer(stage.grant_of(tcp(1, 22), 6, 32, single));
     assert_eq!(stage.sent, [(1, true), (1, true), (2, true)]);
 }
@@ -427,9 +431,9 @@ fn a_grant_for_a_single_flow_serves_one_and_its_repetitions() {
 #[test]
 fn a_new_network_ends_grants_bound_to_the_old_address() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     stage.answer(stage.grant_of(tcp(1, 22), 5, 32, Flags::PORT.with(Flags::SOURCE)));
-    stage.held(tcp(2, 22), 1);
+    stage.queued(tcp(2, 22), 1);
     stage.answer(stage.grant(tcp(2, 22), 6));
     stage.agent.moved();
     stage.settle();
@@ -439,9 +443,9 @@ fn a_new_network_ends_grants_bound_to_the_old_address() {
 #[test]
 fn a_restart_goes_on_with_what_the_kernel_has() {
     let mut before = Stage::alice();
-    before.held(tcp(1, 22), 1);
+    before.queued(tcp(1, 22), 1);
     before.answer(before.grant_of(tcp(1, 22), 5, 24, Flags::default()));
-    before.held(tcp(9, 22), 1);
+    before.queued(tcp(9, 22), 1);
     before.held_for(BOB, tcp(1, 22), 1);
     let mut entries: Vec<_> = before.entries.iter().map(|((_, to), entry)| (ALICE.slot(to), *entry)).collect();
     entries.push((BOB.slot(&tcp(1, 22)), entries[0].1));
@@ -455,70 +459,70 @@ fn a_restart_goes_on_with_what_the_kernel_has() {
     after.settle();
     assert!(after.has_grant(tcp(1, 22), 5) && after.has_grant(tcp(9, 22), 5));
     assert_eq!((after.entries.len(), after.owners.len()), (2, 1));
-    after.held(tcp(3, 80), 1);
-    assert!(after.asked.is_empty());
+    after.queued(tcp(3, 80), 1);
+    assert!(after.requests.is_empty());
     assert_eq!(after.sent, [(1, true)]);
 }
 
 #[test]
 fn a_packet_that_came_through_cut_short_still_gets_its_grant_asked_for() {
     let mut stage = Stage::alice();
-    stage.agent.held(stage.now, &ALICE.slot(&udp(1, 443)), None);
+    stage.agent.queued(stage.now, &ALICE.slot(&udp(1, 443)), None);
     stage.settle();
-    assert_eq!(stage.asked.len(), 1);
+    assert_eq!(stage.requests.len(), 1);
     stage.answer(stage.grant(udp(1, 443), 5));
-    stage.held(udp(1, 443), 1);
-    assert_eq!((stage.asked.len(), &stage.sent[..]), (0, &[(1, true)][..]));
+    stage.queued(udp(1, 443), 1);
+    assert_eq!((stage.requests.len(), &stage.sent[..]), (0, &[(1, true)][..]));
 }
 
 #[test]
 fn a_grant_that_makes_no_sense_is_a_failure() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     let good = stage.grant(tcp(1, 22), 5).unwrap_or_else(|_| panic!("a grant"));
     for broken in [
         Grant { prefix: "192.0.2.9/32".parse().expect("a prefix"), ..good.clone() },
         stage.grant_of(tcp(1, 22), 5, 32, Flags::BEARER).unwrap_or_else(|_| panic!("a grant")),
     ] {
-        let (id, ..) = stage.asked.remove(0);
+        let (id, ..) = stage.requests.remove(0);
         let outcome = stage.agent.answered(stage.now, ALICE, id, &Ok(broken));
         assert!(matches!(outcome, Err(Unusable::Malformed(_))), "{outcome:?}");
         stage.settle();
         stage.pass(4);
-        assert_eq!((stage.asked.len(), stage.sent.len()), (1, 0));
+        assert_eq!((stage.requests.len(), stage.sent.len()), (1, 0));
     }
 }
 
 #[test]
 fn nothing_is_sent_with_a_grant_that_admits_in_a_tunnel_only() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     let mut sealed =
         stage.grant_of(tcp(1, 22), 5, 32, Flags::PORT.with(Flags::SEALED)).unwrap_or_else(|_| panic!("a grant"));
     sealed.sealing = Sealing { treatment: crate::model::Treatment::Encrypt, ..Sealing::NONE };
-    let (id, ..) = stage.asked.remove(0);
+    let (id, ..) = stage.requests.remove(0);
     assert_eq!(stage.agent.answered(stage.now, ALICE, id, &Ok(sealed)), Err(Unusable::Sealed));
     stage.settle();
     stage.pass(4);
-    assert_eq!((stage.asked.len(), stage.sent.len()), (1, 0), "it asks again, and sends nothing meanwhile");
+    assert_eq!((stage.requests.len(), stage.sent.len()), (1, 0), "it asks again, and sends nothing meanwhile");
 }
 
 #[test]
 fn a_grant_that_ends_at_once_is_over_and_asked_for_again() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     let ends_in = |seconds: u32, stage: &Stage| {
         let good = stage.grant(tcp(1, 22), 5).unwrap_or_else(|_| panic!("a grant"));
         let Secret::Grant(header, key) = good.secret else { panic!("a pair") };
         let header = GrantHeader { expires: stage.unix() as u32 + seconds, ..header };
         Ok(Grant { secret: Secret::Grant(header, key), ..good })
     };
-    let (id, ..) = stage.asked.remove(0);
+    let (id, ..) = stage.requests.remove(0);
     let answer = ends_in(4, &stage);
     assert_eq!(stage.agent.answered(stage.now, ALICE, id, &answer), Err(Unusable::Over));
     stage.settle();
     stage.pass(4);
-    let (id, ..) = stage.asked.remove(0);
+    let (id, ..) = stage.requests.remove(0);
     let answer = ends_in(5, &stage);
     assert_eq!(stage.agent.answered(stage.now, ALICE, id, &answer), Ok(()));
 }
@@ -527,9 +531,9 @@ fn a_grant_that_ends_at_once_is_over_and_asked_for_again() {
 fn the_kernel_learns_how_a_grants_tokens_travel() {
     let mut stage = Stage::alice();
     for (port, carrier) in [(1, Carrier::Tail), (2, Carrier::Shim)] {
-        stage.held(tcp(1, port), 1);
+        stage.queued(tcp(1, port), 1);
         let grant = stage.grant(tcp(1, port), port.into()).unwrap_or_else(|_| panic!("a grant"));
-        let (id, ..) = stage.asked.remove(0);
+        let (id, ..) = stage.requests.remove(0);
         let answer = Ok(Grant { carrier, ..grant });
         stage.agent.answered(stage.now, ALICE, id, &answer).expect("it makes sense");
         stage.settle();
@@ -540,8 +544,8 @@ fn the_kernel_learns_how_a_grants_tokens_travel() {
 #[test]
 fn a_question_by_hand_is_answered_without_a_packet() {
     let mut stage = Stage::alice();
-    let Standing::Asked(id) = stage.agent.want(stage.now, ALICE, tcp(1, 22)) else { panic!() };
-    assert_eq!(stage.agent.want(stage.now, ALICE, tcp(1, 22)), Standing::Asked(id));
+    let Standing::Requested(id) = stage.agent.want(stage.now, ALICE, tcp(1, 22)) else { panic!() };
+    assert_eq!(stage.agent.want(stage.now, ALICE, tcp(1, 22)), Standing::Requested(id));
     stage.settle();
     stage.answer(stage.grant(tcp(1, 22), 5));
     let Standing::Granted(view) = stage.agent.want(stage.now, ALICE, tcp(1, 22)) else { panic!() };
@@ -555,20 +559,20 @@ fn a_question_by_hand_is_answered_without_a_packet() {
 fn an_authority_tells_the_time_for_its_own_person_only() {
     let mut stage = Stage::alice();
     stage.login(BOB);
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     stage.answer(stage.grant(tcp(1, 22), 5));
     let clocks = stage.clocks.clone();
-    assert!(stage.agent.told_time(BOB, 4_102_444_800, stage.now, stage.now));
+    assert!(stage.agent.sync_clock(BOB, 4_102_444_800, stage.now, stage.now));
     stage.settle();
     stage.pass(2);
     assert_eq!((&stage.ended[..], stage.clocks.len()), (&[BOB][..], clocks.len()));
     let entry = stage.entry(tcp(1, 22)).expect("an entry");
     assert_eq!((entry.skew, u64::from(entry.until)), (0, UNIX + 297));
-    stage.held(tcp(1, 22), 2);
+    stage.queued(tcp(1, 22), 2);
     assert_eq!(stage.sent, [(1, true), (2, true)]);
     // Even the last possible time does not stop the clock.
     stage.login(BOB);
-    stage.agent.told_time(BOB, u64::MAX, stage.now, stage.now);
+    stage.agent.sync_clock(BOB, u64::MAX, stage.now, stage.now);
     stage.pass(2);
     assert_eq!((stage.ended.len(), stage.unix()), (2, UNIX + 4));
 }
@@ -576,15 +580,15 @@ fn an_authority_tells_the_time_for_its_own_person_only() {
 #[test]
 fn tokens_follow_the_authoritys_clock_and_entries_end_by_this_machines() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 22), 1);
+    stage.queued(tcp(1, 22), 1);
     stage.answer(stage.grant(tcp(1, 22), 5));
-    assert!(stage.agent.told_time(ALICE, UNIX + 90, stage.now, stage.now));
+    assert!(stage.agent.sync_clock(ALICE, UNIX + 90, stage.now, stage.now));
     stage.settle();
     let entry = stage.entry(tcp(1, 22)).expect("an entry");
     assert_eq!((entry.skew, u64::from(entry.until)), (90, UNIX + 207));
     // Corrections are rare, however often the authority's time changes.
-    assert!(!stage.agent.told_time(ALICE, UNIX, stage.now, stage.now));
-    stage.held(tcp(2, 22), 2);
+    assert!(!stage.agent.sync_clock(ALICE, UNIX, stage.now, stage.now));
+    stage.queued(tcp(2, 22), 2);
     stage.answer(stage.grant(tcp(2, 22), 6));
     let entry = stage.entry(tcp(2, 22)).expect("an entry");
     assert_eq!((entry.skew, u64::from(entry.until)), (90, UNIX + 297));

@@ -9,7 +9,7 @@ pub struct Turns<T> {
     queues: BTreeMap<u32, VecDeque<T>>,
     /// Users with items, in the order in which they are served.
     order: VecDeque<u32>,
-    /// Users with items, by the number of these.
+    /// Users with items, sorted by the number of their items.
     lengths: BTreeSet<(usize, u32)>,
 }
 
@@ -19,8 +19,8 @@ impl<T> Turns<T> {
         Self { room, len: 0, queues: BTreeMap::new(), order: VecDeque::new(), lengths: BTreeSet::new() }
     }
 
-    /// Appends an item of a user. If the queue is full, the latest item of the user with the most items is lost: this
-    /// one, unless another user has more.
+    /// Appends an item of a user. If the queue is full, drops the latest item of the user with the most items. That is
+    /// the new item, unless another user has more items than this one.
     pub fn push(&mut self, user: u32, item: T) {
         if self.len >= self.room && !self.make_room(user) {
             return;
@@ -45,7 +45,8 @@ impl<T> Turns<T> {
         item
     }
 
-    /// Removes an item of a user who has more than `user` would have with another one. Returns whether there is one.
+    /// Removes an item of a user who has more items than `user` would have with one more. Returns whether there was
+    /// such a user.
     fn make_room(&mut self, user: u32) -> bool {
         let own = self.queues.get(&user).map_or(0, VecDeque::len);
         match self.lengths.last() {
@@ -54,7 +55,7 @@ impl<T> Turns<T> {
         }
     }
 
-    /// Takes an item out of a user's queue. A user with one item or more stays in the order.
+    /// Takes an item out of a user's queue. The user stays in the order if items are left.
     fn take(&mut self, user: u32, which: impl FnOnce(&mut VecDeque<T>) -> Option<T>) -> Option<T> {
         let queue = self.queues.get_mut(&user)?;
         self.lengths.remove(&(queue.len(), user));

@@ -1,7 +1,7 @@
 //! Grants, and what would happen to a packet, in the form that is shown to users.
 
 use super::FetchId;
-use super::known::Known;
+use super::held_grant::HeldGrant;
 use crate::model::{Target, Treatment};
 use ipnet::IpNet;
 use wire::Handle;
@@ -40,33 +40,33 @@ pub enum Standing {
     NotLoggedIn,
     /// The destination is none of the person's receivers.
     NotProtected,
-    /// The person's own rule denies it, or the default if there is no rule.
+    /// The person's own rule denies it; without a rule, the default does.
     Withheld(Option<Target>),
     /// The policy denies it, with the reason.
     Denied(String),
     /// The packet gets a token of this grant.
     Granted(Box<GrantView>),
-    /// The kernel would hold the packet, and the agent would request its grant.
+    /// The kernel would queue the packet, and the agent would request its grant.
     Missing,
     /// The agent has asked the authority.
-    Asked(FetchId),
+    Requested(FetchId),
 }
 
 impl GrantView {
     /// Creates the view of a grant.
-    pub(super) fn of(known: &Known) -> Self {
+    pub(super) fn of(held: &HeldGrant) -> Self {
         Self {
-            handle: known.handle(),
-            prefix: known.prefix,
-            service: known.service,
-            suite: known.suite(),
-            carrier: known.carrier.name(),
-            receiver: known.receiver.clone(),
-            rule: known.rule.clone(),
-            expires: known.expires,
-            used: known.used,
-            single: known.is_single(),
-            treatment: known.sealing.treatment,
+            handle: held.handle(),
+            prefix: held.prefix,
+            service: held.service,
+            suite: held.suite(),
+            carrier: held.carrier.name(),
+            receiver: held.receiver.clone(),
+            rule: held.rule.clone(),
+            expires: held.expires,
+            used: held.used,
+            single: held.is_single(),
+            treatment: held.sealing.treatment,
         }
     }
 }

@@ -19,7 +19,7 @@ const ALIASES: usize = 8;
 
 /// An overheard record, from the answer to another program's query.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Heard {
+pub struct Overheard {
     /// The domain to which the record claims to belong.
     pub domain: Domain,
     /// The record.
@@ -28,16 +28,16 @@ pub struct Heard {
     pub ttl: u32,
 }
 
-/// Content of the answer to an own query.
+/// Content of the answer to one of the agent's own queries.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Told {
-    /// This record, which may be kept for so many seconds.
+pub enum Answer {
+    /// The domain has this record, which may be kept for this number of seconds.
     Record(Record, u32),
-    /// The domain has no record; that may be kept for so many seconds.
+    /// The domain has no record. This may be kept for this number of seconds.
     Nothing(u32),
-    /// The answer did not fit: the caller asks by TCP.
+    /// The answer did not fit into a datagram. The caller has to ask by TCP.
     Truncated,
-    /// No usable answer, with the reason.
+    /// There is no usable answer, for this reason.
     Failed(String),
 }
 
@@ -53,43 +53,43 @@ pub fn question(domain: &Domain, id: u16) -> Option<Vec<u8>> {
 }
 
 /// Reads the answer to [`question`] with this id; returns `None` if `bytes` are the answer to another query.
-pub fn answer(domain: &Domain, id: u16, bytes: &[u8]) -> Option<Told> {
+pub fn answer(domain: &Domain, id: u16, bytes: &[u8]) -> Option<Answer> {
     let message = read(bytes)?;
-    let asked = message.queries.first()?;
+    let query = message.queries.first()?;
     let name = Name::from_ascii(format!("{}.", domain.record_name())).ok()?;
-    let ours = message.metadata.id == id && asked.name == name;
-    if !ours || asked.query_type != RecordType::TXT || asked.query_class != DNSClass::IN {
+    let ours = message.metadata.id == id && query.name == name;
+    if !ours || query.query_type != RecordType::TXT || query.query_class != DNSClass::IN {
         return None;
     }
     if message.metadata.truncation {
-        return Some(Told::Truncated);
+        return Some(Answer::Truncated);
     }
     let nothing = || {
         let soa = message.authorities.iter().find_map(|entry| match &entry.data {
             RData::SOA(soa) => Some(entry.ttl.min(soa.minimum)),
             _ => None,
         });
-        Told::Nothing(soa.unwrap_or_default())
+        Answer::Nothing(soa.unwrap_or_default())
     };
     Some(match message.metadata.response_code {
         ResponseCode::NXDomain => nothing(),
         ResponseCode::NoError => {
             let names = aliases(&message.answers, name);
             match the_record(message.answers.iter().filter(|entry| names.contains(&entry.name))) {
-                Ok(Some((record, ttl))) => Told::Record(record, ttl),
+                Ok(Some((record, ttl))) => Answer::Record(record, ttl),
                 Ok(None) => nothing(),
-                Err(why) => Told::Failed(why),
+                Err(why) => Answer::Failed(why),
             }
         }
-        other => Told::Failed(format!("the resolver answered {other}")),
+        other => Answer::Failed(format!("the resolver answered {other}")),
     })
 }
 
-/// Returns the record carried by the answer to a query for a name's addresses: that of the name's domain, or of one
-/// above it.
-pub fn overhear(bytes: &[u8]) -> Option<Heard> {
+/// Returns the record that came along in the answer to a query for a name's addresses: a record of that name's domain
+/// or of a domain above it.
+pub fn overhear(bytes: &[u8]) -> Option<Overheard> {
     let message = read(bytes)?;
-    let asked = &message.queries.first()?.name;
+    let query = &message.queries.first()?.name;
     if message.metadata.response_code != ResponseCode::NoError || message.metadata.truncation {
         return None;
     }
@@ -102,16 +102,16 @@ pub fn overhear(bytes: &[u8]) -> Option<Heard> {
         above.unwrap_or(&name).parse().ok()?
     };
     // An answer is only valid for the domain of its query; it can't be authoritative for others.
-    let asked = asked.to_ascii().to_ascii_lowercase();
-    if domain.is_top() || !domain.has(asked.strip_prefix(&format!("{LABEL}.")).unwrap_or(&asked)) {
+    let query = query.to_ascii().to_ascii_lowercase();
+    if domain.is_top() || !domain.has(query.strip_prefix(&format!("{LABEL}.")).unwrap_or(&query)) {
         return None;
     }
     let (record, ttl) = the_record(entries().filter(|entry| entry.name == owner)).ok()??;
-    Some(Heard { domain, record, ttl })
+    Some(Overheard { domain, record, ttl })
 }
 
 /// Returns the record carried by the answer in an Ethernet frame, as [`overhear`] does.
-pub fn overhear_frame(frame: &[u8]) -> Option<Heard> {
+pub fn overhear_frame(frame: &[u8]) -> Option<Overheard> {
     let packet = Packet::parse(frame);
     let is_answer = packet.form == Form::Whole && packet.protocol == UDP && packet.source_port == DNS_PORT;
     overhear(frame.get(packet.payload..packet.end).filter(|_| is_answer && packet.fragment == Fragment::Whole)?)
@@ -128,7 +128,7 @@ fn read(bytes: &[u8]) -> Option<Message> {
     is_answer.then_some(message)
 }
 
-/// Returns the name and the names that it is an alias of.
+/// Returns the name, and the names for which it is an alias.
 fn aliases(entries: &[Entry], name: Name) -> BTreeSet<Name> {
     let mut names = BTreeSet::from([name.clone()]);
     let mut at = name;
@@ -145,7 +145,8 @@ fn aliases(entries: &[Entry], name: Name) -> BTreeSet<Name> {
     names
 }
 
-/// Returns the one record among these texts. Two different ones are an error, because nothing says which is valid.
+/// Returns the one record among these texts. Two different records are an error, because nothing says which of them is
+/// valid.
 fn the_record<'a>(entries: impl Iterator<Item = &'a Entry>) -> Result<Option<(Record, u32)>, String> {
     let mut found: Option<(Record, u32)> = None;
     for entry in entries.filter(|entry| entry.dns_class == DNSClass::IN) {
@@ -184,9 +185,9 @@ mod tests {
         Entry::from_rdata(name(owner), 60, RData::A(A::new(192, 0, 2, 7)))
     }
 
-    fn reply(asked: &str, kind: RecordType, fill: impl FnOnce(&mut Message)) -> Vec<u8> {
+    fn reply(query: &str, kind: RecordType, fill: impl FnOnce(&mut Message)) -> Vec<u8> {
         let mut message = Message::response(7, OpCode::Query);
-        message.add_query(Query::query(name(asked), kind));
+        message.add_query(Query::query(name(query), kind));
         fill(&mut message);
         message.to_vec().unwrap()
     }
@@ -199,7 +200,7 @@ mod tests {
         Record::read(TEXT.as_bytes()).unwrap().unwrap()
     }
 
-    fn told(fill: impl FnOnce(&mut Message)) -> Option<Told> {
+    fn answer_to(fill: impl FnOnce(&mut Message)) -> Option<Answer> {
         answer(&domain(), 7, &reply("_vouchsafe.example.org.", RecordType::TXT, fill))
     }
 
@@ -213,39 +214,39 @@ mod tests {
 
     #[test]
     fn an_answer_is_a_record_or_says_for_how_long_there_is_none() {
-        let found = told(|message| {
+        let found = answer_to(|message| {
             message.add_answer(txt("_vouchsafe.example.org.", TEXT));
         });
-        assert_eq!(found, Some(Told::Record(record(), 300)));
+        assert_eq!(found, Some(Answer::Record(record(), 300)));
         let soa = SOA::new(name("ns.example.org."), name("x.example.org."), 1, 1, 1, 1, 120);
-        let none = told(|message| {
+        let none = answer_to(|message| {
             message.metadata.response_code = ResponseCode::NXDomain;
             message.add_authority(Entry::from_rdata(name("example.org."), 900, RData::SOA(soa)));
         });
-        assert_eq!(none, Some(Told::Nothing(120)));
-        let others = told(|message| {
+        assert_eq!(none, Some(Answer::Nothing(120)));
+        let others = answer_to(|message| {
             message.add_answer(txt("_vouchsafe.example.org.", "v=spf1 -all"));
         });
-        assert_eq!(others, Some(Told::Nothing(0)));
-        assert_eq!(told(|message| message.metadata.truncation = true), Some(Told::Truncated));
-        let failed = told(|message| message.metadata.response_code = ResponseCode::ServFail);
-        assert!(matches!(failed, Some(Told::Failed(_))), "{failed:?}");
+        assert_eq!(others, Some(Answer::Nothing(0)));
+        assert_eq!(answer_to(|message| message.metadata.truncation = true), Some(Answer::Truncated));
+        let failed = answer_to(|message| message.metadata.response_code = ResponseCode::ServFail);
+        assert!(matches!(failed, Some(Answer::Failed(_))), "{failed:?}");
     }
 
     #[test]
     fn an_alias_is_followed_and_a_ring_of_them_ends() {
         let alias = |owner: &str, to: &str| Entry::from_rdata(name(owner), 60, RData::CNAME(CNAME(name(to))));
-        let found = told(|message| {
+        let found = answer_to(|message| {
             message.add_answer(alias("_vouchsafe.example.org.", "v.host.net."));
             message.add_answer(txt("v.host.net.", TEXT));
         });
-        assert_eq!(found, Some(Told::Record(record(), 300)));
-        let ring = told(|message| {
+        assert_eq!(found, Some(Answer::Record(record(), 300)));
+        let ring = answer_to(|message| {
             message.add_answer(alias("_vouchsafe.example.org.", "v.host.net."));
             message.add_answer(alias("v.host.net.", "_vouchsafe.example.org."));
             message.add_answer(txt("elsewhere.net.", TEXT));
         });
-        assert_eq!(ring, Some(Told::Nothing(0)));
+        assert_eq!(ring, Some(Answer::Nothing(0)));
     }
 
     #[test]
@@ -262,36 +263,36 @@ mod tests {
 
     #[test]
     fn records_that_differ_are_none() {
-        let twice = told(|message| {
+        let twice = answer_to(|message| {
             message.add_answer(txt("_vouchsafe.example.org.", TEXT));
             message.add_answer(txt("_vouchsafe.example.org.", "v=vouchsafe1; authority=https://evil.example.org"));
         });
-        assert!(matches!(twice, Some(Told::Failed(_))), "{twice:?}");
-        let malformed = told(|message| {
+        assert!(matches!(twice, Some(Answer::Failed(_))), "{twice:?}");
+        let malformed = answer_to(|message| {
             message.add_answer(txt("_vouchsafe.example.org.", "v=vouchsafe1; x"));
         });
-        assert!(matches!(malformed, Some(Told::Failed(_))), "{malformed:?}");
+        assert!(matches!(malformed, Some(Answer::Failed(_))), "{malformed:?}");
     }
 
     #[test]
     fn what_is_overheard_is_of_the_domain_that_was_asked_about() {
-        let heard = |asked: &str, owner: &str| {
-            overhear(&reply(asked, RecordType::A, |message| {
-                message.add_answer(address(asked));
+        let overheard_in = |query: &str, owner: &str| {
+            overhear(&reply(query, RecordType::A, |message| {
+                message.add_answer(address(query));
                 message.add_additional(txt(owner, TEXT));
             }))
         };
-        let found = Some(Heard { domain: domain(), record: record(), ttl: 300 });
-        assert_eq!(heard("Git.Example.org.", "example.org."), found);
-        assert_eq!(heard("git.example.org.", "_vouchsafe.example.org."), found);
-        assert_eq!(heard("example.org.", "example.org."), found);
-        for (asked, owner) in [
+        let found = Some(Overheard { domain: domain(), record: record(), ttl: 300 });
+        assert_eq!(overheard_in("Git.Example.org.", "example.org."), found);
+        assert_eq!(overheard_in("git.example.org.", "_vouchsafe.example.org."), found);
+        assert_eq!(overheard_in("example.org.", "example.org."), found);
+        for (query, owner) in [
             ("www.example.net.", "example.org."),
             ("badexample.org.", "example.org."),
             ("git.example.org.", "org."),
             ("git.example.org.", "x.git.example.org."),
         ] {
-            assert_eq!(heard(asked, owner), None, "{asked} {owner}");
+            assert_eq!(overheard_in(query, owner), None, "{query} {owner}");
         }
     }
 

@@ -77,14 +77,14 @@ fn a_first_packet_is_asked_for_once_and_sent_when_the_segment_is_there() {
     let (wanted, request) = ask(&mut endpoint, &frame);
     assert_eq!((request.network.as_str(), request.sending, request.sender_port), ("blue", address(OURS), CLIENT));
     assert_eq!((request.to.address, request.to.protocol, request.to.port), (address("10.0.0.2"), TCP, SERVICE));
-    for _ in 0..2 * HELD_MAX {
+    for _ in 0..2 * QUEUED_MAX {
         assert_eq!(endpoint.handed_over(&unsent(&frame), nothing, NOW), None);
     }
     let given = segment(SegmentFlags::REPLY, out(), NOW + 300);
     let actions = endpoint.answered(&wanted, Ok(given.clone()), NOW);
     let [Action::Write(key, entry), sent @ ..] = &actions[..] else { panic!("{actions:?}") };
     assert_eq!(*key, SegmentKey::of(INTERFACE, out().sender, out().receiver, &given.segment));
-    assert_eq!((entry.until, sent.len()), (NOW + 300, HELD_MAX));
+    assert_eq!((entry.until, sent.len()), (NOW + 300, QUEUED_MAX));
     let Action::Send { from, to, datagram } = &sent[0] else { panic!("{sent:?}") };
     assert_eq!((*from, *to), (address(OURS), address(THEIRS)));
     let (encapsulation, inner) = Encapsulation::decode(datagram).expect("our own");

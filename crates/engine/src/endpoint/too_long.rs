@@ -16,8 +16,8 @@ const MOST4: usize = 576;
 const MOST6: usize = 1280;
 const HOPS: u8 = 64;
 
-/// Builds the frame with the error for the sender of this one. Returns `None` if this one is no IP packet, or an error
-/// itself.
+/// Builds the frame with the error for the sender of `frame`. Returns `None` if `frame` has no IP packet, or is an
+/// error itself.
 pub fn tell(frame: &[u8], limit: u32) -> Option<Vec<u8>> {
     let (link, quoted) = frame.split_at_checked(ETHERNET_LEN)?;
     let four = link[12..] == [0x08, 0x00];
@@ -51,11 +51,12 @@ pub fn tell(frame: &[u8], limit: u32) -> Option<Vec<u8>> {
     Some(told)
 }
 
-/// Reports whether the frame is an ICMP error: errors about errors are never sent. A frame that was cut short is none.
+/// Reports whether the frame is an ICMP error: errors about errors are never sent. A frame that was cut short counts as
+/// no error.
 fn is_error(frame: &[u8]) -> bool {
     let packet = Packet::parse(frame);
     if packet.form != Form::Whole {
-        // Cut short: an error would not have been so long.
+        // An error is never so long that it is cut short.
         return false;
     }
     let kind = frame.get(packet.transport).copied().unwrap_or_default();

@@ -8,9 +8,9 @@ use wire::geneve::Encapsulation;
 use wire::map::{Consent, SegmentEntry, SegmentKey, segment_state};
 
 impl Endpoint {
-    /// Records withdrawals, each with the latest expiry of the segments that it voids. The endpoint no longer uses such
-    /// segments, not even if the answer with one is on its way. Entries of tables for which [`Self::is_void`] or
-    /// [`Self::voids_consent`] now holds are to be removed.
+    /// Records withdrawals, each with the latest expiry of the segments that it voids. The endpoint no longer uses
+    /// these segments, not even one whose answer is on its way. The caller has to remove the entries of tables for
+    /// which [`Self::is_void`] or [`Self::voids_consent`] holds now.
     pub fn withdraw(&mut self, withdrawn: impl IntoIterator<Item = (Withdrawal, u32)>) {
         for (what, until) in withdrawn {
             self.withdrawn.add(what, until);
@@ -22,13 +22,14 @@ impl Endpoint {
         self.withdrawn.sweep(now);
     }
 
-    /// Reports whether a tenant must not send under this entry of the table of segments: its segment is void, or the
-    /// receiver could not answer, because the way back is void.
+    /// Reports whether a tenant must not send under this entry of the table of segments: because its segment is void,
+    /// or because the receiver could not answer, since the segment for answers would be void.
     pub fn is_void(&self, key: &SegmentKey, entry: &SegmentEntry) -> bool {
         if entry.state() != segment_state::GIVEN {
             return false;
         }
-        // Without a segment that ends later, the receiver gets no way back: the next packet requests one.
+        // Without a segment that ends later, the receiver gets no segment for answers. The next packet requests such a
+        // segment.
         let has_no_answer = || {
             let read = Encapsulation::decode(entry.geneve());
             read.is_ok_and(|(header, _)| header.segment.flags.has(SegmentFlags::REPLY))
@@ -37,9 +38,9 @@ impl Endpoint {
         self.is_withdrawn(key.interface, (key.sender(), key.receiver()), entry.until) || has_no_answer()
     }
 
-    /// Reports whether a segment that came in can no longer be answered, because it is void.
+    /// Reports whether a received segment can no longer be answered, because it is void.
     pub fn voids_consent(&self, key: &SegmentKey, consent: &Consent) -> bool {
-        // The segment came from the receiver of the answer.
+        // The received segment came from the receiver of the answer.
         self.is_withdrawn(key.interface, (key.receiver(), key.sender()), consent.expires)
     }
 

@@ -9,8 +9,8 @@ use wire::{
     Carrier, ClientKey, Destination, Epoch, Flags, GrantHeader, Handle, Holder, Pair, ServerSecret, VerifierKey,
 };
 
-/// Seconds by which a grant's lifetime stays below the maximum, or half of the maximum if that is less: a verifier
-/// checks lifetimes by its own clock (wire.md §6.4).
+/// Seconds by which a grant's lifetime stays below the maximum, because a verifier checks lifetimes by its own clock
+/// (wire.md §6.4). If half of the maximum is less than this, the lifetime stays below the maximum by half of it.
 pub const CLOCK_MARGIN: u32 = 30;
 
 /// A request for a grant, with the data to issue it from.
@@ -19,7 +19,7 @@ pub struct Issue<'a> {
     pub terms: Terms,
     /// Destinations that the grant may cover.
     pub scope: Scope,
-    /// Time at which the grant has to end, if its terms alone don't say so.
+    /// The time at which the grant has to end, unless its terms end it earlier.
     pub until: Option<u64>,
     /// Requested destination.
     pub to: Destination,
@@ -27,7 +27,7 @@ pub struct Issue<'a> {
     pub source: IpAddr,
     /// Account and session that the grant is for; only the verifier can read them from the handle.
     pub holder: Holder,
-    /// Fresh random bits, for the handle.
+    /// New random bits, for the handle.
     pub chance: u64,
     /// The current time, in Unix seconds.
     pub now: u64,
@@ -57,7 +57,8 @@ pub struct Issued {
 /// Reason why a permitted grant can't be issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IssueError {
-    /// The rule binds grants to the source address, and the requester used the other address family.
+    /// The rule binds grants to the source address, but the requester's address and the destination are of different
+    /// families.
     SourceFamily,
     /// The rule demands a sealed tunnel, which a pair can't.
     SealedPair,
@@ -149,8 +150,8 @@ impl Issued {
         &self.secret
     }
 
-    /// Returns the pair whose tokens the verifier has to be told to accept; `None` for a grant, which needs no
-    /// announcement.
+    /// Returns the pair that has to be announced to the verifier before it accepts the pair's tokens; `None` for a
+    /// grant, which needs no announcement.
     pub const fn pair(&self) -> Option<Pair> {
         match self.secret {
             Secret::Pair(pair, _) => Some(pair),

@@ -1,8 +1,8 @@
 //! Lines for requests by datagram: their holders, replay protection and rate limits (wire.md §8.13).
 //!
-//! Only a request with a valid seal changes any state. An unauthenticated sender costs one look-up; an attacker who
-//! repeats or alters others' requests costs at most the opening of one seal. So a sender who forges a source address
-//! can't use up the share of that address.
+//! Only a request with a valid seal changes any state. A request of an unauthenticated sender costs one look-up; an
+//! attacker who repeats or alters others' requests causes at most one seal to be opened for each. So a sender who
+//! forges a source address can't use up the share of that address.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -10,10 +10,10 @@ use wire::ReplayWindow;
 use wire::ask::{LineKey, LineNumber, Question, envelope};
 use wire::grant::mask;
 
-/// Number of requests that a line may make at once, and the microseconds until it may make one more.
+/// Number of requests that a line may make at once, and the microseconds after which it may make another one.
 const OF_LINE: (u64, u64) = (4096, 1000);
-/// Limits for all lines from one source (an IPv4 address or an IPv6 /64): requests at once, and microseconds per
-/// request.
+/// Number of requests that all lines of one source (an IPv4 address or an IPv6 /64) together may make at once, and the
+/// microseconds after which they may make another one.
 const OF_SOURCE: (u64, u64) = (32_768, 25);
 /// Maximum number of sources counted at a time: some 5 MB.
 const MOST_SOURCES: usize = 65_536;
@@ -28,7 +28,7 @@ pub struct Lines<H> {
 struct Line<H> {
     holder: H,
     key: LineKey,
-    /// The counters seen, each less 1: counters begin at 1, the window's numbers at 0.
+    /// The counters that were used, each less one: counters begin at 1, the window's numbers at 0.
     seen: ReplayWindow<16>,
     pace: Pace,
 }
@@ -50,9 +50,9 @@ pub struct LineRequest<'d, H> {
 pub enum Unanswered {
     /// It is no request.
     NotOurs,
-    /// No holder has this line, or no longer.
+    /// The line does not exist, or no longer.
     NoLine,
-    /// Its counter was already used, or is too old to tell.
+    /// Its counter was already used, or is so old that this is not known.
     Repeated,
     /// It was not sealed with the line's key.
     Forged,
@@ -138,7 +138,7 @@ impl<H: Copy + Ord> Lines<H> {
     }
 }
 
-/// Charges a source for a request if its rate allows the request. Returns whether it does.
+/// Charges a source for a request, if its rate allows one more. Returns whether it does.
 fn paced(sources: &mut BTreeMap<IpAddr, Pace>, source: IpAddr, now: u64) -> bool {
     if sources.len() >= MOST_SOURCES && !sources.contains_key(&source) {
         sources.retain(|_, pace| pace.0 > now);
@@ -154,7 +154,7 @@ fn paced(sources: &mut BTreeMap<IpAddr, Pace>, source: IpAddr, now: u64) -> bool
     allowed
 }
 
-/// The time at which all requests so far would have been made if they came at an even pace.
+/// The time at which the latest request would have been made if all requests so far had come at an even pace.
 #[derive(Clone, Copy, Default)]
 struct Pace(u64);
 

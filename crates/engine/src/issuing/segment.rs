@@ -34,18 +34,18 @@ pub struct Give<'a> {
     pub giver: Giver<'a>,
     /// The terms on which the segment may be issued.
     pub terms: Terms,
-    /// Services that the segment may cover: all, or one. It is for one receiver, however wide the scope.
+    /// Services that the segment may cover: all, or one. The segment is for one receiver, however wide this scope is.
     pub scope: Scope,
-    /// Time at which the segment has to end, if its terms alone don't say so.
+    /// The time at which the segment has to end, unless its terms end it earlier.
     pub until: Option<u64>,
-    /// Time up to which a withdrawal of consent voids segments: one that expires then or before is void (wire.md
-    /// §8.10).
+    /// The latest expiry of segments that a withdrawal of consent voids, if there is a withdrawal (wire.md §8.10). The
+    /// new segment has to expire later.
     pub withdrawn: Option<u32>,
     /// The number of the virtual network.
     pub vni: Vni,
     /// Address of the sender.
     pub sender: IpAddr,
-    /// The endpoint through which the sender sends.
+    /// The endpoint that the sender's packets come from.
     pub sending: IpAddr,
     /// The port that the sender sends from; used only if the terms allow single flows.
     pub sender_port: u16,
@@ -58,20 +58,20 @@ pub struct Give<'a> {
 /// Reason why a segment can't be issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GiveError {
-    /// No verifier is on the path, or more than an option has room for; or the hops of a fixed path don't match its
-    /// verifiers.
+    /// The path has no verifier, or more verifiers than an option has room for, or the hops of a fixed path don't match
+    /// its verifiers.
     Path,
-    /// The addresses of one pair belong to different families.
+    /// The two endpoints are of different address families, or the sender and the receiver are.
     Family,
     /// The time doesn't fit the format's 32 bits.
     Time,
-    /// Consent was withdrawn, and the new segment could not outlive the segments that this voided.
+    /// Consent was withdrawn, and the new segment would expire no later than the segments that this voided.
     Withdrawn,
     /// The sender of the segment to be answered did not consent to answers.
     NoConsent,
     /// The segment to be answered has expired.
     Expired,
-    /// The segment to be answered was not issued by this authority, or its sender is elsewhere.
+    /// The segment to be answered was not issued by this authority, or its sender has another place now.
     Forged,
 }
 
@@ -115,7 +115,7 @@ impl Give<'_> {
         let Self { giver, terms, scope, .. } = self;
         let lifetime = terms.lifetime.min(giver.max_lifetime - CLOCK_MARGIN.min(giver.max_lifetime / 2));
         let expires = giver.now.saturating_add(lifetime.into());
-        // Segments that a withdrawal voids may end as late as the new one would: the new one has to end after them.
+        // A withdrawal may void segments that end as late as the new one would. The new one has to end after them.
         let expires = self.withdrawn.map_or(expires, |until| expires.max(u64::from(until) + 1));
         let expires = self.until.map_or(expires, |until| until.min(expires));
         if expires > giver.now.saturating_add(giver.max_lifetime.into()) || self.withdraws(expires) {
@@ -155,9 +155,10 @@ impl Give<'_> {
 }
 
 impl Given {
-    /// Issues the segment for answers to this one, which its receiver presents (wire.md §8.11). `first` is the key of
-    /// this segment's first verifier for its epoch, and `back` the location of its sender. The caller has to check
-    /// whether a withdrawal voids this segment. The answer's segment ends by `until`; its path is not fixed.
+    /// Issues the segment for answers to this one, which the receiver of this one shows (wire.md §8.11). `first` is the
+    /// key of this segment's first verifier for its epoch, `back` the place of its sender, and `until` the latest time
+    /// at which the new segment may end; its path is not fixed. The caller has to check whether a withdrawal voids this
+    /// segment.
     pub fn answer(&self, giver: &Giver<'_>, first: &ProofKey, back: Place, until: u64) -> Result<Self, GiveError> {
         let shown = Segment { pointer: 0, ..self.segment };
         let proof = self.proofs.first().map(|bytes| Proof(*bytes));

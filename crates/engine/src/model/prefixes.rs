@@ -1,4 +1,5 @@
-//! Values by prefix: those around an address are found by one look-up per length of prefix in use, without a scan.
+//! Values by prefix. The prefixes that contain an address are found by one look-up for each prefix length in use,
+//! without a scan.
 
 use ipnet::IpNet;
 use std::cmp::Reverse;
@@ -14,7 +15,7 @@ pub(crate) struct Prefixes<T> {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Family<T> {
-    /// By first address and length.
+    /// The values, by the first address of the prefix and its length.
     values: BTreeMap<(u128, u8), T>,
     /// Number of values for each length in use.
     lengths: BTreeMap<Reverse<u8>, usize>,

@@ -34,13 +34,14 @@ pub fn entries(receivers: &[Receiver]) -> Result<Vec<Protected>, TooManySpans> {
     walk(receivers.iter(), |prefix, count| Err(TooManySpans { prefix, count }))
 }
 
-/// Returns the entries for these receivers, protecting every service of a prefix with too many spans: for agents, whose
-/// other packets to such a prefix go without identity.
+/// Returns the entries for these receivers. If a prefix has too many spans, protects every service of it. This is for
+/// agents: they send packets to the other services of such a prefix without identity.
 pub fn widened<'a>(receivers: impl Iterator<Item = &'a Receiver>) -> Vec<Protected> {
     walk(receivers, |_, _| Ok::<_, std::convert::Infallible>(())).unwrap_or_else(|never| match never {})
 }
 
-/// Visits the prefixes in order, wider ones first, with the wider ones around each available.
+/// Visits the prefixes in order, wider ones first, and adds the services of the wider prefixes around each. If spans
+/// are too many, calls `too_many`, and protects every service unless that fails.
 fn walk<'a, E>(
     receivers: impl Iterator<Item = &'a Receiver>,
     too_many: impl Fn(IpNet, usize) -> Result<(), E>,
@@ -67,9 +68,9 @@ fn walk<'a, E>(
     Ok(entries)
 }
 
-/// Returns these entries, with `services` added in these networks. If there are more spans than the kernel has room
-/// for, the spans with the smallest gaps between them are joined, which protects the ports in between; the boolean says
-/// whether that was necessary.
+/// Returns `entries` with `services` added in each of `networks`. If more than [`SERVICES_MAX`] spans apply to a
+/// prefix, the function joins the spans with the smallest gaps, which also protects the ports in the gaps. If no two
+/// spans have the same protocol, it protects every service of the prefix. The boolean is true if either was necessary.
 pub fn extended(entries: &[Protected], networks: &[IpNet], services: &[Service]) -> (Vec<Protected>, bool) {
     let mut all: BTreeMap<IpNet, (Option<&Services>, bool)> =
         entries.iter().map(|entry| (entry.prefix, (Some(&entry.services), false))).collect();
@@ -77,7 +78,8 @@ pub fn extended(entries: &[Protected], networks: &[IpNet], services: &[Service])
         all.entry(network.trunc()).or_default().1 = true;
     }
     let mut crowded = false;
-    // For each network around: the services of its entry, and whether `services` are added there.
+    // For each network that contains the current one: the services of its entry, and whether `services` are added
+    // there.
     let mut around: Vec<(IpNet, Option<&Services>, bool)> = Vec::new();
     let mut extended = Vec::with_capacity(all.len());
     for (prefix, (own, added)) in all {

@@ -20,7 +20,7 @@ pub struct SegmentRequest {
     pub network: String,
     /// Address of the sender in the virtual network.
     pub sender: IpAddr,
-    /// The endpoint through which the sender sends.
+    /// The endpoint that the sender's packets come from.
     pub sending: IpAddr,
     /// Requested destination.
     pub to: Destination,

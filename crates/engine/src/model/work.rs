@@ -5,7 +5,7 @@ thread_local! {
     static EXAMINED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// Notes that a look-up has examined one more entry. Does nothing outside tests.
+/// Records that a look-up has examined one more entry. Does nothing outside of tests.
 #[inline]
 pub(crate) fn examined() {
     #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Matches of rules: the part of OpenFlow's extensible match (§7.2.3) needed by rules for flows and prefixes.
+//! Matches of rules: the parts of OpenFlow's extensible match (§7.2.3) that rules for flows and prefixes need.
 
 use ipnet::IpNet;
 use wire::packet::{TCP, UDP};
@@ -19,7 +19,7 @@ impl Masked {
     }
 }
 
-/// Match of a rule. Absent fields match everything. Ports and TCP flags need a protocol.
+/// Match of a rule. A field that is absent matches everything. Ports and TCP flags require a protocol.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// The switch port at which the packet arrived.

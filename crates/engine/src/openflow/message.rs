@@ -1,5 +1,5 @@
-//! Messages of OpenFlow 1.3 (ONF TS-006 to TS-023, "OpenFlow Switch Specification", §7): those needed by a controller
-//! that leaves forwarding to the switches.
+//! Messages of OpenFlow 1.3 (ONF TS-006 to TS-023, "OpenFlow Switch Specification", §7): those that a controller needs
+//! if it leaves forwarding to the switches.
 
 use super::matching::Match;
 use std::fmt;
@@ -46,7 +46,7 @@ pub enum Message {
         /// The error's code within the type.
         code: u16,
     },
-    /// Request to show that the connection is alive.
+    /// Asks the other side to show that the connection is alive.
     EchoRequest(Vec<u8>),
     /// Answer to `EchoRequest`, with the same bytes.
     EchoReply(Vec<u8>),
@@ -88,7 +88,7 @@ pub enum Message {
     BarrierRequest,
     /// Notice that all messages before the `BarrierRequest` are processed.
     BarrierReply,
-    /// A message of a type that a controller need not understand.
+    /// A message of another type; a controller need not understand it.
     Other(u8),
 }
 
@@ -124,7 +124,7 @@ pub struct FlowMod {
     pub copy: bool,
 }
 
-/// Reason why bytes are no valid message.
+/// Reason why bytes are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
     /// A version other than 1.3.
@@ -163,11 +163,11 @@ impl Inbox {
         self.0.extend_from_slice(bytes);
     }
 
-    /// Returns the next complete message, and the number that ties answers to requests.
+    /// Returns the next complete message, and its number, by which an answer refers to its request.
     pub fn message(&mut self) -> Result<Option<(u32, Message)>, Malformed> {
         let Some(&[version, kind, high, low, a, b, c, d]) = self.0.first_chunk::<HEADER_LEN>() else { return Ok(None) };
         let len = usize::from(u16::from_be_bytes([high, low]));
-        // A HELLO may have any version that is at least this one, because each side announces its highest.
+        // A HELLO may have any version from this one on, because each side announces its highest.
         if version < VERSION || version > VERSION && kind != kind::HELLO {
             return Err(Malformed::Version(version));
         }
@@ -273,7 +273,7 @@ impl FlowMod {
         bytes.extend(self.cookie_mask.to_be_bytes());
         bytes.extend(match self.command {
             Command::Add => [0, 0],
-            // From every table.
+            // Delete from every table.
             Command::Delete => [0xff, 3],
         });
         for number in [self.idle_timeout, self.hard_timeout, self.priority] {

@@ -1,5 +1,5 @@
-//! Decisions on packets that switches send up: the tables that the kernel program has as maps, and the switch rules
-//! that go with a packet.
+//! Decisions about packets that switches send up, with tables like the maps of the kernel program, and the switch rules
+//! for the flow of such a packet.
 
 use super::message::FlowMod;
 use super::rules;
@@ -14,13 +14,13 @@ use wire::packet::{Form, Packet, UDP};
 use wire::shim::{self, SHIM_LEN};
 use wire::{Carrier, Destination, ls};
 
-/// Maximum number of remembered UDP flows; the one silent for longest makes room.
+/// Maximum number of remembered UDP flows. If there are more, the one that has been silent the longest is forgotten.
 const CONVERSATIONS_MAX: usize = 16_384;
-/// Maximum number of switch ports from which packets are held.
+/// Maximum number of switch ports from which packets are queued.
 const ORIGINS_MAX: usize = 4096;
-/// Nonces of pairs start here; the kernel program has those below.
+/// The controller uses nonces of pairs from this one on; the kernel program uses those below.
 const FIRST_NONCE2: u16 = ls::SENDERS_NONCES as u16;
-/// Interface indices that stand for switch ports start here; the kernel assigns none that high.
+/// Interface indices from this one on stand for ports of switches; the kernel assigns none that high.
 const PORTS_FROM: u32 = 0x8000_0000;
 
 /// Subjects whose identity the packets of a household's devices carry.
@@ -41,7 +41,7 @@ pub struct Origin {
     pub port: u32,
 }
 
-/// Outcome for a packet that was sent up.
+/// The way to handle a packet that was sent up.
 #[derive(PartialEq, Eq)]
 pub enum Fate {
     /// Send the rules, then the frames, to the switch.
@@ -51,13 +51,14 @@ pub enum Fate {
         /// Frames for the switch to send, in order.
         frames: Vec<Vec<u8>>,
     },
-    /// Hold the frame until its grant arrives.
-    Hold(GrantSlot, Frame),
+    /// Queue the frame until its grant arrives.
+    Queue(GrantSlot, Frame),
     /// Drop the packet.
     Drop,
 }
 
-/// Number of packets per decision. Except for the first, names are those of the kernel program's counters.
+/// Numbers of packets: of all that a switch sent up, and of these by decision. [`Self::named`] has the names that users
+/// see.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Packets sent up by a switch.
@@ -66,7 +67,7 @@ pub struct Counts {
     pub tokens: u64,
     /// Packets preceded by a datagram that carries only the token.
     pub tokens_alone: u64,
-    /// Packets held for a grant.
+    /// Packets queued for a grant.
     pub queued: u64,
     /// Packets sent without identity.
     pub plain: u64,
@@ -74,7 +75,7 @@ pub struct Counts {
     pub other: u64,
     /// Packets dropped because they would have used another sender's flow.
     pub rider: u64,
-    /// Packets that could not be changed or held.
+    /// Packets that could not be changed or queued.
     pub failed: u64,
 }
 
@@ -104,7 +105,8 @@ pub struct Plane {
     present: BTreeSet<Subject>,
     origins: Vec<Origin>,
     counts: Counts,
-    /// Whether to install only rules and add no tokens, to measure the cost of the controller alone (LS, *pro forma*).
+    /// Whether to install only rules and add no tokens, to measure the cost of the detour to the controller alone (LS,
+    /// *pro forma*).
     pro_forma: bool,
 }
 
@@ -156,7 +158,7 @@ impl Plane {
         self.inserter.used.get(slot).copied().unwrap_or_default()
     }
 
-    /// Removes the entry for a destination, so that its first packets are held.
+    /// Removes the entry for a destination, so that its first packets are queued.
     pub fn remove(&mut self, slot: &GrantSlot) {
         self.inserter.grants.remove(slot);
         self.inserter.used.remove(slot);
@@ -167,7 +169,7 @@ impl Plane {
         &self.counts
     }
 
-    /// Returns the origin of a held frame, from its interface index.
+    /// Returns the origin of a queued frame, from its interface index.
     pub fn origin(&self, frame: &Frame) -> Option<Origin> {
         let place = frame.interface.checked_sub(PORTS_FROM)?;
         self.origins.get(place as usize).copied()
@@ -185,7 +187,7 @@ impl Plane {
         self.evaluate(subject, origin, frame, now)
     }
 
-    /// Decides again on a held frame after a change for its subject.
+    /// Decides again on a queued frame after a change for its subject.
     pub fn again(&mut self, subject: Subject, frame: &Frame, now: u32) -> Option<(Origin, Fate)> {
         let origin = self.origin(frame)?;
         let mut fate = Fate::Drop;
@@ -219,7 +221,7 @@ impl Plane {
             Action::Ahead(alone) => {
                 ahead(frame, &packet, &alone).map(|alone| forward(&packet, known, vec![alone, frame.to_vec()]))
             }
-            Action::Held => self.hold(subject, origin, frame, &packet).map(|(slot, frame)| Fate::Hold(slot, frame)),
+            Action::Queued => self.queue(subject, origin, frame, &packet).map(|(slot, frame)| Fate::Queue(slot, frame)),
             Action::Rider | Action::Failed => None,
         };
         let counts = &mut self.counts;
@@ -228,7 +230,7 @@ impl Plane {
             _ if fate.is_none() => &mut counts.failed,
             Action::Token => &mut counts.tokens,
             Action::Ahead(_) => &mut counts.tokens_alone,
-            Action::Held => &mut counts.queued,
+            Action::Queued => &mut counts.queued,
             Action::Plain => &mut counts.plain,
             _ => &mut counts.other,
         };
@@ -242,7 +244,7 @@ impl Plane {
             && FlowKey::to_server(packet).is_some_and(|key| self.inserter.conversations.contains_key(&key))
     }
 
-    fn hold(
+    fn queue(
         &mut self,
         subject: Option<Subject>,
         origin: Origin,
@@ -277,7 +279,7 @@ impl Plane {
     }
 }
 
-/// Builds the datagram that goes ahead of this one and carries only the token (wire.md §4.2).
+/// Builds the datagram that is sent ahead of this one and carries only the token (wire.md §4.2).
 fn ahead(frame: &[u8], packet: &Packet, alone: &Alone) -> Option<Vec<u8>> {
     match alone {
         Alone::Block(block) => datagram(frame, packet, block, 0),

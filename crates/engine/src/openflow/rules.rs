@@ -8,24 +8,24 @@ use ipnet::IpNet;
 use std::net::IpAddr;
 use wire::packet::{Packet, TCP, UDP, tcp_flags};
 
-/// Marks the controller's own rules: "VS". The kind and the generation are in the bits below.
+/// Marks the controller's own rules: "VS". The bits below hold the kind and the generation of a rule.
 const OURS: u64 = 0x5653 << 48;
 const OURS_MASK: u64 = 0xffff << 48;
-/// Rules that send packets up, and the default rule below them all.
+/// Standing rules: those that send packets up, and the default rule below them all.
 const STANDING: u64 = OURS | 1 << 40;
 /// Rules for one flow.
 const FLOW: u64 = OURS | 2 << 40;
 /// Standing rules that send up copies of name servers' answers.
 const ANSWERS: u64 = STANDING | 2 << 40;
 const KIND_MASK: u64 = OURS_MASK | 0xff << 40;
-/// The bits that identify standing rules of either kind; rules for flows differ in them.
+/// The bits that identify a standing rule of any kind. Rules for flows differ in them.
 const STANDING_MASK: u64 = OURS_MASK | 1 << 40;
 
 const PRIORITY_REST: u16 = 0;
 const PRIORITY_ANSWERS: u16 = 500;
 const PRIORITY_PROTECTED: u16 = 1000;
 const PRIORITY_FLOW: u16 = 2000;
-/// Above rules for flows, because a SYN never belongs to an existing flow.
+/// Higher than rules for flows, because a SYN never belongs to an existing flow.
 const PRIORITY_SYN: u16 = 3000;
 
 /// Seconds without a packet after which a flow's rules expire; the next packet installs them again.
@@ -39,8 +39,8 @@ const DATAGRAMS_FIRST: u16 = 2;
 
 const ONLY_SYN: Masked = Masked { value: tcp_flags::SYN as u16, mask: (tcp_flags::SYN | tcp_flags::ACK) as u16 };
 
-/// Returns the standing rules for these protected prefixes. They are installed before the rules of earlier generations
-/// are removed, so that no packet meets a gap.
+/// Returns the standing rules for these protected prefixes. Install them before removing the rules of earlier
+/// generations, so that a rule is in force at every moment.
 pub fn standing(protected: &[Protected], generation: u16) -> Vec<FlowMod> {
     let add = |priority, matching, to| FlowMod {
         command: Command::Add,
@@ -113,8 +113,8 @@ pub fn is_for_answers(cookie: u64) -> bool {
     cookie & KIND_MASK == ANSWERS
 }
 
-/// Returns messages that remove the standing rules of every other generation: one per bit, for the generations that
-/// differ in that bit.
+/// Returns messages that remove the standing rules of every other generation. There is one for each bit, which removes
+/// the generations that differ from this one in that bit.
 pub fn without_other_generations(generation: u16) -> impl Iterator<Item = FlowMod> {
     (0..u16::BITS).map(move |bit| FlowMod {
         command: Command::Delete,
@@ -135,7 +135,7 @@ pub fn is_ours(cookie: u64) -> bool {
 }
 
 /// Returns rules for both directions of a packet's flow, so that the switch forwards the rest of the flow by itself.
-/// `None` unless the packet is TCP or UDP.
+/// Returns `None` unless the packet is TCP or UDP. `known` says that a datagram is not the first of its flow.
 pub fn flow(packet: &Packet, known: bool) -> Option<[FlowMod; 2]> {
     let (source, destination) = (packet.source?, packet.destination?);
     if packet.protocol != TCP && packet.protocol != UDP {

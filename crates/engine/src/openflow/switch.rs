@@ -7,7 +7,8 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-/// Time after which a silent switch is sent an echo request, and after as long again the connection is given up.
+/// If the switch is silent for this long, an echo request is sent. After the same time again, the connection is given
+/// up.
 const SILENCE: Duration = Duration::from_secs(5);
 const WHOLE_PACKETS: u16 = 0xffff;
 /// Error type "bad match": the switch does not know a field.
@@ -31,7 +32,7 @@ pub enum Event {
     },
     /// The switch sent up a copy of a name server's answer.
     Answer(Vec<u8>),
-    /// The switch refused a message, for another reason than the last time; worth a log line.
+    /// The switch refused a message, and not for the same reason as the last time; worth a log line.
     Refused {
         /// The error's type.
         class: u16,
@@ -67,18 +68,18 @@ pub struct Switch {
     next_xid: u32,
     last_received: Duration,
     probed: Option<Duration>,
-    /// The barrier after the first rules, until the switch has confirmed it.
+    /// Number of the barrier that follows the first rules, until the switch has confirmed it.
     barrier: Option<u32>,
     refused: Option<(u16, u16)>,
     protected: Vec<Protected>,
     generation: u16,
     /// Whether the switch sends up copies of name servers' answers.
-    hears: bool,
+    overhears: bool,
 }
 
 impl Switch {
     /// Starts on a new connection. `generation` distinguishes the rules of this controller from those of an earlier
-    /// one: any number that the earlier one is unlikely to have used.
+    /// one. Use any number that the earlier one is unlikely to have used.
     pub fn new(now: Duration, protected: Vec<Protected>, generation: u16) -> Self {
         let mut switch = Self {
             stage: Stage::Greeting,
@@ -91,7 +92,7 @@ impl Switch {
             refused: None,
             protected,
             generation,
-            hears: true,
+            overhears: true,
         };
         switch.send(&Message::Hello);
         switch
@@ -99,8 +100,8 @@ impl Switch {
 
     /// Turns off copies of name servers' answers.
     #[must_use]
-    pub fn deaf(self) -> Self {
-        Self { hears: false, ..self }
+    pub fn without_overhearing(self) -> Self {
+        Self { overhears: false, ..self }
     }
 
     /// Returns the next effect, in order.
@@ -132,7 +133,7 @@ impl Switch {
         Ok(())
     }
 
-    /// Sends an echo request to a silent switch. Fails if the last one was not answered in time.
+    /// Sends an echo request to a silent switch. Fails if the switch did not answer the last one in time.
     pub fn tick(&mut self, now: Duration) -> Result<(), Lost> {
         match self.probed {
             Some(probed) if now.saturating_sub(probed) >= SILENCE => return Err(Lost::Silent),
@@ -191,7 +192,7 @@ impl Switch {
                     false => Event::Elevated { in_port, frame },
                 });
             }
-            // Reported once, because a full table refuses a rule with every packet.
+            // Report an error only once in a row: a full table refuses a rule with every packet.
             Message::Error { class, code } if self.refused != Some((class, code)) => {
                 self.refused = Some((class, code));
                 self.events.push_back(Event::Refused { class, code });
@@ -200,13 +201,14 @@ impl Switch {
         }
     }
 
-    /// Installs the standing rules. New rules first replace old ones with the same match; then the old ones without a
-    /// successor are removed, so no packet meets a gap. Returns the number of the barrier that follows.
+    /// Installs the standing rules. New rules first replace old ones with the same match. Then the old rules that no
+    /// new one replaced are removed, so that a rule is in force at every moment. Returns the number of the barrier that
+    /// follows.
     fn install(&mut self) -> u32 {
         for rule in rules::standing(&self.protected, self.generation) {
             self.send(&Message::FlowMod(rule));
         }
-        if self.hears {
+        if self.overhears {
             for rule in rules::answers(self.generation) {
                 self.send(&Message::FlowMod(rule));
             }
@@ -225,8 +227,8 @@ impl Switch {
     }
 
     fn answer(&mut self, xid: u32, message: &Message) {
-        // Messages of fixed size, and packets from the switch, fit; a packet that grew beyond the longest message is
-        // lost.
+        // Messages of fixed size, and packets as the switch sent them, always fit. A packet that a token made longer
+        // than the longest message is lost.
         if let Some(bytes) = message.encode(xid) {
             self.events.push_back(Event::Write(bytes));
         }

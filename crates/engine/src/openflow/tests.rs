@@ -246,7 +246,7 @@ fn answers_of_name_servers_come_up_as_copies_and_are_told_from_first_packets() {
         all_written(&mut switch).len()
     };
     let new = || Switch::new(Duration::ZERO, protected(), 5);
-    assert_eq!(installed(new()), installed(new().deaf()) + rules::answers(5).count());
+    assert_eq!(installed(new()), installed(new().without_overhearing()) + rules::answers(5).count());
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn generations_take_each_others_rules_out() {
 fn a_first_packet_gets_its_token_and_rules_for_both_directions() {
     let mut plane = plane();
     plane.log_in(ALICE);
-    let Fate::Hold(wanted, frame) = plane.elevated(ORIGIN, &syn(), NOW) else { panic!("there is no grant yet") };
+    let Fate::Queue(wanted, frame) = plane.elevated(ORIGIN, &syn(), NOW) else { panic!("there is no grant yet") };
     assert_eq!(wanted, slot());
     plane.write(slot(), &grant());
     let Some((origin, Fate::Forward { rules, frames })) = plane.again(ALICE, &frame, NOW) else {

@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use wire::Destination;
 
-/// The subject of a question. Without a name: a person whom no rule and no group names.
+/// The subject of a question. An empty name stands for a person whom no rule and no group names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Asker {
     /// Name of the person, or empty.
@@ -27,7 +27,7 @@ impl Asker {
         Subject { person: &self.person, groups: &self.groups, tags: &self.tags, source: self.source }
     }
 
-    /// Adds one word; the error says how to correct it.
+    /// Adds one word, such as `group:staff`. The error says how to correct it.
     pub fn add(&mut self, word: &str) -> Result<(), String> {
         match word.split_once(':') {
             None if word == "everyone" => {}

@@ -1,15 +1,16 @@
-//! The policy in force: compiled into a rulebook, which decides. The policy supplies the meaning of the rulebook's
-//! numbers, and a grant's width and end. Policy and rulebook make the same decisions.
+//! The policy in force, compiled into a rulebook, which decides. The policy supplies the meaning of the rulebook's
+//! numbers, and the width and end of a grant. Policy and rulebook make the same decisions.
 
 use super::{Action, Decision, Policy, Request, When, Who};
 use crate::policy::rulebook::{self, Entry, Packed, Rulebook, Ruling, Sender};
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU16;
 
-/// Maximum number of entries of all receivers: some 80 MB. A short file can name thousands of people in each of
-/// thousands of receivers.
+/// Maximum number of entries of all receivers, which then take some 80 MB. A short file can name thousands of people in
+/// each of thousands of receivers.
 const MOST_ENTRIES: usize = 10_000_000;
-/// Maximum number of prefixes of all receivers, each counted once per service of its receiver: some 100 MB.
+/// Maximum number of prefixes of all receivers, each counted once per service of its receiver; they then take some 100
+/// MB.
 const MOST_PLACES: usize = 1_000_000;
 
 /// Number of earlier time windows that a new one is compared with.
@@ -26,7 +27,7 @@ pub struct Compiled {
     networks: BTreeMap<String, Self>,
 }
 
-/// Reason why a valid policy can't be put in force.
+/// Reason why a policy without faults can't be put in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooLarge {
     /// Too many entries.
@@ -174,8 +175,8 @@ impl Compiled {
             let terms = number(&mut different, &rule.terms, usize::MAX)?;
             let window = match rule.when.is_always() {
                 true => None,
-                // Windows are slow to compare, and a file may have tens of thousands: one repeated after many others
-                // gets a second number.
+                // Windows are slow to compare, and a file may have tens of thousands. A window that is repeated after
+                // many others therefore gets a second number.
                 false => {
                     let number = number(&mut self.windows, &rule.when, WINDOWS_BACK)?;
                     NonZeroU16::new(number.checked_add(1).ok_or(TooLarge::Different)?)
@@ -238,13 +239,13 @@ impl Compiled {
     }
 }
 
-/// Returns the sum, as an error if it is more than `most`.
+/// Returns the sum; if it is more than `most`, as an error.
 fn within(counts: impl Iterator<Item = usize>, most: usize) -> Result<usize, usize> {
     let sum = counts.fold(0, usize::saturating_add);
     if sum <= most { Ok(sum) } else { Err(sum) }
 }
 
-/// Returns the index of `one` in `met`, and adds it unless it is among the last `most`.
+/// Returns the index of `one` in `met`. Appends `one` unless it is among the last `most` elements.
 fn number<T: PartialEq + Clone>(met: &mut Vec<T>, one: &T, most: usize) -> Result<u16, TooLarge> {
     let back = met.iter().rev().take(most).position(|other| other == one);
     let place = back.map_or(met.len(), |back| met.len() - 1 - back);

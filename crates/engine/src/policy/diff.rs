@@ -1,9 +1,9 @@
-//! Comparison of two policies: which subjects gain and lose access to what. Exact, not sampled: destinations, times and
-//! subjects are divided into classes within which neither policy makes a difference, and one member of each class is
-//! evaluated.
+//! Comparison of two policies: which subjects gain and lose access to what. The comparison is exact, not sampled: it
+//! divides destinations, times and subjects into classes within which neither policy makes a difference, and evaluates
+//! one member of each class.
 //!
-//! The strongest rule decides of those that match a subject by name, by a group of their login, by a tag or by their
-//! address. So at most two attributes matter for the difference, the deciding one in each policy: a subject with more
+//! Of the rules that match a subject by name, by a group of the login, by a tag or by the address, the strongest
+//! decides. So at most two attributes matter for a difference, the one that decides in each policy: a subject with more
 //! than two groups and tags gets the same result as one that has only those two.
 
 mod outcome;
@@ -17,9 +17,9 @@ use people::People;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Maximum number of evaluated questions; some seconds.
+/// Maximum number of evaluated questions, which then take some seconds.
 const MOST_QUESTIONS: usize = 20_000_000;
-/// Maximum number of names in the result; some 100 MB.
+/// Maximum number of names in the result, which then take some 100 MB.
 const MOST_NAMES: usize = 1_000_000;
 
 /// A change for some subjects at some places.
@@ -31,7 +31,7 @@ pub struct Change {
     pub who: Vec<String>,
     /// Destinations concerned.
     pub to: Vec<Place>,
-    /// Times at which the change applies, one of each kind; empty if it applies at all times.
+    /// Times at which the change applies, one of each kind; empty if the change applies at all times.
     pub at: Vec<String>,
     /// Decision of the old policy.
     pub old: String,
@@ -43,14 +43,14 @@ pub struct Change {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// They had no access and get it.
+    /// The subjects had no access and get it.
     Gains,
-    /// They had access and lose it.
+    /// The subjects had access and lose it.
     Loses,
-    /// They keep access on other terms; or a grant becomes necessary, or is no longer necessary.
+    /// The subjects keep access on other terms, or a grant becomes necessary, or is no longer necessary.
     Terms,
-    /// Nothing changes for them, although something changes for the same persons with fewer of these groups, tags or
-    /// addresses.
+    /// Nothing changes for the subjects, although something changes for the same persons with fewer of these groups,
+    /// tags or addresses.
     Stays,
 }
 
@@ -65,7 +65,7 @@ pub struct Place {
     pub services: Vec<String>,
 }
 
-/// Error: the policies are too large to be compared exactly. The text names the quantity that is too large.
+/// Error: the policies are too large to be compared exactly. The text names the quantity that exceeds its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge(&'static str);
 
@@ -87,7 +87,7 @@ pub fn compare(old: &Policy, new: &Policy, now: u64) -> Result<Vec<Change>, TooL
     for name in names {
         let parts = [old.network(name), new.network(name)];
         let [before, after] = [0, 1].map(|side| match parts {
-            // A network that is missing in one policy counts as one in which no rule allows anything.
+            // If a network is missing in one policy, that policy counts as one whose rules allow nothing there.
             [Some(other), None] | [None, Some(other)] if parts[side].is_none() => other.without_rules(),
             _ => parts[side].cloned().unwrap_or_default(),
         });
@@ -100,7 +100,8 @@ fn compare_parts(old: &Policy, new: &Policy, now: u64) -> Result<Vec<Change>, To
     let people = People::of([old, new])?;
     let times = times::of([old, new], now)?;
     let mut questions = 0;
-    // For each change, with its subjects and times: the places, each as a class of addresses and a span of services.
+    // The places of each change, where a change includes its subjects and times. A place is a class of addresses and a
+    // span of services.
     let mut found: BTreeMap<(Verdict, BTreeSet<usize>, Vec<u64>), places::Spans> = BTreeMap::new();
     let places = places::Places::of([old, new]);
     for (class, span, to) in places.cells() {
@@ -139,7 +140,7 @@ fn compare_parts(old: &Policy, new: &Policy, now: u64) -> Result<Vec<Change>, To
     Ok(changes.collect())
 }
 
-/// A change, without subjects and places.
+/// Kind and outcomes of a change, without its subjects and places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Verdict {
     kind: Kind,

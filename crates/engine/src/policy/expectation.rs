@@ -1,5 +1,5 @@
-//! Tests in the policy file: the decisions that it expects. The authority does not put a policy in force if its tests
-//! fail.
+//! Tests in the policy file: they state which decisions the author expects. The authority does not put a policy in
+//! force if one of its tests fails.
 
 use super::{Asker, Compiled, Decision, Policy, Request};
 use crate::model::Treatment;
@@ -21,7 +21,7 @@ pub struct Expectation {
     pub at: u64,
     /// The expected outcome.
     pub outcome: Outcome,
-    /// The name of the rule that should decide, if that matters.
+    /// Name of the rule that has to decide; `None` if any rule may.
     pub rule: Option<String>,
     /// The virtual network of the destination, if any.
     pub network: Option<String>,

@@ -1,4 +1,4 @@
-//! Index that finds receivers by address and rules by receiver without scanning all.
+//! Index that finds receivers by address, and rules by receiver, without scanning all of them.
 
 use super::{Receiver, Rule};
 use crate::model::prefixes::Prefixes;
@@ -42,12 +42,12 @@ impl Index {
         self.around_prefix(IpNet::from(address))
     }
 
-    /// Returns the receivers with a prefix that contains `prefix`, the longest first.
+    /// Returns the receivers with a prefix that contains `prefix`, those with the longest prefixes first.
     pub(super) fn around_prefix(&self, prefix: IpNet) -> impl Iterator<Item = usize> + '_ {
         self.receivers.around(prefix).flatten().copied()
     }
 
-    /// Returns the receivers with a prefix that overlaps `prefix`; some of them twice.
+    /// Returns the receivers with a prefix that overlaps `prefix`; a receiver may occur twice.
     pub(super) fn overlapping(&self, prefix: &IpNet) -> impl Iterator<Item = usize> + use<'_> {
         self.receivers.overlapping(prefix).flatten().copied()
     }

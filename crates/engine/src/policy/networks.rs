@@ -50,7 +50,7 @@ pub struct Path {
     pub hops: Vec<Ipv6Addr>,
 }
 
-/// Values of prefixes; the longest matching prefix counts.
+/// Values by prefix: the value of the longest prefix that contains an address counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Prefixes<T> {
     lengths: BTreeSet<u8>,
@@ -126,15 +126,15 @@ impl Networks {
         self.paths.get(&receiving)?.around(sending)
     }
 
-    /// Returns the endpoints to which a path leads that ends with this verifier.
+    /// Returns the receiving endpoints of the paths that end with this verifier.
     pub fn endpoints_of(&self, verifier: &str) -> BTreeSet<IpAddr> {
         let is_last = |path: &Path| path.verifiers.last().is_some_and(|last| last == verifier);
         let of = |(to, paths): (&IpAddr, &Prefixes<Path>)| paths.values.values().any(is_last).then_some(*to);
         self.paths.iter().filter_map(of).collect()
     }
 
-    /// Returns the places behind these endpoints, and with `None` the exceptions: longer prefixes in them that are behind
-    /// other endpoints.
+    /// Returns the places behind these endpoints. `None` in place of a place marks an exception: a longer prefix,
+    /// inside a prefix of these places, that is behind another endpoint.
     pub fn places_behind(&self, endpoints: &BTreeSet<IpAddr>) -> Vec<(Vni, IpNet, Option<&Located>)> {
         let mut found = Vec::new();
         for (vni, places) in &self.places {
@@ -161,7 +161,7 @@ impl Networks {
         [(self.vnis.len(), "network"), (places, "place"), (paths, "path")]
     }
 
-    /// Returns the groups that may request segments on behalf of any sender.
+    /// Returns the groups that may request segments on behalf of some sender.
     pub fn groups(&self) -> BTreeSet<&str> {
         let places = self.places.values().flat_map(|places| places.values.values());
         let named = places.flat_map(|located| located.asked_by.iter().flatten()).filter_map(|who| match who {
@@ -337,7 +337,7 @@ fn read_hops(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, verifiers: usize)
     Some(hops)
 }
 
-/// Returns the hops, extended by this endpoint.
+/// Returns these hops, followed by the endpoint `to`.
 fn lead(reader: &mut Reader<'_>, hops: &[Ipv6Addr], to: IpAddr, span: &Range<usize>) -> Option<Vec<Ipv6Addr>> {
     match to {
         IpAddr::V6(to) if !hops.contains(&to) => Some(hops.iter().copied().chain([to]).collect()),

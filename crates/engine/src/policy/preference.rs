@@ -1,5 +1,5 @@
 //! A person's choices at the console about the destinations that may learn their identity. The authority respects them
-//! whatever the policy allows; the most specific choice about a destination decides, as among an agent's own rules.
+//! whatever the policy allows. The most specific choice about a destination decides, as among the rules on an agent.
 
 use crate::model::Target;
 use crate::policy::Scope;
@@ -63,7 +63,7 @@ pub struct Preference {
 pub struct Preferences(Vec<Preference>);
 
 impl Preferences {
-    /// Collects preferences; if several are about one target, the last one counts.
+    /// Collects preferences. If several are about the same target, the last one counts.
     pub fn new(all: impl IntoIterator<Item = Preference>) -> Self {
         let mut kept: Vec<Preference> = Vec::new();
         for one in all {
@@ -78,15 +78,15 @@ impl Preferences {
         &self.0
     }
 
-    /// Returns the preference that decides: the one with the longest prefix, and among those one with a port before one
-    /// without.
+    /// Returns the preference that decides: the one with the longest prefix. Among preferences of equal prefixes, one
+    /// with a port decides before one without.
     pub fn deciding(&self, address: IpAddr, port: u16) -> Option<&Preference> {
         let covering = self.0.iter().filter(|one| one.target.covers(address, port));
         covering.max_by_key(|one| (one.target.prefix.prefix_len(), one.target.port.is_some()))
     }
 
-    /// Returns the preference that withholds a grant for this destination; `consented` says whether the person has
-    /// consented to the destination on the agent.
+    /// Returns the preference because of which no grant may be issued for this destination, if there is one.
+    /// `consented` says whether the person has consented to the destination on the agent.
     pub fn withholding(&self, to: &Destination, consented: bool) -> Option<&Preference> {
         let deciding = self.deciding(to.address, to.port)?;
         match deciding.choice {
@@ -96,8 +96,8 @@ impl Preferences {
         }
     }
 
-    /// Returns the scope of a grant for `to` that includes no withheld destination: all of `scope`, or the one
-    /// application.
+    /// Returns a scope for a grant for `to` that includes no destination whose grants a preference withholds: all of
+    /// `scope` if that is so, otherwise only the one application.
     pub fn narrowed(&self, scope: Scope, to: &Destination) -> Scope {
         if self.0.iter().any(|one| one.choice != Choice::Allow && touches(&one.target, &scope)) {
             return Scope { prefix: IpNet::from(to.address), service: Some((to.protocol, to.port)) };
@@ -105,13 +105,13 @@ impl Preferences {
         scope
     }
 
-    /// Reports whether a grant of this scope, which was issued for `to`, could no longer be issued in this form.
+    /// Reports whether a grant of this scope, which was issued for `to`, could no longer be issued with this scope.
     pub fn forbids(&self, scope: &Scope, to: &Destination) -> bool {
         self.withholding(to, false).is_some() || !self.narrowed(*scope, to).covers(scope)
     }
 
-    /// Reports whether flows of a grant of this scope, which was issued for `to`, have to end even if the person
-    /// consented to the destination on the agent, as the grant does not say.
+    /// Reports whether flows of a grant of this scope, which was issued for `to`, have to end. Assumes that the person
+    /// consented to the destination on the agent, because the grant does not say whether they did.
     pub fn ends_flows(&self, scope: &Scope, to: &Destination) -> bool {
         self.withholding(to, true).is_some() || !self.narrowed(*scope, to).covers(scope)
     }

@@ -1,11 +1,12 @@
-//! Receivers that a subject can reach at all, so that the agent requests grants only for those.
+//! Receivers of which a subject can reach some part: the agent requests grants only for these.
 
-use super::{Action, Policy, Receiver, Subject};
+use super::{Action, Policy, Receiver, Rule, Subject};
 use crate::model::Treatment;
+use std::collections::BTreeSet;
 
 impl Policy {
-    /// Returns the receivers of which the subject may reach some part at this time, in the file's order. May include a
-    /// receiver that is closed only by several deny rules together.
+    /// Returns the receivers of which the subject may reach some part at this time, in the file's order. May also
+    /// include a receiver if no single deny rule, but only several together close all of it.
     pub fn destinations(&self, subject: &Subject<'_>, now: u64) -> Vec<&Receiver> {
         let about: Vec<_> =
             self.rules.iter().map(|rule| self.is_about(rule, subject) && rule.when.covers(now)).collect();
@@ -40,6 +41,23 @@ impl Policy {
             rules.filter(|rule| rule.action == Action::Allow && self.is_about(rule, subject) && rule.when.covers(now));
         let strongest = allows.max_by_key(|rule| rule.order()).filter(|_| !receiver.tunnel);
         strongest.map_or(Treatment::None, |rule| rule.terms.sealing.treatment)
+    }
+
+    /// Returns the receivers of which the subject may reach nothing now, though a rule about them allows it at some time
+    /// with a treatment: packets to them must not be sent in clear.
+    pub fn closed(&self, subject: &Subject<'_>, now: u64) -> Vec<&Receiver> {
+        let sealed = |rule: &&Rule| {
+            rule.action == Action::Allow && rule.terms.sealing.is_sealed() && self.is_about(rule, subject)
+        };
+        let named: BTreeSet<usize> =
+            self.rules.iter().filter(sealed).flat_map(|rule| rule.to.iter().copied()).collect();
+        if named.is_empty() {
+            return Vec::new();
+        }
+        let open: BTreeSet<&str> =
+            self.destinations(subject, now).into_iter().map(|receiver| receiver.name.as_str()).collect();
+        let receivers = named.into_iter().map(|index| &self.receivers[index]);
+        receivers.filter(|receiver| !open.contains(receiver.name.as_str())).collect()
     }
 
     /// Returns the receivers that contain all addresses of another.

@@ -1,11 +1,12 @@
-//! The rules of all receivers, in the form that decisions are made from: a million receivers with a thousand entries
-//! each.
+//! The rules of all receivers, in a form from which decisions are fast even with a million receivers and a thousand
+//! entries each.
 //!
 //! A receiver has a list of entries, each about one sender. Among the entries that match, the one with the highest
-//! priority decides; among equal priorities the freshest; if the freshness is equal too, an entry that denies. How
-//! specific entries and receivers are plays no part: receivers express precedence by priorities.
+//! priority decides; among equal priorities the latest (freshness); if the freshness is equal too, an entry that
+//! denies. How specific entries and receivers are plays no part: receivers express precedence by priorities.
 //!
-//! A clone is a snapshot and costs nothing: readers keep one while the writer changes its own and publishes it whole.
+//! A clone is a snapshot and costs nothing: readers keep a clone while the writer changes its own and then publishes it
+//! as a whole.
 
 mod fetch;
 mod few;
@@ -40,7 +41,8 @@ pub struct Entry {
     pub action: Action,
     /// Priority of the entry; the highest decides.
     pub priority: u16,
-    /// Number of the entry's rule, or of the change that made it: among equal priorities the highest decides.
+    /// Number of the entry's rule, or of the change that made the entry. Among equal priorities, the highest number
+    /// decides.
     pub revision: u64,
     /// Index, in the caller's table, of the terms of grants that the entry allows.
     pub terms: u16,
@@ -89,7 +91,7 @@ pub enum Decision {
 /// The entry that decides, and the receivers involved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ruling {
-    /// The most specific receiver that covers the destination: its verifier's key makes the grant.
+    /// The most specific receiver that covers the destination. The key of its verifier makes the grant.
     pub receiver: Receiver,
     /// The receiver whose list contains the entry.
     pub of: Receiver,
@@ -116,14 +118,14 @@ pub struct Evaluation<'b> {
 struct Here<'b> {
     /// Length of the receiver's prefix.
     length: u8,
-    /// Whether the receiver covers the requested service.
+    /// Whether the receiver's services include the requested one.
     covers: bool,
-    /// Bit set that [`List::look`] returned for the receiver's list.
+    /// The bit set that [`List::look`] returned for the receiver's list.
     seen: u64,
     listed: &'b Listed,
 }
 
-/// Positions in the indexes at which the searches for a request begin.
+/// The positions in the indexes at which the searches for one request begin.
 struct Sought<'b> {
     receivers: Seek<'b, Listed>,
     networks: Seek<'b, Sender>,
@@ -136,8 +138,8 @@ pub struct Rulebook {
     networks: Index<Sender>,
 }
 
-/// A receiver's entries in the form that a rulebook stores. Packing is most of the work of loading and needs no
-/// rulebook, so several threads can do it. A clone costs nothing.
+/// A receiver's entries in the form that a rulebook stores. Packing them is most of the work of loading a rulebook, but
+/// needs no rulebook, so several threads can do it. A clone costs nothing.
 #[derive(Clone)]
 pub struct Packed(List);
 
@@ -180,7 +182,7 @@ impl Packed {
 }
 
 impl Rulebook {
-    /// Returns the sender that stands for an address or network. Numbers are never reused: a reader that has a number
+    /// Returns the sender that stands for an address or network. Its number is never reused: a reader that has a number
     /// from an older snapshot must not find another network under it.
     ///
     /// # Panics
@@ -196,8 +198,8 @@ impl Rulebook {
         sender
     }
 
-    /// Sets a receiver's list, replacing the one it had, if any. Load wider receivers before those inside them: see
-    /// [`Evaluation::scope`].
+    /// Sets a receiver's list; replaces the list that it had, if any. Load wider receivers before those inside them:
+    /// see [`Evaluation::scope`].
     pub fn set(&mut self, receiver: Receiver, entries: &[Entry]) {
         self.set_packed(receiver, Packed::new(entries));
     }
@@ -241,8 +243,8 @@ impl Rulebook {
         })
     }
 
-    /// Removes an entry from a receiver's list; reports whether it was present. Entries that it overrode are in force
-    /// again.
+    /// Removes an entry from a receiver's list; reports whether it was present. Entries that the removed entry overrode
+    /// are in force again.
     pub fn remove(&mut self, receiver: &Receiver, entry: &Entry) -> bool {
         self.edit(receiver, |entries| match entries.iter().position(|known| known == entry) {
             Some(place) => {
@@ -295,9 +297,9 @@ impl Rulebook {
         evaluation
     }
 
-    /// Decides several requests as [`Self::decide`] does, in their order, and calls `each` with each one's position and
-    /// evaluation; `open` receives the position of the request, too. The steps of different requests are interleaved, so
-    /// that memory fetches for one overlap with work on the others.
+    /// Decides several requests as [`Self::decide`] does, in their order. Calls `each` with the position and the
+    /// evaluation of each request; `open` receives the position of the request, too. The steps of different requests
+    /// are interleaved, so that memory fetches for one request overlap with work on the others.
     pub fn decide_all<'b>(
         &'b self,
         requests: &[Request<'_>],
@@ -307,7 +309,7 @@ impl Rulebook {
         let mut sought = Sought::NOTHING;
         let mut evaluations = [const { Evaluation::NOTHING }; LATER_STEPS];
         for turn in 0..requests.len() + LATER_STEPS {
-            // The request that is at this step in this turn.
+            // The position of the request whose turn it is to perform this step.
             let at = |step| turn.checked_sub(step).filter(|place| *place < requests.len());
             if let Some(place) = at(3) {
                 let evaluation = &mut evaluations[place % LATER_STEPS];
@@ -374,12 +376,12 @@ impl Rulebook {
 }
 
 impl Sought<'_> {
-    /// The search of no request.
+    /// Value for a slot without a request.
     const NOTHING: Self = Self { receivers: Seek::NOTHING, networks: Seek::NOTHING };
 }
 
 impl<'b> Evaluation<'b> {
-    /// The evaluation of no request.
+    /// Value for a slot without a request.
     const NOTHING: Self = Self {
         decision: Decision::NoReceiver,
         windows: Few::new(NonZeroU16::MIN),
@@ -415,7 +417,7 @@ impl<'b> Evaluation<'b> {
                 open
             };
             let Some(entry) = here.listed.list.deciding(&self.senders, here.seen, opened) else { continue };
-            // An entry that is in the lists of several receivers counts as the most specific one's.
+            // If the entry is in the lists of several receivers, the most specific of them counts as its receiver.
             let more = |(other, wider): &(Entry, &Here<'b>)| {
                 (entry.rank(), here.specific()) > (other.rank(), wider.specific())
             };
@@ -435,8 +437,8 @@ impl<'b> Evaluation<'b> {
         };
     }
 
-    /// Returns the windows that the decision depends on: the deciding entry's, and those of entries that would
-    /// decide if their window were open. A grant has to end when the first of them opens or closes.
+    /// Returns the windows that the decision depends on: that of the deciding entry, and those of entries that would
+    /// decide if their window were open. A grant has to end when the first of these windows opens or closes.
     pub fn windows(&self) -> &[NonZeroU16] {
         &self.windows
     }
@@ -461,7 +463,8 @@ impl<'b> Evaluation<'b> {
             let wide = granularity == Granularity::Network;
             let inside = length > prefix.prefix_len() || wide && length == prefix.prefix_len() && listed.around_others;
             let behind_another = length >= of.prefix.prefix_len() && listed.verifier != receiver.verifier;
-            // The strongest entry of a list that was searched is known, except for those whose window is closed.
+            // In a list that was searched, no entry is stronger than the deciding one, except for entries whose window
+            // is closed.
             let may_beat = !covers || self.closed;
             inside || behind_another || may_beat && listed.list.any_about(&self.senders, beats)
         };

@@ -1,5 +1,5 @@
 //! Scope and end of a grant. The grant's key opens all of its scope, so the policy must not deny any part of the scope,
-//! or allow it on other terms.
+//! and must not allow any part on other terms.
 
 use super::{Action, GrantSuite, Granularity, Permit, Policy, Receiver, Request, Rule, Terms};
 use crate::model::Sealing;
@@ -11,7 +11,7 @@ use wire::Suite;
 pub struct Scope {
     /// The addresses.
     pub prefix: IpNet,
-    /// The one protocol and port, or all of them.
+    /// The one protocol and port that the grant covers; `None` if it covers all.
     pub service: Option<(u8, u16)>,
 }
 
@@ -40,8 +40,8 @@ impl Policy {
             Granularity::Network => receiver.prefix_of(&request.to),
         };
         let wide = wide.map(|prefix| Scope { prefix, service: None });
-        // INVARIANT: a rule with wide grants names receivers that protect every service, so the rule matches in all of
-        // the scope, and only a rule that beats it can decide anything in the scope.
+        // INVARIANT: a rule with wide grants names only receivers that protect every service. So the rule matches in
+        // all of the scope, and only a rule that beats it can decide anything there.
         let scope =
             wide.filter(|wide| !self.differing(request, rule, wide).any(|other| other.when.covers(request.now)));
         let scope = scope.unwrap_or(narrow);
@@ -55,11 +55,12 @@ impl Policy {
         Permit { receiver, rule, terms: Terms { suite, sealing, ..rule.terms }, scope, until }
     }
 
-    /// Returns the permit for a pair, for all of the receiver's network, unless another rule decides otherwise anywhere
-    /// behind the verifier, where the pair's tokens open everything. Only for IPv4, because a shim needs it.
+    /// Returns the permit for a pair, which covers all of the receiver's network. Returns `None` if another rule
+    /// decides otherwise anywhere behind the verifier, because the pair's tokens open everything there, or if the
+    /// destination is not IPv4, because pairs need a shim.
     fn permit_pair<'p>(&'p self, request: &Request<'_>, receiver: &'p Receiver, rule: &'p Rule) -> Option<Permit<'p>> {
-        // INVARIANT: such a rule names every receiver behind the verifier, so only a rule that beats it can decide
-        // anything there.
+        // INVARIANT: a rule that issues pairs names every receiver behind the verifier, so only a rule that beats it
+        // can decide anything there.
         let behind = || {
             let receivers = self.receivers.iter().enumerate().filter(|(_, other)| other.verifier == receiver.verifier);
             receivers.flat_map(|(index, _)| self.differing_at(request, rule, index))
@@ -100,7 +101,8 @@ impl Policy {
     }
 }
 
-/// Returns the latest end of a grant under `rule`: when it ceases to hold, or one of `others` begins to hold.
+/// Returns the latest time at which a grant under `rule` may end: when `rule` ceases to hold, or when the first of
+/// `others` begins to hold.
 fn ends<'a>(others: impl Iterator<Item = &'a Rule>, rule: &'a Rule, now: u64) -> Option<u64> {
     let begins = others.filter(|other| !other.when.covers(now));
     begins.chain([rule]).filter_map(|rule| rule.when.next_change(now)).min()

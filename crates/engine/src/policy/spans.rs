@@ -1,8 +1,8 @@
-//! Services as sorted, disjoint spans: the overlap of two receivers is found in one pass over both.
+//! Services as sorted, disjoint spans, so that one pass over two receivers finds their overlap.
 
 use crate::model::Service;
 
-/// Spans of protocol and port as one number, both ends included, sorted.
+/// Spans of protocol and port, which together are one number. Both ends are included; the spans are sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Spans(Vec<(u32, u32)>);
 

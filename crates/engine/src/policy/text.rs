@@ -89,7 +89,8 @@ const KNOWN_SERVICES: &[(&str, &str)] = &[
 const DEFAULT_LIFETIME: u32 = 300;
 /// Maximum length of a policy, in bytes: room for tens of thousands of receivers and rules.
 pub const MOST_TEXT: usize = 4 << 20;
-/// Maximum number of receivers around one prefix: limits the cost of a decision, and of the check for overlaps.
+/// Maximum number of receivers whose prefixes contain one prefix. It limits the cost of a decision, and of the check
+/// for overlaps.
 const MOST_AROUND: usize = 256;
 /// Minimum lifetime, in seconds: a shorter grant would end before a slow connection is established.
 const LEAST_LIFETIME: u32 = 10;
@@ -158,7 +159,7 @@ fn read_groups(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Poli
     }
 }
 
-/// Reads the receivers. Returns the position of the verifier (or network) of each one in the text.
+/// Reads the receivers. Returns, for each receiver, where the text names its verifier (or its network).
 fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Policy) -> Vec<std::ops::Range<usize>> {
     let mut verifier_spans = Vec::new();
     for fields in root.tables(reader, "receivers", "a receiver", RECEIVER_KEYS) {
@@ -309,7 +310,7 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
         let to = fields.required_texts(reader, "to");
         let to: Vec<_> = to.iter().filter_map(|word| Some((receiver(reader, word, policy)?, word.span()))).collect();
         let terms = read_terms(reader, &fields, max_lifetime);
-        // If the action is neither word, further faults can't be determined.
+        // If the action is neither `allow` nor `deny`, it is not known what else the rule may say.
         if said == Some(Action::Deny) {
             for key in TERMS_KEYS {
                 if let Some(value) = fields.value(key) {
@@ -378,7 +379,7 @@ fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u3
     }
 }
 
-/// Checks that no terms for tokens are given: segments have no tokens, and are always bound to their sender.
+/// Checks that the rule states no terms for tokens: segments have no tokens, and are always bound to their sender.
 fn check_segment_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) {
     for key in ["bind_source", "suite", "carrier", "class", "treatment"] {
         if let Some(value) = fields.value(key) {
@@ -425,8 +426,8 @@ fn check_pair_receivers(reader: &mut Reader<'_>, to: &[(usize, std::ops::Range<u
     }
 }
 
-/// Checks that wide grants are only for receivers that protect all services. A grant names one protocol and port or all
-/// of them (wire.md §3.3), so elsewhere a wide one would cover more than the receiver has.
+/// Checks that wide grants are only for receivers that protect all services. A grant names one protocol and port, or
+/// all of them (wire.md §3.3), so for other receivers a wide grant would cover more services than they have.
 fn check_width(reader: &mut Reader<'_>, to: &[(usize, std::ops::Range<usize>)], policy: &Policy, terms: Terms) {
     if terms.granularity == Granularity::Application {
         return;

@@ -1,4 +1,4 @@
-//! Reasons for a decision: the deciding rule, the rules that it beat, and those that narrowly fail to match.
+//! Reasons for a decision: the rule that decided, the matching rules that it beat, and rules that almost match.
 
 use super::explain::DestinationText;
 use super::window::written;
@@ -12,7 +12,7 @@ use wire::Carrier;
 pub struct Trace {
     /// Whether the authority would issue a grant.
     pub allowed: bool,
-    /// The receiver's name, if the destination is one.
+    /// Name of the receiver to which the destination belongs, if any.
     pub receiver: Option<String>,
     /// The deciding rule, if one matched.
     pub rule: Option<Reason>,
@@ -22,7 +22,7 @@ pub struct Trace {
     pub grant: Option<String>,
     /// Other matching rules, the strongest first.
     pub beaten: Vec<Reason>,
-    /// Rules that fail to match by one thing only: the subject, the service, or the time.
+    /// Rules that fail to match for one reason only: the subject, the service, or the time.
     pub near: Vec<Reason>,
 }
 

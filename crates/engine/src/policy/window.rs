@@ -9,10 +9,10 @@ use jiff::{Timestamp, ToSpan};
 const EVERY_DAY: u8 = 0x7f;
 /// Minutes of a day.
 pub(super) const DAY: u16 = 24 * 60;
-/// A little more than a year, in which every clock that changes twice a year has done so.
+/// Seconds of a little more than a year: every clock that changes twice a year changes within this time.
 const YEAR: u64 = 400 * 86_400;
-/// Maximum number of single windows' changes that are examined to find a change of the whole. Beyond that, the returned
-/// time may change nothing; the caller then looks again.
+/// Maximum number of changes of single windows that are examined to find a change of the whole. If none of them changes
+/// the whole, the time of the last is returned; the caller then looks again.
 const STEPS: usize = 256;
 
 /// The times at which a rule holds: inside any of the windows, or always if there are none.
@@ -22,10 +22,10 @@ pub struct When(pub(super) Vec<Window>);
 /// One window of times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// The weekdays on which its hours begin; bit 0 is Monday.
+    /// The weekdays on which the window's hours begin; bit 0 is Monday.
     pub(super) days: u8,
-    /// Spans of minutes of the day, the end excluded; a span whose end is not after its begin lasts into the next day.
-    /// Empty for the whole day.
+    /// Spans of minutes of the day, the end excluded. A span whose end is not after its beginning lasts into the next
+    /// day. Empty if the window lasts the whole day.
     pub(super) hours: Vec<(u16, u16)>,
     /// Time zone of the hours and weekdays.
     pub(super) zone: TimeZone,
@@ -66,8 +66,8 @@ impl When {
 }
 
 impl When {
-    /// Returns the times from `now` on at which the weekly pattern changes: windows begin or end for good, clocks
-    /// change.
+    /// Returns the times from `now` on at which the weekly pattern changes, because a window begins or ends for good,
+    /// or a clock changes.
     pub(super) fn turns(&self, now: u64) -> Vec<u64> {
         let ends = self.0.iter().flat_map(|window| window.from.into_iter().chain(window.until));
         let horizon = now.saturating_add(YEAR);
@@ -129,7 +129,7 @@ impl Window {
         if self.is_all_week() {
             return None;
         }
-        // A change of the clock may skip a window; within three weeks one is not skipped.
+        // A change of the clock may leave out a window once, but not for three weeks.
         [2, 22].into_iter().find_map(|days| {
             let mut instants = self.instants(start, days);
             instants.sort_unstable();
@@ -137,8 +137,8 @@ impl Window {
         })
     }
 
-    /// Returns the times at which hours begin or end or the clock changes, from `start` on for so many days: between
-    /// two of these times the answer of [`Self::in_week`] is constant.
+    /// Returns the times, from `start` on for so many days, at which hours begin or end or the clock changes. Between
+    /// two of these times, the answer of [`Self::in_week`] stays the same.
     fn instants(&self, start: u64, days: i32) -> Vec<u64> {
         let from = timestamp(start);
         let today = self.zone.to_datetime(from).date();
@@ -181,7 +181,8 @@ pub fn instant(text: &str) -> Option<u64> {
     text.parse::<Timestamp>().ok().and_then(|at| u64::try_from(at.as_second()).ok())
 }
 
-/// Parses a day (which means its begin), a local time, or a time with its offset; the flag says whether it was a day.
+/// Parses a day (which stands for its beginning), a local time, or a time with its offset. The flag says whether it was
+/// a day.
 pub(super) fn date(text: &str, zone: &TimeZone) -> Option<(Timestamp, bool)> {
     if let Ok(at) = text.parse::<Timestamp>() {
         return Some((at, false));
@@ -195,7 +196,7 @@ pub(super) fn date(text: &str, zone: &TimeZone) -> Option<(Timestamp, bool)> {
     Some((zone.to_timestamp(local).ok()?, is_day))
 }
 
-/// Returns the begin of the day after the one that begins at `at`.
+/// Returns the beginning of the day after the day that begins at `at`.
 pub(super) fn day_after(at: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
     let next = zone.to_datetime(at).date().tomorrow().ok()?;
     zone.to_timestamp(next.to_datetime(jiff::civil::Time::midnight())).ok()

@@ -11,7 +11,7 @@ use wire::seal::{
 };
 use wire::{Destination, GrantHeader, GrantKey};
 
-/// Time that a refused initiator waits.
+/// Time that an initiator waits after a refusal before it tries again.
 const REFUSED: Millis = 10_000;
 /// Minimum interval between handshakes begun because of messages of type `unknown`, and the silence of the tunnel that
 /// such a handshake requires.
@@ -26,7 +26,7 @@ pub struct Terms {
     pub key: GrantKey,
     /// Service at which the verifier accepts tunnels.
     pub to: Destination,
-    /// Whether ends exchange keys, for forward secrecy.
+    /// Whether the ends exchange keys, for forward secrecy.
     pub forward: bool,
     /// Suites that this machine opens, and those that its hardware accelerates.
     pub suites: (Suites, Suites),
@@ -43,7 +43,7 @@ pub struct Initiator {
     link: Option<Box<Link>>,
     /// When the link's grant expires, in Unix seconds.
     expires: u32,
-    /// The link before a new handshake, which still opens records in transit.
+    /// The link that a new handshake replaced, and the time until which it still opens records in transit.
     before: Option<(Box<Link>, Millis)>,
     refused: Option<(Refusal, Millis)>,
     doubted: Millis,
@@ -64,7 +64,7 @@ struct Attempt {
 }
 
 impl Initiator {
-    /// Creates an end without a tunnel: the end makes one when flows want it or when a packet is to be sealed.
+    /// Creates an end without a tunnel. It makes a tunnel when flows want one, or when a packet is to be sealed.
     pub fn new(terms: Terms) -> Self {
         Self { expires: 0, terms, attempt: None, link: None, before: None, refused: None, doubted: 0, wanted: false }
     }
@@ -75,7 +75,7 @@ impl Initiator {
         self.refused = None;
     }
 
-    /// Sets whether there are flows for the tunnel: then it is kept up without traffic.
+    /// Sets whether there are flows for the tunnel. If there are, the tunnel is kept up even without traffic.
     pub fn want(&mut self, wanted: bool) {
         self.wanted = wanted;
     }
@@ -100,11 +100,11 @@ impl Initiator {
         self.refused.map(|refused| refused.0)
     }
 
-    /// Seals a packet and appends it to `out`: as a record, or, while there is no tunnel yet, behind an initiation and
-    /// always encrypted, whatever treatment was requested.
+    /// Seals a packet and appends it to `out`: as a record if there is a tunnel, otherwise as an early record behind an
+    /// initiation, which is always encrypted, whatever treatment was requested.
     ///
     /// # Errors
-    /// [`NotSealed`]: the packet must not be sent then.
+    /// [`NotSealed`]: the packet must then not be sent in any way.
     pub fn seal(
         &mut self,
         packet: &Packet<'_>,
@@ -166,7 +166,7 @@ impl Initiator {
     /// Processes, in place, a datagram from the tunnel's service.
     ///
     /// # Errors
-    /// [`Dropped`]; then only counters have changed.
+    /// [`Dropped`]: the datagram then changed nothing but counters.
     pub fn receive<'d>(
         &mut self,
         datagram: &'d mut [u8],
@@ -211,7 +211,7 @@ impl Initiator {
             rekey_after: self.terms.rekey_after,
         };
         let mut link = Box::new(Link::new(agreed, attempt.initiation.index, theirs, secret, now));
-        // A first record tells the responder that its response arrived.
+        // This first record tells the responder that its response arrived.
         link.say(&Control::Ping([0; 8]), now);
         self.expires = attempt.expires;
         self.attempt = None;
@@ -322,7 +322,7 @@ impl Initiator {
         out
     }
 
-    /// Returns the latest time at which [`Self::poll`] has something to do.
+    /// Returns the latest time at which [`Self::poll`] must be called next.
     pub fn next_poll(&self, now: Millis) -> Millis {
         now + RESEND.0
     }

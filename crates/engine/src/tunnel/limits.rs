@@ -3,7 +3,7 @@
 /// Limits of a responder.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Maximum number of tunnels, including those whose handshake is not confirmed.
+    /// Maximum number of tunnels, including those whose handshake the initiator has not confirmed.
     pub tunnels: usize,
     /// Maximum number of tunnels of one account.
     pub of_account: u32,

@@ -28,7 +28,7 @@ pub(super) struct Agreed {
 pub(super) struct Link {
     agreed: Agreed,
     latest: Phase,
-    /// This end's index and share for the latest phase, unless that is the first.
+    /// This end's index and share for the latest phase, unless that is phase 1.
     own: Option<(Index, Share)>,
     previous: Option<Box<(Phase, Millis)>>,
     next: Option<Box<Next>>,
@@ -74,7 +74,7 @@ impl Again {
     }
 }
 
-/// Result of an opened record.
+/// The effect of a record that was opened.
 pub(super) struct Opened<'r> {
     pub brought: Received<'r>,
     /// Whether the record belongs to the latest phase and its number is the highest of its lane.
@@ -114,7 +114,7 @@ impl Link {
         self.closed.is_some() || now.saturating_sub(self.latest.begun) > self.agreed.rekey_after + REKEY_GRACE
     }
 
-    /// Reports whether the other end is late in answering, so that a new handshake is due.
+    /// Reports whether the other end has failed to answer for so long that a new handshake is due.
     pub fn is_late(&self, now: Millis) -> bool {
         self.is_over(now + REKEY_GRACE / 2)
     }
@@ -170,13 +170,13 @@ impl Link {
         }
         let mut batch = Batch::default();
         let suite = self.suite(Suites::ALL)?;
-        // Controls have a lane to themselves if packets use the others; a lane is only a counter.
+        // Control records use the last lane, which packets may use as well: a lane is only a counter.
         self.latest.seal(Content::Control, suite, LANES - 1, &[control.encode().bytes()], &mut batch).ok()?;
         self.sent = now;
         batch.runs().next().map(|run| run.bytes.to_vec())
     }
 
-    /// Opens a record of this tunnel: its index is one of [`Self::indices`].
+    /// Opens a record of this tunnel. The record's index must be one of [`Self::indices`].
     pub fn open<'r>(
         &mut self,
         header: &RecordHeader,
@@ -192,7 +192,7 @@ impl Link {
             (previous.0.open(header, record)?.0, false)
         } else {
             let next = self.next.as_mut().filter(|next| next.mine == index).ok_or(Dropped::NoTunnel)?;
-            // No end can have sealed in the phase before both shares are known.
+            // Before both shares are known, no end can have sealed a record in this phase.
             let opened = next.phase.as_mut().ok_or(Dropped::BadTag)?.open(header, record)?;
             self.adopt(now);
             opened
@@ -243,7 +243,7 @@ impl Link {
         chance: &mut dyn Chance,
     ) -> Result<(), Dropped> {
         if number.get() == self.latest.number {
-            // The other end has not noticed that this end sends in the phase already.
+            // The other end has not noticed yet that this end already sends in this phase.
             if is_previous && let Some((index, share)) = self.own {
                 self.say(&Control::Rekey { have: true, phase: number, index, share }, now);
             }
@@ -252,7 +252,7 @@ impl Link {
         if Some(number.get()) != self.latest.number.checked_add(1) {
             return Ok(());
         }
-        // The other end can't have this end's share of a phase that this end had not begun.
+        // If this end had not begun the phase, the other end can't have this end's share for it.
         let have = have && self.next.is_some();
         self.prepare(now, chance).ok_or(Dropped::Limit)?;
         self.derive(theirs, now).ok_or(Dropped::Malformed)?;
@@ -265,7 +265,7 @@ impl Link {
         Ok(())
     }
 
-    /// Draws a share for the next phase, unless there is one.
+    /// Draws a share for the next phase, unless this end has already drawn one.
     fn prepare(&mut self, now: Millis, chance: &mut dyn Chance) -> Option<()> {
         if self.next.is_none() {
             let number = NonZeroU32::new(self.latest.number.checked_add(1)?)?;
@@ -277,8 +277,8 @@ impl Link {
         Some(())
     }
 
-    /// Derives the next phase, unless that is done. `None` if the other end's share is invalid, or differs from the one
-    /// before.
+    /// Derives the next phase, unless this end has already done so. Returns `None` if the other end's share is invalid,
+    /// or differs from the share that it sent before.
     fn derive(&mut self, theirs: (Index, Share), now: Millis) -> Option<()> {
         let way = self.agreed.way;
         let next = self.next.as_mut()?;

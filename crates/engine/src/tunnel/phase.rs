@@ -57,7 +57,7 @@ impl Phase {
         let next = self.next.get_mut(usize::from(lane)).ok_or(NotSealed::Impossible)?;
         let counter = Counter::new(lane, *next).ok_or(NotSealed::Over)?;
         let header = RecordHeader { content, suite, index: self.theirs, counter };
-        // The number is used up even if sealing fails: a counter is never used twice.
+        // The number is used up even if sealing fails, so that no counter is used twice.
         *next += 1;
         self.sealed += cost;
         out.seal(&self.seals, &header, parts).ok_or(NotSealed::Impossible)
@@ -79,7 +79,7 @@ impl Phase {
         Ok((body, is_highest))
     }
 
-    /// Reports whether the phase has reached half of a limit of its keys.
+    /// Reports whether the phase has used half of a limit of its keys, so that the next phase should begin.
     pub fn is_worn(&self) -> bool {
         self.sealed >= UNITS_MAX / 2 || self.failed >= FAILED_MAX / 2
     }

@@ -1,4 +1,4 @@
-//! Recent initiations, so that none is accepted twice (wire.md §9.5.6).
+//! Recent initiations, remembered so that none is accepted twice (wire.md §9.5.6).
 
 use crate::verifier::CLOCK_SKEW_MAX;
 use std::collections::{BTreeSet, HashMap};
@@ -9,20 +9,21 @@ const OF_ACCOUNT: u32 = 256;
 /// Tags of valid initiations, kept for as long as the clock check would let them pass.
 #[derive(Default)]
 pub(super) struct Recent {
-    /// Time, tag and account, the oldest first.
+    /// Time, tag and account of each initiation, the oldest first.
     tags: BTreeSet<(u32, [u8; 16], u32)>,
     accounts: HashMap<u32, u32>,
-    /// The latest time of a forgotten tag: initiations up to then stay refused, even if the clock is set back.
+    /// The latest time of a tag that was forgotten. Initiations up to this time are refused, even if the clock is set
+    /// back.
     forgotten: u32,
 }
 
 impl Recent {
-    /// Reports whether an initiation was seen before, or may have been.
+    /// Reports whether an initiation was seen before, or whether this is no longer known.
     pub fn has(&self, time: u32, tag: &[u8; 16], account: u32) -> bool {
         time <= self.forgotten || self.tags.contains(&(time, *tag, account))
     }
 
-    /// Records an initiation. `false` if the account, or the table of at most `most` tags, has no room.
+    /// Records an initiation. Returns `false` if the account, or the table of at most `most` tags, has no room for it.
     pub fn note(&mut self, time: u32, tag: [u8; 16], account: u32, now: u32, most: usize) -> bool {
         self.forget(now);
         let used = self.accounts.get(&account).copied().unwrap_or(0);

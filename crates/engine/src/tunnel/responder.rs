@@ -21,7 +21,7 @@ use wire::seal::{
 };
 use wire::{Destination, DropReason, Epoch, Flags, Handle, Holder};
 
-/// Delay by which a responder begins a new phase after an initiator would: otherwise both would begin one each time.
+/// A responder begins a new phase this much later than an initiator would: otherwise both would begin one each time.
 const PATIENCE: Millis = 10_000;
 /// Minimum interval between pings to a new address of a tunnel (wire.md §9.11).
 const CHALLENGE: Millis = RESEND.0;
@@ -68,7 +68,7 @@ pub struct Responder {
     /// Tunnels whose early records are still accepted, by the tag of their initiation.
     early: HashMap<[u8; 16], TunnelId>,
     accounts: HashMap<u32, u32>,
-    /// The tunnel that a holder's flows use.
+    /// The newest tunnel of each holder, which the holder's flows use.
     newest: HashMap<Holder, TunnelId>,
     /// A holder's latest tunnel whose initiator has not shown yet that it has the keys.
     pending: HashMap<Holder, TunnelId>,
@@ -87,7 +87,7 @@ pub(super) struct Tunnel {
     /// Bytes that may be sent before the initiator is confirmed.
     credit: usize,
     begun: Millis,
-    /// When the tunnel is forgotten because another replaced it.
+    /// When the tunnel is forgotten, if another tunnel has replaced it.
     until: Option<Millis>,
     first: Option<Box<First>>,
     link: Link,
@@ -146,7 +146,8 @@ impl From<DropReason> for NotTaken {
 }
 
 impl Responder {
-    /// Creates a responder without tunnels; `suites` are those that it opens, and those that its hardware accelerates.
+    /// Creates a responder without tunnels. `suites` has the suites that it opens, and those that its hardware
+    /// accelerates.
     pub fn new(limits: Limits, suites: (Suites, Suites)) -> Self {
         Self {
             limits,
@@ -190,7 +191,7 @@ impl Responder {
     /// send are appended to `out`.
     ///
     /// # Errors
-    /// [`NotTaken`]. Until a tag is verified, nothing changes.
+    /// [`NotTaken`]. Until a tag is verified, the datagram changes nothing.
     #[allow(clippy::too_many_arguments)]
     pub fn receive<'d>(
         &mut self,
@@ -236,8 +237,8 @@ impl Responder {
         (!header.content.is_early()).then(|| unknown.encode().to_vec())
     }
 
-    /// Verifies an initiation in the order of wire.md §9.5.5, and returns its tunnel: a new one, or that of a repeated
-    /// initiation.
+    /// Verifies an initiation in the order of wire.md §9.5.5, and returns its tunnel: a new tunnel, or the existing one
+    /// if the initiation was repeated.
     #[allow(clippy::too_many_arguments)]
     fn initiated(
         &mut self,
@@ -274,7 +275,7 @@ impl Responder {
         if !initiation.is_proved(bytes, &grant_key, to) {
             return Err(DropReason::BadTag);
         }
-        // From here on the sender has proved that it has the grant.
+        // The sender has now proved that it has the grant.
         let holder = Holder::of(grant.handle, &key);
         let tag: [u8; 16] = *bytes.last_chunk().ok_or(DropReason::Malformed)?;
         let is_revoked = tables.is_revoked(grant.handle) || holder.0 != 0 && tables.is_ended(holder);
@@ -329,7 +330,7 @@ impl Responder {
         Ok(id)
     }
 
-    /// Makes the tunnel for a valid initiation. `None` if the initiator's share is invalid.
+    /// Makes the tunnel for a valid initiation. Returns `None` if the initiator's share is invalid.
     fn tunnel(
         &self,
         initiation: &Initiation,
@@ -440,7 +441,7 @@ impl Responder {
     /// Seals a packet for a tunnel and appends it to `out`; returns the address to send it to.
     ///
     /// # Errors
-    /// [`NotSealed`]: the packet must not be sent then.
+    /// [`NotSealed`]: the packet must then not be sent in any way.
     pub fn seal(
         &mut self,
         id: TunnelId,
@@ -516,7 +517,7 @@ impl Responder {
                 self.early.remove(&first.tag);
             }
             let mut unused = UnusedIndices { chance, taken: &self.indices };
-            // Nothing is sent to an end that has not shown that it has the keys.
+            // Nothing is sent to an initiator that has not shown that it has the keys.
             if tunnel.confirmed {
                 let begins = tunnel.link.rekey_after() + PATIENCE;
                 tunnel.link.poll(now, begins, &mut unused);

@@ -6,10 +6,11 @@ use super::tables::Stack;
 use wire::map::{Flow, VerifierConfig, stage};
 use wire::packet::{Packet, tcp_flags};
 
-/// Maximum distance, in bytes, between a segment's sequence number and the client's position for the segment to count.
+/// Maximum distance, in bytes, between a segment's sequence number and the client's position. A segment that is farther
+/// away changes nothing.
 const NEAR: u32 = 1 << 18;
 
-/// Records a client's SYN. Either the client sends its payload again, or the next segment shows where the payload ends.
+/// Records a client's SYN. If the SYN has payload, the client sends it again, or the next segment shows where it ended.
 pub fn begin(flow: &mut Flow, packet: &Packet) {
     flow.stage = stage::OPENING;
     flow.proved = 0;
@@ -46,7 +47,7 @@ pub fn follow(config: &VerifierConfig, flow: &mut Flow, packet: &Packet, stack: 
         return;
     }
     if ends && !fits && segment.has(tcp_flags::ACK) && is_behind(next, segment.sequence) {
-        // The data before the segment was lost on the way, and will be sent again.
+        // The data before this segment was lost on the way, and will be sent again.
         flow.proved = segment.sequence;
         return;
     }
@@ -93,7 +94,7 @@ impl<'a> Segment<'a> {
     /// Applies a segment to a connection of which only the SYN has arrived.
     fn open(&self, config: &VerifierConfig, flow: &mut Flow, stack: impl FnOnce() -> Stack) {
         let next = flow.next;
-        // A RST may belong to an earlier connection, which the server still has.
+        // A RST may belong to an earlier connection for which the server still has state.
         if self.has(tcp_flags::RST)
             || !self.has(tcp_flags::ACK)
             || next != 0 && !is_near(self.sequence, next)
@@ -117,7 +118,7 @@ impl<'a> Segment<'a> {
             return acknowledged.wrapping_sub(flow.answer) < NEAR;
         }
         if config.max_outbound != 0 {
-            return config.tells_flows != 0;
+            return config.advertises_flows != 0;
         }
         match stack() {
             Stack::Answered(number) => acknowledged == number,
@@ -175,7 +176,7 @@ mod tests {
     fn a_gateway_believes_nobody_unless_another_may_have_seen_the_answer() {
         let opening = Flow { stage: stage::OPENING, next: 1, ..Flow::default() };
         let alone = VerifierConfig { max_outbound: 1, ..VerifierConfig::default() };
-        let shares = VerifierConfig { tells_flows: 1, ..alone };
+        let shares = VerifierConfig { advertises_flows: 1, ..alone };
         for (config, answer, acknowledged, expected) in [
             (alone, 0, 7, stage::OPENING),
             (shares, 0, 7, stage::OPEN),

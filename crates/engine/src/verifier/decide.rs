@@ -41,7 +41,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.observer.check(name, passed, text);
     }
 
-    /// Reports a check to the observer; if it fails, the packet is dropped.
+    /// Reports a check to the observer. If the check failed, returns the reason to drop the packet.
     pub(super) fn require(
         &mut self,
         name: &'static str,
@@ -176,7 +176,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         true
     }
 
-    /// Decides on a packet with a shim, as on the packet without it (wire.md §4.3).
+    /// Decides on a packet with a shim as it would on the packet without it (wire.md §4.3).
     fn shim(
         &mut self,
         frame: &mut Vec<u8>,
@@ -257,7 +257,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         Ok(Outcome::Flow)
     }
 
-    /// Decides on a fragment that shows no ports as on its first fragment. The key has no ports.
+    /// Decides on a later fragment, which shows no ports, as on the first fragment of the same datagram. The key has no
+    /// ports.
     fn later_fragment(&mut self, key: &FlowKey, id: u32) -> Result<Outcome, DropReason> {
         let now = self.now;
         let is_recent = |at: Option<u32>| at.is_some_and(|at| now.wrapping_sub(at) as i32 <= FRAGMENT_LIFE as i32);

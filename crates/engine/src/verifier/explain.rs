@@ -66,8 +66,8 @@ pub fn explain(tables: &impl Tables, frame: &[u8], now: u32) -> Explanation {
     Explanation { outcome, checks: trace.0 }
 }
 
-/// Explains the decision on a packet without a token between these addresses: on a later packet if its flow is
-/// admitted, otherwise on a first packet. `None` if one address is IPv4 and the other IPv6.
+/// Explains the decision on a packet without a token between these addresses. If their flow is admitted, this is a
+/// later packet of the flow, otherwise a first packet. Returns `None` if one address is IPv4 and the other IPv6.
 pub fn explain_flow(
     tables: &impl Tables,
     from: SocketAddr,
@@ -82,7 +82,7 @@ pub fn explain_flow(
         return Some(later);
     }
     let mut first = explain(tables, &of(tcp_flags::SYN)?, now);
-    // The flow of a SYN is not looked up: include the check that explains why the later packet would not pass.
+    // For a SYN, the flow is not looked up. Include the check that explains why a later packet would not pass either.
     let behind_destination = first.checks.len().saturating_sub(1);
     let flow = later.checks.into_iter().filter(|check| check.name == "flow");
     first.checks.splice(behind_destination..behind_destination, flow);

@@ -49,8 +49,8 @@ pub fn relation(config: &VerifierConfig, key: &FlowKey, flow: &Flow, claim: (Han
     }
 }
 
-/// Reports whether the client has shown a token recently enough. TCP shows one in its SYN; a flow that no client opened
-/// shows none.
+/// Reports whether the client has shown a token recently enough. TCP shows its token in the SYN; a flow that no client
+/// opened needs none.
 pub fn is_proved(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) -> bool {
     // Signed: the clock may have been set back since.
     key.protocol != UDP || !flow.by_grant() || now.wrapping_sub(flow.proved) as i32 <= config.udp_renewal as i32
@@ -62,7 +62,7 @@ pub fn only_ended(config: &VerifierConfig, flow: &Flow, now: u32) -> bool {
     flow.origin == origin::ENDED && now.wrapping_sub(flow.seen) as i32 <= config.udp_idle as i32
 }
 
-/// Reports whether an entry for the flow is kept in the table after the flow has ended.
+/// Reports whether the flow's entry stays in the table after the flow has ended.
 pub fn leaves_trace(config: &VerifierConfig, key: &FlowKey, flow: &Flow) -> bool {
     config.max_outbound > 0 && flow.by_grant() && key.protocol != TCP
 }

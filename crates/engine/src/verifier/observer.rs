@@ -2,7 +2,7 @@
 
 /// Receives each check of a decision.
 pub trait Observer {
-    /// Called with each check, in order. `text` describes the finding, and costs nothing unless it is called.
+    /// Called with each check, in order. `text` returns the finding; if it is not called, it costs nothing.
     fn check(&mut self, name: &'static str, passed: bool, text: impl FnOnce() -> String);
 }
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use wire::map::{AccountUse, Flow, FlowKey, GrantUse, Services, VerifierConfig};
 use wire::{Epoch, Handle, Holder, VerifierKey};
 
-/// A decision's changes on top of tables that must not change: only the decision sees these changes.
+/// A decision's changes on top of tables that must not change. Only this decision sees the changes.
 pub struct Overlay<'a, T> {
     below: &'a T,
     flows: BTreeMap<FlowKey, Flow>,

@@ -1,8 +1,8 @@
 //! The decision of a verifier of proofs about a packet (wire.md §8.8), as a function of the packet, the verifier's
 //! keys, withdrawn consent and the time.
 //!
-//! An independently made table of cases (`crates/wire/tests/data/proofs.json`) is run through this code, and through
-//! every other verifier of proofs.
+//! A table of cases (`crates/wire/tests/data/proofs.json`), which was made without this code, is run through this code
+//! and through every other verifier of proofs.
 
 pub use crate::model::Withdrawal;
 
@@ -19,7 +19,7 @@ use wire::{DropReason, Ends, Epoch, Inner, Proof, ProofKey, Segment, SegmentFlag
 /// Outcome of the decision about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The packet is addressed to none of the endpoints: it passes unchanged.
+    /// The packet is not addressed to an endpoint of this verifier: it passes unchanged.
     NotOurs,
     /// The proof is valid: the packet passes with its pointer advanced.
     Proved,

@@ -1,4 +1,4 @@
-//! The state that a decision looks up and changes. The kernel program does the same with its maps.
+//! The state that a decision looks up and changes. The kernel program keeps the same state in its maps.
 
 use super::flow::is_live;
 use std::net::IpAddr;
@@ -6,7 +6,7 @@ use wire::map::{AccountUse, Flow, FlowKey, GrantUse, LsGrant, Services, Verifier
 use wire::token::TOKEN_LEN;
 use wire::{Epoch, Handle, Holder, VerifierKey};
 
-/// The part of a token that distinguishes it from every other token of its grant.
+/// The part of a token that is valid once, and that distinguishes it from every other token of its grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Once {
     /// The whole token, for a token of wire.md §3.
@@ -70,13 +70,14 @@ pub trait Tables {
     /// Returns the services that are protected at an address: those of the longest prefix that contains it.
     fn services(&self, address: IpAddr) -> Option<Services>;
     /// Reports whether the verifier may have forgotten tokens made, or grants that expired, at this time, because its
-    /// clock was set back.
+    /// clock jumped.
     fn has_forgotten(&self, time: u32) -> bool;
     /// Returns the verifier key of an epoch.
     fn key(&self, epoch: Epoch) -> Option<VerifierKey>;
     /// Reports whether a grant is revoked.
     fn is_revoked(&self, handle: Handle) -> bool;
-    /// Reports whether a session has ended, or its account is shut out. Holder 0, which stands for none, never has.
+    /// Reports whether a session has ended, or its account is shut out. `false` for holder 0, which stands for no
+    /// holder.
     fn is_ended(&self, holder: Holder) -> bool;
     /// Returns the flow at this key, live or not.
     fn flow(&self, key: &FlowKey) -> Option<Flow>;
@@ -92,7 +93,7 @@ pub trait Tables {
     fn fragment(&self, key: &FlowKey, id: u32) -> Option<u32>;
     /// Returns when the first fragment of a datagram to an open port arrived. The key has no ports.
     fn open_fragment(&self, key: &FlowKey, id: u32) -> Option<u32>;
-    /// Returns the state of a connection in the server's stack. It affects how long a flow is remembered, and no
+    /// Returns the state of a connection in the server's stack. It affects how long a flow is remembered, but no
     /// outcome.
     fn stack(&self, _key: &FlowKey) -> Stack {
         Stack::Unknown

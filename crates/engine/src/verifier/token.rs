@@ -13,7 +13,7 @@ use wire::{
     ClientKey, Destination, DropReason, Epoch, Flags, Handle, Holder, LsToken, ServerSecret, Token, VerifierKey, ls,
 };
 
-/// The grant that a token proves, and the part that distinguishes the token from others of that grant.
+/// The grant that a token proves, and the part of the token that is valid once.
 pub(super) struct Claim {
     handle: Handle,
     holder: Holder,
@@ -23,7 +23,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// Returns the claim that a token proves to the verifier with this key, from which its grant was made.
+    /// Returns the claim that a token makes to the verifier with this key.
     fn of(token: &Token, key: &VerifierKey) -> Self {
         let header = &token.header;
         let (holder, single) = (Holder::of(header.handle, key), header.flags.has(Flags::SINGLE));
@@ -124,7 +124,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         self.remembered(expires, DropReason::Expired, "revoked")
     }
 
-    /// Drops the packet if the verifier has forgotten its state of this time (wire.md §6.4.6).
+    /// Drops the packet if the verifier may have forgotten tokens and grants of this time (wire.md §6.4.6).
     fn remembered(&mut self, time: u32, reason: DropReason, what: &str) -> Result<(), DropReason> {
         if !self.tables.has_forgotten(time) {
             return Ok(());
@@ -150,7 +150,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         })
     }
 
-    /// Records a token and its flow, after checking for replay and then the limits. A refused token is not charged.
+    /// Records a token and its flow. Checks for a replay first, then the limits. A refused token is not charged.
     pub(super) fn admit(&mut self, claim: &Claim, key: FlowKey, packet: &Packet) -> Result<(), DropReason> {
         let (handle, now) = (claim.handle, self.now);
         let most = self.tables.config().flows_per_grant;
@@ -236,8 +236,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         Ok(())
     }
 
-    /// Returns the account's resource use if the account may use one more token and, if the token opens a flow, have
-    /// one more flow and, if its grant has no entry yet, have one more grant in use. `None` if there is no holder.
+    /// Returns the account's resource use if its limits allow one more token and, if the token opens a flow, one more
+    /// flow and, if the token's grant has no entry yet, one more grant in use. Returns `None` if there is no holder.
     fn account(&mut self, holder: Holder, opens: bool, is_new: bool) -> Result<Option<AccountUse>, DropReason> {
         if holder.0 == 0 {
             return Ok(None);
@@ -308,8 +308,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
     }
 }
 
-/// Reports whether one more token is within the budget that goes with `most` flows. A count in the kernel's tables may
-/// be below 0 for a while, if a token was refunded after another core had begun the next window.
+/// Reports whether one more token is within the budget for `most` flows. A count in the kernel's tables may be below 0
+/// for a while, if a token was refunded after another core had begun the next window.
 const fn within(tokens: i32, most: u32) -> bool {
     tokens / (TOKENS_PER_FLOW as i32) < most as i32
 }

@@ -183,3 +183,14 @@ async fn the_authority_is_asked_at_once_and_again_after_each_failure() {
     }
     assert_eq!(scene.until_next_sync(), 2);
 }
+
+#[tokio::test]
+async fn a_role_whose_token_is_refused_is_told_to_enrol_and_not_to_log_in() {
+    let mut scene = Scene::new();
+    for answer in [Kind::Fetched(Box::new(Err(Error::NotLoggedIn))), Kind::Event(Box::new(Err(Error::NotLoggedIn)))] {
+        scene.follower.health.send_modify(|health| health.trouble = None);
+        scene.handle(answer);
+        let trouble = scene.health().trouble;
+        assert_eq!(trouble.as_deref(), Some("the authority does not know this recorder: enrol it again"));
+    }
+}

@@ -8,6 +8,6 @@ use wire::seal::Suite;
 pub(super) const ROW: Row = Row {
     suite: Suite::ChaCha20Poly1305,
     with_key: |key| Library::with_key(&CHACHA20_POLY1305, key),
-    // It needs no special instructions.
+    // ChaCha20 needs no special instructions.
     is_helped: || false,
 };

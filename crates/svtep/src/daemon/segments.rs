@@ -63,7 +63,7 @@ impl Daemon {
             Action::Tell { interface, frame } => self.outlets.tell(interface, &frame),
         };
         if let Err(error) = done {
-            tracing::warn!("{error:#}");
+            tracing::warn!("cannot handle a tenant's packet: {error:#}");
         }
     }
 
@@ -141,7 +141,7 @@ impl Daemon {
         let consents = &kernel.program().consents;
         for (key, _) in consents.entries().into_iter().filter(|(key, consent)| endpoint.voids_consent(key, consent)) {
             if let Err(error) = consents.remove(&key) {
-                tracing::error!("{error:#}");
+                tracing::error!("cannot remove a consent to answers that is no longer valid: {error:#}");
             }
         }
     }
@@ -161,7 +161,7 @@ impl Daemon {
         self.forget(segments.map(|(key, _)| key));
         for (key, _) in consents.entries().into_iter().filter(|(key, consent)| is_others(key, consent.geneve())) {
             if let Err(error) = consents.remove(&key) {
-                tracing::error!("{error:#}");
+                tracing::error!("cannot remove a consent to answers that is no longer valid: {error:#}");
             }
         }
     }
@@ -169,7 +169,10 @@ impl Daemon {
     fn forget(&self, keys: impl Iterator<Item = SegmentKey>) {
         for key in keys {
             if let Err(error) = self.kernel.program().segments.remove(&key) {
-                tracing::error!("{error:#}");
+                tracing::error!(
+                    interface = key.interface,
+                    "cannot remove a segment that is no longer valid: {error:#}"
+                );
             }
         }
     }

@@ -1,7 +1,7 @@
 //! `verifier explain`: would a packet pass, or a person get a grant, and why?
 
 use super::{Look, NO};
-use crate::control::{Asker, Request};
+use crate::control::{Request, Requester};
 use crate::view;
 use anyhow::{Context, Result};
 use api::PersonExplanation;
@@ -76,7 +76,7 @@ pub struct Besides {
 
 /// A packet of a capture and the verifier's verdict.
 #[derive(Serialize)]
-struct Judged {
+struct PacketVerdict {
     number: u64,
     #[serde(flatten)]
     verdict: view::Verdict,
@@ -88,8 +88,8 @@ pub async fn run(look: &Look, Question { subject, besides, to, protocol }: Quest
     let yes = match subject {
         Subject { person: Some(person), .. } => {
             let Besides { device, groups, tags, source } = besides;
-            let asker = Asker { person, device, groups, tags, source };
-            let request = Request::ExplainPerson { asker, to: to_or()?, protocol };
+            let requester = Requester { person, device, groups, tags, source };
+            let request = Request::ExplainPerson { requester, to: to_or()?, protocol };
             let answer: PersonExplanation = look.daemon.ask(&request).await?;
             look.show(&answer, |PersonExplanation { explanation, taken }| {
                 println!("{}", explanation.text);
@@ -125,13 +125,13 @@ async fn capture(look: &Look, file: &Path) -> Result<bool> {
         anyhow::ensure!(!frame.cut, "packet {} is truncated in the capture: capture with -s 0", frame.number);
         let time = Some(frame.time.0).filter(|time| *time != 0);
         let request = Request::ExplainFrame { frame: hex::encode(&frame.bytes), time };
-        let judged = Judged { number: frame.number, verdict: look.daemon.ask(&request).await? };
-        all_pass &= judged.verdict.passes;
+        let packet = PacketVerdict { number: frame.number, verdict: look.daemon.ask(&request).await? };
+        all_pass &= packet.verdict.passes;
         match look.json {
-            true => println!("{}", serde_json::to_string(&judged)?),
+            true => println!("{}", serde_json::to_string(&packet)?),
             false => {
-                println!("packet {}", judged.number);
-                show(&judged.verdict);
+                println!("packet {}", packet.number);
+                show(&packet.verdict);
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The daemon's main loop: reacts to the authority, the clock, orders from the control socket and signals.
 
 use super::{Daemon, notify};
+use crate::kernel::Cut;
 use crate::now;
-use crate::protection::Cut;
 use crate::shared::{Order, Shared};
 use anyhow::{Result, bail};
 use api::{Confirm, Event, RevokedGrant, RevokedSession};
@@ -65,7 +65,7 @@ impl Daemon {
                     }
                 },
                 () = until(trial) => {
-                    self.shared.protection_mut().end()?;
+                    self.shared.kernel_mut().end()?;
                     tracing::error!("nobody confirmed in time: protection has ended");
                     return Ok(ExitCode::FAILURE);
                 },
@@ -75,7 +75,7 @@ impl Daemon {
         notify::stopping();
         follower.save_last().await;
         if trial.is_some() {
-            self.shared.protection_mut().end()?;
+            self.shared.kernel_mut().end()?;
             tracing::warn!("stopped before anybody confirmed: protection has ended");
             return Ok(ExitCode::FAILURE);
         }
@@ -90,13 +90,13 @@ impl Daemon {
     }
 
     fn revoke(&mut self, grants: &[RevokedGrant], state: &mut State) {
-        let cut = self.shared.protection().revoke(grants, now());
+        let cut = self.shared.kernel().revoke(grants, now());
         self.note_cut(grants, &cut, state);
         self.recheck_tunnels();
     }
 
     fn end_sessions(&mut self, sessions: &[RevokedSession], state: &mut State) {
-        let ended = self.shared.protection().end_sessions(sessions, now());
+        let ended = self.shared.kernel().end_sessions(sessions, now());
         tracing::info!(sessions = sessions.len(), flows = ended.flows, "sessions ended");
         self.second_cut = Some(Instant::now() + SECOND_CUT);
         state.end_sessions(sessions, now());
@@ -106,7 +106,7 @@ impl Daemon {
     /// Cuts the flows that the authority named in its answer.
     fn rechecked(&mut self, grants: &[RevokedGrant], follower: &mut Follower) {
         if !grants.is_empty() {
-            let cut = self.shared.protection().cut(grants, now());
+            let cut = self.shared.kernel().cut(grants, now());
             self.note_cut(grants, &cut, follower.state_mut());
         }
     }
@@ -124,41 +124,43 @@ impl Daemon {
     }
 
     fn write(&mut self, state: &State) -> Result<()> {
-        let loaded = self.shared.protection().is_loaded_for(&state.config);
-        let reloaded = if loaded { Ok(()) } else { self.shared.protection_mut().reload(&state.config) };
+        let loaded = self.shared.kernel().is_loaded_for(&state.config);
+        let reloaded = if loaded { Ok(()) } else { self.shared.kernel_mut().reload(&state.config) };
         if !loaded {
             self.restart_tunnels();
         }
-        let protection = self.shared.protection();
+        let kernel = self.shared.kernel();
         // Write both even if one fails: withdrawals must take effect even if the rest cannot be written.
-        let proofs = protection.write_proofs(state);
-        protection.write(&state.config, &state.keys.keys, now())?;
+        let proofs = kernel.write_proofs(state);
+        kernel.write(&state.config, &state.keys.keys, now())?;
         reloaded.and(proofs)
     }
 
     fn tick(&mut self, follower: &Follower) {
-        if let Err(error) = self.shared.protection().set_clock() {
-            tracing::error!("{error:#}");
+        if let Err(error) = self.shared.kernel().set_clock() {
+            tracing::error!("cannot set the clock of the kernel programs: {error:#}");
         }
-        if self.shared.protection().interfaces_changed()
-            && let Err(error) = self.shared.protection_mut().attach_changed()
+        if self.shared.kernel().interfaces_changed()
+            && let Err(error) = self.shared.kernel_mut().attach_changed()
         {
-            tracing::error!("{error:#}");
+            tracing::error!("cannot follow changes of interfaces: {error:#}");
         }
         self.protect_addresses(follower.state());
         self.follow_tunnels(follower.state());
-        notify::alive(&self.shared.protection(), follower.is_connected(), &mut self.told);
+        notify::alive(&self.shared.kernel(), follower.is_connected(), &mut self.last_status);
     }
 
     /// Protects this host's new addresses, and stops protecting those that it has lost.
     fn protect_addresses(&self, state: &State) {
-        let protection = self.shared.protection();
-        if protection.addresses_changed() {
-            match protection.protect(&state.config.receivers) {
+        let kernel = self.shared.kernel();
+        if kernel.addresses_changed() {
+            match kernel.protect(&state.config.receivers) {
                 Ok(()) => {
                     tracing::info!("this host's addresses changed: its ports are protected at the current addresses")
                 }
-                Err(error) => tracing::error!("{error:#}"),
+                Err(error) => {
+                    tracing::error!("cannot protect this host's ports at its current addresses: {error:#}");
+                }
             }
         }
     }
@@ -169,7 +171,7 @@ impl Daemon {
         self.sweep_again = self.sweeping.is_some();
         if self.sweeping.is_none() {
             let shared = self.shared.clone();
-            self.sweeping = Some(tokio::task::spawn_blocking(move || shared.protection().sweep()));
+            self.sweeping = Some(tokio::task::spawn_blocking(move || shared.kernel().sweep()));
         }
     }
 
@@ -181,27 +183,27 @@ impl Daemon {
         if flows > 0 {
             tracing::debug!(flows, "forgotten");
         }
-        let is_closed = self.shared.protection().is_closed() || self.shared.protection().proofs_are_closed();
+        let is_closed = self.shared.kernel().is_closed() || self.shared.kernel().proofs_are_closed();
         if is_closed && let Err(error) = self.write(follower.current_state()) {
             tracing::debug!("no new flows are admitted yet: {error:#}");
         }
         // Only with what this process has fetched: the state on the disk may lack the last revocations.
         if follower.health().borrow().read.is_some() {
-            self.shared.protection().readmit(&follower.current_state().config);
+            self.shared.kernel().readmit(&follower.current_state().config);
         }
-        let keyless = !self.shared.protection().is_closed() && self.shared.protection().keys_until(now()).is_none();
+        let keyless = !self.shared.kernel().is_closed() && self.shared.kernel().keys_until(now()).is_none();
         if keyless && !std::mem::replace(&mut self.keyless, keyless) {
             tracing::error!(
                 "no key for the current epoch: no new flows are admitted until the authority can be reached"
             );
         }
         self.keyless = keyless;
-        for handle in self.shared.protection().without_class() {
+        for handle in self.shared.kernel().without_class() {
             // If the queue is full, the next sweep finds the grant again.
             let _ = self.unknown.try_send(handle);
         }
         if self.shared.owners().is_crowded() {
-            let flows: HashSet<u64> = self.shared.protection().flows().iter().map(|(_, flow)| flow.handle).collect();
+            let flows: HashSet<u64> = self.shared.kernel().flows().iter().map(|(_, flow)| flow.handle).collect();
             self.shared.owners().forget(now(), &flows);
         }
     }
@@ -212,14 +214,14 @@ impl Daemon {
                 if trial.is_none() {
                     bail!("no trial to confirm");
                 }
-                self.shared.protection_mut().last()?;
+                self.shared.kernel_mut().last()?;
                 *trial = None;
                 *self.shared.trial() = None;
                 tracing::info!("confirmed: protection stays");
                 Ok("confirmed: protection stays".into())
             }
             Order::Detach => {
-                self.shared.protection_mut().end()?;
+                self.shared.kernel_mut().end()?;
                 tracing::warn!("detached by command: nothing is protected now");
                 Ok("detached: nothing is protected now".into())
             }
@@ -252,14 +254,14 @@ impl Role for Daemon {
                 self.confirmer.note(Confirm::Grants, handle.0);
             }
             Event::Pair { pair } => {
-                if let Err(error) = self.shared.protection().note_pairs(&[pair], now()) {
-                    tracing::error!("{error:#}");
+                if let Err(error) = self.shared.kernel().note_pairs(&[pair], now()) {
+                    tracing::error!("cannot store a pair of suite sha224, so its tokens are dropped: {error:#}");
                 }
                 self.confirmer.note(Confirm::Pairs, pair.handle);
                 state.add_pairs(&[pair], now());
             }
             Event::Withdrawn { withdrawn } => {
-                self.shared.protection().withdraw(&withdrawn);
+                self.shared.kernel().withdraw(&withdrawn);
                 tracing::info!(statements = withdrawn.len(), "consent was withdrawn");
                 state.withdraw(&withdrawn, now());
             }
@@ -270,16 +272,17 @@ impl Role for Daemon {
 
 /// Asks the authority for the owners of grants that the kernel program does not know. Meanwhile their clients
 /// retransmit.
-pub(super) async fn name(shared: Arc<Shared>, authority: client::Authority, mut asked: mpsc::Receiver<u64>) {
-    while let Some(handle) = asked.recv().await {
+pub(super) async fn name(shared: Arc<Shared>, authority: client::Authority, mut unknown: mpsc::Receiver<u64>) {
+    while let Some(handle) = unknown.recv().await {
         let owner = shared.owners().of(handle).cloned();
         match owner {
             Some(owner) => shared.learn(owner),
             None => match authority.grant_owner(handle).await {
                 Ok(Some(owner)) => shared.learn(owner),
-                Ok(None) => tracing::warn!(handle = %Handle(handle), "the authority does not know the owner of this \
-                                                                      grant"),
-                Err(error) => tracing::warn!("cannot look up the owner of a grant: {error}"),
+                Ok(None) => {
+                    tracing::warn!(handle = %Handle(handle), "the authority does not know the owner of this grant");
+                }
+                Err(error) => tracing::warn!("cannot look up the owner of grant {}: {error}", Handle(handle)),
             },
         }
     }

@@ -187,19 +187,19 @@ mod tests {
         let saying = async {
             let mut stream = one.connect(TcpStream::connect(to).await?).await?;
             stream.write_all(b"flow").await?;
-            let mut heard = [0; 4];
-            stream.read_exact(&mut heard).await?;
-            anyhow::Ok(heard)
+            let mut received = [0; 4];
+            stream.read_exact(&mut received).await?;
+            anyhow::Ok(received)
         };
         let hearing = async {
             let mut stream = other.accept(listener.accept().await?.0).await?;
-            let mut heard = [0; 4];
-            stream.read_exact(&mut heard).await?;
-            stream.write_all(&heard).await?;
+            let mut received = [0; 4];
+            stream.read_exact(&mut received).await?;
+            stream.write_all(&received).await?;
             anyhow::Ok(())
         };
-        let (said, heard) = tokio::join!(saying, hearing);
-        said.is_ok_and(|echo| &echo == b"flow") && heard.is_ok()
+        let (said, received) = tokio::join!(saying, hearing);
+        said.is_ok_and(|echo| &echo == b"flow") && received.is_ok()
     }
 
     #[tokio::test]

@@ -86,9 +86,9 @@ pub struct Inside {
     pub person: String,
 }
 
-/// A flow as one gateway announces it to another.
+/// A flow as one gateway advertises it to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Told {
+pub struct AdvertisedFlow {
     /// The flow's key.
     pub key: FlowKey,
     /// The flow's state, without its slot, which is meaningful at the sending gateway only.
@@ -103,8 +103,8 @@ pub struct Told {
 
 impl Record {
     /// Builds the record at `now`, Unix seconds; returns `None` if the person's name is too long.
-    pub fn of(told: &Told, now: u32) -> Option<Self> {
-        let Told { key, flow, expires, begins, inside } = told;
+    pub fn of(advertised: &AdvertisedFlow, now: u32) -> Option<Self> {
+        let AdvertisedFlow { key, flow, expires, begins, inside } = advertised;
         let mut person = [0; 64];
         if let Some(inside) = inside {
             person.get_mut(..inside.person.len())?.copy_from_slice(inside.person.as_bytes());
@@ -135,7 +135,7 @@ impl Record {
     }
 
     /// Reads the record at `now`; returns `None` if it is not one that a gateway sends.
-    pub fn told(&self, now: u32) -> Option<Told> {
+    pub fn decode(&self, now: u32) -> Option<AdvertisedFlow> {
         let known = matches!(self.family, 4 | 6) && matches!(self.origin, origin::TOKEN | origin::INSIDE);
         if !known
             || self.tunnel > 1
@@ -173,7 +173,7 @@ impl Record {
             ..Flow::default()
         };
         let expires = now.saturating_add(self.left.get());
-        Some(Told { key, flow, expires, begins: self.begins == 1, inside })
+        Some(AdvertisedFlow { key, flow, expires, begins: self.begins == 1, inside })
     }
 }
 
@@ -181,9 +181,9 @@ impl Record {
 mod tests {
     use super::*;
 
-    fn told() -> Told {
+    fn advertised() -> AdvertisedFlow {
         let address = |text: &str| text.parse().expect("an address");
-        Told {
+        AdvertisedFlow {
             key: FlowKey::new(address("198.51.100.7"), 40_000, address("203.0.113.10"), 22, 6),
             flow: Flow {
                 handle: 7,
@@ -203,24 +203,25 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_read_as_it_was_told_by_a_clock_that_differs() {
-        let record = Record::of(&told(), 1000).expect("a short name");
-        let heard = record.told(5000).expect("a flow");
-        assert_eq!((heard.flow.since, heard.flow.seen, heard.expires), (4900, 4990, 5300));
-        assert_eq!(record.told(1000), Some(told()));
+    fn a_record_is_read_as_it_was_advertised_by_a_clock_that_differs() {
+        let record = Record::of(&advertised(), 1000).expect("a short name");
+        let received = record.decode(5000).expect("a flow");
+        assert_eq!((received.flow.since, received.flow.seen, received.expires), (4900, 4990, 5300));
+        assert_eq!(record.decode(1000), Some(advertised()));
         assert_eq!(size_of::<Record>(), 160);
     }
 
     #[test]
-    fn the_time_of_a_token_is_told_by_its_age() {
-        let proved = |proved| Told { flow: Flow { proved, ..told().flow }, ..told() };
-        let heard = |told| Record::of(&told, 1000).and_then(|record| record.told(5000)).map(|told| told.flow.proved);
-        assert_eq!((heard(proved(980)), heard(proved(0))), (Some(4980), Some(0)));
+    fn the_time_of_a_token_travels_as_its_age() {
+        let proved = |proved| AdvertisedFlow { flow: Flow { proved, ..advertised().flow }, ..advertised() };
+        let received =
+            |flow| Record::of(&flow, 1000).and_then(|record| record.decode(5000)).map(|decoded| decoded.flow.proved);
+        assert_eq!((received(proved(980)), received(proved(0))), (Some(4980), Some(0)));
     }
 
     #[test]
-    fn what_no_gateway_tells_is_no_flow() {
-        let record = Record::of(&told(), 1000).expect("a short name");
+    fn what_no_gateway_advertises_is_no_flow() {
+        let record = Record::of(&advertised(), 1000).expect("a short name");
         for broken in [
             Record { family: 5, ..record },
             Record { origin: origin::ADOPTED, ..record },
@@ -230,10 +231,10 @@ mod tests {
             Record { tunnel: 2, ..record },
             Record { person: [0xff; 64], ..record },
         ] {
-            assert_eq!(broken.told(1000), None, "{broken:?}");
+            assert_eq!(broken.decode(1000), None, "{broken:?}");
         }
         let long = Inside { address: [9; 16], person: "a".repeat(65) };
-        assert_eq!(Record::of(&Told { inside: Some(long), ..told() }, 1000), None);
+        assert_eq!(Record::of(&AdvertisedFlow { inside: Some(long), ..advertised() }, 1000), None);
     }
 
     /// Arbitrary bytes are either rejected or read as a record that encodes to the same bytes again, if its times fit.
@@ -249,9 +250,9 @@ mod tests {
             .take(size_of::<Record>())
             .collect();
             let record = Record::read_from_bytes(&bytes).expect("the length fits");
-            if let Some(told) = record.told(u32::MAX) {
-                let again = Record::of(&told, u32::MAX).expect("what was read fits").told(u32::MAX);
-                assert_eq!(again, Some(told));
+            if let Some(decoded) = record.decode(u32::MAX) {
+                let again = Record::of(&decoded, u32::MAX).expect("what was read fits").decode(u32::MAX);
+                assert_eq!(again, Some(decoded));
             }
         }
     }

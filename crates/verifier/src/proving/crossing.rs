@@ -17,7 +17,7 @@ use std::time::Duration;
 use wire::Vni;
 use wire::map::counter;
 
-const _: () = assert!(BATCH == proofs::BATCH, "what comes together is judged together");
+const _: () = assert!(BATCH == proofs::BATCH, "a batch of frames is verified in one call");
 /// Longest delay after which a thread without frames notices a change.
 const IDLE: Duration = Duration::from_millis(100);
 /// Names of the counters of frames that were lost for other reasons than their proofs.
@@ -36,11 +36,11 @@ pub struct Crossing {
 /// A thread, and the channel for changes to it.
 struct Running {
     interfaces: [Interface; 2],
-    told: Arc<Told>,
+    control: Arc<Control>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Told {
+struct Control {
     /// The state that the thread is to use from now on.
     verifier: Mutex<Option<Verifier>>,
     changed: AtomicBool,
@@ -67,13 +67,15 @@ impl Crossing {
         let mut verifier = lock(&self.verifier);
         change(&mut verifier);
         if let Some(running) = &self.running {
-            *lock(&running.told.verifier) = Some(verifier.clone());
-            running.told.changed.store(true, Ordering::Release);
+            *lock(&running.control.verifier) = Some(verifier.clone());
+            running.control.changed.store(true, Ordering::Release);
         }
     }
 
     fn interfaces(&self) -> Result<[Interface; 2]> {
-        let [one, other] = &self.settings.interfaces[..] else { anyhow::bail!("frames cross between two interfaces") };
+        let [one, other] = &self.settings.interfaces[..] else {
+            anyhow::bail!("`engine = \"af_xdp\"` requires exactly two interfaces in [proofs]")
+        };
         Ok([Interface::named(one)?, Interface::named(other)?])
     }
 
@@ -84,23 +86,24 @@ impl Crossing {
             let layer = layers.iter().find(|layer| layer.index == interface.index);
             anyhow::ensure!(
                 layer.is_none_or(|layer| layer.master.is_none()),
-                "interface {0} is part of a bridge or bond, which would let frames through while this verifier does not run: \
-                 ip link set {0} nomaster",
+                "interface {0} is part of a bridge or bond, which would let frames through while this verifier does \
+                 not run: run `ip link set {0} nomaster`",
                 interface.name
             );
         }
-        let told = Told { verifier: Mutex::new(None), changed: AtomicBool::new(false), ends: AtomicBool::new(false) };
-        let told = Arc::new(told);
+        let control =
+            Control { verifier: Mutex::new(None), changed: AtomicBool::new(false), ends: AtomicBool::new(false) };
+        let control = Arc::new(control);
         let (opened, outcome) = mpsc::channel();
         let verifier = lock(&self.verifier).clone();
-        let (counters, of) = (self.counters.clone(), (interfaces.clone(), told.clone()));
+        let (counters, of) = (self.counters.clone(), (interfaces.clone(), control.clone()));
         let run = move || {
-            let ([one, other], told) = of;
+            let ([one, other], control) = of;
             match crossing::Crossing::open(&one, &other) {
                 Ok(crossing) => {
                     let _ = opened.send(Ok(()));
-                    if let Err(error) = cross(crossing, verifier, &told, &counters) {
-                        tracing::error!("frames no longer cross: {error:#}");
+                    if let Err(error) = cross(crossing, verifier, &control, &counters) {
+                        tracing::error!("frames no longer cross between {} and {}: {error:#}", one.name, other.name);
                     }
                 }
                 Err(error) => {
@@ -108,23 +111,26 @@ impl Crossing {
                 }
             }
         };
-        let thread = std::thread::Builder::new().name("crossing".into()).spawn(run).context("cannot start a thread")?;
-        self.running = Some(Running { interfaces, told, thread: Some(thread) });
-        let opened = outcome.recv().context("the thread ended").flatten();
+        let thread = std::thread::Builder::new()
+            .name("crossing".into())
+            .spawn(run)
+            .context("cannot start the thread that moves frames")?;
+        self.running = Some(Running { interfaces, control, thread: Some(thread) });
+        let opened = outcome.recv().context("the thread that moves frames ended").flatten();
         if opened.is_err() {
             self.running = None;
         }
         opened?;
         self.failed = None;
         let [one, other] = &self.settings.interfaces[..] else { unreachable!("there are two") };
-        tracing::info!(one, other, "frames cross through the check of proofs");
+        tracing::info!(one, other, "frames cross between these interfaces, through the check of proofs");
         Ok(())
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        self.told.ends.store(true, Ordering::Release);
+        self.control.ends.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -133,7 +139,7 @@ impl Drop for Running {
 
 impl Proving for Crossing {
     fn write(&self, config: &api::VerifierConfig, keys: &api::EpochKeys) -> Result<()> {
-        let held = read(keys.proofs.as_ref())?;
+        let decoded = read(keys.proofs.as_ref())?;
         if keys.proofs.is_none() {
             tracing::warn!(
                 verifier = config.verifier,
@@ -143,7 +149,7 @@ impl Proving for Crossing {
         self.change(|verifier| {
             withdraw(verifier, &config.withdrawn);
             (verifier.epoch_length, verifier.max_lifetime) = (config.epoch_length, config.max_lifetime);
-            verifier.keys = held.into_iter().map(|(authority, epoch, key)| ((authority, epoch), key)).collect();
+            verifier.keys = decoded.into_iter().map(|(authority, epoch, key)| ((authority, epoch), key)).collect();
         });
         Ok(())
     }
@@ -189,7 +195,7 @@ impl Proving for Crossing {
         if let Err(error) = self.start() {
             let text = format!("{error:#}");
             if self.failed.as_ref() != Some(&text) {
-                tracing::error!("frames do not cross: {text}");
+                tracing::error!("frames do not cross between {}: {text}", self.settings.interfaces.join(" and "));
             }
             self.failed = Some(text);
         }
@@ -262,8 +268,13 @@ fn withdraw(verifier: &mut Verifier, withdrawn: &[Withdrawal]) {
     }
 }
 
-/// Runs the thread's loop until it is told to end or an interface fails.
-fn cross(mut crossing: crossing::Crossing, verifier: Verifier, told: &Told, counters: &Mutex<Counters>) -> Result<()> {
+/// Runs the thread's loop until it is stopped or an interface fails.
+fn cross(
+    mut crossing: crossing::Crossing,
+    verifier: Verifier,
+    control: &Control,
+    counters: &Mutex<Counters>,
+) -> Result<()> {
     let mut batch = Batch::new(verifier);
     let mut counted = 0;
     {
@@ -272,9 +283,9 @@ fn cross(mut crossing: crossing::Crossing, verifier: Verifier, told: &Told, coun
             counters.lost[0][place] += std::mem::take(&mut counters.lost[1][place]);
         }
     }
-    while !told.ends.load(Ordering::Acquire) {
-        if told.changed.swap(false, Ordering::AcqRel)
-            && let Some(next) = lock(&told.verifier).take()
+    while !control.ends.load(Ordering::Acquire) {
+        if control.changed.swap(false, Ordering::AcqRel)
+            && let Some(next) = lock(&control.verifier).take()
         {
             batch.change(|verifier| *verifier = next);
         }

@@ -58,10 +58,13 @@ impl Program {
         });
         let Some(error) = left else { return true };
         tracing::error!(
-            "the table of withdrawn consent is full, so no proof is accepted until some entries have expired: {error:#}"
+            "cannot store a withdrawal of consent (is the table full?), so no proof is accepted until all are stored: \
+             {error:#}"
         );
         if let Err(error) = self.programs.hold(&[]) {
-            tracing::error!("cannot clear keys: {error:#}");
+            tracing::error!(
+                "cannot clear the keys for proofs, so packets of withdrawn path segments may still pass: {error:#}"
+            );
         }
         self.closed.store(true, Ordering::Relaxed);
         false

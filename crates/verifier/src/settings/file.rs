@@ -3,7 +3,7 @@
 use super::values::{
     FLOWS, IDLE, MAX_FLOWS, MAX_PAIRS, RENEWAL, SAMPLES, carrier, hook, mark, network, peer, suite, verdict,
 };
-use super::{Options, ProofsSettings};
+use super::{Flags, ProofsSettings};
 use engine::document::{self, Faults, Fields, Reader};
 use ipnet::IpNet;
 use std::path::PathBuf;
@@ -64,10 +64,10 @@ pub struct StoredEnrolment {
 }
 
 /// Parses `verifier.toml`: the enrolment, if the verifier is enrolled, and the settings.
-pub fn parse(text: &str) -> Result<(Option<StoredEnrolment>, Options), Faults> {
+pub fn parse(text: &str) -> Result<(Option<StoredEnrolment>, Flags), Faults> {
     Reader::read(text, KEYS, |reader, fields| {
         let enrolment = enrolment(reader, fields);
-        let options = Options {
+        let flags = Flags {
             interface: texts(reader, fields, "interface"),
             hook: fields.text(reader, "hook").and_then(|text| {
                 let known = hook(text.get_ref()).ok();
@@ -114,7 +114,7 @@ pub fn parse(text: &str) -> Result<(Option<StoredEnrolment>, Options), Faults> {
             mark: word(reader, fields, "mark", mark),
             proofs: ProofsSettings::read(reader, fields),
         };
-        Some((enrolment, options))
+        Some((enrolment, flags))
     })
 }
 

@@ -97,8 +97,8 @@ mod tests {
                 "requires `engine",
             ),
         ] {
-            let told = read(text).expect_err("a fault").to_string();
-            assert!(told.contains(fault), "{text}: {told}");
+            let message = read(text).expect_err("a fault").to_string();
+            assert!(message.contains(fault), "{text}: {message}");
         }
         assert!(parse("proofs = 1").is_err());
     }

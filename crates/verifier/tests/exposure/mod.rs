@@ -154,14 +154,14 @@ fn an_address_that_the_host_gets_is_protected_at_once() {
         let _verifier = stage.run(&[]).await;
         stage.inside(&words("ip addr add 10.77.0.77/32 dev eth0"));
         let added = Instant::now();
-        let held =
+        let is_protected =
             || stage.kernel(Sizes::default()).protected.four.keys().iter().any(|key| key.address == [10, 77, 0, 77]);
-        until("protection of the address", || held().then_some(())).await;
+        until("protection of the address", || is_protected().then_some(())).await;
         // Waiting for a tick would take up to a second; loading the programs to read the table takes time, too.
         assert!(added.elapsed() < Duration::from_millis(900), "{:?}", added.elapsed());
         assert!(stage.reaches("10.77.0.77:22".parse().unwrap()).is_err());
         stage.inside(&words("ip addr del 10.77.0.77/32 dev eth0"));
-        until("the end of its protection", || (!held()).then_some(())).await;
+        until("the end of its protection", || (!is_protected()).then_some(())).await;
     });
 }
 

@@ -12,10 +12,10 @@ pub struct AgentConfig {
     pub link_header: u32,
     /// 1 if the program is attached by TCX.
     pub tcx: u32,
-    /// 1 if some owner is a cgroup.
+    /// 1 if the table of owners has a cgroup.
     pub match_cgroups: u32,
     /// 1 if the program passes copies of name servers' answers to user space.
-    pub hear: u32,
+    pub overhear: u32,
 }
 
 /// User space's part of steering sealed flows.
@@ -103,7 +103,7 @@ pub struct GrantEntry {
     pub plain: u8,
     /// The suite's number.
     pub suite: u8,
-    /// Carrier of the tokens: the number of a [`Carrier`].
+    /// Carrier of the tokens: the number of a [`crate::Carrier`].
     pub carrier: u8,
     /// Zero.
     pub reserved: u8,
@@ -138,7 +138,7 @@ pub struct Conversation {
 /// no user has, the packet is a copy of a name server's answer.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub struct HeldHeader {
+pub struct QueuedHeader {
     /// The destination and subject.
     pub slot: GrantSlot,
     /// The interface's index.
@@ -161,10 +161,10 @@ pub mod agent_counter {
     pub const TOKENS: u32 = 1;
     /// Datagrams that carried a token alone, sent ahead of a datagram that had no room for one.
     pub const ALONE: u32 = 2;
-    /// Packets held for a grant.
-    pub const HELD: u32 = 3;
-    /// Packets that could not be held.
-    pub const HOLD_FAILED: u32 = 4;
+    /// Packets queued for a grant.
+    pub const QUEUED: u32 = 3;
+    /// Packets that could not be queued.
+    pub const QUEUE_FAILED: u32 = 4;
     /// Packets to protected destinations sent without identity.
     pub const PLAIN: u32 = 5;
     /// Packets of UDP flows that needed no token.

@@ -1,10 +1,12 @@
-//! Sets of classes: one bit per class spares most packets a map look-up.
+//! Sets of classes of addresses, handles or accounts. A look at one bit of a set spares most packets a look-up in a
+//! map.
 
 use core::net::{IpAddr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A set of classes: those of addresses without any protected address, of handles with some revoked handle, or of
-/// accounts with some ended session.
+/// A set of classes. The kernel programs have such sets of: the classes of addresses in which no address is protected,
+/// the classes of handles in which a handle is revoked, the classes of accounts in which an account's session has
+/// ended, and the classes of receivers in which a receiver has withdrawn consent.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ClassSet {
@@ -50,9 +52,9 @@ impl ClassSet {
         }
     }
 
-    /// Returns the prefix length of the range that the address is in, if it is one that a host protects in wide
-    /// prefixes: loopback, link-local, multicast and broadcast. Each of these ranges has few classes, so that
-    /// protecting all of it leaves the other classes open.
+    /// Returns the prefix length of the range that the address is in, or `None` if it is in none of these: loopback,
+    /// link-local, multicast and broadcast. A host protects these ranges in wide prefixes. All addresses of one range
+    /// share a few classes, so that protecting the whole range leaves the other classes open.
     pub fn one_class(address: IpAddr) -> Option<u8> {
         match address {
             IpAddr::V4(a) => match a.octets() {

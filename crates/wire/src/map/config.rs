@@ -1,6 +1,6 @@
 //! The settings of the verifier's program.
 
-use super::tells_flows;
+use super::advertises_flows;
 use crate::carrier::Carrier;
 use crate::mac::Suite;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -35,8 +35,8 @@ pub struct VerifierConfig {
     pub suites: u16,
     /// Maximum number of flows that the inside of a gateway may have open; 0 if the verifier is not a gateway.
     pub max_outbound: u32,
-    /// When the program reports flows, for the peer gateways: one of [`tells_flows`].
-    pub tells_flows: u32,
+    /// When the program reports flows, for the peer gateways: one of [`advertises_flows`].
+    pub advertises_flows: u32,
     /// Value of the mark's bits in `mark_mask` that means an admitted packet.
     pub mark: u32,
     /// Bits of the mark that the verifier uses, the lowest eight of them for the class; 0 if the verifier drops packets
@@ -68,7 +68,7 @@ impl Default for VerifierConfig {
             carriers: Carrier::Tail as u16 | Carrier::Stream as u16,
             suites: 1 << Suite::AesCmac as u16 | 1 << Suite::Siphash as u16,
             max_outbound: 0,
-            tells_flows: tells_flows::NOTHING,
+            advertises_flows: advertises_flows::NOTHING,
             mark: 0,
             mark_mask: 0,
             udp_renewal: 60,

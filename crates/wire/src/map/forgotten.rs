@@ -6,9 +6,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The most that a sender's clock may differ, seconds: the verifier forgets tokens and ended grants after this time
 /// (wire.md §6.4).
 const CLOCK_SKEW_MAX: u32 = 30;
-/// If the clock is set back by less than this, the replay table keeps the entries that are then in the future; seconds.
+/// The replay table keeps entries that are in the future after the clock was set back by less than this, seconds.
 const KEPT_AHEAD: u32 = 600 - 2 * CLOCK_SKEW_MAX;
-/// Seconds that the clock must have stood ahead before entries that ended in the leap are forgotten.
+/// After a leap ahead, the time until the verifier forgets entries that ended within the leap, seconds.
 const LEAP_COUNTS_AFTER: u32 = 3600;
 /// Number of separate spans.
 const SPANS: usize = 4;
@@ -37,13 +37,13 @@ impl Span {
     }
 }
 
-/// Forgotten times: a verifier refuses tokens from these times and grants that ended in them. Tables drop entries that
-/// time has made useless, so a time that occurs twice has to be recorded here.
+/// Forgotten times: a verifier refuses tokens from these times and grants that ended in them. Its tables drop an entry
+/// once the entry's time is over. If the clock shows that time again, this record replaces the entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Forgotten {
-    /// The forgotten times. If they need more spans than there are, two spans are merged, along with the gap between
-    /// them.
+    /// The forgotten times. If there would be more than four separate spans, the earliest two become one, which also
+    /// covers the gap between them.
     pub spans: [Span; SPANS],
     /// Time since which the clock has run without a jump; 0 if it never jumped.
     pub since: u32,
@@ -68,8 +68,8 @@ impl Forgotten {
         }
         self.sweep_time(was);
         self.reached = self.reached.max(was);
-        // The tables have dropped tokens that the clock check refused; those far ahead of the new time are dropped,
-        // too.
+        // The tables have dropped tokens that the clock check refuses. They also drop entries that are far ahead of the
+        // new time.
         let kept = now < was && self.reached - now < KEPT_AHEAD;
         let until = match kept {
             true => self.reached.saturating_sub(CLOCK_SKEW_MAX),

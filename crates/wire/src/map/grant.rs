@@ -23,7 +23,7 @@ pub struct GrantUse {
     pub window: u32,
     /// The flow that the grant admitted first: the only one if the grant is for a single flow.
     pub first: FlowKey,
-    /// The account and session whose account counts this entry; 0 if none does.
+    /// The holder, against whose account this entry counts; 0 if it counts against no account.
     pub holder: u32,
     /// Zero.
     pub reserved: u32,

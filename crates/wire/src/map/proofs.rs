@@ -31,7 +31,7 @@ impl ProofKeySlot {
     }
 }
 
-/// Key of a receiver's withdrawn consent.
+/// Key of the table of withdrawals: the consent that a receiver has withdrawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct WithdrawalKey {

@@ -4,7 +4,7 @@ use super::{Flow, FlowKey};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Settings for when the programs report flows.
-pub mod tells_flows {
+pub mod advertises_flows {
     /// Never.
     pub const NOTHING: u32 = 0;
     /// Report flows once they are admitted, or opened from inside.

@@ -84,7 +84,8 @@ impl ReplayBucket {
         (entry >> 32) as u32
     }
 
-    /// Returns the time, Unix seconds, from which on no token can have been used by `now`.
+    /// Returns the earliest time, Unix seconds, for which no token can have been used by `now`: the clock check refuses
+    /// tokens that are so far ahead.
     pub const fn none_from(now: u32) -> u32 {
         now.saturating_add(CLOCK_SKEW_MAX + 1)
     }

@@ -55,7 +55,7 @@ impl Tenant {
     }
 }
 
-/// Interface that packets for an interface id are delivered to.
+/// The interface to which the program delivers packets for an interface id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Delivery {
@@ -80,7 +80,7 @@ impl Delivery {
     }
 }
 
-/// Key of a segment: the packets of a tenant that the segment is for.
+/// Key of the table of segments. It describes the packets of a tenant that a segment is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SegmentKey {
@@ -131,8 +131,8 @@ impl SegmentKey {
         Self { protocol: inner.protocol, port: port.to_be_bytes(), ..all }
     }
 
-    /// Returns the keys of the segments under which a packet would be an answer: for its flow, its service, all
-    /// services.
+    /// Returns the keys of the segments under which this packet could be sent as an answer: the segment for its flow,
+    /// the one for its service, and the one for all services.
     pub fn answering(interface: u32, inner: &Inner) -> [Self; 3] {
         let (port, other) = ports(inner);
         let all = Self { back: 1, ..Self::new(interface, inner.sender, inner.receiver) };

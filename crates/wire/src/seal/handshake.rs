@@ -146,7 +146,7 @@ impl Refusal {
 /// The answer to an initiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// The responder's suites; the exchange of keys is as in the initiation.
+    /// The responder's suites; `forward` is as in the initiation.
     pub offer: Offer,
     /// The initiator's index, from the initiation.
     pub to: Index,

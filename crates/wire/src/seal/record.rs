@@ -102,14 +102,14 @@ impl Part {
 pub enum Content {
     /// An IP packet, encrypted, sent before the response has arrived.
     Early {
-        /// Whether the transport checksum is only begun (wire.md §9.4).
+        /// Whether the transport checksum is partial: its field holds only the pseudo-header's sum (wire.md §9.4).
         partial: bool,
     },
     /// An IP packet.
     Packet {
         /// Protection of the body.
         treatment: Treatment,
-        /// Whether the transport checksum is only begun (wire.md §9.4).
+        /// Whether the transport checksum is partial: its field holds only the pseudo-header's sum (wire.md §9.4).
         partial: bool,
     },
     /// A part of a compressed packet or super-packet.
@@ -327,7 +327,7 @@ impl Unknown {
 pub struct BlockHead {
     /// Payload bytes of each packet that a super-packet is to be cut into; 0 for one packet.
     pub segment: u16,
-    /// Whether the transport checksum is only begun (wire.md §9.4).
+    /// Whether the transport checksum is partial: its field holds only the pseudo-header's sum (wire.md §9.4).
     pub partial: bool,
 }
 

@@ -152,7 +152,7 @@ impl Handshake {
         self.sealed(response, shared)
     }
 
-    /// Returns an encoded refusal, or `None` if the response is none.
+    /// Returns the encoded response if it is a refusal, otherwise `None`.
     pub fn refuse(&self, response: &Response) -> Option<[u8; RESPONSE_LEN]> {
         response.given.err()?;
         Some(self.sealed(response, &Shared::none())?.0)
@@ -175,7 +175,7 @@ impl Handshake {
         mac::tags_equal(tag, &right).then_some(secret)
     }
 
-    /// Returns the reason of a refusal, if the bytes are a refusal with the right tag.
+    /// Returns the reason for refusing the tunnel, if the bytes are a refusal with the right tag.
     pub fn is_refused(&self, bytes: &[u8; RESPONSE_LEN]) -> Option<Refusal> {
         let refusal = Response::read(bytes)?.given.err()?;
         self.take(bytes, &Shared::none()).map(|_| refusal)

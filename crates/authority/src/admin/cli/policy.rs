@@ -168,7 +168,7 @@ fn in_force(directory: &Directory, done: &str) -> Result<()> {
 
 fn check(file: &OneFile) -> Result<ExitCode> {
     let directory = file.at.directory();
-    directory.config()?;
+    directory.settings()?;
     readable(&file.path())?;
     match directory.read_policy(file.file.as_deref()) {
         Ok((policy, _)) => {

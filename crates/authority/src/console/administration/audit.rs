@@ -124,8 +124,9 @@ pub async fn show(
         (search(&parameters, &events, &[]))
         @if !entries.is_empty() { (table("Entries, latest first", &columns, entries.iter().map(row))) }
         @match before {
-            Some(before) if !is_full => p { "All matches from entry " (before) " on are shown. Older entries have not \
-                                                                                been searched yet." },
+            Some(before) if !is_full => p {
+                "All matches from entry " (before) " on are shown. Older entries have not been searched yet."
+            },
             None if entries.is_empty() => p { "No entry matches." },
             _ => {}
         }

@@ -9,7 +9,7 @@ use crate::policy::candidate::MOST_LISTED;
 use crate::policy::replay::{Case, Replay};
 use crate::state::Authority;
 use crate::storage::Storage;
-use crate::{Config, Directory, admin, now};
+use crate::{Directory, Settings, admin, now};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use engine::document::Fault;
@@ -53,7 +53,7 @@ struct Effects {
 
 /// Evaluates drafts.
 pub struct Evaluator {
-    config: Arc<Config>,
+    settings: Arc<Settings>,
     directory: Arc<Directory>,
     storage: Arc<Storage>,
     policy: Arc<PolicyInForce>,
@@ -65,7 +65,7 @@ impl FromRequestParts<Arc<Authority>> for Evaluator {
 
     async fn from_request_parts(_: &mut Parts, authority: &Arc<Authority>) -> Result<Self, Infallible> {
         Ok(Self {
-            config: authority.config.clone(),
+            settings: authority.settings.clone(),
             directory: authority.directory.clone(),
             storage: authority.storage.clone(),
             policy: authority.policy.clone(),
@@ -81,7 +81,7 @@ impl Evaluator {
         let turn = Turn::wait(&LOOKS).await?;
         let (in_force, _) = self.storage.call(|database| database.policy_in_force()).await?;
         let old = self.policy.with(Policy::clone).await;
-        let (text, max_lifetime) = (text.to_owned(), self.config.max_lifetime);
+        let (text, max_lifetime) = (text.to_owned(), self.settings.max_lifetime);
         let directory = self.directory.clone();
         let evaluated = turn
             .read(&self.directory, move |database| {
@@ -157,14 +157,10 @@ impl Evaluation {
             @if *failing == 0 {
                 p.done role="status" { "Valid: " (count(*receivers, "receiver")) ", " (count(*rules, "rule")) "; " (count(*tests, "test")) " passed." }
             } @else {
-                p.wrong role="alert" { "Of " (count(*tests, "test")) " of its own, " (number(*failing as u64)) (if *failing == 1 { " fails" } else { " fail" }) ", \
-                                                                                                                                                                 so \
-                                                                                                                                                                 it \
-                                                                                                                                                                 cannot \
-                                                                                                                                                                 be \
-                                                                                                                                                                 put \
-                                                                                                                                                                 in \
-                                                                                                                                                                 force." }
+                p.wrong role="alert" {
+                    "Of " (count(*tests, "test")) " of its own, " (number(*failing as u64))
+                    (if *failing == 1 { " fails" } else { " fail" }) ", so it cannot be put in force."
+                }
                 (places("Failed tests", failures))
                 @if *failing > failures.len() {
                     p { "And " (failing - failures.len()) " more: " code { "vouchsafe authority policy test" } " shows them." }
@@ -183,7 +179,10 @@ impl Evaluation {
             h2 { "Immediate effect" }
             p { (sentence(&count(*ending, "live grant"))) " would end" @if *ending > 0 { ", and the verifiers would cut the flows" } "." }
             h2 { "Requests of the last " (HOURS) " hours" }
-            p { "The draft evaluated " (count(replay.grants, "grant")) " and " (count(replay.refusals, "refusal")) " again." }
+            p {
+                "The authority decided " (count(replay.grants, "grant")) " and " (count(replay.refusals, "refusal"))
+                " again, by the draft."
+            }
             @if [&replay.refused, &replay.allowed, &replay.treated].iter().all(|cases| cases.is_empty()) { p { "All of them would be answered as before." } }
             @if !replay.refused.is_empty() { (cases("Granted, but would be refused", &replay.refused)) }
             @if !replay.allowed.is_empty() { (cases("Refused, but would be granted", &replay.allowed)) }

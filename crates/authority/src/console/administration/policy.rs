@@ -235,7 +235,7 @@ pub async fn one_version(
     Ok(version_page(&visitor, number, &text, evaluation.as_ref(), false))
 }
 
-/// Renders the page of a version. A version without a evaluation is the one in force.
+/// Renders the page of a version. A version without an evaluation is the one in force.
 fn version_page(
     visitor: &Visitor,
     number: i64,

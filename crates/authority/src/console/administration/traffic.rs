@@ -146,10 +146,10 @@ impl Traffic {
                 }
             }
             @if total > self.listed {
-                p.quiet { "The picture shows the latest " (number(self.listed)) " of " (number(total)) " live flows: \
-                                                                                                        verifiers \
-                                                                                                        report no \
-                                                                                                        more." }
+                p.quiet {
+                    "The picture shows the latest " (number(self.listed)) " of " (number(total))
+                    " live flows: verifiers report no more."
+                }
             }
             details {
                 summary { "The picture as a table" }

@@ -6,7 +6,7 @@ use super::super::form::{Fault, State, fault, summary};
 use super::super::page::{Page, exact_time};
 use super::super::visitor::{Form, Visit};
 use super::{CALLBACK, NOT_LOGGED_IN, host, to_provider};
-use crate::Config;
+use crate::Settings;
 use crate::http::extractors::Part;
 use crate::http::peer::Peer;
 use crate::http::problems::Problem;
@@ -35,13 +35,13 @@ pub fn routes() -> Router<Arc<Authority>> {
 /// Sends the browser that opens an agent's login to the identity provider.
 async fn open(
     Part(provider): Part<Option<Provider>>,
-    Part(config): Part<Config>,
+    Part(settings): Part<Settings>,
     Part(logins): Part<Logins>,
     visit: Visit,
     Path(login): Path<String>,
 ) -> Result<Markup, Problem> {
     let at_issuer = Option::as_ref(&provider).ok_or(Problem::NoProvider)?;
-    let url = config.console.url.as_ref().ok_or(Problem::NoBrowserLogin)?;
+    let url = settings.console.url.as_ref().ok_or(Problem::NoBrowserLogin)?;
     logins.may_open(&login, &visit.secret)?;
     let departure = at_issuer.depart(format!("{url}{CALLBACK}"), Some(&login)).await?;
     let address = departure.url.clone();
@@ -61,7 +61,7 @@ pub async fn arrive(
     brought: Brought,
 ) -> Result<Response, Problem> {
     let provider = provider.as_ref().ok_or(Problem::NoProvider)?;
-    let departure = logins.arrive(login, &visit.secret, &brought, &provider.config.issuer)?;
+    let departure = logins.arrive(login, &visit.secret, &brought, &provider.settings.issuer)?;
     let proven = match brought.code {
         Some(code) => handlers::proved(audit, peer, provider.arrive(departure, code).await).await,
         None => Err(Problem::ProviderRefused(NOT_LOGGED_IN.into())),
@@ -102,7 +102,7 @@ fn question(
 ) -> Result<Markup, Problem> {
     let Question { requester, person, comparison } = logins.question(login, &visit.secret)?;
     let state = State::of(CONFIRMED, faults);
-    let issuer = provider.as_ref().map_or("", |provider| &provider.config.issuer);
+    let issuer = provider.as_ref().map_or("", |provider| &provider.settings.issuer);
     Ok(Page::new("Let a command log in as you?").of(visit.visitor.as_ref()).show(&html! {
         (summary(faults))
         p {

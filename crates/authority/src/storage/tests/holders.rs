@@ -53,7 +53,9 @@ fn a_database_of_another_program_is_refused() {
         Connection::open(&file).unwrap().pragma_update(None, "user_version", version).unwrap();
         let error = Database::open(&file).err().unwrap().to_string();
         assert!(
-            error.contains(&format!("has format {version}; this version reads formats 9 to {SCHEMA_VERSION}")),
+            error.contains(&format!(
+                "has format {version}, but this version of Vouchsafe reads formats 9 to {SCHEMA_VERSION} only"
+            )),
             "{error}"
         );
     }

@@ -42,14 +42,14 @@ fn lists() -> [List; 3] {
 #[test]
 fn a_packet_costs_the_same_however_many_receivers_and_requests_there_are() {
     for (receivers, place) in lists() {
-        let mut stage = Stage::new(Settings::default());
+        let mut stage = Stage::new(Config::default());
         stage.agent.login(ALICE, Login { expires: UNIX + 1000, receivers, ..Login::default() });
         // The authority never answers.
         for n in 0..200 {
-            let cost = steps(|| stage.held(place(n), n));
+            let cost = steps(|| stage.queued(place(n), n));
             assert!(cost <= STEPS_MAX, "packet {n} examined {cost} entries");
         }
-        assert_eq!(stage.asked.len(), 64);
+        assert_eq!(stage.requests.len(), 64);
         stage.pass(1);
         let cost = steps(|| stage.agent.tick(stage.now, |_| None));
         assert!(cost <= STEPS_MAX, "a tick examined {cost} entries");
@@ -62,11 +62,11 @@ fn a_packet_costs_the_same_however_many_grants_there_are() {
         let mut stage = Stage::alice();
         for n in 0..1000 {
             let place = if flags == Flags::PORT { tcp(1, n) } else { tcp(1, 22) };
-            stage.held(place, n);
+            stage.queued(place, n);
             stage.answer(stage.grant_of(place, u64::from(n) + 1, 32, flags));
         }
         for n in [0, 999, 2000] {
-            let cost = steps(|| stage.held(tcp(1, 22), n));
+            let cost = steps(|| stage.queued(tcp(1, 22), n));
             assert!(cost <= STEPS_MAX, "a packet examined {cost} entries");
         }
     }
@@ -76,40 +76,40 @@ fn a_packet_costs_the_same_however_many_grants_there_are() {
 fn requests_by_hand_and_renewals_are_limited_and_leave_room_for_packets() {
     let mut stage = Stage::alice();
     for n in 0..500 {
-        stage.held(tcp(1, n), n);
+        stage.queued(tcp(1, n), n);
         stage.answer(stage.grant(tcp(1, n), u64::from(n) + 1));
     }
     stage.used.last = UNIX as u32 + 10;
     stage.pass(250);
-    assert_eq!(stage.asked.len(), 64, "renewals");
+    assert_eq!(stage.requests.len(), 64, "renewals");
     for n in 1000..2000 {
         stage.agent.want(stage.now, ALICE, tcp(1, n));
     }
     stage.settle();
-    assert_eq!(stage.asked.len(), 128);
+    assert_eq!(stage.requests.len(), 128);
     assert_eq!(stage.agent.want(stage.now, ALICE, tcp(1, 5000)), Standing::Missing);
     // Another person has room of their own.
     stage.login(BOB);
     stage.held_for(BOB, tcp(1, 5000), 1);
-    assert_eq!(stage.asked.len(), 129);
+    assert_eq!(stage.requests.len(), 129);
     // Each renewal that is answered makes room for the next one.
     stage.answer(stage.grant(tcp(1, 0), 2000));
     stage.pass(1);
-    assert_eq!(stage.asked.len(), 129);
+    assert_eq!(stage.requests.len(), 129);
 }
 
 #[test]
 fn a_grant_for_a_network_has_a_limited_number_of_entries_in_the_kernel() {
     let mut stage = Stage::alice();
-    stage.held(tcp(1, 1), 1);
+    stage.queued(tcp(1, 1), 1);
     stage.answer(stage.grant_of(tcp(1, 1), 5, 24, Flags::default()));
     for n in 2..6000 {
-        stage.held(tcp((n % 250) as u8, n), n);
+        stage.queued(tcp((n % 250) as u8, n), n);
     }
-    assert_eq!((stage.entries.len(), stage.sent.len(), stage.asked.len()), (4096, 5999, 0));
+    assert_eq!((stage.entries.len(), stage.sent.len(), stage.requests.len()), (4096, 5999, 0));
     assert!(stage.entry(tcp(1, 1)).is_none() && stage.has_grant(tcp((5999 % 250) as u8, 5999), 5));
     // A packet whose entry had to go takes the detour through the agent again.
-    stage.held(tcp(1, 1), 1);
+    stage.queued(tcp(1, 1), 1);
     assert!(stage.has_grant(tcp(1, 1), 5));
     stage.agent.event(stage.now, ALICE, &Event::Revoked(vec![Handle(5)]));
     stage.settle();
@@ -120,7 +120,7 @@ fn a_grant_for_a_network_has_a_limited_number_of_entries_in_the_kernel() {
 fn an_event_that_names_many_grants_is_handled_in_parts() {
     let mut stage = Stage::alice();
     for n in 0..1000 {
-        stage.held(tcp(1, n), n);
+        stage.queued(tcp(1, n), n);
         stage.answer(stage.grant(tcp(1, n), u64::from(n) + 1));
     }
     let parts = Event::Revoked((1..=100_000).map(Handle).collect()).parts();
@@ -151,8 +151,8 @@ fn while_one_user_floods_the_packets_of_another_are_served_in_turn() {
         let (subject, place) = turns.pop().expect("a packet");
         stage.held_for(subject, place, n);
     }
-    let asked = |subject| stage.asked.iter().filter(|(_, of, _)| *of == subject).count();
-    assert_eq!((asked(ALICE), asked(BOB)), (10, 10));
+    let count = |subject| stage.requests.iter().filter(|(_, of, _)| *of == subject).count();
+    assert_eq!((count(ALICE), count(BOB)), (10, 10));
 }
 
 #[test]

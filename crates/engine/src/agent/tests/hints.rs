@@ -35,9 +35,12 @@ fn a_hint_protects_nothing_and_asks_for_no_grant() {
     stage.agent.hinted(stage.now, BOB, &networks(&["198.51.100.0/24"]));
     stage.settle();
     assert_eq!((&stage.protected, &stage.owners), (&protected, &owners));
-    assert!(stage.asked.is_empty() && stage.entries.is_empty() && !stage.reloads.contains(&BOB));
+    assert!(stage.requests.is_empty() && stage.entries.is_empty() && !stage.reloads.contains(&BOB));
     // Only the authority's own answer protects a network.
-    stage.agent.destinations(stage.now, ALICE, Some(vec![receiver("198.51.100.0/24")])).expect("a few");
+    stage
+        .agent
+        .destinations(stage.now, ALICE, Some((vec![receiver("198.51.100.0/24")], BTreeSet::new())))
+        .expect("a few");
     stage.settle();
     assert_eq!(stage.protected, ["198.51.100.0/24"]);
 }

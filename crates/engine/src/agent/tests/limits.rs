@@ -7,13 +7,13 @@ use std::net::IpAddr;
 fn a_scan_does_not_flood_the_authority() {
     let mut stage = Stage::alice();
     for port in 1..500 {
-        stage.held(udp(1, port), port);
+        stage.queued(udp(1, port), port);
     }
-    assert_eq!(stage.asked.len(), 64);
+    assert_eq!(stage.requests.len(), 64);
     // Each answer makes room for a request that still waits.
     stage.answer(denied());
-    assert_eq!(stage.asked.len(), 64);
-    assert_eq!(stage.asked[63].2.to.port, 436);
+    assert_eq!(stage.requests.len(), 64);
+    assert_eq!(stage.requests[63].2.to.port, 436);
 }
 
 #[test]
@@ -23,7 +23,7 @@ fn a_session_with_too_many_receivers_leaves_the_others_alone() {
     let many: Vec<_> = (0..=RECEIVERS_MAX as u32)
         .map(|n| Receiver { prefix: IpAddr::from((n * 2).to_be_bytes()).into(), ..receiver("192.0.2.0/24") })
         .collect();
-    stage.agent.destinations(stage.now, BOB, Some(many.clone())).expect_err("too many");
+    stage.agent.destinations(stage.now, BOB, Some((many.clone(), BTreeSet::new()))).expect_err("too many");
     stage.agent.login(BOB, Login { expires: UNIX + 1000, receivers: many, ..Login::default() });
     stage.settle();
     assert_eq!(stage.protected, ["192.0.2.0/24"]);
@@ -31,7 +31,7 @@ fn a_session_with_too_many_receivers_leaves_the_others_alone() {
 
 #[test]
 fn together_sessions_may_have_more_spans_than_fit() {
-    let mut stage = Stage::new(Settings::default());
+    let mut stage = Stage::new(Config::default());
     for (subject, first) in [(ALICE, 1_u16), (BOB, 1001)] {
         let service = |n: u16| Service { protocol: TCP, first_port: first + 2 * n, last_port: first + 2 * n };
         let receivers = vec![

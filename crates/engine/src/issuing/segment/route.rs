@@ -30,8 +30,8 @@ impl Given {
         Ok(Self { segment, proofs, hops: path.to_vec(), ..self.clone() })
     }
 
-    /// Reports whether the first verifier's key yields this proof for the segment `shown`, including its hops if it has
-    /// some.
+    /// Reports whether `proof` is the one that the first verifier's key yields for the segment `shown`, including its
+    /// hops if it has any.
     pub(super) fn is_proved(&self, proof: &Proof, shown: &Segment, first: &ProofKey) -> bool {
         if !shown.flags.has(SegmentFlags::ROUTED) {
             return self.hops.is_empty() && proof.proves(first, shown, self.vni, &self.ends);

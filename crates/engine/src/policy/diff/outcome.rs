@@ -56,7 +56,7 @@ impl PartialEq for Outcome<'_> {
     }
 }
 
-/// An outcome, with its rule by number.
+/// An outcome that refers to its rule by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Said {
     Unprotected,

@@ -1,5 +1,5 @@
-//! All subjects that the rules of two policies distinguish: persons in classes, and further attributes. Names are
-//! stored once and rules by number, regardless of the number of profiles made from them.
+//! All subjects that the rules of two policies distinguish: persons in classes, with further attributes. A name is
+//! stored once, and rules are referred to by number, however many profiles they are in.
 
 use super::outcome::Outcome;
 use super::{Here, Kind, TooLarge, Verdict, places};
@@ -10,11 +10,11 @@ use std::net::IpAddr;
 
 /// Maximum number of different subjects.
 const MOST_ASKERS: usize = 50_000;
-/// Maximum number of rules that apply to all classes of persons together.
+/// Maximum number of rules that apply to classes of persons, added up over all classes.
 const MOST_MATCHES: usize = 4_000_000;
 /// Maximum number of prefixes for subjects' addresses.
 const MOST_SOURCES: usize = 300;
-/// Number of a class's rules whose visit costs as much as one question about a subject.
+/// To look at this many rules of a class costs as much as one question about a subject.
 const MATCH: usize = 8;
 
 /// All subjects that rules distinguish.
@@ -24,8 +24,8 @@ pub(super) struct People<'p> {
     classes: Vec<Vec<&'p str>>,
     /// Descriptions of the further attributes.
     qualities: Vec<String>,
-    /// For each class, then for each quality: the rules that apply to it (those for everyone left out), by rank, in
-    /// each policy.
+    /// For each class and then for each quality, the rules of each policy that apply to it, by rank. Rules for everyone
+    /// are left out.
     traits: Vec<[Vec<usize>; 2]>,
     profiles: Vec<Profile>,
 }
@@ -38,16 +38,16 @@ struct Side<'p> {
     rank: Vec<usize>,
 }
 
-/// A subject: a class of persons, or an unauthenticated one, with further attributes.
+/// A subject: a class of persons with further attributes, or somebody who is not logged in.
 struct Profile {
     class: Option<usize>,
     /// Indices into the qualities.
     more: Vec<usize>,
-    /// The subjects with one attribute less, then the mere person, last.
+    /// The profiles with one attribute less, and last the person without attributes.
     parents: Vec<usize>,
 }
 
-/// The outcomes of an profile's parents differ, so the profile's own outcome must be reported.
+/// The outcomes of a profile's parents contradict each other, so the profile's own outcome must be reported.
 struct Ambiguous;
 
 /// An attribute of a subject in addition to the name.
@@ -57,7 +57,7 @@ enum Quality<'p> {
     Source(IpAddr),
 }
 
-/// Attributes by which rules in each policy may match a person: groups of the file, by number, and the name.
+/// The attributes by which rules of each policy may match a person: groups of the file, by number, and the name.
 type Membership<'p> = [(Vec<usize>, Option<&'p str>); 2];
 
 impl<'p> People<'p> {
@@ -93,7 +93,7 @@ impl<'p> People<'p> {
                 }
             }
         }
-        // Unauthenticated subjects, to which no rule applies.
+        // Subjects that are not logged in: no rule applies to them.
         profiles.push(Profile { class: None, more: vec![], parents: vec![] });
         Ok(Self { sides, classes, qualities, traits, profiles })
     }
@@ -103,7 +103,9 @@ impl<'p> People<'p> {
         self.profiles.len() + self.traits.iter().flatten().map(Vec::len).sum::<usize>() / MATCH
     }
 
-    /// Returns the changes at a time for each profile, except those that follow from the changes for its parents.
+    /// Returns, for each profile, how its outcome differs between the two policies at `time`. Omits a profile if its
+    /// parents' outcomes already imply its own. A profile whose outcome stays is included, as [`Kind::Stays`], if its
+    /// parents' outcomes imply a change or contradict each other.
     pub(super) fn verdicts(&self, rules: &[Here<'p>; 2], time: u64) -> Vec<(usize, Verdict)> {
         let strongest = [0, 1].map(|side| self.strongest(side, rules[side].as_deref()?, time).into());
         let outcomes: Vec<_> = self
@@ -214,7 +216,7 @@ fn classes<'p>(
     sides: &[Side<'p>; 2],
 ) -> Result<BTreeMap<[Vec<usize>; 2], Vec<&'p str>>, TooLarge> {
     let named = sides.each_ref().map(Side::named);
-    // First by groups and names, which are far fewer than the rules about them.
+    // Group by groups and names first: there are far fewer of them than of rules about them.
     let mut by_person: BTreeMap<&str, Membership<'p>> = BTreeMap::new();
     for side in [0, 1] {
         let [persons, groups] = &named[side];
@@ -258,8 +260,8 @@ fn classes<'p>(
 }
 
 impl Profile {
-    /// Returns the outcome that a reader assumes for an profile without an entry of its own: that of the parent whose
-    /// outcome differs from the mere person's, else the mere person's.
+    /// Returns the outcome that a reader assumes for a profile without an entry of its own. That is the outcome of the
+    /// parent whose outcome differs from that of the person without attributes; if none differs, the latter.
     fn implied<'o, 'p>(&self, outcomes: &'o [[Outcome<'p>; 2]]) -> Result<Option<&'o [Outcome<'p>; 2]>, Ambiguous> {
         let Some((person, parts)) = self.parents.split_last() else { return Ok(None) };
         let person = &outcomes[*person];
@@ -290,7 +292,7 @@ fn qualities<'p>(policies: [&'p Policy; 2]) -> Result<Vec<(Quality<'p>, String)>
     if prefixes.len() > MOST_SOURCES {
         return Err(TooLarge("too many source prefixes"));
     }
-    // Each pair of them makes a subject.
+    // Each pair of a group and a tag, of two groups or of two tags makes a subject.
     if groups.len() + tags.len() > MOST_ASKERS {
         return Err(TooLarge("too many groups and tags"));
     }

@@ -1,5 +1,5 @@
 //! Destinations in classes: addresses that lie in the same receivers in both policies, and spans of services that the
-//! same of these receivers have.
+//! same ones of these receivers have.
 
 use super::Place;
 use crate::policy::explain::service_words;
@@ -9,10 +9,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use wire::Destination;
 
-/// Address family (whether IPv6), first and last address as numbers.
+/// Address family (true for IPv6), and the first and the last address as numbers.
 type Range = (bool, u128, u128);
 
-/// One more than the last number of a span of services.
+/// The highest number of a span of services, plus one.
 const END: u32 = 1 << 24;
 
 pub(super) struct Places<'p> {
@@ -60,7 +60,7 @@ impl<'p> Places<'p> {
     /// Returns every class of addresses with every span of services, and one destination in each.
     pub(super) fn cells(&self) -> impl Iterator<Item = (usize, (u32, u32), Destination)> + '_ {
         self.classes.iter().enumerate().flat_map(|(number, class)| {
-            // Protocol 0 stands for none.
+            // Begin with protocol 1: 0 does not stand for one protocol but for all.
             let bounds: BTreeSet<_> = class.receivers.iter().flat_map(|receiver| receiver.spans.bounds()).collect();
             let bounds: BTreeSet<_> = bounds.into_iter().map(|bound| bound.clamp(1 << 16, END)).collect();
             let bounds: Vec<_> = bounds.into_iter().collect();
@@ -95,8 +95,8 @@ impl<'p> Places<'p> {
     }
 }
 
-/// Divides addresses into classes by the prefixes that contain them. Returns an address of each class inside some
-/// prefix, and the class in text form.
+/// Divides addresses into classes by the prefixes that contain them. Returns, for each class inside at least one
+/// prefix, one of its addresses and the class in text form.
 pub(super) fn classes(prefixes: &[IpNet]) -> Vec<(IpAddr, Vec<String>)> {
     let mut classes: BTreeMap<Vec<bool>, Vec<Range>> = BTreeMap::new();
     for range in ranges(prefixes) {
@@ -111,7 +111,7 @@ pub(super) fn classes(prefixes: &[IpNet]) -> Vec<(IpAddr, Vec<String>)> {
     classes.into_values().map(written).collect()
 }
 
-/// Returns the ranges between the ends of prefixes, of both families.
+/// Returns the ranges of addresses between the ends of prefixes, for both families.
 fn ranges(prefixes: &[IpNet]) -> Vec<Range> {
     let mut bounds: BTreeSet<(bool, u128)> = BTreeSet::new();
     for prefix in prefixes {
@@ -147,7 +147,7 @@ fn subnets((v6, first, last): Range) -> Vec<String> {
     let (mut first, most) = (first, if v6 { 128 } else { 32 });
     let mut written = Vec::new();
     loop {
-        // The largest block that begins here and does not pass the end.
+        // The largest block that begins at the same address and does not pass the end.
         let fits = |bits: u32| {
             let size = if bits == 128 { u128::MAX } else { (1u128 << bits) - 1 };
             first & size == 0 && first.checked_add(size).is_some_and(|end| end <= last)

@@ -1,16 +1,16 @@
-//! Times at which different rules hold, one of each kind.
+//! Times at which different sets of rules hold, one time for each set.
 
 use super::{Here, TooLarge};
 use crate::policy::{Policy, When};
 use std::collections::BTreeSet;
 
-/// A day more than a week, after which weekly windows repeat.
+/// A day more than a week: weekly windows repeat after a week.
 const WEEK: u64 = 8 * 86_400;
 /// Maximum number of queries for a window's next change.
 const MOST_STEPS: usize = 200_000;
 
-/// Returns times from `now` on: for every weekly pattern that occurs, one time for each set of rules that hold
-/// together.
+/// Returns times from `now` on. For every weekly pattern that occurs, they include one time for each set of rules that
+/// hold at the same time.
 pub(super) fn of(policies: [&Policy; 2], now: u64) -> Result<Vec<u64>, TooLarge> {
     let mut windows: Vec<&When> = Vec::new();
     for rule in policies.into_iter().flat_map(|policy| &policy.rules) {
@@ -41,7 +41,7 @@ pub(super) fn of(policies: [&Policy; 2], now: u64) -> Result<Vec<u64>, TooLarge>
     Ok(times.into_iter().filter(|at| seen.insert(holding(at))).collect())
 }
 
-/// Returns the first of these times for each set of a place's rules that hold together.
+/// Returns, for each set of a place's rules that hold at the same time, the first of these times at which they do.
 pub(super) fn distinct(times: &[u64], rules: &[Here<'_>; 2]) -> Vec<u64> {
     let timed: Vec<_> = rules.iter().flatten().flatten().filter(|rule| !rule.when.is_always()).collect();
     if timed.is_empty() {

@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-/// Up to `N` items inline; all items on the heap if there are more.
+/// Up to `N` items, stored inline. If there are more, all items are on the heap.
 pub(super) struct Few<T, const N: usize> {
     room: [T; N],
     taken: usize,

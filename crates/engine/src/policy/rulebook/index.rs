@@ -1,7 +1,7 @@
-//! A persistent hash index from prefixes to values: a clone increments one reference count, a change copies the path to
-//! one leaf, and clones stay unchanged.
+//! A persistent hash index from prefixes to values. A clone increments one reference count; a change copies the path to
+//! one leaf and leaves clones unchanged.
 //!
-//! Among a million prefixes, each lookup costs one cache miss: the root stays in the caches, and a leaf is itself a
+//! Among a million prefixes, each look-up costs one cache miss: the root stays in the caches, and a leaf is itself a
 //! table with open addressing, at most half full. Several values may be stored under one prefix.
 
 use super::fetch::fetch;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// Number of leaves, as a power of two: with a million values each leaf has some 500.
 const LEAVES_BITS: u32 = 11;
-/// Number of prefix lengths whose places a search stores; further ones are computed again.
+/// Number of prefix lengths for which a search stores its positions; those of further lengths are computed again.
 const SOUGHT: usize = 8;
 
 /// The hash index.
@@ -25,8 +25,8 @@ pub(super) struct Index<V> {
 
 type Leaf<V> = [Option<Item<V>>];
 
-/// An address or the bits of a prefix, as two halves: a single `u128` would align, and so lengthen, the items. IPv4 is
-/// in the first 32 bits.
+/// An address or the bits of a prefix, in two halves: a single `u128` would need more alignment and so make items
+/// longer. IPv4 is in the first 32 bits.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 struct Bits([u64; 2]);
 
@@ -51,7 +51,7 @@ struct Item<V> {
 pub(super) struct Seek<'a, V> {
     bits: Bits,
     family: usize,
-    /// Where to search for each prefix length, the widest first.
+    /// The slot at which the search begins, for each prefix length, the widest prefix first.
     places: [Slot<'a, V>; SOUGHT],
 }
 
@@ -85,8 +85,8 @@ impl<V: Clone> Index<V> {
         found
     }
 
-    /// Begins a search for [`Self::around`]: prefetches what that will read first, so that the caller can do other
-    /// work.
+    /// Begins a search for [`Self::around`]: prefetches the memory that `around` reads first, so that the caller can do
+    /// other work until then.
     #[inline]
     pub(super) fn seek<'a>(&'a self, address: IpAddr, seek: &mut Seek<'a, V>) {
         (seek.bits, seek.family) = (Bits::of(address), usize::from(address.is_ipv6()));
@@ -135,15 +135,15 @@ impl<V: Clone> Index<V> {
         self.count += 1;
         let hash = hash(bits, length.kind);
         let item = Item { value, bits, kind: length.kind, far: false };
-        // Nothing else references the leaf while a rulebook is being filled.
+        // While a rulebook is being filled, nothing else references the leaf.
         match Arc::get_mut(self.leaf_mut(hash)) {
             Some(slots) if (slots.iter().flatten().count() + 1) * 2 < slots.len() => put(slots, hash, item),
             _ => self.rewrite(hash, |items| items.push(item)),
         }
     }
 
-    /// Applies `change` to the value for which `is_it` holds, and removes the value if `change` returns `None`; reports
-    /// whether there was one.
+    /// Applies `change` to the value for which `is_it` holds; if `change` returns `None`, removes the value. Reports
+    /// whether there was such a value.
     pub(super) fn change(
         &mut self,
         prefix: IpNet,
@@ -174,7 +174,7 @@ impl<V: Clone> Index<V> {
         Slot { leaf, at: home(leaf, hash) }
     }
 
-    /// Returns the leaf for a hash, for replacement.
+    /// Returns the leaf for a hash, to be changed or replaced.
     fn leaf_mut(&mut self, hash: u64) -> &mut Arc<Leaf<V>> {
         &mut Arc::make_mut(&mut self.leaves)[leaf(hash)]
     }
@@ -183,7 +183,7 @@ impl<V: Clone> Index<V> {
         let leaf = self.leaf_mut(hash_here);
         let mut items: Vec<_> = leaf.iter().flatten().cloned().collect();
         change(&mut items);
-        // A free slot ends every search: free slots outnumber items, so that most searches read one slot.
+        // A free slot ends a search. There are more free slots than items, so that most searches read one slot.
         let mut slots = vec![None; items.len() * 3 + 1];
         for item in items {
             put(&mut slots, hash(item.bits, item.kind), Item { far: false, ..item });
@@ -193,7 +193,7 @@ impl<V: Clone> Index<V> {
 }
 
 impl<V> Seek<'_, V> {
-    /// The search for no address.
+    /// Value for a slot without a search.
     pub(super) const NOTHING: Self =
         Self { bits: Bits([0; 2]), family: 0, places: [const { Slot { leaf: &[], at: 0 } }; SOUGHT] };
 }

@@ -1,15 +1,15 @@
-//! One receiver's entries, packed: less than eight bytes each in a list of a thousand. All entries are kept, so that
-//! removing one puts those it overrode back in force.
+//! One receiver's entries, packed: less than eight bytes for each entry in a list of a thousand. Entries that another
+//! entry overrides are kept, so that they are in force again once that entry is removed.
 //!
-//! The list is a table of cache lines, 16 words each. A sender's scattered number determines the line of its entries:
+//! The list is a table of cache lines, 16 words each. A sender's scattered number determines the line of its entries,
 //! so one line is read to find out whether a sender is present. A line has slots for senders, then a slot for the
-//! *strength* of each, then an overflow word: a bit for each sender for which a search has to continue in the next
-//! line. Seven eighths of the slots are taken.
+//! *strength* of each sender's entry, then an overflow word. That word has a bit for each sender for which a search has
+//! to continue in the next line. Seven eighths of the slots are taken.
 //!
-//! A strength is `(level * ranks + rank) << bits | saying`, in two, four or eight bytes, as few as suffice: the level
-//! is the index of the entry's priority among the list's priorities, the rank that of its freshness, the saying that of
-//! its action, terms and window. So of two entries the stronger one decides, and only that one is looked up in the
-//! words behind the table:
+//! A strength is `(level * ranks + rank) << bits | saying`, in two, four or eight bytes, as few as suffice. The level
+//! is the index of the entry's priority among the list's priorities; the rank is the index of its freshness; the saying
+//! is the index of its action, terms and window. So of two entries the one with the greater strength decides, and only
+//! that entry is looked up in the words behind the table:
 //!
 //! | words | |
 //! |---|---|
@@ -36,7 +36,7 @@ const SEEN: usize = u64::BITS as usize;
 /// A packed list of entries.
 #[derive(Clone)]
 pub(super) struct List {
-    /// The table, followed by the words.
+    /// The table, followed by the other words.
     lines: Arc<[Line]>,
     /// Number of lines of the table.
     homes: u32,
@@ -67,7 +67,7 @@ enum Width {
 pub(super) struct Scattered(u32);
 
 impl From<Sender> for Scattered {
-    /// The result is never 0, which marks an empty slot, because no sender has the highest number.
+    /// Never returns 0, which marks an empty slot, because no sender has the highest number.
     #[inline]
     fn from(sender: Sender) -> Self {
         Self(sender.0.wrapping_add(1).wrapping_mul(SPREAD))
@@ -119,7 +119,7 @@ impl List {
         let slots = width.slots();
         let homes = (entries.len() * 8).div_ceil(slots * 7);
         let words = COUNTS + sayings.values.len() + levels.values.len() + 3 * ranks.runs.len();
-        // Built in place: a copy would leave a hole in the heap for each list.
+        // Built in place: copying it would leave a hole in the heap for each list.
         let mut made: Arc<[Line]> = repeat_n(Line([0; WORDS]), homes + words.div_ceil(WORDS)).collect();
         let lines = Arc::get_mut(&mut made).expect("INVARIANT: nobody else has it");
         let mut taken = vec![0u8; homes];
@@ -151,7 +151,7 @@ impl List {
         }
     }
 
-    /// Returns the size of the heap allocation.
+    /// Returns the size of the list's heap allocation, in bytes.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         size_of_val(&*self.lines)
@@ -166,7 +166,7 @@ impl List {
         })
     }
 
-    /// Reports whether `ask` holds for an entry about one of `senders`.
+    /// Reports whether an entry about one of `senders` exists for which `ask` holds.
     pub(super) fn any_about(&self, senders: &[Scattered], ask: impl Fn(&Entry) -> bool) -> bool {
         let mut found = false;
         self.about(senders, self.look(senders), |sender, strength| found = found || ask(&self.entry(sender, strength)));
@@ -202,9 +202,9 @@ impl List {
         }
     }
 
-    /// Returns a bit for each of the first senders whose line has an entry about it or an overflow bit for it; false
-    /// positives are possible. Most lines have neither: they are read and compared without branches, so that their
-    /// loads overlap. For a sender with an overflow bit, the next line is prefetched.
+    /// Returns a bit for each of the first [`SEEN`] senders, set if the sender's line has an entry about it or an
+    /// overflow bit for it. False positives are possible. Most lines have neither: they are read and compared without
+    /// branches, so that their loads overlap. For a sender with an overflow bit, the next line is prefetched.
     #[inline]
     pub(super) fn look(&self, senders: &[Scattered]) -> u64 {
         let (mut seen, mut sent_on) = (0, 0);
@@ -222,7 +222,7 @@ impl List {
         seen
     }
 
-    /// Returns `senders` without a trailing `EVERYONE` if no entry is about everyone.
+    /// Returns `senders`, without the `EVERYONE` at the end if no entry is about everyone.
     #[inline]
     fn relevant<'s>(&self, senders: &'s [Scattered]) -> &'s [Scattered] {
         match senders {
@@ -245,7 +245,7 @@ impl List {
     fn about_one(&self, sender: Scattered, mut each: impl FnMut(Scattered, u64)) {
         let homes = self.homes as usize;
         let mut at = sender.home(self.homes);
-        // If the overflow bit is set in every line, each line is read once.
+        // Even if every line has the overflow bit, each line is read only once.
         for _ in 0..homes {
             let line = &self.lines[at];
             let mut slots = line.having(sender) & ((1 << self.width.slots()) - 1);
@@ -359,14 +359,14 @@ impl Width {
     }
 }
 
-/// The distinct values among the entries', ascending, and for each entry the index of its value.
+/// The distinct values of the entries, ascending, and for each entry the index of its value.
 struct Distinct {
     values: Vec<u64>,
     places: Vec<u32>,
 }
 
 impl Distinct {
-    /// Collects the distinct values. There are usually few: a small table of those seen before finds most of them.
+    /// Collects the distinct values. There are usually few, and a small table of those already seen finds most of them.
     fn of(entries: &[Entry], value: impl Fn(&Entry) -> u64) -> Self {
         const SEEN: usize = 256;
         let mut seen: [(u64, u32); SEEN] = [(u64::MAX, 0); SEEN];
@@ -398,7 +398,7 @@ impl Distinct {
 /// The ranks of freshness values.
 struct Ranks {
     count: usize,
-    /// All freshness values, ascending; empty if the entries are in that order.
+    /// All freshness values, ascending; empty if they ascend in the order of the entries.
     sorted: Vec<u64>,
     /// The rank and freshness at which each run of consecutive values begins.
     runs: Vec<(u32, u64)>,
@@ -432,7 +432,7 @@ impl Ranks {
     }
 }
 
-/// Encodes an entry's action, terms and window, ordered so that denying is stronger.
+/// Encodes an entry's action, terms and window, so that an entry that denies gets the greater number.
 fn saying(entry: &Entry) -> u64 {
     let denies = u64::from(entry.action == Action::Deny);
     (denies << 32) | (u64::from(entry.terms) << 16) | u64::from(entry.window.map_or(0, NonZeroU16::get))
@@ -447,7 +447,7 @@ fn halves(double: u64) -> [u32; 2] {
     [double as u32, (double >> 32) as u32]
 }
 
-/// 2³² divided by the golden ratio: its multiples spread evenly, however numbers are assigned.
+/// 2³² divided by the golden ratio. Its multiples spread evenly, however the senders' numbers were assigned.
 const SPREAD: u32 = 0x9e37_79b1;
 /// Inverse of `SPREAD` modulo 2³².
 const SPREAD_BACK: u32 = inverse(SPREAD);

@@ -351,6 +351,24 @@ to = "way"
     }
 
     #[test]
+    fn what_is_closed_now_but_sealed_at_other_times_is_known() {
+        let windowed = text("treatment = \"encrypt\"\nwhen = { until = 2026-12-31 }");
+        let policy = Policy::parse(&windowed, 3600).unwrap();
+        let names = |subject: &str, now| -> Vec<String> {
+            let subject = Subject::person(subject);
+            policy.closed(&subject, now).into_iter().map(|receiver| receiver.name.clone()).collect()
+        };
+        let [before, after] = [1_700_000_000, NOW];
+        assert_eq!((names("alice", before), names("alice", after)), (vec![], vec!["printers".to_owned()]));
+        assert_eq!(names("carol", after), Vec::<String>::new(), "no rule is about her");
+        let denied = text("treatment = \"encrypt\"")
+            + "\n[[rules]]\naction = \"deny\"\nwho = \"person:bob\"\nto = \"printers\"\n";
+        let policy = Policy::parse(&denied, 3600).unwrap();
+        let closed = |who| policy.closed(&Subject::person(who), NOW).len();
+        assert_eq!((closed("bob"), closed("alice")), (1, 0));
+    }
+
+    #[test]
     fn what_is_demanded_is_explained_and_compared() {
         let [none, weak, strong] = ["", "treatment = \"authenticate\"", "treatment = \"encrypt\"\nrekey = \"5m\""]
             .map(|terms| Policy::parse(&text(terms), 3600).unwrap());

@@ -9,7 +9,7 @@ use toml::de::DeValue;
 
 const KEYS: &[&str] = &["days", "hours", "zone", "from", "until"];
 const WEEK: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
-/// Maximum number of windows per rule, and of spans of hours per window.
+/// Maximum number of windows of a rule, and of spans of hours of a window.
 const MOST: usize = 32;
 
 pub(super) fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> When {
@@ -55,7 +55,7 @@ fn read_window(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Window {
     let from = fields.value("from").and_then(|value| date(reader, value, &read.zone));
     let until = fields.value("until").and_then(|value| {
         let (at, is_day) = date(reader, value, &read.zone)?;
-        // The last day is included.
+        // If `until` is a day, the window includes that day.
         let until = if is_day { window::day_after(at, &read.zone).unwrap_or(at) } else { at };
         if from.is_some_and(|(from, _)| until <= from) {
             reader.fault(value.span(), "`until` must be after `from`");
@@ -102,7 +102,7 @@ fn hours(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<(u16, u16)> {
     span
 }
 
-/// Parses a day, a local time or a time with its offset; with or without quotes.
+/// Parses a day, a local time, or a time with its offset, with or without quotes. The flag says whether it was a day.
 fn date(reader: &mut Reader<'_>, value: &Spanned<DeValue<'_>>, zone: &TimeZone) -> Option<(Timestamp, bool)> {
     let text = match value.get_ref() {
         DeValue::Datetime(date) => Some(date.to_string()),

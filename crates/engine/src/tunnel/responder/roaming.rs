@@ -4,12 +4,13 @@ use super::{CHALLENGE, Chance, Control, Millis, Tunnel};
 use std::net::SocketAddr;
 
 impl Tunnel {
-    /// Size of a tunnel in bytes, without the memory it points to: windows, handshake state, cached keys.
+    /// Size of this structure in bytes. Memory that it points to (replay windows, handshake state, cached keys) is not
+    /// included.
     #[cfg(test)]
     pub(in crate::tunnel) const SIZE: usize = size_of::<Self>();
 
-    /// Follows an initiator that has moved (wire.md §9.11): returns a ping that the initiator has to answer from its
-    /// new address.
+    /// Follows an initiator that has moved (wire.md §9.11). If a record came from a new address, returns a ping, which
+    /// the initiator has to answer from there before the tunnel moves.
     pub(super) fn moved(
         &mut self,
         from: SocketAddr,

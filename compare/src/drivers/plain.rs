@@ -1,0 +1,58 @@
+//! No solution at all: the client's packets are routed as they are. The yardstick of all others.
+
+use anyhow::Result;
+
+use crate::claims::{Claims, Feature, Plane, Transport};
+use crate::driver::{Door, Driver, Need};
+use crate::scene::{End, Scene};
+use crate::site::{GATEWAY, LAN};
+use crate::workshop::Workshop;
+
+struct Plain;
+
+/// Returns the path without a solution.
+pub fn variants() -> Vec<Box<dyn Driver>> {
+    vec![Box::new(Plain)]
+}
+
+impl Driver for Plain {
+    fn name(&self) -> String {
+        "plain".to_owned()
+    }
+
+    fn claims(&self) -> Claims {
+        Claims {
+            title: "plain path".to_owned(),
+            family: "none".to_owned(),
+            transport: Transport::None,
+            plane: Plane::Kernel,
+            cipher: "none".to_owned(),
+            features: vec![Feature::PassesNat, Feature::Windows, Feature::MacOs, Feature::Android, Feature::Ios],
+            standard: true,
+        }
+    }
+
+    fn needs(&self) -> Vec<Need> {
+        vec![Need::new("ip", "iproute2")]
+    }
+
+    fn version(&self) -> String {
+        "uname -sr".to_owned()
+    }
+
+    fn prepare(&self, _: &mut Workshop, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn start_server(&self, _: &mut Scene) -> Result<()> {
+        Ok(())
+    }
+
+    fn start_client(&self, scene: &mut Scene) -> Result<()> {
+        scene.ip(End::Client, &format!("route replace {LAN} via {GATEWAY}"))
+    }
+
+    fn door(&self) -> Door {
+        Door::Inside
+    }
+}

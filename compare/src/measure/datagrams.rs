@@ -1,0 +1,121 @@
+//! UDP: paced datagrams, and the highest rate at which none is lost.
+
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use lab::{Namespace, poll};
+
+use super::services::{Arrivals, COUNT, Services, datagram};
+
+/// Loss below which a rate counts as free of loss: one in a thousand, because a scheduler's pause on a shared machine
+/// may cost a burst that no solution lost.
+const FREE: f64 = 0.001;
+/// Steps of the search, each of which halves the interval.
+const STEPS: usize = 6;
+
+/// Datagrams that were sent, and what arrived of them.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    /// Number of datagrams sent.
+    pub sent: u64,
+    /// The datagrams that arrived.
+    pub arrivals: Arrivals,
+    /// Time between the first and the last datagram sent.
+    pub time: Duration,
+}
+
+impl Sent {
+    /// Returns the lost part, from 0 to 1.
+    pub fn loss(&self) -> f64 {
+        1.0 - self.arrivals.arrived as f64 / self.sent.max(1) as f64
+    }
+}
+
+/// Sends datagrams with payloads of `length` bytes at `rate` per second for `span` (infinite rate: as fast as the socket
+/// takes them) and waits until no more arrive.
+///
+/// # Errors
+/// If the socket can't be opened or nothing can be sent.
+pub fn send(
+    client: &Namespace,
+    server: Ipv4Addr,
+    services: &Services,
+    (rate, length): (f64, usize),
+    span: Duration,
+) -> Result<Sent> {
+    let run = services.begin();
+    let work = || -> Result<(u64, Duration)> {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect(SocketAddrV4::new(server, COUNT))?;
+        let mut buffer = Vec::new();
+        datagram(&mut buffer, run, 0, services.now(), length);
+        socket.send(&buffer)?;
+        // A lost answer is no reason to stop: the rate is to be found at which none is lost.
+        socket.set_read_timeout(Some(Duration::from_millis(100)))?;
+        let _ = socket.recv(&mut [0; 64]);
+        let begun = Instant::now();
+        let mut sent = 1u64;
+        loop {
+            let elapsed = begun.elapsed();
+            if elapsed >= span {
+                return Ok((sent, elapsed));
+            }
+            let due = (elapsed.as_secs_f64() * rate).min(sent as f64 + 256.0) as u64 + 1;
+            while sent < due {
+                // A full queue refuses a datagram: it counts as sent, because the application lost it.
+                datagram(&mut buffer, run, sent, services.now(), length);
+                let _ = socket.send(&buffer);
+                sent += 1;
+            }
+            if rate.is_finite() {
+                thread::sleep(Duration::from_secs_f64((1.0 / rate).clamp(200e-6, 5e-3)));
+            }
+        }
+    };
+    let (sent, time) = client.enter(work)?;
+    ensure!(sent > 0, "no datagram could be sent");
+    let mut last = (services.count(), Instant::now());
+    let _ = poll(Duration::from_secs(2), || {
+        let now = services.count();
+        if now != last.0 {
+            last = (now, Instant::now());
+        }
+        now >= sent || last.1.elapsed() > Duration::from_millis(80)
+    });
+    Ok(Sent { sent, arrivals: services.arrived(), time })
+}
+
+/// Searches for the highest rate, in datagrams per second, at which no datagram is lost.
+///
+/// # Errors
+/// If nothing arrives at all.
+pub fn loss_free_rate(
+    client: &Namespace,
+    server: Ipv4Addr,
+    services: &Services,
+    length: usize,
+    step: Duration,
+) -> Result<f64> {
+    let flood = send(client, server, services, (f64::INFINITY, length), step)?;
+    ensure!(flood.arrivals.arrived > 0, "no datagram arrives");
+    if flood.loss() <= FREE {
+        return Ok(flood.sent as f64 / flood.time.as_secs_f64());
+    }
+    let (mut good, mut bad) = (0.0, flood.sent as f64 / flood.time.as_secs_f64());
+    // The rate at which a flood arrives is a good first guess, unless the solution collapses under it.
+    let mut next = flood.arrivals.arrived as f64 / flood.time.as_secs_f64();
+    for _ in 0..STEPS {
+        let tried = send(client, server, services, (next, length), step)?;
+        let offered = tried.sent as f64 / tried.time.as_secs_f64();
+        if tried.loss() <= FREE {
+            good = f64::max(good, offered.min(next));
+        } else {
+            bad = f64::min(bad, next);
+        }
+        next = if good == 0.0 { bad / 2.0 } else { f64::midpoint(good, bad) };
+    }
+    ensure!(good > 0.0, "even {bad:.0} datagrams a second are not free of loss");
+    Ok(good)
+}

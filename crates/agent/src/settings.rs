@@ -1,0 +1,372 @@
+//! The daemon's configuration: `agent.toml`, and flags of the same names, which take precedence.
+
+use crate::switches::tls::Files;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use engine::agent::{self, Consent, Subject};
+use engine::discovery::{AuthorityUrl, Domain};
+use engine::document::{Faults, Reader, texts};
+use engine::openflow::plane::Household;
+use reach::agent::DEFAULT_SOCKET;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use wire::map::{Owner, owner};
+
+/// Default path of the configuration file.
+pub const DEFAULT_CONFIG: &str = "/etc/vouchsafe/agent.toml";
+const DEFAULT_DIR: &str = "/var/lib/vouchsafe/agent";
+/// Instance of an agent that was given no name. Part of the path of its pins.
+pub const DEFAULT_INSTANCE: &str = "default";
+const KEYS: &[&str] = &[
+    "dir",
+    "socket",
+    "instance",
+    "interface",
+    "forwarded_as",
+    "cgroup",
+    "default",
+    "authority",
+    "discover",
+    "resolver",
+    "no_discovery",
+    "key_transfer",
+    "metrics",
+    "switches",
+    "switches_certificate",
+    "switches_key",
+    "switches_ca",
+    "device",
+    "pro_forma",
+];
+
+/// Settings of the daemon, as flags
+#[derive(Args, Clone, Debug, Default)]
+pub struct Flags {
+    /// Read settings from this file [default: /etc/vouchsafe/agent.toml, if it is there]
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Directory for sessions and rules [default: /var/lib/vouchsafe/agent]
+    #[arg(long, value_name = "DIR", env = "VOUCHSAFE_AGENT_DIR")]
+    pub dir: Option<PathBuf>,
+    /// Socket on which to accept commands [default: /run/vouchsafe/agent.sock]
+    #[arg(long, value_name = "PATH", env = "VOUCHSAFE_AGENT_SOCKET")]
+    pub socket: Option<PathBuf>,
+    /// Name that keeps the kernel state of several agents on one host apart [default: default]
+    #[arg(long, value_name = "NAME", env = "VOUCHSAFE_AGENT_INSTANCE")]
+    pub instance: Option<String>,
+    /// Use only this interface; may be repeated [default: all but loopback, including those that appear later]
+    #[arg(long, value_name = "IF", env = "VOUCHSAFE_AGENT_INTERFACE", value_delimiter = ',')]
+    pub interface: Vec<String>,
+    /// Let packets without a local socket (forwarded ones, containers') carry this user's tokens [default: none]
+    #[arg(long, value_name = "USER", env = "VOUCHSAFE_AGENT_FORWARDED_AS")]
+    pub forwarded_as: Option<String>,
+    /// Packets of this cgroup and those below it carry this user's tokens, whoever runs them; may be repeated
+    #[arg(long, value_name = "PATH=USER", env = "VOUCHSAFE_AGENT_CGROUP", value_delimiter = ',')]
+    pub cgroup: Vec<String>,
+    /// Whether tokens go to destinations for which a user has no rule, allow or deny [default: allow]
+    #[arg(long, value_name = "CONSENT", env = "VOUCHSAFE_AGENT_DEFAULT")]
+    pub default: Option<String>,
+    /// Permit logins to this authority only; may be repeated [default: any]
+    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AGENT_AUTHORITY", value_delimiter = ',')]
+    pub authority: Vec<String>,
+    /// Watch this domain's record; `vouchsafe status` shows its authority; may be repeated [default: none]
+    #[arg(long, value_name = "DOMAIN", env = "VOUCHSAFE_AGENT_DISCOVER", value_delimiter = ',')]
+    pub discover: Vec<String>,
+    /// Ask this name server for domains' records; may be repeated [default: those of /etc/resolv.conf]
+    #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_RESOLVER", value_delimiter = ',')]
+    pub resolver: Vec<String>,
+    /// Don't look for domains' records in the answers of name servers [default: look]
+    #[arg(long, env = "VOUCHSAFE_AGENT_NO_DISCOVERY")]
+    pub no_discovery: bool,
+    /// Accept client keys in band from this authority, given by its URL as at login; may be repeated [default: none]
+    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AGENT_KEY_TRANSFER", value_delimiter = ',')]
+    pub key_transfer: Vec<String>,
+    /// Address at which to serve metrics for Prometheus, in plain HTTP [default: not served]
+    #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_METRICS")]
+    pub metrics: Option<SocketAddr>,
+    /// Address at which to listen as the controller of OpenFlow 1.3 switches; then only named interfaces are used
+    /// [default: no]
+    #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_SWITCHES")]
+    pub switches: Option<SocketAddr>,
+    /// Use TLS with switches, with this certificate [default: no TLS]
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_SWITCHES_CERTIFICATE")]
+    pub switches_certificate: Option<PathBuf>,
+    /// The private key for that certificate
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_SWITCHES_KEY")]
+    pub switches_key: Option<PathBuf>,
+    /// The CA that has signed switches' certificates
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_SWITCHES_CA")]
+    pub switches_ca: Option<PathBuf>,
+    /// A device behind a switch whose packets carry this user's tokens; may be repeated [default: those of
+    /// forwarded_as]
+    #[arg(long, value_name = "MAC=USER", env = "VOUCHSAFE_AGENT_DEVICE", value_delimiter = ',')]
+    pub device: Vec<String>,
+    /// Give packets from switches no token, to measure the cost of the controller alone [default: no]
+    #[arg(long, env = "VOUCHSAFE_AGENT_PRO_FORMA")]
+    pub pro_forma: bool,
+}
+
+/// Settings of the daemon.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Directory for sessions and rules.
+    pub dir: PathBuf,
+    /// Path of the socket for commands.
+    pub socket: PathBuf,
+    /// Name that keeps the kernel state of several agents apart.
+    pub instance: String,
+    /// Names of the interfaces to use; empty for all but loopback.
+    pub interfaces: Vec<String>,
+    /// The authorities that users may log in to; empty for any.
+    pub authorities: Vec<String>,
+    /// Domains whose records are kept up to date.
+    pub discover: Vec<Domain>,
+    /// The name servers to ask; empty for the system's.
+    pub resolvers: Vec<SocketAddr>,
+    /// Whether to look for records in the answers of name servers.
+    pub overhears: bool,
+    /// The authorities from which client keys may come in band.
+    pub key_transfer: Vec<String>,
+    /// Address at which metrics are served, if at all.
+    pub metrics: Option<SocketAddr>,
+    /// Address at which switches connect, if there are any.
+    pub switches: Option<SocketAddr>,
+    /// The files for TLS with switches; `None` for connections without TLS.
+    pub switches_tls: Option<Files>,
+    /// The users whose tokens the packets of devices behind switches carry.
+    pub household: Household,
+    /// Whether packets from switches pass through the controller without getting tokens.
+    pub pro_forma: bool,
+    /// Settings of the state machine.
+    pub agent: agent::Config,
+}
+
+impl Settings {
+    /// Combines these flags with the file.
+    pub fn load(flags: Flags) -> Result<Self> {
+        let path = flags.config.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_CONFIG));
+        let file = match std::fs::read_to_string(&path) {
+            Ok(text) => read(&text).map_err(|faults| anyhow::anyhow!("{}", faults.in_file(&path.to_string_lossy())))?,
+            Err(error) if flags.config.is_none() && error.kind() == std::io::ErrorKind::NotFound => Flags::default(),
+            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+        };
+        Self::resolve(flags, file)
+    }
+
+    /// Reports whether the configuration permits logins to this authority.
+    pub fn may_log_in_to(&self, url: &str) -> bool {
+        let same = |only: &String| match (only.parse::<AuthorityUrl>(), url.parse::<AuthorityUrl>()) {
+            (Ok(only), Ok(url)) => only == url,
+            _ => only == url,
+        };
+        self.authorities.is_empty() || self.authorities.iter().any(same)
+    }
+
+    fn resolve(flags: Flags, file: Flags) -> Result<Self> {
+        let either = |flag: Vec<String>, file: Vec<String>| if flag.is_empty() { file } else { flag };
+        let default = match flags.default.or(file.default) {
+            Some(text) => text.parse().ok().with_context(|| format!("default: {text:?} must be allow or deny"))?,
+            None => Consent::default(),
+        };
+        let mut owners = Vec::new();
+        let mut household = Household::default();
+        if let Some(name) = flags.forwarded_as.or(file.forwarded_as) {
+            let owner = Owner { kind: owner::FORWARDED, reserved: 0, id: 0 };
+            let subject = user(&name).context("forwarded_as")?;
+            owners.push((owner, subject));
+            household.others = Some(subject);
+        }
+        for setting in either(flags.device, file.device) {
+            let (mac, name) =
+                setting.rsplit_once('=').with_context(|| format!("device: {setting:?} is invalid: write MAC=USER"))?;
+            let mac = hardware_address(mac)
+                .with_context(|| format!("device: {mac:?} is not a hardware address such as 02:00:00:00:00:01"))?;
+            household.devices.insert(mac, user(name).context("device")?);
+        }
+        for setting in either(flags.cgroup, file.cgroup) {
+            let (path, name) =
+                setting.rsplit_once('=').with_context(|| format!("cgroup: {setting:?} is invalid: write PATH=USER"))?;
+            owners.push((cgroup(path)?, user(name).context("cgroup")?));
+        }
+        let instance = flags.instance.or(file.instance).unwrap_or_else(|| DEFAULT_INSTANCE.to_owned());
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        if instance.is_empty() || !instance.chars().all(plain) {
+            bail!("instance: {instance:?} may contain only letters, digits, - and _");
+        }
+        let switches = flags.switches.or(file.switches);
+        if switches.is_none() && !household.devices.is_empty() {
+            bail!(
+                "device: `switches` is not set, so there are no switches with devices behind them: set the address on \
+                 which to listen for switches"
+            );
+        }
+        let switches_tls = Files::all(
+            flags.switches_certificate.or(file.switches_certificate),
+            flags.switches_key.or(file.switches_key),
+            flags.switches_ca.or(file.switches_ca),
+        )?;
+        let authorities = either(flags.authority, file.authority);
+        if let Some(wrong) = authorities.iter().find(|url| !url.starts_with("https://")) {
+            bail!("authority: {wrong:?} is not the URL of an authority: write https://HOST:PORT");
+        }
+        let discover = either(flags.discover, file.discover);
+        let discover = discover.iter().map(|name| name.parse().map_err(|why| anyhow::anyhow!("discover: {why}")));
+        let resolvers = either(flags.resolver, file.resolver);
+        let resolvers = resolvers.iter().map(|text| {
+            let address = text.parse().ok();
+            address.with_context(|| format!("resolver: {text:?} is not an address and port such as 192.0.2.53:53"))
+        });
+        let key_transfer = either(flags.key_transfer, file.key_transfer);
+        for url in &key_transfer {
+            client::endpoint(url).with_context(|| format!("key_transfer: {url:?}"))?;
+        }
+        Ok(Self {
+            discover: discover.collect::<Result<_>>()?,
+            resolvers: resolvers.collect::<Result<_>>()?,
+            overhears: !(flags.no_discovery || file.no_discovery),
+            dir: flags.dir.or(file.dir).unwrap_or_else(|| DEFAULT_DIR.into()),
+            socket: flags.socket.or(file.socket).unwrap_or_else(|| DEFAULT_SOCKET.into()),
+            instance,
+            interfaces: either(flags.interface, file.interface),
+            authorities,
+            key_transfer,
+            metrics: flags.metrics.or(file.metrics),
+            switches,
+            switches_tls,
+            household,
+            pro_forma: flags.pro_forma || file.pro_forma,
+            agent: agent::Config { default, owners, forgets_pairs: switches.is_some(), seals: cfg!(feature = "seal") },
+        })
+    }
+}
+
+fn read(text: &str) -> Result<Flags, Faults> {
+    Reader::read(text, KEYS, |reader, fields| {
+        let mut one = |key| fields.text(reader, key).map(|text| (*text.get_ref()).to_owned());
+        let [dir, socket, instance, forwarded_as, default] =
+            ["dir", "socket", "instance", "forwarded_as", "default"].map(&mut one);
+        let [switches_certificate, switches_key, switches_ca] =
+            ["switches_certificate", "switches_key", "switches_ca"].map(&mut one).map(|path| path.map(PathBuf::from));
+        let mut many = |key| {
+            let list = fields.value(key).map(|value| texts(reader, value)).unwrap_or_default();
+            list.iter().map(|text| (*text.get_ref()).to_owned()).collect()
+        };
+        let [interface, cgroup, authority, device, key_transfer] =
+            ["interface", "cgroup", "authority", "device", "key_transfer"].map(&mut many);
+        let [discover, resolver] = ["discover", "resolver"].map(&mut many);
+        let metrics = fields.address(reader, "metrics", "127.0.0.1:9466");
+        let switches = fields.address(reader, "switches", "127.0.0.1:6653");
+        let (dir, socket) = (dir.map(PathBuf::from), socket.map(PathBuf::from));
+        Some(Flags {
+            config: None,
+            dir,
+            socket,
+            instance,
+            interface,
+            forwarded_as,
+            cgroup,
+            default,
+            authority,
+            key_transfer,
+            metrics,
+            switches,
+            switches_certificate,
+            switches_key,
+            switches_ca,
+            device,
+            pro_forma: fields.yes(reader, "pro_forma"),
+            discover,
+            resolver,
+            no_discovery: fields.yes(reader, "no_discovery"),
+        })
+    })
+}
+
+fn user(name: &str) -> Result<Subject> {
+    if let Ok(uid) = name.parse() {
+        return Ok(Subject::of_user(uid));
+    }
+    let user = nix::unistd::User::from_name(name).with_context(|| format!("cannot look up the user {name:?}"))?;
+    Ok(Subject::of_user(user.with_context(|| format!("there is no user {name:?}"))?.uid.as_raw()))
+}
+
+fn hardware_address(text: &str) -> Option<[u8; 6]> {
+    let mut address = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut address {
+        *byte = u8::from_str_radix(parts.next().filter(|part| part.len() == 2)?, 16).ok()?;
+    }
+    parts.next().is_none().then_some(address)
+}
+
+/// Returns the owner for a cgroup, whose id is its directory's inode number (version 2 hierarchy). The path is
+/// absolute, or starts at the hierarchy's root.
+fn cgroup(path: &str) -> Result<Owner> {
+    use std::os::unix::fs::MetadataExt;
+    let mounts = std::fs::read_to_string("/proc/mounts").context("cgroup: cannot read /proc/mounts")?;
+    let mut mounted = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let root = mounted.find_map(|words| (words.get(2) == Some(&"cgroup2")).then(|| words[1].to_owned()));
+    let root = root.context("cgroup: no cgroup2 file system is mounted")?;
+    let full = match Path::new(path).strip_prefix(&root) {
+        Ok(_) => PathBuf::from(path),
+        Err(_) => Path::new(&root).join(path.trim_start_matches('/')),
+    };
+    let inode = std::fs::metadata(&full).with_context(|| format!("cgroup: cannot find {}", full.display()))?.ino();
+    Ok(Owner { kind: owner::CGROUP, reserved: 0, id: inode })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_goes_before_the_file() {
+        let file = read("interface = [\"eth0\", \"wlan0\"]\ninstance = \"a\"\ndefault = \"deny\"").unwrap();
+        let flags = Flags { interface: vec!["tun0".into()], ..Flags::default() };
+        let settings = Settings::resolve(flags, file).unwrap();
+        assert_eq!((settings.interfaces, settings.instance.as_str()), (vec!["tun0".to_owned()], "a"));
+        assert_eq!(settings.agent.default, Consent::Deny);
+    }
+
+    #[test]
+    fn an_unknown_key_names_the_nearest() {
+        let faults = read("interfaces = \"eth0\"").unwrap_err().to_string();
+        assert!(faults.contains("did you mean `interface`?"), "{faults}");
+    }
+
+    #[test]
+    fn a_household_is_devices_by_hardware_address() {
+        let of = |text: &str| Settings::resolve(Flags::default(), read(text).unwrap());
+        let switches = "switches = \"127.0.0.1:6653\"\n";
+        let household = of(&format!("{switches}device = [\"02:00:00:00:00:0A=0\"]")).unwrap().household;
+        assert_eq!(household.devices, [([2, 0, 0, 0, 0, 10], Subject::of_user(0))].into());
+        assert_eq!(household.others, None);
+        let everybody = of(&format!("{switches}forwarded_as = \"root\"")).unwrap().household;
+        assert_eq!(everybody.others, Some(Subject::of_user(0)));
+        for wrong in ["02:00:00:00:00=0", "2:0:0:0:0:a=0", "02:00:00:00:00:0a", "02:00:00:00:00:0a=no such user"] {
+            assert!(of(&format!("{switches}device = \"{wrong}\"")).is_err(), "{wrong}");
+        }
+        let half = of(&format!("{switches}switches_key = \"key.pem\"")).unwrap_err().to_string();
+        assert!(half.contains("all three or none"), "{half}");
+        assert!(of("device = \"02:00:00:00:00:0a=0\"").is_err(), "there are no switches");
+    }
+
+    #[test]
+    fn whose_packets_are_whose_is_a_setting() {
+        let settings = Settings::resolve(Flags::default(), read("forwarded_as = \"root\"").unwrap()).unwrap().agent;
+        let whose: Vec<_> = settings.owners.iter().map(|(owner, subject)| (owner.kind, subject.user())).collect();
+        assert_eq!(whose, [(owner::FORWARDED, 0)]);
+        for wrong in [
+            "forwarded_as = \"no such user\"",
+            "cgroup = \"/no/such=0\"",
+            "default = \"maybe\"",
+            "instance = \"/\"",
+            "authority = \"foo\"",
+            "discover = \"a b\"",
+            "resolver = \"192.0.2.53\"",
+            "key_transfer = \"foo\"",
+        ] {
+            assert!(Settings::resolve(Flags::default(), read(wrong).unwrap()).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! The authority's configuration, `authority.toml`: parsed once into a valid type.
+
+use crate::console::settings::ConsoleSettings;
+use crate::dns::DnsSettings;
+use crate::login::ProviderSettings;
+use engine::document::{Faults, Reader};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+
+/// Default listen address of the API.
+pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 8443);
+
+/// Minimum epoch length in seconds: a grant that lives for half an epoch can still be renewed in time.
+const LEAST_EPOCH: u32 = 20;
+
+/// Minimum value of `max_connections`.
+pub(crate) const LEAST_CONNECTIONS: u32 = 16;
+
+const KEYS: &[&str] = &[
+    "listen",
+    "metrics",
+    "epoch_length",
+    "max_lifetime",
+    "session_lifetime",
+    "max_connections",
+    "grants_kept",
+    "audit_lifetime",
+    "key_transfer",
+    "segments",
+    "console",
+    "dns",
+    "oidc",
+];
+
+/// The configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Listen address of the API. Default `[::]:8443`.
+    pub listen: SocketAddr,
+    /// Address where metrics are served, in plain HTTP. Default none.
+    pub metrics: Option<SocketAddr>,
+    /// Length of an epoch in seconds. Default one hour. At least `max_lifetime`, because a verifier keeps only the
+    /// previous epoch's key. Clocks may differ by less than an epoch, and by half of `max_lifetime`.
+    pub epoch_length: u32,
+    /// Maximum lifetime of a grant, in seconds. Default one hour.
+    pub max_lifetime: u32,
+    /// Seconds after which a person must log in again. Default 12 hours.
+    pub session_lifetime: u32,
+    /// Maximum number of concurrent connections; one source address gets a quarter of them. Default 4096.
+    pub max_connections: u32,
+    /// Seconds that grants are kept after their end; flows that outlive this period are cut. Default 30 days.
+    pub grants_kept: u32,
+    /// Seconds that audit entries are kept. Default 365 days.
+    pub audit_lifetime: u32,
+    /// Socket of `vouchsafe transfer`, which sends client keys in band. Default none: keys go by HTTPS.
+    pub key_transfer: Option<PathBuf>,
+    /// Address for requests for segments of virtual networks by UDP. Default none: they are requested over HTTPS.
+    pub segments: Option<SocketAddr>,
+    /// Settings of the console.
+    pub console: ConsoleSettings,
+    /// Settings of discovery. Default none.
+    pub dns: Option<DnsSettings>,
+    /// Settings of the identity provider. Default none: only the authority's own accounts can log in.
+    pub provider: Option<ProviderSettings>,
+}
+
+impl Settings {
+    /// Parses the configuration; reports all faults together.
+    pub fn parse(text: &str) -> Result<Self, Faults> {
+        Reader::read(text, KEYS, |reader, fields| {
+            let listen = fields.address(reader, "listen", "[::]:8443");
+            let metrics = fields.address(reader, "metrics", "127.0.0.1:9464");
+            let epoch_length = fields.seconds(reader, "epoch_length", 3600, LEAST_EPOCH, 86_400);
+            let max_lifetime = fields.seconds(reader, "max_lifetime", epoch_length.min(3600), LEAST_EPOCH, 86_400);
+            if max_lifetime > epoch_length {
+                let at = fields.value("max_lifetime").map_or(0..0, |value| value.span());
+                reader.fault(
+                    at,
+                    "`max_lifetime` must not exceed `epoch_length`, because a grant must not outlive its key",
+                );
+            }
+            Some(Self {
+                listen: listen.unwrap_or(DEFAULT_LISTEN),
+                metrics,
+                epoch_length,
+                max_lifetime,
+                session_lifetime: fields.seconds(reader, "session_lifetime", 12 * 3600, 60, 90 * 86_400),
+                max_connections: fields.number(reader, "max_connections", 4096, LEAST_CONNECTIONS, 1 << 20),
+                grants_kept: fields.seconds(reader, "grants_kept", 30 * 86_400, 86_400, 3650 * 86_400),
+                audit_lifetime: fields.seconds(reader, "audit_lifetime", 365 * 86_400, 86_400, 3650 * 86_400),
+                key_transfer: fields.text(reader, "key_transfer").map(|path| PathBuf::from(*path.get_ref())),
+                segments: fields.address(reader, "segments", "[::]:8443"),
+                console: ConsoleSettings::read(reader, fields),
+                dns: DnsSettings::read(reader, fields),
+                provider: ProviderSettings::read(reader, fields),
+            })
+        })
+    }
+
+    /// Returns the text of a new configuration file.
+    pub fn template(listen: SocketAddr) -> String {
+        format!(
+            "# The authority's configuration. Times are written like \"90s\", \"5m\", \"12h\", \"30d\".\n\n\
+             # Where the HTTPS API listens.\nlisten = \"{listen}\"\n\n\
+             # Where metrics for Prometheus are served, in plain HTTP; not served if this key is absent.\n\
+             #metrics = \"127.0.0.1:9464\"\n\n\
+             # How long verifier keys last.\n#epoch_length = \"1h\"\n\n\
+             # The longest lifetime that a rule of policy.toml may set; at most epoch_length.\n\
+             #max_lifetime = \"1h\"\n\n\
+             # After this a person logs in again.\n#session_lifetime = \"12h\"\n\n\
+             # Connections at a time; one source address gets a quarter of them.\n#max_connections = 4096\n\n\
+             # How long grants are remembered after their end; flows that live on longer are cut.\n\
+             #grants_kept = \"30d\"\n\n\
+             # How long audit entries are kept.\n#audit_lifetime = \"365d\"\n\n\
+             # Where `vouchsafe transfer` listens, for client keys in band; see docs/threats.md.\n\
+             #key_transfer = \"/run/vouchsafe-transfer/socket\"\n\n\
+             # Where to accept requests for segments by UDP; over HTTPS only if this key is absent.\n\
+             #segments = \"[::]:8443\"\n\n\
+             # Pages for people and administrators: docs/console.md.\n#[console]\n\
+             # The authority's URL in browsers; for passkeys and logins with an identity provider.\n\
+             #url = \"https://authority.example.org:8443\"\n#administrators = [\"person:alice\", \"group:operators\"]\n\
+             #idle = \"30m\"\n#lifetime = \"12h\"\n\n\
+             # How agents find this authority: docs/discovery.md.\n#[dns]\n#domain = \"example.org\"\n\
+             #authority = \"https://authority.example.org:8443\"\n#protects = [\"203.0.113.0/28\"]\n#ttl = \"5m\"\n\
+             #zone = \"example.org.zone\"\n\n\
+             # Log in with an identity provider (OpenID Connect): docs/configuration.md has the other keys.\n\
+             #[oidc]\n#issuer = \"https://id.example.org\"\n#client_id = \"vouchsafe\"\n\
+             #client_secret_file = \"oidc.secret\"\n"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_template_is_the_default() {
+        let written = Settings::parse(&Settings::template(DEFAULT_LISTEN)).unwrap();
+        assert_eq!(written, Settings::parse("").unwrap());
+        assert_eq!((written.epoch_length, written.max_lifetime), (3600, 3600));
+    }
+
+    #[test]
+    fn every_commented_key_of_the_template_is_known() {
+        let text = Settings::template(DEFAULT_LISTEN).replace("\n#", "\n").replace("\n ", "\n#");
+        let lines = text.lines().filter(|line| line.contains(" = ") || line.starts_with('['));
+        let text = lines.collect::<Vec<_>>().join("\n");
+        assert_eq!(KEYS.iter().filter(|key| !text.contains(*key)).count(), 0);
+        let settings = Settings::parse(&text).unwrap();
+        assert!(settings.provider.is_some() && settings.console.url.is_some());
+    }
+
+    #[test]
+    fn grants_cant_outlive_their_key() {
+        let faults = Settings::parse("epoch_length = \"10m\"\nmax_lifetime = \"1h\"").unwrap_err();
+        assert_eq!(faults.all()[0].line, 2);
+        assert!(
+            Settings::parse("epoch_length = \"19s\"").is_err() && Settings::parse("epoch_length = \"20s\"").is_ok()
+        );
+        assert!(Settings::parse("listne = \"x\"").unwrap_err().to_string().contains("did you mean `listen`?"));
+    }
+
+    #[test]
+    fn all_faults_are_told_at_once() {
+        let faults = Settings::parse("listen = \"8443\"\nmetrics = \"x\"\nmax_connections = 1\n[oidc]\nissuer = \"x\"")
+            .unwrap_err();
+        let lines: Vec<_> = faults.all().iter().map(|fault| fault.line).collect();
+        assert_eq!(lines, [1, 2, 3, 4, 5], "{faults}");
+    }
+}

@@ -1,0 +1,3 @@
+module vouchsafe.example/talk
+
+go 1.19

@@ -1,0 +1,205 @@
+//! The C interface of [`reach`]; `include/vouchsafe.h` describes it.
+//!
+//! Each function takes pointers that the header's contract makes valid, and stops a panic before it gets into the
+//! caller's frames.
+
+use reach::{Datagrams, Error, Places, Session, Timeouts};
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::ptr::null_mut;
+use std::time::Duration;
+
+thread_local! {
+    /// The reason of the last failure on this thread.
+    static REASON: RefCell<CString> = RefCell::default();
+}
+
+/// Opens the user's session.
+///
+/// # Safety
+///
+/// `dir` is null, or a text that ends in zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vouchsafe_open(dir: *const c_char) -> *mut Session {
+    // SAFETY: the caller keeps the contract.
+    let dir = unsafe { text(dir) };
+    let open = || {
+        let mut places = Places::of_user();
+        if let Some(dir) = dir {
+            places = Ok(Places {
+                socket: places.as_ref().ok().and_then(|places| places.socket.clone()),
+                dir: PathBuf::from(dir?),
+            });
+        }
+        Session::open(&places?)
+    };
+    guarded(open).map_or(null_mut(), |session| Box::into_raw(Box::new(session)))
+}
+
+/// Connects by TCP.
+///
+/// # Safety
+///
+/// `session` comes from [`vouchsafe_open`] and was not closed; `host` is a text that ends in zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vouchsafe_connect(
+    session: *mut Session,
+    host: *const c_char,
+    port: u16,
+    timeout_ms: c_uint,
+) -> c_int {
+    // SAFETY: the caller keeps the contract.
+    let (session, host) = unsafe { (session.as_ref(), text(host)) };
+    let connect = || {
+        let (session, host) = (session.ok_or_else(missing)?, host.ok_or_else(missing)??);
+        let timeouts = match timeout_ms {
+            0 => Timeouts::default(),
+            time => Timeouts { connect: Duration::from_millis(time.into()) },
+        };
+        session.connect(host, port, timeouts)
+    };
+    guarded(connect).map_or(-1, IntoRawFd::into_raw_fd)
+}
+
+/// Opens a UDP flow.
+///
+/// # Safety
+///
+/// As [`vouchsafe_connect`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vouchsafe_udp(session: *mut Session, address: *const c_char, port: u16) -> *mut Datagrams {
+    // SAFETY: the caller keeps the contract.
+    let (session, address) = unsafe { (session.as_ref(), text(address)) };
+    let open = || {
+        let (session, address) = (session.ok_or_else(missing)?, address.ok_or_else(missing)??);
+        let parsed = address.parse::<IpAddr>();
+        let parsed = parsed.map_err(|error| Error::NoAddress { host: address.to_owned(), why: error.to_string() })?;
+        session.datagrams(SocketAddr::new(parsed, port))
+    };
+    guarded(open).map_or(null_mut(), |flow| Box::into_raw(Box::new(flow)))
+}
+
+/// Returns a flow's socket.
+///
+/// # Safety
+///
+/// `flow` comes from [`vouchsafe_udp`] and was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vouchsafe_udp_socket(flow: *const Datagrams) -> c_int {
+    // SAFETY: the caller keeps the contract.
+    unsafe { flow.as_ref() }.map_or(-1, |flow| flow.socket().as_raw_fd())
+}
+
+/// Sends a datagram.
+///
+/// # Safety
+///
+/// `flow` comes from [`vouchsafe_udp`] and was not closed; `bytes` points to `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vouchsafe_udp_send(flow: *mut Datagrams, bytes: *const c_void, length: usize) -> c_int {
+    let send = || {
+        // SAFETY: the caller keeps the contract.
+        let flow = unsafe { flow.as_ref() }.ok_or_else(missing)?;
+        // SAFETY: the caller keeps the contract; the pointer is not used if there are no bytes.
+        let payload = if length == 0 { &[] } else { unsafe { std::slice::from_raw_parts(bytes.cast::<u8>(), length) } };
+        flow.send(payload)
+    };
+    guarded(send).map_or(-1, |()| 0)
+}
+
+/// Receives a datagram.
+///
+/// # Safety
+///
+/// `flow` comes from [`vouchsafe_udp`] and was not closed; `bytes` points to room for `length` bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vouchsafe_udp_receive(flow: *mut Datagrams, bytes: *mut c_void, length: usize) -> i64 {
+    let receive = || {
+        // SAFETY: the caller keeps the contract.
+        let flow = unsafe { flow.as_ref() }.ok_or_else(missing)?;
+        let room =
+            // SAFETY: the caller keeps the contract; the pointer is not used if there are no bytes.
+            if length == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(bytes.cast::<u8>(), length) } };
+        flow.receive(room)
+    };
+    guarded(receive).map_or(-1, |size| i64::try_from(size).unwrap_or(i64::MAX))
+}
+
+/// Closes a flow.
+///
+/// # Safety
+///
+/// `flow` is null, or comes from [`vouchsafe_udp`] and was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vouchsafe_udp_close(flow: *mut Datagrams) {
+    if !flow.is_null() {
+        // SAFETY: the caller keeps the contract; the pointer comes from a box.
+        drop(unsafe { Box::from_raw(flow) });
+    }
+}
+
+/// Returns the reason of the last failure on this thread.
+#[unsafe(no_mangle)]
+pub extern "C" fn vouchsafe_error() -> *const c_char {
+    REASON.with_borrow(|reason| reason.as_ptr())
+}
+
+/// Frees a session.
+///
+/// # Safety
+///
+/// `session` is null, or comes from [`vouchsafe_open`] and was not closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vouchsafe_close(session: *mut Session) {
+    if !session.is_null() {
+        // SAFETY: the caller keeps the contract; the pointer comes from a box.
+        drop(unsafe { Box::from_raw(session) });
+    }
+}
+
+/// Runs the work of a call. On failure sets the reason and `errno`.
+fn guarded<T>(work: impl FnOnce() -> Result<T, Error>) -> Option<T> {
+    let (why, number) = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => return Some(value),
+        Ok(Err(error)) => (error.to_string(), error.errno()),
+        Err(_) => ("a fault in the library, which it has printed".to_owned(), libc::EFAULT),
+    };
+    REASON.set(CString::new(why.replace('\0', "?")).unwrap_or_default());
+    set_errno(number);
+    None
+}
+
+fn set_errno(number: c_int) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the pointer is this thread's own errno.
+    unsafe {
+        *libc::__errno_location() = number;
+    }
+    #[cfg(target_os = "macos")]
+    // SAFETY: the pointer is this thread's own errno.
+    unsafe {
+        *libc::__error() = number;
+    }
+}
+
+fn missing() -> Error {
+    Error::Folder("a pointer is NULL that must not be: see vouchsafe.h".to_owned())
+}
+
+/// Reads a text of the caller's; `None` for null.
+///
+/// # Safety
+///
+/// `text` is null, or a text that ends in zero and lives for as long as the result.
+unsafe fn text<'a>(text: *const c_char) -> Option<Result<&'a str, Error>> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: the caller keeps the contract.
+    let text = unsafe { CStr::from_ptr(text) };
+    Some(text.to_str().map_err(|_| Error::Folder("a text is not UTF-8".to_owned())))
+}

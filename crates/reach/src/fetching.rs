@@ -1,0 +1,102 @@
+//! Calls to the authority on behalf of blocking callers: a thread with its own runtime, started when the first call is
+//! made.
+
+use crate::kept::KeptSession;
+use crate::login::{Timed, timed};
+use client::{Authority, Error};
+use engine::agent::Event;
+use std::sync::{Mutex, PoisonError, mpsc};
+use std::time::Duration;
+use tokio::runtime::Builder;
+
+/// A piece of work for the thread.
+type Work = Box<dyn FnOnce(&Authority) + Send>;
+
+/// How long a caller waits for an answer: a little longer than a call may take.
+const WAIT: Duration = Duration::from_secs(20);
+
+/// News from the authority.
+pub enum News {
+    /// An event.
+    Event(Event),
+    /// The session has ended.
+    Ended,
+}
+
+/// The thread, if it runs.
+#[derive(Default)]
+pub struct Fetcher(Mutex<Option<tokio::sync::mpsc::UnboundedSender<Work>>>);
+
+impl Fetcher {
+    /// Makes a call to the session's authority, and waits for the answer.
+    pub fn call<T, F>(
+        &self,
+        kept: &KeptSession,
+        work: impl FnOnce(Authority) -> F + Send + 'static,
+    ) -> Result<Timed<T>, Error>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Error>> + Send + 'static,
+    {
+        let (answer, answered) = mpsc::sync_channel(1);
+        self.send(
+            kept,
+            Box::new(move |authority| {
+                let work = work(authority.clone());
+                tokio::spawn(async move {
+                    let Timed { value, requested, answered } = timed(work).await;
+                    let _ = answer.send(value.map(|value| Timed { value, requested, answered }));
+                });
+            }),
+        )?;
+        let late = |_| Error::Unreachable("no answer in time".to_owned());
+        answered.recv_timeout(WAIT).map_err(late)?
+    }
+
+    /// Follows what the authority pushes, until the session ends. Every connection begins with [`Event::Hello`].
+    pub fn follow(&self, kept: &KeptSession, hear: impl Fn(News) + Send + Sync + 'static) -> Result<(), Error> {
+        self.send(
+            kept,
+            Box::new(move |authority| {
+                let mut events = authority.events();
+                tokio::spawn(async move {
+                    loop {
+                        match events.next().await {
+                            Ok(event) => {
+                                for event in client::convert::event(&event).into_iter().flat_map(Event::parts) {
+                                    hear(News::Event(event));
+                                }
+                            }
+                            Err(_) => return hear(News::Ended),
+                        }
+                    }
+                });
+            }),
+        )
+    }
+
+    fn send(&self, kept: &KeptSession, work: Work) -> Result<(), Error> {
+        let mut thread = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = match &*thread {
+            Some(sender) => sender,
+            None => thread.insert(start(kept)?),
+        };
+        sender.send(work).map_err(|_| Error::Other("the thread for calls to the authority has ended".to_owned()))
+    }
+}
+
+fn start(kept: &KeptSession) -> Result<tokio::sync::mpsc::UnboundedSender<Work>, Error> {
+    let authority = Authority::new(&kept.authority, kept.ca.as_deref().map(str::as_bytes))?.with_token(&kept.token);
+    let failed = |error: std::io::Error| Error::Other(format!("cannot start a thread: {error}"));
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let (sender, mut works) = tokio::sync::mpsc::unbounded_channel::<Work>();
+    let run = move || {
+        runtime.block_on(async {
+            while let Some(work) = works.recv().await {
+                work(&authority);
+            }
+        });
+    };
+    std::thread::Builder::new().name("authority".to_owned()).spawn(run).map_err(failed)?;
+    Ok(sender)
+}

@@ -1,0 +1,257 @@
+//! The folder of a user's own session: `~/.config/vouchsafe`, mode 0700, with files of mode 0600. Where the kernel has
+//! persistent keyrings, the session's secret is there and not in a file.
+
+use crate::kept::KeptSession;
+use crate::{Error, keyring};
+use serde::{Deserialize, Serialize};
+use shell::folder::Folder;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use wire::Destination;
+use zeroize::Zeroizing;
+
+const SESSION: &str = "session.json";
+const GRANTS: &str = "grants.json";
+const LOCK: &str = "lock";
+/// Maximum number of grants in the file.
+const GRANTS_MAX: usize = 256;
+
+/// Where a session is: at the agent's socket, or in a folder of the user's own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// The agent's socket; `None` to use the user's own session even where the agent runs.
+    pub socket: Option<PathBuf>,
+    /// The folder of the user's own session.
+    pub dir: PathBuf,
+}
+
+impl Places {
+    /// Returns the usual places of this user: the agent's socket, and `$VOUCHSAFE_SESSION_DIR` or
+    /// `~/.config/vouchsafe`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the user has no home folder.
+    pub fn of_user() -> Result<Self, Error> {
+        let socket = std::env::var_os("VOUCHSAFE_AGENT_SOCKET").map(PathBuf::from);
+        let socket = Some(socket.unwrap_or_else(|| crate::agent::DEFAULT_SOCKET.into()));
+        Ok(Self { socket, dir: default_dir()? })
+    }
+}
+
+/// Returns the folder of this user's own session.
+///
+/// # Errors
+///
+/// Fails if the user has no home folder.
+pub fn default_dir() -> Result<PathBuf, Error> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    if let Some(dir) = set("VOUCHSAFE_SESSION_DIR") {
+        return Ok(dir);
+    }
+    let config = set("XDG_CONFIG_HOME").filter(|path| path.is_absolute());
+    let config = config.or_else(|| set("HOME").map(|home| home.join(".config")));
+    config.map(|config| config.join("vouchsafe")).ok_or_else(|| {
+        Error::Folder("there is no folder for your session: HOME is not set; set VOUCHSAFE_SESSION_DIR".to_owned())
+    })
+}
+
+/// A grant in the file: the authority's answer to a request for a destination. No `Debug`: it contains a key.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct KeptGrant {
+    address: std::net::IpAddr,
+    protocol: u8,
+    port: u16,
+    pub answer: api::Grant,
+}
+
+impl KeptGrant {
+    pub fn new(to: &Destination, answer: api::Grant) -> Self {
+        Self { address: to.address, protocol: to.protocol, port: to.port, answer }
+    }
+
+    pub fn to(&self) -> Destination {
+        Destination { address: self.address, protocol: self.protocol, port: self.port }
+    }
+}
+
+/// The stored session of this user.
+#[derive(Clone)]
+pub struct Store {
+    folder: Folder,
+}
+
+impl Store {
+    /// Returns the store in this folder, which need not exist.
+    pub fn at(dir: &Path) -> Self {
+        Self { folder: Folder::at(dir) }
+    }
+
+    /// Returns the folder's path.
+    #[cfg(test)]
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Loads the session; `None` if there is none.
+    pub fn load(&self) -> Result<Option<KeptSession>, Error> {
+        let Some(text) = self.folder.read(SESSION).map_err(|error| fault(&error))?.map(Zeroizing::new) else {
+            return Ok(None);
+        };
+        let mut kept: KeptSession = serde_json::from_slice(&text).map_err(|error| {
+            let file = self.folder.file(SESSION);
+            Error::Folder(format!("cannot read {}, so run `vouchsafe login` again: {error}", file.display()))
+        })?;
+        if kept.token.is_empty() {
+            match keyring::read(&self.key()) {
+                Some(token) => kept.token = token.to_string(),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(kept))
+    }
+
+    /// Stores a session in place of the one before, and forgets the grants of that one. Returns where the secret is.
+    pub fn save(&self, kept: &KeptSession, unix: u64) -> Result<&'static str, Error> {
+        self.folder.make().map_err(|error| fault(&error))?;
+        let _lock = self.lock()?;
+        let in_keyring = keyring::write(&self.key(), &kept.token, kept.expires.saturating_sub(unix));
+        if in_keyring {
+            self.write(SESSION, &KeptSession { token: String::new(), ..kept.clone() })?;
+        } else {
+            self.write(SESSION, kept)?;
+        }
+        self.folder.remove(GRANTS);
+        Ok(if in_keyring { "in the kernel's keyring" } else { "in a file that only you can read" })
+    }
+
+    /// Stores changed receivers and clock of the session. The session itself stays as another process may have changed
+    /// it.
+    pub fn update(&self, token: &str, change: impl FnOnce(&mut KeptSession)) -> Result<(), Error> {
+        let _lock = self.lock()?;
+        let Some(mut kept) = self.load()?.filter(|kept| kept.token == token) else { return Ok(()) };
+        change(&mut kept);
+        if keyring::read(&self.key()).is_some_and(|secret| **secret == *kept.token) {
+            kept.token.clear();
+        }
+        self.write(SESSION, &kept)
+    }
+
+    /// Removes the session and its grants.
+    pub fn remove(&self) {
+        keyring::remove(&self.key());
+        self.folder.remove(SESSION);
+        self.folder.remove(GRANTS);
+    }
+
+    /// Loads the grants that earlier commands fetched. A file that can't be read counts as empty.
+    pub fn grants(&self) -> Vec<KeptGrant> {
+        let text = self.folder.read(GRANTS).ok().flatten().map(Zeroizing::new);
+        text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
+    }
+
+    /// Replaces the grant for a destination, and drops those that have ended.
+    pub fn put_grant(&self, grant: KeptGrant, unix: u64) -> Result<(), Error> {
+        let _lock = self.lock()?;
+        let to = grant.to();
+        let mut grants = self.grants();
+        grants.retain(|other| other.to() != to && other.answer.expires > unix);
+        grants.push(grant);
+        let first = grants.len().saturating_sub(GRANTS_MAX);
+        self.write(GRANTS, &grants[first..])
+    }
+
+    /// Removes the grants for a destination.
+    pub fn drop_grants(&self, to: &Destination) -> Result<(), Error> {
+        let _lock = self.lock()?;
+        let mut grants = self.grants();
+        grants.retain(|other| other.to() != *to);
+        self.write(GRANTS, &grants)
+    }
+
+    fn write(&self, name: &str, value: &(impl Serialize + ?Sized)) -> Result<(), Error> {
+        let text = serde_json::to_vec(value).map(Zeroizing::new);
+        let text = text.map_err(|error| Error::Folder(error.to_string()))?;
+        self.folder.write(name, &text).map_err(|error| fault(&error))
+    }
+
+    /// Keeps other processes of this user from changing the files until the result is dropped.
+    fn lock(&self) -> Result<File, Error> {
+        let path = self.folder.file(LOCK);
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let locked = file.and_then(|file| file.lock().map(|()| file));
+        locked.map_err(|error| Error::Folder(format!("cannot lock {}: {error}", path.display())))
+    }
+
+    fn key(&self) -> String {
+        format!("vouchsafe:{}", self.folder.path().display())
+    }
+}
+
+fn fault(error: &anyhow::Error) -> Error {
+    Error::Folder(format!("{error:#}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    fn session(token: &str) -> KeptSession {
+        KeptSession {
+            authority: "https://authority.example.org".into(),
+            ca: None,
+            token: token.into(),
+            person: "alice".into(),
+            device: "laptop".into(),
+            expires: 2000,
+            receivers: Vec::new(),
+            sealed: std::collections::BTreeSet::new(),
+            skew: 0,
+        }
+    }
+
+    fn grant(expires: u64) -> api::Grant {
+        let prefix = "192.0.2.0/24".parse().unwrap();
+        let (header, key, receiver, rule) = (String::new(), String::new(), String::new(), String::new());
+        api::Grant { header, key, prefix, receiver, rule, carrier: "tail".into(), sealing: None, expires, now: 1 }
+    }
+
+    #[test]
+    fn a_session_is_for_its_user_only_and_its_secret_comes_back() {
+        let room = tempfile::tempdir().unwrap();
+        let store = Store::at(&room.path().join("vouchsafe"));
+        assert!(store.load().unwrap().is_none());
+        store.save(&session("secret"), 1000).unwrap();
+        let mode = |name: &str| std::fs::metadata(store.path().join(name)).unwrap().mode() & 0o777;
+        assert_eq!((mode(""), mode(SESSION)), (0o700, 0o600));
+        assert_eq!(store.load().unwrap().unwrap().token, "secret");
+        store.update("other", |kept| kept.skew = 7).unwrap();
+        store.update("secret", |kept| kept.skew = 5).unwrap();
+        let kept = store.load().unwrap().unwrap();
+        assert_eq!((kept.token.as_str(), kept.skew), ("secret", 5));
+        let text = std::fs::read_to_string(store.path().join(SESSION)).unwrap();
+        assert_eq!(text.contains("secret"), keyring::read(&store.key()).is_none(), "{text}");
+        store.remove();
+        assert!(store.load().unwrap().is_none() && keyring::read(&store.key()).is_none());
+    }
+
+    #[test]
+    fn grants_are_kept_until_their_end_and_not_beyond_their_session() {
+        let room = tempfile::tempdir().unwrap();
+        let store = Store::at(room.path());
+        let to = |port| Destination { address: "192.0.2.1".parse().unwrap(), protocol: 6, port };
+        for (port, expires) in [(1, 100), (2, 300), (3, 300)] {
+            store.put_grant(KeptGrant::new(&to(port), grant(expires)), 50).unwrap();
+        }
+        store.put_grant(KeptGrant::new(&to(2), grant(400)), 200).unwrap();
+        let ends: Vec<_> = store.grants().iter().map(|grant| (grant.to().port, grant.answer.expires)).collect();
+        assert_eq!(ends, [(3, 300), (2, 400)]);
+        store.drop_grants(&to(3)).unwrap();
+        assert_eq!(store.grants().len(), 1);
+        store.save(&session("next"), 1000).unwrap();
+        assert!(store.grants().is_empty());
+        store.remove();
+    }
+}

@@ -1,0 +1,273 @@
+//! The user's own session, as a partner of the same calls that the agent answers ([`crate::protocol`]): commands don't
+//! care which of the two answers.
+
+use crate::folder::{Places, Store};
+use crate::kept::KeptSession;
+use crate::login::{self, LoggedIn, Pending, refused, refused_by};
+use crate::protocol::{Call, Discovered, Finding, Grant, Reply, Standing, Status};
+use crate::{Error, Session, protocol, resolver};
+use api::{Callback, LoginOutcome};
+use client::Authority;
+use engine::agent::{Clock, Consent};
+use engine::discovery::{Answer, Domain};
+use nix::unistd::Uid;
+use shell::clock::{since_boot, unix};
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Mutex;
+
+/// How long a logout waits for the authority to name the identity provider's own session.
+const LOGOUT_TIME: Duration = Duration::from_secs(4);
+
+/// The user's own session. Clones share the login that was started.
+#[derive(Clone)]
+pub struct OwnSession {
+    dir: PathBuf,
+    started: Arc<Mutex<Option<Started>>>,
+}
+
+struct Started {
+    at: At,
+    pending: Pending,
+}
+
+/// The authority to log in to.
+#[derive(Clone)]
+struct At {
+    url: String,
+    ca: Option<String>,
+}
+
+impl At {
+    fn authority(&self) -> Result<Authority, client::Error> {
+        Authority::new(&self.url, self.ca.as_deref().map(str::as_bytes))
+    }
+}
+
+impl OwnSession {
+    /// Returns the session in this folder.
+    pub fn at(dir: PathBuf) -> Self {
+        Self { dir, started: Arc::default() }
+    }
+
+    /// Answers a call.
+    pub async fn answer(&self, call: Call) -> Reply {
+        match call {
+            Call::Login { authority: url, ca, person, password, totp, device } => {
+                let login = api::Login { person, password, totp, device };
+                let log_in =
+                    async |authority: Authority| authority.login(&login).await.map(LoginOutcome::LoggedIn);
+                self.enter(At { url, ca }, log_in).await
+            }
+            Call::LoginMethods { authority: url, ca } => {
+                let methods = async { At { url, ca }.authority()?.login_methods().await };
+                methods.await.map_or_else(|error| refused_by(&error), Reply::LoginMethods)
+            }
+            Call::StartLogin { authority: url, ca, device, way } => {
+                let at = At { url, ca };
+                let start = async { login::start(&at.authority()?, Uid::current().as_raw(), device, way).await };
+                match start.await {
+                    Ok((pending, started)) => {
+                        *self.started.lock().await = Some(Started { at, pending });
+                        Reply::LoginStarted(started)
+                    }
+                    Err(error) => refused_by(&error),
+                }
+            }
+            Call::FinishLogin { callback } => self.finish(callback).await,
+            Call::ServiceLogin { authority: url, ca, key, device } => {
+                let log_in = async |authority: Authority| {
+                    authority.login_by_key(&key, &device).await.map(LoginOutcome::LoggedIn)
+                };
+                self.enter(At { url, ca }, log_in).await
+            }
+            Call::Logout => self.logout().await,
+            Call::Status => self.status(),
+            Call::Discover { domain } => discover(domain.as_deref()).await,
+            Call::Grants => self.grants(),
+            Call::Explain { address, protocol, port } => self.explain(address, protocol, port).await,
+            Call::Rule { .. } => refused(
+                "needs_agent",
+                "rules are for the agent, which puts tokens into every program's packets, and none runs here. Your own \
+                 session sends tokens only for `vouchsafe connect`, `run` and `proxy`"
+                    .to_owned(),
+            ),
+        }
+    }
+
+    fn store(&self) -> Store {
+        Store::at(&self.dir)
+    }
+
+    async fn enter(&self, at: At, log_in: impl AsyncFnOnce(Authority) -> Result<LoginOutcome, client::Error>) -> Reply {
+        let outcome = async {
+            let authority = at.authority()?;
+            login::enter(&authority, at.url, at.ca, log_in(authority.clone())).await
+        };
+        match outcome.await {
+            Ok(Some(done)) => self.logged_in(done).await,
+            Ok(None) => Reply::LoginPending,
+            Err(error) => refused_by(&error),
+        }
+    }
+
+    async fn finish(&self, callback: Option<Callback>) -> Reply {
+        let (at, finish) = match &*self.started.lock().await {
+            Some(Started { at, pending }) => (at.clone(), pending.finish(callback)),
+            None => return refused("wrong_login", "no login is in progress: run `vouchsafe login`".to_owned()),
+        };
+        self.enter(at, async |authority: Authority| authority.finish_login(&finish).await).await
+    }
+
+    async fn logged_in(&self, done: LoggedIn) -> Reply {
+        let LoggedIn { mut kept, time, .. } = done;
+        self.started.lock().await.take();
+        let local = Clock::at(unix(), since_boot());
+        let mut clock = local;
+        clock.sync(time.value, time.requested, time.answered);
+        kept.skew = clock.skew(&local);
+        let before = self.store().load().ok().flatten();
+        let place = match self.store().save(&kept, time.value) {
+            Ok(place) => place,
+            Err(error) => return refused("other", error.to_string()),
+        };
+        // Also end the earlier session at the authority.
+        if let Some(before) = before.and_then(|before| of(&before).ok()) {
+            let _ = tokio::time::timeout(LOGOUT_TIME, before.logout()).await;
+        }
+        Reply::Done {
+            text: format!(
+                "logged in to {} as {}\nThe session is your own: no agent runs here. Its secret is {place}. Use it by \
+                 `vouchsafe connect`, `vouchsafe run` and `vouchsafe proxy`",
+                kept.authority, kept.person
+            ),
+        }
+    }
+
+    async fn logout(&self) -> Reply {
+        let kept = match self.store().load() {
+            Ok(Some(kept)) => kept,
+            Ok(None) => return refused("not_logged_in", "not logged in".to_owned()),
+            Err(error) => return refused("other", error.to_string()),
+        };
+        self.store().remove();
+        let text = format!("logged out of {}", kept.authority);
+        let told = async { of(&kept)?.logout().await };
+        match tokio::time::timeout(LOGOUT_TIME, told).await {
+            Ok(Ok(Some(api::LoggedOut { provider }))) => Reply::LoggedOut { text, provider },
+            Ok(Ok(None)) => Reply::Done { text },
+            Ok(Err(client::Error::NotLoggedIn)) => Reply::Done { text },
+            Ok(Err(error)) => Reply::Done { text: format!("{text}, which doesn't know it yet: {error}") },
+            Err(_) => Reply::Done { text: format!("{text}, which doesn't know it yet: it did not answer") },
+        }
+    }
+
+    fn status(&self) -> Reply {
+        let kept = match self.store().load() {
+            Ok(kept) => kept,
+            Err(error) => return refused("broken", error.to_string()),
+        };
+        let skew = kept.as_ref().map_or(0, |kept| kept.skew);
+        let now = Clock::at(unix(), since_boot()).shifted(skew).unix(since_boot());
+        let session = kept.filter(|kept| kept.expires > now).map(|kept| protocol::Session {
+            person: kept.person,
+            device: kept.device,
+            authority: kept.authority,
+            trouble: None,
+            expires: kept.expires,
+            destinations: kept.receivers,
+        });
+        Reply::Status(Box::new(Status {
+            uid: Uid::current().as_raw(),
+            session,
+            interfaces: Vec::new(),
+            counters: Default::default(),
+            default: Consent::Allow,
+            discovered: Vec::new(),
+            now,
+            own: Some(self.dir.clone()),
+        }))
+    }
+
+    fn grants(&self) -> Reply {
+        let session = match self.open() {
+            Ok(session) => session,
+            Err(error) => return refusal(&error),
+        };
+        let (grants, _) = session.holdings();
+        Reply::Grants {
+            grants: grants.iter().map(Grant::from).collect(),
+            rules: Vec::new(),
+            default: Consent::Allow,
+            now: shell::clock::now(),
+        }
+    }
+
+    async fn explain(&self, address: IpAddr, protocol: u8, port: u16) -> Reply {
+        let to = SocketAddr::new(address.to_canonical(), port);
+        let own = self.clone();
+        let asked = tokio::task::spawn_blocking(move || {
+            let session = own.open()?;
+            session.consent();
+            if !session.is_protected(to, protocol) {
+                return Ok(None);
+            }
+            session.grant(to, protocol).map(Some)
+        });
+        let answer = asked.await.unwrap_or_else(|error| Err(Error::Folder(error.to_string())));
+        match answer {
+            Ok(None) => Reply::Standing(Standing::NotProtected),
+            Ok(Some((view, asked))) => {
+                Reply::Standing(Standing::Granted { asked, grant: Grant::from(&view), now: shell::clock::now() })
+            }
+            Err(Error::Denied { why, .. }) => Reply::Standing(Standing::Denied { why }),
+            Err(Error::NoGrant { why, .. }) => Reply::Standing(Standing::Failed { why }),
+            Err(error) => refusal(&error),
+        }
+    }
+
+    fn open(&self) -> Result<Session, Error> {
+        Session::open(&Places { socket: None, dir: self.dir.clone() })
+    }
+}
+
+fn of(kept: &KeptSession) -> Result<Authority, client::Error> {
+    Ok(Authority::new(&kept.authority, kept.ca.as_deref().map(str::as_bytes))?.with_token(&kept.token))
+}
+
+fn refusal(error: &Error) -> Reply {
+    let kind = if matches!(error, Error::NotLoggedIn) { "not_logged_in" } else { "other" };
+    refused(kind, error.to_string())
+}
+
+/// Asks name servers for a domain's record.
+async fn discover(domain: Option<&str>) -> Reply {
+    let Some(domain) = domain else { return Reply::Discovered { domains: Vec::new() } };
+    let domain: Domain = match domain.parse() {
+        Ok(domain) => domain,
+        Err(error) => return refused("malformed", format!("{error}")),
+    };
+    match resolver::ask(&domain, &[]).await {
+        Answer::Record(record, _) => Reply::Discovered {
+            domains: vec![Discovered {
+                domain: domain.to_string(),
+                authority: record.authority().to_string(),
+                protects: record.protects().to_vec(),
+                finding: Finding::Asked,
+                at_home: record.is_at_home(&domain),
+                allowed: true,
+            }],
+        },
+        Answer::Nothing(_) => refused(
+            "no_record",
+            format!(
+                "{domain} names no authority: there is no record at {}; `--authority URL` needs no record",
+                domain.record_name()
+            ),
+        ),
+        Answer::Truncated => refused("unreachable", format!("{domain}: the answer is cut")),
+        Answer::Failed(why) => refused("unreachable", format!("{domain}: {why}")),
+    }
+}

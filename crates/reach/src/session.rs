@@ -1,0 +1,509 @@
+//! A session from which a process connects.
+
+use crate::datagrams::Datagrams;
+use crate::fetching::{Fetcher, News};
+use crate::folder::{KeptGrant, Places, Store};
+use crate::kept::KeptSession;
+use crate::login::Timed;
+use crate::stream::{self, Block, Plan};
+use crate::{Error, agent};
+use client::convert;
+use engine::agent::wallet::Standing;
+use engine::agent::{Clock, Event, GrantView, Wallet};
+use engine::model::{GrantRequest, Receiver};
+use nix::sys::socket::SockaddrStorage;
+use shell::clock::{since_boot, unix};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use wire::Destination;
+use wire::packet::TCP;
+use wire::tail;
+
+/// Number of unanswered SYNs after which the grant is replaced, since it may have been revoked.
+const SUSPECT: u32 = 2;
+/// Age in seconds from which the stored list of receivers is fetched again if a destination is not on it.
+const OLD: u64 = 30;
+/// Maximum number of addresses whose round trip time is remembered.
+const TIMES_MAX: usize = 1024;
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Timeouts {
+    /// A connection to one address.
+    pub connect: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { connect: Duration::from_secs(10) }
+    }
+}
+
+/// The party that puts tokens into first packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// The agent of this machine, in which the user is logged in: connections are plain.
+    Agent,
+    /// This process.
+    Own,
+}
+
+/// A session. Clones share it, and threads may.
+#[derive(Clone)]
+pub struct Session(Arc<Inner>);
+
+pub(crate) enum Inner {
+    Agent,
+    Own(Box<Own>),
+}
+
+pub(crate) struct Own {
+    store: Store,
+    kept: KeptSession,
+    fetcher: Fetcher,
+    /// Whether the person names each destination.
+    consents: AtomicBool,
+    state: Mutex<State>,
+    /// One lock for each destination whose grant is being fetched: others wait instead of asking, too.
+    asking: Mutex<BTreeMap<Destination, Arc<Mutex<()>>>>,
+}
+
+struct State {
+    wallet: Wallet,
+    clock: Clock,
+    /// Unique within this process; it begins with a random number, as other processes may use the same grant.
+    nonce: u32,
+    has_ended: bool,
+    /// When the receivers were fetched, by the boot clock.
+    listed: Option<Duration>,
+    round_trips: BTreeMap<IpAddr, Duration>,
+}
+
+impl Session {
+    /// Opens this user's session: at the agent, where it runs and the user is logged in, else in the user's own
+    /// folder.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`Error::NotLoggedIn`] if there is neither, and if the folder's files can't be read.
+    pub fn open(places: &Places) -> Result<Self, Error> {
+        if let Some(socket) = &places.socket
+            && is_logged_in_at(socket)?
+        {
+            return Ok(Self(Arc::new(Inner::Agent)));
+        }
+        let store = Store::at(&places.dir);
+        let kept = store.load()?.ok_or(Error::NotLoggedIn)?;
+        let clock = Clock::at(unix(), since_boot()).shifted(kept.skew);
+        let now = clock.unix(since_boot());
+        if kept.expires <= now {
+            return Err(Error::NotLoggedIn);
+        }
+        let mut wallet = Wallet::new(kept.receivers.clone());
+        for grant in store.grants() {
+            if let Ok(read) = convert::grant(&grant.answer) {
+                // An ended grant is no fault.
+                let _ = wallet.add(&read, &grant.to(), now, since_boot());
+            }
+        }
+        let nonce = getrandom::u32().map_err(|error| Error::Folder(format!("no random numbers: {error}")))?;
+        let round_trips = BTreeMap::new();
+        let state = Mutex::new(State { wallet, clock, nonce, has_ended: false, listed: None, round_trips });
+        let own = Own {
+            store,
+            kept,
+            fetcher: Fetcher::default(),
+            consents: AtomicBool::new(false),
+            state,
+            asking: Mutex::default(),
+        };
+        Ok(Self(Arc::new(Inner::Own(Box::new(own)))))
+    }
+
+    /// Returns the party that puts tokens into first packets.
+    pub fn way(&self) -> Way {
+        match *self.0 {
+            Inner::Agent => Way::Agent,
+            Inner::Own(_) => Way::Own,
+        }
+    }
+
+    /// Notes that the person names each destination, and so consents to those about which they want to be asked. Without
+    /// this call, the policy denies these: a program, or a page in a browser, chose them.
+    pub fn consent(&self) {
+        if let Inner::Own(own) = &*self.0 {
+            own.consents.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Keeps receivers and grants up to date by the authority's events, for a process that stays.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the thread that follows the events can't be started.
+    pub fn follow(&self) -> Result<(), Error> {
+        let Inner::Own(own) = &*self.0 else { return Ok(()) };
+        let weak = Arc::downgrade(&self.0);
+        let hear = move |news| {
+            if let Some(inner) = weak.upgrade() {
+                // The thread that tells of the event must be free for the calls that follow from it.
+                std::thread::spawn(move || {
+                    if let Inner::Own(own) = &*inner {
+                        own.hear(&news);
+                    }
+                });
+            }
+        };
+        own.fetcher.follow(&own.kept, hear).map_err(|error| Error::Folder(error.to_string()))
+    }
+
+    /// Connects to a host by TCP: to its addresses one after the other, until one answers.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no address answers, with the reason for the last one.
+    pub fn connect(&self, host: &str, port: u16, timeouts: Timeouts) -> Result<TcpStream, Error> {
+        let mut last = None;
+        for to in resolve(host, port)? {
+            match self.connect_to(to, timeouts) {
+                Ok(stream) => return Ok(stream),
+                Err(error @ Error::NotLoggedIn) => return Err(error),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| Error::NoAddress { host: host.to_owned(), why: "no address".to_owned() }))
+    }
+
+    /// Connects to an address by TCP. The SYN has a token if the address is protected, and none otherwise.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the reason.
+    pub fn connect_to(&self, to: SocketAddr, timeouts: Timeouts) -> Result<TcpStream, Error> {
+        let to = SocketAddr::new(to.ip().to_canonical(), to.port());
+        let deadline = Instant::now() + timeouts.connect;
+        let own = match &*self.0 {
+            Inner::Own(own) if own.needs_token(&destination(to, TCP))? => own,
+            _ => {
+                let stream = TcpStream::connect_timeout(&to, timeouts.connect);
+                return stream.map_err(|source| Error::Io { to, source });
+            }
+        };
+        let plan = own.plan(to, deadline);
+        let (socket, round_trip) = stream::connect(&plan, |number| own.block(to, number))?;
+        own.note_round_trip(to.ip(), round_trip);
+        Ok(socket.into())
+    }
+
+    /// Connects a socket that a program has made, to `address` as the program wrote it. Returns whether that was done:
+    /// if the address needs no token, the socket is left alone and the program can connect it itself.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the reason; the socket is then unconnected.
+    pub fn connect_socket(
+        &self,
+        socket: BorrowedFd<'_>,
+        address: &SockaddrStorage,
+        to: SocketAddr,
+        timeouts: Timeouts,
+    ) -> Result<bool, Error> {
+        let to = SocketAddr::new(to.ip().to_canonical(), to.port());
+        let Inner::Own(own) = &*self.0 else { return Ok(false) };
+        if !own.needs_token(&destination(to, TCP))? {
+            return Ok(false);
+        }
+        let plan = own.plan(to, Instant::now() + timeouts.connect);
+        let round_trip = stream::connect_on(socket, address, &plan, |number| own.block(to, number))?;
+        own.note_round_trip(to.ip(), round_trip);
+        if !stream::is_nonblocking(socket) {
+            stream::complete(socket, address);
+        }
+        Ok(true)
+    }
+
+    /// Opens a UDP flow to an address.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no grant, or no socket.
+    pub fn datagrams(&self, to: SocketAddr) -> Result<Datagrams, Error> {
+        Datagrams::open(self.clone(), SocketAddr::new(to.ip().to_canonical(), to.port()))
+    }
+
+    /// Returns the block of the carrier `tail` for a datagram to `to`; `None` if the address needs no token.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no grant.
+    pub fn datagram_block(&self, to: SocketAddr) -> Result<Option<Block>, Error> {
+        let to = SocketAddr::new(to.ip().to_canonical(), to.port());
+        let Inner::Own(own) = &*self.0 else { return Ok(None) };
+        if !own.needs_token(&destination(to, wire::packet::UDP))? {
+            return Ok(None);
+        }
+        own.token(to, wire::packet::UDP, false).map(|token| Some(tail::block(&token)))
+    }
+
+    /// Reports whether a receiver of the person's includes this address and port, as far as is known.
+    pub fn is_protected(&self, to: SocketAddr, protocol: u8) -> bool {
+        let Inner::Own(own) = &*self.0 else { return false };
+        own.state().wallet.receiver(&destination(to, protocol)).is_some()
+    }
+
+    /// Fetches a grant, or finds the one that there is: for people who ask what would happen. Returns whether it was
+    /// fetched.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is none.
+    pub fn grant(&self, to: SocketAddr, protocol: u8) -> Result<(GrantView, bool), Error> {
+        let Inner::Own(own) = &*self.0 else { return Err(Error::NotLoggedIn) };
+        let place = destination(to, protocol);
+        let had = own.view(&place).is_some();
+        own.ensure(to, protocol)?;
+        let view = own.view(&place);
+        view.map(|view| (view, !had)).ok_or_else(|| no_grant(to, "it ended at once"))
+    }
+
+    /// Returns the grants, and the receivers that the person may reach.
+    pub fn holdings(&self) -> (Vec<GrantView>, Vec<Receiver>) {
+        match &*self.0 {
+            Inner::Own(own) => {
+                let state = own.state();
+                (state.wallet.views(), state.wallet.receivers().to_vec())
+            }
+            Inner::Agent => Default::default(),
+        }
+    }
+}
+
+impl Own {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn view(&self, place: &Destination) -> Option<GrantView> {
+        let state = self.state();
+        state.wallet.view(place, state.clock.unix(since_boot()))
+    }
+
+    /// Reports whether a destination is protected. A destination that is not on a list of an earlier command may be new
+    /// there, so the list is then fetched again.
+    fn needs_token(&self, to: &Destination) -> Result<bool, Error> {
+        {
+            let state = self.state();
+            if state.wallet.receiver(to).is_some() {
+                return if state.has_ended { Err(Error::NotLoggedIn) } else { Ok(true) };
+            }
+            let is_fresh = state.listed.is_some_and(|at| since_boot() < at + Duration::from_secs(OLD));
+            if is_fresh || state.has_ended {
+                return Ok(false);
+            }
+        }
+        match self.list() {
+            Ok(()) => Ok(self.state().wallet.receiver(to).is_some()),
+            Err(client::Error::NotLoggedIn) => Err(Error::NotLoggedIn),
+            // Without the authority, what is not known to be protected is connected without a token.
+            Err(error) => {
+                tracing::debug!("cannot fetch the receivers: {error}");
+                self.state().listed = Some(since_boot());
+                Ok(false)
+            }
+        }
+    }
+
+    /// Fetches the list of receivers.
+    fn list(&self) -> Result<(), client::Error> {
+        let answer = self.fetcher.call(&self.kept, |authority| async move { authority.destinations().await });
+        let Timed { value, requested, answered } = answer.inspect_err(|error| self.note_end(error))?;
+        let receivers = convert::receivers(&value.destinations);
+        engine::agent::check_receivers(&receivers).map_err(|error| client::Error::Other(error.to_string()))?;
+        let (changed, skew) = {
+            let mut state = self.state();
+            let changed = state.wallet.receivers() != receivers;
+            let told = state.clock.sync(value.now, requested, answered);
+            state.wallet.set_receivers(receivers.clone());
+            state.listed = Some(answered);
+            (changed || told, state.clock.skew(&Clock::at(unix(), since_boot())))
+        };
+        if changed {
+            let kept = self.store.update(&self.kept.token, |kept| {
+                kept.receivers = receivers;
+                kept.skew = skew;
+            });
+            // A folder that can't be written costs the next command a call.
+            if let Err(error) = kept {
+                tracing::debug!("{error}");
+            }
+        }
+        Ok(())
+    }
+
+    fn note_end(&self, error: &client::Error) {
+        if matches!(error, client::Error::NotLoggedIn) {
+            self.state().has_ended = true;
+        }
+    }
+
+    fn hear(&self, news: &News) {
+        match news {
+            News::Event(Event::Hello | Event::Policy) => {
+                if let Err(error) = self.list() {
+                    tracing::warn!("cannot fetch the receivers: {error}");
+                }
+            }
+            News::Event(Event::Revoked(handles)) => {
+                let mut state = self.state();
+                handles.iter().for_each(|handle| state.wallet.revoke(*handle));
+            }
+            News::Event(Event::LoggedOut) | News::Ended => {
+                let mut state = self.state();
+                state.has_ended = true;
+                state.wallet.clear();
+            }
+        }
+    }
+
+    fn plan(&self, to: SocketAddr, deadline: Instant) -> Plan {
+        Plan { to, deadline, round_trip: self.state().round_trips.get(&to.ip()).copied() }
+    }
+
+    fn note_round_trip(&self, address: IpAddr, time: Option<Duration>) {
+        let mut state = self.state();
+        if state.round_trips.len() >= TIMES_MAX {
+            state.round_trips.clear();
+        }
+        if let Some(time) = time {
+            state.round_trips.insert(address, time);
+        }
+    }
+
+    /// Makes the block of a SYN to a protected destination.
+    fn block(&self, to: SocketAddr, number: u32) -> Result<Block, Error> {
+        let token = self.token(to, TCP, number == SUSPECT)?;
+        Ok(tail::stream_block(&token))
+    }
+
+    fn token(&self, to: SocketAddr, protocol: u8, suspect: bool) -> Result<[u8; wire::token::TOKEN_LEN], Error> {
+        let place = destination(to, protocol);
+        if suspect {
+            let mut state = self.state();
+            let now = state.clock.unix(since_boot());
+            state.wallet.forget(&place, now);
+            drop(state);
+            if let Err(error) = self.store.drop_grants(&place) {
+                tracing::debug!("{error}");
+            }
+        }
+        // A grant for one flow is used up by one token, so another thread may be faster.
+        for _ in 0..16 {
+            {
+                let mut state = self.state();
+                let now = state.clock.unix(since_boot());
+                state.nonce = state.nonce.wrapping_add(1);
+                let nonce = state.nonce;
+                if !state.has_ended
+                    && let Some(token) = state.wallet.token(&place, now, nonce)
+                {
+                    return Ok(token.encode());
+                }
+            }
+            self.ensure(to, protocol)?;
+        }
+        Err(no_grant(to, "other connections used each grant up"))
+    }
+
+    /// Fetches the grant for a destination, unless there is one.
+    fn ensure(&self, to: SocketAddr, protocol: u8) -> Result<(), Error> {
+        let place = destination(to, protocol);
+        let turn = self.asking.lock().unwrap_or_else(PoisonError::into_inner).entry(place).or_default().clone();
+        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let standing = {
+            let state = self.state();
+            if state.has_ended {
+                return Err(Error::NotLoggedIn);
+            }
+            state.wallet.standing(&place, state.clock.unix(since_boot()))
+        };
+        let fetched = match standing {
+            Standing::Granted => Ok(()),
+            Standing::NotProtected => Err(no_grant(to, "it is no longer among the receivers")),
+            Standing::Denied(why) => Err(Error::Denied { to, why }),
+            Standing::Missing => self.fetch(to, &place),
+        };
+        self.asking.lock().unwrap_or_else(PoisonError::into_inner).remove(&place);
+        fetched
+    }
+
+    fn fetch(&self, to: SocketAddr, place: &Destination) -> Result<(), Error> {
+        let consented = self.consents.load(Ordering::Relaxed);
+        let request = convert::grant_request(&GrantRequest { to: *place, consented });
+        let answer = self.fetcher.call(&self.kept, move |authority| async move { authority.grant(&request).await });
+        let Timed { value, requested, answered } = match answer {
+            Ok(answer) => answer,
+            Err(client::Error::Denied(problem)) => {
+                let mut state = self.state();
+                let now = state.clock.unix(since_boot());
+                state.wallet.deny(*place, now, problem.title.clone());
+                return Err(Error::Denied { to, why: problem.title });
+            }
+            Err(error @ client::Error::NotLoggedIn) => {
+                self.note_end(&error);
+                return Err(Error::NotLoggedIn);
+            }
+            Err(error) => return Err(no_grant(to, &error.to_string())),
+        };
+        let read = convert::grant(&value).map_err(|error| no_grant(to, &error.to_string()))?;
+        let now = {
+            let mut state = self.state();
+            state.clock.sync(value.now, requested, answered);
+            let now = state.clock.unix(answered);
+            state.wallet.add(&read, place, now, answered).map_err(|error| no_grant(to, &error.to_string()))?;
+            now
+        };
+        let is_single = matches!(&read.secret, engine::model::Secret::Grant(header, _)
+            if header.flags.has(wire::Flags::SINGLE));
+        if !is_single && let Err(error) = self.store.put_grant(KeptGrant::new(place, value), now) {
+            tracing::debug!("{error}");
+        }
+        Ok(())
+    }
+}
+
+fn no_grant(to: SocketAddr, why: &str) -> Error {
+    Error::NoGrant { to, why: why.to_owned() }
+}
+
+fn destination(to: SocketAddr, protocol: u8) -> Destination {
+    Destination { address: to.ip().to_canonical(), protocol, port: to.port() }
+}
+
+fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Error> {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let failed = |why: String| Error::NoAddress { host: host.to_owned(), why };
+    let found = (bare, port).to_socket_addrs().map_err(|error| failed(error.to_string()))?;
+    let found: Vec<_> = found.collect();
+    if found.is_empty() { Err(failed("it has no address".to_owned())) } else { Ok(found) }
+}
+
+/// Reports whether this user is logged in at an agent that listens at this socket.
+fn is_logged_in_at(socket: &std::path::Path) -> Result<bool, Error> {
+    if !socket.exists() {
+        return Ok(false);
+    }
+    let failed = |error: anyhow::Error| {
+        Error::Folder(format!("{error:#}; `--own` uses your own session instead of the agent's"))
+    };
+    let ask = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(agent::status(socket))
+    };
+    // A thread, because the caller may be in a runtime of its own.
+    let status = std::thread::scope(|scope| scope.spawn(ask).join()).unwrap_or(Ok(None));
+    Ok(status.map_err(failed)?.is_some_and(|status| status.session.is_some()))
+}

@@ -1,0 +1,243 @@
+//! Opening TCP connections whose SYN carries a token as the first bytes of the stream (wire.md §4.6).
+//!
+//! INVARIANT: the application's stream never holds a token. Three things keep that so: a SYN is given up before the
+//! stack sends it again without its data (§4.6.2), a SYN that the stack sent without the token is given up at once, and
+//! a connection whose SYN-ACK did not acknowledge the token is reset.
+
+#[cfg(target_os = "macos")]
+#[path = "stream/darwin.rs"]
+mod system;
+#[cfg(target_os = "linux")]
+#[path = "stream/linux.rs"]
+mod system;
+
+use crate::Error;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrLike, SockaddrStorage, socket, sockopt};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+use wire::tail::BLOCK_LEN;
+
+/// The block of a first packet.
+pub type Block = [u8; BLOCK_LEN];
+
+/// Shortest wait for the answer to a SYN (wire.md §4.6.2).
+const WAIT_MIN: Duration = Duration::from_millis(250);
+/// Longest wait: after 1 s, stacks send the SYN again without its data.
+const WAIT_MAX: Duration = Duration::from_millis(900);
+
+/// How to open a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan {
+    /// The destination.
+    pub to: SocketAddr,
+    /// When to stop trying.
+    pub deadline: Instant,
+    /// The round trip time of an earlier connection.
+    pub round_trip: Option<Duration>,
+}
+
+/// Opens a connection on a new socket. `block` makes the block of each SYN, whose number from 0 it is told. Returns the
+/// socket, in blocking mode, and the round trip time.
+///
+/// # Errors
+///
+/// Fails with the reason in [`Error`].
+pub fn connect(
+    plan: &Plan,
+    block: impl FnMut(u32) -> Result<Block, Error>,
+) -> Result<(OwnedFd, Option<Duration>), Error> {
+    let family = if plan.to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    let open = || open(family).map_err(|error| io_error(plan.to, error.into()));
+    let mut current = open()?;
+    let (address, mut is_first) = (SockaddrStorage::from(plan.to), true);
+    let round_trip = tries(plan, block, |block, wait| {
+        if !std::mem::take(&mut is_first) {
+            current = open()?;
+        }
+        let outcome = attempt(current.as_fd(), &address, block, plan.to, wait)?;
+        if outcome == Outcome::NotTaken {
+            reset_on_close(current.as_fd());
+        }
+        Ok((outcome, system::round_trip(current.as_fd())))
+    })?;
+    set_nonblocking(&current, false).map_err(|error| io_error(plan.to, error))?;
+    complete(current.as_fd(), &address);
+    Ok((current, round_trip))
+}
+
+/// Opens a connection on a socket that a program has made, to `address` as the program wrote it. Between attempts the
+/// socket is disconnected, which keeps its options and whatever waits for it, and takes another port unless the program
+/// has bound one. The socket's blocking mode stays as it is.
+///
+/// # Errors
+///
+/// Fails with the reason in [`Error`]; the socket is then unconnected again. A socket that was connected, or connecting,
+/// before stays as it is: the reason is `EISCONN`.
+pub fn connect_on(
+    socket: BorrowedFd<'_>,
+    address: &SockaddrStorage,
+    plan: &Plan,
+    block: impl FnMut(u32) -> Result<Block, Error>,
+) -> Result<Option<Duration>, Error> {
+    if let Some(what) = system::signs(socket) {
+        return Err(Error::Signed(what, plan.to));
+    }
+    // On a connected socket the block would be data.
+    if !system::is_unconnected(socket) {
+        return Err(io_error(plan.to, io::Error::from_raw_os_error(libc::EISCONN)));
+    }
+    let mut is_first = true;
+    let done = tries(plan, block, |block, wait| {
+        if !std::mem::take(&mut is_first) {
+            system::disconnect(socket);
+        }
+        let outcome = attempt(socket, address, block, plan.to, wait)?;
+        Ok((outcome, system::round_trip(socket)))
+    });
+    if done.is_err() {
+        system::disconnect(socket);
+    }
+    done
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Connected,
+    NotTaken,
+    Silence,
+}
+
+fn tries(
+    plan: &Plan,
+    mut block: impl FnMut(u32) -> Result<Block, Error>,
+    mut attempt: impl FnMut(&Block, Duration) -> Result<(Outcome, Option<Duration>), Error>,
+) -> Result<Option<Duration>, Error> {
+    let began = Instant::now();
+    for number in 0.. {
+        let block = block(number)?;
+        let left = plan.deadline.saturating_duration_since(Instant::now());
+        let wait = wait(plan.round_trip, number).min(left);
+        match attempt(&block, wait)? {
+            (Outcome::Connected, round_trip) => return Ok(round_trip),
+            (Outcome::NotTaken, _) => return Err(Error::NotTaken { to: plan.to }),
+            (Outcome::Silence, _) if Instant::now() >= plan.deadline => {
+                return Err(Error::Silence { to: plan.to, tries: number + 1, waited: began.elapsed() });
+            }
+            (Outcome::Silence, _) => {}
+        }
+    }
+    Err(Error::Silence { to: plan.to, tries: u32::MAX, waited: began.elapsed() })
+}
+
+/// Returns how long to wait for the answer to a SYN. While the round trip is unknown, each wait is longer than the one
+/// before.
+fn wait(round_trip: Option<Duration>, number: u32) -> Duration {
+    let wait = match round_trip {
+        Some(time) => time * 2,
+        None => WAIT_MIN * (1 << number.min(2)),
+    };
+    wait.clamp(WAIT_MIN, WAIT_MAX)
+}
+
+fn attempt(
+    socket: BorrowedFd<'_>,
+    address: &SockaddrStorage,
+    block: &Block,
+    to: SocketAddr,
+    wait: Duration,
+) -> Result<Outcome, Error> {
+    system::send_syn(socket, address, block, to)?;
+    let deadline = Instant::now() + wait;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left.as_micros().div_ceil(1000)).unwrap_or(PollTimeout::MAX);
+        let mut events = [PollFd::new(socket, PollFlags::POLLOUT)];
+        match poll(&mut events, timeout) {
+            Ok(0) if left.is_zero() => return Ok(Outcome::Silence),
+            Ok(0) | Err(nix::errno::Errno::EINTR) => continue,
+            Ok(_) => {}
+            Err(error) => return Err(io_error(to, error.into())),
+        }
+        break;
+    }
+    match nix::sys::socket::getsockopt(&socket, sockopt::SocketError) {
+        Ok(0) if system::took_data(socket) => Ok(Outcome::Connected),
+        Ok(0) => Ok(Outcome::NotTaken),
+        Ok(libc::ETIMEDOUT) => Ok(Outcome::Silence),
+        Ok(number) => Err(io_error(to, io::Error::from_raw_os_error(number))),
+        Err(error) => Err(io_error(to, error.into())),
+    }
+}
+
+fn open(family: AddressFamily) -> nix::Result<OwnedFd> {
+    #[cfg(target_os = "linux")]
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    #[cfg(not(target_os = "linux"))]
+    let flags = SockFlag::empty();
+    let socket = socket(family, SockType::Stream, flags, nix::sys::socket::SockProtocol::Tcp)?;
+    #[cfg(not(target_os = "linux"))]
+    {
+        nix::fcntl::fcntl(&socket, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
+        set_nonblocking(&socket, true)?;
+    }
+    Ok(socket)
+}
+
+/// Reports whether calls on a socket don't wait.
+pub fn is_nonblocking(socket: BorrowedFd<'_>) -> bool {
+    let flags = nix::fcntl::fcntl(socket, nix::fcntl::FcntlArg::F_GETFL).unwrap_or(0);
+    flags & libc::O_NONBLOCK != 0
+}
+
+fn set_nonblocking(socket: &OwnedFd, on: bool) -> io::Result<()> {
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    let flags = OFlag::from_bits_retain(fcntl(socket, FcntlArg::F_GETFL)?);
+    let flags = if on { flags | OFlag::O_NONBLOCK } else { flags - OFlag::O_NONBLOCK };
+    fcntl(socket, FcntlArg::F_SETFL(flags))?;
+    Ok(())
+}
+
+/// Has the system note that a socket in blocking mode is connected: it takes data in a SYN for a call that still connects.
+pub(crate) fn complete(socket: BorrowedFd<'_>, address: &SockaddrStorage) {
+    let _ = nix::sys::socket::connect(descriptor(socket), address);
+}
+
+/// Makes the stack end the connection by a RST when the socket is closed, so that nothing that it holds is sent.
+fn reset_on_close(socket: BorrowedFd<'_>) {
+    let now = libc::linger { l_onoff: 1, l_linger: 0 };
+    if let Err(error) = nix::sys::socket::setsockopt(&socket, sockopt::Linger, &now) {
+        tracing::debug!("cannot have the connection reset: {error}");
+    }
+}
+
+fn io_error(to: SocketAddr, source: io::Error) -> Error {
+    Error::Io { to, source }
+}
+
+/// Calls `sendto` or its like with an address of this kind.
+fn raw(address: &SockaddrStorage) -> (*const libc::sockaddr, libc::socklen_t) {
+    (address.as_ptr(), address.len())
+}
+
+fn descriptor(socket: BorrowedFd<'_>) -> i32 {
+    socket.as_raw_fd()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_syn_is_given_up_before_the_stack_repeats_it() {
+        let milliseconds = |round_trip: Option<u64>| {
+            [0, 1, 2, 9].map(|number| wait(round_trip.map(Duration::from_millis), number).as_millis())
+        };
+        assert_eq!(milliseconds(None), [250, 500, 900, 900]);
+        assert_eq!(milliseconds(Some(20)), [250; 4]);
+        assert_eq!(milliseconds(Some(200)), [400; 4]);
+        assert_eq!(milliseconds(Some(600)), [900; 4]);
+    }
+}

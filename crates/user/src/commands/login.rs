@@ -1,0 +1,295 @@
+//! `vouchsafe login`: with a password, through a browser, by device code, or with a service account's key; and
+//! `logout`.
+
+use super::redirect::Redirect;
+use super::{ask, discover, done, no, unexpected};
+use crate::at::At;
+use anyhow::{Context, Result, bail, ensure};
+use api::ServiceKey;
+use clap::Args;
+use reach::protocol::{Call, LoginStarted, LoginWay, Reply};
+use shell::println;
+use std::io::{IsTerminal, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+use zeroize::Zeroizing;
+
+/// Interval at which the client polls the daemon for the failure of a login in a browser.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// Log in to an authority
+#[derive(Args, Debug)]
+pub struct LoginArguments {
+    #[command(flatten)]
+    pub(super) at: At,
+    /// The domain to log in to: DNS names its authority, whose certificate must be for a name of the domain. Takes
+    /// precedence over --authority
+    #[arg(required_unless_present = "authority")]
+    domain: Option<String>,
+    /// The authority to log in to
+    #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
+    authority: Option<String>,
+    /// Trust the certificates in this file and no others [default: the system's]
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]
+    ca: Option<PathBuf>,
+    /// Log in with a password, under this name [default: with the identity provider, if the authority has one]
+    #[arg(long, value_name = "NAME")]
+    user: Option<String>,
+    /// Read the password from standard input
+    #[arg(long)]
+    password_stdin: bool,
+    /// The six digits of your second factor [default: ask if needed]
+    #[arg(long, value_name = "CODE")]
+    totp: Option<String>,
+    /// Log in with the identity provider in a browser on another machine
+    #[arg(long, conflicts_with_all = ["user", "password_stdin", "totp"])]
+    device_code: bool,
+    /// Print the URL instead of opening a browser
+    #[arg(long)]
+    no_open: bool,
+    /// Log in as a service account, with the key in this file
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["user", "password_stdin", "totp", "device_code"])]
+    service_key: Option<PathBuf>,
+    /// Name for this device [default: its host name]
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
+}
+
+/// End the session
+#[derive(Args, Debug)]
+pub struct LogoutArguments {
+    #[command(flatten)]
+    pub(super) at: At,
+    /// Print the URL for logging out at the identity provider instead of opening it
+    #[arg(long)]
+    no_open: bool,
+}
+
+/// The authority to log in to, and the name of the device.
+struct Place {
+    at: At,
+    authority: String,
+    ca: Option<String>,
+    device: String,
+}
+
+pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
+    let LoginArguments {
+        at,
+        domain,
+        authority,
+        ca,
+        user,
+        password_stdin,
+        totp,
+        device_code,
+        no_open,
+        service_key,
+        device,
+    } = arguments;
+    let authority = match (domain, authority) {
+        (Some(domain), _) => match discover::authority_of(&at, &domain).await? {
+            Ok(authority) => authority,
+            Err(code) => return Ok(code),
+        },
+        (None, authority) => {
+            authority.context("no authority given: use `vouchsafe login DOMAIN` or `--authority URL`")?
+        }
+    };
+    let ca = ca.as_deref().map(read_ca).transpose()?;
+    let device = match device {
+        Some(device) => device,
+        None => {
+            let host = nix::sys::utsname::uname().context("cannot find this host's name")?;
+            host.nodename().to_string_lossy().into_owned()
+        }
+    };
+    let place = Place { at, authority, ca, device };
+    if let Some(file) = service_key {
+        return service(place, &file).await;
+    }
+    if device_code {
+        return by_device_code(&place).await;
+    }
+    if user.is_none() && !password_stdin {
+        let call = Call::LoginMethods { authority: place.authority.clone(), ca: place.ca.clone() };
+        match place.at.call(call).await? {
+            Reply::LoginMethods(methods) => {
+                if methods.provider.is_some() {
+                    return by_browser(&place, !no_open).await;
+                }
+            }
+            other => return unexpected(other),
+        }
+    }
+    by_password(place, user, password_stdin, totp).await
+}
+
+pub async fn logout(LogoutArguments { at, no_open }: LogoutArguments) -> Result<ExitCode> {
+    match at.call(Call::Logout).await? {
+        Reply::LoggedOut { text, provider } => {
+            println!(
+                "{text}\n\nThe identity provider still has a session in this browser. Log out there, too:\n\n  \
+                 {provider}\n"
+            );
+            if !no_open {
+                open_browser(&provider);
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        reply => done(reply),
+    }
+}
+
+const NO_TERMINAL: &str = "cannot ask for the password without a terminal: use `--password-stdin`";
+
+async fn by_password(
+    place: Place,
+    user: Option<String>,
+    password_stdin: bool,
+    totp: Option<String>,
+) -> Result<ExitCode> {
+    let person = match user {
+        Some(user) => user,
+        None => ask("User: ")?,
+    };
+    let password = if password_stdin {
+        let mut text = Zeroizing::new(String::new());
+        std::io::stdin().take(64 * 1024).read_to_string(&mut text).context("cannot read the password")?;
+        Zeroizing::new(text.trim_end_matches(['\r', '\n']).to_owned())
+    } else {
+        Zeroizing::new(rpassword::prompt_password("Password: ").ok().context(NO_TERMINAL)?)
+    };
+    let Place { at, authority, ca, device } = place;
+    let call = |totp| Call::Login {
+        authority: authority.clone(),
+        ca: ca.clone(),
+        person: person.clone(),
+        password: password.to_string(),
+        totp,
+        device: device.clone(),
+    };
+    let asks = totp.is_none() && std::io::stdin().is_terminal();
+    match at.call(call(totp)).await? {
+        Reply::Refused { kind, .. } if kind == "second_factor_required" && asks => {
+            let code = ask("Second factor: ")?;
+            done(at.call(call(Some(code))).await?)
+        }
+        reply => done(reply),
+    }
+}
+
+async fn by_browser(place: &Place, open: bool) -> Result<ExitCode> {
+    let redirect = Redirect::listen().await?;
+    let way = LoginWay::Browser { port: redirect.port() };
+    let (url, state, comparison, expires_in) = match start(place, way).await? {
+        Reply::LoginStarted(LoginStarted::Browser { url, state, comparison, expires_in }) => {
+            (url, state, comparison, expires_in)
+        }
+        other => return unexpected(other),
+    };
+    println!("Log in with your browser:\n\n  {url}\n");
+    println!("and approve if the page there shows this code:\n\n  {comparison}\n");
+    if open {
+        open_browser(&url);
+    }
+    let (callback, page) = tokio::select! {
+        came = redirect.callback(&state) => came?,
+        ended = refusal(place) => return unexpected(ended?),
+        () = tokio::time::sleep(Duration::from_secs(expires_in)) => {
+            return no("the login did not complete in time: run `vouchsafe login` again");
+        }
+    };
+    // Answer the browser only now, so that it shows the outcome of the login.
+    match place.at.call(Call::FinishLogin { callback: Some(callback) }).await? {
+        Reply::Done { text } => {
+            page.welcome(&text).await;
+            done(Reply::Done { text })
+        }
+        Reply::Refused { kind, text } => {
+            page.refuse(&text).await;
+            unexpected(Reply::Refused { kind, text })
+        }
+        other => unexpected(other),
+    }
+}
+
+/// Waits until the login has failed. If the person declines, their browser does not come back here.
+async fn refusal(place: &Place) -> Result<Reply> {
+    loop {
+        tokio::time::sleep(LOOK).await;
+        match place.at.call(Call::FinishLogin { callback: None }).await? {
+            Reply::LoginPending => {}
+            // The authority may be reachable again before the person has answered.
+            Reply::Refused { kind, .. } if kind == "unreachable" => {}
+            reply => return Ok(reply),
+        }
+    }
+}
+
+async fn by_device_code(place: &Place) -> Result<ExitCode> {
+    let (user_code, url, url_with_code, interval, expires_in) = match start(place, LoginWay::DeviceCode).await? {
+        Reply::LoginStarted(LoginStarted::DeviceCode { user_code, url, url_with_code, interval, expires_in }) => {
+            (user_code, url, url_with_code, interval, expires_in)
+        }
+        other => return unexpected(other),
+    };
+    println!("In a browser on any machine, open\n\n  {url}\n\nand enter the code\n\n  {user_code}\n");
+    if let Some(url) = url_with_code {
+        println!("or open, and compare the code:\n\n  {url}\n");
+    }
+    println!("Enter only a code that you requested yourself.");
+    let until = Instant::now() + Duration::from_secs(expires_in);
+    while Instant::now() < until {
+        tokio::time::sleep(Duration::from_secs(interval)).await;
+        match place.at.call(Call::FinishLogin { callback: None }).await? {
+            Reply::LoginPending => {}
+            reply => return done(reply),
+        }
+    }
+    no("nobody entered the code in time: run `vouchsafe login` again")
+}
+
+async fn service(place: Place, file: &Path) -> Result<ExitCode> {
+    let Place { at, authority, ca, device } = place;
+    let text = Zeroizing::new(read(file)?);
+    let key: ServiceKey = serde_json::from_str(&text).with_context(|| {
+        format!("{} is not a key file written by `vouchsafe authority service add`", file.display())
+    })?;
+    // By default, trust only the CA in the key's file, so that only the authority that made the key gets it; `--ca` is
+    // for after that CA was renewed.
+    let ca = Some(ca.unwrap_or_else(|| key.ca.clone()));
+    done(at.call(Call::ServiceLogin { authority, ca, key, device }).await?)
+}
+
+async fn start(place: &Place, way: LoginWay) -> Result<Reply> {
+    let Place { at, authority, ca, device } = place;
+    let (authority, ca, device) = (authority.clone(), ca.clone(), device.clone());
+    at.call(Call::StartLogin { authority, ca, device, way }).await
+}
+
+fn open_browser(url: &str) {
+    let graphical = ["DISPLAY", "WAYLAND_DISPLAY", "BROWSER"].iter().any(|name| std::env::var_os(name).is_some());
+    // The URL comes from the authority: open it only if it is a web page.
+    if graphical && ["https://", "http://"].iter().any(|scheme| url.starts_with(scheme)) {
+        let mut command = Command::new("xdg-open");
+        let _ = command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
+    }
+}
+
+fn read(file: &Path) -> Result<String> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    match text.is_empty() {
+        true => bail!("{} is empty", file.display()),
+        false => Ok(text),
+    }
+}
+
+/// Reads the file of a CA's certificates.
+fn read_ca(file: &Path) -> Result<String> {
+    let text = read(file)?;
+    let way_out = "give the authority's ca.pem";
+    ensure!(text.contains("-----BEGIN CERTIFICATE-----"), "no certificate in {}: {way_out}", file.display());
+    Ok(text)
+}

@@ -1,0 +1,125 @@
+//! The front process: passes signals to the command, and ends as the command ended.
+
+use anyhow::{Context, Result, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigHandler, SigSet, Signal, kill, raise, signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::unistd::Pid;
+use std::ffi::OsStr;
+use std::io::{ErrorKind, PipeReader, Read};
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+
+/// Bytes of a report: its kind and a number.
+pub const REPORT_LEN: usize = 8;
+
+/// A report of the supervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Report {
+    /// The command runs as this process.
+    Runs(i32),
+    /// It ended with this code.
+    Ended(i32),
+    /// This signal ended it.
+    Killed(i32),
+}
+
+impl Report {
+    /// Returns the bytes for the pipe.
+    pub fn encode(self) -> [u8; REPORT_LEN] {
+        let (kind, number) = match self {
+            Self::Runs(pid) => (0_i32, pid),
+            Self::Ended(code) => (1, code),
+            Self::Killed(signal) => (2, signal),
+        };
+        let mut bytes = [0; REPORT_LEN];
+        bytes[..4].copy_from_slice(&kind.to_ne_bytes());
+        bytes[4..].copy_from_slice(&number.to_ne_bytes());
+        bytes
+    }
+
+    fn decode(bytes: [u8; REPORT_LEN]) -> Option<Self> {
+        let [kind, number] =
+            [0, 4].map(|at| i32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]));
+        [Self::Runs(number), Self::Ended(number), Self::Killed(number)].into_iter().nth(usize::try_from(kind).ok()?)
+    }
+}
+
+/// Returns the signals that are passed on.
+pub fn signals() -> SigSet {
+    use Signal::{SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
+    [SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2].into_iter().collect()
+}
+
+/// Waits for the end of the command, and returns or dies like it.
+pub fn run(supervisor: Pid, mut reports: &PipeReader) -> Result<ExitCode> {
+    let asked = SignalFd::with_flags(&signals(), SfdFlags::SFD_CLOEXEC).context("cannot wait for signals")?;
+    let mut command = None;
+    loop {
+        let mut ready =
+            [PollFd::new(reports.as_fd(), PollFlags::POLLIN), PollFd::new(asked.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut ready, PollTimeout::NONE) {
+            Err(nix::errno::Errno::EINTR) => continue,
+            polled => polled.context("cannot wait for the command")?,
+        };
+        let [reported, signalled] = ready.map(|one| one.revents().is_some_and(|events| !events.is_empty()));
+        if signalled && let Some(sent) = asked.read_signal()? {
+            // The terminal's signals have reached the command, too.
+            let by_process = sent.ssi_code <= 0;
+            let signal = i32::try_from(sent.ssi_signo).ok().and_then(|number| Signal::try_from(number).ok());
+            if by_process && let (Some(command), Some(signal)) = (command, signal) {
+                let _ = kill(command, signal);
+            }
+        }
+        if !reported {
+            continue;
+        }
+        let mut report = [0; REPORT_LEN];
+        if let Err(error) = reports.read_exact(&mut report) {
+            let _ = nix::sys::wait::waitpid(supervisor, None);
+            bail!("the supervisor ended before the command did: {error}");
+        }
+        match Report::decode(report).context("the supervisor's report is malformed")? {
+            Report::Runs(pid) => command = Some(Pid::from_raw(pid)),
+            Report::Ended(code) => return Ok(ExitCode::from(code as u8)),
+            Report::Killed(number) => return Ok(die(number)),
+        }
+    }
+}
+
+/// Dies by a signal, as the command did.
+fn die(number: i32) -> ExitCode {
+    if let Ok(by) = Signal::try_from(number) {
+        let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0);
+        // SAFETY: the default action needs no handler.
+        let _ = unsafe { signal(by, SigHandler::SigDfl) };
+        let _ = raise(by);
+        let _ = [by].into_iter().collect::<SigSet>().thread_unblock();
+    }
+    // The signal's default is not to end a process, or it has no number here.
+    ExitCode::from((128 + number) as u8)
+}
+
+/// Says why a command does not start; returns the code that shells use.
+pub fn cannot_start(program: &OsStr, error: &std::io::Error) -> ExitCode {
+    eprintln!("vouchsafe: cannot run {}: {error}", program.to_string_lossy());
+    ExitCode::from(code_of(error) as u8)
+}
+
+/// Returns the exit code that shells use for a command that does not start.
+pub fn code_of(error: &std::io::Error) -> i32 {
+    if error.kind() == ErrorKind::NotFound { 127 } else { 126 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reports_are_read_as_they_are_written() {
+        for report in [Report::Runs(7), Report::Ended(3), Report::Killed(15)] {
+            assert_eq!(Report::decode(report.encode()), Some(report));
+        }
+        assert_eq!(Report::decode([9; REPORT_LEN]), None);
+    }
+}

@@ -1,0 +1,212 @@
+//! The kernel programs and their tables, as the daemon uses them. Decides nothing about packets.
+
+use crate::drops::Ring;
+use crate::gateway::Gateway;
+use crate::proving::{self, Proving};
+use crate::settings::Settings;
+use crate::{addresses, adoption, now, plan, sampler};
+use anyhow::{Context, Result};
+use datapath::Pins;
+use datapath::clock::coarse_to_unix;
+use datapath::coverage::OpenWay;
+use datapath::hook::Mode;
+use datapath::interface::Interface;
+use datapath::ring::Listener;
+use datapath::verifier::Verifier;
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use tokio::sync::mpsc;
+use wire::map::{EpochKey, SecretEntry, VerifierConfig};
+
+mod attach;
+mod cut;
+mod exposed;
+mod grant_room;
+mod marked;
+mod pairs;
+mod peer_flows;
+mod proofs;
+mod tables;
+
+pub use cut::Cut;
+
+/// Largest number of adopted connections that one log message names; `verifier flows` lists all.
+const ADOPTED_NAMED: usize = 64;
+
+/// The loaded programs, attached or not.
+pub struct Kernel {
+    verifier: Verifier,
+    gateway: Option<Gateway>,
+    proving: Option<Box<dyn Proving>>,
+    pins: Pins,
+    settings: Settings,
+    config: VerifierConfig,
+    attached: BTreeMap<String, (Interface, Mode)>,
+    /// Interfaces that can't be protected, with the reasons; each is logged once.
+    failed: BTreeMap<String, (u32, String)>,
+    /// Interfaces that are deliberately not attached to, with the reasons; each is logged once.
+    passed_over: BTreeMap<String, String>,
+    /// Ways into this host that no program checks; each is logged once.
+    open: Vec<OpenWay>,
+    /// Whether attachments are to outlive this process.
+    lasting: bool,
+    /// Set while a revocation found no room: all keys are cleared and nothing new is admitted.
+    closed: AtomicBool,
+    written: Mutex<exposed::Written>,
+    pair_room: Mutex<pairs::Room>,
+    grant_room: Mutex<grant_room::GrantRoom>,
+    /// Serialises sweeps: two at once would count the inside's flows twice, and one could remove the revocations that
+    /// another is to carry out.
+    sweeping: Mutex<()>,
+    drops: Arc<Mutex<Ring>>,
+    _sampler: Listener,
+}
+
+impl Kernel {
+    /// Loads the programs, taking over pinned tables. Attaches nothing.
+    pub fn load(
+        pins: Pins,
+        settings: Settings,
+        seed: u64,
+        config: &api::VerifierConfig,
+        drops: Arc<Mutex<Ring>>,
+        unknown: mpsc::Sender<u64>,
+    ) -> Result<Self> {
+        marked::check(&settings)?;
+        let kernel_config = plan::kernel_config(settings.kernel, seed, config);
+        let proving = proving::load(&settings, config, &pins)?;
+        let verifier = Verifier::load_for(settings.hook, kernel_config, settings.sizes, Some(pins.clone()))?;
+        let sampler = sampler::start(&verifier, drops.clone())?;
+        let pool = addresses::pool(&settings.pool)?;
+        let pair_room = Mutex::new(pairs::Room::new(settings.sizes.pairs));
+        let grant_room = Mutex::new(grant_room::GrantRoom::new(kernel_config.grants_per_account));
+        let gateway = Gateway::load(&verifier, &kernel_config, &settings, &pool, &pins, unknown)?;
+        Ok(Self {
+            verifier,
+            gateway,
+            proving,
+            pins,
+            settings,
+            config: kernel_config,
+            attached: BTreeMap::new(),
+            failed: BTreeMap::new(),
+            passed_over: BTreeMap::new(),
+            open: Vec::new(),
+            lasting: false,
+            closed: AtomicBool::new(false),
+            written: Mutex::default(),
+            pair_room,
+            grant_room,
+            sweeping: Mutex::default(),
+            drops,
+            _sampler: sampler,
+        })
+    }
+
+    /// Writes the authority's state to the tables. Revocations come first: they are written even if the rest can't be.
+    pub fn write(&self, config: &api::VerifierConfig, keys: &[api::EpochKey], now: u64) -> Result<()> {
+        self.set_clock()?;
+        // Keys for epochs of another length would replace those that the loaded programs can use.
+        let keys_fit = config.epoch_length == self.config.epoch_length;
+        let revoked = self.revoke(&config.revoked, now).complete;
+        if self.end_sessions(&config.revoked_sessions, now).complete && revoked && keys_fit {
+            self.write_keys(keys, now)?;
+            if self.closed.swap(false, Ordering::Relaxed) {
+                tracing::info!(
+                    "the tables have room again for all revoked grants and ended sessions: new flows are admitted"
+                );
+            }
+        }
+        self.note_pairs(&config.pairs, config.now.max(now))?;
+        if config.receivers.is_empty() && self.settings.everything_but.is_none() {
+            tracing::warn!(
+                verifier = config.verifier,
+                "nothing is protected: the policy has no receiver behind this verifier"
+            );
+        }
+        self.protect(&config.receivers)
+    }
+
+    /// Reports whether the programs were loaded with these times of the authority.
+    pub fn is_loaded_for(&self, config: &api::VerifierConfig) -> bool {
+        self.config == plan::kernel_config(self.settings.kernel, self.config.replay_seed, config)
+            && self.proofs_are_loaded_for(config)
+    }
+
+    /// Reloads the programs because the authority's times, which are fixed at load, changed; attachments are
+    /// transferred.
+    pub fn reload(&mut self, config: &api::VerifierConfig) -> Result<()> {
+        if let Some(proving) = &mut self.proving {
+            proving.reload(config)?;
+        }
+        let kernel_config = plan::kernel_config(self.settings.kernel, self.config.replay_seed, config);
+        let mut verifier =
+            Verifier::load_for(self.settings.hook, kernel_config, self.settings.sizes, Some(self.pins.clone()))?;
+        let sampler = sampler::start(&verifier, self.drops.clone())?;
+        verifier.succeed(&mut self.verifier)?;
+        (self.verifier, self.config, self._sampler) = (verifier, kernel_config, sampler);
+        let (epoch_length, max_lifetime) = (kernel_config.epoch_length, kernel_config.max_lifetime);
+        tracing::info!(
+            epoch_length,
+            max_lifetime,
+            "epoch length or maximum lifetime changed at the authority: replaced the programs"
+        );
+        Ok(())
+    }
+
+    fn write_keys(&self, keys: &[api::EpochKey], now: u64) -> Result<()> {
+        let usable = plan::keys(keys, now, self.config.epoch_length);
+        let usable =
+            usable.map_err(|key| anyhow::anyhow!("the authority's key of epoch {} is malformed", key.epoch))?;
+        let slots: HashSet<u32> = usable.iter().map(|(slot, _)| *slot).collect();
+        for (slot, key) in &usable {
+            self.verifier.epoch_keys.set(slot, key)?;
+        }
+        if self.takes_pairs() {
+            for (slot, secret) in plan::secrets(keys, &usable) {
+                self.verifier.ls_secrets.set(&slot, &secret)?;
+            }
+        }
+        self.clear_keys(|slot| !slots.contains(&slot))
+    }
+
+    fn clear_keys(&self, which: impl Fn(u32) -> bool) -> Result<()> {
+        const NONE: EpochKey = EpochKey { epoch: 0, siphash: [0; 16], aes: [0; 16] };
+        const NO_SECRET: SecretEntry = SecretEntry { epoch: 0, block: [0; 64] };
+        for slot in (0..plan::KEY_SLOTS).filter(|slot| which(*slot)) {
+            self.verifier.epoch_keys.set(&slot, &NONE)?;
+            self.verifier.ls_secrets.set(&slot, &NO_SECRET)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the clock of the programs.
+    pub fn set_clock(&self) -> Result<()> {
+        self.proving.as_ref().map_or(Ok(()), |proving| proving.set_clock())?;
+        self.verifier.set_clock(coarse_to_unix())
+    }
+
+    /// Admits established connections to protected ports that have no flow yet; returns their number.
+    pub fn adopt(&self) -> Result<usize> {
+        let sockets = adoption::sockets().context("cannot list this host's sockets")?;
+        let now = now() as u32;
+        let mut count = 0;
+        for socket in adoption::protected_sockets(&sockets, &self.protected()) {
+            let (key, flow) = adoption::flow(&socket, now);
+            if self.verifier.flows.insert(&key, &flow)? {
+                if count < ADOPTED_NAMED {
+                    let (client, server) = (socket.peer, socket.local);
+                    tracing::warn!(
+                        %client,
+                        %server,
+                        "adopted a connection that was established before protection began, so it has no grant"
+                    );
+                }
+                count += 1;
+            }
+        }
+        Ok(count)
+    }
+}

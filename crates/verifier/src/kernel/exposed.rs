@@ -1,0 +1,92 @@
+//! The protected services: those that receivers name, and their ports at this host's other addresses, which may change.
+
+use super::Kernel;
+use crate::exposure::{Extension, extension};
+use crate::{plan, view};
+use anyhow::{Context, Result};
+use datapath::local::Local;
+use datapath::sockets::{self, Outside};
+use engine::model::{protected, protocol};
+use ipnet::IpNet;
+use std::collections::BTreeSet;
+use std::sync::{MutexGuard, PoisonError};
+
+/// The state that was written last.
+#[derive(Default)]
+pub(super) struct Written {
+    /// Prefixes that receivers name.
+    named: BTreeSet<IpNet>,
+    extension: Extension,
+    /// Whether there were more services than one prefix has room for.
+    crowded: bool,
+    local: Local,
+}
+
+impl Kernel {
+    /// Protects what these receivers name, and their ports at this host's other addresses.
+    pub fn protect(&self, receivers: &[api::Receiver]) -> Result<()> {
+        let receivers = &client::convert::receivers(receivers);
+        let mut entries = match &self.settings.everything_but {
+            Some(open) => plan::everything_but(receivers, open)?,
+            None => protected::entries(receivers)?,
+        };
+        let mut written = Written { named: entries.iter().map(|entry| entry.prefix).collect(), ..Written::default() };
+        if !self.settings.only_named {
+            written.local = Local::now().unwrap_or_else(|error| {
+                tracing::error!("cannot read this host's addresses, so those known before stay protected: {error:#}");
+                self.written().local.clone()
+            });
+            written.extension = extension(receivers, &written.local, !self.settings.inside.is_empty());
+            let Extension { networks, services } = &written.extension;
+            (entries, written.crowded) = protected::extended(&entries, networks, services);
+        }
+        if written.crowded && !self.written().crowded {
+            tracing::warn!(
+                "the policy has more services than the entry of one address can hold, so at this host's own addresses the \
+                 ports between these services are protected, too. Join ports into ranges, or set only_named"
+            );
+        }
+        let entries: Vec<_> = entries.iter().map(|e| (e.prefix.addr(), e.prefix.prefix_len(), e.services)).collect();
+        self.verifier.protect(&entries).context("cannot update the table of protected destinations")?;
+        *self.written() = written;
+        Ok(())
+    }
+
+    /// Reports whether this host has got or lost an address since the last write.
+    pub fn addresses_changed(&self) -> bool {
+        !self.settings.only_named && Local::now().is_ok_and(|local| local != self.written().local)
+    }
+
+    fn written(&self) -> MutexGuard<'_, Written> {
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the protected entries for prefixes that receivers name.
+    pub fn named(&self) -> Vec<protected::Protected> {
+        let written = self.written();
+        self.protected().into_iter().filter(|entry| written.named.contains(&entry.prefix)).collect()
+    }
+
+    /// Returns what is protected in addition to what receivers name.
+    pub fn extended(&self) -> view::Extended {
+        let written = self.written();
+        view::Extended {
+            services: written.extension.services.clone(),
+            networks: written.extension.networks.iter().map(IpNet::to_string).collect(),
+            crowded: written.crowded,
+        }
+    }
+
+    /// Returns the sockets of this host that packets reach without being checked.
+    pub fn outside(&self) -> Vec<view::Outside> {
+        let local = Local::now().unwrap_or_default();
+        let outside = sockets::outside(&self.verifier.protected, &local).into_iter();
+        let view = |Outside { listener, at, partly }| view::Outside {
+            protocol: protocol::name(listener.protocol),
+            address: listener.address,
+            at,
+            partly,
+        };
+        outside.map(view).collect()
+    }
+}

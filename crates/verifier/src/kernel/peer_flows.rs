@@ -1,0 +1,93 @@
+//! Access to the tables for the exchange between gateways.
+
+use super::Kernel;
+use crate::peers::advertiser::Limits;
+use crate::peers::channel::Identity;
+use crate::peers::record::{AdvertisedFlow, Inside};
+use anyhow::Result;
+use datapath::ring::Listener;
+use wire::Epoch;
+use wire::map::{Flow, FlowKey, FlowNews, ReceivedAddress, ReceivedFlow, origin, taken};
+
+impl Kernel {
+    /// Calls `each` with every flow that begins, until the result is dropped.
+    pub fn listen_to_flows(&self, each: impl FnMut(FlowNews) + Send + 'static) -> Result<Listener> {
+        Listener::start("flows", self.verifier.flow_news(each)?)
+    }
+
+    /// Returns the identity by which this gateway authenticates to the others.
+    pub fn identity(&self, now: u64) -> Result<Identity> {
+        let current = self.epoch(now);
+        let around = (current.0.saturating_sub(1)..=current.0 + 1).map(Epoch);
+        let around: Vec<_> = around.filter_map(|epoch| Some((epoch, self.verifier.key(epoch)?))).collect();
+        Identity::new(&around, current)
+    }
+
+    /// Returns the epoch at `now` if its key is in the table, and 0 otherwise.
+    pub fn epoch(&self, now: u64) -> Epoch {
+        let current = Epoch::at(now, self.config.epoch_length);
+        self.verifier.key(current).map_or(Epoch(0), |_| current)
+    }
+
+    /// Returns the idle timeouts of flows.
+    pub fn limits(&self) -> Limits {
+        Limits { tcp: self.config.tcp_idle, closing: self.config.closing_idle, udp: self.config.udp_idle }
+    }
+
+    /// Reports whether a flow can be advertised to other gateways: on a gateway with a pool, once the flow has an inside
+    /// address.
+    pub fn can_advertise(&self, flow: &Flow) -> bool {
+        flow.origin != origin::TOKEN || flow.inside != 0 || self.addresses().is_none()
+    }
+
+    /// Returns a flow in the form for other gateways; `None` if the person behind its inside address is unknown.
+    pub fn advertised_form(&self, key: FlowKey, flow: Flow, begins: bool) -> Option<AdvertisedFlow> {
+        let inside = match self.addresses().filter(|_| flow.origin == origin::TOKEN) {
+            Some(addresses) => {
+                let (address, person) = addresses.holder(&flow)?;
+                Some(Inside { address, person })
+            }
+            None => None,
+        };
+        let expires = self.expiry(flow.handle).unwrap_or_default();
+        Some(AdvertisedFlow { key, flow, expires, begins, inside })
+    }
+
+    /// Returns the flow with this key.
+    pub fn flow_at(&self, key: &FlowKey) -> Option<Flow> {
+        self.verifier.flows.get(key).ok().flatten()
+    }
+
+    /// Takes over a flow that another gateway advertised; returns whether it is in the table.
+    pub fn take_over(&self, advertised: &AdvertisedFlow, now: u32) -> Result<bool> {
+        let mut flow = advertised.flow;
+        if advertised.begins && flow.origin == origin::TOKEN {
+            match (&advertised.inside, self.addresses()) {
+                (None, None) => {}
+                (Some(inside), Some(addresses)) => {
+                    let person = addresses.note(&inside.person, flow.handle, advertised.expires)?;
+                    let wanted = ReceivedAddress {
+                        key: advertised.key,
+                        inside: inside.address,
+                        person,
+                        now,
+                        slot: 0,
+                        port: flow.inside_port,
+                        reserved: 0,
+                    };
+                    let Some(gateway) = &self.gateway else { return Ok(false) };
+                    flow.inside = gateway.bind_received(wanted)?.slot;
+                    if flow.inside == 0 {
+                        return Ok(false);
+                    }
+                }
+                // Only one of the two gateways has a pool: servers would see this client at another address here.
+                _ => return Ok(false),
+            }
+        }
+        let received =
+            ReceivedFlow { key: advertised.key, flow, expires: advertised.expires, begins: advertised.begins.into() };
+        let outcome = self.verifier.take_over(received)?;
+        Ok(matches!(outcome, taken::NEW | taken::KNOWN))
+    }
+}

@@ -1,0 +1,41 @@
+//! The part of protection that concerns proofs.
+
+use super::Kernel;
+use crate::view;
+use anyhow::Result;
+use api::{VerifierConfig, Withdrawal};
+use follower::State;
+
+impl Kernel {
+    /// Writes the authority's state to the tables for proofs, after those for tokens.
+    pub fn write_proofs(&self, state: &State) -> Result<()> {
+        self.proving.as_ref().map_or(Ok(()), |proving| proving.write(&state.config, &state.keys))
+    }
+
+    /// Voids path segments.
+    pub fn withdraw(&self, withdrawn: &[Withdrawal]) {
+        if let Some(proving) = &self.proving {
+            proving.withdraw(withdrawn);
+        }
+    }
+
+    /// Returns the state of the check of proofs, if there is one.
+    pub fn proving(&self) -> Option<Result<view::Proofs>> {
+        self.proving.as_ref().map(|proving| proving.view())
+    }
+
+    /// Reports whether a withdrawal found no room.
+    pub fn proofs_are_closed(&self) -> bool {
+        self.proving.as_ref().is_some_and(|proving| proving.is_closed())
+    }
+
+    pub(super) fn proofs_are_loaded_for(&self, config: &VerifierConfig) -> bool {
+        self.proving.as_ref().is_none_or(|proving| proving.is_loaded_for(config))
+    }
+
+    pub(super) fn sweep_proofs(&self) {
+        if let Some(Err(error)) = self.proving.as_ref().map(|proving| proving.sweep()) {
+            tracing::error!("cannot sweep withdrawn consent: {error:#}");
+        }
+    }
+}

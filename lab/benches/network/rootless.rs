@@ -1,0 +1,121 @@
+//! Measures what a client without root adds: to a connect, and to the throughput after it, by each of its ways.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use lab::nobody::succeed;
+use lab::world::{Authority, DARK4, Network, Verifier, Way, policy};
+use lab::{Namespace, Nobody};
+use measure::{Bound, Figures, Yardstick, quantile};
+
+use crate::connect::{PORT, listen};
+use crate::throughput::Rates;
+
+/// Rounds of connects, and connects of each.
+const ROUNDS: usize = 40;
+const CONNECTS: usize = 25;
+/// Rounds of transfers, and bytes of each.
+const TRANSFERS: usize = 24;
+const BYTES: u64 = 512 << 20;
+const SINK: u16 = 9200;
+const PROXY: &str = "127.0.0.1:1081";
+
+/// A program that connects, or sends much, and prints the times in microseconds: with `run` or without.
+const PROGRAM: &str = r#"
+import socket, sys, time
+what, host, port, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+if what == "connect":
+    for _ in range(count):
+        s = socket.socket()
+        began = time.perf_counter()
+        s.connect((host, port))
+        print((time.perf_counter() - began) * 1e6)
+        s.close()
+else:
+    proxy, chunk = len(sys.argv) > 5, bytes(1 << 20)
+    s = socket.create_connection(("127.0.0.1", int(sys.argv[5])) if proxy else (host, port))
+    if proxy:
+        s.sendall(b"\x05\x01\x00")
+        s.recv(2)
+        s.sendall(b"\x05\x01\x00\x01" + socket.inet_aton(host) + port.to_bytes(2, "big"))
+        assert s.recv(10)[1] == 0
+    began = time.perf_counter()
+    for _ in range(count >> 20):
+        s.sendall(chunk)
+    s.shutdown(socket.SHUT_WR)
+    s.recv(1)
+    print((time.perf_counter() - began) * 1e6)
+"#;
+
+/// Measures all figures.
+pub fn measure(figures: &mut Figures) -> Result<()> {
+    let plain = Network::new(Way::Direct)?;
+    let network = Network::new(Way::Direct)?;
+    let authority = Authority::start(&network.authority, &policy("5m"))?;
+    let flags = ["--hook", "tc", "--flows-per-grant", "1000000"];
+    let _verifier = Verifier::start_with(&network.server, &authority, &flags)?;
+    let nobody = Nobody::new(&network.alice)?;
+    nobody.login(&authority, "alice")?;
+    let script = nobody.write("program.py", PROGRAM, 0o644)?;
+    let python = ["/usr/bin/python3".to_owned(), script.display().to_string()];
+    for server in [&plain.server, &network.server] {
+        listen(server, &[PORT])?;
+        sink(server)?;
+    }
+    let times = |command: &mut Command, words: &[&str]| -> Result<Vec<f64>> {
+        let text = succeed(command.args(words))?;
+        text.lines().map(|line| line.parse().with_context(|| line.to_owned())).collect()
+    };
+    let unguarded = || {
+        let mut command = plain.alice.command(&python[0]);
+        command.arg(&python[1]);
+        command
+    };
+
+    let (port, count) = (PORT.to_string(), CONNECTS.to_string());
+    let words = ["connect", DARK4, &port, &count];
+    let (mut without, mut with) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        without.extend(times(&mut unguarded(), &words)?);
+        with.extend(times(&mut nobody.supervised(&python), &words)?);
+    }
+    let yardstick = Yardstick::new(without.chunks(without.len() / 10).map(|times| quantile(times, 0.5)).collect());
+    let added = quantile(&with, 0.5) - quantile(&without, 0.5);
+    figures.add("rootless.run.connect.p50_us", "us", quantile(&with, 0.5), &yardstick, Bound::None);
+    figures.count("rootless.connect.p50_added_us", "us", added, Some(150.0));
+
+    let _proxy = nobody.start(nobody.vouchsafe(["proxy", "--listen", PROXY]), "listening on")?;
+    let (port, bytes) = (SINK.to_string(), BYTES.to_string());
+    let words = ["send", DARK4, &port, &bytes];
+    let through_proxy = [&words[..], &[PROXY.rsplit(':').next().unwrap_or_default()]].concat();
+    let rate = |times: Vec<f64>| -> Result<f64> {
+        let time = times.first().context("no time")?;
+        Ok(BYTES as f64 * 8.0 / time)
+    };
+    for (name, words, supervised, bound) in [("run", &words[..], true, 0.99), ("socks5", &through_proxy, false, 0.9)] {
+        let mut rates = Rates::default();
+        for _ in 0..TRANSFERS {
+            let mut ours = if supervised { nobody.supervised(&python) } else { nobody.command(&python[0]) };
+            if !supervised {
+                ours.arg(&python[1]);
+            }
+            rates.push(rate(times(&mut ours, words)?)?, rate(times(&mut unguarded(), &words[..4])?)?);
+        }
+        rates.add(figures, &format!("rootless.{name}.throughput"), Bound::AtLeast(bound));
+    }
+    Ok(())
+}
+
+/// Takes what comes on each connection, and confirms its end by one byte.
+fn sink(namespace: &Namespace) -> Result<()> {
+    let listener = namespace.enter(|| TcpListener::bind(("0.0.0.0", SINK))).context("sink")?;
+    let swallow = |mut stream: TcpStream| {
+        let mut room = vec![0; 1 << 20];
+        while stream.read(&mut room).is_ok_and(|size| size > 0) {}
+        let _ = stream.write_all(b".");
+    };
+    std::thread::spawn(move || listener.incoming().flatten().for_each(swallow));
+    Ok(())
+}
