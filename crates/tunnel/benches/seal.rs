@@ -16,6 +16,9 @@ use std::time::Duration;
 const ROUNDS: usize = 5;
 const SECONDS: &str = "2";
 
+/// Reads one of the figures.
+type Get = fn(&Measured) -> f64;
+
 /// Figures of a path in one round.
 #[derive(Clone, Copy)]
 struct Measured {
@@ -156,10 +159,9 @@ fn main() -> Result<()> {
                 measured.push(one);
             }
         }
-        let yard = |of: usize, get: fn(&Measured) -> f64| Yardstick::new(measured[of].iter().map(get).collect());
-        let middle =
-            |of: usize, get: fn(&Measured) -> f64| measure::median(&measured[of].iter().map(get).collect::<Vec<_>>());
-        let (rate, cpu): (fn(&Measured) -> f64, fn(&Measured) -> f64) = (|one| one.rate, |one| one.cpu);
+        let yard = |of: usize, get: Get| Yardstick::new(measured[of].iter().map(get).collect());
+        let middle = |of: usize, get: Get| measure::median(&measured[of].iter().map(get).collect::<Vec<_>>());
+        let (rate, cpu): (Get, Get) = (|one| one.rate, |one| one.cpu);
         let name = |what: &str| format!("seal.{what}.{streams}");
         figures.add(&name("encrypt.throughput"), "Mbit/s", middle(1, rate), &yard(3, rate), Bound::AtLeast(3.0));
         figures.add(&name("encrypt.cpu_per_gb"), "s", middle(1, cpu), &yard(3, cpu), Bound::AtMost(0.35));
