@@ -10,9 +10,9 @@ cd "$(dirname "$0")/.."
 # everything, except most of the programs that `compare` measures.
 for_build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
 for_demo='util-linux iproute2 nftables ethtool openssh-server openssh-client'
-for_bench='openvswitch-switch'
-for_test='python3 python3-venv conntrack tcpdump tshark bind9-dnsutils iperf3 nmap curl qemu-system-x86 busybox-static cpio binutils musl-tools'
-# The VPNs of the comparison's own test, and the others that Debian has.
+for_bench='openvswitch-switch iperf3'
+for_test='python3 python3-venv conntrack tcpdump tshark bind9-dnsutils nmap curl qemu-system-x86 busybox-static cpio binutils musl-tools'
+# The VPNs of the comparison's own test and of the tunnel's bench, and the others that Debian has.
 few_vpns='openvpn wireguard-tools wireguard-go'
 all_vpns="$few_vpns openssl charon-systemd strongswan-swanctl libcharon-extra-plugins libstrongswan-standard-plugins \
     libstrongswan-extra-plugins ocserv openconnect softether-vpnserver softether-vpnclient softether-vpncmd tinc fastd nebula \
@@ -30,7 +30,7 @@ purpose=${1:-test}
 case $purpose in
 build) wanted="$for_build" ;;
 demo) wanted="$for_build $for_demo" ;;
-bench) wanted="$for_build $for_demo $for_bench" ;;
+bench) wanted="$for_build $for_demo $for_bench $few_vpns" ;;
 compare) wanted="$for_build $for_demo $all_vpns" ;;
 test)
     wanted="$for_build $for_demo $for_bench $for_test $few_vpns $browser"

@@ -4,6 +4,7 @@ mod commands;
 mod discovery;
 mod events;
 mod login;
+mod sealing;
 
 use crate::control;
 use crate::kernel::{Kernel, Outlets};
@@ -60,6 +61,8 @@ enum Message {
     Discovered(Domain, Answer),
     Metrics(oneshot::Sender<Result<Snapshot>>),
     TakeKeysFrom(Vec<SocketAddrV4>),
+    #[cfg(feature = "seal")]
+    Tunnel(Subject, Destination, Result<api::Grant, Error>),
 }
 
 /// A session's connection to its authority.
@@ -104,6 +107,8 @@ struct Daemon {
     discovery: Discovery,
     messages: mpsc::Sender<Message>,
     queued: PacketQueue,
+    #[cfg(feature = "seal")]
+    sealing: sealing::Sealing,
 }
 
 /// Runs the daemon until a signal ends it. Programs and grants stay in the kernel, so flows and new connections
@@ -159,6 +164,7 @@ pub async fn run(settings: Settings) -> Result<()> {
                     daemon.follow_interfaces();
                     daemon.dismiss();
                     daemon.look_around();
+                    daemon.tend_tunnels();
                     daemon.switches.iter_mut().for_each(|switches| switches.tick(now()));
                 }
                 let Daemon { agent, kernel, switches, .. } = &mut daemon;
@@ -230,6 +236,8 @@ impl Daemon {
             discovery: Discovery::default(),
             messages,
             queued,
+            #[cfg(feature = "seal")]
+            sealing: sealing::Sealing::default(),
         };
         daemon.restore();
         daemon.act();
@@ -259,7 +267,10 @@ impl Daemon {
 
     fn follow_interfaces(&mut self) {
         match self.kernel.follow_interfaces() {
-            Ok(true) => self.agent.moved(),
+            Ok(true) => {
+                self.agent.moved();
+                self.tunnels_moved();
+            }
             Ok(false) => {}
             Err(error) => tracing::warn!("cannot follow changes of interfaces: {error:#}"),
         }
@@ -299,7 +310,10 @@ impl Daemon {
         match output {
             Output::SetOwner(owner, subject) => maps.owners.set(&owner, &subject.number())?,
             Output::RemoveOwner(owner) => maps.owners.remove(&owner)?,
-            Output::Write(slot, entry) => maps.grants.set(&slot, &entry)?,
+            Output::Write(slot, entry) => {
+                maps.grants.set(&slot, &entry)?;
+                self.note_entry(&slot, &entry);
+            }
             Output::Remove(slot) => maps.grants.remove(&slot)?,
             Output::Protect(entries) => self.kernel.protect(&entries)?,
             Output::SetClock(offset) => maps.set_clock(offset)?,
@@ -309,6 +323,7 @@ impl Daemon {
             Output::Ended(subject) => {
                 tracing::info!(uid = subject.user(), "the session has ended");
                 self.connections.remove(&subject);
+                self.forget_tunnels(subject);
                 self.kept.entry(subject.user()).or_default().session = None;
                 self.save(subject.user());
             }
@@ -327,6 +342,7 @@ impl Daemon {
         let kept = self.kept.get(&subject.user()).and_then(|kept| kept.session.as_ref());
         let in_band = kept.is_some_and(|session| self.settings.key_transfer.contains(&session.authority));
         let keys = in_band.then(|| self.keys.clone());
+        self.note_fetch(id, request.to);
         let request = convert::grant_request(&request);
         tokio::spawn(async move {
             let answer = match keys {
@@ -365,6 +381,8 @@ impl Daemon {
                     tracing::warn!("cannot store the authorities that may send keys in band: {error:#}");
                 }
             }
+            #[cfg(feature = "seal")]
+            Message::Tunnel(subject, to, answer) => self.tunnel_granted(subject, to, answer),
             Message::Metrics(reply) => drop(reply.send(self.snapshot())),
             Message::Reported(subject, login, report) => {
                 if self.is_current(subject, login) {
@@ -409,6 +427,7 @@ impl Daemon {
         if let Err(Refusal::Failed(why)) = &answer {
             failure = Some(why.clone());
         }
+        self.note_answer(subject, id, &answer);
         let used = self.agent.answered(now(), subject, id, &answer);
         if let Some(why) = unusable.or(used.err()) {
             match why {
@@ -457,7 +476,9 @@ impl Daemon {
             }
             Ok(answer_value) => {
                 self.sync_clock(subject, answer_value.now, answer.requested, answer.answered);
-                Some(convert::reachable(&answer_value))
+                let (receivers, sealed) = convert::reachable(&answer_value);
+                self.note_destinations(subject, &receivers, &sealed, &answer_value.sealed.tunnels);
+                Some((receivers, sealed))
             }
         };
         let received = receivers.as_ref().map(|(_, sealed)| sealed.clone());

@@ -12,6 +12,8 @@ mod kernel;
 mod key_transfer;
 pub mod metrics;
 mod packet_queue;
+#[cfg(feature = "seal")]
+mod sealed;
 mod sessions;
 pub mod settings;
 mod switches;

@@ -148,6 +148,21 @@ impl Initiator {
         link.seal_block(how, of, parts, now, out)
     }
 
+    /// Reports whether a datagram may concern this end: an end that it doesn't concern leaves it unchanged.
+    pub fn knows(&self, datagram: &[u8]) -> bool {
+        let links = || self.link.iter().chain(self.before.iter().map(|before| &before.0));
+        match Message::read(datagram) {
+            Some(Message::Record(header)) => links().any(|link| link.indices().contains(&Some(header.index))),
+            Some(Message::Response) => {
+                let response = datagram.try_into().ok().and_then(Response::read);
+                let attempt = self.attempt.as_ref().map(|attempt| attempt.initiation.index);
+                response.is_some_and(|response| Some(response.to) == attempt)
+            }
+            Some(Message::Unknown(unknown)) => links().any(|link| link.may_have_sealed(unknown.index, unknown.counter)),
+            Some(Message::Initiation(_)) | None => false,
+        }
+    }
+
     /// Processes, in place, a datagram from the tunnel's service.
     ///
     /// # Errors

@@ -3,6 +3,8 @@
 //! Only the holder of a valid grant can make the verifier store anything. Tunnels, and the tags that stop replays, are
 //! limited per account. A full table refuses new entries and evicts none.
 
+mod roaming;
+
 use super::limits::Limits;
 use super::link::{Agreed, Link, Opened};
 use super::phase::Phase;
@@ -12,7 +14,7 @@ use crate::verifier::{CLOCK_SKEW_MAX, Tables};
 use seal::{Batch, ExchangeSecret};
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use wire::seal::record::Unknown;
+use wire::seal::record::{OVERHEAD, Unknown};
 use wire::seal::{
     Close, Compression, Control, Direction, Handshake, INITIATION_LEN, Index, Initiation, Message, Offer, Part,
     RESPONSE_LEN, RecordHeader, Refusal, Response, Suites, Treatment,
@@ -23,6 +25,9 @@ use wire::{Destination, DropReason, Epoch, Flags, Handle, Holder};
 const PATIENCE: Millis = 10_000;
 /// Minimum interval between pings to a new address of a tunnel (wire.md §9.11).
 const CHALLENGE: Millis = RESEND.0;
+
+/// Bytes that may be sent to an initiator that is not confirmed, for each byte of its early datagrams (as RFC 9000 §8.1).
+const CREDIT: usize = 3;
 
 /// Identifies a tunnel for its lifetime; identifiers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -65,6 +70,8 @@ pub struct Responder {
     accounts: HashMap<u32, u32>,
     /// The newest tunnel of each holder, which the holder's flows use.
     newest: HashMap<Holder, TunnelId>,
+    /// A holder's latest tunnel whose initiator has not shown yet that it has the keys.
+    pending: HashMap<Holder, TunnelId>,
     recent: Recent,
 }
 
@@ -77,6 +84,8 @@ pub(super) struct Tunnel {
     is_bound: bool,
     address: SocketAddr,
     confirmed: bool,
+    /// Bytes that may be sent before the initiator is confirmed.
+    credit: usize,
     begun: Millis,
     /// When the tunnel is forgotten, if another tunnel has replaced it.
     until: Option<Millis>,
@@ -150,6 +159,7 @@ impl Responder {
             early: HashMap::new(),
             accounts: HashMap::new(),
             newest: HashMap::new(),
+            pending: HashMap::new(),
             recent: Recent::default(),
         }
     }
@@ -171,9 +181,10 @@ impl Responder {
         Some(TunnelInfo { holder, handle, address, phase: tunnel.link.phase(), confirmed })
     }
 
-    /// Returns the tunnel that packets to a holder use.
+    /// Returns the tunnel that packets to a holder use. Before the initiator is confirmed, that tunnel takes only a few:
+    /// the first answer needs no further round trip, and whoever sends from a forged address gains little.
     pub fn of(&self, holder: Holder) -> Option<TunnelId> {
-        self.newest.get(&holder).copied()
+        self.newest.get(&holder).or_else(|| self.pending.get(&holder)).copied()
     }
 
     /// Processes, in place, a datagram that arrived at the tunnel's service `to` from the address `from`. Datagrams to
@@ -188,17 +199,27 @@ impl Responder {
         from: SocketAddr,
         to: &Destination,
         (now, wall): (Millis, u32),
-        tables: &impl Tables,
+        tables: &(impl Tables + ?Sized),
         chance: &mut dyn Chance,
         out: &mut Vec<Outgoing>,
     ) -> Result<(TunnelId, Received<'d>), NotTaken> {
         match Message::read(datagram).ok_or(Dropped::Malformed)? {
             Message::Response | Message::Unknown(_) => Err(Dropped::Malformed.into()),
             Message::Initiation(early) => {
+                let length = datagram.len();
                 let (first, record) = datagram.split_first_chunk_mut().ok_or(Dropped::Malformed)?;
                 let id = self.initiated(first, from, to, (now, wall), tables, chance, out)?;
-                let Some(header) = early else { return Ok((id, Received::Nothing)) };
-                Ok((id, self.early(id, &header, record)?))
+                let received = match early {
+                    Some(header) => self.early(id, &header, record)?,
+                    None => Received::Nothing,
+                };
+                // Only for what is not a repetition: early records are taken once.
+                if early.is_some()
+                    && let Some(tunnel) = self.tunnels.get_mut(&id)
+                {
+                    tunnel.credit += CREDIT * length;
+                }
+                Ok((id, received))
             }
             Message::Record(header) => {
                 let Some(id) = self.indices.get(&header.index).copied() else {
@@ -225,7 +246,7 @@ impl Responder {
         from: SocketAddr,
         to: &Destination,
         (now, wall): (Millis, u32),
-        tables: &impl Tables,
+        tables: &(impl Tables + ?Sized),
         chance: &mut dyn Chance,
         out: &mut Vec<Outgoing>,
     ) -> Result<TunnelId, DropReason> {
@@ -302,6 +323,7 @@ impl Responder {
         self.next += 1;
         self.accounts.insert(holder.account(), used + 1);
         self.early.insert(tag, id);
+        self.pending.insert(holder, id);
         self.tunnels.insert(id, Box::new(tunnel));
         self.register(id);
         out.push(Outgoing { to: from, datagram: response.to_vec() });
@@ -340,6 +362,7 @@ impl Responder {
             is_bound: grant.flags.has(Flags::SOURCE),
             address: from,
             confirmed: false,
+            credit: 0,
             begun: now,
             until: None,
             first: Some(Box::new(First { tag, response, early, until: Millis::MAX })),
@@ -389,6 +412,9 @@ impl Responder {
                 first.until = now + LINGER;
             }
             let holder = tunnel.holder;
+            if self.pending.get(&holder) == Some(&id) {
+                self.pending.remove(&holder);
+            }
             if let Some(before) = self.newest.insert(holder, id).and_then(|before| self.tunnels.get_mut(&before)) {
                 before.until = Some(now + LINGER);
             }
@@ -424,6 +450,10 @@ impl Responder {
         out: &mut Batch,
     ) -> Result<SocketAddr, NotSealed> {
         let tunnel = self.usable(id, wall)?;
+        if !tunnel.confirmed {
+            let length = OVERHEAD + packet.parts.iter().map(|part| part.len()).sum::<usize>();
+            tunnel.credit = tunnel.credit.checked_sub(length).ok_or(NotSealed::Waits)?;
+        }
         tunnel.link.seal(packet, now, out)?;
         Ok(tunnel.address)
     }
@@ -442,6 +472,9 @@ impl Responder {
         out: &mut Batch,
     ) -> Result<SocketAddr, NotSealed> {
         let tunnel = self.usable(id, wall)?;
+        if !tunnel.confirmed {
+            return Err(NotSealed::Waits);
+        }
         tunnel.link.seal_block(how, of, parts, now, out)?;
         Ok(tunnel.address)
     }
@@ -455,7 +488,7 @@ impl Responder {
     pub fn poll(
         &mut self,
         (now, wall): (Millis, u32),
-        tables: &impl Tables,
+        tables: &(impl Tables + ?Sized),
         chance: &mut dyn Chance,
         out: &mut Vec<Outgoing>,
     ) {
@@ -542,49 +575,14 @@ impl Responder {
         if self.newest.get(&tunnel.holder) == Some(&id) {
             self.newest.remove(&tunnel.holder);
         }
+        if self.pending.get(&tunnel.holder) == Some(&id) {
+            self.pending.remove(&tunnel.holder);
+        }
         if let Some(used) = self.accounts.get_mut(&tunnel.holder.account()) {
             *used -= 1;
             if *used == 0 {
                 self.accounts.remove(&tunnel.holder.account());
             }
         }
-    }
-}
-
-impl Tunnel {
-    /// Size of this structure in bytes. Memory that it points to (replay windows, handshake state, cached keys) is not
-    /// included.
-    #[cfg(test)]
-    pub(super) const SIZE: usize = size_of::<Self>();
-
-    /// Follows an initiator that has moved (wire.md §9.11). If a record came from a new address, returns a ping, which
-    /// the initiator has to answer from there before the tunnel moves.
-    fn moved(
-        &mut self,
-        from: SocketAddr,
-        is_newest: bool,
-        pong: Option<[u8; 8]>,
-        now: Millis,
-        chance: &mut dyn Chance,
-    ) -> Option<Vec<u8>> {
-        if from == self.address || self.is_bound && from.ip() != self.address.ip() {
-            return None;
-        }
-        if let (Some((to, nonce, _)), Some(answer)) = (self.challenge, pong)
-            && to == from
-            && nonce == answer
-        {
-            self.address = from;
-            self.challenge = None;
-            return None;
-        }
-        let sent = self.challenge.map_or(0, |challenge| challenge.2);
-        if !is_newest || self.challenge.is_some() && now.saturating_sub(sent) < CHALLENGE {
-            return None;
-        }
-        let [a, b, c, d, e, f, g, h, ..] = chance.bytes();
-        let bytes = [a, b, c, d, e, f, g, h];
-        self.challenge = Some((from, bytes, now));
-        self.link.said(&Control::Ping(bytes), now)
     }
 }

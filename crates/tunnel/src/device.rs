@@ -1,0 +1,143 @@
+//! A TUN device whose packets are super-packets: the kernel hands over up to 64 KiB at once, and takes as much.
+
+use anyhow::{Context, Result};
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+/// Bytes of the header in front of each packet: `struct virtio_net_hdr`.
+pub const VIRTIO_LEN: usize = 10;
+/// The longest packet with its virtio header.
+pub const FRAME_MAX: usize = VIRTIO_LEN + wire::seal::record::PACKET_MAX;
+
+// linux/if_tun.h
+const TUN_F_CSUM: libc::c_uint = 0x01;
+const TUN_F_TSO4: libc::c_uint = 0x02;
+const TUN_F_TSO6: libc::c_uint = 0x04;
+const TUN_F_TSO_ECN: libc::c_uint = 0x08;
+const TUN_F_USO4: libc::c_uint = 0x20;
+const TUN_F_USO6: libc::c_uint = 0x40;
+const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
+const TUNSETOFFLOAD: libc::Ioctl = 0x4004_54d0;
+const TUNSETVNETHDRSZ: libc::Ioctl = 0x4004_54d8;
+const TUNSETVNETLE: libc::Ioctl = 0x4004_54dc;
+
+/// The device. It disappears with its last open file, also when the process is killed.
+pub struct Device {
+    file: File,
+    name: String,
+    joins_datagrams: bool,
+}
+
+impl Device {
+    /// Makes the device `name`, down, for packets of at most `mtu` bytes.
+    ///
+    /// # Errors
+    /// If the kernel has no TUN driver, the process isn't root, or there is such a device already.
+    pub fn new(name: &str, mtu: u32) -> Result<Self> {
+        let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun");
+        let file =
+            opened.context("cannot open /dev/net/tun: sealed tunnels need the kernel's `tun` driver, and root")?;
+        let mut request = request(name)?;
+        request.ifr_ifru.ifru_flags =
+            (libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_TUN_EXCL) as libc::c_short;
+        ioctl(&file, TUNSETIFF, std::ptr::from_mut(&mut request).cast())
+            .with_context(|| format!("cannot make the device {name:?}"))?;
+        for (what, mut value) in [(TUNSETVNETHDRSZ, VIRTIO_LEN as libc::c_int), (TUNSETVNETLE, 1)] {
+            ioctl(&file, what, std::ptr::from_mut(&mut value).cast())
+                .with_context(|| format!("cannot set the headers of the device {name:?}"))?;
+        }
+        let without_udp = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN;
+        // Linux before 6.2 has no segmentation of UDP here.
+        let joins_datagrams = set_offloads(&file, without_udp | TUN_F_USO4 | TUN_F_USO6).is_ok();
+        if !joins_datagrams {
+            set_offloads(&file, without_udp)
+                .with_context(|| format!("cannot turn on the offloads of the device {name:?}"))?;
+        }
+        let device = Self { file, name: name.to_owned(), joins_datagrams };
+        device.ask(libc::SIOCSIFMTU as _, |request| request.ifr_ifru.ifru_mtu = mtu as libc::c_int)?;
+        Ok(device)
+    }
+
+    fn ask(&self, what: libc::Ioctl, fill: impl FnOnce(&mut libc::ifreq)) -> Result<()> {
+        use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+        let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+        let mut request = request(&self.name)?;
+        fill(&mut request);
+        ioctl(&socket, what, std::ptr::from_mut(&mut request).cast())
+            .with_context(|| format!("cannot set up the device {:?}", self.name))
+    }
+
+    /// Turns the device on. Attach programs before.
+    ///
+    /// # Errors
+    /// If the kernel refuses.
+    pub fn turn_on(&self) -> Result<()> {
+        let flags = (libc::IFF_POINTOPOINT | libc::IFF_NOARP | libc::IFF_UP) as libc::c_short;
+        self.ask(libc::SIOCSIFFLAGS as _, |request| request.ifr_ifru.ifru_flags = flags)
+    }
+
+    /// Reports whether the kernel takes several UDP datagrams at once.
+    pub fn joins_datagrams(&self) -> bool {
+        self.joins_datagrams
+    }
+
+    /// Returns the name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Reads a packet with its virtio header; `None` if there is none at present.
+    ///
+    /// # Errors
+    /// If the device is gone.
+    pub fn read(&self, room: &mut [u8]) -> io::Result<Option<usize>> {
+        match (&self.file).read(room) {
+            Ok(length) => Ok(Some(length)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Gives the kernel a packet, in parts; the first begins with the virtio header.
+    ///
+    /// # Errors
+    /// If the kernel drops the packet.
+    pub fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        (&self.file).write_vectored(parts).map(drop)
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+fn request(name: &str) -> Result<libc::ifreq> {
+    // SAFETY: all fields of the structure are integers or arrays of them.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    anyhow::ensure!(
+        !name.is_empty() && name.len() < request.ifr_name.len(),
+        "{name:?} cannot be the name of a device: it has to have 1 to 15 bytes"
+    );
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
+}
+
+fn set_offloads(file: &File, offloads: libc::c_uint) -> io::Result<()> {
+    // TUNSETOFFLOAD takes its argument by value.
+    ioctl(file, TUNSETOFFLOAD, offloads as usize as *mut libc::c_void)
+}
+
+fn ioctl(file: &impl AsRawFd, what: libc::Ioctl, argument: *mut libc::c_void) -> io::Result<()> {
+    // SAFETY: every caller passes what the request takes: a pointer to a structure that lives through the call, or a
+    // number.
+    if unsafe { libc::ioctl(file.as_raw_fd(), what, argument) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

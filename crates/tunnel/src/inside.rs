@@ -1,0 +1,182 @@
+//! Inside addresses: by which servers see the clients of tunnels (wire.md §6.11.4). Two clients behind different
+//! translators may have the same address; here each has its own.
+
+use ipnet::IpNet;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
+use wire::Holder;
+
+use engine::tunnel::Millis;
+
+/// Maximum number of inside addresses of one account.
+const OF_ACCOUNT: usize = 16;
+/// Time without packets after which another may get an address. Servers have forgotten the one before by then.
+const IDLE: Millis = 3_600_000;
+/// Addresses that are tried before a client gets none.
+const TRIES: u128 = 64;
+
+/// A client: the holder of a grant, and the address that its packets have inside the tunnel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Client {
+    /// Account and session.
+    pub holder: Holder,
+    /// The address that the client's packets come from.
+    pub address: IpAddr,
+}
+
+/// The addresses in use.
+pub struct Inside {
+    networks: Vec<IpNet>,
+    /// Addresses depend on this and on the client, so that a client mostly has the same one after a restart.
+    seed: u64,
+    of_client: HashMap<Client, IpAddr>,
+    used: HashMap<IpAddr, (Client, Millis)>,
+    accounts: HashMap<u32, usize>,
+}
+
+impl Inside {
+    /// Makes the table for these networks, in which only the first address is taken: it is the verifier's own.
+    pub fn new(networks: Vec<IpNet>, seed: u64) -> Self {
+        Self { networks, seed, of_client: HashMap::new(), used: HashMap::new(), accounts: HashMap::new() }
+    }
+
+    /// Returns the verifier's own address in a network: the first.
+    pub fn own(network: &IpNet) -> IpAddr {
+        nth(network, 1)
+    }
+
+    /// Returns the inside address of a client, which gets one if it has none. `None` if there is none left for it.
+    pub fn of(&mut self, client: Client, now: Millis) -> Option<IpAddr> {
+        if let Some(address) = self.of_client.get(&client) {
+            if let Some((_, last)) = self.used.get_mut(address) {
+                *last = now;
+            }
+            return Some(*address);
+        }
+        let account = client.holder.account();
+        if self.accounts.get(&account).copied().unwrap_or(0) >= OF_ACCOUNT {
+            self.forget_oldest(account);
+        }
+        let address = self.free(client, now)?;
+        if let Some((before, _)) = self.used.insert(address, (client, now)) {
+            self.of_client.remove(&before);
+            self.release(before.holder.account());
+        }
+        self.of_client.insert(client, address);
+        *self.accounts.entry(account).or_default() += 1;
+        Some(address)
+    }
+
+    /// Returns the client that has an inside address.
+    pub fn client(&self, address: IpAddr) -> Option<Client> {
+        self.used.get(&address).map(|used| used.0)
+    }
+
+    /// Returns every address in use, with its client.
+    pub fn list(&self) -> impl Iterator<Item = (IpAddr, Client)> {
+        self.used.iter().map(|(address, used)| (*address, used.0))
+    }
+
+    fn free(&self, client: Client, now: Millis) -> Option<IpAddr> {
+        let is_fit = |network: &&IpNet| matches!(network, IpNet::V4(_)) == client.address.is_ipv4();
+        for network in self.networks.iter().filter(is_fit) {
+            let mut hasher = DefaultHasher::new();
+            (self.seed, client).hash(&mut hasher);
+            let size = 1u128 << (u32::from(network.max_prefix_len()) - u32::from(network.prefix_len())).min(64);
+            // Not the network's address, not the verifier's own, not the last, which is the broadcast address.
+            let count = size.saturating_sub(3);
+            if count == 0 {
+                continue;
+            }
+            let first = u128::from(hasher.finish()) % count;
+            for try_ in 0..TRIES.min(count) {
+                let address = nth(network, 2 + (first + try_) % count);
+                let is_free = self.used.get(&address).is_none_or(|(_, last)| now.saturating_sub(*last) > IDLE);
+                if is_free {
+                    return Some(address);
+                }
+            }
+        }
+        None
+    }
+
+    fn forget_oldest(&mut self, account: u32) {
+        let of_account = self.used.iter().filter(|(_, (client, _))| client.holder.account() == account);
+        let oldest = of_account.min_by_key(|(_, (_, last))| *last).map(|(address, (client, _))| (*address, *client));
+        if let Some((address, client)) = oldest {
+            self.used.remove(&address);
+            self.of_client.remove(&client);
+            self.release(account);
+        }
+    }
+
+    fn release(&mut self, account: u32) {
+        if let Some(count) = self.accounts.get_mut(&account) {
+            *count -= 1;
+            if *count == 0 {
+                self.accounts.remove(&account);
+            }
+        }
+    }
+}
+
+fn nth(network: &IpNet, number: u128) -> IpAddr {
+    match network {
+        IpNet::V4(network) => std::net::Ipv4Addr::from(u32::from(network.network()).wrapping_add(number as u32)).into(),
+        IpNet::V6(network) => std::net::Ipv6Addr::from(u128::from(network.network()).wrapping_add(number)).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(account: u32, address: &str) -> Client {
+        Client { holder: Holder::new(account, 1).expect("small"), address: address.parse().expect("an address") }
+    }
+
+    fn networks() -> Vec<IpNet> {
+        ["100.64.0.0/24", "fd00:7::/64"].map(|network| network.parse().expect("a network")).into()
+    }
+
+    #[test]
+    fn two_clients_with_one_address_have_different_ones_inside() {
+        let mut inside = Inside::new(networks(), 1);
+        for address in ["192.168.1.2", "fe80::1"] {
+            let (one, other) = (client(1, address), client(2, address));
+            let (first, second) = (inside.of(one, 0).expect("room"), inside.of(other, 0).expect("room"));
+            assert_ne!(first, second);
+            assert_eq!(first.is_ipv4(), one.address.is_ipv4());
+            assert_eq!(inside.of(one, 5), Some(first));
+            assert_eq!((inside.client(first), inside.client(second)), (Some(one), Some(other)));
+        }
+    }
+
+    #[test]
+    fn a_client_has_the_same_address_after_a_restart() {
+        let one = client(1, "192.168.1.2");
+        assert_eq!(Inside::new(networks(), 1).of(one, 0), Inside::new(networks(), 1).of(one, 9));
+    }
+
+    #[test]
+    fn an_account_that_takes_many_takes_them_from_itself() {
+        let mut inside = Inside::new(networks(), 1);
+        let other = inside.of(client(2, "10.0.0.1"), 0);
+        for number in 0..1000u32 {
+            let address = format!("10.1.{}.{}", number / 256, number % 256);
+            assert!(inside.of(client(1, &address), u64::from(number)).is_some());
+        }
+        assert_eq!(inside.list().filter(|(_, client)| client.holder.account() == 1).count(), OF_ACCOUNT);
+        assert_eq!(inside.of(client(2, "10.0.0.1"), 0), other);
+    }
+
+    #[test]
+    fn a_full_network_refuses_newcomers_until_an_address_is_idle() {
+        let mut inside = Inside::new(vec!["100.64.0.0/29".parse().expect("a network")], 1);
+        let many: Vec<_> = (0..6).map(|account| inside.of(client(account, "10.0.0.1"), 0)).collect();
+        assert_eq!(many.iter().flatten().count(), 5, "eight less the network's, the verifier's, the last");
+        assert_eq!(inside.of(client(9, "10.0.0.1"), IDLE), None);
+        assert!(inside.of(client(9, "10.0.0.1"), IDLE + 1).is_some());
+    }
+}
