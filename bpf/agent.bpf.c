@@ -15,7 +15,6 @@
 #include "ls_token.h"
 #include "key_transfer.h"
 #include "handed.h"
-#include "steer.h"
 
 enum { UDP_TOKEN_EVERY = 15 /* seconds, wire.md §4.1 */ };
 /* A verifier may keep a flow for this long after its last datagram. Until then, the flow's ports belong to the
@@ -474,7 +473,8 @@ static __always_inline int is_other(context *ctx)
 	return is_open4(*(__be32 *)ip->destination) || !bpf_map_lookup_elem(&protected4, &key);
 }
 
-static __always_inline int insert_token(struct __sk_buff *skb)
+SEC("tc")
+int insert(struct __sk_buff *skb)
 {
 	struct packet p = {};
 	struct grant_slot slot = {};
@@ -533,26 +533,6 @@ static __always_inline int insert_token(struct __sk_buff *skb)
 	return send_token(skb, &p, grant);
 }
 
-SEC("tc")
-int insert(struct __sk_buff *skb)
-{
-	struct steering *steering = steers();
-	int verdict, sealed;
-
-	if (steering && is_tunnels_own(skb, steering))
-		return TC_ACT_UNSPEC;
-	sealed = steering && is_sealed(skb, config.link_header, 0);
-	verdict = insert_token(skb);
-	if (!sealed || verdict != TC_ACT_UNSPEC)
-		return verdict;
-	steering = steers();
-	if (!steering || !steering->device)
-		return refuse(AGENT_NO_TUNNEL);
-	leave(AGENT_STEERED);
-	/* If the device is gone, the kernel drops the packet. */
-	return bpf_redirect(steering->device, 0);
-}
-
 /* Handles a datagram from a protected service to this machine: the verifier knows its flow. Also handles a packet from
  * an authority that carries a client key. */
 SEC("tc")
@@ -562,10 +542,7 @@ int notice(struct __sk_buff *skb)
 	struct conversation *conversation;
 	struct packet p = {};
 	struct flow_key key = {};
-	struct steering *steering = steers();
 
-	if (steering && skb->ifindex != steering->device && is_sealed(skb, config.link_header, 1))
-		return refuse(AGENT_UNSEALED);
 	if (config.link_header == ETHER_LEN && skb->protocol == bpf_htons(0x0800) && data + ETHER_LEN + IPV4_LEN <= end &&
 	    ((struct ipv4 *)(data + ETHER_LEN))->protocol != IP_UDP && ((struct ipv4 *)(data + ETHER_LEN))->protocol != IP_IPIP)
 		return TC_ACT_UNSPEC;

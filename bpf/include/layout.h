@@ -54,13 +54,6 @@ struct agent_config {
 	__u32 overhear; /* 1: copy name servers' answers to user space */
 };
 
-/* The agent's part of steering. */
-struct steering {
-	__u64 cookie; /* of the tunnel's own socket */
-	__u32 device; /* the tunnel's device */
-	__u32 seals; /* 1 if something is sealed, or was */
-};
-
 struct flow_key {
 	__u8 client[16];
 	__u8 server[16];
@@ -533,8 +526,5 @@ enum agent_counter {
 	AGENT_RIDER = 8,
 	AGENT_SUPPORT = 9,
 	AGENT_KEYS = 10,
-	AGENT_STEERED = 11,
-	AGENT_NO_TUNNEL = 12,
-	AGENT_UNSEALED = 13,
 	AGENT_COUNTERS = 16,
 };

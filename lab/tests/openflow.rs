@@ -368,7 +368,7 @@ fn a_switch_with_a_certificate_is_served_by_tls_and_one_that_speaks_plain_is_tol
         // An open connection keeps its old certificate, so this makes the switch reconnect.
         home.switch.set_controller(BRIDGE, "ssl:127.0.0.1:1")?;
         home.switch.set_controller(BRIDGE, &controller)?;
-        ensure!(told(&home, "connection to the switch failed: TLS"), "{}", home.agent.log());
+        ensure!(told(&home, "connection to the switch failed: the TLS handshake failed"), "{}", home.agent.log());
         home.switch.set_controller(BRIDGE, &format!("tcp:{CONTROLLER}"))?;
         ensure!(told(&home, "uses plain OpenFlow"), "{}", home.agent.log());
         // The reverse: the switch uses TLS, the agent does not.

@@ -25,10 +25,10 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("reach", &["wire", "api", "engine", "client", "shell"], &[]),
     ("user", &["wire", "api", "engine", "reach", "shell"], &[]),
     ("embed", &["reach"], &[]),
-    ("agent", &["wire", "api", "engine", "client", "datapath", "reach", "shell", "tunnel", "user"], &["lab"]),
+    ("agent", &["wire", "api", "engine", "client", "datapath", "reach", "shell", "user"], &["lab"]),
     (
         "verifier",
-        &["wire", "api", "engine", "client", "datapath", "follower", "inspect", "proofs", "shell", "tunnel"],
+        &["wire", "api", "engine", "client", "datapath", "follower", "inspect", "proofs", "shell"],
         &["authority", "measure"],
     ),
     ("svtep", &["wire", "api", "engine", "client", "datapath", "follower", "shell"], &[]),

@@ -14,13 +14,12 @@ use crate::{build, target_dir};
 
 /// The benches: package and target. The target is the name on the command line. Each prints one line of JSON, {name:
 /// {value, unit, yardstick, ratio, noise, bound, verdict}} (see `measure::Figures`).
-const BENCHES: [(&str, &str); 12] = [
+const BENCHES: [(&str, &str); 11] = [
     ("wire", "overhead"),
     ("engine", "engine"),
     ("engine", "segments"),
     ("proofs", "verify"),
     ("seal", "records"),
-    ("tunnel", "seal"),
     ("authority", "asking"),
     ("authority", "grants"),
     ("authority", "http"),

@@ -23,18 +23,7 @@ const DEMO: &str = "demo";
 /// Builds `vouchsafe` and the crate `package` for a demonstration, then replaces this process by `program ARGS…` as
 /// root, whose exit code becomes ours.
 pub fn scenario(package: &str, program: &str, args: impl IntoIterator<Item = String>) -> Result<()> {
-    run(&mut cargo([
-        "build",
-        "--profile",
-        DEMO,
-        "--no-default-features",
-        "--features",
-        "vouchsafe/roles",
-        "--package",
-        "vouchsafe",
-        "--package",
-        package,
-    ]))?;
+    run(&mut cargo(["build", "--profile", DEMO, "--package", "vouchsafe", "--package", package]))?;
     let built = target_dir().join(DEMO);
     let program = built.join(program);
     // Passed as an argument of env, because sudo may refuse to keep a variable.

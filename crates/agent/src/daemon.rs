@@ -4,7 +4,6 @@ mod commands;
 mod discovery;
 mod events;
 mod login;
-mod sealing;
 
 use crate::control;
 use crate::kernel::{Kernel, Outlets};
@@ -61,8 +60,6 @@ enum Message {
     Discovered(Domain, Answer),
     Metrics(oneshot::Sender<Result<Snapshot>>),
     TakeKeysFrom(Vec<SocketAddrV4>),
-    #[cfg(feature = "seal")]
-    Tunnel(Subject, Destination, Result<api::Grant, Error>),
 }
 
 /// A session's connection to its authority.
@@ -107,8 +104,6 @@ struct Daemon {
     discovery: Discovery,
     messages: mpsc::Sender<Message>,
     queued: PacketQueue,
-    #[cfg(feature = "seal")]
-    sealing: sealing::Sealing,
 }
 
 /// Runs the daemon until a signal ends it. Programs and grants stay in the kernel, so flows and new connections
@@ -164,7 +159,6 @@ pub async fn run(settings: Settings) -> Result<()> {
                     daemon.follow_interfaces();
                     daemon.dismiss();
                     daemon.look_around();
-                    daemon.tend_tunnels();
                     daemon.switches.iter_mut().for_each(|switches| switches.tick(now()));
                 }
                 let Daemon { agent, kernel, switches, .. } = &mut daemon;
@@ -236,8 +230,6 @@ impl Daemon {
             discovery: Discovery::default(),
             messages,
             queued,
-            #[cfg(feature = "seal")]
-            sealing: sealing::Sealing::default(),
         };
         daemon.restore();
         daemon.act();
@@ -267,10 +259,7 @@ impl Daemon {
 
     fn follow_interfaces(&mut self) {
         match self.kernel.follow_interfaces() {
-            Ok(true) => {
-                self.agent.moved();
-                self.tunnels_moved();
-            }
+            Ok(true) => self.agent.moved(),
             Ok(false) => {}
             Err(error) => tracing::warn!("cannot follow changes of interfaces: {error:#}"),
         }
@@ -310,10 +299,7 @@ impl Daemon {
         match output {
             Output::SetOwner(owner, subject) => maps.owners.set(&owner, &subject.number())?,
             Output::RemoveOwner(owner) => maps.owners.remove(&owner)?,
-            Output::Write(slot, entry) => {
-                maps.grants.set(&slot, &entry)?;
-                self.note_entry(&slot, &entry);
-            }
+            Output::Write(slot, entry) => maps.grants.set(&slot, &entry)?,
             Output::Remove(slot) => maps.grants.remove(&slot)?,
             Output::Protect(entries) => self.kernel.protect(&entries)?,
             Output::SetClock(offset) => maps.set_clock(offset)?,
@@ -323,7 +309,6 @@ impl Daemon {
             Output::Ended(subject) => {
                 tracing::info!(uid = subject.user(), "the session has ended");
                 self.connections.remove(&subject);
-                self.forget_tunnels(subject);
                 self.kept.entry(subject.user()).or_default().session = None;
                 self.save(subject.user());
             }
@@ -342,7 +327,6 @@ impl Daemon {
         let kept = self.kept.get(&subject.user()).and_then(|kept| kept.session.as_ref());
         let in_band = kept.is_some_and(|session| self.settings.key_transfer.contains(&session.authority));
         let keys = in_band.then(|| self.keys.clone());
-        self.note_fetch(id, request.to);
         let request = convert::grant_request(&request);
         tokio::spawn(async move {
             let answer = match keys {
@@ -381,8 +365,6 @@ impl Daemon {
                     tracing::warn!("cannot store the authorities that may send keys in band: {error:#}");
                 }
             }
-            #[cfg(feature = "seal")]
-            Message::Tunnel(subject, to, answer) => self.tunnel_granted(subject, to, answer),
             Message::Metrics(reply) => drop(reply.send(self.snapshot())),
             Message::Reported(subject, login, report) => {
                 if self.is_current(subject, login) {
@@ -427,7 +409,6 @@ impl Daemon {
         if let Err(Refusal::Failed(why)) = &answer {
             failure = Some(why.clone());
         }
-        self.note_answer(subject, id, &answer);
         let used = self.agent.answered(now(), subject, id, &answer);
         if let Some(why) = unusable.or(used.err()) {
             match why {
@@ -476,9 +457,7 @@ impl Daemon {
             }
             Ok(answer_value) => {
                 self.sync_clock(subject, answer_value.now, answer.requested, answer.answered);
-                let (receivers, sealed) = convert::reachable(&answer_value);
-                self.note_destinations(subject, &receivers, &sealed, &answer_value.sealed.tunnels);
-                Some((receivers, sealed))
+                Some(convert::reachable(&answer_value))
             }
         };
         let received = receivers.as_ref().map(|(_, sealed)| sealed.clone());

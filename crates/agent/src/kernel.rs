@@ -44,9 +44,6 @@ const COUNTERS: &[(&str, u32)] = &[
     ("rider", agent_counter::RIDER),
     ("support", agent_counter::SUPPORT),
     ("keys_in_band", agent_counter::KEYS),
-    ("steered", agent_counter::STEERED),
-    ("no_tunnel", agent_counter::NO_TUNNEL),
-    ("unsealed", agent_counter::UNSEALED),
 ];
 
 /// Channels for what the threads read from the kernel.

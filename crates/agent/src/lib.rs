@@ -12,8 +12,6 @@ mod kernel;
 mod key_transfer;
 pub mod metrics;
 mod packet_queue;
-#[cfg(feature = "seal")]
-mod sealed;
 mod sessions;
 pub mod settings;
 mod switches;

@@ -235,7 +235,7 @@ impl Settings {
             switches_tls,
             household,
             pro_forma: flags.pro_forma || file.pro_forma,
-            agent: agent::Config { default, owners, forgets_pairs: switches.is_some(), seals: cfg!(feature = "seal") },
+            agent: agent::Config { default, owners, forgets_pairs: switches.is_some() },
         })
     }
 }

@@ -4,7 +4,7 @@ use crate::attachments::{Attachments, Pins, Spot, remove_filter};
 use crate::handed;
 use crate::interface::Interface;
 use crate::object::{self, Loaded, Opened};
-use crate::protected::{Protected, Sealed};
+use crate::protected::Protected;
 use crate::run::{self, Ran};
 use crate::table::Table;
 use crate::tc::Attachment;
@@ -13,12 +13,12 @@ use libbpf_rs::{MapHandle, PerfBuffer};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use wire::map::{
-    AgentConfig, AuthorityEnd, Conversation, FlowKey, GrantEntry, GrantSlot, Owner, QueuedHeader, Services, Steering,
-    TakenKey, agent_counter,
+    AgentConfig, AuthorityEnd, Conversation, FlowKey, GrantEntry, GrantSlot, Owner, QueuedHeader, Services, TakenKey,
+    agent_counter,
 };
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.bpf.o"));
-const PINNED: [&str; 19] = [
+const PINNED: [&str; 16] = [
     "protected4",
     "protected6",
     "open4",
@@ -35,9 +35,6 @@ const PINNED: [&str; 19] = [
     "key_authorities",
     "key_flows",
     "keys_taken",
-    "steering",
-    "sealed4",
-    "sealed6",
 ];
 const SPOTS: [Spot; 2] = [Spot::Insertion, Spot::Notice];
 
@@ -68,8 +65,6 @@ pub struct Agent {
     pub key_authorities: Table<AuthorityEnd, u32>,
     /// Flows on which keys are accepted, with the time when they were opened, in seconds since boot.
     pub key_flows: Table<FlowKey, u32>,
-    sealed: Sealed,
-    steering: Table<u32, Steering>,
     clock: Table<u32, u64>,
     nonces: Table<u32, u32>,
     injector: Table<u32, u64>,
@@ -110,8 +105,6 @@ impl Agent {
             owners: object.table("owners")?,
             protected: Protected::new(&object)?,
             conversations: object.table("conversations")?,
-            sealed: Sealed::new(&object)?,
-            steering: object.table("steering")?,
             clock: object.table("clock")?,
             ls_nonces: object.table("ls_nonces")?,
             key_authorities: object.table("key_authorities")?,
@@ -148,34 +141,6 @@ impl Agent {
     /// Makes exactly these prefixes (address, length, services) the protected ones.
     pub fn protect(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
         self.protected.replace(entries)
-    }
-
-    /// Makes exactly these prefixes (address, length, services) those whose packets go into the tunnel or nowhere. They
-    /// have to be among the protected ones.
-    pub fn seal(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
-        if !entries.is_empty() {
-            // Before the first entry, so that no packet passes in between.
-            let steering = Steering { seals: 1, ..self.steering()? };
-            self.steering.set(&0, &steering)?;
-        }
-        self.sealed.replace(entries)
-    }
-
-    /// Returns the prefixes whose packets go into the tunnel or nowhere.
-    pub fn sealed(&self) -> Vec<(IpAddr, u8, Services)> {
-        self.sealed.entries()
-    }
-
-    /// Returns what the programs know of the tunnel.
-    pub fn steering(&self) -> Result<Steering> {
-        Ok(self.steering.get(&0)?.unwrap_or_default())
-    }
-
-    /// Sets the tunnel's device, and the cookie of its socket. Packets that have to travel in a tunnel are dropped while
-    /// there is none.
-    pub fn set_tunnel(&self, device: u32, cookie: u64) -> Result<()> {
-        let steering = Steering { device, cookie, ..self.steering()? };
-        self.steering.set(&0, &steering)
     }
 
     /// Sets the offset from the programs' clock to Unix time, in nanoseconds (see [`crate::clock`]).

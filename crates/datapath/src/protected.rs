@@ -69,7 +69,14 @@ impl Protected {
         for open in [&self.open4, &self.open6_networks, &self.open6_addresses] {
             open.set(&0, &ClassSet::NOTHING)?;
         }
-        let (four, six) = by_family(entries);
+        let (mut four, mut six) = (HashMap::new(), HashMap::new());
+        for (address, length, services) in entries {
+            let length = u32::from(*length);
+            match address {
+                IpAddr::V4(address) => drop(four.insert(Prefix4 { length, address: address.octets() }, services)),
+                IpAddr::V6(address) => drop(six.insert(Prefix6 { length, address: address.octets() }, services)),
+            }
+        }
         let outcome = renew(&self.four, &four).and(renew(&self.six, &six));
         let open = open_sets(entries);
         self.open4.set(&0, &open.four)?;
@@ -77,47 +84,6 @@ impl Protected {
         self.open6_addresses.set(&0, &open.six_addresses)?;
         outcome
     }
-}
-
-/// The maps of prefixes whose packets travel in a tunnel only, at an agent.
-pub(crate) struct Sealed {
-    four: Table<Prefix4, Services>,
-    six: Table<Prefix6, Services>,
-}
-
-impl Sealed {
-    pub(crate) fn new(object: &Loaded) -> Result<Self> {
-        Ok(Self { four: object.table("sealed4")?, six: object.table("sealed6")? })
-    }
-
-    /// Returns the sealed prefixes.
-    pub(crate) fn entries(&self) -> Vec<(IpAddr, u8, Services)> {
-        let four = self.four.entries().into_iter();
-        let four = four.map(|(key, services)| (IpAddr::from(key.address), key.length as u8, services));
-        let six = self.six.entries().into_iter();
-        let six = six.map(|(key, services)| (IpAddr::from(key.address), key.length as u8, services));
-        four.chain(six).collect()
-    }
-
-    /// Makes exactly these prefixes (address, length, services) the sealed ones: new ones are added before old ones are
-    /// removed.
-    pub(crate) fn replace(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
-        let (four, six) = by_family(entries);
-        renew(&self.four, &four).and(renew(&self.six, &six))
-    }
-}
-
-/// Splits entries by address family.
-fn by_family(entries: &[(IpAddr, u8, Services)]) -> (HashMap<Prefix4, &Services>, HashMap<Prefix6, &Services>) {
-    let (mut four, mut six) = (HashMap::new(), HashMap::new());
-    for (address, length, services) in entries {
-        let length = u32::from(*length);
-        match address {
-            IpAddr::V4(address) => drop(four.insert(Prefix4 { length, address: address.octets() }, services)),
-            IpAddr::V6(address) => drop(six.insert(Prefix6 { length, address: address.octets() }, services)),
-        }
-    }
-    (four, six)
 }
 
 /// Writes the entries that differ, then removes unwanted ones, then tries again to write the entries that did not fit.

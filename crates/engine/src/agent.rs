@@ -171,8 +171,6 @@ pub struct Config {
     /// Whether to give up pairs that an earlier process left. It has to if that process also used nonces of these pairs
     /// for switches, because their number was only in that process's memory.
     pub forgets_pairs: bool,
-    /// Whether the agent has sealed tunnels, for grants that admit there only.
-    pub seals: bool,
 }
 
 /// A login, new or from before a restart.
@@ -375,10 +373,6 @@ impl Agent {
             Err(Refusal::Denied(_)) if session.is_sealed(id) => session.failed(now, id),
             Err(Refusal::Denied(why)) => session.denied(unix, id, why.clone(), &mut self.outputs),
             Err(Refusal::Failed(_)) => session.failed(now, id),
-            Ok(grant) if grant.admits_in_tunnel_only() && !self.config.seals => {
-                session.failed(now, id);
-                outcome = Err(Unusable::Sealed);
-            }
             Ok(grant) => outcome = session.granted(now, unix, id, grant, &mut self.outputs),
         }
         self.start_fetches(subject);

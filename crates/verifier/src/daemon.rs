@@ -29,7 +29,6 @@ use tokio::time::Instant;
 
 mod follow;
 mod notify;
-mod sealing;
 
 /// Error of a verifier whose token the authority does not accept.
 const UNKNOWN: &str = "the authority does not know this verifier: run `vouchsafe verifier enrol --again`";
@@ -135,9 +134,9 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         };
         trouble = catch_up(&mut kernel, &mut state, answer, withheld)?;
     }
-    // A client gets an inside address only once the grant's owner is known, packets are marked with a class only once
-    // the class is known, and a tunnel's packets pass unencrypted only once the rule is known.
-    let needs_owners = !settings.pool.is_empty() || !settings.tunnel_pool.is_empty() || settings.mark.is_some();
+    // A client gets an inside address only once the grant's owner is known, and packets are marked with a class only
+    // once the class is known.
+    let needs_owners = !settings.pool.is_empty() || settings.mark.is_some();
     let confirms = if needs_owners { Confirm::Grants } else { Confirm::Pairs };
     let (following, folder) = (authority.clone(), directory.folder().clone());
     let mut follower = Follower::start(Following { authority: following, folder, state, trouble, confirms })?;
@@ -175,9 +174,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let naming = tokio::spawn(follow::name(shared.clone(), authority.clone(), unknown_grants));
     let confirmer = Confirmer::new(authority.clone(), confirms);
     let sharing = peer_listener.map(|listener| peers::start(&peers, listener, &shared)).transpose()?;
-    #[cfg(feature = "seal")]
-    let sealed = sealing::Service::new(shared.clone(), settings.tunnel_pool.clone(), seed, unknown.clone());
-    let mut daemon = Daemon {
+    let daemon = Daemon {
         peers,
         addresses,
         unknown,
@@ -189,10 +186,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         sweep_again: false,
         confirmer,
         last_status: String::new(),
-        #[cfg(feature = "seal")]
-        sealed,
     };
-    daemon.follow_tunnels(follower.state());
     let done = daemon.follow(&mut follower, ordered, signals, trial).await;
     server.abort();
     reporting.abort();
@@ -289,6 +283,4 @@ struct Daemon {
     confirmer: Confirmer,
     /// The last status line sent to the service manager.
     last_status: String,
-    #[cfg(feature = "seal")]
-    sealed: sealing::Service,
 }

@@ -24,8 +24,6 @@ mod proving;
 mod recheck;
 mod report;
 mod sampler;
-#[cfg(feature = "seal")]
-mod sealed;
 pub mod settings;
 mod shared;
 pub mod view;

@@ -108,10 +108,6 @@ pub struct Flags {
     /// repeated [default: clients' own addresses]
     #[arg(long, value_name = "NET", env = "VOUCHSAFE_POOL", value_delimiter = ',', value_parser = network)]
     pub pool: Vec<IpNet>,
-    /// A network of inside addresses for clients in sealed tunnels, used for nothing else; may be repeated [default:
-    /// none, and no tunnels]
-    #[arg(long, value_name = "NET", env = "VOUCHSAFE_TUNNEL_POOL", value_delimiter = ',', value_parser = network)]
-    pub tunnel_pool: Vec<IpNet>,
     /// A suite of which tokens are accepted, siphash, aes-cmac or sha224; may be repeated [default: siphash, aes-cmac]
     #[arg(long, value_name = "SUITE", env = "VOUCHSAFE_SUITES", value_delimiter = ',', value_parser = suite)]
     pub suites: Vec<GrantSuite>,
@@ -170,8 +166,6 @@ pub struct Settings {
     pub inside: Vec<String>,
     /// Networks of inside addresses; empty if the inside sees clients' own addresses.
     pub pool: Vec<IpNet>,
-    /// Networks of inside addresses for clients in sealed tunnels.
-    pub tunnel_pool: Vec<IpNet>,
     /// The mark of admitted packets, if packets are marked and not dropped.
     pub mark: Option<Mark>,
     /// Addresses of the other gateways of this verifier.
@@ -217,7 +211,6 @@ impl Flags {
             open: if self.open.is_empty() { other.open } else { self.open },
             max_outbound: self.max_outbound.or(other.max_outbound),
             pool: if self.pool.is_empty() { other.pool } else { self.pool },
-            tunnel_pool: if self.tunnel_pool.is_empty() { other.tunnel_pool } else { self.tunnel_pool },
             suites: if self.suites.is_empty() { other.suites } else { self.suites },
             max_pairs: self.max_pairs.or(other.max_pairs),
             peers: list(self.peers, other.peers),
@@ -261,7 +254,6 @@ impl Flags {
             },
             inside: self.inside,
             pool: self.pool,
-            tunnel_pool: self.tunnel_pool,
             peers: self.peers,
             peer_listen: self.peer_listen,
             everything_but: self.everything.then_some(self.open),

@@ -21,9 +21,7 @@ mod service;
 mod stack;
 mod svtep;
 
-pub use agent::{
-    AgentConfig, Conversation, GrantEntry, GrantSlot, Owner, QueuedHeader, Steering, agent_counter, owner,
-};
+pub use agent::{AgentConfig, Conversation, GrantEntry, GrantSlot, Owner, QueuedHeader, agent_counter, owner};
 pub use class_set::ClassSet;
 pub use config::VerifierConfig;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};

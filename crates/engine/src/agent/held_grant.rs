@@ -79,6 +79,7 @@ impl HeldGrant {
             Secret::Grant(header, _) if header.flags.has(Flags::BEARER) => {
                 return Err(Unusable::Malformed("it is for proofs, not for tokens"));
             }
+            Secret::Grant(header, _) if header.flags.has(Flags::SEALED) => return Err(Unusable::Sealed),
             Secret::Pair(..) if carrier != Carrier::Shim => {
                 return Err(Unusable::Malformed("tokens of its suite require the carrier shim"));
             }
@@ -101,10 +102,6 @@ impl HeldGrant {
     /// Restores the grant from an entry that an earlier process wrote into the kernel.
     pub fn from_entry(entry: &GrantEntry, place: &Destination, unix: u64, now: Duration) -> Option<Self> {
         let secret = Secret::of_entry(entry)?;
-        // The entry does not say which tunnel takes the packets.
-        if matches!(&secret, Secret::Grant(header, _) if header.flags.has(Flags::SEALED)) {
-            return None;
-        }
         let (expires, prefix_length, service) = match &secret {
             Secret::Grant(header, _) => {
                 let service = header.flags.has(Flags::PORT).then_some((place.protocol, place.port));

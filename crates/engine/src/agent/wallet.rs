@@ -79,9 +79,6 @@ impl Wallet {
     ///
     /// Fails with the reason why no token can be made from it.
     pub fn add(&mut self, answer: &Grant, to: &Destination, unix: u64, now: Duration) -> Result<Handle, Unusable> {
-        if answer.admits_in_tunnel_only() {
-            return Err(Unusable::Sealed);
-        }
         let held = HeldGrant::from_answer(answer, to, unix, now)?;
         if held.carrier == Carrier::Shim {
             return Err(Unusable::Malformed("its tokens travel by the carrier shim, which needs the agent"));

@@ -4,7 +4,7 @@ use super::sealing::Sealing;
 use ipnet::IpNet;
 use std::net::SocketAddr;
 use wire::map::GrantEntry;
-use wire::{Carrier, ClientKey, Destination, Flags, GrantHeader, GrantKey, Pair, ls};
+use wire::{Carrier, ClientKey, Destination, GrantHeader, GrantKey, Pair, ls};
 
 /// The secret that tokens are made with. Has no `Debug`.
 #[derive(Clone)]
@@ -58,12 +58,4 @@ pub struct Grant {
     pub tunnels: Vec<SocketAddr>,
     /// End of the grant, in Unix seconds.
     pub expires: u32,
-}
-
-impl Grant {
-    /// Reports whether the grant admits inside a sealed tunnel only.
-    pub fn admits_in_tunnel_only(&self) -> bool {
-        let is_marked = matches!(&self.secret, Secret::Grant(header, _) if header.flags.has(Flags::SEALED));
-        is_marked || self.sealing.is_sealed()
-    }
 }

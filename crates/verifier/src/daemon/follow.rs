@@ -92,7 +92,6 @@ impl Daemon {
     fn revoke(&mut self, grants: &[RevokedGrant], state: &mut State) {
         let cut = self.shared.kernel().revoke(grants, now());
         self.note_cut(grants, &cut, state);
-        self.recheck_tunnels();
     }
 
     fn end_sessions(&mut self, sessions: &[RevokedSession], state: &mut State) {
@@ -100,7 +99,6 @@ impl Daemon {
         tracing::info!(sessions = sessions.len(), flows = ended.flows, "sessions ended");
         self.second_cut = Some(Instant::now() + SECOND_CUT);
         state.end_sessions(sessions, now());
-        self.recheck_tunnels();
     }
 
     /// Cuts the flows that the authority named in its answer.
@@ -123,12 +121,9 @@ impl Daemon {
         state.revoke(&cut.lasting, now());
     }
 
-    fn write(&mut self, state: &State) -> Result<()> {
+    fn write(&self, state: &State) -> Result<()> {
         let loaded = self.shared.kernel().is_loaded_for(&state.config);
         let reloaded = if loaded { Ok(()) } else { self.shared.kernel_mut().reload(&state.config) };
-        if !loaded {
-            self.restart_tunnels();
-        }
         let kernel = self.shared.kernel();
         // Write both even if one fails: withdrawals must take effect even if the rest cannot be written.
         let proofs = kernel.write_proofs(state);
@@ -146,7 +141,6 @@ impl Daemon {
             tracing::error!("cannot follow changes of interfaces: {error:#}");
         }
         self.protect_addresses(follower.state());
-        self.follow_tunnels(follower.state());
         notify::alive(&self.shared.kernel(), follower.is_connected(), &mut self.last_status);
     }
 
@@ -236,7 +230,13 @@ impl Role for Daemon {
         if state.config.receivers != before.config.receivers {
             tracing::info!(receivers = state.config.receivers.len(), "the protected destinations changed");
         }
-        self.follow_tunnels(state);
+        if state.config.tunnels != before.config.tunnels && !state.config.tunnels.is_empty() {
+            tracing::warn!(
+                tunnels = ?state.config.tunnels,
+                "the policy has a sealed tunnel here, but this version carries no packets in tunnels: nobody reaches what \
+                 demands a treatment"
+            );
+        }
         let written = self.write(state);
         self.second_cut = Some(Instant::now() + SECOND_CUT);
         written

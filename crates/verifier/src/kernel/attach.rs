@@ -9,8 +9,6 @@ use datapath::hook::Mode;
 use datapath::interface::{Interface, Layer, layers};
 use std::collections::BTreeMap;
 
-/// The device where the packets of sealed tunnels come out, which has a program of its own.
-const TUNNEL_DEVICE: &str = "vs-sealed";
 const NO_ETHERNET: &str = "unprotected: it has no Ethernet header";
 
 /// The interfaces to attach to, and those that are passed over or need a warning, with the reasons.
@@ -135,7 +133,7 @@ impl Kernel {
         } else {
             Interface::all()?
         };
-        all.retain(|interface| !self.settings.inside.contains(&interface.name) && interface.name != TUNNEL_DEVICE);
+        all.retain(|interface| !self.settings.inside.contains(&interface.name));
         let layers = layers()?;
         let has_failed = |i: &Interface| self.failed.get(&i.name).is_some_and(|(index, _)| *index == i.index);
         let attached = all.iter().filter(|interface| interface.link_header == 14 && !has_failed(interface));

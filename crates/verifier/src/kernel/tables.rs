@@ -124,26 +124,6 @@ impl Kernel {
         &self.config
     }
 
-    /// Returns the tables of a decision about a tunnel. Whether they are full is not counted.
-    #[cfg(feature = "seal")]
-    pub fn tunnel_tables(&self) -> KernelTables<'_> {
-        KernelTables::with_room(&self.verifier)
-    }
-
-    /// Returns the grant that admitted a flow.
-    #[cfg(feature = "seal")]
-    pub fn handle_of(&self, flow: &wire::map::FlowKey) -> Option<wire::Handle> {
-        let flow = self.verifier.flows.get(flow).ok().flatten()?;
-        flow.by_grant().then_some(wire::Handle(flow.handle))
-    }
-
-    /// Loads the program for the device where the packets of tunnels come out. It ends with this process, as the device
-    /// does.
-    #[cfg(feature = "seal")]
-    pub fn load_tunnel(&self) -> anyhow::Result<datapath::tunnel::Tunnel> {
-        datapath::tunnel::Tunnel::load(&self.verifier, None)
-    }
-
     /// Returns the tables of a decision, as the kernel has them.
     pub fn kernel_tables(&self) -> KernelTables<'_> {
         KernelTables::new(&self.verifier)

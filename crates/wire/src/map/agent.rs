@@ -18,18 +18,6 @@ pub struct AgentConfig {
     pub overhear: u32,
 }
 
-/// User space's part of steering sealed flows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
-#[repr(C)]
-pub struct Steering {
-    /// Cookie of the tunnel's own socket; 0 if there is none.
-    pub cookie: u64,
-    /// Index of the tunnel's device; 0 if there is none.
-    pub device: u32,
-    /// 1 if something is sealed, or was.
-    pub seals: u32,
-}
-
 /// Owner of a packet's traffic, determined from its socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -177,12 +165,6 @@ pub mod agent_counter {
     pub const SUPPORT: u32 = 9;
     /// Client keys received in band.
     pub const KEYS: u32 = 10;
-    /// Packets that went to the tunnel's device.
-    pub const STEERED: u32 = 11;
-    /// Packets that may travel in a tunnel only, dropped because there is no device for it.
-    pub const NO_TUNNEL: u32 = 12;
-    /// Packets from a receiver that may send in a tunnel only, dropped because they came outside.
-    pub const UNSEALED: u32 = 13;
     /// Number of counters.
     pub const COUNT: u32 = 16;
 }
