@@ -1,7 +1,10 @@
-//! Notations of numbers in JSON.
+//! Notations of numbers and objects in JSON.
 
-use serde::de::Error;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Error, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
+use std::fmt;
+use std::marker::PhantomData;
 
 /// Reads a whole number in either notation: JSON does not distinguish 6 and 6.0 (RFC 8259 §6), nor does JSON Schema.
 pub(crate) fn whole<'de, D: Deserializer<'de>, T: TryFrom<u32>>(from: D) -> Result<T, D::Error> {
@@ -9,6 +12,36 @@ pub(crate) fn whole<'de, D: Deserializer<'de>, T: TryFrom<u32>>(from: D) -> Resu
     let is_whole = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
     let whole = is_whole.then_some(number as u32).and_then(|whole| T::try_from(whole).ok());
     whole.ok_or_else(|| D::Error::custom(format_args!("{number} is not a whole number of this range")))
+}
+
+/// Reads a whole number in either notation, or nothing.
+pub(crate) fn some_whole<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    let number = Option::<f64>::deserialize(from)?;
+    number.map(|number| whole(number.into_deserializer())).transpose()
+}
+
+/// Reads an object, or nothing. Without this, a structure is also read from an array of its values, which the API's
+/// description does not allow.
+pub(crate) fn some_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    struct Object<T>(PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
+        type Value = Option<T>;
+
+        fn expecting(&self, text: &mut fmt::Formatter<'_>) -> fmt::Result {
+            text.write_str("an object")
+        }
+
+        fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(map)).map(Some)
+        }
+    }
+
+    from.deserialize_any(Object(PhantomData))
 }
 
 pub(crate) mod handles_hex {

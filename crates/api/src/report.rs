@@ -1,6 +1,7 @@
 //! A verifier's reports about itself: its state, its counters, and a sample of its live flows. It names grants only by
 //! their handles; the authority knows their owners.
 
+use crate::form::some_object;
 use crate::sealing::SealedFlow;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -140,7 +141,7 @@ pub struct ReportedFlow {
     #[serde(deserialize_with = "whole")]
     pub bytes: u64,
     /// How the flow's packets travel in a sealed tunnel; absent if they travel outside.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "some_object")]
     pub sealed: Option<SealedFlow>,
 }
 

@@ -46,7 +46,7 @@ pub struct SealedFlow {
     pub suite: Option<String>,
     /// Bytes of packets for each 100 bytes that they took in records: 250 if compression made them 2.5 times shorter.
     /// Missing if nothing is compressed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::form::some_whole")]
     #[cfg_attr(feature = "schema", schema(maximum = 4294967295_i64))]
     pub ratio: Option<u32>,
 }
@@ -74,5 +74,7 @@ mod tests {
     #[test]
     fn an_unknown_key_is_a_fault() {
         assert!(serde_json::from_str::<SealedFlow>(r#"{"treatment":"encrypt","colour":1}"#).is_err());
+        assert_eq!(serde_json::from_str::<SealedFlow>(r#"{"ratio":250.0}"#).unwrap().ratio, Some(250));
+        assert!(serde_json::from_str::<SealedFlow>(r#"{"ratio":2.5}"#).is_err());
     }
 }
