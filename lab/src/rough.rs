@@ -114,7 +114,7 @@ fn open() -> Result<File> {
 
 fn forward(mut tun: File, out: &OwnedFd, percent: u64, counts: &Counts, end: &AtomicBool) {
     let (mut packet, mut late, mut chance) = ([0; 2048], VecDeque::<(Instant, Vec<u8>)>::new(), 0x5eed_u64);
-    // The same numbers each time, so that a failure comes again.
+    // A fixed seed, so that a failure can be reproduced.
     let mut draw = |below: u64| {
         chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (chance >> 33) % below
