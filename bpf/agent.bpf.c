@@ -15,12 +15,15 @@
 #include "ls_token.h"
 #include "key_transfer.h"
 #include "handed.h"
+#include "ladder.h"
+#include "steer.h"
+#include "sender.h"
 
-enum { UDP_TOKEN_EVERY = 15 /* seconds, wire.md §4.1 */ };
+/* Which datagrams carry tokens, wire.md §4.1.3: the first of a flow, and one at these intervals in seconds. */
+enum { UDP_FIRST = 4, UDP_TOKEN_EVERY = 15, UDP_TOKEN_UNANSWERED = 1 };
 /* A verifier may keep a flow for this long after its last datagram. Until then, the flow's ports belong to the
  * subject that used them. */
 enum { UDP_OWNED = 90 /* seconds */ };
-enum { CGROUP_LEVELS = 8 };
 /* Bytes of a token (§3), which follows the magic number in a block. */
 enum { TOKEN_LEN = TAIL_LEN - 4 };
 
@@ -61,13 +64,6 @@ struct {
 } ls_nonces SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1024);
-	__type(key, struct owner);
-	__type(value, __u32);
-} owners SEC(".maps");
-
-struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
 	__type(key, struct grant_slot);
@@ -80,14 +76,6 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, struct conversation);
 } conversations SEC(".maps");
-
-/* Cookie of the socket through which user space sends queued packets again; the mark of such a packet is its subject. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} injector SEC(".maps");
 
 /* Made of 32-bit words: clang would write a packed structure byte by byte. */
 struct block {
@@ -139,43 +127,14 @@ static __always_inline __u32 now(void)
 	return (__u32)((bpf_ktime_get_boot_ns() + (offset ? *offset : 0)) / 1000000000);
 }
 
-/* Returns the subject that sent the packet, or 0. A cgroup's setting takes precedence over its user's. */
-static __noinline __u32 subject_of(context *ctx)
-{
-	struct owner owner = {};
-	__u32 zero = 0, *subject;
-	__u64 *cookie;
-
-	if (!ctx->sk) {
-		owner.kind = OWNER_FORWARDED;
-		subject = bpf_map_lookup_elem(&owners, &owner);
-		return subject ? *subject : 0;
-	}
-	cookie = bpf_map_lookup_elem(&injector, &zero);
-	if (cookie && *cookie && *cookie == bpf_get_socket_cookie(ctx))
-		return ctx->mark;
-	if (config.match_cgroups) {
-		owner.kind = OWNER_CGROUP;
-		for (int level = CGROUP_LEVELS; level > 0; level--) {
-			owner.id = bpf_skb_ancestor_cgroup_id(ctx, level);
-			subject = owner.id ? bpf_map_lookup_elem(&owners, &owner) : 0;
-			if (subject)
-				return *subject;
-		}
-	}
-	owner.kind = OWNER_USER;
-	owner.id = bpf_get_socket_uid(ctx);
-	subject = bpf_map_lookup_elem(&owners, &owner);
-	return subject ? *subject : 0;
-}
-
-static __noinline int queue(context *ctx, const struct grant_slot *slot)
+static __noinline int queue(context *ctx, const struct grant_slot *slot, __u32 way)
 {
 	struct queued_header header = {
 		.slot = *slot,
 		.interface = ctx->ifindex,
 		.length = ctx->len,
 		.segment = ctx->gso_segs > 1 ? ctx->gso_size : 0,
+		.wish = way & ~STEERED,
 	};
 	__u64 length = ctx->len;
 
@@ -425,26 +384,38 @@ static __noinline int send_token(context *ctx, const struct packet *p, struct gr
  * subject released it. */
 static __always_inline int is_rider(struct conversation *conversation, __u32 subject, __u32 time)
 {
-	if (conversation->subject == subject) {
-		conversation->seen = time;
-		return 0;
-	}
 	/* Another core may already have recorded the next second. */
-	return time - conversation->seen + 1 <= UDP_OWNED;
+	__u32 silence = time - conversation->seen + 1;
+
+	if (conversation->subject != subject)
+		return silence <= UDP_OWNED;
+	if (silence > UDP_TOKEN_EVERY)
+		conversation->answered = conversation->sent = 0;
+	conversation->seen = time;
+	return 0;
 }
 
-/* Reports whether this UDP flow needs a token now (wire.md §4.1), and records that it gets one. */
+/* Reports whether this datagram needs a token (wire.md §4.1.3), and records that it gets one. */
 static __always_inline int udp_needs_token(const struct packet *p, struct conversation *conversation, __u32 subject,
 					   __u32 time)
 {
+	__u32 sent;
+	__s32 every;
+
 	if (!conversation || conversation->subject != subject) {
-		struct conversation new_flow = { .token = time, .subject = subject, .seen = time };
+		struct conversation new_flow = { .token = time, .sent = 1, .subject = subject, .seen = time };
 
 		bpf_map_update_elem(&conversations, &p->flow, &new_flow, BPF_ANY);
 		return 1;
 	}
-	if (conversation->answered && (__s32)(time - conversation->token) < UDP_TOKEN_EVERY)
-		return 0;
+	sent = conversation->sent;
+	if (sent < 0xffff)
+		conversation->sent = ++sent;
+	if (conversation->answered || (sent > UDP_FIRST && sent & (sent - 1))) {
+		every = conversation->answered ? UDP_TOKEN_EVERY : UDP_TOKEN_UNANSWERED;
+		if ((__s32)(time - conversation->token) < every)
+			return 0;
+	}
 	conversation->token = time;
 	return 1;
 }
@@ -473,9 +444,10 @@ static __always_inline int is_other(context *ctx)
 	return is_open4(*(__be32 *)ip->destination) || !bpf_map_lookup_elem(&protected4, &key);
 }
 
-SEC("tc")
-int insert(struct __sk_buff *skb)
+/* `chosen`: what way_of said; the ladder may choose otherwise. */
+static __always_inline int insert_token(struct __sk_buff *skb, __u32 *chosen)
 {
+	__u32 way = *chosen;
 	struct packet p = {};
 	struct grant_slot slot = {};
 	struct conversation *conversation = 0;
@@ -504,7 +476,7 @@ int insert(struct __sk_buff *skb)
 		work->ahead = 0;
 		return go_ahead(skb, &p, work) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
 	}
-	slot.subject = subject_of(skb);
+	slot.subject = subject_of(skb, config.match_cgroups);
 	time = now();
 	if (p.flow.protocol == IP_UDP)
 		conversation = bpf_map_lookup_elem(&conversations, &p.flow);
@@ -522,15 +494,56 @@ int insert(struct __sk_buff *skb)
 	__builtin_memcpy(slot.address, p.flow.server, 16);
 	grant = bpf_map_lookup_elem(&grants, &slot);
 	if (!grant || grant->until <= time)
-		return queue(skb, &slot);
+		return queue(skb, &slot, way);
 	if (grant->plain)
 		return leave(AGENT_PLAIN);
+	/* A second guard, beside the table of sealed services. */
+	if (!way && grant->suite != SUITE_SHA224 && ((__u8 *)grant->header)[1] & GRANT_SEALED)
+		return refuse(AGENT_NO_TUNNEL);
 	if (grant->suite == SUITE_SHA224 && is_used_up(grant))
-		return queue(skb, &slot);
+		return queue(skb, &slot, way);
+	/* Only now: nobody without a grant, and no rider, takes the place of others' flows. */
+	if (!way && p.flow.protocol == IP_TCP) {
+		way = climb(skb, &p, &slot);
+		if (way & CLIMBED)
+			leave(AGENT_WATCHED);
+		*chosen = way = way & ~CLIMBED;
+	}
+	if (way)
+		note_steered(&p, slot.subject, way & ~STEERED);
+	/* Asked only now: the program that sees the answer records it first, and then looks for the flow. */
+	if (way & WISH_LADDER && is_answered_outside(&p)) {
+		forget_steered(&p);
+		return refuse(AGENT_LATE);
+	}
 	if (p.flow.protocol == IP_UDP && !udp_needs_token(&p, conversation, slot.subject, time))
 		return leave(AGENT_CONVERSATION);
 	grant->used = time + grant->skew;
 	return send_token(skb, &p, grant);
+}
+
+SEC("tc")
+int insert(struct __sk_buff *skb)
+{
+	struct steering *steering = steers();
+	__u32 way = 0;
+	int verdict;
+
+	if (steering) {
+		if (is_tunnels_own(skb, steering))
+			return TC_ACT_UNSPEC;
+		/* Decided before a shim hides the packet's ports. */
+		way = way_of(skb, config.link_header, 0, steering->asks);
+	}
+	verdict = insert_token(skb, &way);
+	if (!way || verdict != TC_ACT_UNSPEC)
+		return verdict;
+	steering = steers();
+	if (!steering || !steering->device)
+		return refuse(AGENT_NO_TUNNEL);
+	leave(AGENT_STEERED);
+	/* If the device is gone, the kernel drops the packet. */
+	return bpf_redirect(steering->device, 0);
 }
 
 /* Handles a datagram from a protected service to this machine: the verifier knows its flow. Also handles a packet from
@@ -542,7 +555,13 @@ int notice(struct __sk_buff *skb)
 	struct conversation *conversation;
 	struct packet p = {};
 	struct flow_key key = {};
+	struct steering *steering = steers();
 
+	/* A packet out of the tunnel is no answer from outside. */
+	if (!(steering && skb->ifindex == steering->device) && may_answer(skb, config.link_header))
+		note_answer(skb, config.link_header);
+	if (steering && skb->ifindex != steering->device && way_of(skb, config.link_header, 1, steering->asks))
+		return refuse(AGENT_UNSEALED);
 	if (config.link_header == ETHER_LEN && skb->protocol == bpf_htons(0x0800) && data + ETHER_LEN + IPV4_LEN <= end &&
 	    ((struct ipv4 *)(data + ETHER_LEN))->protocol != IP_UDP && ((struct ipv4 *)(data + ETHER_LEN))->protocol != IP_IPIP)
 		return TC_ACT_UNSPEC;

@@ -1,18 +1,20 @@
 #!/bin/sh
 # Installs the packages for one purpose on Debian 12 or Ubuntu 24.04:
-#   sh xtask/setup.sh [--list] build|demo|bench|test|compare
-# Plain sh, because xtask itself cannot be linked before gcc is installed. Never prompts; returns quickly if nothing
-# is missing.
+#   sh xtask/setup.sh [--list] build|package|demo|bench|test|compare
+# It is plain sh, because xtask itself cannot be linked before gcc is installed. It never prompts, and returns quickly
+# if nothing is missing.
 set -eu
 cd "$(dirname "$0")/.."
 
-# The packages that each purpose adds. `bench` needs those of `demo`, and `demo` those of `build`; `test` needs
-# everything, except most of the programs that `compare` measures.
+# The packages that each purpose adds. `bench` also needs those of `demo`, and `demo` and `package` those of `build`.
+# `test` needs everything, except most of the programs that `compare` measures.
 for_build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
+for_package='dpkg-dev git xz-utils'
 for_demo='util-linux iproute2 nftables ethtool openssh-server openssh-client'
-for_bench='openvswitch-switch iperf3'
-for_test='python3 python3-venv conntrack tcpdump tshark bind9-dnsutils nmap curl qemu-system-x86 busybox-static cpio binutils musl-tools'
-# The VPNs of the comparison's own test and of the tunnel's bench, and the others that Debian has.
+# The documentation of Perl's modules is the text that the tunnel's bench compresses.
+for_bench='openvswitch-switch iperf3 perl'
+for_test='python3 python3-venv conntrack tcpdump tshark bind9-dnsutils nmap curl qemu-system-x86 busybox-static cpio binutils musl-tools mmdebstrap socat nginx haproxy'
+# The VPNs that the comparison's own test and the bench of tunnels need, and the other VPNs that Debian has.
 few_vpns='openvpn wireguard-tools wireguard-go'
 all_vpns="$few_vpns openssl charon-systemd strongswan-swanctl libcharon-extra-plugins libstrongswan-standard-plugins \
     libstrongswan-extra-plugins ocserv openconnect softether-vpnserver softether-vpnclient softether-vpncmd tinc fastd nebula \
@@ -29,19 +31,20 @@ list=no
 purpose=${1:-test}
 case $purpose in
 build) wanted="$for_build" ;;
+package) wanted="$for_build $for_package" ;;
 demo) wanted="$for_build $for_demo" ;;
 bench) wanted="$for_build $for_demo $for_bench $few_vpns" ;;
 compare) wanted="$for_build $for_demo $all_vpns" ;;
 test)
-    wanted="$for_build $for_demo $for_bench $for_test $few_vpns $browser"
-    # Node may be installed without a package, and its package may include npm.
+    wanted="$for_build $for_package $for_demo $for_bench $for_test $few_vpns $browser"
+    # Node may be installed without a package, or with a package that includes npm.
     command -v node >/dev/null || wanted="$wanted nodejs"
     command -v npm >/dev/null || wanted="$wanted npm"
     # Programs in Go and Java connect under `vouchsafe run`.
     command -v go >/dev/null || wanted="$wanted golang-go"
     command -v java >/dev/null || wanted="$wanted default-jdk-headless"
     ;;
-*) fail "no such purpose: $purpose; there are build, demo, bench, test and compare" ;;
+*) fail "no such purpose: $purpose; there are build, package, demo, bench, test and compare" ;;
 esac
 [ $list = no ] || { echo "$wanted"; exit; }
 
@@ -64,7 +67,7 @@ if [ -n "$missing" ]; then
     apt() { $sudo env DEBIAN_FRONTEND=noninteractive apt-get -qq -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 "$@" </dev/null; }
     # An unreachable third-party source must not stop the setup; a package that is missing makes the install fail.
     apt update || say "apt-get update complained; trying with the lists at hand"
-    # A solution that this system's archive lacks is skipped by the comparison, which says so.
+    # The comparison skips a solution that this system's archive lacks, and says so.
     if [ "$purpose" = compare ]; then
         there=''
         for package in $missing; do
@@ -82,6 +85,7 @@ if [ -n "$missing" ]; then
             fwknop-server | openvpn | ocserv | tinc | fastd | nebula | n2n | vtun) services="$new.service" ;;
             charon-systemd) services='strongswan.service' ;;
             softether-vpnserver | softether-vpnclient) services="$new.service" ;;
+            nginx | haproxy) services="$new.service" ;;
             openvswitch-switch) services='openvswitch-switch.service ovsdb-server.service ovs-vswitchd.service' ;;
             *) continue ;;
             esac
@@ -104,20 +108,22 @@ if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 
     rustup --quiet component add rustfmt clippy
 fi
 
-# Schemathesis, the property tester of the API tests, from PyPI with every version pinned. It is installed below the
-# target directory, so that the system's Python does not change.
-tester="${CARGO_TARGET_DIR:-target}/tools/schemathesis"
-# A copied or moved environment refers to its old path and does not start.
-if ! cmp -s xtask/schemathesis.txt "$tester/installed.txt" || ! "$tester/bin/pip" --version >/dev/null 2>&1; then
-    say "installing schemathesis into $tester"
-    rm -rf "$tester"
-    python3 -m venv "$tester" || fail "python3 can't make $tester: is python3-venv there?"
-    "$tester/bin/pip" install --quiet --disable-pip-version-check --no-deps -r xtask/schemathesis.txt </dev/null ||
-        fail "pip could not install schemathesis"
-    cp xtask/schemathesis.txt "$tester/installed.txt"
-fi
+# Installs from PyPI, with every version pinned, Schemathesis, the property tester of the API tests, and CycloneDX's own
+# validator of bills of materials. They go below the target directory, so that the system's Python does not change.
+for tool in schemathesis cyclonedx; do
+    place="${CARGO_TARGET_DIR:-target}/tools/$tool"
+    # An environment that was copied or moved refers to its old path and does not start.
+    if ! cmp -s "xtask/$tool.txt" "$place/installed.txt" || ! "$place/bin/pip" --version >/dev/null 2>&1; then
+        say "installing $tool into $place"
+        rm -rf "$place"
+        python3 -m venv "$place" || fail "python3 can't make $place: is python3-venv there?"
+        "$place/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "xtask/$tool.txt" </dev/null ||
+            fail "pip could not install $tool"
+        cp "xtask/$tool.txt" "$place/installed.txt"
+    fi
+done
 
-# The OpenID provider of the scenarios with logins: the packages in its lock file, installed once per lock file.
+# Installs the OpenID provider of the scenarios with logins: the packages in its lock file, once per lock file.
 provider=lab/provider
 parts=${CARGO_TARGET_DIR:-target}/parts/provider
 locked=$(cat "$provider/package.json" "$provider/package-lock.json" | sha256sum | cut -d ' ' -f 1)
@@ -129,4 +135,36 @@ if [ "$(cat "$parts/locked" 2>/dev/null)" != "$locked" ]; then
     (cd "$parts" && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null) \
         || fail "npm could not install what $provider/package-lock.json names"
     echo "$locked" >"$parts/locked"
+fi
+
+# A Debian or Ubuntu of this machine's release, from its mirror, in which the packages are tested. The libraries that the
+# program loads are in it, so that the tests need no network.
+base=${CARGO_TARGET_DIR:-target}/parts/debian.tar
+release=$(. /etc/os-release; echo "$VERSION_CODENAME")
+libraries=$(dpkg-query --search '*/libelf.so.1' '*/libz.so.1' '*/libgcc_s.so.1' | cut -d : -f 1 | sort -u | paste -s -d ,)
+wanted="$release $libraries"
+if [ "$(cat "$base.made" 2>/dev/null)" != "$wanted" ]; then
+    say "making the system in which packages are tested"
+    mirror=$(apt-get --print-uris download base-files | sed -n "s,^'\\(.*\\)/pool/.*,\\1,p")
+    [ -n "$mirror" ] || fail "apt-get knows no mirror"
+    sudo=''
+    [ "$(id -u)" = 0 ] || sudo=sudo
+    mkdir -p "${base%/*}"
+    $sudo mmdebstrap --quiet --variant=minbase --include="$libraries,passwd,systemd" "$release" "$base" "$mirror" \
+        || fail "mmdebstrap could not make a system from $mirror"
+    echo "$wanted" >"$base.made"
+fi
+
+# The real helm, for the chart's test, where this machine's Go is new enough for it.
+helm=${CARGO_TARGET_DIR:-target}/parts/helm
+helm_version=v3.19.0
+if [ -x "$helm/$helm_version/helm" ]; then
+    :
+elif ! go version | grep -qE 'go1\.(2[4-9]|[3-9][0-9])'; then
+    say "no helm: its build needs Go 1.24 or later, so tests of the chart skip what needs it"
+else
+    say "building helm $helm_version"
+    mkdir -p "$helm/$helm_version"
+    GOBIN=$(cd "$helm/$helm_version" && pwd) GOFLAGS=-trimpath go install "helm.sh/helm/v3/cmd/helm@$helm_version" \
+        || fail "go could not build helm $helm_version"
 fi

@@ -157,10 +157,12 @@ static __always_inline void renew(struct flow *flow, const struct packet *p)
 {
 	if (p->flow.protocol == IP_TCP || !is_proved(p->flow.protocol, flow, p->time))
 		refresh(flow, p, p->time);
-	if (p->flow.protocol == IP_TCP)
+	if (p->flow.protocol == IP_TCP) {
 		begin_connection(flow, p->sequence);
-	else
+		flow->since = p->time;
+	} else {
 		flow->proved = p->time;
+	}
 }
 
 enum { SETTLED = -2 /* the grant has no additional flow */, SETTLE_TRIES = 3 };

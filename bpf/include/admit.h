@@ -16,6 +16,7 @@
 #include "shim.h"
 #include "admission.h"
 #include "fragments.h"
+#include "optional.h"
 #include "outbound.h"
 #include "samples.h"
 #include "clock.h"
@@ -69,7 +70,9 @@ __noinline int decide_icmp_error(context *ctx, struct packet *p, const struct se
 	if (!covers(services, p->flow.protocol, 0) &&
 	    !(quoted_services && covers(quoted_services, quoted.protocol, bpf_ntohs(quoted.server_port))))
 		return PASS_NOT_OURS;
-	return live_flow(&quoted, p->time) ? PASS_ICMP_ERROR : DROP_NO_FLOW;
+	if (live_flow(&quoted, p->time))
+		return PASS_ICMP_ERROR;
+	return is_optional(&quoted) ? PASS_STRANGER : DROP_NO_FLOW;
 }
 
 __noinline int decide_fragment(struct packet *p, const struct services *services)
@@ -146,14 +149,18 @@ __noinline int decide_rest(context *ctx, struct packet *p, __u32 admitted)
 		return DROP_NO_TOKEN;
 	if (p->flow.protocol != IP_UDP && !opens(p)) {
 		if (p->flow.protocol == IP_TCP)
-			return DROP_NO_FLOW;
+			return is_welcome(p) ? PASS_STRANGER : DROP_NO_FLOW;
 		return answers_echo(ctx, p) ? PASS_FLOW : DROP_NO_TOKEN;
 	}
 	several = keep_first_datagram(ctx, p);
 	carrier = find_token(ctx, p, token);
 	p->in_stream = carrier == CARRIER_STREAM;
-	if (!(CARRIERS & carrier))
-		return admitted ? PASS_FLOW : DROP_NO_TOKEN;
+	if (!(CARRIERS & carrier)) {
+		if (admitted)
+			return PASS_FLOW;
+		/* Without a token, not with one that is not accepted here: the application would read it. */
+		return !carrier && is_welcome(p) ? PASS_STRANGER : DROP_NO_TOKEN;
+	}
 	outcome = verify_token(p, token);
 	/* On an admitted flow, data that fails a token's format checks is payload that happens to look like one. */
 	if (admitted && outcome <= DROP_UNKNOWN_SUITE && outcome != CONTINUE)
@@ -265,6 +272,9 @@ static __always_inline int decide_parsed(context *ctx, struct packet *p, int for
 		return decide_icmp_error(ctx, p, services);
 	if (neighbour_discovery(p) || !covers(services, p->flow.protocol, bpf_ntohs(p->flow.server_port)))
 		return PASS_NOT_OURS;
+	/* Routing rules don't see the ports behind any fragment header: the packet would go around a gateway's relay. */
+	if (p->atomic && p->flow.protocol == IP_TCP)
+		return DROP_FRAGMENT;
 	flow = opens(p) ? 0 : live_flow(&p->flow, p->time);
 	if (flow)
 		refresh(flow, p, p->time);
@@ -276,16 +286,21 @@ static __always_inline int decide_parsed(context *ctx, struct packet *p, int for
 	return decide_rest(ctx, p, !!flow);
 }
 
-/* Settles a segment of an open TCP connection, whose IP packet is `total_len` bytes long: the fast path's outcome. */
+/* Settles a segment of an open TCP connection, whose IP packet is `total_len` bytes long: the fast path's outcome. Counts
+ * the segment if it passes. */
 static __always_inline int settle_segment(struct flow *flow, const struct tcp *tcp, __u32 ip_len, __u32 total_len)
 {
-	__u32 header_len = (tcp->offset >> 4) * 4, time = now();
+	__u32 header_len = (tcp->offset >> 4) * 4;
+	struct core *core;
 
-	if (!flow || header_len < sizeof(*tcp) || ip_len + header_len > total_len ||
-	    !flow_is_live(IP_TCP, flow, time) ||
-	    !goes_on(flow, tcp->flags, bpf_ntohl(tcp->sequence), total_len - ip_len - header_len))
+	if (unlikely(!flow || flow->stage != STAGE_OPEN || header_len < sizeof(*tcp) || ip_len + header_len > total_len))
 		return CONTINUE;
-	count_packet(flow, time, total_len);
+	core = this_core();
+	if (unlikely(!core || !flow_is_live(IP_TCP, flow, core->second) ||
+		     !goes_on(flow, tcp->flags, bpf_ntohl(tcp->sequence), total_len - ip_len - header_len)))
+		return CONTINUE;
+	count_packet(flow, core->second, total_len);
+	core->settled += 1;
 	return PASS_FLOW;
 }
 
@@ -293,22 +308,24 @@ static __always_inline int settle_fast4(context *ctx, void *data, void *end)
 {
 	struct ipv4 *ip = data + ETHER_LEN;
 	struct tcp *tcp = (void *)(ip + 1);
-	struct flow_key4 key = { .protocol = IP_TCP };
+	/* Client and server, and then their ports, as they stand in the packet: each is read and stored as one word. */
+	union {
+		struct flow_key4 key;
+		__u64 words[2];
+	} flow;
 	__u32 total_len;
 
-	if ((void *)(tcp + 1) > end || ip->version_ihl != 0x45)
+	if (unlikely((void *)(tcp + 1) > end || ip->version_ihl != 0x45))
 		return CONTINUE;
-	if (is_open4(*(__be32 *)ip->destination))
+	flow.words[0] = *(__u64 *)(data + ETHER_LEN + __builtin_offsetof(struct ipv4, source));
+	flow.words[1] = *(__u32 *)(data + ETHER_LEN + IPV4_LEN) | (__u64)IP_TCP << 32;
+	if (is_open4(flow.key.server))
 		return PASS_NOT_OURS;
 	total_len = bpf_ntohs(ip->total_len);
-	if (ip->protocol != IP_TCP || ip->fragment & bpf_htons(0x3fff) ||
-	    (tcp->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN || !reaches(ctx, ETHER_LEN + total_len))
+	if (unlikely(ip->protocol != IP_TCP || ip->fragment & bpf_htons(0x3fff) ||
+		     (tcp->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN || !reaches(ctx, ETHER_LEN + total_len)))
 		return CONTINUE;
-	key.client = *(__be32 *)ip->source;
-	key.server = *(__be32 *)ip->destination;
-	key.client_port = tcp->source;
-	key.server_port = tcp->destination;
-	return settle_segment(bpf_map_lookup_elem(&flows4, &key), tcp, IPV4_LEN, total_len);
+	return settle_segment(bpf_map_lookup_elem(&flows4, &flow.key), tcp, IPV4_LEN, total_len);
 }
 
 /* The fast path for IPv6. Only for packets without extension headers, one of which could be a source route to a
@@ -317,20 +334,27 @@ static __always_inline int settle_fast6(context *ctx, void *data, void *end)
 {
 	struct ipv6 *ip = data + ETHER_LEN;
 	struct tcp *tcp = (void *)(ip + 1);
-	struct flow_key key;
+	__u64 *addresses = data + ETHER_LEN + __builtin_offsetof(struct ipv6, source);
+	union {
+		struct flow_key key;
+		__u64 words[5];
+	} flow;
 	__u32 total_len;
 
-	if ((void *)(tcp + 1) > end || ip->version_class >> 4 != 6)
+	if (unlikely((void *)(tcp + 1) > end || ip->version_class >> 4 != 6))
 		return CONTINUE;
-	if (is_open6(*(__be64 *)ip->destination, *(__be64 *)(ip->destination + 8)))
+	if (is_open6(addresses[2], addresses[3]))
 		return ip->next == IP_TCP || ip->next == IP_UDP ? PASS_NOT_OURS : CONTINUE;
 	total_len = IPV6_LEN + bpf_ntohs(ip->payload_len);
-	if (ip->next != IP_TCP || (tcp->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN || !reaches(ctx, ETHER_LEN + total_len))
+	if (unlikely(ip->next != IP_TCP || (tcp->flags & (TCP_SYN | TCP_ACK)) == TCP_SYN ||
+		     !reaches(ctx, ETHER_LEN + total_len)))
 		return CONTINUE;
-	__builtin_memcpy(&key, ip->source, 32); /* both addresses */
-	*(__u32 *)&key.client_port = *(__u32 *)tcp;
-	*(__u32 *)&key.protocol = IP_TCP | 6 << 8;
-	return settle_segment(bpf_map_lookup_elem(&flows6, &key), tcp, IPV6_LEN, total_len);
+	flow.words[0] = addresses[0];
+	flow.words[1] = addresses[1];
+	flow.words[2] = addresses[2];
+	flow.words[3] = addresses[3];
+	flow.words[4] = *(__u32 *)(data + ETHER_LEN + IPV6_LEN) | (__u64)(IP_TCP | 6 << 8) << 32;
+	return settle_segment(bpf_map_lookup_elem(&flows6, &flow.key), tcp, IPV6_LEN, total_len);
 }
 
 /* Fast path for most traffic: packets to addresses that are certainly unprotected, and segments of open TCP flows.
@@ -341,7 +365,7 @@ static __always_inline int settle_fast(context *ctx)
 
 	if (data + ETHER_LEN > end)
 		return CONTINUE;
-	if (*(__be16 *)(data + 12) == bpf_htons(0x0800))
+	if (likely(*(__be16 *)(data + 12) == bpf_htons(0x0800)))
 		return settle_fast4(ctx, data, end);
 	return *(__be16 *)(data + 12) == bpf_htons(0x86dd) ? settle_fast6(ctx, data, end) : CONTINUE;
 }
@@ -443,8 +467,9 @@ static __always_inline int decide(context *ctx)
 	int outcome = settle_fast(ctx);
 	struct packet p;
 
-	if (outcome != CONTINUE) {
-		count(outcome);
+	if (likely(outcome != CONTINUE)) {
+		if (outcome != PASS_FLOW)
+			count(outcome);
 		return 1;
 	}
 	__builtin_memset(&p, 0, sizeof(p));

@@ -31,5 +31,6 @@ enum outcome {
 	OUTBOUND = 22,
 	OUTBOUND_FULL = 23,
 	UNCLAIMED = 24,
+	PASS_STRANGER = 25,
 	OUTCOMES = 32,
 };

@@ -36,7 +36,8 @@ struct verifier_config {
 	__u32 udp_renewal; /* seconds after which a client's UDP flow needs another token */
 	__u32 flows_per_account;
 	__u32 grants_per_account;
-	__u32 reserved;
+	__u16 ls_stateless; /* 1 to take tokens of the LS scheme whose pair is not in the table */
+	__u16 optional; /* 1 if there are optional receivers */
 };
 
 /* When the programs report flows to user space, which shares them with peer gateways. */
@@ -52,6 +53,49 @@ struct agent_config {
 	__u32 tcx;
 	__u32 match_cgroups;
 	__u32 overhear; /* 1: copy name servers' answers to user space */
+};
+
+/* The agent's part of steering. */
+struct steering {
+	__u64 cookie; /* of the tunnel's own socket */
+	__u32 device; /* the tunnel's device */
+	__u32 seals; /* 1 if something is sealed, or was */
+	__u32 asks; /* bits of enum asks */
+	__u32 reserved;
+};
+
+enum asks { ASKS = 1, ASKS_BY_CGROUP = 2, KEEPS_FLOWS = 4 /* look for a flow that began in the tunnel */ };
+
+/* A flow in the tunnel: who opened it, and what they asked for. */
+struct steered {
+	__u32 subject;
+	__u32 wish; /* a treatment, its number in records, and bits for user space */
+};
+
+enum { WISH_TREATMENT = 0xff, STEERED = 1 << 30, ASKER_LEVELS = 8 };
+
+/* Bits of a wish that the agent's ladder sets. LADDER: the flow is in the tunnel because the ladder chose so; until its client
+ * has answered in the tunnel (ANSWERED), an answer from outside takes it out again. OUTSIDE: this packet goes outside. */
+enum { WISH_LADDER = 1 << 10, WISH_OUTSIDE = 1 << 11, WISH_ANSWERED = 1 << 12 };
+
+/* Treatment of flows that the ladder leads into a tunnel: `authenticate`, the weakest that records have. */
+enum { LADDER_TREATMENT = 1 };
+
+enum rung { RUNG_PACKET = 0, RUNG_TUNNEL = 1 };
+
+/* By which rung a subject's connections to a destination begin. User space writes it. */
+struct ladder {
+	__u32 rung;
+	__u32 every; /* one SYN in this number takes RUNG_PACKET instead; 0: none */
+	__u32 count; /* of SYNs, by the program */
+	__u32 reserved;
+};
+
+/* When a connection's first packet was sent and answered, in nanoseconds since boot; 0: not yet. */
+struct first_packet {
+	__u64 sent;
+	__u64 outside; /* answered outside of the tunnel */
+	__u64 inside;
 };
 
 struct flow_key {
@@ -267,6 +311,14 @@ struct prefix6 {
 	__u8 address[16];
 };
 
+/* A TCP service that everybody may reach (wire.md §6.12). */
+struct optional_service {
+	__u8 address[16];
+	__be16 port;
+	__u8 family;
+	__u8 reserved;
+};
+
 struct service {
 	__u8 protocol;
 	__u8 reserved;
@@ -313,7 +365,7 @@ struct owner {
 	__u64 id;
 };
 
-enum owner_kind { OWNER_USER = 1, OWNER_CGROUP = 2, OWNER_FORWARDED = 3 };
+enum owner_kind { OWNER_USER = 1, OWNER_CGROUP = 2, OWNER_FORWARDED = 3, OWNER_DSCP = 4 /* of wishes only */ };
 
 struct grant_slot {
 	__u32 subject;
@@ -339,7 +391,8 @@ struct grant_entry {
 
 struct conversation {
 	__u32 token;
-	__u32 answered;
+	__u16 answered;
+	__u16 sent; /* stops at 65 535 */
 	__u32 subject;
 	__u32 seen;
 };
@@ -377,7 +430,8 @@ struct queued_header {
 	struct grant_slot slot;
 	__u32 interface;
 	__u32 length;
-	__u32 segment;
+	__u16 segment;
+	__u16 wish; /* of the packet's sender; user space gives it back as the priority of the packet */
 	__be16 vlan_proto;
 	__u16 vlan_tci;
 };
@@ -526,5 +580,10 @@ enum agent_counter {
 	AGENT_RIDER = 8,
 	AGENT_SUPPORT = 9,
 	AGENT_KEYS = 10,
+	AGENT_STEERED = 11,
+	AGENT_NO_TUNNEL = 12,
+	AGENT_UNSEALED = 13,
+	AGENT_WATCHED = 14,
+	AGENT_LATE = 15,
 	AGENT_COUNTERS = 16,
 };

@@ -39,17 +39,62 @@ static __always_inline void hash_client_key(struct sha224 *sha, const struct sec
 	sha224(sha);
 }
 
+/* Reports whether the token's tag differs from the one that this secret yields. */
+static __always_inline int tag_differs(struct sha224 *sha, const struct ls_token *token, const struct secret_entry *secret,
+				       __u64 handle, __u16 nonce2)
+{
+	const __u32 *tag = (const __u32 *)token->tag;
+	__u32 differ = 0;
+
+	hash_client_key(sha, secret, bpf_cpu_to_be64(handle << 8));
+	hash_tag(sha, bpf_cpu_to_be64(handle << 8) & 0xffffffffff, nonce2);
+#pragma unroll
+	for (int i = 0; i < SHA224_LEN / 4; i++)
+		differ |= sha->hash_words[i] ^ tag[i];
+	return differ != 0;
+}
+
+/* Checks a token whose pair this verifier was not told of, as the published scheme does (wire.md §6.4.7): the token is
+ * right if one of the secrets of now yields its tag. The pair ends with that secret. */
+__noinline int verify_unannounced(struct packet *p, const struct ls_token *token, struct token *claim)
+{
+	__u32 zero = 0, reason = DROP_UNKNOWN_EPOCH;
+	struct sha224 *sha = bpf_map_lookup_elem(&ls_hashes, &zero);
+	__u64 epoch_length = config.epoch_length ?: 1, current, epoch;
+
+	if (!p || !token || !claim || !sha)
+		return DROP_UNKNOWN_EPOCH;
+	current = p->time / epoch_length;
+	for (int i = 0; i < 3; i++) {
+		struct secret_entry *secret;
+		__u32 slot;
+
+		epoch = i == 0 ? current : i == 1 ? current - 1 : current + 1;
+		slot = epoch & 0xff;
+		secret = bpf_map_lookup_elem(&ls_secrets, &slot);
+		if (!secret || secret->epoch != epoch)
+			continue;
+		reason = DROP_BAD_TAG;
+		if (tag_differs(sha, token, secret, p->handle, p->nonce2))
+			continue;
+		claim->expires = (epoch + 2) * epoch_length;
+		claim->block.flags = 0;
+		p->holder = 0;
+		return was_forgotten(claim->expires) ? DROP_EXPIRED : CONTINUE;
+	}
+	return reason;
+}
+
 /* Checks suite, pair, expiry and tag, in this order: CONTINUE, or the reason of the first check that fails. Stores the
  * fields that admission needs in `claim`. */
 __noinline int verify_ls(struct packet *p, const struct ls_token *token, struct token *claim)
 {
 	const __u8 *bytes = (const __u8 *)token;
-	__u32 zero = 0, slot, differ = 0;
+	__u32 zero = 0, slot;
 	struct sha224 *sha = bpf_map_lookup_elem(&ls_hashes, &zero);
 	struct secret_entry *secret;
 	struct ls_grant *pair;
 	__u64 handle = 0;
-	const __u32 *tag;
 
 	if (!p || !token || !claim || !sha || !(config.suites & 1 << SUITE_SHA224))
 		return DROP_UNKNOWN_SUITE;
@@ -61,7 +106,7 @@ __noinline int verify_ls(struct packet *p, const struct ls_token *token, struct 
 	p->from_pair = 1;
 	pair = bpf_map_lookup_elem(&ls_grants, &handle);
 	if (!pair)
-		return DROP_UNKNOWN_EPOCH;
+		return config.ls_stateless ? verify_unannounced(p, token, claim) : DROP_UNKNOWN_EPOCH;
 	slot = pair->epoch & 0xff;
 	secret = bpf_map_lookup_elem(&ls_secrets, &slot);
 	if (!secret || secret->epoch != pair->epoch)
@@ -71,13 +116,7 @@ __noinline int verify_ls(struct packet *p, const struct ls_token *token, struct 
 	claim->expires = pair->expires;
 	p->holder = pair->holder;
 	claim->block.flags = 0;
-	hash_client_key(sha, secret, bpf_cpu_to_be64(handle << 8));
-	hash_tag(sha, bpf_cpu_to_be64(handle << 8) & 0xffffffffff, p->nonce2);
-	tag = (const __u32 *)token->tag;
-#pragma unroll
-	for (int i = 0; i < SHA224_LEN / 4; i++)
-		differ |= sha->hash_words[i] ^ tag[i];
-	return differ ? DROP_BAD_TAG : CONTINUE;
+	return tag_differs(sha, token, secret, handle, p->nonce2) ? DROP_BAD_TAG : CONTINUE;
 }
 
 /* Reports whether a pair's nonce2 was used, without recording anything. */
@@ -85,7 +124,9 @@ static __always_inline int nonce_was_used(__u64 handle, __u32 nonce2)
 {
 	struct ls_grant *pair = bpf_map_lookup_elem(&ls_grants, &handle);
 
-	return !pair || pair->used[nonce2 >> 6 & (LS_NONCE_WORDS - 1)] >> (nonce2 & 63) & 1;
+	if (!pair)
+		return !config.ls_stateless;
+	return pair->used[nonce2 >> 6 & (LS_NONCE_WORDS - 1)] >> (nonce2 & 63) & 1;
 }
 
 /* Records a pair's nonce2: CONTINUE if it is used for the first time. */
@@ -95,6 +136,6 @@ __noinline int first_nonce(__u64 handle, __u32 nonce2)
 	__u64 bit = 1ULL << (nonce2 & 63);
 
 	if (!pair)
-		return DROP_REPLAYED;
+		return config.ls_stateless ? CONTINUE : DROP_REPLAYED;
 	return __sync_fetch_and_or(&pair->used[nonce2 >> 6 & (LS_NONCE_WORDS - 1)], bit) & bit ? DROP_REPLAYED : CONTINUE;
 }

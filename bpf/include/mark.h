@@ -46,8 +46,9 @@ static __always_inline int mark(context *ctx)
 	/* A refused token in a stream would reach the application if the rules let the packet pass without the mark. */
 	if (outcome == CONSUMED || (outcome < PASS_NOT_OURS && p.in_stream))
 		return TC_ACT_SHOT;
-	if (outcome == PASS_FLOW || outcome == PASS_TOKEN || outcome == PASS_ICMP_ERROR)
-		bits = config.mark | class_bits(&p);
+	if (outcome == PASS_FLOW || outcome == PASS_TOKEN || outcome == PASS_ICMP_ERROR ||
+	    outcome == PASS_STRANGER)
+		bits = config.mark | (outcome == PASS_STRANGER ? 0 : class_bits(&p));
 	ctx->mark = (ctx->mark & ~config.mark_mask) | bits;
 	return TC_ACT_UNSPEC;
 }

@@ -45,7 +45,7 @@ struct packet {
 	__u8 opens_flow; /* the token's grant is charged one more flow */
 	__u16 nonce2;
 	__u8 in_stream; /* its token is in the bytes of its stream: if it passed unchanged, the application would read them */
-	__u8 reserved2;
+	__u8 atomic; /* IPv6: it has a fragment header and is whole (RFC 6946) */
 };
 
 static __always_inline int icmp_error(const struct packet *p)
@@ -267,7 +267,9 @@ __noinline int parse_after_ip(context *ctx, struct packet *p, __u32 at, __u32 ne
 				p->fragment = FRAGMENT_LATER;
 			else if (field & 1)
 				p->fragment = FRAGMENT_FIRST;
-			if (field & 0xfff9) {
+			if (!(field & 0xfff9)) {
+				p->atomic = 1;
+			} else {
 				p->fragment_at = at;
 				p->fragment_id =
 					(__u32)header[4] << 24 | header[5] << 16 | header[6] << 8 | header[7];

@@ -56,7 +56,7 @@ static __always_inline __u32 class_of4(__be32 address)
 {
 	__u32 whole = bpf_ntohl(address), first = whole >> 24;
 
-	if (first >= 224 || first == 127 || whole >> 16 == 0xa9fe)
+	if (unlikely(first >= 127) && (first >= 224 || first == 127 || whole >> 16 == 0xa9fe))
 		return first;
 	return (address * 0x9e3779b1U) >> 16;
 }

@@ -1,7 +1,8 @@
-//! Recommends a kind of remote access for somebody's goals, with the argument: Bollinger's question of 2004 (which
-//! protection does a medium need, and what does it cost?), asked of today's choices.
+//! Recommends a kind of remote access for somebody's goals, with reasons. It asks Bollinger's question of 2004 (which
+//! protection does a medium need, and what does it cost?) about today's choices.
 //!
-//! The advice may be not to use Vouchsafe. A candidate of another kind is taken from a run's ranking, if there is a run.
+//! The advice can be to use a tunnel, with Vouchsafe or in its place. With the results of a run, it also names the
+//! tunnel that ranks first for these goals.
 
 use std::fmt;
 
@@ -26,44 +27,44 @@ macro_rules! choices {
 }
 
 choices! {
-    /// The asker's trust in the path between client and server.
+    /// Trust in the path between client and server.
     Path:
-    /// Nobody.
+    /// You trust nobody on the path.
     Untrusted "you trust nobody on the path",
-    /// The path is the asker's own, as a campus or a data centre.
+    /// The path is your own, such as a campus or a data centre.
     Own "the path is your own",
 }
 
 choices! {
     /// The applications that protect their data themselves, by TLS, SSH, QUIC and the like.
     Encryption:
-    /// All.
+    /// All applications encrypt by themselves.
     All "all applications encrypt by themselves",
-    /// Some do not.
+    /// Some applications do not encrypt by themselves.
     Some "some applications do not encrypt by themselves",
-    /// None does.
+    /// No application encrypts by itself.
     Nothing "no application encrypts by itself",
 }
 
 choices! {
     /// The destinations that clients need.
     Reach:
-    /// Named services.
+    /// Clients need certain services.
     Services "people need certain services",
-    /// A whole network, with an address in it.
+    /// Clients need a whole network, with an address in it.
     Network "people need an address in the inside network",
-    /// Sites are to be joined.
+    /// Whole sites have to be joined.
     Sites "whole sites are to be joined",
 }
 
 choices! {
     /// The administrator of the clients' devices.
     Devices:
-    /// The asker: programs can be installed with privileges.
+    /// You administer the devices, and can install programs with privileges.
     Ours "you administer the devices",
-    /// Their users do.
+    /// Their users administer the devices.
     Theirs "their users administer the devices",
-    /// Nothing can be installed.
+    /// Nobody administers the devices: nothing can be installed on them.
     Nobody "nothing can be installed on the devices",
 }
 
@@ -83,7 +84,7 @@ choices! {
 }
 
 choices! {
-    /// The first thing that breaks when remote access is slow.
+    /// The use that suffers first when remote access is slow.
     Slow:
     /// Large transfers.
     Transfers "large transfers must not take long",
@@ -91,39 +92,39 @@ choices! {
     Delay "delay and jitter must be low",
     /// Processors of the server or of small devices.
     Processors "processors are scarce",
-    /// Nothing: a person waits a moment.
+    /// Nothing: people can wait a moment.
     Nothing "speed hardly matters",
 }
 
 choices! {
     /// The consequence if somebody changes a packet on its way.
     Tampering:
-    /// The application notices.
+    /// The application notices the change.
     Noticed "applications notice a changed packet",
-    /// Harm.
+    /// The change does harm, and nobody notices it.
     Harmful "a changed packet does harm and nobody notices",
 }
 
-/// The answers.
+/// A person's answers to the questions of `advise`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answers {
-    /// Confidentiality: who is on the path.
+    /// Confidentiality: whom the person trusts on the path.
     pub path: Path,
-    /// Confidentiality: what applications do.
+    /// Confidentiality: whether applications encrypt by themselves.
     pub encryption: Encryption,
     /// Confidentiality: whether observers must not learn with which server a client talks.
     pub secret_addresses: bool,
-    /// Integrity.
+    /// Integrity: what happens if somebody changes a packet on its way.
     pub tampering: Tampering,
     /// Non-repudiation: whether each access must be attributable to a person.
     pub attributable: bool,
-    /// The destinations that clients need.
+    /// The destinations that clients need to reach.
     pub reach: Reach,
-    /// The administrator of devices.
+    /// The administrator of the clients' devices.
     pub devices: Devices,
-    /// Their systems.
+    /// The operating systems of the clients' devices.
     pub platforms: Vec<Platform>,
-    /// The cost that matters.
+    /// The use that suffers first when remote access is slow.
     pub slow: Slow,
 }
 
@@ -132,11 +133,11 @@ pub struct Answers {
 pub enum Recommendation {
     /// Vouchsafe alone.
     Vouchsafe,
-    /// A tunnel, with the candidate that ranks first in the run; not Vouchsafe.
+    /// A tunnel. The text is the name of the tunnel that ranks first in the run.
     Tunnel(Option<String>),
-    /// A tunnel for what needs one, and Vouchsafe for the rest.
+    /// A tunnel for the destinations that need one, and Vouchsafe for the others.
     Both(Option<String>),
-    /// Neither: a gateway that browsers use.
+    /// Neither Vouchsafe nor a tunnel, but a gateway that browsers use.
     Browser,
 }
 
@@ -145,7 +146,7 @@ pub enum Recommendation {
 pub struct Advice {
     /// The kind of access to use.
     pub recommendation: Recommendation,
-    /// Why, one sentence for each answer that decides something.
+    /// The reasons: one sentence for each answer that matters.
     pub argument: Vec<String>,
 }
 
@@ -173,7 +174,7 @@ impl Advice {
     }
 }
 
-/// Recommends what fits the answers. Candidates and figures come from `results`, if there are any.
+/// Recommends the kind of access that fits the answers. Takes candidates and figures from `results`, if given.
 pub fn advise(answers: &Answers, results: Option<&Results>) -> Advice {
     let mut argument = Vec::new();
     let against = reasons_against(answers);
@@ -206,7 +207,7 @@ pub fn advise(answers: &Answers, results: Option<&Results>) -> Advice {
     Advice { recommendation, argument }
 }
 
-/// Returns needs that Vouchsafe does not meet.
+/// Returns the needs that Vouchsafe does not meet.
 fn reasons_against(answers: &Answers) -> Vec<String> {
     let mut reasons = Vec::new();
     if answers.secret_addresses {
@@ -232,7 +233,7 @@ fn reasons_against(answers: &Answers) -> Vec<String> {
     reasons
 }
 
-/// Returns the goals that stay open where nothing but admission is added.
+/// Returns the goals that admission alone leaves open.
 fn exposes(answers: &Answers) -> Vec<String> {
     let mut open = Vec::new();
     if answers.path == Path::Untrusted && answers.encryption != Encryption::All {
@@ -264,7 +265,7 @@ fn in_favour(answers: &Answers) -> String {
     )
 }
 
-/// Returns the best tunnel of the run for the answers, and says why it is first.
+/// Returns the tunnel that ranks first for the answers in the run, and adds the reason to `argument`.
 fn candidate(answers: &Answers, results: Option<&Results>, argument: &mut Vec<String>) -> Option<String> {
     let Some(results) = results else {
         argument.push("No run is at hand to name the best candidate: `vouchsafe-compare run` makes one.".to_owned());
@@ -283,7 +284,7 @@ fn candidate(answers: &Answers, results: Option<&Results>, argument: &mut Vec<St
     Some(first.name.clone())
 }
 
-/// Returns weights and musts that stand for the answers, for a tunnel.
+/// Returns the weights and musts by which tunnels are ranked for a person with these answers.
 pub fn needs(answers: &Answers) -> Weights {
     let mut weights = Weights::default();
     let mut set = |name: &str, weight: f64| {
@@ -299,7 +300,7 @@ pub fn needs(answers: &Answers) -> Weights {
         Slow::Processors => set("cpu", 5.0),
         Slow::Nothing => set("effort", 4.0),
     }
-    // These properties are welcome; those that an answer asks for are musts, below.
+    // These properties are only welcome. Those that an answer asks for are musts, which are added below.
     for property in ["replay_refused", "silent_to_strangers", "identity_hidden"] {
         set(property, 1.0);
     }
@@ -329,7 +330,8 @@ pub fn needs(answers: &Answers) -> Weights {
     weights
 }
 
-/// Says what the recommendation costs or saves in the quantity that matters, against the plain path of the run.
+/// Returns what the recommendation costs or saves in the quantity that matters to the person, compared with the plain
+/// path of the run.
 fn cost(answers: &Answers, recommendation: &Recommendation, results: Option<&Results>) -> Option<String> {
     let quantity = match answers.slow {
         Slow::Transfers => Quantity::TcpUp,

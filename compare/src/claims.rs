@@ -1,4 +1,4 @@
-//! A solution's own statements: taken from its documentation, not measured.
+//! Statements of a solution's documentation about the solution. They are not measured.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,35 +6,35 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transport {
-    /// Nothing of its own: packets travel as they are.
+    /// Nothing: packets travel unchanged.
     None,
-    /// Datagrams of UDP, or IP packets of a protocol of its own.
+    /// UDP datagrams, or IP packets with a protocol number of the solution's own.
     Udp,
     /// A TCP connection.
     Tcp,
 }
 
-/// The place where packets are processed.
+/// The place at which a solution processes packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Plane {
-    /// In the kernel.
+    /// The kernel processes packets.
     Kernel,
-    /// In a process.
+    /// A process in user space processes packets.
     Process,
 }
 
-/// An offer of a solution beside its figures: a claim of the solution's documentation.
+/// A capability that a solution's documentation claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Feature {
-    /// Observers of the path don't see with which inner address a client talks.
+    /// Observers of the path don't see the inner address with which a client talks.
     HidesAddresses,
     /// Observers can't read payload.
     Encrypts,
     /// Changed packets are dropped.
     Authenticates,
-    /// Old captures stay closed after the long-term key is known.
+    /// Somebody who learns the long-term key can't decrypt earlier captures.
     ForwardSecrecy,
     /// Clients get an address in the inside network.
     InsideAddress,
@@ -44,9 +44,9 @@ pub enum Feature {
     Revocation,
     /// Clients reach each other without going through the server.
     Mesh,
-    /// Passes a NAT in front of the client.
+    /// The solution works through a NAT in front of the client.
     PassesNat,
-    /// Works where only TCP passes.
+    /// The solution works where only TCP passes.
     OnlyTcp,
     /// There are clients for Windows.
     Windows,
@@ -61,7 +61,7 @@ pub enum Feature {
 }
 
 impl Feature {
-    /// All features.
+    /// All features, in the order of the report.
     pub const ALL: [Self; 15] = [
         Self::HidesAddresses,
         Self::Encrypts,
@@ -105,9 +105,9 @@ impl Feature {
 /// A solution's description.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claims {
-    /// Name for people.
+    /// Name of the solution in the report.
     pub title: String,
-    /// The group in tables: solutions with the same protocol.
+    /// Name of the group to which the solution belongs. The solutions of a group have the same protocol.
     pub family: String,
     /// The carrier of the data.
     pub transport: Transport,
@@ -115,7 +115,7 @@ pub struct Claims {
     pub plane: Plane,
     /// Cipher and authentication of the data, as configured here.
     pub cipher: String,
-    /// Features.
+    /// The features that the documentation claims.
     pub features: Vec<Feature>,
     /// Whether the protocol is a published standard that others implement, too.
     pub standard: bool,

@@ -1,4 +1,4 @@
-//! The interface of a solution: one short file in `drivers/` implements it.
+//! The interface that every solution implements, in one short file in `drivers/`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,25 +6,27 @@ use std::time::Duration;
 use anyhow::Result;
 
 use crate::claims::Claims;
+use crate::measure::emulator::Seen;
 use crate::scene::{End, Scene};
+use crate::secrecy::Attempt;
 use crate::workshop::Workshop;
 
-/// A program that a solution needs, and what brings it.
+/// A program that a solution needs, and the package that contains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Need {
     /// The program's name or path.
     pub program: &'static str,
-    /// The package that brings it.
+    /// The package that contains the program.
     pub package: &'static str,
 }
 
 impl Need {
-    /// Names a program of a Debian package.
+    /// Creates the need for a program that is in a Debian package.
     pub const fn new(program: &'static str, package: &'static str) -> Self {
         Self { program, package }
     }
 
-    /// Returns where the program is, if it is installed.
+    /// Returns the program's path, if it is installed.
     pub fn found(&self) -> Option<PathBuf> {
         find(self.program)
     }
@@ -35,23 +37,23 @@ fn find(program: &str) -> Option<PathBuf> {
         return Some(PathBuf::from(program)).filter(|path| path.is_file());
     }
     let path = std::env::var("PATH").unwrap_or_default();
-    // Daemons are in sbin, which ordinary users' PATH lacks.
+    // Daemons are in sbin, which is not in the PATH of ordinary users.
     let dirs = path.split(':').chain(["/usr/sbin", "/sbin", "/usr/local/bin"]);
     dirs.map(|dir| PathBuf::from(dir).join(program)).find(|file| file.is_file())
 }
 
-/// Where strangers may knock: the solution's outer port.
+/// The target of a stranger's attack: the solution's outer port or, if it has none, the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
     /// A UDP port of the gateway.
     Udp(u16),
     /// A TCP port of the gateway.
     Tcp(u16),
-    /// None: strangers call the server itself.
+    /// The solution has no port: the stranger attacks the server itself.
     Inside,
 }
 
-/// A solution.
+/// A solution to compare.
 ///
 /// The client is [`site::CLIENT`](crate::site::CLIENT), the server runs on the gateway,
 /// [`site::GATEWAY`](crate::site::GATEWAY). Once [`Driver::start_client`] has taken effect, the client must reach
@@ -60,63 +62,79 @@ pub trait Driver: Send + Sync {
     /// Returns the name on the command line and in files.
     fn name(&self) -> String;
 
-    /// Returns what the solution is and says about itself.
+    /// Returns the description of the solution.
     fn claims(&self) -> Claims;
 
-    /// Returns the programs that must be installed.
+    /// Returns the programs that must be installed for the solution.
     fn needs(&self) -> Vec<Need>;
 
-    /// Returns a command line that prints the version.
+    /// Returns a command line that prints the solution's version.
     fn version(&self) -> String;
 
-    /// Makes all files and keys of the server and of `clients` clients, each in the folder of its machine. The steps are
-    /// counted, so everything that an administrator would do must be done here or when starting.
+    /// Makes all files and keys of the server and of `clients` clients, each in the folder of its machine. The steps
+    /// are counted, so everything that an administrator would do must be done here, in [`Self::start_server`] or in
+    /// [`Self::start_client`].
     ///
     /// # Errors
-    /// If a key can't be made or a file can't be written.
+    ///
+    /// Fails if a key can't be made or a file can't be written.
     fn prepare(&self, shop: &mut Workshop, clients: usize) -> Result<()>;
 
     /// Starts the server and waits until it would accept a client.
     ///
     /// # Errors
-    /// If it does not start.
+    ///
+    /// Fails if it does not start.
     fn start_server(&self, scene: &mut Scene) -> Result<()>;
 
-    /// Starts the first client. It need not wait until the client is connected: that is measured.
+    /// Starts the first client. It need not wait until the client is connected, because that time is measured.
     ///
     /// # Errors
-    /// If it does not start.
+    ///
+    /// Fails if it does not start.
     fn start_client(&self, scene: &mut Scene) -> Result<()>;
 
     /// Stops the server.
     ///
     /// # Errors
-    /// If it does not stop.
+    ///
+    /// Fails if it does not stop.
     fn stop_server(&self, scene: &mut Scene) -> Result<()> {
         scene.stop(End::Server)
     }
 
-    /// Returns where strangers may knock.
+    /// Returns the port that a stranger can attack.
     fn door(&self) -> Door;
 
-    /// Returns how long the solution needs, after its first answer, until it works as it does later.
+    /// Tries to open recorded frames of the solution's session with the long-term keys of both ends, which an observer
+    /// has stolen after the session. Returns `None` if the driver has no such attempt; forward secrecy is then claimed,
+    /// but not tested.
+    ///
+    /// # Errors
+    /// Fails if the frames do not contain what the attempt needs, such as the handshake.
+    fn open_with_stolen_keys(&self, _: &Scene, _: &[Seen]) -> Result<Option<Attempt>> {
+        Ok(None)
+    }
+
+    /// Returns how long the solution needs, after its first answer, until it has reached its final speed and path.
     fn warm_up(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// Returns why the solution can't run on this machine although its programs are there, if so.
+    /// Returns why the solution can't run on this machine although its programs are installed; `None` if it can.
     fn impossible(&self) -> Option<String> {
         None
     }
 
-    /// Reports whether the solution exists only to test the method; such ones run only when named.
+    /// Reports whether the solution exists only to test the method. A solution for tests runs only if the user names
+    /// it.
     fn is_for_tests(&self) -> bool {
         false
     }
 }
 
-/// Returns what keeps a solution from running here: missing programs with the packages that bring them, or another
-/// reason.
+/// Returns why a solution can't run here: the missing programs with their packages, or another reason. Returns `None`
+/// if it can run.
 pub fn obstacle(driver: &dyn Driver) -> Option<String> {
     let missing: Vec<_> = driver.needs().into_iter().filter(|need| need.found().is_none()).collect();
     if missing.is_empty() {
@@ -126,7 +144,7 @@ pub fn obstacle(driver: &dyn Driver) -> Option<String> {
     Some(format!("not installed: {}", named.join(", ")))
 }
 
-/// Returns the first line that the version command prints and that has a digit, or "unknown".
+/// Returns the first line of the version command's output that contains a digit, or "unknown".
 pub fn version(driver: &dyn Driver) -> String {
     let line = driver.version();
     let mut args = line.split_whitespace();

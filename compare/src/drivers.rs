@@ -8,12 +8,14 @@ mod nebula;
 mod ocserv;
 mod openvpn;
 mod plain;
+mod proofs;
+mod rootless;
 mod socat;
 mod softether;
 mod ssh;
-mod strongswan;
+pub(crate) mod strongswan;
 mod tinc;
-mod vouchsafe;
+pub(crate) mod vouchsafe;
 mod vtun;
 mod vxlan;
 mod wireguard;
@@ -24,14 +26,25 @@ use crate::claims::Feature;
 use crate::driver::Driver;
 
 /// The solutions of a quick run.
-pub const QUICK: [&str; 6] =
-    ["plain", "wireguard-go", "openvpn-udp", "openvpn-tcp", "vouchsafe-tail", "vouchsafe-shim"];
+pub const QUICK: [&str; 10] = [
+    "plain",
+    "wireguard-go",
+    "openvpn-udp",
+    "openvpn-tcp",
+    "vouchsafe-tail",
+    "vouchsafe-shim",
+    "vouchsafe-stream",
+    "vouchsafe-seal",
+    "vouchsafe-seal-auth",
+    "vouchsafe-proofs",
+];
 
 /// Returns every solution, in the order of the report.
 pub fn all() -> Vec<Box<dyn Driver>> {
     let lists = [
         plain::variants(),
         vouchsafe::variants(),
+        proofs::variants(),
         fwknop::variants(),
         wireguard::variants(),
         openvpn::variants(),
@@ -51,10 +64,11 @@ pub fn all() -> Vec<Box<dyn Driver>> {
     lists.into_iter().flatten().collect()
 }
 
-/// Returns the named solutions, in the order of their names.
+/// Returns the solutions with these names, in the order of `names`.
 ///
 /// # Errors
-/// If there is no solution of a name; the error lists those that there are.
+///
+/// Fails if there is no solution of a name, or if a name occurs twice; the error lists all names.
 pub fn named(names: &[String]) -> Result<Vec<Box<dyn Driver>>> {
     let mut left: Vec<Option<Box<dyn Driver>>> = all().into_iter().map(Some).collect();
     let mut chosen = Vec::new();
@@ -64,7 +78,7 @@ pub fn named(names: &[String]) -> Result<Vec<Box<dyn Driver>>> {
             Some(driver) => chosen.push(driver),
             None => {
                 let known: Vec<_> = all().iter().map(|driver| driver.name()).collect();
-                bail!("no solution `{name}` (or named twice); there are: {}", known.join(", "));
+                bail!("there is no solution `{name}`, or it is named twice; the solutions are: {}", known.join(", "));
             }
         }
     }
@@ -81,7 +95,7 @@ const TUNNEL: [Feature; 6] = [
     Feature::PassesNat,
 ];
 
-/// Clients for the systems that people carry.
+/// The claims of solutions with clients for all common systems.
 const ALL_PLATFORMS: [Feature; 4] = [Feature::Windows, Feature::MacOs, Feature::Android, Feature::Ios];
 
 /// Adds features to a list.

@@ -1,19 +1,25 @@
-//! `vouchsafe-compare`: run, list, rank, advise, report.
+//! `vouchsafe-compare`: run, list, rank, advise, report, check.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand};
 use compare::advise;
-use compare::driver::{obstacle, version};
+use compare::driver::{Driver, obstacle, version};
 use compare::drivers;
+use compare::measure::suite::Plan;
 use compare::rank::{Weights, oslv, presets, rounded};
 use compare::results::Results;
-use compare::run::Depth;
+use compare::run::{Depth, LONGEST_TURN, Order};
+use compare::study::{self, Study};
 use compare::{record, report, truths};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+
+/// Minutes for a run of everything, and for a quick one.
+const MINUTES: [f64; 2] = [58.0, 7.6];
 
 /// Where results are kept unless `--out` or `--from` says otherwise.
 const RESULTS: &str = "target/compare";
@@ -39,27 +45,39 @@ enum Task {
     Advise(AdviseArguments),
     /// Write a run's report: one HTML file, tables as CSV beside it
     Report(From),
+    /// Open sockets and pass them to measurements: what `vouchsafe run` starts for the client without root
+    #[command(hide = true)]
+    Broker {
+        /// The Unix socket to listen at
+        socket: PathBuf,
+    },
 }
 
 #[derive(Args)]
 struct CheckArguments {
     /// Number of rounds
-    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: u32,
     /// The folder of the results; a stopped check continues there
     #[arg(long, value_name = "DIR", default_value = "target/compare-check")]
     out: PathBuf,
 }
 
-/// Which run is read.
+/// The run to read.
 #[derive(Args)]
 struct From {
     /// The folder of a run's results
     #[arg(long, value_name = "DIR", default_value = RESULTS)]
     from: PathBuf,
-    /// Print a short table in Markdown, as for a README, and write nothing
+    /// Figures of the product's bench, which the report shows beside one paper's, if the file exists
+    #[arg(long, value_name = "FILE", default_value = "target/bench/summary.json")]
+    bench: PathBuf,
+    /// Print a table in Markdown, and write nothing
     #[arg(long)]
     markdown: bool,
+    /// Put a short table into this README, between its marks or before its section `Status`, and write nothing else
+    #[arg(long, value_name = "README", conflicts_with = "markdown")]
+    into: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -120,13 +138,13 @@ struct AdviseArguments {
 
 #[derive(Args)]
 struct RunArguments {
-    /// Solutions to measure
+    /// Solutions and studies to measure; `list` names them
     #[arg(required_unless_present_any = ["all", "quick"])]
     solutions: Vec<String>,
-    /// Measure all solutions
+    /// Measure all solutions and studies, within an hour
     #[arg(long, conflicts_with = "solutions")]
     all: bool,
-    /// Measure the plain path, WireGuard, OpenVPN and Vouchsafe, in short turns
+    /// Measure the plain path, WireGuard, OpenVPN and Vouchsafe in all treatments, within eight minutes
     #[arg(long, conflicts_with_all = ["solutions", "all"])]
     quick: bool,
     /// Take short turns
@@ -135,17 +153,35 @@ struct RunArguments {
     /// Take the shortest turns: only to see whether solutions work
     #[arg(long, conflicts_with = "short")]
     smoke: bool,
+    /// Measure restart of the server and change of address in every round: some ten seconds more for each turn
+    #[arg(long)]
+    changes: bool,
     /// Number of rounds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
+    /// End within this time: transfers become shorter, then rounds fewer. By default 58 for --all, 7.6 for --quick
+    #[arg(long, value_name = "N", value_parser = positive)]
+    minutes: Option<f64>,
+    /// Longest turn of a solution in seconds; one that takes longer is stopped, named, and not measured again
+    #[arg(long, value_name = "SECONDS", default_value_t = LONGEST_TURN.as_secs(), value_parser = clap::value_parser!(u64).range(1..))]
+    limit: u64,
+    /// Have studies take as long as their papers: transfers of 30 s, keys that are renewed every 120 s for 10 min
+    #[arg(long, conflicts_with_all = ["quick", "smoke", "short", "minutes"])]
+    paper_lengths: bool,
     /// The folder of the results
     #[arg(long, value_name = "DIR", default_value = RESULTS)]
     out: PathBuf,
 }
 
+fn positive(text: &str) -> Result<f64> {
+    let number: f64 = text.parse().with_context(|| format!("`{text}` is not a number"))?;
+    ensure!(number > 0.0 && number.is_finite(), "`{text}` is not above 0");
+    Ok(number)
+}
+
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if !matches!(arguments.task, Task::Run(_) | Task::Check(_)) {
+    if !matches!(arguments.task, Task::Run(_) | Task::Check(_) | Task::Broker { .. }) {
         // A reader such as `head` may close the output early: end quietly. A run goes on, whoever watches it.
         // SAFETY: the default action replaces the one that Rust has set; no other thread runs yet.
         let _ = unsafe { nix::sys::signal::signal(Signal::SIGPIPE, SigHandler::SigDfl) };
@@ -160,6 +196,7 @@ fn main() -> ExitCode {
         Task::Rank(arguments) => rank(&arguments),
         Task::Advise(arguments) => give_advice(arguments),
         Task::Report(from) => write_report(&from),
+        Task::Broker { socket } => compare::measure::way::serve(&socket).context("cannot pass sockets"),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -177,12 +214,11 @@ extern "C" fn stop(_: libc::c_int) {
 }
 
 fn run(arguments: &RunArguments) -> Result<()> {
-    let solutions = if arguments.all {
-        drivers::all().into_iter().filter(|driver| !driver.is_for_tests()).collect()
-    } else if arguments.quick {
-        drivers::named(&drivers::QUICK.map(str::to_owned))?
-    } else {
-        drivers::named(&arguments.solutions)?
+    let everything = || drivers::all().into_iter().filter(|driver| !driver.is_for_tests()).collect();
+    let (solutions, studies) = match (arguments.all, arguments.quick) {
+        (true, _) => (everything(), study::all()),
+        (false, true) => (drivers::named(&drivers::QUICK.map(str::to_owned))?, Vec::new()),
+        (false, false) => named(&arguments.solutions)?,
     };
     let depth = match (arguments.smoke, arguments.short || arguments.quick) {
         (true, _) => Depth::Smoke,
@@ -190,10 +226,39 @@ fn run(arguments: &RunArguments) -> Result<()> {
         (false, false) => Depth::Full,
     };
     stop_on_signals()?;
-    let rounds = arguments.rounds.unwrap_or(depth.rounds());
-    compare::run::run(&solutions, rounds, &depth.plan(), &arguments.out, &STOP, |line| eprintln!("compare: {line}"))?;
+    let mut plan = Plan { changes_once: !arguments.changes, ..depth.plan() };
+    let mut limit = Duration::from_secs(arguments.limit);
+    if arguments.paper_lengths {
+        (plan.span, plan.paper_lengths) = (Duration::from_secs(30), true);
+        limit = limit.max(Duration::from_secs(24 * 3600));
+    }
+    let [whole, quick] = MINUTES;
+    let minutes = arguments.minutes.or(match (arguments.all && !arguments.paper_lengths, arguments.quick) {
+        (true, _) => Some(whole),
+        (false, true) => Some(quick),
+        (false, false) => None,
+    });
+    let order = Order {
+        studies: &studies,
+        time: minutes.map(|minutes| Duration::from_secs_f64(minutes * 60.0)),
+        limit,
+        ..Order::new(&solutions, arguments.rounds.unwrap_or(depth.rounds()), plan)
+    };
+    compare::run::run(&order, &arguments.out, &STOP, |line| eprintln!("compare: {line}"))?;
     println!("{}", arguments.out.join("records.jsonl").display());
     Ok(())
+}
+
+/// Solutions and studies that a run measures.
+type Chosen = (Vec<Box<dyn Driver>>, Vec<Box<dyn Study>>);
+
+/// Returns the solutions and the studies of these names.
+fn named(names: &[String]) -> Result<Chosen> {
+    let studies: Vec<_> =
+        study::all().into_iter().filter(|study| names.iter().any(|name| name == study.name())).collect();
+    let rest: Vec<_> =
+        names.iter().filter(|name| !studies.iter().any(|study| study.name() == name.as_str())).cloned().collect();
+    Ok((drivers::named(&rest)?, studies))
 }
 
 /// Has an interrupt end the run between two measurements, so that every namespace is removed.
@@ -210,9 +275,8 @@ fn stop_on_signals() -> Result<()> {
 fn check(arguments: &CheckArguments) -> Result<bool> {
     stop_on_signals()?;
     let solutions = drivers::named(&truths::SOLUTIONS.map(str::to_owned))?;
-    let plan =
-        compare::measure::suite::Plan { security: false, restart: false, move_client: false, ..Depth::Full.plan() };
-    compare::run::run(&solutions, arguments.rounds, &plan, &arguments.out, &STOP, |line| eprintln!("compare: {line}"))?;
+    let order = Order::new(&solutions, arguments.rounds, truths::plan());
+    compare::run::run(&order, &arguments.out, &STOP, |line| eprintln!("compare: {line}"))?;
     let findings = truths::check(&results(&arguments.out)?);
     for finding in &findings {
         let word = finding.found.map_or("can't tell", |found| if found { "found" } else { "MISSED" });
@@ -226,6 +290,10 @@ fn list() -> Result<()> {
         let state = obstacle(driver.as_ref()).unwrap_or_else(|| version(driver.as_ref()));
         println!("{:20} {:50} {state}", driver.name(), driver.claims().title);
     }
+    for study in study::all() {
+        let state = study.obstacle().unwrap_or_else(|| "study".to_owned());
+        println!("{:20} {:50} {state}", study.name(), study.title());
+    }
     Ok(())
 }
 
@@ -234,7 +302,8 @@ fn results(dir: &Path) -> Result<Results> {
     let records =
         record::read(&file).context("there are no results of a run; make them with `vouchsafe-compare run`")?;
     let results = Results::of(&records);
-    ensure!(!results.solutions.is_empty(), "{} has no measured solution", file.display());
+    let empty = results.solutions.is_empty() && results.cells.is_empty();
+    ensure!(!empty, "{} contains no measured value", file.display());
     Ok(results)
 }
 
@@ -242,7 +311,10 @@ fn rank(arguments: &RankArguments) -> Result<()> {
     let results = results(&arguments.from)?;
     if let Some(weights) = &arguments.oslv {
         let four: [f64; 4] = weights.as_slice().try_into().context("--oslv takes four weights")?;
-        ensure!(four.iter().all(|weight| *weight >= 0.0) && four.iter().sum::<f64>() > 0.0, "weights are 0 or more");
+        ensure!(
+            four.iter().all(|weight| *weight >= 0.0) && four.iter().sum::<f64>() > 0.0,
+            "weights must be 0 or more, and not all 0"
+        );
         for (place, (name, mean)) in oslv::of(&results, four).iter().enumerate() {
             println!("{:3}  {name:20} mean rank {}", place + 1, rounded(*mean));
         }
@@ -300,11 +372,30 @@ fn give_advice(arguments: AdviseArguments) -> Result<()> {
 }
 
 fn write_report(from: &From) -> Result<()> {
-    let results = results(&from.from)?;
+    let mut results = results(&from.from)?;
+    results.bench = bench(&from.bench)?;
     if from.markdown {
         print!("{}", report::markdown(&results));
         return Ok(());
     }
+    if let Some(file) = &from.into {
+        let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let text = report::readme::insert(&text, &results).with_context(|| file.display().to_string())?;
+        std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        println!("{}", file.display());
+        return Ok(());
+    }
     println!("{}", report::write(&results, &from.from)?.display());
     Ok(())
+}
+
+/// Reads the values of a bench's figures; there are none if there is no such file.
+fn bench(file: &Path) -> Result<std::collections::BTreeMap<String, f64>> {
+    if !file.exists() {
+        return Ok(std::collections::BTreeMap::new());
+    }
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let figures: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(&text).with_context(|| format!("{} is not a summary of a bench", file.display()))?;
+    Ok(figures.into_iter().filter_map(|(name, figure)| Some((name, figure["value"].as_f64()?))).collect())
 }

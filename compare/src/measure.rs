@@ -8,6 +8,7 @@ pub mod processors;
 pub mod security;
 pub mod services;
 pub mod streams;
+pub mod way;
 pub mod wire;
 
 pub mod suite;

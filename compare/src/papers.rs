@@ -1,22 +1,23 @@
-//! The figures of three papers, as published, to stand beside those of a run. Every number here is the paper's own.
+//! The figures of three papers, as published, for comparison with those of a run.
 
-/// A published value.
+/// A value that a paper reports, with the name of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Published {
-    /// The measurement.
+    /// The name of the published measurement.
     pub name: &'static str,
-    /// The value, as printed.
+    /// The value, as the paper prints it.
     pub value: &'static str,
 }
 
-/// Short names of the papers, and what they are.
+/// Short names and titles of the papers.
 pub const PAPERS: [(&str, &str); 3] = [
     ("OSLV", "Khanvilkar, Khokhar: Virtual Private Networks: An Overview with Performance Evaluation (2004)"),
     ("CSRA", "Bollinger: Choosing Secure Remote Access Technologies (2004)"),
     ("LS", "Liu, Shue: Avoiding VPN Bottlenecks: Exploring Network-Level Client Identity Validation Options (2022)"),
 ];
 
-/// OSLV, Figure 3 as its text tells it: how tunnels by UDP compare with tunnels by TCP. The figure itself prints bars.
+/// OSLV, the text about Figure 3: how tunnels over UDP compare with tunnels over TCP. The figure itself shows only
+/// bars.
 pub const OSLV_FIGURE_3: [Published; 4] = [
     Published { name: "overhead of UDP tunnels", value: "50 % lower" },
     Published { name: "bandwidth of UDP tunnels", value: "at least 80 % higher" },
@@ -24,10 +25,45 @@ pub const OSLV_FIGURE_3: [Published; 4] = [
     Published { name: "jitter of UDP tunnels", value: "40 to 60 % lower" },
 ];
 
+/// OSLV, Figure 3, panel by panel as the text tells it.
+pub const OSLV_PANELS: [Published; 4] = [
+    Published {
+        name: "a, overhead",
+        value: "at least 80 bytes per packet; less in proprietary solutions than in others",
+    },
+    Published { name: "b, bandwidth", value: "the best, Cipe, used less than half of the link" },
+    Published { name: "c, latency", value: "lowest with FreeS/WAN, which is in the kernel" },
+    Published { name: "d, jitter", value: "lowest with FreeS/WAN" },
+];
+
+/// The present-day content of OSLV's Tables 2 and 3, according to the programs' documentation: the family, how its ciphers
+/// are chosen, and how its routes are set.
+pub const TODAY: [(&str, &str, &str); 18] = [
+    ("Vouchsafe", "fixed list; by rule", "none needed; the server's own address"),
+    ("fwknop", "AES, or GnuPG's", "none needed; the server's own address"),
+    ("WireGuard", "one, fixed by the protocol", "by each peer's allowed addresses"),
+    ("OpenVPN", "any of the TLS library's; by configuration", "pushed by the server"),
+    ("IPsec", "any of the kernel's or library's; negotiated", "by traffic selectors, narrowed by the server"),
+    ("OpenConnect", "any of the TLS library's; negotiated", "pushed by the server"),
+    ("Tailscale", "one, fixed by the protocol", "announced by nodes, approved at the control server"),
+    ("SoftEther", "any of the TLS library's; by configuration", "by DHCP, or by hand"),
+    ("tinc", "any of the library's; by configuration", "found by the mesh itself"),
+    ("VXLAN", "none", "by hand, or by a routing daemon"),
+    ("GENEVE", "none", "by hand, or by a routing daemon"),
+    ("fastd", "fixed list; by configuration", "by scripts, or by a routing daemon above it"),
+    ("Nebula", "AES-GCM or ChaCha20; for the whole network", "in certificates and configuration"),
+    ("n2n", "fixed list; by option", "by hand"),
+    ("vtun", "fixed list; by configuration", "by scripts when the link comes up"),
+    ("SSH", "fixed list; negotiated", "by hand"),
+    ("TLS", "any of the TLS library's; negotiated", "by hand"),
+    ("L2TP", "none of its own", "by PPP, or by hand"),
+];
+
 /// OSLV, beside Figure 3: the solutions with the best mean rank at equal weights.
 pub const OSLV_BEST: &str = "VTUN, PPTP and FreeS/WAN";
 
-/// A row of OSLV's Table 4: confidentiality, integrity, authentication, protection against replay.
+/// The rows of OSLV's Table 4: the solution, and whether it has confidentiality, integrity, authentication, and
+/// protection against replay.
 pub const OSLV_TABLE_4: [(&str, [bool; 4]); 10] = [
     ("Vpnd", [true, true, true, false]),
     ("Htun", [false, false, false, false]),
@@ -124,7 +160,7 @@ pub const CSRA_TABLE_1: [(&str, &str, &str, &str, &str); 4] = [
     ),
 ];
 
-/// CSRA's Tables 2 and 3: throughput in Kb/s of 30 s runs, and of 10 min runs with a new key every 120 s.
+/// CSRA's Tables 2 and 3: throughput in Kb/s, in runs of 30 s, and in runs of 10 min with a new key every 120 s.
 pub const CSRA_TABLES_2_3: [(&str, f64, f64); 4] = [
     ("DES, SHA-1", 674.868, 676.18),
     ("3DES, SHA-1", 677.003, 669.94),
@@ -132,7 +168,8 @@ pub const CSRA_TABLES_2_3: [(&str, f64, f64); 4] = [
     ("3DES, SHA-1, forward secrecy", 684.797, 663.11),
 ];
 
-/// LS, Figures 3 and 4: 90th percentile of round trips in ms: two round trips with the controller, forwarding only, whole.
+/// LS, Figures 3 and 4: 90th percentiles in ms, in this order: two round trips to the controller, a first packet with a
+/// controller that only forwards, and a first packet with the complete method.
 pub const LS_FIGURES_3_4: [(&str, [f64; 3]); 4] = [
     ("3a: key transfer, router's switch", [83.0, 86.0, 87.0]),
     ("3b: key transfer, client's switch", [83.0, 82.0, 83.0]),
@@ -140,7 +177,7 @@ pub const LS_FIGURES_3_4: [(&str, [f64; 3]); 4] = [
     ("4b: validation, client's switch", [82.0, 84.0, 86.0]),
 ];
 
-/// LS, Figure 5 as its text tells it.
+/// LS, the text about Figure 5.
 pub const LS_FIGURE_5: [Published; 5] = [
     Published { name: "direct TLS, five clients", value: "21.6 MB/s each" },
     Published { name: "IPsec server, five clients", value: "7.4 MB/s each, about 65 % less" },
@@ -156,7 +193,8 @@ pub const LS_HEADERS: [Published; 3] = [
     Published { name: "shim, later packets", value: "0" },
 ];
 
-/// LS, Table 1: of 20 requests each without, with a wrong, and with a right token, those that were admitted.
+/// LS, Table 1: number of requests admitted, out of 20 without a token, 20 with a wrong token, and 20 with a valid
+/// token.
 pub const LS_TABLE_1: [(&str, u32); 3] = [("no token", 0), ("invalid token", 0), ("valid token", 20)];
 
 #[cfg(test)]

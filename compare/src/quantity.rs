@@ -1,4 +1,4 @@
-//! The measured quantities: names, units, and which direction is better.
+//! The measured quantities: names, units, and whether a larger or a smaller value is better.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,16 +11,16 @@ pub enum Better {
     Less,
 }
 
-/// The side of a solution that a quantity describes.
+/// The aspect of a solution that a quantity describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Attribute {
     /// Speed of transfers.
     Throughput,
     /// Delay and its variation.
     Latency,
-    /// Work of the processors, and memory.
+    /// Processor time, and memory.
     Cpu,
-    /// Bytes added to packets, and room lost in them.
+    /// Bytes added to packets, and payload that no longer fits into them.
     Overhead,
     /// Behaviour on bad paths and after changes.
     Resilience,
@@ -48,7 +48,7 @@ impl Attribute {
 
 macro_rules! quantities {
     ($($variant:ident $name:literal $unit:literal $better:ident $attribute:ident $title:literal;)*) => {
-        /// One quantity that is measured of every solution.
+        /// A quantity that is measured of every solution.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         pub enum Quantity {
             $(#[doc = $title] #[serde(rename = $name)] $variant,)*
@@ -68,17 +68,17 @@ macro_rules! quantities {
                 match self { $(Self::$variant => $title),* }
             }
 
-            /// Returns the unit.
+            /// Returns the unit of the quantity's values.
             pub const fn unit(self) -> &'static str {
                 match self { $(Self::$variant => $unit),* }
             }
 
-            /// Returns which direction is better.
+            /// Returns whether a larger or a smaller value is better.
             pub const fn better(self) -> Better {
                 match self { $(Self::$variant => Better::$better),* }
             }
 
-            /// Returns the side of a solution that the quantity describes.
+            /// Returns the attribute to which the quantity belongs.
             pub const fn attribute(self) -> Attribute {
                 match self { $(Self::$variant => Attribute::$attribute),* }
             }
@@ -125,7 +125,7 @@ impl Quantity {
         matches!(self.attribute(), Attribute::Effort) || matches!(self, Self::WireFirst | Self::WireLater | Self::Mtu)
     }
 
-    /// Finds a quantity by its name.
+    /// Returns the quantity with this name, if there is one.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|quantity| quantity.name() == name)
     }

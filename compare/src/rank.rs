@@ -1,8 +1,8 @@
-//! Ranks the solutions of a run by what somebody needs.
+//! Ranks the solutions of a run by somebody's needs.
 //!
-//! Each criterion gives every solution a value from 0 to 1; the weights combine them. A solution is placed after another
-//! only if the difference is larger than what the intervals of the measured values allow: otherwise they tie. Raising a
-//! weight never lowers a solution that is best in its criterion, see [`rank`].
+//! Each criterion gives every solution a value from 0 to 1, and the weights combine the values. A solution is placed
+//! after another only if the difference is larger than the intervals of the measured values allow; otherwise they tie.
+//! A higher weight never lowers a solution that is best in the criterion, see [`rank`].
 
 pub mod oslv;
 pub mod presets;
@@ -17,51 +17,51 @@ use crate::results::{Results, Solution};
 
 pub use weights::{Criterion, Must, Weights};
 
-/// Error of a value that was measured only once: half of the whole scale.
+/// Error of a value that was measured only once: half of the scale.
 const UNKNOWN_ERROR: f64 = 0.5;
 
-/// A solution's value in one criterion, and how far the truth may be from it.
+/// A solution's value in one criterion, and the value's error.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Value {
-    /// From 0, the worst, to 1, the best.
+    /// The value, from 0 (worst) to 1 (best).
     pub value: f64,
-    /// Half the width of its interval.
+    /// Half the width of the value's interval.
     pub error: f64,
 }
 
-/// A place in the list.
+/// A solution's place in the list.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Place {
-    /// 1 for the first; solutions that tie with the first have it, too.
+    /// The place, from 1. Solutions that tie with the first also have place 1.
     pub place: usize,
     /// The solution's name.
     pub name: String,
-    /// Weighted mean of its values, from 0 to 1.
+    /// Weighted mean of the solution's values, from 0 to 1.
     pub score: f64,
     /// Half the width of the score's interval.
     pub error: f64,
-    /// Why it is here: what raised and lowered it most, compared with the others' mean.
+    /// Reasons for the place: what raised and lowered the score most, compared with the mean of all solutions.
     pub reasons: Vec<String>,
 }
 
-/// A ranked list.
+/// The result of a ranking.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ranking {
-    /// The solutions that have what is a must, best first.
+    /// The solutions that meet all musts, best first.
     pub places: Vec<Place>,
-    /// The others, each with what it lacks.
+    /// The other solutions, each with the musts that it does not meet.
     pub excluded: Vec<(String, Vec<String>)>,
 }
 
-/// Ranks the solutions.
+/// Ranks the solutions of a run by `weights`.
 ///
-/// Solution Y is placed before X if the sum over criteria of weight × (value of Y − value of X) is larger than the error
-/// of that sum; X's place is one more than the number of such Y. If X is best in a criterion, raising that criterion's
-/// weight lowers the sum for every Y and raises its error, so that no Y passes X.
+/// Solution Y is placed before X if the sum over criteria of weight × (value of Y − value of X) is larger than the
+/// error of that sum. X's place is one more than the number of solutions that are placed before it. If X is best in a
+/// criterion, a higher weight of that criterion lowers the sum for every Y and raises its error, so that no Y passes X.
 pub fn rank(results: &Results, weights: &Weights) -> Ranking {
     let mut ranking = Ranking::default();
     let mut able: Vec<&Solution> = Vec::new();
-    // A path without any solution is the yardstick, and no choice.
+    // The plain path serves for comparison only and has no place.
     for solution in results.solutions.iter().filter(|solution| solution.claims.family != "none") {
         let lacks: Vec<_> =
             weights.musts().filter(|must| !must.is_met(solution)).map(|must| must.to_string()).collect();
@@ -124,12 +124,12 @@ pub fn values(criterion: Criterion, solutions: &[&Solution]) -> Vec<Value> {
     }
 }
 
-/// Returns values of a quantity: 1 for the best median, 0 for the worst and for what was not measured, and between them
-/// by the logarithm, because twice as fast is worth as much at any speed.
+/// Returns the values for a quantity: 1 for the best median, and 0 for the worst and for solutions without a
+/// measurement. Between them the scale is logarithmic, because twice as fast is worth as much at any speed.
 fn measured(quantity: Quantity, solutions: &[&Solution]) -> Vec<Value> {
     let summaries: Vec<_> = solutions.iter().map(|solution| solution.summary(quantity)).collect();
     let medians = || summaries.iter().flatten().map(|summary| summary.median);
-    // Values of zero have no logarithm: they count as a thousandth of the largest.
+    // Zero has no logarithm, so it counts as a thousandth of the largest value.
     let floor = (medians().fold(0.0, f64::max) / 1000.0).max(f64::MIN_POSITIVE);
     let scale = |value: f64| match quantity.better() {
         Better::More => value.max(floor).ln(),
@@ -143,7 +143,7 @@ fn measured(quantity: Quantity, solutions: &[&Solution]) -> Vec<Value> {
         if span <= 0.0 {
             return Value { value: 1.0, error: 0.0 };
         }
-        // A single sample does not tell how far it is from the truth.
+        // A single sample does not show how far it is from the truth.
         let error = match summary.count {
             1 if !quantity.is_counted() => UNKNOWN_ERROR,
             _ => (scale(summary.high) - scale(summary.low)).abs() / 2.0 / span,
@@ -153,7 +153,7 @@ fn measured(quantity: Quantity, solutions: &[&Solution]) -> Vec<Value> {
     summaries.iter().map(value).collect()
 }
 
-/// Returns what raises and lowers a solution most, against the mean of all.
+/// Returns what raises and what lowers a solution's score most, compared with the mean of all.
 fn reasons(criteria: &[(Criterion, f64)], columns: &[Vec<Value>], row: usize, solution: &Solution) -> Vec<String> {
     let mut parts: Vec<(f64, String)> = Vec::new();
     for ((criterion, weight), column) in criteria.iter().zip(columns) {
@@ -205,7 +205,7 @@ impl Criterion {
     }
 }
 
-/// Writes a number with three significant digits.
+/// Formats a number with three significant digits.
 pub fn rounded(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
         return format!("{value}");
@@ -214,15 +214,16 @@ pub fn rounded(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// Reports whether two solutions tie in a quantity: their intervals overlap, so that the data does not tell.
+/// Reports whether two solutions tie in a quantity: their intervals overlap, or one of them has only a single sample of
+/// a timed quantity. Returns `None` if one was not measured.
 pub fn tie(one: &Solution, other: &Solution, quantity: Quantity) -> Option<bool> {
     let (one, other) = (one.summary(quantity)?, other.summary(quantity)?);
     let single = one.count == 1 || other.count == 1;
     Some(single && !quantity.is_counted() || !one.differs_from(&other))
 }
 
-/// Returns the number of solutions that claim each feature and that show each property, as a check of weights: a
-/// criterion in which all are equal decides nothing.
+/// Returns, for each feature and property, the number of solutions that claim or show it. This is a check of weights: a
+/// criterion in which all solutions are equal decides nothing.
 pub fn spread(results: &Results) -> BTreeMap<String, usize> {
     let properties = Property::ALL.map(|property| {
         let count = results.solutions.iter().filter(|solution| solution.holds(property) == Some(true)).count();

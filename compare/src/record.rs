@@ -1,5 +1,5 @@
-//! The raw data of a run: one record per line of JSON, appended as soon as it is known, so that a run that was stopped
-//! has lost nothing and can be resumed.
+//! The raw data of a run: one JSON record per line, appended as soon as it is known. A run that was stopped has lost
+//! nothing and can be continued.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::claims::Claims;
 use crate::quantity::Quantity;
 
-/// A security property that is tried, not claimed.
+/// A security property that is tried and not only claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Property {
@@ -28,15 +28,18 @@ pub enum Property {
     IdentityHidden,
     /// An observer does not see the inside address.
     AddressHidden,
-    /// Datagrams of a legitimate client pass while a stranger floods the server.
+    /// Datagrams of a legitimate client arrive while a stranger floods the server.
     WithstandsFlood,
     /// An open TCP connection survives a change of the client's address.
     FlowSurvivesRoaming,
+    /// Somebody who gets the long-term keys of both ends can't decrypt a session recorded earlier.
+    #[serde(rename = "forward_secret")]
+    ForwardSecrecy,
 }
 
 impl Property {
     /// All properties, in the order of the report.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::PayloadHidden,
         Self::FlippedBitNoticed,
         Self::ReplayRefused,
@@ -45,6 +48,7 @@ impl Property {
         Self::AddressHidden,
         Self::WithstandsFlood,
         Self::FlowSurvivesRoaming,
+        Self::ForwardSecrecy,
     ];
 
     /// Returns the name in weights and files.
@@ -58,6 +62,7 @@ impl Property {
             Self::AddressHidden => "address_hidden",
             Self::WithstandsFlood => "withstands_flood",
             Self::FlowSurvivesRoaming => "flow_survives_roaming",
+            Self::ForwardSecrecy => "forward_secret",
         }
     }
 
@@ -72,19 +77,20 @@ impl Property {
             Self::AddressHidden => "the inside address is hidden",
             Self::WithstandsFlood => "a flood does not stop a client",
             Self::FlowSurvivesRoaming => "a connection survives a new address",
+            Self::ForwardSecrecy => "stolen keys don't open a recording",
         }
     }
 }
 
-/// One line of a run's raw data.
+/// A line of a run's raw data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Record {
-    /// The machine and the plan of the run; its first record.
+    /// The machine and the plan of the run. It is the first record of a run.
     Run {
         /// When the run began, RFC 3339.
         date: String,
-        /// Processor, cores, kernel.
+        /// Description of the machine: processor, number of cores, and kernel.
         machine: String,
         /// Number of rounds.
         rounds: u32,
@@ -95,18 +101,18 @@ pub enum Record {
     Solution {
         /// Name on the command line.
         solution: String,
-        /// Versions of its programs.
+        /// Versions of the solution's programs.
         version: String,
-        /// Its description.
+        /// The solution's description.
         claims: Claims,
     },
-    /// One measured value.
+    /// A measured value.
     Sample {
         /// The solution.
         solution: String,
         /// The measured quantity.
         quantity: Quantity,
-        /// In which round, from 0.
+        /// The round, from 0.
         round: u32,
         /// The value, in the quantity's unit.
         value: f64,
@@ -117,10 +123,25 @@ pub enum Record {
         solution: String,
         /// The property that was tried.
         property: Property,
-        /// Whether the property holds; unknown if the attempt failed.
+        /// Whether the property holds; absent if the attempt failed.
         holds: Option<bool>,
         /// The figures that were seen.
         evidence: String,
+    },
+    /// One measured value of a study.
+    Cell {
+        /// The study.
+        study: String,
+        /// Name of the table's row: the thing that was measured.
+        row: String,
+        /// Name of the table's column: the condition under which it was measured.
+        column: String,
+        /// The value's unit.
+        unit: String,
+        /// The round, from 0.
+        round: u32,
+        /// The value.
+        value: f64,
     },
     /// A solution that can't be measured here.
     Skipped {
@@ -133,58 +154,91 @@ pub enum Record {
     Failed {
         /// The solution.
         solution: String,
-        /// Which measurement.
+        /// Name of the measurement.
         what: String,
-        /// In which round.
+        /// The round, from 0.
         round: u32,
         /// The error.
         error: String,
     },
-    /// All measurements of a solution in one round were made.
+    /// All measurements of a solution in a round are done.
     Done {
         /// The solution.
         solution: String,
-        /// The round.
+        /// The round, from 0.
         round: u32,
+        /// Time of the whole turn, in seconds.
+        #[serde(default)]
+        seconds: f64,
+        /// Part of `seconds` for measurements that later rounds do not repeat.
+        #[serde(default)]
+        once: f64,
+        /// Length of the transfers, as a fraction of the length in the plan.
+        #[serde(default = "whole")]
+        scale: f64,
     },
 }
 
-/// The file of records of a run.
+const fn whole() -> f64 {
+    1.0
+}
+
+/// The file to which the records of a run are written.
 pub struct Journal {
     file: File,
     path: PathBuf,
     done: BTreeSet<(String, u32)>,
     failed: BTreeSet<(String, String)>,
+    spent: Vec<(String, Turn)>,
     begun: bool,
 }
 
+/// The time of a turn that was measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Turn {
+    /// Time of the whole turn, in seconds.
+    pub seconds: f64,
+    /// Part of `seconds` for measurements that later rounds do not repeat.
+    pub once: f64,
+    /// Length of the transfers, as a fraction of the length in the plan.
+    pub scale: f64,
+}
+
 impl Journal {
-    /// Opens the journal in `dir`, new or to be continued.
+    /// Opens the journal in `dir`. Continues an existing journal.
     ///
     /// # Errors
-    /// If the folder can't be made, or the journal can't be read or written.
+    ///
+    /// Fails if the folder can't be made, or the journal can't be read or written.
     pub fn open(dir: &Path) -> Result<Self> {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let path = dir.join("records.jsonl");
         let earlier = if path.exists() { read(&path)? } else { Vec::new() };
         let finished = earlier.iter().filter_map(|record| match record {
-            Record::Done { solution, round } => Some((solution.clone(), *round)),
+            Record::Done { solution, round, .. } => Some((solution.clone(), *round)),
             _ => None,
         });
         let done = finished.collect();
         let failed = earlier.iter().filter_map(failure).collect();
+        let turn = |record: &Record| match record {
+            Record::Done { solution, seconds, once, scale, .. } => {
+                Some((solution.clone(), Turn { seconds: *seconds, once: *once, scale: *scale }))
+            }
+            _ => None,
+        };
+        let spent = earlier.iter().filter_map(turn).collect();
         let begun = !earlier.is_empty();
         let mut file = OpenOptions::new().create(true).append(true).open(&path);
         if let Ok(file) = &mut file
             && begun
         {
-            // A line that a killed run left incomplete ends here.
+            // This removes an incomplete last line that a killed run has left.
             let whole: String = earlier.iter().map(line).collect::<Result<_>>()?;
             file.set_len(0)?;
             file.write_all(whole.as_bytes())?;
         }
         let file = file.with_context(|| format!("cannot open {}", path.display()))?;
-        Ok(Self { file, path, done, failed, begun })
+        Ok(Self { file, path, done, failed, spent, begun })
     }
 
     /// Reports whether the journal has records of an earlier, stopped run.
@@ -192,9 +246,14 @@ impl Journal {
         self.begun
     }
 
-    /// Reports whether an earlier run has measured this solution in this round.
+    /// Reports whether a run has already measured this solution in this round.
     pub fn is_done(&self, solution: &str, round: u32) -> bool {
         self.done.contains(&(solution.to_owned(), round))
+    }
+
+    /// Returns the times of the turns that were measured before the journal was opened.
+    pub fn spent(&self) -> impl Iterator<Item = (&str, Turn)> {
+        self.spent.iter().map(|(name, turn)| (name.as_str(), *turn))
     }
 
     /// Reports whether a measurement of the solution has failed in any round.
@@ -205,13 +264,14 @@ impl Journal {
     /// Appends a record.
     ///
     /// # Errors
-    /// If it can't be written.
+    ///
+    /// Fails if the record can't be written.
     pub fn add(&mut self, record: &Record) -> Result<()> {
         self.failed.extend(failure(record));
         self.file.write_all(line(record)?.as_bytes()).with_context(|| format!("cannot write {}", self.path.display()))
     }
 
-    /// Returns the path of the file.
+    /// Returns the path of the journal's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -228,10 +288,11 @@ fn line(record: &Record) -> Result<String> {
     Ok(serde_json::to_string(record)? + "\n")
 }
 
-/// Reads the records of a file. A last line without its end, as a killed run leaves it, is ignored.
+/// Reads the records of a file. Ignores an incomplete last line, which a killed run leaves.
 ///
 /// # Errors
-/// If the file can't be read, or any other line is no record; the error names the line.
+///
+/// Fails if the file can't be read, or any other line is no record; the error names the line.
 pub fn read(path: &Path) -> Result<Vec<Record>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
@@ -250,20 +311,21 @@ mod tests {
     fn a_stopped_run_is_continued_where_it_stopped() {
         let dir = tempfile::tempdir().unwrap();
         let sample = Record::Sample { solution: "plain".into(), quantity: Quantity::TcpUp, round: 0, value: 1234.5 };
-        let done = Record::Done { solution: "plain".into(), round: 0 };
+        let done = |round| Record::Done { solution: "plain".into(), round, seconds: 12.5, once: 2.5, scale: 0.5 };
         let path = {
             let mut journal = Journal::open(dir.path()).unwrap();
             assert!(!journal.has_begun());
             journal.add(&sample).unwrap();
-            journal.add(&done).unwrap();
+            journal.add(&done(0)).unwrap();
             journal.file.write_all(b"{\"kind\":\"sam").unwrap();
             journal.path().to_owned()
         };
         let mut journal = Journal::open(dir.path()).unwrap();
         assert!(journal.has_begun() && journal.is_done("plain", 0) && !journal.is_done("plain", 1));
-        let next = Record::Done { solution: "plain".into(), round: 1 };
-        journal.add(&next).unwrap();
-        assert_eq!(read(&path).unwrap(), [sample, done, next]);
+        let past: Vec<_> = journal.spent().map(|(name, turn)| (name.to_owned(), turn)).collect();
+        assert_eq!(past, [("plain".to_owned(), Turn { seconds: 12.5, once: 2.5, scale: 0.5 })]);
+        journal.add(&done(1)).unwrap();
+        assert_eq!(read(&path).unwrap(), [sample, done(0), done(1)]);
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! The report of a run: one HTML file that needs nothing else, and tables as CSV beside it.
+//! The report of a run: one self-contained HTML file, and tables as CSV in the same folder.
 
 mod figures;
 mod page;
 mod papers;
-mod style;
+pub mod readme;
+pub mod style;
 mod tables;
 
 use std::fs;
@@ -20,7 +21,8 @@ pub use tables::markdown;
 /// Writes `report.html`, `figures.csv` and `security.csv` to a folder; returns the page's path.
 ///
 /// # Errors
-/// If a plot can't be drawn or a file can't be written.
+///
+/// Fails if a plot can't be drawn or a file can't be written.
 pub fn write(results: &Results, dir: &Path) -> Result<PathBuf> {
     fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let file = dir.join("report.html");

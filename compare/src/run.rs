@@ -1,5 +1,6 @@
-//! A whole run: the solutions take turns, round by round, so that whatever else the machine does meets them all; records
-//! are written as they come; a stopped run is resumed.
+//! A whole run. Solutions and studies take turns, round by round, so that other work on the machine disturbs all of
+//! them. Each record is written as soon as it is known, so that a stopped run can be continued. A budget keeps the run
+//! within its time, and a watchdog limits the time of each turn.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -7,23 +8,26 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
 
+use crate::budget::{Budget, Coming, Spent};
 use crate::driver::{Driver, obstacle, version};
-use crate::measure::suite::{MOVE, Plan, RESTART, measure};
-use crate::record::{Journal, Record};
+use crate::measure::suite::{Ends, LIMIT, MOVE, Plan, RESTART, measure};
+use crate::record::{Journal, Record, Turn};
+use crate::study::Study;
+use crate::watchdog::Watchdog;
 
-/// How thorough a run is.
+/// The thoroughness of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// Everything, with enough rounds for 95 % intervals.
+    /// All measurements, in enough rounds for 95 % intervals.
     Full,
-    /// Everything, shorter.
+    /// All measurements, but fewer rounds and shorter transfers.
     Quick,
-    /// Seconds: for tests.
+    /// A few seconds, for tests.
     Smoke,
 }
 
 impl Depth {
-    /// Returns the number of rounds: six are the fewest whose range covers the median in 19 of 20 cases.
+    /// Returns the number of rounds. Six rounds are the fewest whose range contains the median in 19 of 20 cases.
     pub const fn rounds(self) -> u32 {
         match self {
             Self::Full | Self::Quick => 6,
@@ -31,7 +35,7 @@ impl Depth {
         }
     }
 
-    /// Returns the plan of a round.
+    /// Returns the plan of a round for a run of this thoroughness.
     pub const fn plan(self) -> Plan {
         let milliseconds = Duration::from_millis;
         match self {
@@ -40,141 +44,240 @@ impl Depth {
                 step: milliseconds(150),
                 trips: 200,
                 restart: true,
+                changes_once: true,
                 move_client: true,
                 bad_paths: true,
                 security: true,
                 idle: Duration::from_secs(11),
                 only: None,
+                paper_lengths: false,
             },
             Self::Quick => Plan {
                 span: milliseconds(300),
                 step: milliseconds(100),
                 trips: 100,
                 restart: true,
+                changes_once: true,
                 move_client: true,
                 bad_paths: true,
                 security: true,
                 idle: Duration::from_secs(2),
                 only: None,
+                paper_lengths: false,
             },
             Self::Smoke => Plan {
                 span: milliseconds(150),
                 step: milliseconds(60),
                 trips: 30,
                 restart: false,
+                changes_once: false,
                 move_client: false,
                 bad_paths: false,
                 security: false,
                 idle: milliseconds(100),
                 only: None,
+                paper_lengths: false,
             },
         }
     }
 }
 
-/// Runs the solutions for `rounds` rounds and writes the records to `dir`. Solutions that can't run here are named and
-/// left out. `stop` ends the run between two measurements; running again with the same folder continues it.
+/// The solutions and studies to measure in a run, and the time for them.
+pub struct Order<'a> {
+    /// The solutions to measure.
+    pub solutions: &'a [Box<dyn Driver>],
+    /// The studies to measure.
+    pub studies: &'a [Box<dyn Study>],
+    /// Number of rounds.
+    pub rounds: u32,
+    /// The measurements of a round, and their durations.
+    pub plan: Plan,
+    /// The time for the whole run. If it is too short for the plan, transfers become shorter and rounds fewer. `None`
+    /// means that there is no limit.
+    pub time: Option<Duration>,
+    /// The longest time of one turn; the programs of a solution that takes longer are killed.
+    pub limit: Duration,
+}
+
+/// Default time limit of a turn: several times the time that the slowest solution needs.
+pub const LONGEST_TURN: Duration = Duration::from_secs(150);
+
+impl<'a> Order<'a> {
+    /// Makes an order for these solutions, without studies and without a limit for the whole run.
+    pub fn new(solutions: &'a [Box<dyn Driver>], rounds: u32, plan: Plan) -> Self {
+        Self { solutions, studies: &[], rounds, plan, time: None, limit: LONGEST_TURN }
+    }
+}
+
+/// A solution or a study: each takes a turn in each round.
+#[derive(Clone, Copy)]
+enum Part<'a> {
+    Solution(&'a dyn Driver),
+    Study(&'a dyn Study),
+}
+
+impl Part<'_> {
+    fn name(&self) -> String {
+        match self {
+            Self::Solution(driver) => driver.name(),
+            Self::Study(study) => study.name().to_owned(),
+        }
+    }
+
+    fn transfers(&self, plan: &Plan) -> Duration {
+        match self {
+            Self::Solution(_) => plan.transfers(),
+            Self::Study(study) => study.transfers(plan),
+        }
+    }
+}
+
+/// Carries out an order and writes the records to `dir`. Skips solutions and studies that can't run here. Stops a turn
+/// that takes longer than the limit, and does not measure its solution again. `say` gets a line about the progress of
+/// the run, about each skipped or stopped solution, and about each failure. If `stop` is set, the run ends before the
+/// next measurement; a later run with the same `dir` continues it.
 ///
 /// # Errors
-/// If records can't be read or written, no solution can run, or the run was stopped.
-pub fn run(
-    solutions: &[Box<dyn Driver>],
-    rounds: u32,
-    plan: &Plan,
-    dir: &Path,
-    stop: &AtomicBool,
-    mut say: impl FnMut(&str),
-) -> Result<()> {
+/// Fails if records can't be read or written, if no solution or study can run, or if the run was stopped.
+pub fn run(order: &Order<'_>, dir: &Path, stop: &AtomicBool, mut say: impl FnMut(&str)) -> Result<()> {
     let mut journal = Journal::open(dir)?;
-    let names: Vec<_> = solutions.iter().map(|driver| driver.name()).collect();
     if journal.has_begun() {
         say(&format!("continuing the run in {}", dir.display()));
     }
-    journal.add(&Record::Run { date: now(), machine: machine(), rounds, solutions: names })?;
-    let mut able = Vec::new();
-    for driver in solutions {
-        match obstacle(driver.as_ref()) {
-            None => {
-                let (solution, claims) = (driver.name(), driver.claims());
-                journal.add(&Record::Solution { solution, version: version(driver.as_ref()), claims })?;
-                able.push(driver.as_ref());
-            }
-            Some(reason) => {
-                say(&format!("{}: not here: {reason}", driver.name()));
-                journal.add(&Record::Skipped { solution: driver.name(), reason })?;
-            }
-        }
+    let able = able(order, &mut journal, &mut say)?;
+    let mut budget = Budget::new(order.time);
+    for (name, turn) in journal.spent() {
+        let part = able.iter().find(|part| part.name() == name);
+        let transfers = part.map_or(0.0, |part| part.transfers(&order.plan).as_secs_f64()) * turn.scale;
+        budget.took(Spent { name: name.to_owned(), seconds: turn.seconds, once: turn.once, transfers });
     }
-    ensure!(!able.is_empty(), "none of these solutions can run here");
-    let mut progress = Progress::new(&journal, &able, rounds);
-    for round in 0..rounds {
-        for driver in &able {
-            let name = driver.name();
-            if journal.is_done(&name, round) {
+    let mut rounds = order.rounds;
+    for round in 0..order.rounds {
+        let choice = budget.choose(&coming(&able, order, &journal, round), order.rounds);
+        let whole = able.iter().all(|part| journal.is_done(&part.name(), round));
+        if round > 0 && choice.rounds <= round && !whole {
+            say(&format!("there is no time for another round: {round} of {} were measured", order.rounds));
+            return Ok(());
+        }
+        if choice.rounds != rounds || choice.scale < 1.0 {
+            say(&format!("to end in time: {} rounds, transfers of {:.0} %", choice.rounds, choice.scale * 100.0));
+        }
+        rounds = choice.rounds.max(round + 1);
+        for part in &able {
+            let name = part.name();
+            if journal.is_done(&name, round) || journal.has_failed(&name, LIMIT) {
                 continue;
             }
-            say(&format!("round {} of {rounds}: {name}{}", round + 1, progress.left()));
-            let begun = Instant::now();
-            let plan = Plan {
-                restart: plan.restart && !journal.has_failed(&name, RESTART),
-                move_client: plan.move_client && !journal.has_failed(&name, MOVE),
-                ..plan.clone()
-            };
-            let mut sink = |record: Record| {
-                if let Record::Failed { what, error, .. } = &record {
-                    say(&format!("  {name}: {what}: {}", error.lines().next().unwrap_or_default()));
-                }
-                journal.add(&record)
-            };
-            measure(*driver, &plan, round, stop, &mut sink)?;
-            if stop.load(Relaxed) {
-                bail!("stopped; `--out {}` again continues", dir.display());
+            let rest = budget.choose(&coming(&able, order, &journal, round), rounds);
+            // The rest of this round would take longer than there is time; its first part is kept.
+            if round > 0 && budget.left().is_some_and(|left| left <= 0.0) {
+                say(&format!("the time is used up in round {}", round + 1));
+                return Ok(());
             }
-            journal.add(&Record::Done { solution: name, round })?;
-            progress.took(begun.elapsed());
+            say(&format!("round {} of {rounds}: {name}, {} left", round + 1, left(rest.seconds)));
+            let turn = take_turn(*part, order, (round, choice.scale), stop, &mut journal, &mut say)?;
+            let transfers = part.transfers(&order.plan).as_secs_f64() * turn.scale;
+            budget.took(Spent { name, seconds: turn.seconds, once: turn.once, transfers });
         }
     }
     Ok(())
 }
 
-/// Estimates the time left from the solutions measured so far.
-struct Progress {
-    left: usize,
-    spent: Duration,
-    count: u32,
-}
-
-impl Progress {
-    fn new(journal: &Journal, able: &[&dyn Driver], rounds: u32) -> Self {
-        let all = (0..rounds).flat_map(|round| able.iter().map(move |driver| (driver.name(), round)));
-        let left = all.filter(|(name, round)| !journal.is_done(name, *round)).count();
-        Self { left, spent: Duration::ZERO, count: 0 }
-    }
-
-    fn took(&mut self, time: Duration) {
-        self.left = self.left.saturating_sub(1);
-        self.spent += time;
-        self.count += 1;
-    }
-
-    fn left(&self) -> String {
-        if self.count == 0 {
-            return String::new();
-        }
-        let seconds = (self.spent / self.count).as_secs_f64() * self.left as f64;
-        match seconds {
-            ..90.0 => format!(", {seconds:.0} s left"),
-            _ => format!(", {:.0} min left", seconds / 60.0),
+/// Writes what the run consists of, and returns what can run here.
+fn able<'a>(order: &Order<'a>, journal: &mut Journal, say: &mut impl FnMut(&str)) -> Result<Vec<Part<'a>>> {
+    let names: Vec<_> = order.solutions.iter().map(|driver| driver.name()).collect();
+    journal.add(&Record::Run { date: now(), machine: machine(), rounds: order.rounds, solutions: names })?;
+    let mut able = Vec::new();
+    let mut skip = |name: String, reason: String, journal: &mut Journal| {
+        say(&format!("{name}: not here: {reason}"));
+        journal.add(&Record::Skipped { solution: name, reason })
+    };
+    for driver in order.solutions {
+        match obstacle(driver.as_ref()) {
+            None => {
+                let (solution, claims) = (driver.name(), driver.claims());
+                journal.add(&Record::Solution { solution, version: version(driver.as_ref()), claims })?;
+                able.push(Part::Solution(driver.as_ref()));
+            }
+            Some(reason) => skip(driver.name(), reason, journal)?,
         }
     }
+    for study in order.studies {
+        match study.obstacle() {
+            None => able.push(Part::Study(study.as_ref())),
+            Some(reason) => skip(study.name().to_owned(), reason, journal)?,
+        }
+    }
+    ensure!(!able.is_empty(), "none of the chosen solutions and studies can run here");
+    Ok(able)
 }
 
-/// Returns the time, RFC 3339.
+/// Returns the turns from a round on that are not done.
+fn coming(able: &[Part<'_>], order: &Order<'_>, journal: &Journal, from: u32) -> Vec<Coming> {
+    let of = |round: u32| {
+        able.iter().filter_map(move |part| {
+            let name = part.name();
+            let over = journal.is_done(&name, round) || journal.has_failed(&name, LIMIT);
+            (!over).then(|| Coming { name, round, transfers: part.transfers(&order.plan).as_secs_f64() })
+        })
+    };
+    (from..order.rounds).flat_map(of).collect()
+}
+
+/// Measures one part in one round, with transfers of a part of the plan's length.
+fn take_turn(
+    part: Part<'_>,
+    order: &Order<'_>,
+    (round, scale): (u32, f64),
+    stop: &AtomicBool,
+    journal: &mut Journal,
+    say: &mut impl FnMut(&str),
+) -> Result<Turn> {
+    let (name, begun) = (part.name(), Instant::now());
+    let plan = Plan {
+        restart: order.plan.restart && !journal.has_failed(&name, RESTART),
+        move_client: order.plan.move_client && !journal.has_failed(&name, MOVE),
+        ..order.plan.scaled(scale)
+    };
+    let mut sink = |record: Record| {
+        if let Record::Failed { what, error, .. } = &record {
+            say(&format!("  {name}: {what}: {}", error.lines().next().unwrap_or_default()));
+        }
+        journal.add(&record)
+    };
+    let watchdog = Watchdog::start(order.limit);
+    let ends = Ends { stop, expired: watchdog.expired() };
+    let measured = match part {
+        Part::Solution(driver) => measure(driver, &plan, round, ends, &mut sink),
+        Part::Study(study) => study.run(&plan, round, ends, &mut sink).map(|()| Duration::ZERO),
+    };
+    let once = match measured {
+        _ if stop.load(Relaxed) => bail!("the run was stopped: the same command continues it"),
+        Err(error) if watchdog.expired().load(Relaxed) => {
+            let error = format!("it was stopped after {} s: {error:#}", order.limit.as_secs());
+            sink(Record::Failed { solution: name.clone(), what: LIMIT.to_owned(), round, error })?;
+            Duration::ZERO
+        }
+        done => done?,
+    };
+    drop(watchdog);
+    let turn = Turn { seconds: begun.elapsed().as_secs_f64(), once: once.as_secs_f64(), scale };
+    journal.add(&Record::Done { solution: name, round, seconds: turn.seconds, once: turn.once, scale })?;
+    Ok(turn)
+}
+
+/// Writes a time for people.
+fn left(seconds: f64) -> String {
+    if seconds < 90.0 { format!("{seconds:.0} s") } else { format!("{:.0} min", seconds / 60.0) }
+}
+
+/// Returns the current time, RFC 3339.
 fn now() -> String {
     jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// Returns processor, cores, kernel, and TCP's congestion control, which decides how streams take losses.
+/// Returns a description of the machine: processor, cores, kernel, and TCP's congestion control, which determines how
+/// streams react to losses.
 fn machine() -> String {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu.lines().find(|line| line.starts_with("model name")).and_then(|line| line.split_once(':'));
@@ -193,13 +296,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_time_left_is_that_of_the_solutions_left() {
-        let mut progress = Progress { left: 5, spent: Duration::ZERO, count: 0 };
-        assert_eq!(progress.left(), "");
-        progress.took(Duration::from_secs(10));
-        assert_eq!(progress.left(), ", 40 s left");
-        progress.took(Duration::from_secs(90));
-        assert_eq!(progress.left(), ", 2 min left");
+    fn a_time_is_told_in_seconds_or_minutes() {
+        assert_eq!([left(40.0), left(150.0)], ["40 s", "2 min"]);
     }
 
     #[test]

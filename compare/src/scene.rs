@@ -1,4 +1,4 @@
-//! A solution at work: its network, its files, and its running processes.
+//! A running solution: its network, its files and its processes.
 
 use std::any::Any;
 use std::net::Ipv4Addr;
@@ -10,10 +10,12 @@ use lab::{Namespace, Process, poll};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::measure::inside::Inside;
+use crate::measure::way::Way;
 use crate::site::{Path, SERVER, Site, processes};
-use crate::workshop::{Steps, Workshop};
+use crate::workshop::{Steps, Workshop, client};
 
-/// Time in which a daemon must do what is expected of it.
+/// Time within which a daemon must do what is expected of it.
 pub const SOON: Duration = Duration::from_secs(20);
 
 /// One of the two ends of a solution.
@@ -32,54 +34,85 @@ impl End {
             Self::Server => 1,
         }
     }
-
-    /// Returns the end's folder in the workshop.
-    pub const fn machine(self) -> &'static str {
-        match self {
-            Self::Client => "client-1",
-            Self::Server => "server",
-        }
-    }
 }
 
-/// A solution at work. Fields are declared in the order in which they are dropped.
+/// A running solution. Fields are declared in the order in which they are dropped.
 pub struct Scene {
     running: [Vec<Process>; 2],
     held: [Vec<Box<dyn Any + Send + Sync>>; 2],
     steps: [Steps; 2],
-    /// Files and keys.
+    /// The client that [`End::Client`] means, from 1.
+    number: usize,
+    /// Path at which the solution's broker passes sockets to measurements, see [`Way`]; `None` if every socket in the
+    /// client's namespace reaches the server.
+    pub broker: Option<PathBuf>,
+    /// The solution's files and keys, and the count of the administrator's steps.
     pub shop: Workshop,
     /// Namespaces and cables.
     pub site: Site,
 }
 
 impl Scene {
-    /// Builds the network; nothing runs in it.
+    /// Builds the network, in which nothing runs yet.
     ///
     /// # Errors
-    /// If the network or the folder can't be made.
+    ///
+    /// Fails if the network can't be made.
     pub fn new(path: Path, shop: Workshop) -> Result<Self> {
         let site = Site::new(path)?;
-        Ok(Self { running: Default::default(), held: Default::default(), steps: Default::default(), shop, site })
+        let (running, held, steps) = Default::default();
+        Ok(Self { running, held, steps, number: 1, broker: None, shop, site })
+    }
+
+    /// Returns the number of the client that [`End::Client`] means, from 1.
+    pub const fn number(&self) -> usize {
+        self.number
+    }
+
+    /// Makes [`End::Client`] mean the client `number`, which gets a host on the path if it has none yet.
+    ///
+    /// # Errors
+    /// If the host can't be made.
+    pub fn turn_to(&mut self, number: usize) -> Result<()> {
+        while self.site.others.len() + 1 < number {
+            self.site.add_client()?;
+        }
+        self.number = number;
+        Ok(())
+    }
+
+    /// Returns the way in which measurements get sockets of the client.
+    pub fn way(&self) -> Way {
+        Way::new(Inside::of(self.namespace(End::Client)), self.broker.clone())
     }
 
     /// Returns the namespace of an end.
-    pub const fn namespace(&self, end: End) -> &Namespace {
+    pub fn namespace(&self, end: End) -> &Namespace {
         match end {
+            End::Client if self.number > 1 => &self.site.others[self.number - 2],
             End::Client => &self.site.client,
             End::Server => &self.site.gateway,
         }
     }
 
-    /// Returns the path of a file of an end.
+    /// Returns the path of the file `name` in an end's folder.
     pub fn path(&self, end: End, name: &str) -> PathBuf {
-        self.shop.path(end.machine(), name)
+        self.shop.path(&self.machine(end), name)
     }
 
-    /// Runs `[program, args…]` at an end and returns its standard output.
+    /// Returns the name of an end's folder.
+    pub fn machine(&self, end: End) -> String {
+        match end {
+            End::Client => client(self.number),
+            End::Server => "server".to_owned(),
+        }
+    }
+
+    /// Runs the command `line` at an end and returns its standard output. White space separates the words of `line`.
     ///
     /// # Errors
-    /// If the program fails; the error has its output.
+    ///
+    /// Fails if the program fails; the error contains the program's output.
     pub fn run(&mut self, end: End, line: &str) -> Result<String> {
         self.steps[end.index()].commands += 1;
         self.namespace(end).run(line.split_whitespace())
@@ -88,24 +121,27 @@ impl Scene {
     /// Runs `ip WORDS…` at an end.
     ///
     /// # Errors
-    /// If `ip` fails.
+    ///
+    /// Fails if `ip` fails.
     pub fn ip(&mut self, end: End, words: &str) -> Result<()> {
         self.steps[end.index()].commands += 1;
         self.namespace(end).ip(words).map(drop)
     }
 
-    /// Starts a daemon at an end; it ends with [`Scene::stop`].
+    /// Starts a daemon at an end. [`Scene::stop`] ends it.
     ///
     /// # Errors
-    /// If it can't be started.
+    ///
+    /// Fails if the daemon can't be started.
     pub fn daemon(&mut self, end: End, line: &str) -> Result<()> {
         self.daemon_words(end, line.split_whitespace())
     }
 
-    /// Starts a daemon whose words contain spaces.
+    /// Starts a daemon, like [`Self::daemon`], for arguments that contain spaces.
     ///
     /// # Errors
-    /// If it can't be started.
+    ///
+    /// Fails if the daemon can't be started.
     pub fn daemon_words<A: AsRef<std::ffi::OsStr>>(
         &mut self,
         end: End,
@@ -117,17 +153,17 @@ impl Scene {
         Ok(())
     }
 
-    /// Keeps something that an end needs while it runs.
+    /// Keeps a value alive until the end is stopped.
     pub fn hold(&mut self, end: End, part: impl Any + Send + Sync) {
         self.held[end.index()].push(Box::new(part));
     }
 
-    /// Returns what an end keeps, if it keeps something of this type.
+    /// Returns the value of the type `T` that an end keeps alive, if there is one.
     pub fn held<T: Any>(&mut self, end: End) -> Option<&mut T> {
         self.held[end.index()].iter_mut().find_map(|part| part.downcast_mut())
     }
 
-    /// Counts steps that were not run by this scene.
+    /// Adds steps that the administrator took outside of this scene.
     pub fn count(&mut self, end: End, steps: Steps) {
         let sum = &mut self.steps[end.index()];
         *sum = Steps {
@@ -142,29 +178,32 @@ impl Scene {
         self.steps[end.index()]
     }
 
-    /// Waits until an end has the device.
+    /// Waits until the device exists at an end.
     ///
     /// # Errors
-    /// If the device does not appear; the error has the daemons' logs.
+    ///
+    /// Fails if the device does not appear; the error contains the daemons' logs.
     pub fn wait_for_device(&self, end: End, device: &str) -> Result<()> {
         let there = poll(SOON, || self.namespace(end).ip(&format!("link show dev {device}")).is_ok());
-        ensure!(there, "no device {device} at {}:\n{}", end.machine(), self.logs(end));
+        ensure!(there, "the device {device} did not appear at {}:\n{}", self.machine(end), self.logs(end));
         Ok(())
     }
 
     /// Waits until the condition holds.
     ///
     /// # Errors
-    /// If it does not; the error says `what` was waited for and has the daemons' logs.
+    ///
+    /// Fails if the condition does not hold in time. The error names `what` and contains the daemons' logs.
     pub fn wait(&self, end: End, what: &str, condition: impl FnMut() -> bool) -> Result<()> {
-        ensure!(poll(SOON, condition), "waited in vain for {what} at {}:\n{}", end.machine(), self.logs(end));
+        ensure!(poll(SOON, condition), "waited in vain for {what} at {}:\n{}", self.machine(end), self.logs(end));
         Ok(())
     }
 
     /// Waits until a process of an end listens on the TCP port.
     ///
     /// # Errors
-    /// If none does.
+    ///
+    /// Fails if no process listens on the port in time.
     pub fn wait_for_listener(&self, end: End, port: u16) -> Result<()> {
         let namespace = self.namespace(end);
         self.wait(end, &format!("a listener on port {port}"), || {
@@ -172,29 +211,37 @@ impl Scene {
         })
     }
 
-    /// Returns the logs of an end's daemons.
-    pub fn logs(&self, end: End) -> String {
+    /// Returns the whole logs of an end's daemons.
+    pub fn whole_logs(&self, end: End) -> String {
         let logs = self.running[end.index()].iter().map(Process::log);
-        let all = logs.collect::<Vec<_>>().join("\n");
+        logs.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Returns the last 3000 bytes or so of [`Self::whole_logs`].
+    pub fn logs(&self, end: End) -> String {
+        let all = self.whole_logs(end);
         // The end of a log says why.
         let from = all.len().saturating_sub(3000);
         all.char_indices().find(|(at, _)| *at >= from).map_or_else(String::new, |(at, _)| all[at..].to_owned())
     }
 
-    /// Ends all processes of an end and drops what it keeps.
+    /// Ends all processes of an end, and drops the values that it keeps alive.
     ///
     /// # Errors
-    /// If a process does not end.
+    ///
+    /// Fails if a process does not end.
     pub fn stop(&mut self, end: End) -> Result<()> {
         let stopped = self.stop_processes(end);
         self.held[end.index()].clear();
         stopped
     }
 
-    /// Ends all processes of an end, also those that detached themselves; what the end keeps stays.
+    /// Ends all processes of an end, including those that have detached themselves. Keeps the values that the end keeps
+    /// alive.
     ///
     /// # Errors
-    /// If a process does not end.
+    ///
+    /// Fails if a process does not end.
     pub fn stop_processes(&mut self, end: End) -> Result<()> {
         for process in &mut self.running[end.index()] {
             let _ = process.signal(Signal::SIGTERM);
@@ -208,7 +255,7 @@ impl Scene {
             }
             left.is_empty()
         });
-        ensure!(gone, "processes at {} do not end", end.machine());
+        ensure!(gone, "processes at {} do not end", self.machine(end));
         Ok(())
     }
 
@@ -220,6 +267,13 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
+        for number in (1..=self.site.others.len() + 1).rev() {
+            self.number = number;
+            // Parts that clients keep go when all of them have ended.
+            if let Err(error) = self.stop_processes(End::Client) {
+                eprintln!("compare: {error:#}");
+            }
+        }
         for end in [End::Client, End::Server] {
             if let Err(error) = self.stop(end) {
                 eprintln!("compare: {error:#}");

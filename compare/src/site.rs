@@ -7,7 +7,7 @@
 //! stranger ┘
 //! ```
 //!
-//! The client has no route to the server: a solution has to bring one. Tunnels end at the gateway.
+//! The client has no route to the server until a solution adds one. Tunnels end at the gateway.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -20,6 +20,9 @@ use lab::net::veth;
 pub const CLIENT: &str = "10.77.1.2";
 /// The client's address after it has moved.
 pub const CLIENT_MOVED: &str = "10.77.1.3";
+/// The server's address on the path, in setups where the server has a cable of its own to the path, without a
+/// gateway.
+pub const SERVER_NEAR: &str = "10.77.1.5";
 /// The gateway's address on the path.
 pub const GATEWAY: &str = "10.77.1.1";
 /// The stranger's address.
@@ -33,34 +36,36 @@ pub const TUNNEL_CLIENT: &str = "10.77.3.2";
 /// The gateway's address in a tunnel.
 pub const TUNNEL_GATEWAY: &str = "10.77.3.1";
 
-/// How the gateway is connected.
+/// How the gateway is connected to the client's Ethernet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
     /// The kernel's bridge carries packets.
     Bridge,
-    /// Packets end at [`TRUNK`] and [`TO_GATEWAY`], between which an emulator carries them. The gateway's and the
-    /// bridge's ends have no offloads, so that each frame is one packet.
+    /// An emulator in user space copies packets between [`TRUNK`] and [`TO_GATEWAY`]. The devices at the gateway and at
+    /// the bridge have no offloads, so that each frame is one packet.
     Emulated,
 }
 
-/// The device of the path's namespace that leads to the client.
+/// Name of the network device that leads to the client, in the path's namespace.
 pub const TO_CLIENT: &str = "to-client";
-/// The device of the path's namespace that leads to the gateway.
+/// Name of the network device that leads to the gateway, in the path's namespace.
 pub const TO_GATEWAY: &str = "to-gateway";
 /// The bridge's end towards the gateway, where the path is emulated.
 pub const TRUNK: &str = "trunk";
 
-/// Namespaces and cables; removed when dropped.
+/// Namespaces and cables. They are removed when this value is dropped.
 pub struct Site {
-    /// The client: `eth0`.
+    /// The client's host, with the interface `eth0`.
     pub client: Namespace,
-    /// Somebody else on the client's Ethernet: `eth0`.
+    /// The hosts of more clients on the first client's Ethernet. Each has the interface `eth0`.
+    pub others: Vec<Namespace>,
+    /// The host of somebody else on the client's Ethernet, with the interface `eth0`.
     pub stranger: Namespace,
     /// The Ethernet itself: [`TO_CLIENT`], `to-stranger`, [`TO_GATEWAY`], and a bridge.
     pub path: Namespace,
-    /// Where tunnels end: `eth0` outside, `eth1` inside.
+    /// The host where tunnels end, with the interfaces `eth0` (outside) and `eth1` (inside).
     pub gateway: Namespace,
-    /// The host of the services: `eth0`.
+    /// The host of the services, with the interface `eth0`.
     pub server: Namespace,
     kind: Path,
 }
@@ -69,23 +74,16 @@ impl Site {
     /// Builds the network.
     ///
     /// # Errors
-    /// If a namespace or a cable can't be made, as when not running as root.
+    ///
+    /// Fails if a namespace or a cable can't be made, for instance because the process does not run as root.
     pub fn new(kind: Path) -> Result<Self> {
         let names = ["client", "stranger", "path", "gateway", "server"];
         let [client, stranger, path, gateway, server] = names.map(Namespace::new);
-        let this = Self { client: client?, stranger: stranger?, path: path?, gateway: gateway?, server: server?, kind };
+        let (client, stranger, path, gateway, server) = (client?, stranger?, path?, gateway?, server?);
+        let this = Self { client, others: Vec::new(), stranger, path, gateway, server, kind };
         let Self { client, stranger, path, gateway, server, .. } = &this;
         for host in [client, stranger, path, gateway, server] {
-            for (key, value) in [
-                ("net/ipv6/conf/all/disable_ipv6", "1"),
-                ("net/ipv6/conf/default/disable_ipv6", "1"),
-                ("net/ipv4/conf/all/rp_filter", "0"),
-                ("net/ipv4/conf/default/rp_filter", "0"),
-                // When the client's first address goes, its second one stays.
-                ("net/ipv4/conf/all/promote_secondaries", "1"),
-            ] {
-                host.sysctl(key, value)?;
-            }
+            quiet(host)?;
         }
         veth(client, "eth0", &format!("{CLIENT}/24"), path, TO_CLIENT, "")?;
         veth(stranger, "eth0", &format!("{STRANGER}/24"), path, "to-stranger", "")?;
@@ -114,7 +112,8 @@ impl Site {
     /// Adds a host to the client's Ethernet, with this address, which the client and the gateway reach directly.
     ///
     /// # Errors
-    /// If the namespace or its cable can't be made.
+    ///
+    /// Fails if the namespace or its cable can't be made.
     pub fn add_host(&self, role: &str, address: &str) -> Result<Namespace> {
         let host = Namespace::new(role)?;
         let port = format!("to-{role}");
@@ -130,16 +129,70 @@ impl Site {
         Ok(host)
     }
 
+    /// Adds a client to the Ethernet. The client's address follows from its number, see [`client_address`].
+    ///
+    /// # Errors
+    /// If the namespace or its cable can't be made.
+    pub fn add_client(&mut self) -> Result<()> {
+        let number = self.others.len() + 2;
+        let host = Namespace::new(&format!("client{number}"))?;
+        quiet(&host)?;
+        let port = format!("to-client{number}");
+        veth(&host, "eth0", &format!("{}/24", client_address(number)), &self.path, &port, "")?;
+        self.path.ip(&format!("link set {port} master br0"))?;
+        if self.kind == Path::Emulated {
+            host.offload("eth0", "tx", false)?;
+        }
+        self.others.push(host);
+        Ok(())
+    }
+
+    /// Gives the server a cable of its own to the clients' Ethernet, at [`SERVER_NEAR`], as a server without a gateway
+    /// has.
+    ///
+    /// # Errors
+    /// If the cable can't be made.
+    pub fn connect_server(&self) -> Result<()> {
+        veth(&self.server, "eth1", &format!("{SERVER_NEAR}/24"), &self.path, "to-server", "")?;
+        self.path.ip("link set to-server master br0").map(drop)
+    }
+
     /// Gives the client another address on the path, as after a change of network.
     ///
     /// # Errors
-    /// If the address can't be changed.
+    ///
+    /// Fails if the address can't be changed.
     pub fn move_client(&self) -> Result<()> {
-        // The routes that go through the old address are kept: its replacement comes first.
+        // The new address is added first, so that routes through the old address survive.
         self.client.ip(&format!("address add {CLIENT_MOVED}/24 dev eth0"))?;
         self.client.ip(&format!("address delete {CLIENT}/24 dev eth0"))?;
         Ok(())
     }
+}
+
+/// Returns the address of a client on the path, by its number from 1.
+pub fn client_address(number: usize) -> String {
+    if number == 1 { CLIENT.to_owned() } else { format!("10.77.1.{}", 10 + number) }
+}
+
+/// Returns the address of a client in a tunnel, by its number from 1.
+pub fn tunnel_address(number: usize) -> String {
+    format!("10.77.3.{}", number + 1)
+}
+
+/// Has a host do without IPv6, and accept packets on whatever interface they come.
+fn quiet(host: &Namespace) -> Result<()> {
+    for (key, value) in [
+        ("net/ipv6/conf/all/disable_ipv6", "1"),
+        ("net/ipv6/conf/default/disable_ipv6", "1"),
+        ("net/ipv4/conf/all/rp_filter", "0"),
+        ("net/ipv4/conf/default/rp_filter", "0"),
+        // When the client's first address goes, its second one stays.
+        ("net/ipv4/conf/all/promote_secondaries", "1"),
+    ] {
+        host.sysctl(key, value)?;
+    }
+    Ok(())
 }
 
 /// Returns the processes whose main thread is in the namespace.

@@ -1,7 +1,8 @@
-//! Medians with an interval in which the true median lies with a known probability, and whether two of them differ.
+//! Medians, each with an interval that contains the true median with a known probability, and whether two medians
+//! differ.
 //!
-//! The interval is made of two of the samples themselves (order statistics), so it assumes nothing about how the samples
-//! are distributed: on a shared machine they are skewed, and have outliers.
+//! The ends of the interval are two of the samples (order statistics), so the interval assumes nothing about the
+//! distribution of the samples. On a shared machine, samples are skewed and have outliers.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,7 @@ const WANTED: f64 = 0.95;
 pub struct Summary {
     /// Number of samples.
     pub count: usize,
-    /// The median.
+    /// The median of the samples.
     pub median: f64,
     /// Lower end of the interval.
     pub low: f64,
@@ -39,8 +40,8 @@ impl Summary {
         Some(Self { count, median, low, high, coverage: coverage(count, cut) })
     }
 
-    /// Reports whether the two intervals have no value in common. If they have, the data does not tell which of the two
-    /// is larger.
+    /// Reports whether the two intervals have no value in common. Otherwise, the data does not show which median is
+    /// larger.
     pub fn differs_from(&self, other: &Self) -> bool {
         self.high < other.low || other.high < self.low
     }
@@ -58,8 +59,8 @@ fn coverage(count: usize, cut: usize) -> f64 {
     (1.0 - 2.0 * outside / 2f64.powi(count as i32)).max(0.0)
 }
 
-/// Returns the mean distance between adjacent values: jitter, where the values are delays (RFC 3550, without its
-/// smoothing).
+/// Returns the mean distance between adjacent values. If the values are delays, this is their jitter (RFC 3550, without
+/// its smoothing).
 pub fn jitter(delays: &[f64]) -> f64 {
     let steps = delays.windows(2).map(|pair| (pair[1] - pair[0]).abs());
     steps.sum::<f64>() / (delays.len().max(2) - 1) as f64

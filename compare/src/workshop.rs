@@ -17,22 +17,22 @@ use tempfile::TempDir;
 /// An administrator's steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Steps {
-    /// Configuration files written or changed, each on each machine.
+    /// Number of configuration files written or changed. A file counts on each machine that has it.
     pub files: usize,
-    /// Keys and certificates brought to a machine.
+    /// Number of keys and certificates copied to a machine.
     pub keys: usize,
-    /// Commands run.
+    /// Number of commands run.
     pub commands: usize,
 }
 
 impl Steps {
-    /// Returns the sum.
+    /// Returns the number of all steps together.
     pub const fn total(self) -> usize {
         self.files + self.keys + self.commands
     }
 }
 
-/// A folder with one folder per machine, removed when dropped.
+/// A folder that contains one folder for each machine. Dropping this value removes the folder.
 pub struct Workshop {
     dir: TempDir,
     steps: Steps,
@@ -44,19 +44,21 @@ impl Workshop {
     /// Makes an empty workshop.
     ///
     /// # Errors
-    /// If the folder can't be made.
+    ///
+    /// Fails if the folder can't be made.
     pub fn new() -> Result<Self> {
         let dir = TempDir::with_prefix("vouchsafe-compare-").context("cannot create a folder for files")?;
         Ok(Self { dir, steps: Steps::default(), lines: BTreeMap::new() })
     }
 
-    /// Returns what was done so far.
+    /// Returns the numbers of steps taken so far.
     pub const fn steps(&self) -> Steps {
         self.steps
     }
 
-    /// Returns the steps from a workshop with one client less to this one: keys and commands that came in addition, and
-    /// files that are new or have other lines. A file of which only a random key differs is not edited.
+    /// Returns the steps by which this workshop exceeds `fewer`, a workshop with one client less: the additional keys
+    /// and commands, and the files that are new or have a different number of lines. A file in which only a random key
+    /// differs does not count.
     pub fn steps_since(&self, fewer: &Self) -> Steps {
         let edited = self.lines.iter().filter(|(file, lines)| fewer.lines.get(*file) != Some(*lines)).count();
         Steps {
@@ -74,7 +76,8 @@ impl Workshop {
     /// Returns the content of a machine's file, without the white space at its ends.
     ///
     /// # Errors
-    /// If there is no such file.
+    ///
+    /// Fails if there is no such file.
     pub fn text(&self, machine: &str, name: &str) -> Result<String> {
         let path = self.path(machine, name);
         Ok(fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?.trim().to_owned())
@@ -83,34 +86,38 @@ impl Workshop {
     /// Writes a configuration file; only its owner can read it.
     ///
     /// # Errors
-    /// If it can't be written.
+    ///
+    /// Fails if the file can't be written.
     pub fn file(&mut self, machine: &str, name: &str, text: &str) -> Result<PathBuf> {
         self.edited(machine, name, text);
         self.write(machine, name, text, 0o600)
     }
 
-    /// Writes a script that a daemon runs.
+    /// Writes a script for a daemon to run.
     ///
     /// # Errors
-    /// If it can't be written.
+    ///
+    /// Fails if the script can't be written.
     pub fn script(&mut self, machine: &str, name: &str, text: &str) -> Result<PathBuf> {
         self.edited(machine, name, text);
         self.write(machine, name, &format!("#!/bin/sh\n{text}"), 0o700)
     }
 
-    /// Brings a key or certificate to a machine.
+    /// Copies a key or certificate to a machine.
     ///
     /// # Errors
-    /// If it can't be written.
+    ///
+    /// Fails if the key or certificate can't be written.
     pub fn key(&mut self, machine: &str, name: &str, text: &str) -> Result<PathBuf> {
         self.steps.keys += 1;
         self.write(machine, name, text, 0o600)
     }
 
-    /// Runs `[program, args…]`, as to make a key, and returns its standard output.
+    /// Runs `[program, args…]`, for instance to make a key, and returns its standard output.
     ///
     /// # Errors
-    /// If the program fails; the error has its output.
+    ///
+    /// Fails if the program fails; the error contains the program's output.
     pub fn run<A: AsRef<std::ffi::OsStr>>(&mut self, words: impl IntoIterator<Item = A>) -> Result<String> {
         self.steps.commands += 1;
         let mut words = words.into_iter();
@@ -121,7 +128,8 @@ impl Workshop {
     /// Makes the folder of a machine and returns its path.
     ///
     /// # Errors
-    /// If it can't be made.
+    ///
+    /// Fails if the folder can't be made.
     pub fn machine(&self, machine: &str) -> Result<PathBuf> {
         let dir = self.dir.path().join(machine);
         fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -129,10 +137,11 @@ impl Workshop {
     }
 
     /// Makes a certificate authority and certificates: `ca.crt`, `this.crt` and `this.key` on the server and on every
-    /// client. The server's name is `server`, the first client's [`IDENTITY`].
+    /// client. The certificate of the server is for the name `server`, that of the first client for [`IDENTITY`].
     ///
     /// # Errors
-    /// If a certificate can't be made or written.
+    ///
+    /// Fails if a certificate can't be made or written.
     pub fn certificates(&mut self, clients: usize) -> Result<()> {
         let mut params = CertificateParams::new(Vec::<String>::new())?;
         params.distinguished_name.push(DnType::CommonName, "comparison");
@@ -183,15 +192,15 @@ impl Workshop {
     }
 }
 
-/// The name of the first client's certificate or account. Captures are searched for it.
+/// The name in the first client's certificate or account. Captures are searched for this name.
 pub const IDENTITY: &str = "wilhelmina-1";
 
-/// Returns the name of a client's certificate or account.
+/// Returns the name in a client's certificate or account.
 pub fn identity(number: usize) -> String {
     format!("{}{number}", IDENTITY.trim_end_matches('1'))
 }
 
-/// Returns the folder of a client.
+/// Returns the name of the folder of the client with this number.
 pub fn client(number: usize) -> String {
     format!("client-{number}")
 }

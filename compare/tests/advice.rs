@@ -38,6 +38,7 @@ fn tunnel(name: &str, rate: f64, properties: &[Property], features: &[Feature]) 
             standard: false,
         },
         samples: BTreeMap::from([(Quantity::TcpUp, vec![rate; 6])]),
+        rounds: BTreeMap::new(),
         observed: properties.iter().map(|property| (*property, observed.clone())).collect(),
         failures: Vec::new(),
     }

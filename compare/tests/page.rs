@@ -3,7 +3,7 @@
 use compare::claims::{Claims, Feature, Plane, Transport};
 use compare::quantity::Quantity;
 use compare::record::{Property, Record};
-use compare::report;
+use compare::report::{self, style::STAND_INS};
 use compare::results::Results;
 
 fn records() -> Vec<Record> {
@@ -83,8 +83,9 @@ fn plots_follow_the_readers_colours_and_are_described() {
     assert_eq!(plots, Quantity::ALL.len());
     assert_eq!(text.matches("role=\"img\"").count(), plots);
     assert!(text.contains("fill=\"var(--one)\"") && text.contains("prefers-color-scheme: dark"));
-    for ((red, green, blue), _) in [((1u8, 2u8, 3u8), ()), ((7, 8, 9), ())] {
-        assert!(!text.contains(&format!("#{red:02X}{green:02X}{blue:02X}")), "a stand-in is left");
+    for ((red, green, blue), variable) in STAND_INS {
+        let left = text.contains(&format!("#{red:02X}{green:02X}{blue:02X}"));
+        assert!(!left, "the placeholder of {variable} is left");
     }
 }
 
@@ -155,4 +156,78 @@ fn the_documentation_names_every_quantity() {
     let missing: Vec<_> =
         Quantity::ALL.iter().filter(|quantity| !docs.contains(&format!("`{}`", quantity.name()))).collect();
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// A result whose table is in the README.
+const COMMITTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/result/records.jsonl");
+const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md");
+
+#[test]
+fn a_readme_gets_the_table_once_and_keeps_the_rest() {
+    let results = Results::of(&records());
+    let once = report::readme::insert("# Title\n\n## Status\n\nrest\n", &results).unwrap();
+    assert!(once.starts_with("# Title\n\n## Compared with VPNs\n") && once.ends_with("## Status\n\nrest\n"), "{once}");
+    assert!(once.contains("the vouchsafe-tail"));
+    assert_eq!(report::readme::insert(&once, &results).unwrap(), once, "a second time nothing changes");
+    let torn = once.replace("<!-- /generated -->", "");
+    assert!(report::readme::insert(&torn, &results).unwrap_err().to_string().contains("marks"));
+    assert!(report::readme::insert("no section", &results).is_err());
+}
+
+#[test]
+fn the_readme_says_what_the_committed_result_says() {
+    let path = std::path::Path::new(COMMITTED);
+    let readme = std::fs::read_to_string(README).unwrap();
+    if !path.exists() {
+        assert!(!readme.contains("## Compared with VPNs"), "the table has no result");
+        return;
+    }
+    let results = Results::of(&compare::record::read(path).unwrap());
+    assert!(readme.contains(&report::readme::generated(&results)), "run `cargo xtask compare report --into README.md`");
+}
+
+#[test]
+fn a_papers_experiments_stand_beside_its_values() {
+    let mut records = records();
+    let cell = |study: &str, row: &str, column: &str, value: f64| Record::Cell {
+        study: study.to_owned(),
+        row: row.to_owned(),
+        column: column.to_owned(),
+        unit: "MB/s".to_owned(),
+        round: 0,
+        value,
+    };
+    for (row, value) in
+        [("direct", 100.0), ("gateway that forwards", 80.0), ("IPsec, user space", 20.0), ("Vouchsafe", 75.0)]
+    {
+        records.push(cell("downloads", row, "5", value));
+    }
+    let secret = "IPsec: AES-256-GCM, forward secrecy";
+    records.push(cell("ciphers", secret, "stream", 500.0));
+    records.push(cell("ciphers", "IPsec: ChaCha20-Poly1305", "stream", 400.0));
+    records.push(cell("ciphers", secret, "stream, keys renewed by time", 400.0));
+    let mut results = Results::of(&records);
+    let dir = tempfile::tempdir().unwrap();
+    let text = |results: &Results| std::fs::read_to_string(report::write(results, dir.path()).unwrap()).unwrap();
+    let page = text(&results);
+    assert!(page.contains("3.75 times as much as IPsec (paper: 2.5 to 2.9 times)"));
+    assert!(page.contains("0.750 times as much as the direct way (paper: 0.92 to 0.99 times)"));
+    assert!(page.contains("the fastest is 1.25 times as fast as the slowest"));
+    assert!(
+        page.contains("renewal with forward secrecy costs 3.17 % of the rate") && page.contains("moves 20.0 % less")
+    );
+    assert!(page.contains("`cargo xtask bench`") || page.contains("<code>cargo xtask bench</code>"));
+    results.bench.insert("ls.fig4.router.full_us".to_owned(), 300.5);
+    assert!(text(&results).contains("0.30"), "the bench's milliseconds");
+}
+
+#[test]
+fn the_report_says_whether_the_kernel_and_udp_still_lead() {
+    let (_dir, text) = page();
+    // The results above give wireguard-go, by UDP, the value 200 in each quantity, and openvpn-tcp the value 100. Lower
+    // overhead, latency and jitter are better, so openvpn-tcp leads in three of the four ranks.
+    assert!(text.contains("Tunnels by UDP no longer lead: their mean rank is"));
+    assert!(
+        text.contains("Solutions in the kernel: whether they lead is not known, because this run has not both kinds.")
+    );
 }

@@ -24,6 +24,7 @@ fn solution(name: &str, samples: &[(Quantity, &[f64])]) -> Solution {
             standard: false,
         },
         samples: samples.collect(),
+        rounds: BTreeMap::new(),
         observed: BTreeMap::new(),
         failures: Vec::new(),
     }

@@ -1,7 +1,7 @@
 //! Measures the cost of Vouchsafe on a path against the same path without it, in one run: connects, throughput, floods.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. Both sides take turns, so that other load on the machine
-//! disturbs both. Needs root, and `VOUCHSAFE_BIN` or a `vouchsafe` built next to this binary.
+//! Prints one JSON object, which `cargo xtask bench` collects. The two paths take turns, so that other load on the
+//! machine disturbs both. Needs root, and `VOUCHSAFE_BIN` or a `vouchsafe` built next to this binary.
 
 #[path = "network/cdf.rs"]
 mod cdf;
@@ -29,7 +29,6 @@ mod tunnel;
 
 use anyhow::Result;
 use lab::world::{Agent, Authority, Network, Verifier, Way, policy};
-use measure::Figures;
 
 /// A network with Vouchsafe in it and Alice logged in.
 pub struct Guarded {
@@ -66,26 +65,16 @@ impl Guarded {
 }
 
 fn main() {
-    let mut figures = Figures::default();
-    let mut failed = false;
-    type Part = fn(&mut Figures) -> Result<()>;
-    let parts: [(&str, Part); 7] = [
-        ("connect", connect::measure),
-        ("ls", ls::measure),
-        ("throughput", throughput::measure),
-        ("gateway", gateway::measure),
-        ("tunnel", tunnel::measure),
-        ("rootless", rootless::measure),
-        ("flood", flood::measure),
-    ];
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
-    for (name, measure) in parts.into_iter().filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|w| w == name)) {
-        eprintln!("bench: {name}");
-        if let Err(error) = measure(&mut figures) {
-            eprintln!("bench: {name}: {error:#}");
-            failed = true;
-        }
-    }
-    figures.print();
-    std::process::exit(if failed { 2 } else { 0 });
+    measure::run_parts::<anyhow::Error>(
+        &[
+            ("connect", connect::measure),
+            ("ls", ls::measure),
+            ("throughput", throughput::measure),
+            ("gateway", gateway::measure),
+            ("tunnel", tunnel::measure),
+            ("rootless", rootless::measure),
+            ("flood", flood::measure),
+        ],
+        &[],
+    )
 }

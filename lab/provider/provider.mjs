@@ -6,7 +6,7 @@ import { createServer as createHttp } from 'node:http';
 import { createRequire } from 'node:module';
 import { generateKeyPairSync } from 'node:crypto';
 
-// `npm ci` installs the modules into another folder than this file's.
+// `npm ci` installs the modules in another folder than this file's.
 const require = createRequire(`${process.env.PROVIDER_MODULES}/`);
 const { default: Provider } = await import(require.resolve('oidc-provider'));
 
@@ -27,7 +27,7 @@ const provider = new Provider(config.issuer, {
   jwks: { keys: [{ ...key, use: 'sig', alg: 'RS256', kid: 'first' }] },
   cookies: { keys: ['a scenario has no secrets'] },
   claims: { openid: ['sub'], profile: ['preferred_username'], email: ['email', 'email_verified'], groups: ['groups'] },
-  // Puts the claims of scopes into the ID token as well, unless the scenario has them at the UserInfo endpoint only.
+  // Put the claims of scopes into the ID token as well, unless the scenario wants them at the UserInfo endpoint only.
   conformIdTokenClaims: config.claims_at_userinfo ?? false,
   scopes: ['openid', 'profile', 'email', 'groups', 'offline_access'],
   features: {

@@ -1,5 +1,5 @@
-//! Counts packets in a host's packet filter: after any program at XDP or tc has dropped its share, and before the
-//! host's own stack. A capture would also show packets that tc is about to drop.
+//! Counts the packets that reach a host's packet filter: those that programs at XDP and tc have not dropped. A capture
+//! would also contain packets that a program at tc drops.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::net::Namespace;
 
 const TABLE: &str = "arrivals";
 
-/// A counter of SYNs from one address to another. It lives as long as the namespace.
+/// A counter of SYNs from one address to another. The counter exists until the namespace is deleted.
 pub struct Arrivals<'n> {
     host: &'n Namespace,
 }

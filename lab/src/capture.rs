@@ -1,4 +1,4 @@
-//! Packet captures, kept when a test fails.
+//! Packet captures, which are kept when a test fails.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,9 +12,9 @@ use crate::net::Namespace;
 use crate::poll;
 use crate::process::{self, Process};
 
-/// Compares two captures of the same packets and returns, for each packet in `short`, how many bytes longer it was in
-/// `long`. Packets are matched by their IP identification. A packet that is only in `long` was lost or is still in
-/// transit, and is ignored.
+/// Compares two captures of the same packets, each given with a pcap filter. Returns, for each packet in `short`, by
+/// how many bytes it was longer in `long`. Packets are matched by their IP identification. Packets that are only in
+/// `long` are ignored, because they were lost or are still in transit.
 pub fn overhead(long: (&Capture, &str), short: (&Capture, &str)) -> Result<Vec<usize>> {
     let before = long.0.lengths(long.1)?;
     let of = |(id, length): (u16, usize)| {
@@ -25,7 +25,7 @@ pub fn overhead(long: (&Capture, &str), short: (&Capture, &str)) -> Result<Vec<u
     after.iter().map(|packet| of(*packet).with_context(|| format!("{packet:?} is not among {before:?}"))).collect()
 }
 
-/// A running capture of one device, both directions, as a pcap file in the namespace's folder.
+/// A running capture of both directions of one device, as a pcap file in the namespace's folder.
 pub struct Capture {
     tcpdump: Process,
     file: PathBuf,
@@ -44,7 +44,7 @@ impl Capture {
         Ok(Self { tcpdump, file })
     }
 
-    /// The pcap file.
+    /// Returns the path of the pcap file.
     pub fn file(&self) -> &Path {
         &self.file
     }
@@ -55,7 +55,7 @@ impl Capture {
         Ok(text.lines().filter(|line| !line.starts_with(char::is_whitespace)).map(str::to_owned).collect())
     }
 
-    /// Returns identification and length of each IPv4 packet that matches the filter, in order.
+    /// Returns the IP identification and the length of each IPv4 packet that matches the pcap filter, in order.
     pub fn lengths(&self, filter: &str) -> Result<Vec<(u16, usize)>> {
         let mut command = Command::new("tcpdump");
         let text = process::output(command.args(["-n", "-v", "-r"]).arg(&self.file).arg(filter))?;
@@ -67,8 +67,8 @@ impl Capture {
         lines.map(|line| packet(line).with_context(|| format!("no length in {line}"))).collect()
     }
 
-    /// Ends the capture once all packets until now are in the file, and returns the file's path. The file lives as long
-    /// as the namespace's folder.
+    /// Ends the capture once all packets up to now are in the file, and returns the file's path. The file exists as
+    /// long as the namespace's folder.
     pub fn stop(mut self) -> Result<PathBuf> {
         // tcpdump sleeps only when it has no packets left to read.
         let stat = format!("/proc/{}/stat", self.tcpdump.pid());

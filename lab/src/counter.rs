@@ -20,7 +20,7 @@ impl Stack {
         Ok(Self(namespace.enter(read).context("cannot read the network stack's counters")?))
     }
 
-    /// Returns one counter, such as `Tcp`'s `RetransSegs`.
+    /// Returns the counter `name` of the group `group`, for example `RetransSegs` of `Tcp`.
     pub fn get(&self, group: &str, name: &str) -> Result<i64> {
         let prefix = format!("{group}: ");
         let mut lines = self.0.lines().filter_map(|line| line.strip_prefix(&prefix));
@@ -37,8 +37,8 @@ impl Stack {
         self.get("Tcp", "RetransSegs")
     }
 
-    /// Returns the number of TCP segments retransmitted because of loss. Segments that the receiver reported as
-    /// duplicates (RFC 2883) are subtracted: a busy machine that delays acknowledgements causes those.
+    /// Returns the number of TCP segments retransmitted because of loss. Retransmissions that the receiver reported as
+    /// duplicates (RFC 2883) are subtracted, because they result from delayed acknowledgements on a busy machine.
     pub fn losses(&self) -> Result<i64> {
         let needless = self.get("TcpExt", "TCPDSACKRecv")? + self.get("TcpExt", "TCPDSACKOfoRecv")?;
         Ok(self.retransmissions()? - needless)

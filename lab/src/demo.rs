@@ -22,7 +22,7 @@ pub struct Args {
     measure: u64,
 }
 
-/// Runs the scenario. Exit codes as in all commands: 0 done, 1 the answer is no, 2 could not be done.
+/// Runs the demo. The exit code is 0 if every result is as expected, 1 if not, and 2 if the demo could not be run.
 pub fn run(args: &Args) -> ExitCode {
     let began = Instant::now();
     let mut table = Table::default();
@@ -63,7 +63,7 @@ fn play(args: &Args, table: &mut Table) -> Result<()> {
     scene.revocation(&world)
 }
 
-/// Reports whether `host` can find `command`.
+/// Reports whether `host` has the program `command`.
 fn is_there(host: &Namespace, command: &str) -> bool {
     host.run(["sh", "-c", &format!("command -v {command}")]).is_ok()
 }

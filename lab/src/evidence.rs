@@ -7,7 +7,7 @@ use anyhow::Result;
 use tempfile::TempDir;
 
 thread_local! {
-    /// Folders of namespaces that no longer exist, kept until the outcome of the test on this thread is known.
+    /// Folders of namespaces that no longer exist. They are kept until the outcome of the test on this thread is known.
     static HELD: RefCell<Option<Vec<TempDir>>> = const { RefCell::new(None) };
 }
 
@@ -25,7 +25,8 @@ pub fn test(body: impl FnOnce() -> Result<()>) {
     }
 }
 
-/// Keeps or deletes the folder of a namespace that ends here.
+/// Takes over the folder of a namespace that is dropped on this thread: keeps it if the test fails, and deletes it
+/// otherwise.
 pub(crate) fn leave(dir: TempDir) {
     HELD.with_borrow_mut(|held| match held {
         Some(held) => held.push(dir),

@@ -2,7 +2,8 @@
 //! ICMP.
 //!
 //! Lengths and checksums are correct unless the caller asks for wrong ones. This module does no I/O: [`crate::Port`]
-//! sends, and [`crate::seen`] parses. Numbers are those of the headers, in host byte order.
+//! sends frames, and [`crate::seen`] parses them. Arguments and fields are in host byte order; the frames have them in
+//! network byte order.
 
 use std::net::IpAddr;
 
@@ -11,7 +12,7 @@ pub const VLAN: u16 = 0x8100;
 /// EtherType of a provider's VLAN tag (802.1ad).
 pub const SERVICE_VLAN: u16 = 0x88a8;
 
-/// Protocol numbers, also of IPv6's extension headers.
+/// Protocol numbers, including those of IPv6 extension headers.
 pub mod protocol {
     #![allow(missing_docs, reason = "the names say it")]
     pub const HOP_BY_HOP: u8 = 0;
@@ -50,12 +51,13 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Makes a header between two ports with these [`flag`]s.
+    /// Makes a header with these ports, these [`flag`]s and the sequence number 1.
     pub fn new(source: u16, destination: u16, flags: u8) -> Self {
         Self { source, destination, sequence: 1, acknowledgement: 0, flags, window: 64240, options: Vec::new() }
     }
 
-    /// Makes the first segment of a connection. Segments of [`Self::new`] follow it in sequence.
+    /// Makes the header of a SYN with the sequence number 0. A segment made by [`Self::new`] with the same ports
+    /// continues the connection that this SYN begins.
     pub fn syn(source: u16, destination: u16) -> Self {
         Self { sequence: 0, ..Self::new(source, destination, flag::SYN) }
     }
@@ -145,13 +147,13 @@ impl Packet {
         self
     }
 
-    /// Sets the identification: of an IPv4 packet (its low 16 bits), and of the fragments of either family.
+    /// Sets the IP identification. An IPv4 packet has its low 16 bits; an IPv6 packet has it only in fragments.
     pub fn identification(mut self, identification: u32) -> Self {
         self.identification = identification;
         self
     }
 
-    /// Sets IPv4's "don't fragment".
+    /// Sets the flag "don't fragment" of an IPv4 packet.
     pub fn dont_fragment(mut self) -> Self {
         self.dont_fragment = true;
         self
@@ -185,19 +187,19 @@ impl Packet {
         self
     }
 
-    /// Makes the packet ICMP, or ICMPv6 between IPv6 addresses; `rest` is the second word of the header.
+    /// Makes the packet ICMP, or ICMPv6 between IPv6 addresses. `rest` is the second 32-bit word of the header.
     pub fn icmp(mut self, kind: u8, code: u8, rest: [u8; 4]) -> Self {
         self.transport = Transport::Icmp { kind, code, rest };
         self
     }
 
-    /// Makes the payload follow the IP headers directly, as protocol number `protocol`.
+    /// Makes the payload follow the IP headers directly. `protocol` is the protocol number in these headers.
     pub fn raw(mut self, protocol: u8) -> Self {
         self.transport = Transport::Raw(protocol);
         self
     }
 
-    /// Wraps the IPv4 packet in another one with the same header fields, with these options in the inner header.
+    /// Wraps the IPv4 packet in another IPv4 header with the same fields. The inner header gets the given options.
     pub fn shimmed(&self, options: &[u8]) -> Self {
         let inner = self.clone().options(options).ip();
         Self { options: Vec::new(), transport: Transport::Raw(protocol::IP_IN_IP), payload: inner, ..self.clone() }
@@ -215,18 +217,18 @@ impl Packet {
         self
     }
 
-    /// Leaves the checksum of TCP, UDP or ICMP zero; for UDP over IPv4 that is allowed.
+    /// Sets the checksum of TCP, UDP or ICMP to zero, which UDP over IPv4 allows.
     pub fn no_checksum(mut self) -> Self {
         self.checksum = Checksum::Absent;
         self
     }
 
-    /// Returns the whole frame, from its Ethernet header.
+    /// Returns the whole frame, beginning with its Ethernet header.
     pub fn frame(&self) -> Vec<u8> {
         self.framed(&self.ip())
     }
 
-    /// Returns the packet, from its IP header.
+    /// Returns the packet, beginning with its IP header.
     pub fn ip(&self) -> Vec<u8> {
         let segment = self.segment();
         let mut bytes = self.ip_header(segment.len(), None);
@@ -234,8 +236,9 @@ impl Packet {
         bytes
     }
 
-    /// Returns the frames of the packet cut into fragments. Each carries `size` bytes (a multiple of 8) after the
-    /// headers that every fragment repeats: IPv4's with all its options, IPv6's with all extensions.
+    /// Cuts the packet into fragments and returns their frames. Every fragment repeats the IP headers, with all IPv4
+    /// options or IPv6 extensions. After them it carries `size` bytes (a multiple of 8); the last fragment can carry
+    /// fewer.
     pub fn fragments(&self, size: usize) -> Vec<Vec<u8>> {
         assert!(size > 0 && size.is_multiple_of(8), "a fragment's offset counts in units of 8 bytes");
         let segment = self.segment();
@@ -359,7 +362,7 @@ impl Packet {
     }
 }
 
-/// Returns the Internet checksum (RFC 1071) of `parts`, all of which except the last have even lengths.
+/// Returns the Internet checksum (RFC 1071) of `parts`. All parts except the last must have even lengths.
 pub fn checksum(parts: &[&[u8]]) -> u16 {
     let words = parts.iter().flat_map(|part| part.chunks(2));
     let mut sum: u32 = words.map(|word| u32::from(word[0]) << 8 | u32::from(*word.get(1).unwrap_or(&0))).sum();
@@ -369,7 +372,7 @@ pub fn checksum(parts: &[&[u8]]) -> u16 {
     !(sum as u16)
 }
 
-/// Returns the checksum of a TCP, UDP, ICMP or ICMPv6 `segment`; zero if the one in the segment is correct.
+/// Returns the checksum of a TCP, UDP, ICMP or ICMPv6 `segment`; zero if the segment contains its correct checksum.
 pub fn transport_checksum(source: IpAddr, destination: IpAddr, protocol: u8, segment: &[u8]) -> u16 {
     let tail = [(segment.len() as u32).to_be_bytes(), u32::from(protocol).to_be_bytes()].concat();
     match (source, destination) {
@@ -405,7 +408,7 @@ mod tests {
 
     #[test]
     fn the_checksum_is_that_of_the_rfc() {
-        // RFC 1071, section 3
+        // The example in RFC 1071, section 3.
         assert_eq!(checksum(&[&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]]), !0xddf2);
     }
 

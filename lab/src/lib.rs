@@ -1,14 +1,15 @@
-//! Networks in one machine: namespaces, links, NATs, processes, handmade packets and captures, each removed when
-//! dropped.
+//! Networks in one machine: namespaces, links, NATs, processes, handmade packets and captures. Each of these is removed
+//! when it is dropped.
 //!
-//! The scenarios (demo, benches, end-to-end tests) are built from these parts. They know the product only as a process
-//! and by its effect on packets. Needs root.
+//! The scenarios (demo, benches, end-to-end tests) are built from these parts. They run the product as a process, and
+//! observe its output and its effect on packets. Needs root.
 
 pub mod arrivals;
 pub mod capture;
 pub mod counter;
 pub mod evidence;
 pub mod forge;
+pub mod middlebox;
 pub mod mint;
 pub mod nat;
 pub mod net;
@@ -18,6 +19,7 @@ pub mod port;
 pub mod probe;
 pub mod process;
 pub mod provider;
+pub mod rootfs;
 pub mod rough;
 pub mod seen;
 pub mod segments;
@@ -38,9 +40,10 @@ pub use outsider::{Outsider, Place};
 pub use port::Port;
 pub use process::Process;
 pub use provider::Provider;
+pub use rootfs::Rootfs;
 pub use world::World;
 
-/// Polls `condition` until it holds or `within` has elapsed; reports whether it held.
+/// Polls `condition` until it is true or `within` has elapsed; returns whether it became true.
 #[must_use]
 pub fn poll(within: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + within;
@@ -55,12 +58,20 @@ pub fn poll(within: Duration, mut condition: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// Returns the path of the binary under test: `$VOUCHSAFE_BIN`, else the binary that cargo built next to this one.
+/// Returns the path of the binary under test: `$VOUCHSAFE_BIN`, or else the binary that cargo built next to this one.
 ///
 /// # Panics
 /// If there is no such binary; the message says how to build it.
 pub fn vouchsafe() -> PathBuf {
     find_vouchsafe().expect("no vouchsafe binary: set VOUCHSAFE_BIN or run `cargo build -p vouchsafe`")
+}
+
+/// Returns the folder into which cargo built this program: target/PROFILE.
+pub fn built() -> Option<PathBuf> {
+    let this = std::env::current_exe().ok()?;
+    // target/PROFILE/lab or target/PROFILE/deps/TEST
+    let dir = this.parent()?;
+    Some(if dir.ends_with("deps") { dir.parent()?.to_owned() } else { dir.to_owned() })
 }
 
 /// Returns the path of the binary under test as [`vouchsafe`] does, or `None` if there is none.
@@ -69,6 +80,6 @@ pub fn find_vouchsafe() -> Option<PathBuf> {
         return Some(path.into());
     }
     let this = std::env::current_exe().expect("a running program has a path");
-    // target/PROFILE/lab or target/PROFILE/deps/TEST
+    // This program is target/PROFILE/lab or target/PROFILE/deps/TEST.
     this.ancestors().skip(1).take(2).map(|dir| dir.join("vouchsafe")).find(|path| path.is_file())
 }

@@ -1,4 +1,4 @@
-//! The scenarios on the command line: `make demo` and `cargo xtask silence` run this program.
+//! A program that has the scenarios as commands. `make demo` and `cargo xtask silence` run it.
 
 mod demo;
 mod silence;

@@ -1,4 +1,4 @@
-//! Mints tokens, right and wrong in every way, with the authority's own key.
+//! Makes tokens with the authority's own key: valid ones, and invalid ones of every kind.
 
 use std::net::IpAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -19,12 +19,12 @@ pub struct Mint {
     nonce: u32,
 }
 
-/// A grant for one destination, which a test may alter before it makes a token.
+/// A grant for one destination, which a test can alter before it makes a token.
 #[derive(Clone, Copy, Debug)]
 pub struct Forgery {
     /// The grant's header.
     pub header: GrantHeader,
-    /// Unix time that the token claims.
+    /// Unix time that the token contains.
     pub time: u32,
     /// The destination that the token is bound to.
     pub to: Destination,
@@ -37,24 +37,25 @@ pub fn now() -> u32 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as u32)
 }
 
-/// Returns the low bits, as on the wire, of the epoch `ahead` epochs from the current one.
+/// Returns the number of the epoch that is `ahead` epochs after the current one, shortened to its low bits as in a
+/// token.
 pub fn epoch(ahead: i64) -> u8 {
     Epoch(Epoch::at(now().into(), EPOCH_LENGTH).0.wrapping_add_signed(ahead)).on_wire()
 }
 
 impl Mint {
-    /// Mints for the verifier with this id, with epochs of [`EPOCH_LENGTH`].
+    /// Creates a mint of tokens for the verifier with this id, with epochs of the authority's default length.
     pub fn new(master: MasterKey, verifier: &str) -> Self {
         Self::for_epochs(master, verifier, EPOCH_LENGTH)
     }
 
-    /// Mints for the verifier with this id, with epochs of `epoch_length` seconds.
+    /// Creates a mint of tokens for the verifier with this id, with epochs of `epoch_length` seconds.
     pub fn for_epochs(master: MasterKey, verifier: &str, epoch_length: u32) -> Self {
         Self { master, verifier: verifier.to_owned(), epoch_length, nonce: std::process::id() << 16 }
     }
 
-    /// Returns a valid grant for one protocol and port, with a lifetime of five minutes or half an epoch, whichever is
-    /// shorter.
+    /// Returns a valid grant for the protocol and port of `to`, with a lifetime of five minutes or half an epoch,
+    /// whichever is shorter.
     pub fn grant(&self, handle: u64, to: Destination, source: IpAddr) -> Forgery {
         let family = if to.address.is_ipv4() { Flags(0) } else { Flags::IPV6 };
         let header = GrantHeader {
@@ -68,7 +69,7 @@ impl Mint {
         Forgery { header, time: now(), to, source }
     }
 
-    /// Returns the block of a fresh token with a unique nonce, to be appended to a first packet.
+    /// Returns the block (wire.md §4) of a new token with a unique nonce, which the caller appends to a first packet.
     pub fn block(&mut self, forgery: &Forgery) -> Result<[u8; tail::BLOCK_LEN]> {
         self.nonce = self.nonce.wrapping_add(1);
         let current = Epoch::at(now().into(), self.epoch_length);

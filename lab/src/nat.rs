@@ -1,4 +1,4 @@
-//! A home router: strict NAT with connection tracking.
+//! A home router: a strict NAT with connection tracking.
 
 use anyhow::{Context, Result};
 
@@ -26,7 +26,7 @@ pub fn nat(router: &Namespace, inside: &str, outside: &str) -> Result<()> {
     let file = router.dir().join("nat.nft");
     std::fs::write(&file, rules).with_context(|| file.display().to_string())?;
     router.run(["nft".as_ref(), "-f".as_ref(), file.as_os_str()])?;
-    // These sysctls appear when connection tracking is loaded, that is with the rules.
+    // These sysctls appear only when the rules have made the kernel load connection tracking.
     router.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "0")?;
     router.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0")?;
     router.forward()

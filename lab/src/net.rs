@@ -18,7 +18,7 @@ use crate::process::{self, Process};
 
 const NAMESPACES: &str = "/run/netns";
 
-/// A network namespace with a unique name; deleted when dropped, also after a panic.
+/// A network namespace with a unique name. Dropping the value deletes the namespace, also after a panic.
 ///
 /// Its loopback device is up, and IPv6 addresses are usable at once. Logs and captures are stored in
 /// [`Namespace::dir`].
@@ -28,7 +28,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes a namespace; `role` is the readable part of its name.
+    /// Creates a namespace; `role` is the readable part of its name.
     pub fn new(role: &str) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         static SWEEP: Once = Once::new();
@@ -53,7 +53,7 @@ impl Namespace {
         &self.name
     }
 
-    /// Returns the namespace's file, for `nsenter --net=` and [`setns`].
+    /// Returns the path of the namespace's file, for `nsenter --net=` and [`setns`].
     pub fn path(&self) -> PathBuf {
         Path::new(NAMESPACES).join(&self.name)
     }
@@ -64,8 +64,8 @@ impl Namespace {
         self.dir.as_ref().expect("INVARIANT: taken on drop only").path()
     }
 
-    /// Prepares `program` to run in the namespace. Unlike under `ip netns exec`, the host's mounts (bpffs) stay
-    /// visible, and the process id is the program's own.
+    /// Prepares a command that runs `program` in the namespace. Unlike under `ip netns exec`, the program sees the
+    /// host's mounts (such as bpffs), and the process id of the started command is that of the program.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut net = std::ffi::OsString::from("--net=");
         net.push(self.path());
@@ -74,7 +74,7 @@ impl Namespace {
         command
     }
 
-    /// Runs `[program, args…]` in the namespace and returns its standard output. Unless the program succeeds, the error
+    /// Runs `[program, args…]` in the namespace and returns its standard output. If the program fails, the error
     /// contains all its output.
     pub fn run<A: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = A>) -> Result<String> {
         process::output(&mut self.command_line(words)?).with_context(|| format!("in {}", self.name))
@@ -86,7 +86,7 @@ impl Namespace {
         command.stdin(std::process::Stdio::null()).output().with_context(|| format!("{command:?}"))
     }
 
-    /// Starts `[program, args…]` in the namespace; it ends when the [`Process`] is dropped.
+    /// Starts `[program, args…]` in the namespace. The program ends when the [`Process`] is dropped.
     pub fn spawn<A: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = A>) -> Result<Process> {
         self.start(self.command_line(words)?)
     }
@@ -133,7 +133,7 @@ impl Namespace {
         self.ip(&format!("{family} route replace {destination} via {via}")).map(drop)
     }
 
-    /// Enables forwarding, IPv4 and IPv6.
+    /// Enables the forwarding of IPv4 and IPv6 packets.
     pub fn forward(&self) -> Result<()> {
         self.sysctl("net/ipv4/ip_forward", "1")?;
         self.sysctl("net/ipv6/conf/all/forwarding", "1")
@@ -146,8 +146,8 @@ impl Namespace {
             .with_context(|| format!("cannot set {key}={value} in {}", self.name))
     }
 
-    /// Turns an offload of `device` on or off, for instance `tx` (checksums). With `tx` on, packets leave a veth with
-    /// partial checksums.
+    /// Turns an offload of `device` on or off, for instance `tx` (checksums). While `tx` is on, packets leave a veth
+    /// with partial checksums.
     pub fn offload(&self, device: &str, feature: &str, on: bool) -> Result<()> {
         self.run(["ethtool", "-K", device, feature, if on { "on" } else { "off" }]).map(drop)
     }
@@ -169,8 +169,8 @@ impl Namespace {
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        // Ends daemons that detached from their parents. Our own threads are not listed, as `ip netns pids` looks at
-        // main threads only.
+        // Ends daemons that detached from their parents. `ip netns pids` looks at main threads only, so it does not
+        // list this process's threads.
         let left = host(["ip", "netns", "pids", &self.name]).unwrap_or_default();
         for pid in
             left.lines().filter_map(|pid| pid.trim().parse().ok()).filter(|pid| *pid != nix::unistd::getpid().as_raw())
@@ -195,7 +195,7 @@ pub fn parse_mac(text: &str) -> Result<[u8; 6]> {
 }
 
 /// Connects `a_device` in `a` and `b_device` in `b` by a cable, brings both ends up and assigns their addresses (see
-/// [`Namespace::address`]). The cable is deleted with either namespace.
+/// [`Namespace::address`]). Deleting either namespace deletes the cable.
 pub fn veth(
     a: &Namespace,
     a_device: &str,

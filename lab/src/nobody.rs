@@ -1,5 +1,5 @@
-//! A user without any privilege, in a namespace: uid 65534, no capability, not even in the bounding set, and nothing of
-//! root's folders.
+//! A user without any privilege, in a namespace: uid 65534, with no capability, not even in the bounding set, and
+//! without access to root's folders.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,23 +14,23 @@ use crate::net::Namespace;
 use crate::process::{self, Process};
 use crate::world::{Authority, PASSWORD};
 
-/// The user's id, and the group's.
+/// The uid of the user, and the gid of its group.
 pub const NOBODY: u32 = 65534;
 
-/// The user, with a home folder that is removed when dropped.
+/// The unprivileged user, with a home folder. Dropping the user removes the folder.
 pub struct Nobody<'a> {
     namespace: &'a Namespace,
     home: TempDir,
 }
 
 impl<'a> Nobody<'a> {
-    /// Makes a home with a copy of the program in it: of `$VOUCHSAFE_ROOTLESS_BIN`, such as a static build, else of the
-    /// binary under test.
+    /// Creates a home folder with a copy of `vouchsafe` in it. The copied file is `$VOUCHSAFE_ROOTLESS_BIN` (for
+    /// example a static build) or, if this variable is not set, the binary under test.
     pub fn new(namespace: &'a Namespace) -> Result<Self> {
         let home = TempDir::with_prefix("vouchsafe-nobody-").context("a home")?;
         let this = Self { namespace, home };
         let program = this.path("vouchsafe");
-        // A debug build is large: only its symbols are left out.
+        // A debug build is large, so the copy omits its symbols.
         let built = std::env::var_os("VOUCHSAFE_ROOTLESS_BIN").map_or_else(crate::vouchsafe, PathBuf::from);
         process::output(Command::new("strip").arg("-o").arg(&program).arg(built))?;
         fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
@@ -43,7 +43,7 @@ impl<'a> Nobody<'a> {
         self.home.path().join(name)
     }
 
-    /// Writes a file into the home.
+    /// Writes a file into the home, with the permissions `mode`. Returns its path.
     pub fn write(&self, name: &str, content: impl AsRef<[u8]>, mode: u32) -> Result<PathBuf> {
         let path = self.path(name);
         fs::write(&path, content).with_context(|| path.display().to_string())?;
@@ -57,7 +57,7 @@ impl<'a> Nobody<'a> {
         chown(&path, Some(NOBODY), Some(NOBODY)).with_context(|| path.display().to_string())
     }
 
-    /// Prepares a program to run as the user.
+    /// Prepares a command that runs a program as the user.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = self.namespace.command("setpriv");
         let id = NOBODY.to_string();
@@ -68,21 +68,22 @@ impl<'a> Nobody<'a> {
         command
     }
 
-    /// Prepares `vouchsafe WORDS`.
+    /// Prepares the command `vouchsafe WORDS`, run as the user.
     pub fn vouchsafe<A: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = A>) -> Command {
         let mut command = self.command(self.path("vouchsafe"));
         command.args(words);
         command
     }
 
-    /// Prepares `vouchsafe run -- WORDS`.
+    /// Prepares the command `vouchsafe run -- WORDS`, run as the user.
     pub fn supervised<A: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = A>) -> Command {
         let mut command = self.vouchsafe(["run", "--"]);
         command.args(words);
         command
     }
 
-    /// Logs the user in as `person`, in a session of the user's own.
+    /// Runs `vouchsafe login` as the user, for `person`. The session is stored in the user's home, because the user has
+    /// no agent. Returns the command's output.
     pub fn login(&self, authority: &Authority, person: &str) -> Result<String> {
         let ca = self.write("ca.pem", fs::read(authority.ca())?, 0o644)?;
         let password = self.write("password", PASSWORD, 0o600)?;
@@ -94,26 +95,26 @@ impl<'a> Nobody<'a> {
         Ok(said(&output))
     }
 
-    /// Starts a command that was prepared above, and waits until it has said `text`.
+    /// Starts a command that [`Self::command`] or a similar method prepared, and waits until it has printed `text`.
     pub fn start(&self, command: Command, text: &str) -> Result<Process> {
         let mut process = self.namespace.start(command)?;
         process.wait_for(text, crate::world::SOON)?;
         Ok(process)
     }
 
-    /// Returns the home.
+    /// Returns the path of the home folder.
     pub fn home(&self) -> &Path {
         self.home.path()
     }
 }
 
-/// Returns both outputs of a program.
+/// Returns the exit status of a program, and its standard output and standard error.
 pub fn said(output: &Output) -> String {
     let [out, err] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
     format!("{}: {out}{err}", output.status)
 }
 
-/// Runs a command, which must succeed; returns its standard output.
+/// Runs a command and returns its standard output. Fails if the command fails.
 pub fn succeed(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("{command:?}"))?;
     ensure!(output.status.success(), "{command:?}: {}", said(&output));

@@ -1,4 +1,4 @@
-//! An outsider that sends handmade frames and listens for any effect.
+//! An outsider that sends handmade frames and records the packets that come back or get past the verifier.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -17,9 +17,9 @@ const PACE: Duration = Duration::from_micros(30);
 /// Position of an outsider in the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// On the server's own cable, with the public address of Alice's home: nothing on the way filters the frames.
+    /// On the server's own cable, with the public address of Alice's home. Nothing on the way filters the frames.
     NextDoor,
-    /// At Mallory's place, behind the same router as Alice.
+    /// On Mallory's machine, behind the same router as Alice.
     Home,
 }
 
@@ -37,7 +37,8 @@ pub struct Outsider {
 }
 
 impl Outsider {
-    /// Places an outsider. From now on it records all frames that arrive at `place` and all that get past the verifier.
+    /// Places an outsider, with an IPv6 address if `six` is set and an IPv4 address otherwise. From then on, the
+    /// outsider records all frames that arrive at `place`, and all frames that get past the verifier.
     pub fn new(network: &Network, place: Place, six: bool) -> Result<Self> {
         let shown = in_family(six, PUBLIC4, PUBLIC6);
         let (namespace, device, source) = match place {
@@ -53,7 +54,7 @@ impl Outsider {
         Ok(Self { port, server, macs, source, shown, gateway: network.gateway.is_some() })
     }
 
-    /// Returns the hardware addresses of the first cable: ours, then the next hop's.
+    /// Returns the hardware addresses of the outsider and of the next hop.
     pub fn macs(&self) -> [[u8; 6]; 2] {
         self.macs
     }
@@ -63,30 +64,30 @@ impl Outsider {
         &self.port
     }
 
-    /// Makes a packet without a transport header.
+    /// Builds a packet to `to` without a transport header.
     pub fn packet(&self, to: IpAddr) -> Packet {
         Packet::new(self.source, to).ethernet(self.macs[0], self.macs[1])
     }
 
-    /// Makes a SYN.
+    /// Builds a SYN from port `from` to `port` of `to`.
     pub fn syn(&self, from: u16, to: IpAddr, port: u16) -> Packet {
         self.packet(to).tcp(Tcp::syn(from, port))
     }
 
-    /// Makes a datagram.
+    /// Builds a UDP datagram from port `from` to `port` of `to`.
     pub fn datagram(&self, from: u16, to: IpAddr, port: u16) -> Packet {
         self.packet(to).udp(from, port)
     }
 
-    /// Sends a frame.
+    /// Sends a frame unchanged, and pauses briefly.
     pub fn send(&self, frame: &[u8]) -> Result<()> {
         self.port.send(frame)?;
         std::thread::sleep(PACE);
         Ok(())
     }
 
-    /// Returns the packets that `to`, or any host on the way there, has sent back so far, after listening for another
-    /// `patience`.
+    /// Listens until the time `patience` has passed. Returns the packets that `to`, or any host on the way to it, has
+    /// sent back so far.
     pub fn came_back(&self, to: IpAddr, patience: Duration) -> Vec<String> {
         let mut found = Vec::new();
         self.port.receive(patience, |frame| {
@@ -100,8 +101,8 @@ impl Outsider {
         found
     }
 
-    /// Returns the packets that have got past the verifier to `to` so far, malformed ones included: from the outsider's
-    /// public address or, behind a gateway, from any address.
+    /// Returns the packets to `to` that have got past the verifier so far, malformed ones included. Their source is the
+    /// outsider's public address or, behind a gateway, any address.
     pub fn got_through(&self, to: IpAddr) -> Vec<String> {
         let mut found = Vec::new();
         self.server.receive(Duration::ZERO, |frame| {

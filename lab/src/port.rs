@@ -24,18 +24,19 @@ pub struct Port {
 }
 
 impl Port {
-    /// Opens `device` of `namespace`.
+    /// Opens a packet socket on `device` of `namespace`.
     pub fn open(namespace: &Namespace, device: &str) -> Result<Self> {
         namespace.enter(|| Self::here(device)).with_context(|| format!("in {}", namespace.name()))
     }
 
-    /// Opens `device` of the caller's current namespace.
+    /// Opens a packet socket on `device` of the caller's current namespace.
     pub fn here(device: &str) -> Result<Self> {
         let open = || -> nix::Result<OwnedFd> {
             let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-            // Protocol 0 until the socket is bound; otherwise it would receive frames of other devices in between.
+            // Protocol 0 means that nothing is received until the socket is bound; otherwise it would get frames of
+            // other devices.
             let socket = socket(AddressFamily::Packet, SockType::Raw, flags, None)?;
-            // Room for bursts. Forced, because the system-wide limit is low.
+            // Room for bursts. The limit of the system is low, so the option that ignores it is used.
             setsockopt(&socket, RcvBufForce, &RECEIVE_BUFFER)?;
             bind(socket.as_raw_fd(), &everything_on(if_nametoindex(device)?))?;
             Ok(socket)
@@ -50,7 +51,7 @@ impl Port {
         Ok(())
     }
 
-    /// Returns the first result of `wanted` for an incoming frame within the time `within`.
+    /// Passes incoming frames to `wanted` until it returns a value, for at most `within`. Returns that value.
     pub fn receive<T>(&self, within: Duration, mut wanted: impl FnMut(&[u8]) -> Option<T>) -> Option<T> {
         let deadline = Instant::now() + within;
         loop {
@@ -63,13 +64,13 @@ impl Port {
             if left.is_zero() {
                 return None;
             }
-            // Rounded up; otherwise the last millisecond would busy-wait.
+            // Round up: otherwise the last part of a millisecond would be spent busy-waiting.
             let timeout = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
             let _ = poll(&mut [PollFd::new(self.socket.as_fd(), PollFlags::POLLIN)], timeout);
         }
     }
 
-    /// Returns the next frame that has already arrived.
+    /// Returns the next frame that has already arrived; `None` if there is none.
     fn next(&self) -> Option<Vec<u8>> {
         // Size of the largest frame that a virtual device delivers: 64 KiB of IP and the link's headers.
         let mut frame = vec![0; 65536 + 64];

@@ -5,18 +5,19 @@ use std::net::IpAddr;
 
 use crate::forge::{Packet, Tcp, VLAN, flag, protocol};
 
-/// The first source port of the suite. It is below the ports that systems choose for their own connections, so that
-/// probes can be distinguished from other traffic between the same hosts.
+/// Source port of the first probe; later probes use the ports after it. These ports are below those that systems choose
+/// for their own connections, so that probes differ from other traffic between the same hosts.
 const FIRST_PORT: u16 = 20000;
 const DNS: u16 = 53;
 const ETHERNET: usize = 14;
 
 /// Extension headers: types and bodies.
 type Headers<'a> = &'a [(u8, &'a [u8])];
-/// A way to break a frame: the probe's name, whether the frame is a SYN (else a datagram), and the change to its bytes.
+/// A way to break a frame: the probe's name, whether the frame is a SYN (otherwise a datagram), and the change to its
+/// bytes.
 type Breakage = (&'static str, bool, Box<dyn Fn(&mut Vec<u8>)>);
 
-/// The probed service, and the probes' source.
+/// The service to probe, and the source of the probes.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
     /// The probed address.
@@ -27,10 +28,10 @@ pub struct Target {
     pub protocol: Option<u8>,
     /// The source address of the probes.
     pub source: IpAddr,
-    /// Hardware addresses on the first cable: ours, the next hop's.
+    /// Hardware addresses on the first cable: the sender's, and the next hop's.
     pub macs: [[u8; 6]; 2],
-    /// Whether the whole host is expected to be silent, not just the port. Then the suite also pings it and sends other
-    /// protocols.
+    /// Whether the whole host is expected to be silent, and not just the port. If so, the suite also pings the host,
+    /// and sends packets of protocols other than TCP, UDP and ICMP.
     pub whole_host: bool,
 }
 
@@ -39,15 +40,16 @@ pub struct Target {
 pub struct Probe {
     /// Name of the probe in results.
     pub name: String,
-    /// Transport protocol, TCP or UDP; for an ICMP error that of the quoted packet. Any other protocol counts as TCP.
+    /// Protocol by which [`Target::protocol`] selects the probe: UDP for datagrams, and for ICMP errors that quote a
+    /// datagram; TCP for all other probes.
     pub protocol: u8,
-    /// The source port, unique among probes of this protocol; ICMP queries use it as identifier.
+    /// The source port, unique among the probes of this protocol. ICMP queries use it as their identifier.
     pub source_port: u16,
     /// The frames, in the order of sending.
     pub frames: Vec<Vec<u8>>,
 }
 
-/// Returns the whole suite against one target.
+/// Returns all probes of the suite against one target.
 pub fn suite(target: &Target) -> Vec<Probe> {
     let mut suite = Suite { target: *target, probes: Vec::new() };
     suite.tcp();
@@ -155,7 +157,7 @@ impl Suite {
         if !self.six() {
             self.add("UDP without a checksum", vec![self.datagram().no_checksum().frame()]);
         }
-        // An answer to `version.bind`, as a resolver would send it.
+        // Send an answer to a query for `version.bind`, as a resolver would.
         let answer = b"\x12\x34\x81\x80\0\x01\0\0\0\0\0\0\x07version\x04bind\0\0\x10\0\x03";
         let from_dns = self.packet().udp(DNS, self.target.port).payload(answer).frame();
         self.add_from(DNS, "UDP from port 53", vec![from_dns]);

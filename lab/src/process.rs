@@ -15,7 +15,7 @@ use crate::poll;
 /// Time that a program has to end after SIGTERM, before SIGKILL.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// A running program; ended when dropped.
+/// A running program. Dropping it ends the program.
 pub struct Process {
     child: Child,
     log: PathBuf,
@@ -23,7 +23,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts `command` with both outputs in a new log file in `dir`.
+    /// Starts `command`. Both of its outputs go to a new log file in `dir`.
     pub fn start(mut command: Command, dir: &Path) -> Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let shown = shown(&command);
@@ -47,16 +47,17 @@ impl Process {
         &self.log
     }
 
-    /// Returns the output written so far.
+    /// Returns the program's output so far.
     pub fn log(&self) -> String {
         fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
-    /// Waits until the program has written `text`. If it ends first or takes longer, the error contains its output.
+    /// Waits until the program has printed `text`. If the program ends first or takes longer than `within`, the error
+    /// contains its output.
     pub fn wait_for(&mut self, text: &str, within: Duration) -> Result<()> {
         let mut ended = None;
         let done = poll(within, || {
-            // Checked before the log is read, so that the program's last output counts.
+            // Check this before the log is read, so that the program's last output counts.
             ended = self.child.try_wait().ok().flatten();
             self.log().contains(text) || ended.is_some()
         });
@@ -70,7 +71,7 @@ impl Process {
         Ok(())
     }
 
-    /// Returns the exit status, if the program has ended.
+    /// Returns the exit status; `None` while the program runs.
     pub fn exit(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().ok().flatten()
     }
@@ -91,11 +92,11 @@ impl Process {
         if self.exit().is_some() {
             bail!("{} has ended already", self.shown);
         }
-        // The child is not reaped yet, so its id cannot belong to another process.
+        // The child has not been reaped yet, so its id cannot belong to another process.
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).with_context(|| self.shown.clone())
     }
 
-    /// Ends the program by SIGTERM, then SIGKILL, and returns its exit status.
+    /// Ends the program by SIGTERM or, if it does not end soon, by SIGKILL. Returns its exit status.
     pub fn stop(&mut self) -> Result<ExitStatus> {
         if self.signal(Signal::SIGTERM).is_ok() && !poll(PATIENCE, || self.exit().is_some()) {
             self.child.kill().with_context(|| self.shown.clone())?;
@@ -112,8 +113,7 @@ impl Drop for Process {
     }
 }
 
-/// Runs `command` to its end and returns its standard output. Unless the command succeeds, the error contains all its
-/// output.
+/// Runs `command` to its end and returns its standard output. If the command fails, the error contains all its output.
 pub fn output(command: &mut Command) -> Result<String> {
     let output =
         command.stdin(Stdio::null()).output().with_context(|| format!("could not start {}", shown(command)))?;

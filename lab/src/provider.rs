@@ -1,4 +1,4 @@
-//! An OpenID provider: oidc-provider on Node, with users, passwords and groups that a scenario may change at any time.
+//! An OpenID provider: oidc-provider on Node, with users, passwords and groups that a scenario can change at any time.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +26,7 @@ pub struct Options {
     pub claims_at_userinfo: bool,
     /// The redirect URIs of the client.
     pub redirects: Vec<String>,
-    /// The URI of back-channel logout.
+    /// The client's URI for back-channel logout; `None` if the client has none.
     pub logout_uri: Option<String>,
 }
 
@@ -39,7 +39,7 @@ pub struct Provider {
 }
 
 impl Provider {
-    /// Starts a provider on `address` of `namespace`. Its certificate has to be one that its clients trust.
+    /// Starts a provider on `address` of `namespace`. Its clients must trust `certificate`, whose private key is `key`.
     pub fn start(
         namespace: &Namespace,
         address: &str,
@@ -98,6 +98,13 @@ impl Provider {
         write(&self.people, &self.groups)
     }
 
+    /// Removes a user, as when somebody leaves the organisation. The provider refuses to say anything about the user from
+    /// then on.
+    pub fn remove(&mut self, person: &str) -> Result<()> {
+        self.groups.remove(person).with_context(|| format!("the provider knows no {person}"))?;
+        write(&self.people, &self.groups)
+    }
+
     /// Returns the URL at which a browser logs out.
     pub fn logout_url(&self) -> String {
         format!("{}/session/end", self.issuer())
@@ -132,13 +139,13 @@ fn write(file: &Path, groups: &BTreeMap<String, Vec<String>>) -> Result<()> {
             (format!("{name}-at-the-provider"), person)
         })
         .collect();
-    // Written aside and renamed, because the provider may read the file at any moment.
+    // Write another file and rename it, because the provider may read the file at any moment.
     let aside = file.with_extension("new");
     fs::write(&aside, serde_json::Value::from(people).to_string())?;
     Ok(fs::rename(aside, file)?)
 }
 
-/// Returns the folder that `make setup` installed the provider's modules in, next to cargo's build output.
+/// Returns the folder in which `make setup` installed the provider's modules, next to cargo's build output.
 pub fn modules() -> Result<PathBuf> {
     let this = std::env::current_exe()?;
     let found = this.ancestors().map(|dir| dir.join("parts/provider")).find(|path| path.join("node_modules").is_dir());

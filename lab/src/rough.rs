@@ -1,8 +1,8 @@
-//! A rough way out of a namespace for TCP SYNs: some are lost, some come twice, some come late, and so behind packets
-//! that were sent after them.
+//! Emulates an unreliable way out of a namespace for TCP SYNs: some are lost, some arrive twice, and some arrive late,
+//! after packets that were sent later.
 //!
-//! A rule of nftables sends every IPv4 SYN of the namespace into a tun device; from there this process sends it on,
-//! with a mark that the rule leaves alone.
+//! A rule of nftables sends every IPv4 SYN of the namespace into a tun device. This process sends the SYNs on from
+//! there, with a mark that exempts them from the rule.
 
 use std::collections::VecDeque;
 use std::fs::{File, OpenOptions};
@@ -22,33 +22,34 @@ use crate::net::Namespace;
 const TUN: &str = "rough0";
 /// Mark of packets on their way to the tun device.
 const MARK_IN: u32 = 0x71;
-/// Mark of packets that come from it.
+/// Mark of packets that come from the tun device.
 const MARK_OUT: u32 = 0x72;
 /// Longest delay of a late packet.
 const LATE: Duration = Duration::from_millis(120);
 
-/// The emulator, which ends when dropped.
+/// The running emulator. Dropping it ends the emulation.
 pub struct Rough {
     counts: Arc<Counts>,
     end: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Numbers of SYNs.
+/// Numbers of SYNs that the emulator has handled.
 #[derive(Default)]
 pub struct Counts {
-    /// All.
+    /// All SYNs.
     pub seen: AtomicU64,
-    /// Those that were lost.
+    /// SYNs that were lost.
     pub lost: AtomicU64,
-    /// Those that were sent twice.
+    /// SYNs that were sent twice.
     pub doubled: AtomicU64,
-    /// Those that were sent late.
+    /// SYNs that were sent late.
     pub late: AtomicU64,
 }
 
 impl Rough {
-    /// Treats `percent` of the namespace's SYNs in each of the three ways.
+    /// Starts the emulator. Of the namespace's SYNs, `percent` % are lost, as many arrive twice, and as many arrive
+    /// late; no SYN is treated in two of these ways.
     pub fn start(namespace: &Namespace, percent: u64) -> Result<Self> {
         let rules = format!(
             "table ip rough {{
@@ -59,23 +60,14 @@ impl Rough {
                 }}
             }}"
         );
-        let tun = namespace.enter(open)?;
+        let tun = namespace.enter(|| tun(TUN))?;
         namespace.ip(&format!("link set {TUN} up"))?;
         namespace.ip(&format!("route add default dev {TUN} table {MARK_IN}"))?;
         namespace.ip(&format!("rule add fwmark {MARK_IN} table {MARK_IN}"))?;
         let file = namespace.dir().join("rough.nft");
         std::fs::write(&file, rules)?;
         namespace.run(["nft".as_ref(), "-f".as_ref(), file.as_os_str()])?;
-        let out = namespace.enter(|| -> Result<OwnedFd> {
-            // IPPROTO_RAW, with which the sender writes the IP header.
-            // SAFETY: these are numbers.
-            let raw = unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_RAW) };
-            nix::errno::Errno::result(raw)?;
-            // SAFETY: the kernel has just made it, and nobody else knows it.
-            let out = unsafe { OwnedFd::from_raw_fd(raw) };
-            setsockopt(&out, sockopt::Mark, &MARK_OUT)?;
-            Ok(out)
-        })?;
+        let out = namespace.enter(|| raw(MARK_OUT))?;
         let (counts, end) = (Arc::<Counts>::default(), Arc::new(AtomicBool::new(false)));
         let thread = std::thread::spawn({
             let (counts, end) = (counts.clone(), end.clone());
@@ -84,7 +76,7 @@ impl Rough {
         Ok(Self { counts, end, thread: Some(thread) })
     }
 
-    /// Returns the numbers so far.
+    /// Returns the numbers of SYNs handled so far.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
@@ -99,12 +91,24 @@ impl Drop for Rough {
     }
 }
 
-fn open() -> Result<File> {
+/// Opens a socket for IPv4 packets whose headers the sender writes. They have this mark.
+pub(crate) fn raw(mark: u32) -> Result<OwnedFd> {
+    // SAFETY: the arguments are numbers, so the call accesses no memory.
+    let raw = unsafe { libc::socket(libc::AF_INET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::IPPROTO_RAW) };
+    nix::errno::Errno::result(raw)?;
+    // SAFETY: the kernel has just created the descriptor, and nothing else owns it.
+    let out = unsafe { OwnedFd::from_raw_fd(raw) };
+    setsockopt(&out, sockopt::Mark, &mark)?;
+    Ok(out)
+}
+
+/// Creates a tun device with this name, for packets without a further header.
+pub(crate) fn tun(name: &str) -> Result<File> {
     let tun = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun");
     let tun = tun.context("/dev/net/tun")?;
-    // struct ifreq: the name, and the flags IFF_TUN and IFF_NO_PI.
+    // Fill in a struct ifreq: the name, and the flags IFF_TUN and IFF_NO_PI.
     let mut request = [0_u8; 40];
-    request[..TUN.len()].copy_from_slice(TUN.as_bytes());
+    request[..name.len()].copy_from_slice(name.as_bytes());
     request[16..18].copy_from_slice(&0x1001_u16.to_ne_bytes());
     // SAFETY: TUNSETIFF reads and writes an ifreq, which has this size.
     let set = unsafe { libc::ioctl(tun.as_raw_fd(), 0x4004_54ca, request.as_mut_ptr()) };
@@ -114,7 +118,7 @@ fn open() -> Result<File> {
 
 fn forward(mut tun: File, out: &OwnedFd, percent: u64, counts: &Counts, end: &AtomicBool) {
     let (mut packet, mut late, mut chance) = ([0; 2048], VecDeque::<(Instant, Vec<u8>)>::new(), 0x5eed_u64);
-    // A fixed seed, so that a failure can be reproduced.
+    // Use a fixed seed, so that a failure can be reproduced.
     let mut draw = |below: u64| {
         chance = chance.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (chance >> 33) % below
@@ -132,7 +136,7 @@ fn forward(mut tun: File, out: &OwnedFd, percent: u64, counts: &Counts, end: &At
             continue;
         };
         let packet = &packet[..size];
-        // The device itself sends some IPv6.
+        // Skip IPv6 packets, some of which the device itself sends.
         if packet.first().is_none_or(|first| first >> 4 != 4) {
             continue;
         }

@@ -1,4 +1,4 @@
-//! Parses frames, as far as tests need to assert.
+//! Parses frames into the fields that tests make assertions about.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -9,7 +9,7 @@ use crate::forge::{SERVICE_VLAN, Tcp, VLAN, checksum, protocol, transport_checks
 pub struct Seen {
     /// Hardware addresses: source, destination.
     pub macs: [[u8; 6]; 2],
-    /// VLAN tags, outermost first: EtherType, control. A packet socket strips the outermost one.
+    /// VLAN tags, outermost first, each with EtherType and control. A packet socket strips the outermost tag.
     pub tags: Vec<(u16, u16)>,
     /// Source address.
     pub source: IpAddr,
@@ -27,21 +27,22 @@ pub struct Seen {
     pub fragment: Option<(u16, bool)>,
     /// Protocol number after the IP headers and extensions.
     pub protocol: u8,
-    /// Source and destination port of TCP and UDP.
+    /// Source and destination port, if the packet is TCP or UDP.
     pub ports: Option<(u16, u16)>,
-    /// The TCP header.
+    /// The TCP header, if the packet is TCP.
     pub tcp: Option<Tcp>,
-    /// Type and code of ICMP and ICMPv6.
+    /// Type and code, if the packet is ICMP or ICMPv6.
     pub icmp: Option<(u8, u8)>,
     /// Bytes after the transport header, or after the IP headers if the transport is unknown.
     pub payload: Vec<u8>,
-    /// Whether the checksums of IPv4 and the transport are correct. They are not in packets whose checksum a local
-    /// sender has left to the (virtual) hardware. The transport of a fragment is not checked.
+    /// Whether the checksums of IPv4 and of the transport are correct. They are incorrect in packets whose checksum a
+    /// local sender left to the (virtual) hardware. The transport checksum of a fragment is not verified.
     pub checksums_right: bool,
 }
 
 impl Seen {
-    /// Parses a frame from its Ethernet header; `None` if it is not complete IPv4 or IPv6.
+    /// Parses a frame that begins with an Ethernet header; `None` if it does not contain a complete IPv4 or IPv6
+    /// packet.
     pub fn frame(frame: &[u8]) -> Option<Self> {
         let (macs, mut rest) = frame.split_at_checked(12)?;
         let mut tags = Vec::new();
@@ -55,7 +56,7 @@ impl Seen {
         Some(seen)
     }
 
-    /// Parses a packet from its IP header; bytes beyond its length (Ethernet's padding) are left out.
+    /// Parses a packet that begins with an IP header. Bytes beyond its length (Ethernet's padding) are ignored.
     pub fn ip(bytes: &[u8]) -> Option<Self> {
         let mut seen = Self {
             macs: [[0; 6]; 2],
@@ -173,7 +174,7 @@ impl Seen {
     }
 }
 
-/// Returns source and destination of an IPv4 or IPv6 frame without a VLAN tag, however malformed the rest is.
+/// Returns source and destination address of an IPv4 or IPv6 frame without a VLAN tag, even if the rest is malformed.
 pub fn addresses(frame: &[u8]) -> Option<(IpAddr, IpAddr)> {
     let four = |at: usize| Some(IpAddr::from(<[u8; 4]>::try_from(frame.get(at..at + 4)?).ok()?));
     let six = |at: usize| Some(IpAddr::from(<[u8; 16]>::try_from(frame.get(at..at + 16)?).ok()?));

@@ -1,4 +1,5 @@
-//! Issues path segments with their proofs, valid and invalid in every way, with the authority's own key (wire.md §8).
+//! Issues path segments with their proofs, valid ones and invalid ones of every kind, with the authority's own key
+//! (wire.md §8).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -31,7 +32,7 @@ pub struct Giver {
 pub struct Minted {
     /// The segment.
     pub segment: Segment,
-    /// The virtual network.
+    /// Number of the virtual network.
     pub vni: Vni,
     /// Addresses of sender and receiver, and of their endpoints.
     pub ends: Ends,
@@ -42,19 +43,21 @@ pub struct Minted {
 }
 
 impl Giver {
-    /// Makes an authority with this master key.
+    /// Creates an issuer of segments with this master key.
     pub fn new(master: [u8; 32]) -> Self {
         let authority = Ipv4Addr::new(192, 0, 2, 1).into();
         Self { master: MasterKey::new(master), authority, suite: Suite::Siphash }
     }
 
-    /// Returns the authority's key for a verifier, and the epoch at `time`.
+    /// Returns the authority's proof key for a verifier at `time`, with the epoch of the key.
     pub fn key(&self, verifier: &str, time: u32) -> Result<(Epoch, ProofKey)> {
         let epoch = Epoch::at(time.into(), EPOCH_LENGTH);
         Ok((epoch, self.master.proof_key(verifier, self.authority, epoch).context("the verifier's id is too long")?))
     }
 
-    /// Makes a segment for these ends to an interface. The caller may change it before it is [proved](Self::prove).
+    /// Returns a segment for packets from the sender to the receiver in `ends`, where `interface` is the receiver's. It
+    /// is valid for all services or, if `service` (protocol and port) is given, for that service only. The caller can
+    /// change the segment before it calls [`Self::prove`].
     pub fn segment(&self, ends: &Ends, interface: InterfaceId, service: Option<(u8, u16)>) -> Segment {
         let (protocol, port) = service.unwrap_or_default();
         let flags = ends.flags().with(SegmentFlags::PORT, service.is_some());
@@ -73,7 +76,7 @@ impl Giver {
         }
     }
 
-    /// Returns the segment with a proof for each of these verifiers.
+    /// Returns the segment with a proof for each of the verifiers in `path`.
     pub fn prove(&self, segment: Segment, vni: Vni, ends: Ends, path: &[&str]) -> Result<Minted> {
         let segment = Segment { count: u8::try_from(path.len())?, pointer: 0, ..segment };
         let proof = |(place, verifier): (u8, &&str)| {
@@ -84,8 +87,8 @@ impl Giver {
         Ok(Minted { segment, vni, ends, proofs, hops: None })
     }
 
-    /// Returns the segment with its proofs along a fixed path, given each verifier's hop. All proofs except the first
-    /// are closed with a lock.
+    /// Returns the segment with a proof for each verifier of a fixed path, given each verifier's hop. Each
+    /// proof except the first is XORed with the lock of the verifier before it.
     pub fn prove_along(&self, segment: Segment, vni: Vni, ends: Ends, path: &[(&str, Ipv6Addr)]) -> Result<Minted> {
         let hops: Vec<_> = path.iter().map(|(_, hop)| *hop).collect();
         let hops = Hops::new(&hops).context("a path has 1 to 5 hops")?;
@@ -107,7 +110,7 @@ impl Giver {
 }
 
 impl Minted {
-    /// Returns the header that carries the segment.
+    /// Returns the header that carries the segment and its proofs before a packet of the kind `payload`.
     pub fn encapsulation(&self, payload: Payload) -> Encapsulation<'_> {
         Encapsulation { payload, vni: self.vni, segment: self.segment, proofs: &self.proofs }
     }

@@ -26,7 +26,7 @@ pub struct Sshd {
 }
 
 impl Sshd {
-    /// Starts an sshd in `namespace`; root may log in with the key.
+    /// Starts an sshd in `namespace`, to which root can log in with [`Self::key`].
     pub fn start(namespace: &Namespace) -> Result<Self> {
         let dir = namespace.dir().join("sshd");
         fs::create_dir_all(&dir)?;
@@ -42,7 +42,7 @@ impl Sshd {
         );
         let file = dir.join("config");
         fs::write(&file, config)?;
-        // The directory for sshd's unprivileged process, which packages create at boot.
+        // Create the directory for sshd's unprivileged process, which packages create only at boot.
         fs::create_dir_all("/run/sshd").context("cannot create /run/sshd")?;
         let mut command = namespace.command("/usr/sbin/sshd");
         command.args(["-D", "-e", "-f"]).arg(&file);
@@ -51,12 +51,12 @@ impl Sshd {
         Ok(Self { process, dir })
     }
 
-    /// Returns the path of the private key with which root may log in.
+    /// Returns the path of the private key with which root can log in.
     pub fn key(&self) -> PathBuf {
         self.dir.join("client")
     }
 
-    /// Prepares `ssh` in `client` to run `words` at `host`.
+    /// Prepares a command that runs `ssh` in `client`, to run `words` at `host`.
     pub fn client(&self, client: &Namespace, host: IpAddr, words: &[&str]) -> Command {
         let mut command = client.command("ssh");
         command.args(["-F", "none", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", "LogLevel=ERROR"]);
@@ -79,7 +79,7 @@ struct Seen {
     clients: Mutex<BTreeSet<IpAddr>>,
 }
 
-/// An echo service; ends when dropped.
+/// An echo service. Dropping it ends the service.
 pub struct Echo {
     seen: Arc<Seen>,
     end: Arc<AtomicBool>,
@@ -94,7 +94,7 @@ impl Echo {
         tcp.set_nonblocking(true)?;
         let mut echo = Self { seen, end, threads: Vec::new() };
         echo.spawn(move |seen, end| accept(&tcp, seen, end));
-        // One socket per address, so that an answer leaves from the address that the client used.
+        // Use one socket per address, so that an answer leaves from the address that the client used.
         let addresses = namespace.run(["ip", "-o", "address", "show", "scope", "global"])?;
         for address in addresses.lines().filter_map(|line| line.split_whitespace().nth(3)) {
             let address: IpAddr = address.split('/').next().unwrap_or(address).parse()?;
@@ -136,7 +136,7 @@ impl Drop for Echo {
     }
 }
 
-/// Opens a listener with room for a burst of connections; the standard library's backlog is 128.
+/// Opens a listener with room for a burst of connections, because the standard library's backlog is only 128.
 fn listener(port: u16) -> Result<TcpListener> {
     use nix::sys::socket::{Backlog, listen};
     let listener = TcpListener::bind(("::", port))?;
@@ -196,7 +196,7 @@ fn came(seen: &Seen, peer: SocketAddr) {
     seen.clients.lock().unwrap_or_else(PoisonError::into_inner).insert(peer.ip().to_canonical());
 }
 
-/// Connects, sends a message, and expects its echo; the time `within` applies to each step.
+/// Connects to an [`Echo`], sends a message and expects its echo. `within` limits each of these steps.
 pub fn dial(to: SocketAddr, within: Duration) -> Result<TcpStream> {
     let mut stream = TcpStream::connect_timeout(&to, within).with_context(|| format!("to {to}"))?;
     stream.set_read_timeout(Some(within))?;
@@ -205,12 +205,12 @@ pub fn dial(to: SocketAddr, within: Duration) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Runs [`dial`] in `client`.
+/// Runs [`dial`] in the namespace `client`.
 pub fn call(client: &Namespace, to: SocketAddr, within: Duration) -> Result<TcpStream> {
     client.enter(|| dial(to, within))
 }
 
-/// Sends a message on an open connection to an [`Echo`] and expects its echo.
+/// Sends a message on an open connection to an [`Echo`], and checks that it comes back.
 pub fn exchange(stream: &mut TcpStream) -> Result<()> {
     const WORDS: &[u8] = b"are you there?";
     let mut heard = [0; WORDS.len()];
@@ -232,7 +232,7 @@ pub fn send(port: u16, to: SocketAddr, within: Duration) -> Result<()> {
     Ok(())
 }
 
-/// Runs [`send`] from any port of `client`.
+/// Runs [`send`] in the namespace `client`, from any port.
 pub fn ask(client: &Namespace, to: SocketAddr, within: Duration) -> Result<()> {
     client.enter(|| send(0, to, within))
 }

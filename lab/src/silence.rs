@@ -1,4 +1,5 @@
-//! Shows what an outsider sees of a protected host: sends the suite from this machine, listens, prints a table.
+//! Shows what an outsider sees of a protected host: sends the suite of probes from this machine, listens, and prints a
+//! table.
 
 use std::net::IpAddr;
 use std::process::{Command, ExitCode};
@@ -38,7 +39,7 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the suite. Exit code 0 if nothing came back, 1 if any answer did, 2 if the suite could not be run.
+/// Runs the suite. The exit code is 0 if nothing came back, 1 if anything did, and 2 if the suite could not be run.
 pub fn run(args: &Args) -> ExitCode {
     match probe(args) {
         Ok(findings) => {
@@ -90,11 +91,11 @@ impl Route {
         Ok(Self { device, source, next })
     }
 
-    /// Returns the next hop's hardware address, after making the kernel resolve it.
+    /// Makes the kernel resolve the next hop's hardware address, and returns it.
     fn next_hop_address(&self) -> Result<String> {
         let mut found = None;
         let known = poll(Duration::from_secs(3), || {
-            // The discard port. Only the neighbour resolution that precedes the datagram matters.
+            // Send to the discard port: only the address resolution before the datagram matters.
             let any = if self.next.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
             let _ = std::net::UdpSocket::bind(any).and_then(|socket| socket.send_to(&[], (self.next, 9)));
             std::thread::sleep(Duration::from_millis(20));
@@ -109,7 +110,7 @@ impl Route {
     }
 }
 
-/// Returns a device's hardware address. Not from /sys, which may show another network namespace.
+/// Returns a device's hardware address. Does not read /sys, which may show another network namespace.
 fn link_address(device: &str) -> Result<String> {
     let links: Value =
         serde_json::from_str(&process::output(Command::new("ip").args(["-j", "link", "show", device]))?)?;

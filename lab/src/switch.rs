@@ -1,5 +1,6 @@
-//! Open vSwitch in a namespace with its user-space datapath: a switch whose controller listens on the same host.
+//! Open vSwitch with its user-space datapath in a namespace. Its controller listens on the same host.
 
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -9,11 +10,23 @@ use nix::sys::signal::Signal;
 use crate::net::Namespace;
 use crate::poll;
 use crate::process::{Process, output};
-use crate::world::SOON;
+use crate::world::{Network, SOON};
 
 const SCHEMA: &str = "/usr/share/openvswitch/vswitch.ovsschema";
 /// Address of a controller on the switch's own host.
 pub const CONTROLLER: &str = "127.0.0.1:6653";
+
+/// The place of a switch in the standard network, as in LS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On the router: Alice's cable is its only port.
+    Router,
+    /// On Alice's own machine: its cable to the router is its only port.
+    Client,
+}
+
+/// Name of the bridge that [`Switch::between`] makes, and of the host's interface to it.
+pub const BRIDGE: &str = "lan-switch";
 
 /// A running switch. Fields are declared in the order in which they are dropped.
 pub struct Switch {
@@ -33,22 +46,44 @@ impl Switch {
         let mut command = in_run(namespace.command("ovsdb-server"), &run);
         command.arg(&file).arg(format!("--remote=punix:{}", socket.display())).arg(control(&run, "db"));
         let database = namespace.start(command)?;
-        ensure!(poll(SOON, || socket.exists()), "no ovsdb-server:\n{}", database.log());
+        // The file is there a moment before the server listens.
+        ensure!(poll(SOON, || UnixStream::connect(&socket).is_ok()), "no ovsdb-server:\n{}", database.log());
         let mut switch = Self { daemon: None, _database: database, net: namespace.path(), run };
         switch.vsctl(&["--no-wait", "init"])?;
         switch.run(namespace)?;
         Ok(switch)
     }
 
-    /// Adds a bridge. To a controller it is a switch of its own; the namespace gets an interface of its name. It learns
-    /// and forwards until it has a controller.
+    /// Starts a switch through which all of Alice's packets go. Until the bridge [`BRIDGE`] has a controller, it forwards
+    /// them by itself.
+    pub fn between(network: &Network, place: Place) -> Result<Self> {
+        let (host, port, addresses) = match place {
+            Place::Router => (&network.router, "lan-alice", "10.1.0.254/24"),
+            Place::Client => (&network.alice, "eth0", "10.1.0.1/24"),
+        };
+        let switch = Self::start(host)?;
+        switch.add_bridge(BRIDGE)?;
+        switch.add_port(host, BRIDGE, port)?;
+        switch.settle(host, BRIDGE, addresses)?;
+        match place {
+            Place::Router => network.alice.offload("eth0", "tx", false)?,
+            Place::Client => {
+                network.alice.route("default", "10.1.0.254")?;
+                network.router.offload("lan-alice", "tx", false)?;
+            }
+        }
+        Ok(switch)
+    }
+
+    /// Adds a bridge. A controller sees each bridge as a switch of its own, and the namespace gets an interface of the
+    /// bridge's name. Until the bridge has a controller, it learns addresses and forwards packets.
     pub fn add_bridge(&self, bridge: &str) -> Result<()> {
         let words = ["add-br", bridge, "--", "set", "bridge", bridge, "datapath_type=netdev", "protocols=OpenFlow13"];
         self.vsctl(&words).map(drop)
     }
 
-    /// Sets the controller of a bridge, in the words of `ovs-vsctl`. From then on the bridge drops packets that match
-    /// no rule.
+    /// Sets the controller of a bridge, in the notation of `ovs-vsctl`. From then on the bridge drops packets that
+    /// match no rule.
     pub fn set_controller(&self, bridge: &str, controller: &str) -> Result<()> {
         self.vsctl(&["set", "bridge", bridge, "fail-mode=secure"])?;
         let settings = ["connection-mode=out-of-band", "max_backoff=1000"];
@@ -56,7 +91,7 @@ impl Switch {
         self.vsctl(&[&words[..], &settings].concat()).map(drop)
     }
 
-    /// Runs the switch (again); its rules are lost.
+    /// Starts the switch, or starts it again after [`Self::kill`]. It then has none of its earlier rules.
     pub fn run(&mut self, namespace: &Namespace) -> Result<()> {
         let mut command = in_run(namespace.command("ovs-vswitchd"), &self.run);
         command.arg(format!("unix:{}", self.run.join("db.sock").display())).arg(control(&self.run, "vs"));
@@ -65,14 +100,14 @@ impl Switch {
         Ok(())
     }
 
-    /// Kills the switch without a warning.
+    /// Kills the switch with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
         let mut daemon = self.daemon.take().context("no switch runs")?;
         daemon.signal(Signal::SIGKILL)?;
         daemon.wait(SOON).map(drop)
     }
 
-    /// Makes a device of the namespace a port of the bridge, so that the namespace no longer uses it itself.
+    /// Makes a device of the namespace a port of the bridge. The namespace itself no longer uses the device.
     pub fn add_port(&self, namespace: &Namespace, bridge: &str, device: &str) -> Result<()> {
         namespace.ip(&format!("address flush dev {device}"))?;
         // The user-space datapath gets copies of packets. The kernel would still answer ARP for the bridge's addresses,
@@ -83,7 +118,8 @@ impl Switch {
         self.vsctl(&["add-port", bridge, device]).map(drop)
     }
 
-    /// Assigns these addresses, and no others, to an existing bridge. The switch may just have started.
+    /// Waits until the bridge exists, because the switch may just have started, and assigns it these addresses and no
+    /// others.
     pub fn settle(&self, namespace: &Namespace, bridge: &str, addresses: &str) -> Result<()> {
         ensure!(poll(SOON, || namespace.mac(bridge).is_ok()), "no {bridge}");
         namespace.ip(&format!("address flush dev {bridge}"))?;
@@ -93,7 +129,7 @@ impl Switch {
         namespace.offload(bridge, "tx", false)
     }
 
-    /// Waits until a bridge has rules that send packets up to a controller.
+    /// Waits until a bridge has a rule that sends packets up to a controller.
     pub fn wait_for_rules(&self, bridge: &str) -> Result<()> {
         let sends_up = |rules: Vec<String>| rules.iter().any(|rule| rule.contains("CONTROLLER"));
         ensure!(
@@ -113,7 +149,7 @@ impl Switch {
         Ok(text.lines().filter(|line| line.contains("cookie=")).map(str::to_owned).collect())
     }
 
-    /// Returns how many packets the bridge's present rules have sent up to the controller.
+    /// Returns the number of packets that the bridge's present rules have sent up to the controller.
     pub fn packets_up(&self, bridge: &str) -> Result<u64> {
         let rules = self.rules(bridge)?;
         rules.iter().filter(|rule| rule.contains("CONTROLLER")).map(|rule| packets(rule)).sum()
@@ -132,7 +168,7 @@ impl Switch {
     }
 }
 
-/// Returns how many packets a rule has matched.
+/// Returns the number of packets that a rule, as the switch prints it, has matched.
 pub fn packets(rule: &str) -> Result<u64> {
     let count = rule.split("n_packets=").nth(1).and_then(|rest| rest.split(',').next());
     count.and_then(|count| count.parse().ok()).with_context(|| format!("no count of packets in {rule}"))

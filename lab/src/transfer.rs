@@ -12,13 +12,13 @@ use nix::sys::socket::{setsockopt, sockopt::SndBuf};
 
 use crate::net::Namespace;
 
-/// Approximate limit of bytes in flight of a rate-limited transfer.
+/// Approximate limit of the bytes in flight in a rate-limited transfer.
 const SMALL: usize = 64 * 1024;
 const CHUNK: usize = 128 * 1024;
 /// How long either side waits for the other before it gives up.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A server that receives from one client at a time and counts the bytes. Ends when dropped.
+/// A server that receives from one client at a time and counts the bytes. Dropping it ends the server.
 pub struct Sink {
     taken: Arc<AtomicU64>,
     end: Arc<AtomicBool>,
@@ -84,7 +84,7 @@ pub struct Transfer {
     end: Arc<AtomicBool>,
 }
 
-/// Volume and duration of a transfer.
+/// Size and duration of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
     /// Bytes that arrived.
@@ -103,6 +103,17 @@ impl Rate {
 impl Transfer {
     /// Sends from `client` to a [`Sink`] during `time`, at a rate of at most `per_second` bytes if that is set.
     pub fn start(client: &Namespace, to: SocketAddr, time: Duration, per_second: Option<u64>) -> Result<Self> {
+        Self::start_with(client, to, time, per_second, Arc::new([0x5a; CHUNK]))
+    }
+
+    /// Like [`Self::start`], but sends `content` over and over.
+    pub fn start_with(
+        client: &Namespace,
+        to: SocketAddr,
+        time: Duration,
+        per_second: Option<u64>,
+        content: Arc<[u8]>,
+    ) -> Result<Self> {
         let stream = client.enter(|| TcpStream::connect_timeout(&to, PATIENCE)).with_context(|| format!("to {to}"))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -113,25 +124,34 @@ impl Transfer {
         }
         let end = Arc::new(AtomicBool::new(false));
         let ends = end.clone();
-        Ok(Self { thread: thread::spawn(move || pour(stream, time, per_second, &ends)), end })
+        Ok(Self { thread: thread::spawn(move || pour(stream, &content, time, per_second, &ends)), end })
     }
 
-    /// Ends the transfer early.
+    /// Ends the transfer early, and returns its size and duration.
     pub fn end(self) -> Result<Rate> {
         self.end.store(true, Relaxed);
         self.finish()
     }
 
-    /// Waits for the end of the transfer.
+    /// Waits for the end of the transfer, and returns its size and duration.
     pub fn finish(self) -> Result<Rate> {
         self.thread.join().ok().context("the transfer panicked")?
     }
 }
 
-fn pour(mut stream: TcpStream, time: Duration, per_second: Option<u64>, end: &AtomicBool) -> Result<Rate> {
-    let (chunk, began, mut bytes) = (vec![0x5a; CHUNK], Instant::now(), 0);
-    while began.elapsed() < time && !end.load(Relaxed) {
-        stream.write_all(&chunk).context("cannot send")?;
+fn pour(
+    mut stream: TcpStream,
+    content: &[u8],
+    time: Duration,
+    per_second: Option<u64>,
+    end: &AtomicBool,
+) -> Result<Rate> {
+    let (began, mut bytes) = (Instant::now(), 0);
+    for chunk in content.chunks(CHUNK).cycle() {
+        if began.elapsed() >= time || end.load(Relaxed) {
+            break;
+        }
+        stream.write_all(chunk).context("cannot send")?;
         bytes += chunk.len() as u64;
         if let Some(per_second) = per_second {
             let due = Duration::from_secs_f64(bytes as f64 / per_second as f64);

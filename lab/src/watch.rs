@@ -1,4 +1,4 @@
-//! Sends probes through one port and records all related packets at another.
+//! Sends probes through a port and records the packets that come back, or that reach another port.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::seen::{Seen, addresses};
 /// Pause between two probes, so that none is lost in a queue on the way.
 const PACE: Duration = Duration::from_micros(500);
 
-/// One probe and its results.
+/// One probe and the packets that came back because of it.
 #[derive(Clone, Debug)]
 pub struct Finding {
     /// The probe's name.
@@ -24,19 +24,18 @@ pub struct Finding {
     pub remarks: Vec<String>,
 }
 
-/// Returns the probes that the target answered.
+/// Returns the findings of the probes that the target answered.
 pub fn answered(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
     findings.iter().filter(|finding| !finding.answers.is_empty())
 }
 
-/// Sends the suite out of `port` and returns, for each probe, the packets that came back at `port`; listens for
-/// `patience` at the end.
+/// Sends the suite of probes out of `port`, and listens there for `patience` at the end. Returns, for each probe, the
+/// packets that came back.
 pub fn run(port: &Port, target: &Target, patience: Duration) -> Result<Vec<Finding>> {
     let probes = suite(target);
     for probe in &probes {
         for frame in &probe.frames {
-            // Errors of the cable itself (for a frame without its IP header, for instance) say nothing about the
-            // target.
+            // Errors of the cable itself, for instance for a frame without an IP header, say nothing about the target.
             let _ = port.send(frame);
         }
         std::thread::sleep(PACE);
@@ -55,8 +54,8 @@ pub fn run(port: &Port, target: &Target, patience: Duration) -> Result<Vec<Findi
     Ok(findings)
 }
 
-/// Returns the probe that a packet is related to, if any; the inner `None` means that it is related to the suite, but
-/// not to one known probe.
+/// Returns the index of the probe that a packet is related to; the outer `None` if it is unrelated to the suite, and
+/// the inner `None` if it is related to the suite but not to one known probe.
 fn cause(target: &Target, probes: &[Probe], seen: &Seen) -> Option<Option<usize>> {
     if seen.is_neighbour_discovery() {
         return None;
@@ -73,14 +72,14 @@ fn cause(target: &Target, probes: &[Probe], seen: &Seen) -> Option<Option<usize>
         return None;
     }
     match seen.ports {
-        // A packet to another port belongs to another conversation.
+        // A packet to another port belongs to other traffic.
         Some((_, port)) => from_port(port, seen.protocol).map(Some),
         None => Some(None),
     }
 }
 
-/// Returns the probes that reached `port`, which is behind a verifier: those that the verifier let through. `port` must
-/// be opened before the probes are sent.
+/// Returns the probes that reached `port`, which is behind a verifier: those that the verifier let through. The caller
+/// has to open `port` before it sends the probes.
 pub fn came_through(port: &Port, target: &Target) -> Vec<String> {
     let mut through = Vec::new();
     let probes = suite(target);
@@ -118,7 +117,7 @@ pub struct Quoted {
     pub source_port: Option<u16>,
     /// Destination address of the quoted packet.
     pub destination: IpAddr,
-    /// Protocol of the quoted packet; for IPv6 the next header of the first header, which may be an extension.
+    /// Protocol of the quoted packet; for IPv6 the next header of the first header, which can be an extension.
     pub protocol: u8,
 }
 

@@ -1,4 +1,4 @@
-//! The standard world: Alice and Mallory behind one router, an authority, a server with a verifier in front of it.
+//! The standard world: Alice and Mallory behind one router, an authority, and a server with a verifier in front of it.
 //!
 //! ```text
 //! alice ──┐                       ┌── server: verifier on eth0; sshd, echo
@@ -6,7 +6,7 @@
 //! mallory ┘                       └── authority
 //! ```
 //!
-//! All parts are real: the `vouchsafe` binary, kernels' network stacks, sshd. Everything is removed when dropped.
+//! All parts are real: the `vouchsafe` binary, kernels' network stacks, sshd. Dropping the world removes everything.
 
 mod agent;
 mod authority;
@@ -37,14 +37,15 @@ pub use verifier::{ID as VERIFIER, Verifier};
 
 use crate::service::{Echo, Sshd};
 
-/// Time limit, on a busy machine, for anything that must happen.
-pub const SOON: Duration = Duration::from_secs(20);
+/// Time within which anything that a test waits for must happen, even on a machine that is busy with other tests and
+/// builds.
+pub const SOON: Duration = Duration::from_secs(60);
 /// TCP port of sshd.
 pub const SSH: u16 = 22;
 /// TCP and UDP port of the echo service.
 pub const ECHO: u16 = 7;
 
-/// The rules of the standard world. `LIFETIME` is the lifetime of Alice's grants for the front.
+/// The rules of the standard world. `LIFETIME` is the lifetime of Alice's grants for the receiver `front`.
 const POLICY: &str = r#"
 [groups]
 staff = ["alice"]
@@ -81,7 +82,7 @@ pub struct World {
     pub agent: Agent,
     /// The verifier in front of the server.
     pub verifier: Verifier,
-    /// The authority.
+    /// The authority of agent and verifier.
     pub authority: Authority,
     /// The services on the server.
     pub services: Services,
@@ -89,7 +90,7 @@ pub struct World {
     pub network: Network,
 }
 
-/// The services on the server, on every address.
+/// The services on the server, which listen on all its addresses.
 pub struct Services {
     /// sshd on [`SSH`].
     pub sshd: Sshd,
@@ -98,19 +99,20 @@ pub struct Services {
 }
 
 impl Services {
-    /// Starts the services.
+    /// Starts sshd and the echo service.
     pub fn start(network: &Network) -> Result<Self> {
         Ok(Self { sshd: Sshd::start(&network.server)?, echo: Echo::start(&network.server, ECHO)? })
     }
 }
 
 impl World {
-    /// Starts everything and logs Alice in. Her grants for the front are valid for five minutes.
+    /// Starts all parts of the world and logs Alice in. Her grants for the receiver `front` are valid for five minutes.
     pub fn new(way: Way) -> Result<Self> {
         Self::with_lifetime(way, "5m")
     }
 
-    /// Starts everything and logs Alice in; her grants for the front are valid for `lifetime` (`10s` at least).
+    /// Starts all parts of the world and logs Alice in. Her grants for the receiver `front` are valid for `lifetime`,
+    /// at least `10s`.
     pub fn with_lifetime(way: Way, lifetime: &str) -> Result<Self> {
         let network = Network::new(way)?;
         let services = Services::start(&network)?;
@@ -119,8 +121,8 @@ impl World {
         Ok(world)
     }
 
-    /// Starts a world with a gateway before the server, which runs the verifier with the additional `flags`, and logs
-    /// Alice in.
+    /// Starts a world with a gateway before the server, and logs Alice in. The gateway runs the verifier with the
+    /// additional `flags`.
     pub fn behind_gateway(way: Way, flags: &[&str]) -> Result<Self> {
         let network = Network::behind_gateway(way)?;
         let services = Services::start(&network)?;
@@ -144,8 +146,8 @@ impl World {
         Ok(world)
     }
 
-    /// Starts a world whose front takes tokens of this suite by this carrier and whose verifier takes every token, and
-    /// logs Alice in.
+    /// Starts a world in which grants for the receiver `front` have this suite and carrier, and logs Alice in. The
+    /// verifier accepts tokens of every suite, by `tail` and `shim`.
     pub fn with_tokens(way: Way, suite: &str, carrier: Carrier) -> Result<Self> {
         let network = Network::new(way)?;
         let services = Services::start(&network)?;
@@ -157,8 +159,8 @@ impl World {
         Ok(world)
     }
 
-    /// Starts a world whose front takes tokens of the published scheme. `setting` is added to authority.toml; Alice's
-    /// agent takes keys in band if `takes`. Nobody is logged in.
+    /// Starts a world in which grants for the receiver `front` have the published scheme's suite. `setting` is added to
+    /// authority.toml; Alice's agent accepts keys in band if `takes`. Nobody is logged in.
     pub fn with_keys_in_band(network: Network, setting: &str, takes: bool) -> Result<Self> {
         let services = Services::start(&network)?;
         let policy = policy_for_tokens(wire::ls::NAME, Carrier::Shim);
@@ -172,12 +174,13 @@ impl World {
         Ok(Self { agent, verifier, authority, services, network })
     }
 
-    /// Adds authority, verifier and agent to a network whose services run; nobody is logged in.
+    /// Adds authority, verifier and agent to a network whose services run. Nobody is logged in.
     pub fn around(network: Network, services: Services, lifetime: &str) -> Result<Self> {
         Self::around_with(network, services, lifetime, &[])
     }
 
-    /// Does the same as [`Self::around`], with additional settings of the verifier as flags.
+    /// Adds authority, agent, and a verifier with these additional flags, to a network whose services run. Nobody is
+    /// logged in.
     pub fn around_with(network: Network, services: Services, lifetime: &str, flags: &[&str]) -> Result<Self> {
         let authority = Authority::start(&network.authority, &policy(lifetime))?;
         Self::within(network, services, authority, flags)
@@ -190,17 +193,17 @@ impl World {
     }
 }
 
-/// Returns the standard policy with this lifetime of grants for the front.
+/// Returns the standard policy, with this lifetime for grants for the receiver `front`.
 pub fn policy(lifetime: &str) -> String {
     let values = [("FRONT4", FRONT4), ("FRONT6", FRONT6), ("DARK4", DARK4), ("DARK6", DARK6), ("LIFETIME", lifetime)];
     values.iter().fold(POLICY.to_owned(), |text, (name, value)| text.replace(name, value))
 }
 
-/// Flags of a verifier that takes every kind of token.
+/// Flags of a verifier that accepts tokens of every suite, by the carriers `tail` and `shim`.
 pub const TAKE_ALL: [&str; 4] = ["--carriers", "tail,shim", "--suites", "siphash,aes-cmac,sha224"];
 
-/// Returns the standard policy, with tokens of this suite by this carrier for the front. Tokens of the published scheme
-/// open everything behind the verifier, so a single rule has to allow it all.
+/// Returns the standard policy, with this suite and carrier for grants for the receiver `front`. A token of the
+/// published scheme opens everything behind the verifier, so one rule has to allow every destination there.
 pub fn policy_for_tokens(suite: &str, carrier: Carrier) -> String {
     let lifetime = "lifetime = \"5m\"";
     let terms = format!("{lifetime}\nsuite = \"{suite}\"\ncarrier = \"{}\"", carrier.name());
@@ -212,8 +215,8 @@ pub fn policy_for_tokens(suite: &str, carrier: Carrier) -> String {
     one_rule.replace("to = \"front\"", "to = [\"front\", \"dark\"]")
 }
 
-/// Kernel state of one daemon, pinned under a unique name; unpinned when dropped.
-struct Instance {
+/// Kernel state of one daemon, pinned under a unique name. Dropping it removes the pins.
+pub struct Instance {
     role: &'static str,
     name: String,
 }
@@ -221,10 +224,16 @@ struct Instance {
 const PINS: &str = "/sys/fs/bpf/vouchsafe";
 
 impl Instance {
-    fn new(role: &'static str) -> Self {
+    /// Chooses a name that no other daemon of this machine has. Also removes the pins of processes that were killed.
+    pub fn new(role: &'static str) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         sweep_pins();
         Self { role, name: format!("lab-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed)) }
+    }
+
+    /// Returns the name of the daemon's instance (`--instance`), from which the names of its pins follow.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     fn pins(&self) -> PathBuf {
@@ -254,8 +263,8 @@ fn sweep_pins() {
     }
 }
 
-/// Runs a `vouchsafe` command, which inherits this process's standard input unless the caller has set another. Exit
-/// code 1 (the answer is no) is not an error.
+/// Runs a `vouchsafe` command. It inherits this process's standard input unless the caller has set another. Exit code 1
+/// (the answer is no) is not an error.
 fn ask(command: &mut Command) -> Result<Output> {
     let output = command.output().with_context(|| format!("could not start {command:?}"))?;
     match output.status.code() {

@@ -1,4 +1,4 @@
-//! Overhead and reachability of the carriers between real stacks: bytes as captures show them.
+//! Tests of the carriers between real network stacks: how many bytes they add, as captures show, and which flows pass.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use wire::tail::BLOCK_LEN;
 use wire::{Carrier, DropReason, Suite, ls};
 
 const SOON: Duration = Duration::from_secs(5);
-/// How long to wait for an answer that must not come.
+/// Time to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(400);
 
 const OURS: &str = Suite::Siphash.name();
@@ -21,8 +21,8 @@ fn echo() -> SocketAddr {
     format!("{FRONT4}:{ECHO}").parse().expect("an address")
 }
 
-/// Returns how many bytes longer each packet of Alice's is on the cable than behind the verifier, in a TCP and in a UDP
-/// flow.
+/// Returns how many bytes each of Alice's packets is longer on the cable than behind the verifier, for a TCP and for a
+/// UDP flow.
 fn overhead(suite: &str, carrier: Carrier) -> Result<[Vec<usize>; 2]> {
     let world = World::with_tokens(Way::Direct, suite, carrier)?;
     let network = &world.network;
@@ -121,7 +121,7 @@ fn the_published_scheme_works_from_login_to_revocation() {
         let owner = world.verifier.whois(flow.local_addr()?)?.to_string();
         ensure!(owner.contains("\"alice\""), "{owner}");
 
-        // Restarting the agent or the verifier causes no reuse of a nonce.
+        // A restart of the agent or of the verifier must not make the agent use a nonce twice.
         world.agent.kill()?;
         world.agent.run()?;
         call(&world.network.alice, echo(), SOON)?;

@@ -1,5 +1,4 @@
-//! Discovery by DNS between real resolvers, the authority's name server and the agent, and the effect of forged
-//! answers.
+//! Tests of discovery by DNS with real resolvers, the authority's name server and the agent, and of forged answers.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -91,7 +90,7 @@ fn what_the_agent_overhears_is_shown_and_nothing_follows_from_it() {
         ensure!(found["finding"] == "overheard" && found["at_home"] == true, "{found}");
         ensure!(found["authority"] == format!("https://{AUTHORITY_NAME}:8443"), "{found}");
         ensure!(stage.agent.status()?["session"].is_null(), "nobody logged in");
-        // The agent itself sent no query and opened no connection: all outgoing packets are dig's queries.
+        // The agent itself sends no query and opens no connection: all outgoing packets are queries of dig.
         let called = cable.lines(&format!("src host {INSIDE4} and (tcp or udp)"))?;
         let is_digs = |line: &String| [OPEN_NAME, FRONT_NAME].iter().any(|name| line.contains(&format!("A? {name}.")));
         ensure!(called.len() >= 2 && called.iter().all(is_digs), "{called:?}");
@@ -123,7 +122,7 @@ fn the_name_server_answers_as_its_kind_does() {
         ensure!(stage.agent.discovered()?.is_empty(), "an agent that is not to listen did");
         let asked = stage.agent.discover("nothing.example.org")?;
         ensure!(!asked.0 && asked.1.contains("no record at _vouchsafe.nothing.example.org"), "{asked:?}");
-        // The agent does not repeat a query while it remembers the answer.
+        // While the agent remembers an answer, it does not repeat the query.
         let cable = Capture::start(alice, "eth0")?;
         ensure!(!stage.agent.discover("nothing.example.org")?.0, "found all the same");
         ensure!(stage.agent.discover(DOMAIN)?.0, "not found");
@@ -137,7 +136,7 @@ fn the_name_server_answers_as_its_kind_does() {
     });
 }
 
-/// Makes a DNS answer to a query for the addresses of `asked`, with a TXT record at `owner`.
+/// Builds a DNS answer to a query for the addresses of `asked`, with a TXT record of the name `owner`.
 fn answer(asked: &str, owner: &str, record: &str) -> Vec<u8> {
     let name = |text: &str| -> Vec<u8> {
         let labels = text.split('.').filter(|label| !label.is_empty());
@@ -162,7 +161,7 @@ fn forged_answers_get_an_attacker_nothing() {
         let (destinations, tokens) = (stage.destinations()?, agent.status()?["counters"]["tokens"].clone());
         let cable = Capture::start(alice, "eth0")?;
 
-        // Sent from the name server's own address, as an attacker on the path would.
+        // Send from the name server's own address, as an attacker on the path could.
         let router = &stage.network.router;
         let (here, there) = (router.mac("lan-alice")?, alice.mac("eth0")?);
         let port = Port::open(router, "lan-alice")?;
@@ -180,11 +179,11 @@ fn forged_answers_get_an_attacker_nothing() {
         send(&answer(FRONT_NAME, DOMAIN, &format!("{evil}; authority={ours}")))?;
         send(&answer(FRONT_NAME, DOMAIN, &format!("{evil}; x={}", "y".repeat(1100))))?;
         (0..good.len()).step_by(7).try_for_each(|length| send(&good[..length]))?;
-        // The query's name, which begins right after the header, as a pointer to itself.
+        // Replace the query's name, which begins right after the header, with a pointer to itself.
         send(&[&good[..12], &[0xc0, 12], &good[14..]].concat())?;
         send(&[0xff; 1400])?;
-        // Also in a flood. The agent inspects 64 answers per second and core, so the flood continues until the table is
-        // full, and beyond.
+        // Flood the agent with forged answers. The agent inspects 64 answers per second and core, so the flood
+        // continues until the table is full.
         let mut sent = 0;
         let is_full = poll(SOON * 2, || {
             sent += 1;
@@ -197,31 +196,31 @@ fn forged_answers_get_an_attacker_nothing() {
 
         let found = agent.discovered()?;
         ensure!(found.len() <= OVERHEARD_MAX + 1, "{}", found.len());
-        // The record that the agent queried itself is unchanged: another domain's answer cannot speak for this domain.
+        // The record that the agent queried itself is unchanged: another domain's answer can't change it.
         ensure!(found[DOMAIN]["authority"] == ours && found[DOMAIN]["finding"] == "asked", "{}", found[DOMAIN]);
         ensure!(!found.contains_key("example.net"), "{:?}", found.get("example.net"));
         let session = agent.status()?["session"].clone();
         ensure!(session["authority"] == ours && session["person"] == "alice", "{session}");
         ensure!(stage.destinations()? == destinations, "other destinations: {}", stage.destinations()?);
-        // Nothing else becomes protected: flows to a destination that was open before still go without a token.
+        // No other destination becomes protected: flows to a destination that was open before still have no token.
         call(alice, echo(OPEN4)?, SOON).context("to an address that nobody protects")?;
         ensure!(agent.status()?["counters"]["tokens"] == tokens, "a token went out: {}", agent.status()?["counters"]);
         // The agent connected only to the authority and that address, and sent no DNS query.
         let others = format!("src host {INSIDE4} and (udp or tcp) and not host {AUTHORITY} and not host {OPEN4}");
         ensure!(cable.lines(&others)?.is_empty(), "{:?}", cable.lines(&others)?);
         ensure!(cable.lines("dst port 53")?.is_empty(), "{:?}", cable.lines("dst port 53")?);
-        // Service continues.
+        // Alice can still use the services.
         call(alice, echo(FRONT4)?, SOON)?;
         ask(alice, echo(FRONT6)?, SOON)
     });
 }
 
-/// Runs a name server under an attacker's control, which answers every query with this record.
+/// Runs a name server of an attacker, which answers every query with this record.
 fn lie(socket: &UdpSocket, record: &str, end: &AtomicBool) -> Result<()> {
     let mut question = [0; 1024];
     while !end.load(Relaxed) {
         let Ok((size, from)) = socket.recv_from(&mut question) else { continue };
-        // Skips to the end of the name, then type and class.
+        // Find the end of the query's name, and skip type and class.
         let name = question[12..size].iter().position(|byte| *byte == 0).context("a name")? + 17;
         let text = [&[record.len() as u8], record.as_bytes()].concat();
         let entry = [&[0xc0, 12, 0, 16, 0, 1, 0, 0, 14, 16][..], &(text.len() as u16).to_be_bytes(), &text].concat();

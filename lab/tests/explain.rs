@@ -1,4 +1,4 @@
-//! `verifier explain --packet` gives, for every packet of a capture, the verdict that the kernel then gives.
+//! Tests that `verifier explain --packet` gives each packet of a capture the verdict that the kernel then gives.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,10 +19,10 @@ use serde_json::Value;
 use wire::{Destination, Handle};
 
 const SOON: Duration = Duration::from_secs(5);
-/// The port from which the hand-made flows start.
+/// Source port of the first handmade flow.
 const FROM: u16 = 40_000;
 
-/// One JSON object per packet, and the exit code.
+/// Returns the verdict for each packet of a capture, as JSON, and the exit code.
 fn verdicts(world: &World, file: &Path) -> Result<(Vec<Value>, Option<i32>)> {
     let Output { status, stdout, stderr } = world.verifier.explain_packets(file, &["--json"])?;
     let lines = std::str::from_utf8(&stdout)?.lines().map(serde_json::from_str);
@@ -31,7 +31,8 @@ fn verdicts(world: &World, file: &Path) -> Result<(Vec<Value>, Option<i32>)> {
     Ok((lines, status.code()))
 }
 
-/// Frames of an outsider next door: right, forged, used, expired and for other ports, in both families.
+/// Returns frames of an outsider next door, with names: with right, forged, used and expired tokens, and for other
+/// ports.
 fn frames(world: &World, outsider: &Outsider) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let six = outsider.source.is_ipv6();
     let front = in_family(six, FRONT4, FRONT6);
@@ -63,7 +64,7 @@ fn frames(world: &World, outsider: &Outsider) -> Result<Vec<(&'static str, Vec<u
     ])
 }
 
-/// The names of the counters that one frame moved.
+/// Sends a frame; returns the counters that it increased, and by how much.
 fn moved(world: &World, outsider: &Outsider, frame: &[u8]) -> Result<BTreeMap<String, u64>> {
     let before = world.verifier.counters()?;
     outsider.send(frame)?;
@@ -122,7 +123,8 @@ fn a_real_capture_is_explained_from_its_first_to_its_last_packet() {
         for (at, line) in lines.iter().enumerate() {
             ensure!(line["number"] == at + 1, "{line}");
         }
-        // The connection is still open, so its packets belong to a flow. Its first packet carries a token that is used up.
+        // The connection is still open, so its later packets belong to a flow. The token of its first packet has been
+        // used.
         let outcomes: Vec<_> = lines.iter().filter_map(|line| line["outcome"].as_str()).collect();
         for expected in ["replayed", "flow", "not_ours"] {
             ensure!(outcomes.contains(&expected), "no {expected}: {outcomes:?}");
@@ -144,7 +146,7 @@ fn a_file_that_cannot_be_explained_is_refused_with_the_reason() {
         let outsider = Outsider::new(&world.network, Place::NextDoor, false)?;
         let frame = outsider.syn(FROM, FRONT4.parse()?, ECHO).frame();
         let whole = pcap(&[frame.clone(), frame]);
-        // The second record says that the packet was longer than what the file holds of it.
+        // The second record's header says that the packet was longer than the part in the file.
         let mut cut = whole.clone();
         let length = whole.len() - (whole.len() - 24) / 2 + 12;
         cut[length] += 1;

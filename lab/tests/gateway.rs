@@ -1,5 +1,5 @@
-//! A verifier on a router before the servers: a flow from outside needs a token, and flows that the inside opens are
-//! answered.
+//! Tests of a verifier on a router before the servers: a flow from outside needs a token, and flows that the inside
+//! opens are answered.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -19,16 +19,16 @@ use nix::sys::socket::{
 use nix::sys::time::{TimeVal, TimeValLike};
 
 const SOON: Duration = Duration::from_secs(5);
-/// How long to wait for an answer that must not come.
+/// Time to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
-/// An unprotected address outside: the Internet's own.
+/// An unprotected address outside, of the router `internet`.
 const ABROAD6: &str = "2001:db8:1::ff";
 
 fn dark(six: bool) -> IpAddr {
     in_family(six, DARK4, DARK6)
 }
 
-/// Returns the address of an echo outside.
+/// Returns the address of an echo service outside.
 fn abroad(six: bool) -> SocketAddr {
     (in_family(six, AUTHORITY, ABROAD6), ECHO).into()
 }
@@ -38,7 +38,7 @@ fn echoes(world: &World) -> Result<[Echo; 2]> {
     Ok([Echo::start(&network.authority, ECHO)?, Echo::start(&network.internet, ECHO)?])
 }
 
-/// Opens a connection of the server's from an address of which every service is protected.
+/// Opens a connection from an address of the server on which every service is protected.
 fn dial_out(world: &World, from: SocketAddr, to: SocketAddr) -> Result<TcpStream> {
     let family = if from.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     world.network.server.enter(|| {
@@ -52,7 +52,7 @@ fn dial_out(world: &World, from: SocketAddr, to: SocketAddr) -> Result<TcpStream
     })
 }
 
-/// Sends a datagram of the server's and waits for its answer.
+/// Sends a datagram from the server and waits for the answer.
 fn ask_out(world: &World, from: SocketAddr, to: SocketAddr, patience: Duration) -> Result<UdpSocket> {
     world.network.server.enter(|| {
         let socket = UdpSocket::bind(from)?;
@@ -64,7 +64,7 @@ fn ask_out(world: &World, from: SocketAddr, to: SocketAddr, patience: Duration) 
     })
 }
 
-/// Reports whether an echo request is answered.
+/// Sends an ICMP echo request, and returns whether it is answered.
 fn ping(from: &Namespace, source: IpAddr, to: IpAddr) -> Result<bool> {
     let (family, protocol, kind) = match source {
         IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp, 8),
@@ -115,7 +115,7 @@ fn what_the_inside_opens_is_answered_and_nothing_else_comes_in() {
     });
 }
 
-/// Counter-check of the test above: without inside interfaces, a flow out of a protected address gets no answer.
+/// Control for the test above: without inside interfaces, a flow that leaves a protected address gets no answer.
 #[test]
 fn without_an_inside_nothing_that_is_protected_calls_out() {
     test(|| {
@@ -128,7 +128,7 @@ fn without_an_inside_nothing_that_is_protected_calls_out() {
     });
 }
 
-/// Sends packets from outside that the router forwards out again: only their source address claims to be inside.
+/// Sends packets from outside that the router forwards out again. Only their source address is one of the inside's.
 #[test]
 fn nobody_outside_opens_a_flow_in_the_name_of_the_inside() {
     test(|| {
@@ -163,7 +163,7 @@ fn nobody_outside_opens_a_flow_in_the_name_of_the_inside() {
     });
 }
 
-/// A server that keeps sending to a client whose grant is revoked does not admit that client again by doing so.
+/// A server keeps sending to a client whose grant is revoked. That must not admit the client again.
 #[test]
 fn answers_to_a_revoked_client_open_nothing() {
     test(|| {
@@ -188,7 +188,7 @@ fn answers_to_a_revoked_client_open_nothing() {
         ensure!(
             !world.verifier.flows()?.iter().any(|flow| flow["outbound"] == true && flow["client"] == who.to_string())
         );
-        // The client keeps sending. Its agent has no grant any more, and the server's packets do not replace one.
+        // The client keeps sending. Its agent has no grant any more, and the server's packets must not replace one.
         served.set_read_timeout(Some(QUIET))?;
         let _ = client.send_to(b"me again", to);
         ensure!(served.recv_from(&mut [0; 16]).is_err(), "the revoked client came in");
@@ -211,7 +211,7 @@ fn everything_is_protected_but_what_is_open() {
         ensure!(!reached("[2001:db8:2::2]:7")? && !reached(&format!("{FRONT4}:{ECHO}"))?);
         ensure!(!ping(mallory, "10.2.0.1".parse()?, "192.0.3.1".parse()?)?, "the gateway answers a ping");
         ensure!(!ping(mallory, "fd02::1".parse()?, FRONT6.parse()?)?, "the front answers a ping");
-        // The gateway opens connections itself, as it constantly does to its authority.
+        // The gateway opens connections itself, as it must do to its authority.
         ask(world.network.front(), (AUTHORITY.parse::<IpAddr>()?, ECHO).into(), SOON)?;
         ensure!(echo.datagrams() == 1);
         ask(&world.network.alice, (in_family(false, FRONT4, FRONT6), ECHO).into(), SOON)?;
@@ -222,7 +222,7 @@ fn everything_is_protected_but_what_is_open() {
     });
 }
 
-/// The inside's flows have a limit of their own, and never take the room of clients' flows.
+/// The inside's flows have a limit of their own, so they never take room from clients' flows.
 #[test]
 fn the_inside_has_room_of_its_own() {
     test(|| {
@@ -232,7 +232,7 @@ fn the_inside_has_room_of_its_own() {
         for port in 5000..5040 {
             open.extend(ask_out(&world, (dark(false), port).into(), abroad(false), Duration::from_millis(30)).ok());
         }
-        // One inside host may use a quarter of the outbound room.
+        // A single inside host may use a quarter of the room for outbound flows.
         ensure!(open.len() == 4, "{} flows", open.len());
         ensure!(world.verifier.counters()?.named("outbound_full") == 36, "{:?}", world.verifier.counters()?);
         for port in 0..8 {
@@ -253,7 +253,7 @@ fn the_way_out_survives_the_daemon() {
         dial_out(&world, (dark(true), 0).into(), abroad(true)).and_then(|mut stream| exchange(&mut stream))?;
         world.verifier.run(&["--inside", "eth1"])?;
         exchange(&mut stream)?;
-        // Without inside interfaces their programs are detached, and outbound flows with them.
+        // A restart without inside interfaces detaches their programs, so outbound flows end.
         world.verifier.kill()?;
         world.verifier.run(&[])?;
         let closed = poll(SOON, || dial_out_fails(&world));
@@ -267,7 +267,7 @@ fn dial_out_fails(world: &World) -> bool {
     ask_out(world, (dark(false), 0).into(), abroad(false), QUIET).is_err()
 }
 
-/// The inside sees Alice under one address of the pool, for all her flows, and the verifier reports that she has it.
+/// The inside sees Alice under one address of the pool, for all her flows, and the verifier reports this lease.
 #[test]
 fn who_comes_in_has_an_inside_address() {
     test(|| {
@@ -300,7 +300,8 @@ fn who_comes_in_has_an_inside_address() {
             let inside = inside.filter(|inside| in_pool(inside.ip())).context("no flow names its inside address")?;
             let who = world.verifier.whois(inside)?;
             ensure!(who[0]["person"] == "alice", "{who}");
-            // No other client has her address, and packets to an unassigned address of the pool stay inside.
+            // No other client has Alice's address, and packets to an unassigned address of the pool do not leave the
+            // inside.
             let nobody: SocketAddr = (in_family(six, "10.9.0.99", "fd09::79"), 5000).into();
             let outside = Port::open(&world.network.internet, "dc")?;
             world.network.server.enter(|| UdpSocket::bind((dark(six), 0))?.send_to(b"to nobody", nobody))?;

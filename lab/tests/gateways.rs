@@ -1,4 +1,4 @@
-//! Two gateways before the same server: a flow that one has admitted passes the other, whichever way routing takes it.
+//! Tests of two gateways before the same server: a flow that one gateway has admitted also passes at the other.
 //!
 //! ```text
 //!                  ┌── gateway ──┐
@@ -17,18 +17,19 @@ use lab::world::{AUTHORITY, DARK4, DARK6, ECHO, POOL, Verifier, Way, in_family};
 use lab::{World, poll, test};
 
 const SOON: Duration = Duration::from_secs(20);
-/// How long to wait for an answer that must not come.
+/// Time to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
-/// Port and rate of transfers: slow enough for any machine.
+/// Port of the first transfer, and the rate of transfers in bytes per second, which suits slow machines.
 const SINK: u16 = 7100;
 const PER_SECOND: u64 = 4_000_000;
-/// Number of bytes that a transfer must deliver by each way.
+/// Number of bytes that a transfer must deliver after each change of routing.
 const STRETCH: u64 = 500_000;
 const PEER_PORT: u16 = 8446;
-/// Longer than any test.
+/// Duration of a transfer that lasts longer than the test.
 const LONG: Duration = Duration::from_secs(600);
 
-/// Fields are declared in the order in which they are dropped.
+/// Two gateways, of which `twin` is the second one's verifier. Fields are declared in the order in which they are
+/// dropped.
 struct Two {
     twin: Verifier,
     world: World,
@@ -79,7 +80,7 @@ impl Two {
         Ok(this)
     }
 
-    /// Waits until both have sent each other their whole state.
+    /// Waits until both gateways have sent each other all their flows.
     fn meet(&self) -> Result<()> {
         let met = |verifier: &Verifier| {
             verifier.status().is_ok_and(|status| {
@@ -92,7 +93,7 @@ impl Two {
         Ok(())
     }
 
-    /// Routes packets this way, to the server and back.
+    /// Routes packets to the server and back through this gateway.
     fn take(&self, by: By) -> Result<()> {
         let (internet, server) = (&self.world.network.internet, &self.world.network.server);
         let (there, back) = match by {
@@ -112,12 +113,12 @@ impl Two {
         }
     }
 
-    /// Returns the number of clients' flows at this gateway.
+    /// Returns the number of clients' flows that this gateway has.
     fn flows(&self, by: By) -> Result<usize> {
         Ok(self.at(by).flows()?.iter().filter(|flow| flow["outbound"] == false).count())
     }
 
-    /// Waits until this gateway has `count` flows of clients.
+    /// Waits until this gateway has exactly `count` flows of clients.
     fn has(&self, by: By, count: usize) -> Result<()> {
         let there = poll(SOON, || self.flows(by).is_ok_and(|flows| flows == count));
         ensure!(there, "{by:?} has not {count}: {:?}", self.at(by).flows()?);
@@ -150,7 +151,7 @@ fn transfers_go_on(two: &Two) -> Result<()> {
     Ok(())
 }
 
-/// Prints the delay until a flow that one gateway admits passes the other.
+/// Prints the time from the admission of a flow at one gateway until the flow passes at the other.
 fn print_gap(two: &Two, what: &str) -> Result<()> {
     let alice = &two.world.network.alice;
     two.take(By::First)?;
@@ -172,7 +173,7 @@ fn what_one_gateway_admits_passes_at_the_other() {
         transfers_go_on(&two)?;
         print_gap(&two, "without inside addresses")?;
 
-        // Datagrams pass without another token.
+        // Datagrams pass at the second gateway without another token.
         let to = SocketAddr::new(dark(false), ECHO);
         let alice = &two.world.network.alice;
         let talk = alice.enter(|| UdpSocket::bind(("10.1.0.1", 7101)))?;
@@ -184,7 +185,7 @@ fn what_one_gateway_admits_passes_at_the_other() {
         ensure!(poll(SOON, answered), "no answer by the second");
         ensure!(two.twin.counters()?.named("token") == tokens, "the second wanted a proof");
 
-        // A flow that the inside opens.
+        // A flow that the inside opened passes at the other gateway, too.
         let abroad: SocketAddr = (AUTHORITY.parse::<IpAddr>()?, ECHO).into();
         let _echo = Echo::start(&two.world.network.authority, ECHO)?;
         let mut out = two.world.network.server.enter(|| dial_from(dark(false), abroad))?;
@@ -192,8 +193,8 @@ fn what_one_gateway_admits_passes_at_the_other() {
         two.take(By::First)?;
         exchange(&mut out).context("what the inside opened")?;
 
-        // First the daemon of one gateway is stopped while the other admits; then the daemon and its kernel state are
-        // removed.
+        // First the daemon of one gateway is stopped while the other gateway admits flows. Then its kernel state is
+        // removed as well.
         let mut first = call(alice, to, SOON)?;
         two.twin.kill()?;
         let mut while_away = call(alice, to, SOON)?;
@@ -256,7 +257,7 @@ fn inside_addresses_are_the_same_at_both_gateways() {
     });
 }
 
-/// A peer without the verifier's keys that reaches the gateways' port gets no answer and changes nothing.
+/// A peer without the verifier's keys can reach the gateways' port, but gets no answer and changes nothing.
 #[test]
 fn a_stranger_tells_a_gateway_nothing() {
     test(|| {
@@ -272,14 +273,14 @@ fn a_stranger_tells_a_gateway_nothing() {
         })?;
         ensure!(!told, "it was answered");
         ensure!(two.world.verifier.flows()?.len() == before);
-        // See channel.rs for gateways of another verifier, and for peers that pretend to be one.
+        // Tests in channel.rs cover gateways of another verifier, and peers that pretend to be one.
         let status = two.world.verifier.status()?;
         ensure!(status["peers_heard"].as_array().is_some_and(|list| list.len() == 1), "{status}");
         Ok(())
     });
 }
 
-/// Opens a connection of the server's from an address of which every service is protected.
+/// Opens a connection from an address of the server on which every service is protected.
 fn dial_from(from: IpAddr, to: SocketAddr) -> Result<TcpStream> {
     use nix::sys::socket::{
         AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,

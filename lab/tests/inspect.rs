@@ -1,4 +1,4 @@
-//! Captures: `vouchsafe inspect` and the dissector for Wireshark agree with each other and with the packets that were
+//! Tests that `vouchsafe inspect` and the dissector for Wireshark agree with each other and with the packets that were
 //! sent.
 
 use std::fs;
@@ -28,13 +28,13 @@ const HANDLE: u64 = 0x0123_4567_89ab_cdef;
 const PAIR: Pair = Pair { unique_id: [1, 2, 3, 4, 5], nonce1: [0xaa, 0xbb] };
 const RECORD: &str = "v=vouchsafe1; authority=https://login.example; protects=203.0.113.0/28";
 
-/// Returns the output of `vouchsafe inspect` for each packet.
+/// Returns the output of `vouchsafe inspect` for each packet, as JSON.
 fn inspected(file: &Path) -> Result<Vec<Value>> {
     let text = process::output(Command::new(vouchsafe()).args(["inspect", "--json"]).arg(file))?;
     text.lines().map(|line| serde_json::from_str(line).context("a line of JSON")).collect()
 }
 
-/// Returns these fields of each packet as tshark shows them with our dissector.
+/// Returns these fields of each packet as tshark shows them with the dissector of this repository.
 fn dissected(file: &Path, fields: &[&str]) -> Result<Vec<Vec<String>>> {
     let script = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../packaging/wireshark/vouchsafe.lua");
     let mut tshark = Command::new("tshark");
@@ -54,7 +54,7 @@ fn text(packet: &Value, name: &str) -> String {
     packet[name].as_str().map_or_else(|| packet[name].to_string(), str::to_owned)
 }
 
-/// Makes a DNS answer with one TXT record.
+/// Builds a DNS answer with one TXT record.
 fn answer() -> Vec<u8> {
     let mut message = vec![0, 1, 0x81, 0x80, 0, 1, 0, 1, 0, 0, 0, 0];
     for label in ["_vouchsafe", "example"] {
@@ -140,8 +140,8 @@ fn every_form_reads_the_same_here_and_in_wireshark() {
     });
 }
 
-/// The published messages of a tunnel: `vouchsafe inspect` and the dissector read them alike, and keys that an end exported
-/// open the records of their phases.
+/// `vouchsafe inspect` and the dissector read the published messages of a tunnel alike, and the keys that an end
+/// exported open the records of their phases.
 #[test]
 fn messages_of_a_sealed_tunnel_read_the_same_here_and_in_wireshark() {
     test(|| {
@@ -149,7 +149,7 @@ fn messages_of_a_sealed_tunnel_read_the_same_here_and_in_wireshark() {
         let tunnel = &vectors["handshakes"][0];
         let bytes = |value: &Value| hex::decode(value.as_str().unwrap_or_default()).context("hex");
         let (client, server): (IpAddr, IpAddr) = ("192.0.2.10".parse()?, "192.0.2.9".parse()?);
-        // Not the port of the vectors, which Wireshark takes for IPsec's.
+        // Do not use the port of the vectors, because Wireshark takes it for IPsec's.
         let to_server = |data: &[u8]| Packet::new(client, server).udp(40_000, 4499).payload(data).frame();
         let to_client = |data: &[u8]| Packet::new(server, client).udp(4499, 40_000).payload(data).frame();
         let records = tunnel["records"].as_array().context("records")?;
@@ -199,7 +199,7 @@ fn messages_of_a_sealed_tunnel_read_the_same_here_and_in_wireshark() {
             let text = process::output(command.args(["inspect", "--json", "--keys"]).arg(&keys).arg(&file))?;
             text.lines().map(|line| serde_json::from_str(line).context("a line of JSON")).collect()
         };
-        let none = "no key in the file opens it";
+        let none = "closed, because no key in the file opens this record";
         let all = opened(&lines)?;
         ensure!(text(&all[0]["tunnel"]["early"], "opened") != none, "{}", all[0]);
         for (packet, record) in all[2..].iter().zip(of_phase(1)) {
@@ -262,7 +262,7 @@ fn an_exchange_of_alice_is_explained_packet_by_packet() {
     });
 }
 
-/// Returns the client keys that a pair may have had in the last hours.
+/// Returns the client keys that a pair may have had in the last two epochs.
 fn client_keys(authority: &Authority, pair: Pair) -> Result<Vec<ClientKey>> {
     let (master, now) = (authority.master_key()?, Epoch::at(now().into(), EPOCH_LENGTH));
     let key = |epoch| {
@@ -301,7 +301,7 @@ fn a_key_in_band_is_explained_and_not_shown() {
         ensure!(format!("00{}{}", text(key, "unique_id"), text(key, "nonce1")) == handle, "{key} is not of {handle}");
         ensure!(key["remarks"].to_string().contains("is sent here in clear"), "{key}");
 
-        // The capture contains the key itself; the output does not.
+        // The capture contains the key itself, but the output must not.
         let pair = Pair::from_bytes(*u64::from_str_radix(&handle, 16)?.to_be_bytes().last_chunk().context("a pair")?);
         let (secrets, captured) = (client_keys(&world.authority, pair)?, fs::read(&file)?);
         let seen = |key: &&ClientKey| captured.windows(key.bytes().len()).any(|bytes| bytes == key.bytes());

@@ -1,4 +1,4 @@
-//! Client keys in band: from the login to a flow, and the effect of forged keys.
+//! Tests of client keys in band: from the login to a flow, and the effect of forged keys.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use wire::shim::Content;
 use wire::{ClientKey, Pair};
 
 const SOON: Duration = Duration::from_secs(20);
-/// More keys than the agent has room for.
+/// Number of forged keys, more than the agent has room for.
 const FLOOD: u32 = 10_000;
 
 fn echo() -> SocketAddr {
@@ -32,7 +32,7 @@ fn handles(world: &World) -> Result<Vec<String>> {
     list.iter().map(|grant| grant["handle"].as_str().map(str::to_owned).context("a handle")).collect()
 }
 
-/// Returns how many packets from `from` were in a shim.
+/// Returns the number of packets from `from` that were in a shim.
 fn shims(cable: &Capture, from: &str) -> Result<usize> {
     Ok(cable.lines(&format!("ip proto 4 and src host {from}"))?.len())
 }
@@ -86,7 +86,7 @@ fn a_key_that_is_lost_on_its_way_comes_by_https() {
         let transfer = Transfer::start(&network.authority)?;
         let world = World::with_keys_in_band(network, &transfer.setting(), true)?;
         world.agent.login(&world.authority, "alice")?;
-        // A router that passes outgoing shims and drops incoming ones.
+        // The router passes outgoing shims and drops incoming ones.
         let router = &world.network.router;
         router
             .run(["nft", "add table ip drops; add chain ip drops forward { type filter hook forward priority 0; }"])?;
@@ -98,7 +98,7 @@ fn a_key_that_is_lost_on_its_way_comes_by_https() {
     });
 }
 
-/// Returns the local ports of the agent's connections to the authority.
+/// Returns the local ports of the agent's open connections to the authority.
 fn ports(world: &World) -> Result<Vec<u16>> {
     let shown = world.network.alice.run([
         "ss",
@@ -113,8 +113,8 @@ fn ports(world: &World) -> Result<Vec<u16>> {
     local.map(|end| end.rsplit(':').next().unwrap_or_default().parse().context("a port")).collect()
 }
 
-/// Makes packets with the authority's source address, as if on Alice's connections, each with a key that Mallory made
-/// up.
+/// Returns a function that builds packets with the authority's source address, as if they belonged to Alice's
+/// connections. Each packet has a key that Mallory made up.
 fn forger(world: &World) -> Result<impl Fn(u16, u32) -> Vec<u8>> {
     let (from, to): (IpAddr, IpAddr) = (AUTHORITY.parse()?, INSIDE4.parse()?);
     let macs = (world.network.router.mac("lan-alice")?, world.network.alice.mac("eth0")?);
@@ -136,14 +136,14 @@ fn forged_keys_win_nothing() {
         let mallory = Port::open(&world.network.router, "lan-alice")?;
         let forged = forger(&world)?;
         let answered = || counted(&world, "keys_in_band");
-        // Nobody is logged in, and no connection is open.
+        // At this point, nobody is logged in, and no connection is open.
         for port in [AUTHORITY_PORT, 40_000] {
             mallory.send(&forged(port, 0))?;
         }
         world.agent.login(&world.authority, "alice")?;
         let ports = ports(&world)?;
         ensure!(!ports.is_empty(), "no connection to the authority");
-        // A port that no open connection uses.
+        // Use a port that no open connection has.
         let other = (40_000..).find(|port| !ports.contains(port)).context("a port")?;
         mallory.send(&forged(other, 1))?;
         ensure!(answered()? == 0, "a key was taken that nobody asked for");

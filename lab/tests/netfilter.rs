@@ -1,5 +1,5 @@
-//! The verdict as a packet mark: the exact rule set of docs/netfilter.md accepts packets that the verifier admits, as
-//! far as their class allows.
+//! Tests of the verdict as a packet mark: the exact rule set of docs/netfilter.md accepts packets that the verifier
+//! admits, if their class allows it.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -11,7 +11,7 @@ use lab::world::{Agent, Authority, FRONT4, FRONT6, Network, Verifier, Way, in_fa
 use lab::{Namespace, poll, test};
 
 const SOON: Duration = Duration::from_secs(20);
-/// How long to wait for an answer that must not come.
+/// Time to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
 const SSH: u16 = 22;
 const WEB: u16 = 443;
@@ -38,14 +38,14 @@ to = "server"
 class = 2
 "#;
 
-/// Returns the rule set as printed in the document.
+/// Returns the rule set as docs/netfilter.md prints it.
 fn rule_set() -> Result<&'static str> {
     let document = include_str!("../../docs/netfilter.md");
     let (_, rest) = document.split_once("```nft\n").context("no rule set in docs/netfilter.md")?;
     Ok(rest.split_once("```").context("the rule set has no end")?.0)
 }
 
-/// Counts first packets with payload, that is packets that still carry a token.
+/// Rules that count first packets with a payload, which are packets that still carry a token.
 const TOKENS: &str = r#"
 table inet seen {
     chain input {
@@ -61,7 +61,7 @@ fn load(server: &Namespace, name: &str, rules: &str) -> Result<()> {
     server.run(["nft", "-f", &file.to_string_lossy()]).map(drop)
 }
 
-/// Returns how many packets the rule with this comment has counted.
+/// Returns the number of packets that the rule with this comment has counted.
 fn counted(server: &Namespace, comment: &str) -> Result<u64> {
     let rules = server.run(["nft", "list", "ruleset"])?;
     let line = rules.lines().find(|line| line.contains(&format!("comment \"{comment}\""))).context("no such rule")?;
@@ -85,7 +85,7 @@ fn the_documented_rule_set_lets_in_whom_the_verifier_admits() {
         let authority = Authority::start(&network.authority, &policy)?;
         let (alice, mallory) = (&network.alice, &network.mallory);
         let to = |six, port| SocketAddr::new(in_family(six, FRONT4, FRONT6), port);
-        // Without a verifier no packet is marked.
+        // Without a verifier, no packet is marked.
         ensure!(!gets_in(alice, to(false, WEB), QUIET), "the rules let somebody in without a mark");
 
         let mut verifier = Verifier::start_with(server, &authority, &["--verdict", "mark"])?;
@@ -110,7 +110,7 @@ fn the_documented_rule_set_lets_in_whom_the_verifier_admits() {
         ensure!(!gets_in(mallory, to(false, SSH), QUIET), "class 2 uses SSH");
         ensure!(counted(server, "admitted, but of another class")? > refused);
 
-        // Ending the daemon changes nothing; removing its programs closes every port.
+        // Ending the daemon changes nothing. Removing its programs closes every port.
         verifier.kill()?;
         streams.iter_mut().try_for_each(exchange).context("the daemon is away")?;
         ensure!(gets_in(alice, to(true, SSH), SOON), "nobody gets in while the daemon is away");

@@ -1,5 +1,5 @@
-//! Tests the lab's own parts against the kernel's network stack: the kernel accepts forged packets, and dropped parts
-//! are removed.
+//! Tests of the lab's own parts against the kernel's network stack: the kernel accepts forged packets, and parts are
+//! removed when dropped.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -14,10 +14,10 @@ use lab::seen::Seen;
 use lab::{Capture, Namespace, Port, poll, test};
 
 const SOON: Duration = Duration::from_secs(5);
-/// How long to wait for an answer that must not come.
+/// Time to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// An experimental option, which receivers that do not know it skip (RFC 4727).
+/// An experimental option (RFC 4727), which receivers that do not know it have to skip.
 const EXPERIMENT: [u8; 8] = [0x1e, 6, 0, 0, 0, 0, 0, 0];
 
 /// Connects Alice and Bob by one cable.
@@ -27,13 +27,14 @@ fn pair() -> Result<(Namespace, Namespace)> {
     Ok((alice, bob))
 }
 
-/// Makes a packet from Alice to Bob with the hardware addresses of their cable.
+/// Builds a packet from Alice to Bob with the hardware addresses of their cable.
 fn forged(alice: &Namespace, bob: &Namespace, six: bool) -> Result<Packet> {
     let (source, destination) = if six { ("fd00::1", "fd00::2") } else { ("10.0.0.1", "10.0.0.2") };
     Ok(Packet::new(source.parse()?, destination.parse()?).ethernet(alice.mac("eth0")?, bob.mac("eth0")?))
 }
 
-/// Connects `from` to a one-shot server at `at` and returns the client's address as the server sees it.
+/// Connects `from` to a server in `to` that accepts one connection at `at`. Returns the client's address as the server
+/// sees it.
 fn visit(from: &Namespace, to: &Namespace, at: &str) -> Result<IpAddr> {
     let at: SocketAddr = at.parse()?;
     let listener = to.enter(|| TcpListener::bind(at))?;

@@ -1,4 +1,4 @@
-//! A home router with OpenFlow switches: devices behind them need no Vouchsafe software.
+//! Tests of a home router with OpenFlow switches, which let devices in that have no Vouchsafe software.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
@@ -16,12 +16,12 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use wire::Carrier;
 
 const SOON: Duration = Duration::from_secs(10);
-/// How long to wait for an answer that must not come.
+/// Time to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(600);
 const SINK: u16 = 5000;
-/// Rate in bytes per second, below the switch's capacity.
+/// Rate of transfers in bytes per second, below the switch's capacity.
 const BRAKE: u64 = 4 << 20;
-/// Seconds after which a second datagram of a flow may get a token as well.
+/// Seconds after which the agent may give a second datagram of a flow a token as well.
 const AGAIN: u64 = 2;
 
 /// The router's cables, and its addresses on them.
@@ -36,7 +36,7 @@ struct Home {
     agent: Agent,
     switch: Switch,
     bridges: Vec<Bridge>,
-    /// Kept when a test fails.
+    /// A capture, which is kept when a test fails.
     wan: Capture,
     verifier: Verifier,
     authority: Authority,
@@ -45,20 +45,21 @@ struct Home {
 }
 
 impl Home {
-    /// Starts everything and logs Alice in on the router; her machine's packets carry her tokens.
+    /// Starts everything and logs Alice in on the router. Her machine's packets carry her tokens.
     fn new(way: Way, carrier: Carrier) -> Result<Self> {
         let network = Network::new(way)?;
         let mac = colons(&network.alice)?;
         Self::with(network, carrier, &[ONE], &[mac])
     }
 
-    /// Starts everything with these bridges, and with Alice's tokens for the machines with these hardware addresses.
+    /// Starts everything with these bridges. Packets of the machines with these hardware addresses carry Alice's
+    /// tokens.
     fn with(network: Network, carrier: Carrier, bridges: &[Bridge], macs: &[String]) -> Result<Self> {
         let switch = Switch::start(&network.router)?;
         Self::around(network, switch, &format!("tcp:{CONTROLLER}"), carrier, bridges, macs, &[])
     }
 
-    /// Starts everything around a running switch, with its controller at `controller` and additional flags for the
+    /// Starts everything for a running switch, whose controller is to be at `controller`, with additional flags for the
     /// agent.
     fn around(
         network: Network,
@@ -97,7 +98,7 @@ impl Home {
         Ok(home)
     }
 
-    /// Configures the bridges after the switch has started: their addresses, and the controller's rules.
+    /// Waits for the switch after it has started: assigns the bridges' addresses, and waits for the controller's rules.
     fn settle(&self) -> Result<()> {
         for (bridge, cables) in &self.bridges {
             let addresses: Vec<_> = cables.iter().map(|(_, addresses)| *addresses).collect();
@@ -107,7 +108,7 @@ impl Home {
         Ok(())
     }
 
-    /// Returns the rules of the only bridge that name this address and port of a client.
+    /// Returns the rules of the bridge [`BRIDGE`] that name this address and port of a client.
     fn rules_of(&self, client: SocketAddr) -> Result<Vec<String>> {
         let named = |rule: &String| {
             rule.contains(&client.ip().to_string())
@@ -159,10 +160,10 @@ fn shims_get_in_on_a_direct_path() {
     });
 }
 
-/// Returns how many bytes longer each packet of Alice's is behind the switch than in front of it.
+/// Returns by how many bytes each of Alice's packets is longer behind the switch than in front of it.
 fn overhead(carrier: Carrier, exchange: impl Fn(&Home) -> Result<()>) -> Result<Vec<usize>> {
     let home = Home::new(Way::Direct, carrier)?;
-    // The first exchange fetches the grant; its first packet may be retransmitted meanwhile.
+    // The first exchange fetches the grant. Its first packet may be retransmitted while it waits for the grant.
     exchange(&home)?;
     let router = &home.network.router;
     let (front, behind) = (Capture::start(router, ALICE.0)?, Capture::start(router, BRIDGE)?);
@@ -220,7 +221,7 @@ fn of_a_connection_only_the_syn_comes_up_and_exact_rules_come_down_with_it() {
             ensure!(exact.iter().all(|field| rule.contains(field)), "{rule} is not exactly {exact:?}");
             ensure!(rule.contains("idle_timeout=60") && !rule.contains("hard_timeout"), "{rule}");
         }
-        // The switch updates its counters some time after forwarding.
+        // The switch updates its counters some time after it has forwarded a packet.
         let forwarded =
             || home.rules_of(client).is_ok_and(|rules| rules.iter().all(|rule| packets(rule).is_ok_and(|n| n >= 50)));
         ensure!(poll(SOON, forwarded), "{:?}", home.rules_of(client)?);
@@ -249,7 +250,7 @@ fn of_datagrams_the_first_comes_up_and_then_one_every_few_seconds() {
             exchange()?;
         }
         let up = switch.packets_up(BRIDGE)? - before;
-        // On a busy machine the first rule may expire before the last datagram.
+        // On a busy machine, the first rule may expire before the last datagram.
         let most = 1 + began.elapsed().as_secs() / AGAIN;
         ensure!((1..=most).contains(&up), "{up} datagrams of one flow came up, not 1 to {most}");
         Ok(())
@@ -310,7 +311,7 @@ fn several_switches_are_one_home_and_one_that_was_killed_comes_back() {
         let mut home = Home::with(network, Carrier::Tail, &bridges, &macs)?;
         let both = |home: &Home| -> Result<()> {
             call(&home.network.alice, echo(), SOON).context("behind the one")?;
-            // Alice's second machine, in this test.
+            // In this test, Mallory's machine is a second machine of Alice's.
             call(&home.network.mallory, echo(), SOON).context("behind the other").map(drop)
         };
         both(&home)?;
@@ -325,11 +326,11 @@ fn several_switches_are_one_home_and_one_that_was_killed_comes_back() {
     });
 }
 
-/// Creates a CA, and a certificate with its key for either side, as files.
+/// Creates a CA, and a certificate with its key for each side. Returns the paths of the files.
 fn certificates(dir: &Path) -> Result<[PathBuf; 5]> {
     let (key, mut ca) = (KeyPair::generate()?, CertificateParams::default());
     ca.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    // A certificate with the same subject as its issuer counts as self-signed.
+    // A certificate whose subject equals its issuer would count as self-signed, so the CA has a name of its own.
     ca.distinguished_name.push(DnType::CommonName, "the switches' CA");
     let file = |name: &str, text: String| -> Result<PathBuf> {
         let file = dir.join(name);
@@ -368,10 +369,10 @@ fn a_switch_with_a_certificate_is_served_by_tls_and_one_that_speaks_plain_is_tol
         // An open connection keeps its old certificate, so this makes the switch reconnect.
         home.switch.set_controller(BRIDGE, "ssl:127.0.0.1:1")?;
         home.switch.set_controller(BRIDGE, &controller)?;
-        ensure!(told(&home, "connection to the switch failed: the TLS handshake failed"), "{}", home.agent.log());
+        ensure!(told(&home, "the TLS handshake failed"), "{}", home.agent.log());
         home.switch.set_controller(BRIDGE, &format!("tcp:{CONTROLLER}"))?;
         ensure!(told(&home, "uses plain OpenFlow"), "{}", home.agent.log());
-        // The reverse: the switch uses TLS, the agent does not.
+        // Now the reverse: the switch uses TLS, and the agent does not.
         home.switch.set_controller(BRIDGE, &controller)?;
         home.agent.kill()?;
         home.agent.run_with(&["--switches".to_owned(), CONTROLLER.to_owned()])?;

@@ -1,4 +1,4 @@
-//! An outsider gets no answer from a protected port: whatever it sends, and whatever the state of the verifier and of
+//! Tests that an outsider gets no answer from a protected port, for any probe, and in any state of the verifier and of
 //! clients that share the outsider's address.
 
 use std::net::{IpAddr, SocketAddr};
@@ -15,10 +15,10 @@ use lab::world::{DARK4, DARK6, ECHO, FRONT4, FRONT6, OPEN4, OPEN6, POOL, SSH, Wa
 use lab::{Outsider, Place, Port, World, test};
 
 const SOON: Duration = Duration::from_secs(5);
-/// How long to wait for an answer that must not come.
+/// Time to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// Returns the targets: a TCP port, a port of TCP and UDP, and a host of which everything is protected.
+/// Returns the targets: a TCP port, a port of TCP and UDP, and a host on which every service is protected.
 fn targets(outsider: &Outsider) -> [Target; 3] {
     let six = outsider.source.is_ipv6();
     let front = target(outsider, in_family(six, FRONT4, FRONT6));
@@ -30,7 +30,7 @@ fn target(outsider: &Outsider, address: IpAddr) -> Target {
     Target { address, port: ECHO, protocol: None, source: outsider.source, macs: outsider.macs(), whole_host: false }
 }
 
-/// Sends the suite; fails if the target (or, next door, any host) answers, or a packet passes the verifier.
+/// Sends the suite. Fails if the target (or, next door, any host) answers, or if a packet passes the verifier.
 fn nothing_comes_of_it(world: &World, outsider: &Outsider, place: Place, at: Target) -> Result<()> {
     let behind = Port::open(&world.network.server, "eth0")?;
     let findings = watch::run(outsider.port(), &at, QUIET)?;
@@ -96,7 +96,7 @@ fn nothing_before_during_and_after_an_admitted_flow_of_the_same_address() {
     });
 }
 
-/// At a router before the server, the router itself does not answer either.
+/// If a router before the server runs the verifier, the router does not answer either.
 #[test]
 fn nothing_at_a_gateway_whether_or_not_it_gives_addresses() {
     test(|| {
@@ -109,7 +109,7 @@ fn nothing_at_a_gateway_whether_or_not_it_gives_addresses() {
                         let address = at.address;
                         nothing_comes_of_it(&world, &outsider, place, at).with_context(|| format!("{flags:?}"))?;
                         let served = world.services.echo.connections() + world.services.echo.datagrams();
-                        // With any source address that the gateway might have assigned.
+                        // Behind a gateway, packets may have any source address that the gateway assigns.
                         let through = if served == 0 { outsider.got_through(address) } else { Vec::new() };
                         ensure!(through.is_empty(), "{flags:?}: {through:#?}");
                     }
@@ -164,7 +164,7 @@ fn nothing_while_the_verifiers_daemon_restarts() {
     });
 }
 
-/// Without this check, a suite that sends nothing would find silence everywhere.
+/// Control: a suite that sent nothing would find silence everywhere.
 #[test]
 fn the_suite_hears_a_host_that_is_not_protected() {
     test(|| {

@@ -1,4 +1,4 @@
-//! Flows survive the loss of a part: the authority, the verifier's daemon, the agent's daemon.
+//! Tests that flows survive the loss of the authority, of the verifier's daemon, and of the agent's daemon.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -13,17 +13,18 @@ use measure::Stopwatch;
 use wire::DropReason;
 
 const SOON: Duration = Duration::from_secs(5);
-/// How long to wait for an answer that must not come.
+/// Time to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(400);
 const SINK: u16 = 5000;
-/// Rate in bytes per second, far below the capacity of the cables.
+/// Rate of transfers in bytes per second, far below the capacity of the cables.
 const BRAKE: u64 = 20 << 20;
 
 fn echo() -> SocketAddr {
     format!("{FRONT4}:{ECHO}").parse().expect("an address")
 }
 
-/// Kills and restarts the daemon during a transfer; returns the number of segments lost in either direction.
+/// Kills and restarts the verifier's daemon during a transfer. Returns the number of TCP segments lost in both
+/// directions.
 fn losses_around_a_kill(world: &mut World, sink: &Sink) -> Result<i64> {
     let network = &world.network;
     let stacks =
@@ -57,7 +58,7 @@ fn the_verifiers_daemon_is_killed_in_mid_transfer_and_not_one_segment_is_lost() 
     test(|| {
         let mut world = World::new(Way::Nat)?;
         let sink = Sink::start(&world.network.server, SINK)?;
-        // A busy machine loses some segments by itself now and then; losses caused by a kill would occur every time.
+        // A busy machine loses some segments by itself now and then. Losses caused by a kill would occur every time.
         let mut tries = (0..3).map(|_| losses_around_a_kill(&mut world, &sink));
         let seen = tries.try_fold(i64::MAX, |least, again| match again {
             Ok(0) => Err(Ok(())),
@@ -121,8 +122,8 @@ fn the_authority_is_down_and_flows_live_and_new_ones_until_the_grant_ends() {
             Err(_) => true,
         });
         ensure!(ended, "still admitted {:?} after the authority went", stopped.elapsed());
-        // A grant lives 10 s. It was recent when the authority stopped, and the agent may have fetched another just
-        // before.
+        // A grant lasts 10 s. When the authority stopped, the grant was recent, or the agent had just fetched another
+        // one.
         ensure!(admitted_until > Duration::from_secs(4), "new flows were refused after {admitted_until:?}");
         ensure!(admitted_until < Duration::from_secs(12), "new flows were admitted for {admitted_until:?}");
         exchange(&mut flow).context("the flow that was there, without a grant")?;

@@ -1,5 +1,5 @@
-//! Effects of time on flows: keys change with every epoch, and the master key by routine rotation, without disturbing
-//! any flow; a time window closes, and its flows are cut.
+//! Tests of the effects of time on flows. Verifier keys change with every epoch, and the master key by routine
+//! rotation, without disturbing any flow. When a time window closes, its flows are cut.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -16,18 +16,18 @@ use lab::{Outsider, Place, World, poll, test};
 use wire::{Destination, DropReason};
 
 const SOON: Duration = Duration::from_secs(5);
-/// How long to wait for an answer that must not come.
+/// Time to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(400);
 /// The shortest epoch that an authority accepts, in seconds.
 const EPOCH: u32 = 20;
-/// Pause between two rounds of new flows: one grant admits 1 024 of them.
+/// Pause between two rounds of new flows, because one grant admits 1,024 flows.
 const PACE: Duration = Duration::from_millis(40);
 
 fn echo() -> SocketAddr {
     format!("{FRONT4}:{ECHO}").parse().expect("an address")
 }
 
-/// Opens new flows continuously while an old one stays open.
+/// Opens new flows continuously, and keeps an old one open.
 struct Traffic {
     living: TcpStream,
     began: u32,
@@ -41,7 +41,7 @@ impl Traffic {
         Ok(Self { living, began: now(), rounds: 0 })
     }
 
-    /// Continues until `ahead` epochs have begun, and every grant of the preceding one has expired.
+    /// Continues until `ahead` epochs have begun, and until every grant of the epoch before has expired.
     fn until_epoch(&mut self, world: &World, ahead: u32) -> Result<()> {
         let begins = (self.began / EPOCH + ahead) * EPOCH;
         while now() <= begins + EPOCH / 2 {
@@ -82,7 +82,7 @@ fn two_epochs_end_and_no_flow_is_lost() {
     });
 }
 
-/// Reports whether the verifier admits a datagram of Mallory's with a token made from `master`.
+/// Sends a datagram of Mallory's with a token made from `master`; reports whether the verifier admits it.
 fn is_admitted(world: &World, mallory: &Outsider, mint: &mut Mint, port: u16) -> Result<bool> {
     let to: IpAddr = FRONT4.parse()?;
     let before = world.verifier.counters()?;

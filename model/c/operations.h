@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Operations of a program on memory shared between cores: each is one step that the checker schedules. */
+/* Operations of a program on memory shared between cores. Each operation is one step that the checker schedules. */
 #pragma once
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>

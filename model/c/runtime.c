@@ -39,7 +39,7 @@ int model_configure(void *place, const void *settings, __u64 size)
 	return 0;
 }
 
-/* Called before a thread's first run. */
+/* Sets where the elements of this thread are. The caller has to call this before the thread's first run. */
 void model_begin(void *begin, __u64 length)
 {
 	elements = (__u64)begin;
@@ -50,7 +50,8 @@ enum { STOPPED = -1 };
 
 int admit(struct xdp_md *context);
 
-/* Returns the program's return code, or STOPPED. The frame is below 2^32, because a context's fields have 32 bits. */
+/* Runs admission on a frame, which is below 2^32, because a context's fields have 32 bits. Returns the program's return
+ * code, or STOPPED. */
 int model_admit(void *run, operate operate, char *frame, __u32 length, __u32 room)
 {
 	struct xdp_md context = { .data = (__u32)(__u64)frame, .data_end = (__u32)(__u64)frame + length };
@@ -117,7 +118,7 @@ long model_for_each(struct shape shape, long (*each)(void *, void *, void *, voi
 
 static __thread __u64 nanoseconds;
 
-/* The program reads both clocks together: one operation serves both. */
+/* The program reads both clocks together, so one operation serves both. */
 __u64 bpf_jiffies64(void)
 {
 	struct operation operation = { .kind = CLOCK };
@@ -214,7 +215,7 @@ __s64 bpf_csum_diff(__be32 *from, __u32 from_size, __be32 *to, __u32 to_size, __
 	return (sum & 0xffffffff) + (sum >> 32);
 }
 
-/* The sanitizer's calls. */
+/* The functions that the sanitizer's instrumentation calls. */
 
 void __tsan_init(void)
 {

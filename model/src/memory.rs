@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-/// Largest number of elements that one table may ever have in one run of the checker.
+/// Maximum number of elements that a table can have in a run of the checker, deleted ones included.
 pub const ELEMENTS_MAX: usize = 16;
 
 /// Id of a table, in the order in which the program first used it.
 pub type TableId = u8;
 
-/// `BPF_MAP_TYPE_…` of linux/bpf.h.
+/// Kinds of tables: `BPF_MAP_TYPE_…` of linux/bpf.h.
 pub mod kind {
     #![allow(missing_docs, reason = "linux/bpf.h names them")]
     pub const HASH: u32 = 1;
@@ -21,11 +21,11 @@ pub mod kind {
 /// A byte range of one element.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// The table.
+    /// Id of the table.
     pub table: TableId,
-    /// The element's number; in an array, its index.
+    /// Number of the element; in an array, its index.
     pub element: u8,
-    /// Offset in the value.
+    /// Offset in the element's value, in bytes.
     pub offset: u16,
     /// Length in bytes.
     pub size: u16,
@@ -37,65 +37,65 @@ impl fmt::Debug for Place {
     }
 }
 
-/// One step of a core.
+/// One step of a core: an operation on shared memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Looks a key up.
     Lookup(TableId, Vec<u8>),
-    /// Stores a value, if the flags (`BPF_ANY`, `BPF_NOEXIST`, `BPF_EXIST`) and the table's room permit.
+    /// Stores a value if the flags (`BPF_ANY`, `BPF_NOEXIST`, `BPF_EXIST`) and the room in the table permit it.
     Update(TableId, Vec<u8>, Vec<u8>, u64),
     /// Deletes a key.
     Delete(TableId, Vec<u8>),
-    /// Moves to the next live element, beginning with the one of this number.
+    /// Finds the first live element whose number is at least the given one.
     Next(TableId, u8),
-    /// Reads.
+    /// Reads the bytes at a place.
     Read(Place),
-    /// Writes. The value is known only after the program has continued.
+    /// Writes to a place. The value becomes known only when the program continues.
     Write(Place),
-    /// Adds, and returns the previous value, as do the operations below.
+    /// Adds a number to the value at a place, and returns the previous value.
     Add(Place, u64),
-    /// Compares with the first value and, if equal, writes the second.
+    /// Writes the second number if the value equals the first number. Returns the previous value.
     SwapIf(Place, u64, u64),
-    /// Writes, and returns the previous value.
+    /// Writes a number, and returns the previous value.
     Exchange(Place, u64),
-    /// Clears all but these bits.
+    /// Clears all bits except those set in the number, and returns the previous value.
     And(Place, u64),
-    /// Sets these bits.
+    /// Sets the bits that are set in the number, and returns the previous value.
     Or(Place, u64),
     /// Reads the clock.
     Clock,
-    /// Lets this many seconds pass.
+    /// Advances the clock by this many seconds.
     Tick(u32),
 }
 
-/// A table's kind and dimensions.
+/// The kind of a table, and its sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// One of [`kind`].
+    /// Kind of the table: a constant of [`kind`].
     pub kind: u32,
     /// Length of a key in bytes.
     pub key: usize,
     /// Length of a value in bytes.
     pub value: usize,
-    /// Largest number of live elements.
+    /// Maximum number of live elements.
     pub room: usize,
 }
 
-/// An element of a table. A deleted or replaced element remains for cores that still hold it.
+/// An element of a table. When it is deleted or replaced, it remains for cores that still hold it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Element {
     /// Key of the element.
     pub key: Vec<u8>,
     /// Value of the element.
     pub value: Vec<u8>,
-    /// Whether a look-up finds the element.
+    /// Whether a look-up finds the element, which is not the case once it has been deleted or replaced.
     pub live: bool,
 }
 
-/// All shared tables, and the time.
+/// All shared tables, and the clock.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Memory {
-    /// Unix seconds.
+    /// The time, in Unix seconds.
     pub clock: u32,
     tables: Vec<Vec<Element>>,
 }
@@ -106,12 +106,12 @@ impl Memory {
         self.tables.get(usize::from(table)).into_iter().flatten().filter(|element| element.live)
     }
 
-    /// Stores a value from outside, as user space did before the run.
+    /// Stores a value before the run, as user space would. Panics if the table has no room.
     pub fn put(&mut self, table: TableId, shape: Shape, key: &[u8], value: &[u8]) {
         assert_eq!(self.update(table, shape, key, value, 0), 0, "the table has room");
     }
 
-    /// Performs a step; appends its result to `answers`.
+    /// Performs a step, and appends its result to `answers`.
     pub fn perform(&mut self, operation: &Operation, shape: impl Fn(TableId) -> Shape, answers: &mut Vec<u8>) {
         match operation {
             Operation::Lookup(table, key) => answers.push(self.find(*table, key).map_or(0, |element| element + 1)),
@@ -146,7 +146,8 @@ impl Memory {
         }
     }
 
-    /// Writes bytes.
+    /// Writes bytes to a place. With this the caller completes an [`Operation::Write`], for which [`Self::perform`]
+    /// does nothing.
     pub fn write(&mut self, place: Place, shape: Shape, bytes: &[u8]) {
         self.ensure(place, shape);
         let at = usize::from(place.offset);

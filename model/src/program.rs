@@ -1,4 +1,4 @@
-//! The kernel program, compiled for this machine, and run up to its next operation.
+//! The kernel program, compiled for this machine. It runs up to its next operation on shared memory.
 
 use crate::memory::{ELEMENTS_MAX, Operation, Place, Shape, TableId, kind};
 use anyhow::{Context, Result, bail, ensure};
@@ -17,14 +17,14 @@ const TABLE_LENGTH: usize = ELEMENT_LENGTH * ELEMENTS_MAX;
 const TABLES_MAX: usize = 64;
 const FRAME_ROOM: usize = 2048;
 
-/// A change to the program's source before it is compiled, with which a test restores an earlier bug.
+/// A change to the program's source before compilation, by which a test restores an earlier bug.
 #[derive(Clone, Copy, Debug)]
 pub struct Edit {
     /// The file, relative to `bpf/`.
     pub file: &'static str,
     /// The text to replace, which must occur exactly once.
     pub from: &'static str,
-    /// The replacement.
+    /// The text that replaces `from`.
     pub to: &'static str,
 }
 
@@ -59,10 +59,10 @@ struct Table {
     constant: bool,
 }
 
-/// Tables that no core changes while the model runs, filled beforehand as by user space.
+/// Contents of tables that no core changes, by the table's name. User space would have filled these tables before.
 pub type Constants = BTreeMap<&'static str, Vec<(Vec<u8>, Vec<u8>)>>;
 
-/// A compiled and loaded program.
+/// A compiled program, loaded into this process.
 pub struct Program {
     library: *mut c_void,
     admit: Admit,
@@ -75,29 +75,33 @@ pub struct Program {
 
 // SAFETY: the library's state is thread-local, except for the settings, which never change after loading.
 unsafe impl Send for Program {}
-// SAFETY: as for `Send`; the list of tables is behind a lock.
+// SAFETY: besides the state that makes it `Send`, threads share the list of tables, which is behind a lock.
 unsafe impl Sync for Program {}
 
-/// A program's entry point, with its input.
+/// An entry point of the program, with its input.
 #[derive(Clone, Copy, Debug)]
 pub enum Entry<'a> {
-    /// Admission, on a frame.
+    /// Admission of a frame.
     Admit(&'a [u8]),
-    /// The sweep, at this time.
+    /// The sweep at this time, in Unix seconds.
     Sweep(u32),
 }
 
 /// How a run ended.
 #[derive(Clone, Debug)]
 pub enum Ran {
-    /// Stopped at an operation that has no answer yet.
+    /// The run stopped at this operation, which has no answer yet.
     Stopped(Operation),
-    /// Finished, with the counter of a frame's outcome.
+    /// The run finished. For a frame, the number is that of its outcome's counter.
     Done(u8),
 }
 
 impl Program {
-    /// Compiles `bpf/verifier.bpf.c` with these edits.
+    /// Compiles `bpf/verifier.bpf.c` with these edits, and loads it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if an edit does not apply, or if clang fails.
     pub fn new(
         edits: &[Edit],
         config: VerifierConfig,
@@ -106,7 +110,7 @@ impl Program {
     ) -> Result<Self> {
         let library = compile(edits)?;
         let path = CString::new(library.path().join("program.so").into_os_string().into_encoded_bytes())?;
-        // SAFETY: the library is ours, and runs no code when it is loaded.
+        // SAFETY: this process has compiled the library, which runs no code when it is loaded.
         let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         ensure!(!handle.is_null(), "cannot load the compiled program: {}", dl_error());
         let program = Self {
@@ -130,7 +134,7 @@ impl Program {
         Ok(program)
     }
 
-    /// Returns the table of this name in the C code.
+    /// Returns the id of the table that has this name in the C code.
     pub fn table(&self, name: &str, shape: Shape) -> Result<TableId> {
         let address = symbol(self.library, name)?;
         Ok(self.note(address, shape))
@@ -146,8 +150,8 @@ impl Program {
         self.with(table, |table| table.name.clone())
     }
 
-    /// Runs from the beginning, with the answers of the first `performed` operations. If the last of them was a write,
-    /// also returns the written bytes.
+    /// Runs the program from its beginning, with the answers of the first `performed` operations. If the last of these
+    /// was a write, also returns the written bytes.
     pub fn run(&self, entry: Entry<'_>, performed: u16, answers: &[u8]) -> (Ran, Option<(Place, Vec<u8>)>) {
         GROUND.with(|ground| {
             // SAFETY: the memory is this thread's, for as long as the thread lives.
@@ -173,7 +177,7 @@ impl Program {
                 }
                 Entry::Sweep(now) => {
                     let mut pass = [0u32; 16];
-                    // The clock doesn't jump: everything that has expired by now may be removed.
+                    // The clock does not jump, so everything that has expired by now may be removed.
                     (pass[0], pass[1]) = (now, now);
                     // SAFETY: `context` outlives the call, and the pass is longer than the program's structure.
                     unsafe { (self.sweep)(context, operate, pass.as_mut_ptr().cast()) }
@@ -208,13 +212,13 @@ impl Program {
     }
 }
 
-/// Memory in which one thread runs programs.
+/// Memory that one thread needs to run programs.
 struct Ground {
     /// Elements of shared tables, as seen by the current run.
     elements: *mut u8,
-    /// Per-core tables.
+    /// Elements of per-core tables.
     own: *mut u8,
-    /// A frame, below 2^32, because a context's fields have 32 bits.
+    /// The frame. It is below 2^32, because the fields of a program's context have 32 bits.
     frame: *mut u8,
 }
 
@@ -260,13 +264,13 @@ fn offset_of(place: Place) -> usize {
 struct Run<'a> {
     program: &'a Program,
     ground: &'a Ground,
-    /// Number of operations whose answers are still to be replayed.
+    /// Number of operations whose answers remain to be replayed.
     left: u16,
     answers: &'a [u8],
     at: usize,
     stopped: Option<Operation>,
     written: Option<Place>,
-    /// The per-core tables that were looked up.
+    /// The per-core tables that the run has looked up.
     own: Vec<TableId>,
 }
 
@@ -277,7 +281,7 @@ unsafe extern "C" fn operate(run: *mut c_void, operation: *mut RawOperation) -> 
 }
 
 impl Run<'_> {
-    /// Performs an operation; `None` if the run ends here.
+    /// Performs an operation; `None` if the run stops here.
     fn operate(&mut self, raw: &mut RawOperation) -> Option<()> {
         let operation = match self.operation(raw) {
             Ok(operation) => operation,
@@ -324,8 +328,8 @@ impl Run<'_> {
         Some(())
     }
 
-    /// Returns the requested operation, or an error if it was performed at once, because it touches nothing that cores
-    /// share.
+    /// Returns the operation that the program requests. Returns an error if the operation was performed at once,
+    /// because it concerns nothing that cores share.
     fn operation(&mut self, raw: &mut RawOperation) -> Result<Operation, ()> {
         let shape = Shape {
             kind: raw.map_kind,
@@ -417,9 +421,17 @@ impl Run<'_> {
         unsafe { self.ground.elements.add(offset_of(Place { table, element, offset: 0, size: 0 })) }
     }
 
-    /// Returns the counter that moved.
+    /// Returns the counter that the run increased.
     fn outcome(&self) -> Option<u8> {
-        let table = self.own.iter().find(|table| self.program.name(**table) == "counters")?;
+        let of = |name: &str| self.own.iter().find(|table| self.program.name(**table) == name);
+        if let Some(cores) = of("cores") {
+            // SAFETY: the table was looked up in this run, so its first number exists: packets that the fast path settled.
+            let settled = unsafe { *self.ground.own.add(usize::from(*cores) * TABLE_LENGTH).cast::<u64>() };
+            if settled != 0 {
+                return Some(counter::FLOW as u8);
+            }
+        }
+        let table = of("counters")?;
         // SAFETY: the table was looked up in this run, so its counters exist.
         let counters = unsafe {
             let own = self.ground.own.add(usize::from(*table) * TABLE_LENGTH).cast::<u64>();
@@ -430,20 +442,20 @@ impl Run<'_> {
     }
 }
 
-/// Reports whether the field of a flow influences no decision: modelling such a field would only multiply states.
+/// Reports whether this field of a flow influences no decision. A model with such fields would only have more states.
 fn is_statistics(offset: u16) -> bool {
     let of = |from: usize, length: usize| (from..from + length).contains(&usize::from(offset));
     of(mem::offset_of!(Flow, bytes), 8) || of(mem::offset_of!(Flow, packets), 8) || of(mem::offset_of!(Flow, since), 4)
 }
 
-/// Reports whether a prefix, given as length and address, covers another's address.
+/// Reports whether a prefix, given as length and address, covers the address of `key`.
 fn is_around(prefix: &[u8], key: &[u8]) -> bool {
     let length = prefix.first_chunk().map_or(0, |length| u32::from_ne_bytes(*length));
     let bit = |bytes: &[u8], bit: u32| bytes[4 + bit as usize / 8] >> (7 - bit % 8) & 1;
     (0..length).all(|index| bit(prefix, index) == bit(key, index))
 }
 
-/// Compiles the program to `program.so` in a directory that is removed when the result is dropped.
+/// Compiles the program to `program.so` in a folder that is removed when the result is dropped.
 fn compile(edits: &[Edit]) -> Result<TempDir> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let built = tempfile::tempdir().context("cannot make a folder")?;

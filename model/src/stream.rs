@@ -1,55 +1,55 @@
 //! A model of the carrier `stream` (wire.md §4.6): a client that tries several sockets, a network that loses, repeats
-//! and reorders packets, a verifier, and a server. The verifier's change to a packet is not described a second time: it
-//! is [`wire::tail::strip`], on real frames.
+//! and reorders packets, a verifier, and a server. For the verifier's change to a packet, the model calls
+//! [`wire::tail::strip`] on real frames, so that the change is not described a second time.
 //!
-//! Time is left out: the client's stack may repeat a SYN at any moment before its socket is given up, and the client may
-//! give up at any moment, so that the outcome depends on no timer.
+//! The model has no timers. The client's stack may repeat a SYN at any moment before the client gives up the socket,
+//! and the client may give up at any moment. So the results hold for every timing.
 
 use stateright::{Model, Property};
 use std::collections::{BTreeMap, BTreeSet};
 use wire::packet::Packet;
 use wire::tail::{BLOCK_LEN, STREAM_MAGIC, find, strip};
 
-/// Bytes that the client writes, one to a segment.
+/// Bytes that the client writes, one in each segment.
 const WRITTEN: &[u8] = b"ab";
-/// The byte of which a token consists in the model.
+/// Value of each byte of a token in the model.
 const TOKEN: u8 = 0xee;
 const ETHERNET_LEN: usize = 14;
 const HEADERS_LEN: usize = ETHERNET_LEN + 20 + 20;
 const SYN: u8 = 2;
 const ACK: u8 = 16;
 
-/// The promise that the checker looks at.
+/// The property that must hold in every state.
 pub const EXACT: &str = "the server reads what the client wrote, from its first byte, and nothing else";
-/// The model is not empty.
+/// A state that must be reachable. Otherwise, [`EXACT`] would hold only because no server ever reads everything.
 pub const WHOLE: &str = "a server reads everything";
-/// A client that was too late, or whose first SYN was lost, gets through.
+/// A state that must be reachable: a second socket succeeds after the client has given up the first one.
 pub const AGAIN: &str = "a second socket gets through";
 
-/// A verifier: the right one, or one with a fault that the checker has to find.
+/// The verifier of the model: a correct one, or one with a fault that the checker has to find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verifier {
-    /// As the wire format says.
+    /// The verifier does what the wire format says.
     Right,
-    /// It takes the block off and leaves the sequence number.
+    /// The verifier takes off the block, but does not change the sequence number.
     LeavesSequence,
-    /// It passes SYNs without a token.
+    /// The verifier passes SYNs without a token.
     PassesPlainSyns,
-    /// It admits a token twice, and the second time leaves the block where it is.
+    /// The verifier admits a token twice, and does not take off the block the second time.
     PassesCopies,
 }
 
-/// The model.
+/// The model, with its parameters.
 pub struct Stream {
-    /// The verifier.
+    /// The verifier, correct or with a fault.
     pub verifier: Verifier,
-    /// How many sockets the client tries.
+    /// Number of sockets that the client tries.
     pub sockets: u8,
-    /// How many packets are repeated by the network, at most.
+    /// Maximum number of packets that the network repeats.
     pub copies: u8,
 }
 
-/// A segment on the way. The socket stands for the client's port.
+/// A segment in transit. The number of the socket stands for the client's port.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Segment {
     socket: u8,
@@ -65,13 +65,13 @@ enum Client {
     Unused,
     SynSent,
     GivenUp,
-    /// The server has acknowledged the token; so many bytes were written.
+    /// The server has acknowledged the token, and the client has written this many bytes.
     Connected(u8),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Server {
-    /// The next sequence number that it expects.
+    /// The sequence number that the server expects next.
     next: u32,
     is_open: bool,
     read: Vec<u8>,
@@ -84,29 +84,30 @@ pub struct State {
     servers: BTreeMap<u8, Server>,
     on_the_way: BTreeSet<Segment>,
     copies: u8,
-    /// Behind the verifier: flows that were admitted, and tokens that were used. A socket has one of each.
+    /// The sockets whose flow the verifier has admitted, and whose token has been used. Each socket has one flow and
+    /// one token.
     admitted: BTreeSet<u8>,
 }
 
 /// A step of the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The client opens a socket: a SYN with a token leaves.
+    /// The client opens a socket: it sends a SYN with a token.
     Open(u8),
-    /// The client's stack sends the SYN again, without the token.
+    /// The client's stack sends the SYN of a socket again, without the token.
     Repeat(u8),
-    /// The client gives the socket up.
+    /// The client gives up a socket.
     GiveUp(u8),
-    /// The client writes the next byte, or its stack sends this one again.
+    /// The client writes the next byte on a socket, or its stack sends this byte again.
     Write(u8, u8),
-    /// A packet arrives.
+    /// A packet arrives at its destination or at the verifier.
     Arrive(usize),
-    /// A packet arrives, and a copy of it stays on the way.
+    /// A packet arrives, and a copy of it stays in transit.
     ArriveTwice(usize),
 }
 
 fn initial_sequence(socket: u8) -> u32 {
-    // Close to the end of the numbers, so that one of the sockets crosses it.
+    // Close to the largest sequence number, so that the numbers of one socket wrap around.
     u32::MAX - 20 - 1000 * u32::from(socket)
 }
 
@@ -147,7 +148,7 @@ impl Segment {
         frame
     }
 
-    /// Reads what [`wire`] made of a frame of this segment.
+    /// Returns the segment with the changes that [`wire`] made to its frame.
     fn changed_to(&self, frame: &[u8]) -> Self {
         let packet = Packet::parse(frame);
         let data = frame[packet.payload..packet.end].to_vec();
@@ -156,7 +157,7 @@ impl Segment {
 }
 
 impl Stream {
-    /// Returns what the verifier lets through.
+    /// Returns the segment as it leaves the verifier; `None` if the verifier drops it.
     fn verify(&self, state: &mut State, segment: &Segment) -> Option<Segment> {
         if segment.flags != SYN {
             return state.admitted.contains(&segment.socket).then(|| segment.clone());
@@ -167,7 +168,7 @@ impl Stream {
             return (self.verifier == Verifier::PassesPlainSyns).then(|| segment.clone());
         }
         if !state.admitted.insert(segment.socket) {
-            // Each token is taken once.
+            // A correct verifier accepts each token once.
             return (self.verifier == Verifier::PassesCopies).then(|| segment.clone());
         }
         let length = strip(&mut frame, &packet).expect("there is a block");
@@ -181,7 +182,7 @@ impl Stream {
     fn at_server(state: &mut State, segment: &Segment) {
         let Segment { socket, flags, sequence, .. } = *segment;
         if flags == SYN {
-            // A SYN's data counts only with Fast Open, which the server has not turned on.
+            // The data of a SYN counts only with Fast Open, which the server has not enabled.
             let next = sequence.wrapping_add(1);
             let server = state.servers.entry(socket).or_insert(Server { next, is_open: false, read: Vec::new() });
             if !server.is_open && server.next == next {
@@ -194,7 +195,7 @@ impl Stream {
         }
         let Some(server) = state.servers.get_mut(&socket) else { return };
         server.is_open = true;
-        // A segment that begins elsewhere is out of order, and is sent again.
+        // A segment that begins elsewhere is out of order; the client's stack sends it again.
         if sequence == server.next {
             server.next = sequence.wrapping_add(segment.data.len() as u32);
             server.read.extend(&segment.data);
@@ -211,7 +212,8 @@ impl Stream {
         if acknowledged as usize == BLOCK_LEN {
             *client = Client::Connected(0);
         } else if acknowledged == 0 {
-            // The stack sends at once what the server has not acknowledged; then the client resets the connection.
+            // The stack sends the data that the server has not acknowledged at once. Then the client resets the
+            // connection.
             *client = Client::GivenUp;
             state.on_the_way.insert(Segment::data(socket, 0, block()));
         }
@@ -244,7 +246,7 @@ impl Model for Stream {
                 }
                 Client::Unused | Client::GivenUp => {}
             }
-            // The client opens the next socket when it has given the one before up.
+            // The client opens the next socket only when it has given up the one before.
             may_open = *client == Client::GivenUp;
         }
         let packets = 0..state.on_the_way.len();

@@ -1,4 +1,4 @@
-//! Cores that run scripts of jobs, one operation at a time in every order, and the properties that must hold in every
+//! Cores that run scripts of jobs, in every order of their operations, and the properties that must hold in every
 //! order.
 
 use crate::memory::{Memory, Operation, Place, Shape, TableId, kind};
@@ -12,33 +12,33 @@ use wire::map::{AccountUse, Flow, FlowKey, FlowKey4, GrantUse, ReplayBucket, Rev
 use wire::packet::Packet;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// A job of a core; a core runs its jobs in order.
+/// A job of a core. A core runs its jobs in order.
 #[derive(Clone, Debug)]
 pub enum Job {
     /// Processes an incoming frame.
     Frame(Vec<u8>),
     /// Runs the sweep, as user space does.
     Sweep,
-    /// Writes into a table, as user space does.
+    /// Writes a value into a table, as user space does.
     Put(TableId, Vec<u8>, Vec<u8>),
-    /// Lets this many seconds pass.
+    /// Advances the clock by this many seconds.
     Tick(u32),
 }
 
-/// The tables that the properties refer to.
+/// The tables of the verifier's program to which the properties refer.
 #[derive(Clone, Copy, Debug)]
 pub struct Tables {
-    /// IPv4 flows.
+    /// Flows over IPv4.
     pub flows: TableId,
     /// Grants in use.
     pub grants: TableId,
-    /// Use of shared tables by accounts.
+    /// Each account's use of shared tables.
     pub accounts: TableId,
     /// Revoked grants.
     pub revoked: TableId,
     /// Ended sessions.
     pub ended: TableId,
-    /// Tokens seen.
+    /// Tokens that have been used.
     pub replays: TableId,
 }
 
@@ -46,7 +46,7 @@ impl Tables {
     /// Looks up the tables of this program.
     ///
     /// # Errors
-    /// If the program lacks one.
+    /// Fails if the program lacks one of these tables.
     pub fn of(program: &Program) -> Result<Self> {
         fn shape<K, V>(kind: u32) -> Shape {
             Shape { kind, key: size_of::<K>(), value: size_of::<V>(), room: 0 }
@@ -62,31 +62,32 @@ impl Tables {
     }
 }
 
-/// A token, and the jobs whose frames carry it: (core, job).
+/// A token, and the frames that carry it.
 #[derive(Clone, Debug)]
 pub struct Token {
-    /// The frames that carry the token.
+    /// The frames, each as the index of a core and the index of a job in that core's script.
     pub frames: Vec<(usize, usize)>,
-    /// Whether one of them must be admitted: the token is fresh, its grant has budget left, and no table is full.
+    /// Whether one of the frames must be admitted, because the token is new, its grant has budget left, and no table is
+    /// full.
     pub must: bool,
 }
 
-/// A point, in a core's script, after which no flow of a grant may be live.
+/// A point in a core's script after which a grant must have no live flow.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
-    /// The core.
+    /// Index of the core.
     pub core: usize,
-    /// The job: a sweep after the grant was revoked or its session ended.
+    /// Index of the job in the core's script: a sweep after the grant was revoked or its session ended.
     pub job: usize,
-    /// The grant's handle.
+    /// Handle of the grant.
     pub handle: u64,
 }
 
 /// A program, its initial state, and the scripts of several cores.
 pub struct World {
-    /// Name of the scene.
+    /// Name of the scene that the cores play.
     pub name: &'static str,
-    /// The program.
+    /// The verifier's program, compiled for this machine.
     pub program: Program,
     /// The initial tables.
     pub memory: Memory,
@@ -94,9 +95,9 @@ pub struct World {
     pub scripts: Vec<Vec<Job>>,
     /// The tokens in the scripts.
     pub tokens: Vec<Token>,
-    /// The grants that are cut.
+    /// The points after which a grant must have no live flow.
     pub cuts: Vec<Cut>,
-    /// Largest number of flows that may be in the table at any time.
+    /// Maximum number of flows that the table of flows is allowed to have at any time.
     pub flows_max: usize,
 }
 
@@ -117,9 +118,9 @@ pub struct State {
     pub memory: Memory,
     /// The cores.
     pub cores: Vec<Core>,
-    /// The open flows with their grants and holders, until the client closes them.
+    /// The open flows with their grants and holders. A flow leaves this list when the client closes it.
     open: Vec<(Vec<u8>, u64, u32)>,
-    /// Whether an open flow has changed owner.
+    /// Whether the holder of an open flow has changed.
     pub taken_over: bool,
 }
 
@@ -130,7 +131,7 @@ impl State {
     }
 }
 
-/// The core that takes a step.
+/// A step: the core with this index performs its next operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Step(u8);
 
@@ -140,7 +141,7 @@ impl fmt::Debug for Step {
     }
 }
 
-/// The result of a run of the checker.
+/// The result of exploring all orders of steps.
 #[derive(Debug)]
 pub struct Report {
     /// Number of distinct states.
@@ -149,25 +150,26 @@ pub struct Report {
     pub broken: Vec<(&'static str, String)>,
 }
 
-/// A token admits once.
+/// Property: a token never admits a second packet.
 pub const ONCE: &str = "each token admits at most once";
-/// A token admits.
+/// Property: a token that has not been used yet admits its packet, if its grant has budget left.
 pub const FRESH: &str = "a fresh token within budget is admitted";
-/// Revocation takes full effect once no packet is in progress that began before it.
+/// Property: a revoked grant has no live flow once no packet is in progress that began before the revocation.
 pub const REVOKED: &str = "a revoked grant's flow is never live again";
-/// A flow keeps its owner.
+/// Property: a flow does not change its owner.
 pub const OWNER: &str = "an open flow keeps its owner";
-/// The sweep removes nothing that admission has just inserted.
+/// Property: the sweep does not remove a flow that admission has just inserted.
 pub const KEPT: &str = "the flow of an admitted packet is in the table";
-/// Counters are correct.
+/// Property: the counts of grants and accounts are correct.
 pub const COUNTS: &str =
     "a grant's count is that of its flows, and an account's counts are those of its flows and grants";
-/// Limits are kept.
+/// Property: the table of flows never has more flows than [`World::flows_max`].
 pub const LIMIT: &str = "no more flows than there may be";
 const ENDS: &str = "every script ends";
 
 impl World {
-    /// Runs frames one after another before the cores start, to set up the initial state. Returns their outcomes.
+    /// Runs frames one after another before the cores start, to set up the initial state. Returns the outcome of each
+    /// frame.
     pub fn before(&mut self, frames: &[Vec<u8>]) -> Vec<u8> {
         let scripts = std::mem::replace(&mut self.scripts, vec![frames.iter().cloned().map(Job::Frame).collect()]);
         let mut state = self.initial();
@@ -179,14 +181,14 @@ impl World {
         state.cores.swap_remove(0).outcomes
     }
 
-    /// Explores every order of steps; prints the number of states.
+    /// Explores every order of steps. Prints the number of states, and returns the properties that are violated.
     pub fn check(self) -> Report {
         let began = Instant::now();
         let name = self.name;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let checker = self.checker().threads(cores).spawn_bfs().join();
         let states = checker.unique_state_count();
-        // Not by println!, whose output a passing test hides.
+        // Use standard error itself, because the test harness hides the output of `println!` when a test passes.
         let _ = writeln!(
             std::io::stderr(),
             "{name}: {states} states, {} steps, {:.1?}",
@@ -226,7 +228,7 @@ impl World {
         state
     }
 
-    /// Advances a core to its next operation.
+    /// Runs a core up to its next operation on shared memory.
     fn go_on(&self, state: &mut State, core: usize) {
         let State { memory, cores, .. } = state;
         let core_state = &mut cores[core];
@@ -282,8 +284,9 @@ impl World {
         memory.entries(self.tables().flows).map(|entry| (entry.key.clone(), flow(&entry.value))).collect()
     }
 
-    /// Records the owners of open flows. Sets `taken_over` if an open flow has gone or changed holder although its
-    /// grant was not revoked and the client did not close it. In no scene does an open flow stay silent until it ends.
+    /// Records the owners of open flows. Sets `taken_over` if an open flow has disappeared or changed its holder,
+    /// although its grant was not revoked and the client did not close the flow. In no scene does an open flow end by
+    /// silence.
     fn look_at_owners(&self, state: &mut State) {
         let flows = self.flows(&state.memory);
         let revoked: Vec<_> = state.memory.entries(self.tables().revoked).map(|entry| entry.key.clone()).collect();
@@ -296,14 +299,14 @@ impl World {
         }
         let open = flows.into_iter().filter(|(key, flow)| match flow.stage {
             stage::OPEN => flow.by_grant(),
-            // A core has claimed the flow. It counts as open if it was open before.
+            // A core has claimed the flow. The flow counts as open if it was open before.
             stage::CHANGING | stage::LEAVING => state.open.iter().any(|(other, ..)| other == key),
             _ => false,
         });
         state.open = open.map(|(key, flow)| (key, flow.handle, flow.holder)).collect();
     }
 
-    /// Reports whether the flow of every admitted packet is in the table, if nothing was revoked.
+    /// Reports whether the flow of every admitted packet is in the table; always true if something was revoked.
     fn admitted_are_there(&self, state: &State) -> bool {
         let flows = self.flows(&state.memory);
         let is_there = |frame: &[u8]| {

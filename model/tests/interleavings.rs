@@ -1,4 +1,4 @@
-//! Every order of the steps of two cores, and of a concurrent sweep: the properties hold in each.
+//! Tests that the properties hold in every order of the steps of two cores and of a concurrent sweep.
 
 #[allow(dead_code, reason = "the other test is its other user")]
 mod setting;
@@ -108,9 +108,9 @@ fn the_end_of_a_session_beside_a_first_packet_holds() {
 
 #[test]
 fn a_sweep_beside_an_end_and_a_new_beginning_counts_right() {
-    // The client's connection was reset; the same client, or another, opens the same 5-tuple again while the sweep
-    // removes the old flow. A token that arrives between the sweep's claim and its removal of the old flow may be
-    // refused: the client's stack tries again.
+    // The client's connection was reset. The same client, or another one, opens the same 5-tuple again while the sweep
+    // removes the old flow. The program may refuse a token that arrives after the sweep has claimed the old flow and
+    // before it has removed it. The client's stack then tries again.
     for (name, number) in [("a sweep beside a SYN", 1), ("a sweep beside another grant's SYN", 2)] {
         let again = grant(number, NOW).syn(40000, NOW + 31, 8);
         let before = vec![grant(1, NOW).syn(40000, NOW, 7)];

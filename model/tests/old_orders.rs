@@ -1,4 +1,4 @@
-//! Earlier bugs, restored: the checker finds each.
+//! Tests that the checker finds earlier bugs, which edits restore.
 
 #[allow(dead_code, reason = "the other test is its other user")]
 mod setting;
@@ -15,7 +15,7 @@ fn breaks(world: World, promise: &str) {
     println!("{promise} is broken by\n{path}");
 }
 
-/// Reads each slot twice. Between the two readings, another core takes the slot that both cores aim at.
+/// The bug reads each slot twice. Between the two reads, another core takes the slot that both cores aim at.
 const TWO_LOOKS: &[Edit] = &[Edit {
     file: "include/replays.h",
     from: "\t\t\t__u64 there = entries[i];\n\n\t\t\tif (there == entry)\n\t\t\t\treturn DROP_REPLAYED;\n",
@@ -29,7 +29,7 @@ fn two_looks_at_a_place_refuse_both_copies() {
     breaks(Scene { edits: TWO_LOOKS, ..scene }.token(&[(0, 0), (1, 0)]).world(), FRESH);
 }
 
-/// Does not look for other copies once the token has its slot.
+/// The bug does not look for other copies of the token once the token has its slot.
 const NO_LOOK_BACK: &[Edit] =
     &[Edit { file: "include/replays.h", from: "if (entries[i] == entry && i != place)", to: "if (0)" }];
 
@@ -45,7 +45,7 @@ fn without_a_look_back_a_token_admits_twice() {
     breaks(world, ONCE);
 }
 
-/// Checks for revocation only before the flow is in the table.
+/// The bug checks for revocation only before the flow is in the table.
 const ASKED_ONCE: &[Edit] = &[Edit {
     file: "include/admission.h",
     from: "\tif (!is_revoked(handle, holder)) {\n\t\tif (config.advertises",
@@ -66,7 +66,7 @@ fn the_end_of_a_session_that_is_asked_for_once_is_outrun() {
     breaks(Scene { edits: ASKED_ONCE, ends, ..scene }.world(), REVOKED);
 }
 
-/// Charges tokens before looking for replays.
+/// The bug charges tokens before it looks for replays.
 const CHARGED_FIRST: &[Edit] = &[
     Edit {
         file: "include/admission.h",
@@ -95,7 +95,7 @@ fn replays_that_are_charged_burn_tokens() {
     breaks(Scene { edits: CHARGED_FIRST, config, before: vec![copy(40000)], ..scene }.token(&[(0, 8)]).world(), FRESH);
 }
 
-/// Accounts have no budget.
+/// The bug gives accounts no budget.
 const NO_BUDGET: &[Edit] = &[Edit {
     file: "include/admission.h",
     from: "\toutcome = charge_account(p->holder, p->time, opens_flow, !use);\n",
@@ -107,7 +107,7 @@ fn without_budgets_one_account_takes_the_room_of_another() {
     breaks(Scene { edits: NO_BUDGET, ..greedy("a greedy account without a budget") }.world(), FRESH);
 }
 
-/// Compares the count of tokens unsigned.
+/// The bug compares the count of tokens as an unsigned number.
 const UNSIGNED: &[Edit] = &[Edit {
     file: "include/accounts.h",
     from: "\treturn (__s32)tokens < (__s32)(flows_max * TOKENS_PER_FLOW);",
@@ -120,7 +120,7 @@ fn a_refund_after_the_window_has_ended_shuts_the_account_out_of_the_next() {
     breaks(Scene { edits: UNSIGNED, ..scene }.world(), FRESH);
 }
 
-/// Replay entries hold only twelve bits of their time.
+/// The bug keeps only twelve bits of the time of a replay entry.
 const TWELVE_BITS: &[Edit] = &[Edit {
     file: "include/replays.h",
     from: "\treturn clock_now - (__u32)(entry >> 32) + CLOCK_SET_BACK_MAX <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX;",
@@ -138,7 +138,7 @@ fn entries_with_twelve_bits_of_time_come_back() {
     breaks(world, FRESH);
 }
 
-/// A valid token takes the 5-tuple, whatever flow has it.
+/// The bug lets a valid token take over the 5-tuple, whichever flow has it.
 const TAKEOVER: &[Edit] = &[Edit {
     file: "include/admission.h",
     from: "\treturn stage == STAGE_CLOSING || stage == STAGE_RESET ? OPENS : PASSES;",
@@ -153,7 +153,7 @@ fn a_strangers_token_takes_an_open_flow() {
     breaks(Scene { edits: TAKEOVER, before, ..scene }.world(), OWNER);
 }
 
-/// The sweep removes a flow that it found ended, even if the flow has changed since.
+/// The bug lets the sweep remove a flow that it found ended, even if the flow has changed since.
 const SWEPT_BY_KEY: &[Edit] =
     &[Edit { file: "include/sweep.h", from: "\tif (!take_alone(flow, state, STAGE_LEAVING))\n\t\treturn;\n", to: "" }];
 

@@ -1,5 +1,5 @@
-//! The stream property, over every order in which packets are lost, repeated and reordered; and verifiers with faults,
-//! which the checker finds.
+//! Tests the property of the carrier `stream` for every order in which packets are lost, repeated and reordered, and
+//! that the checker finds the faults of faulty verifiers.
 
 use model::stream::{AGAIN, EXACT, Stream, Verifier, WHOLE};
 use stateright::{Checker, Model};

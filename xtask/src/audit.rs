@@ -1,4 +1,4 @@
-//! Audits the dependencies: licences, duplicates, unused dependencies, advisories. It uses cargo's metadata, so it
+//! Audits the dependencies: licences, duplicates, unused dependencies, and advisories. It reads cargo's metadata, so it
 //! works offline.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -14,7 +14,7 @@ use crate::run::{self, cargo, root};
 const SHIPPED: &str = "vouchsafe";
 const EXCEPTIONS: &str = "xtask/audit-exceptions.txt";
 
-/// Prints one line per check; fails with all findings together.
+/// Runs the checks and prints a line for each. Fails with all findings together.
 pub fn run() -> Result<()> {
     let metadata = MetadataCommand::new()
         .current_dir(root())
@@ -66,13 +66,16 @@ pub fn run() -> Result<()> {
 }
 
 /// The resolved dependency graph.
-struct Graph<'a> {
-    packages: HashMap<&'a PackageId, &'a Package>,
-    nodes: HashMap<&'a PackageId, &'a Node>,
+pub struct Graph<'a> {
+    /// Every package, by its id.
+    pub packages: HashMap<&'a PackageId, &'a Package>,
+    /// The dependencies of each package.
+    pub nodes: HashMap<&'a PackageId, &'a Node>,
 }
 
 impl<'a> Graph<'a> {
-    fn new(metadata: &'a Metadata) -> Result<Self> {
+    /// Reads the graph from cargo's metadata.
+    pub fn new(metadata: &'a Metadata) -> Result<Self> {
         let resolve = metadata.resolve.as_ref().context("cargo metadata resolved no dependencies")?;
         Ok(Self {
             packages: metadata.packages.iter().map(|package| (&package.id, package)).collect(),
@@ -80,8 +83,9 @@ impl<'a> Graph<'a> {
         })
     }
 
-    /// Returns everything reachable from `from` over edges that `follow` accepts, including `from`.
-    fn reach(
+    /// Returns the packages that can be reached from `from` over edges that `follow` accepts, including those in
+    /// `from`.
+    pub fn reach(
         &self,
         from: impl Iterator<Item = &'a PackageId>,
         follow: impl Fn(&Package, DependencyKind) -> bool,
@@ -99,14 +103,18 @@ impl<'a> Graph<'a> {
         seen
     }
 
-    /// Returns the crates that the shipped binary contains in more than one version. Dependencies of proc macros are
+    /// Returns the crate of the binary that Vouchsafe ships.
+    pub fn shipped(&self) -> Result<&'a Package> {
+        let mut packages = self.packages.values().copied();
+        packages
+            .find(|package| package.name == SHIPPED)
+            .with_context(|| format!("the workspace has no package {SHIPPED}"))
+    }
+
+    /// Returns the crates of which the shipped binary contains more than one version. Dependencies of proc macros are
     /// not in the binary.
     fn duplicates(&self) -> Result<BTreeMap<&'a str, Vec<String>>> {
-        let shipped = self
-            .packages
-            .values()
-            .find(|package| package.name == SHIPPED)
-            .with_context(|| format!("the workspace has no package {SHIPPED}"))?;
+        let shipped = self.shipped()?;
         let in_binary = self.reach([&shipped.id].into_iter(), |package, kind| {
             kind == DependencyKind::Normal
                 && !package.targets.iter().any(|target| target.kind.contains(&TargetKind::ProcMacro))
@@ -120,7 +128,7 @@ impl<'a> Graph<'a> {
     }
 }
 
-/// Parses the exceptions: finding → reason.
+/// Parses the file of exceptions. Returns the reason for each accepted finding.
 fn exceptions(text: &str) -> Result<BTreeMap<String, String>> {
     let mut exceptions = BTreeMap::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -132,7 +140,7 @@ fn exceptions(text: &str) -> Result<BTreeMap<String, String>> {
     Ok(exceptions)
 }
 
-/// Returns the names among `member`'s dependencies that its sources do not use.
+/// Returns the names of those dependencies of `member` that its sources do not use.
 fn unused(member: &Package) -> Result<Vec<String>> {
     let dir = member.manifest_path.parent().context("the manifest has no folder")?.as_std_path();
     let mut code = String::new();
@@ -164,7 +172,7 @@ fn without_comments(code: &str) -> String {
     code.lines().filter(|line| !line.trim_start().starts_with("//")).flat_map(|line| [line, "\n"]).collect()
 }
 
-/// Reports whether `code` uses the crate `name`: `name::…`, `use name`, or `name` inside a `use {…}` of several crates.
+/// Reports whether `code` uses the crate `name`, as `name::…`, `use name` or `extern crate name`.
 fn names(code: &str, name: &str) -> bool {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices(name).any(|(at, _)| {
@@ -177,7 +185,7 @@ fn names(code: &str, name: &str) -> bool {
     })
 }
 
-/// Checks RustSec's advisories, if cargo-audit and its database are on this machine; fetches nothing.
+/// Checks RustSec's advisories if cargo-audit and its database are on this machine. Downloads nothing.
 fn advisories(findings: &mut Vec<String>) {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));

@@ -2,57 +2,66 @@
 //! target/bench/summary.json.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value};
 
-use crate::run::{cargo, is_root};
-use crate::{build, target_dir};
+use crate::run::cargo;
+use crate::{build, target_dir, tests};
 
-/// The benches: package and target. The target is the name on the command line. Each prints one line of JSON, {name:
-/// {value, unit, yardstick, ratio, noise, bound, verdict}} (see `measure::Figures`).
-const BENCHES: [(&str, &str); 11] = [
+/// The benches of `make bench`, each as package and target. The command line names benches by their target. Each bench
+/// prints one line of JSON: {name: {value, unit, yardstick, ratio, noise, bound, verdict}} (see `measure::Figures`).
+const BENCHES: [(&str, &str); 13] = [
     ("wire", "overhead"),
     ("engine", "engine"),
     ("engine", "segments"),
     ("proofs", "verify"),
     ("seal", "records"),
+    ("tunnel", "seal"),
     ("authority", "asking"),
     ("authority", "grants"),
     ("authority", "http"),
+    ("authority", "leases"),
     ("datapath", "kernel"),
     ("datapath", "forward"),
     ("lab", "network"),
 ];
 
+/// Benches that take too long for `make bench` and run only when they are named: name, package, target, argument.
+const LONG: [(&str, &str, &str, &str); 1] = [("seal-rekey", "tunnel", "seal", "rekey-long")];
+
 /// Returns the names of all benches, for the command line.
-pub fn targets() -> [&'static str; BENCHES.len()] {
-    BENCHES.map(|(_, target)| target)
+pub fn targets() -> Vec<&'static str> {
+    BENCHES.iter().map(|(_, target)| *target).chain(LONG.iter().map(|(name, ..)| *name)).collect()
 }
 
-/// Runs all benches, or only those whose targets are named.
+/// Runs the benches named in `parts`. If none is named, runs all benches but the long ones.
 pub fn run(parts: &[String]) -> Result<()> {
     let vouchsafe = build::release()?;
     let mut figures = Map::new();
     let mut failed = Vec::new();
-    let wanted = BENCHES.iter().filter(|(_, target)| parts.is_empty() || parts.iter().any(|part| part == target));
-    for (package, target) in wanted {
-        eprintln!("bench {target}");
+    let is_named = |name: &str| parts.iter().any(|part| part == name);
+    let usual = BENCHES.iter().filter(|(_, target)| parts.is_empty() || is_named(target));
+    let usual = usual.map(|(package, target)| (*target, *package, *target, None));
+    let long = LONG.iter().filter(|(name, ..)| is_named(name));
+    let long = long.map(|(name, package, target, argument)| (*name, *package, *target, Some(*argument)));
+    for (name, package, target, argument) in usual.chain(long) {
+        eprintln!("bench {name}");
         let begun = Instant::now();
-        // If one bench cannot measure, the figures of the others are still worth keeping.
-        match bench(package, target, &vouchsafe) {
+        // If one bench cannot measure, the figures of the others are still useful.
+        match bench(package, target, argument, &vouchsafe) {
             Ok((measured, whole)) => {
                 figures.extend(measured);
                 if !whole {
-                    failed.push(format!("bench {target}: a part of it failed; its output is above"));
+                    failed.push(format!("bench {name}: a part of it failed; its output is above"));
                 }
             }
-            Err(error) => failed.push(format!("bench {target}: {error:#}")),
+            Err(error) => failed.push(format!("bench {name}: {error:#}")),
         }
-        eprintln!("bench {target} took {:.0} s", begun.elapsed().as_secs_f64());
+        eprintln!("bench {name} took {:.0} s", begun.elapsed().as_secs_f64());
     }
     print(&figures);
     let summary = target_dir().join("bench/summary.json");
@@ -74,13 +83,11 @@ pub fn run(parts: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Runs a bench; returns its figures and whether every part of it could measure.
-fn bench(package: &str, target: &str, vouchsafe: &PathBuf) -> Result<(Map<String, Value>, bool)> {
+/// Runs a bench. Returns its figures, and whether every part of it could measure.
+fn bench(package: &str, target: &str, argument: Option<&str>, vouchsafe: &Path) -> Result<(Map<String, Value>, bool)> {
     let mut command = cargo(["bench", "--quiet", "--package", package, "--bench", target]);
-    command.env("VOUCHSAFE_BIN", vouchsafe);
-    if !is_root() {
-        command.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
-    }
+    command.args(argument.into_iter().flat_map(|argument| ["--", argument]));
+    tests::with_settings(&mut command, vouchsafe);
     let run = command.stderr(Stdio::inherit()).output().with_context(|| format!("could not start bench {target}"))?;
     let printed = String::from_utf8_lossy(&run.stdout);
     let last = printed.lines().rev().find(|line| line.starts_with('{'));

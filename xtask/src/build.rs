@@ -10,30 +10,42 @@ use anyhow::{Context, Result};
 use crate::run::{cargo, command, command_as_root, run};
 use crate::target_dir;
 
-/// Builds the binary `vouchsafe` for the tests and returns its path. All tests are built together with it, because
-/// cargo would otherwise build many dependencies twice, with the features of each selection of crates.
+/// Builds the binary `vouchsafe` for the tests and returns its path. It builds all tests together with it, because
+/// cargo would otherwise build many dependencies twice, with different features.
 pub fn for_tests() -> Result<PathBuf> {
     run(&mut cargo(["build", "--workspace", "--bins", "--tests"]))?;
     Ok(target_dir().join("debug/vouchsafe"))
 }
 
-/// The profile in Cargo.toml that builds fastest: for trying the product, not for shipping or measuring it.
+/// The profile in Cargo.toml that builds fastest. It is for trying the product, not for shipping or measuring it.
 const DEMO: &str = "demo";
 
-/// Builds `vouchsafe` and the crate `package` for a demonstration, then replaces this process by `program ARGS…` as
-/// root, whose exit code becomes ours.
+/// Builds `vouchsafe` and the crate `package` for a demonstration. Then replaces this process by `program ARGS…`, run
+/// as root.
 pub fn scenario(package: &str, program: &str, args: impl IntoIterator<Item = String>) -> Result<()> {
-    run(&mut cargo(["build", "--profile", DEMO, "--package", "vouchsafe", "--package", package]))?;
+    run(&mut cargo([
+        "build",
+        "--profile",
+        DEMO,
+        "--no-default-features",
+        "--features",
+        "vouchsafe/roles",
+        "--package",
+        "vouchsafe",
+        "--package",
+        package,
+    ]))?;
     let built = target_dir().join(DEMO);
     let program = built.join(program);
-    // Passed as an argument of env, because sudo may refuse to keep a variable.
+    // Pass the path as an argument of env, because sudo may refuse to keep a variable.
     let mut setting = OsString::from("VOUCHSAFE_BIN=");
     setting.push(built.join("vouchsafe"));
     let error = command_as_root("env").arg(setting).arg(&program).args(args).exec();
     Err(error).with_context(|| format!("could not start {}", program.display()))
 }
 
-/// Builds the comparison, and for a run the product as it is shipped, then replaces this process by the comparison.
+/// Builds the comparison and, if the comparison is to run, also the product as it is shipped. Then replaces this
+/// process by the comparison.
 pub fn compare(args: Vec<String>) -> Result<()> {
     let runs = args.first().is_some_and(|word| word == "run" || word == "check");
     let mut build = cargo(["build", "--release", "--package", "compare"]);
@@ -53,7 +65,7 @@ pub fn compare(args: Vec<String>) -> Result<()> {
     Err(error).with_context(|| format!("could not start {}", program.display()))
 }
 
-/// Makes `vouchsafe` write its man pages and shell completions.
+/// Makes `vouchsafe` write its man pages and shell completions to target/gen.
 pub fn documents() -> Result<()> {
     let vouchsafe = release()?;
     let (man, completions) = (target_dir().join("gen/man"), target_dir().join("gen/completions"));
@@ -70,15 +82,15 @@ pub fn documents() -> Result<()> {
     Ok(())
 }
 
-/// The targets of the static rootless client, and for each the settings with which the C code of its dependencies is
-/// compiled and the program linked.
+/// The targets of the static rootless client, each with environment variables for compiling its dependencies' C code
+/// and for linking it.
 const STATIC: [(&str, &[(&str, &str)]); 2] = [
     ("x86_64-unknown-linux-musl", &[("CC_x86_64_unknown_linux_musl", "musl-gcc")]),
     (
         "aarch64-unknown-linux-musl",
         &[
             ("CC_aarch64_unknown_linux_musl", "clang"),
-            // The headers are those of musl-tools; the few that are used are the same for both processors.
+            // The headers are those of musl-tools. The few headers that are used are the same for both processors.
             ("CFLAGS_aarch64_unknown_linux_musl", "--target=aarch64-linux-musl -I/usr/include/x86_64-linux-musl"),
             ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER", "rust-lld"),
         ],

@@ -1,7 +1,7 @@
 #!/bin/sh
-# The init of the booted test kernel: mounts file systems, loads modules, runs the tests of /tests that the host names on
-# the serial line, reports the worst exit status, powers off. An emulated processor is slow, so the fuzz test checks fewer
-# random packets there, but all rows, and the replay test probes fewer moments of its day.
+# The init of the booted test kernel. It mounts file systems, loads modules, runs those tests in /tests that the host
+# names on the serial line, reports the worst exit status, and powers off. An emulated processor is slow, so the fuzz
+# test checks all rows but fewer random packets there, and the replay test probes fewer moments of its day.
 export PATH=/usr/sbin:/sbin:/usr/bin:/bin HOME=/tmp RUST_BACKTRACE=1 VOUCHSAFE_FUZZ_PACKETS=20000 VOUCHSAFE_REPLAY_STEP=307
 busybox mount -t proc proc /proc
 /bin/busybox --install -s /bin
@@ -12,7 +12,7 @@ mount -t tmpfs run /run
 ip link set lo up
 echo 1 >/proc/sys/net/core/bpf_jit_enable
 for module in @MODULES@; do insmod "/modules/$module.ko"; done
-# Ends the line that the firmware began.
+# End the line that the firmware began.
 echo
 cd '@HERE@'
 stty -echo

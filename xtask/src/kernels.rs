@@ -19,17 +19,17 @@ use cargo_metadata::Message;
 use crate::run::{cargo, command, command_as_root, output, root, run as run_command, succeeds};
 use crate::target_dir;
 
-/// Package name of the oldest supported kernel, before and after the number that counts ABI changes.
+/// Name of the oldest supported kernel's package, before and after the number that counts ABI changes.
 const PACKAGE: (&str, &str) = ("linux-image-6.1.0-", "-cloud-amd64");
 /// Modules of the cloud kernel that the tests need.
 const MODULES: &[&str] = &["veth", "sch_ingress", "cls_bpf"];
-/// The guest's init; each `@…@` is replaced by a value that differs from boot to boot.
+/// The init of the guest. Each `@…@` in it stands for a value that differs between boots.
 const INIT: &str = include_str!("kernels-init.sh");
-/// Programs that tests run and busybox cannot fully replace. Those that are missing on this host are left out.
+/// Programs that tests run and that busybox cannot fully replace. Programs that this host lacks are left out.
 const TOOLS: &[&str] = &["ip", "tc", "nsenter"];
-/// Prefix of the line by which the guest reports the exit status of its tests.
+/// Prefix of the line in which the guest reports the exit status of its tests.
 const EXIT: &str = "VOUCHSAFE-EXIT ";
-/// The line by which the guest asks for the name of its next test.
+/// The line with which the guest asks for the name of its next test.
 const NEXT: &str = "VOUCHSAFE-NEXT";
 
 /// Options of `kernels`.
@@ -46,7 +46,7 @@ pub struct Args {
     timeout: u64,
 }
 
-/// Fetches the kernel, builds the initramfs, boots it and reports the results of the tests.
+/// Fetches the kernel, builds the initramfs, boots it, and reports the results of the tests.
 pub fn run(args: &Args) -> Result<()> {
     let kernel = match &args.deb {
         Some(deb) => unpack(deb)?,
@@ -61,8 +61,8 @@ pub fn run(args: &Args) -> Result<()> {
     boot(&kernel, &test_binaries("--package=datapath")?, args)
 }
 
-/// Runs the tests in the kernel as part of `test`: reuses the build of `cargo test --workspace`, and skips if Debian's
-/// kernel is not available.
+/// Runs the tests in the booted kernel as part of `test`. Uses the binaries that `cargo test --workspace` built. Does
+/// nothing if Debian's kernel is not available.
 pub fn run_after_workspace_tests() -> Result<()> {
     let Some(kernel) = newest()? else {
         println!("kernels: SKIPPED: apt knows no Debian 12 kernel here; see `cargo xtask kernels --help` for --deb");
@@ -79,11 +79,11 @@ struct Kernel {
     version: String,
 }
 
-/// Returns the newest kernel that apt offers, or that an earlier run has left; `None` if there is neither.
+/// Returns the newest kernel that apt offers, or else one that an earlier run downloaded; `None` if there is neither.
 fn newest() -> Result<Option<Kernel>> {
     let mut fetched = fetch()?;
     if fetched.is_none() && (candidate()?.is_some() || !has_package_lists()) {
-        // The package lists are older than the mirror or, in a bare container, missing.
+        // The package lists are older than the mirror or, in a bare container, are missing.
         let _ = run_command(command_as_root("apt-get").args(["-qq", "update"]));
         fetched = fetch()?;
     }
@@ -100,7 +100,7 @@ fn newest() -> Result<Option<Kernel>> {
     }
 }
 
-/// Returns the newest kernel package as a file; `None` if apt does not offer it or cannot download it.
+/// Downloads the newest kernel package and returns its path; `None` if apt does not offer or cannot download it.
 fn fetch() -> Result<Option<PathBuf>> {
     let Some((package, version)) = candidate()? else { return Ok(None) };
     let dir = dir()?;
@@ -117,11 +117,11 @@ fn has_package_lists() -> bool {
     lists.into_iter().any(|entry| entry.file_name().to_string_lossy().contains("_Packages"))
 }
 
-/// Returns name and version of the newest kernel package that apt could download.
+/// Returns name and version of the newest kernel package that apt offers; `None` if it offers none.
 fn candidate() -> Result<Option<(String, String)>> {
     let mut search = command("apt-cache");
     search.args(["search", "--names-only", &format!("^{}[0-9]+{}$", PACKAGE.0.replace('.', "\\."), PACKAGE.1)]);
-    // No apt, no candidate.
+    // Without apt, there is no candidate.
     let Ok(found) = output(&mut search) else { return Ok(None) };
     let number = |name: &str| name.strip_prefix(PACKAGE.0)?.strip_suffix(PACKAGE.1)?.parse::<u32>().ok();
     let names = found.lines().filter_map(|line| line.split(' ').next());
@@ -153,7 +153,7 @@ fn unpack(deb: &Path) -> Result<Kernel> {
     Ok(Kernel { image, modules, version })
 }
 
-/// Returns the datapath's test executables.
+/// Builds the datapath's test executables and returns their paths.
 fn test_binaries(packages: &str) -> Result<Vec<PathBuf>> {
     let mut build = cargo(["test", "--no-run", "--message-format=json-render-diagnostics", packages]);
     let messages = output(&mut build)?;
@@ -171,10 +171,10 @@ fn test_binaries(packages: &str) -> Result<Vec<PathBuf>> {
     Ok(binaries)
 }
 
-/// Test binaries that no guest has taken yet, by name.
+/// Names of the test binaries that no guest has taken yet.
 type Queue = Mutex<VecDeque<String>>;
 
-/// Boots one guest per processor; each asks for one test binary after the other until none is left.
+/// Boots one guest per processor. Each guest asks for one test binary after the other until none is left.
 fn boot(kernel: &Kernel, binaries: &[PathBuf], args: &Args) -> Result<()> {
     let initramfs = initramfs(kernel, binaries, &args.filter)?;
     let names = binaries.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
@@ -204,7 +204,7 @@ fn boot(kernel: &Kernel, binaries: &[PathBuf], args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Starts one emulated machine; its serial line is the process's standard input and output.
+/// Starts one emulated machine. Its serial line is the standard input and output of the process.
 fn start(kernel: &Kernel, initramfs: &Path) -> Result<Machine> {
     let mut machine = command("qemu-system-x86_64");
     machine.args(
@@ -216,7 +216,7 @@ fn start(kernel: &Kernel, initramfs: &Path) -> Result<Machine> {
     Ok(Machine(child.context("qemu-system-x86_64")?))
 }
 
-/// A running qemu, killed when dropped.
+/// A running qemu process, which is killed on drop.
 struct Machine(Child);
 
 impl Drop for Machine {
@@ -232,7 +232,7 @@ struct Outcome {
     passed: u32,
 }
 
-/// Hands the guest test binaries from the queue, prints its console line by line, and extracts the outcome.
+/// Gives the guest test binaries from the queue, prints its console line by line, and returns the outcome.
 fn watch(mut machine: Machine, name: &str, queue: &Queue, limit: Duration) -> Result<Outcome> {
     let console = BufReader::new(machine.0.stdout.take().context("qemu's output")?);
     let mut keyboard = machine.0.stdin.take().context("qemu's input")?;
@@ -248,11 +248,11 @@ fn watch(mut machine: Machine, name: &str, queue: &Queue, limit: Duration) -> Re
     let mut outcome = Outcome::default();
     loop {
         match received.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            // Skips the firmware's output, which uses terminal colours.
+            // Skip the firmware's output, which contains control sequences for the terminal.
             Ok(line) if line.contains('\x1b') || line.starts_with("Booting from") => {}
             Ok(line) if line == NEXT => {
                 let test = queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-                // An empty line ends the guest.
+                // The guest ends when it receives an empty line.
                 writeln!(keyboard, "{}", test.unwrap_or_default()).context("qemu's input")?;
             }
             Ok(line) => {
@@ -270,13 +270,14 @@ fn watch(mut machine: Machine, name: &str, queue: &Queue, limit: Duration) -> Re
     Ok(outcome)
 }
 
-/// Returns the number N in "test result: ok. N passed; …".
+/// Returns the number N in a line "test result: ok. N passed; …", and 0 for any other line.
 fn passed(line: &str) -> u32 {
     let counted = || line.strip_prefix("test result: ")?.split_once(". ")?.1.split(' ').next()?.parse().ok();
     counted().unwrap_or(0)
 }
 
-/// Packs busybox, the tests, the libraries that they load, and an init that runs them.
+/// Builds an initramfs with busybox, the tests, the libraries that they load, and an init that runs them. Returns its
+/// path.
 fn initramfs(kernel: &Kernel, binaries: &[PathBuf], filter: &str) -> Result<PathBuf> {
     let tree = dir()?.join("initramfs");
     let _ = fs::remove_dir_all(&tree);
@@ -331,7 +332,7 @@ fn initramfs(kernel: &Kernel, binaries: &[PathBuf], filter: &str) -> Result<Path
     Ok(archive)
 }
 
-/// Copies [`MODULES`] and their dependencies; returns their names in the order of loading.
+/// Copies [`MODULES`] and the modules that they depend on. Returns their names in the order in which to load them.
 fn insert_modules(kernel: &Kernel, tree: &Path) -> Result<Vec<String>> {
     let listing = output(command("find").arg(&kernel.modules).args(["-name", "*.ko"]))?;
     let mut loaded = Vec::new();
@@ -349,7 +350,7 @@ fn insert_module(module: &str, listing: &str, tree: &Path, loaded: &mut Vec<Stri
         let name = Path::new(path).file_stem().map(|name| name.to_string_lossy().replace('-', "_"));
         name.as_deref() == Some(module)
     };
-    // A module that does not exist as a file is built in.
+    // If there is no file for the module, it is built into the kernel.
     let Some(path) = listing.lines().find(is_it) else { return Ok(()) };
     let image = fs::read(path)?;
     for needed in depends(&image) {
@@ -360,7 +361,7 @@ fn insert_module(module: &str, listing: &str, tree: &Path, loaded: &mut Vec<Stri
     Ok(())
 }
 
-/// Returns the dependencies in a module's .modinfo section; the package contains no modules.dep.
+/// Returns the dependencies in a module's .modinfo section, because the package contains no modules.dep.
 fn depends(image: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(at) = image.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };
@@ -369,13 +370,13 @@ fn depends(image: &[u8]) -> Vec<String> {
     value.split(',').filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
-/// Returns the shared libraries and the loader of `binary`, by the paths under which it finds them.
+/// Returns the paths under which `binary` finds its shared libraries and its loader.
 fn loaded_by(binary: &Path) -> Result<Vec<PathBuf>> {
     let listing = output(command("ldd").arg(binary))?;
     Ok(listing.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect())
 }
 
-/// Copies the data files of the crates' tests (vectors, corpora) to the same absolute paths.
+/// Copies the data files of the crates' tests (vectors, corpora) into the tree, at their absolute paths.
 fn test_data(crates: &Path, tree: &Path) -> Result<()> {
     for entry in fs::read_dir(crates)?.flatten() {
         let tests = entry.path().join("tests");

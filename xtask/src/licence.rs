@@ -1,4 +1,4 @@
-//! SPDX licence expressions, evaluated against the licences that Vouchsafe may be shipped with.
+//! Evaluates SPDX licence expressions against the licences that Vouchsafe may be shipped with.
 
 /// Permissive licences that are compatible with Apache-2.0 and require no more than attribution.
 const ALLOWED: &[&str] = &[
@@ -17,7 +17,7 @@ const ALLOWED: &[&str] = &[
 ];
 
 /// Reports whether some choice among the alternatives of `expression` uses allowed licences only. `AND` binds tighter
-/// than `OR`; the old `/` means `OR`; an expression that does not parse is not allowed.
+/// than `OR`, and the old `/` means `OR`. An expression that does not parse is not allowed.
 pub fn is_allowed(expression: &str) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let words: Vec<&str> = spaced.split_whitespace().collect();
@@ -49,7 +49,7 @@ fn one(words: &mut &[&str]) -> Option<bool> {
     let (licence, rest) = words.split_first()?;
     *words = rest;
     if take(words, "WITH") {
-        // An SPDX exception only ever grants additional rights.
+        // An SPDX exception only grants additional rights.
         *words = words.split_first()?.1;
     }
     Some(ALLOWED.contains(licence))

@@ -1,6 +1,7 @@
 //! Checks on the text of the code: formatting, forbidden words, clippy, and clang's warnings on the kernel programs.
 
 mod comments;
+mod places;
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,7 +14,7 @@ use clap::ValueEnum;
 use crate::run::{cargo, command, output, root, run as run_command};
 use crate::target_dir;
 
-/// One of the checks.
+/// A check that `lint` runs.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 pub enum Check {
     /// rustfmt
@@ -26,13 +27,13 @@ pub enum Check {
     Clang,
 }
 
-/// Strings that must not be committed, split so that this file does not contain them.
+/// Strings that must not be committed. They are split so that this file does not contain them.
 const FORBIDDEN: &[[&str; 2]] = &[["todo", "!("], ["unimplemented", "!("], ["dbg", "!("], ["../", "shared"]];
 
 /// Maximum number of lines of a source file.
 const LONG_FILE: usize = 600;
 
-/// Runs the checks `only`, or all of them.
+/// Runs the checks in `only`, or all checks if it is empty.
 pub fn run(only: &[Check]) -> Result<()> {
     for check in Check::value_variants().iter().filter(|check| only.is_empty() || only.contains(check)) {
         match check {
@@ -49,7 +50,7 @@ pub fn run(only: &[Check]) -> Result<()> {
 
 fn style() -> Result<()> {
     let mut findings = Vec::new();
-    // Does not use git, which refuses to read a checkout that another user owns.
+    // Do not use git, because it refuses to read a checkout that another user owns.
     let built = "-name target -o -name .git -o -name corpus -o -name artifacts -o -name Cargo.lock".split(' ');
     let files =
         output(command("find").args([".", "("]).args(built).args([")", "-prune", "-o", "-type", "f", "-print"]))?;
@@ -67,6 +68,12 @@ fn style() -> Result<()> {
         }
         let sentences = marks(name).map(|marks| comments::relative_clauses(&text, marks)).unwrap_or_default();
         findings.extend(sentences.iter().map(|(line, words)| format!("{name}:{line}: name the actor first: {words}")));
+        if name == "CONTRIBUTING.md" {
+            let lost = places::missing(&text, root());
+            findings.extend(
+                lost.iter().map(|(line, function)| format!("{name}:{line}: no file of the row has `{function}`")),
+            );
+        }
         let lines = text.lines().count();
         let is_code = [".rs", ".c", ".h"].iter().any(|ending| name.ends_with(ending));
         if is_code && lines > LONG_FILE {
@@ -77,14 +84,14 @@ fn style() -> Result<()> {
     Ok(())
 }
 
-/// Returns the targets within the tree of the links in a line of Markdown.
+/// Returns the targets of a Markdown line's links, without those to other sites or within the same document.
 fn links(line: &str) -> impl Iterator<Item = &str> {
     let targets = line.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     let within = targets.filter(|target| !target.contains("://") && !target.starts_with('#'));
     within.filter_map(|target| target.split('#').next())
 }
 
-/// Returns how comment lines begin in the language of a file.
+/// Returns the markers that begin comment lines in the language of a file; `None` if comments in it are not checked.
 fn marks(name: &str) -> Option<&'static [&'static str]> {
     match name.rsplit_once('.')?.1 {
         "rs" => Some(&["///", "//!", "//"]),
@@ -98,7 +105,7 @@ fn forbidden(line: &str) -> impl Iterator<Item = String> {
     FORBIDDEN.iter().map(|pieces| pieces.concat()).filter(|word| line.contains(word))
 }
 
-/// Compiles bpf/*.bpf.c like the datapath's build, but with warnings as errors.
+/// Compiles bpf/*.bpf.c as the build of `datapath` does, but with warnings as errors.
 fn clang() -> Result<()> {
     let bpf = root().join("bpf");
     let is_program = |path: &PathBuf| path.to_string_lossy().ends_with(".bpf.c");
@@ -132,7 +139,7 @@ fn clang() -> Result<()> {
     Ok(())
 }
 
-/// Returns a folder whose `<bpf/…>` headers are those of the libbpf version that cargo builds.
+/// Returns a folder in which `<bpf/…>` headers are found: those of the libbpf version that cargo builds.
 fn libbpf_headers() -> Result<PathBuf> {
     let metadata = MetadataCommand::new().current_dir(root()).exec()?;
     let Some(sys) = metadata.packages.iter().find(|package| package.name == "libbpf-sys") else {

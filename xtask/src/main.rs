@@ -6,12 +6,15 @@ mod arrows;
 mod audit;
 mod bench;
 mod build;
+mod chart;
 mod kernels;
 mod licence;
 mod lint;
+mod package;
 mod run;
 mod setup;
 mod simulate;
+mod tests;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -22,7 +25,12 @@ use clap::{Parser, Subcommand};
 use crate::run::{cargo, command, root, run};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "Everything a developer runs", disable_version_flag = true)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "Everything a developer runs",
+    disable_version_flag = true
+)]
 struct Args {
     #[command(subcommand)]
     task: Task,
@@ -50,12 +58,17 @@ enum Task {
     /// Run the datapath's `kernel_…` tests in Debian 12's 6.1 kernel
     Kernels(kernels::Args),
     /// Run the demo: the whole system in network namespaces
+    #[command(disable_help_flag = true)]
     Demo {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
     /// Build the rootless client as static binaries, for x86-64 and arm64 (needs musl-tools and clang)
     Static,
+    /// Make the packages in target/package: deb, OCI image, bill of materials; the same commit gives the same bytes
+    Package(package::Args),
+    /// Check the Helm chart with helm, and write its plain manifests to packaging/kubernetes
+    Chart,
     /// Measure; figures go to target/bench/summary.json
     Bench {
         /// Run only these benches
@@ -63,6 +76,7 @@ enum Task {
         parts: Vec<String>,
     },
     /// Measure VPNs and Vouchsafe side by side, rank, advise, report (docs/compare.md)
+    #[command(disable_help_flag = true)]
     Compare {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
@@ -70,6 +84,7 @@ enum Task {
     /// Take pictures of the console's pages, for docs/console
     Screenshots,
     /// Show that a protected host answers nothing
+    #[command(disable_help_flag = true)]
     Silence {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
@@ -119,7 +134,7 @@ fn perform(task: Task) -> Result<()> {
     match task {
         Task::Setup { purpose } => setup::run(&purpose),
         Task::Ci => run(&mut command(".ci/run")),
-        Task::Test { no_kernels, args } => test(no_kernels, &args),
+        Task::Test { no_kernels, args } => tests::run(no_kernels, &args),
         Task::Kernels(args) => kernels::run(&args),
         Task::Demo { args } => build::scenario("lab", "lab", [&["demo".to_owned()], &args[..]].concat()),
         Task::Static => build::rootless(),
@@ -135,33 +150,16 @@ fn perform(task: Task) -> Result<()> {
         Task::Arrows => arrows::run(),
         Task::Fuzz { seconds, targets } => fuzz(seconds, targets),
         Task::Simulate(args) => simulate::run(&args),
+        Task::Chart => chart::write(),
+        Task::Package(args) => package::run(&args),
         Task::Gen => build::documents(),
     }
-}
-
-fn test(no_kernels: bool, args: &[String]) -> Result<()> {
-    let binary = build::for_tests()?;
-    let mut tests = cargo(["test", "--workspace"]);
-    tests.args(args).env("VOUCHSAFE_BIN", binary);
-    if !run::is_root() {
-        eprintln!("xtask: network namespaces and kernel programs need root: test binaries run under sudo");
-        tests.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
-    }
-    run(&mut tests)?;
-    if no_kernels {
-        return Ok(());
-    }
-    kernels::run_after_workspace_tests()
 }
 
 fn soak(forged: u64) -> Result<()> {
     let binary = build::for_tests()?;
     let mut soak = cargo(["test", "--package", "lab", "--test", "soak", "--", "--nocapture"]);
-    soak.env("VOUCHSAFE_BIN", binary).env("VOUCHSAFE_SOAK_FORGED", forged.to_string());
-    if !run::is_root() {
-        soak.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
-    }
-    run(&mut soak)
+    run(tests::with_settings(&mut soak, &binary).env("VOUCHSAFE_SOAK_FORGED", forged.to_string()))
 }
 
 fn fuzz(seconds: u32, mut targets: Vec<String>) -> Result<()> {
@@ -178,7 +176,7 @@ fn fuzz(seconds: u32, mut targets: Vec<String>) -> Result<()> {
     }
     for target in &targets {
         eprintln!("xtask: fuzzing {target} for {seconds} s");
-        // New inputs go to the first folder; the committed corpus is extended by hand only.
+        // New inputs go to the first folder. The committed corpus is extended only by hand.
         let found = target_dir().join("fuzz").join(target);
         std::fs::create_dir_all(&found)?;
         let mut fuzz = cargo(["+nightly", "fuzz", "run", target]);
@@ -188,7 +186,23 @@ fn fuzz(seconds: u32, mut targets: Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Returns cargo's target directory.
+/// Returns the path of cargo's target directory.
 fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
+}
+
+#[cfg(test)]
+mod tests_of_arguments {
+    use super::*;
+
+    #[test]
+    fn the_help_of_a_program_is_that_programs_own() {
+        for task in ["demo", "silence", "compare"] {
+            let parsed = Args::try_parse_from(["xtask", task, "--help"]).map(|args| args.task);
+            let Ok(Task::Demo { args } | Task::Silence { args } | Task::Compare { args }) = parsed else {
+                panic!("{task} shows the help of xtask");
+            };
+            assert_eq!(args, ["--help"]);
+        }
+    }
 }

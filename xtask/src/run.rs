@@ -1,4 +1,4 @@
-//! Runs other programs from the workspace root, with errors that name the failed command.
+//! Runs other programs in the workspace root, with errors that name the failed command.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -6,33 +6,37 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Returns the workspace root.
+/// Returns the path of the workspace root.
 pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is a folder of the workspace")
 }
 
-/// Prepares `program` to run in the workspace root.
+/// Prepares a command that runs `program` in the workspace root.
 pub fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.current_dir(root());
     command
 }
 
-/// Prepares cargo, without the environment variables of the outer `cargo run` of this xtask.
+/// Prepares a command that runs cargo, without the environment variables that cargo set for this xtask.
 pub fn cargo<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Command {
     let mut cargo = command("cargo");
-    cargo.args(args);
+    forget_outer_cargo(cargo.args(args));
+    cargo
+}
+
+/// Removes the environment variables of the outer `cargo run` of this xtask.
+pub fn forget_outer_cargo(command: &mut Command) {
     for (name, _) in std::env::vars_os() {
         let inherited =
             name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_"));
         if inherited || name == "RUSTUP_TOOLCHAIN" || name == "CARGO" {
-            cargo.env_remove(name);
+            command.env_remove(name);
         }
     }
-    cargo
 }
 
-/// Prepares `program` to run as root: directly if this process is root, else under sudo.
+/// Prepares a command that runs `program` as root: directly if this process is root, or else under sudo.
 pub fn command_as_root(program: impl AsRef<OsStr>) -> Command {
     if is_root() {
         return command(program);
@@ -47,7 +51,7 @@ pub fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|this| std::os::unix::fs::MetadataExt::uid(&this) == 0)
 }
 
-/// Runs a command to completion; fails unless it succeeds.
+/// Runs a command to its end. Fails if the command fails.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("could not start {}", shown(command)))?;
     match status.success() {
@@ -56,7 +60,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     }
 }
 
-/// Returns a command's standard output; fails unless it succeeds.
+/// Runs a command to its end and returns its standard output. Fails if the command fails.
 pub fn output(command: &mut Command) -> Result<String> {
     let output =
         command.stderr(Stdio::inherit()).output().with_context(|| format!("could not start {}", shown(command)))?;
@@ -66,7 +70,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("{} printed something else than UTF-8", shown(command)))
 }
 
-/// Reports whether a command runs and succeeds; prints nothing.
+/// Reports whether a command can be run and succeeds. Prints nothing.
 pub fn succeeds(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())

@@ -5,8 +5,8 @@ use anyhow::Result;
 
 use crate::run::{command, run as run_command};
 
-/// Purposes of an installation.
-pub const PURPOSES: [&str; 5] = ["build", "demo", "bench", "test", "compare"];
+/// The purposes for which packages are installed.
+pub const PURPOSES: [&str; 6] = ["build", "package", "demo", "bench", "test", "compare"];
 
 /// Installs the packages for `purpose`.
 pub fn run(purpose: &str) -> Result<()> {
@@ -25,7 +25,14 @@ mod tests {
 
     #[test]
     fn each_purpose_needs_what_a_smaller_one_does_and_more() {
-        let pairs = [["build", "demo"], ["demo", "bench"], ["bench", "test"], ["demo", "compare"]];
+        let pairs = [
+            ["build", "demo"],
+            ["build", "package"],
+            ["package", "test"],
+            ["demo", "bench"],
+            ["bench", "test"],
+            ["demo", "compare"],
+        ];
         for pair in pairs {
             let (fewer, more) = (packages(pair[0]), packages(pair[1]));
             assert!(fewer.iter().all(|package| more.contains(package)), "{pair:?}");

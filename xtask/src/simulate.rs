@@ -38,7 +38,7 @@ pub struct Args {
     into: PathBuf,
 }
 
-/// Simulates every placement; writes two distributions and a summary, and prints the summary.
+/// Simulates every placement. Writes two pictures of distributions and a summary, and prints the summary.
 pub fn run(args: &Args) -> Result<()> {
     let file = root().join(&args.table);
     let text = fs::read_to_string(&file).with_context(|| format!("could not read {}", file.display()))?;
@@ -85,13 +85,13 @@ fn pictures(results: &Results) -> [(&'static str, String); 2] {
     ]
 }
 
-/// Figures of one placement.
+/// The figures of one placement: quantiles of the added time in milliseconds, and of the inflation.
 struct Row {
     added: [f64; 3],
     inflation: [f64; 3],
 }
 
-/// The quantiles in the summary.
+/// The quantiles that the summary contains.
 const PARTS: [f64; 3] = [0.5, 0.9, 0.99];
 
 impl Row {
@@ -114,7 +114,7 @@ fn json(name: &str, row: &Row) -> serde_json::Value {
     json!({ "placement": name, "added_ms": of(&row.added), "inflation": of(&row.inflation) })
 }
 
-/// Returns the summary as Markdown.
+/// Returns the summary as a Markdown table.
 fn table(results: &Results) -> String {
     let mut text =
         "| delegates | added: half of all | 90 % | 99 % | inflation: half of all | 90 % | 99 % |\n".to_owned();

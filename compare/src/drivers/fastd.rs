@@ -16,7 +16,7 @@ struct Fastd {
     method: &'static str,
 }
 
-/// Returns the variants.
+/// Returns the variants of fastd.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     vec![
         Box::new(Fastd { name: "fastd", method: "salsa2012+umac" }),

@@ -1,5 +1,5 @@
-//! Known truths that the method must find: a plain path with a gateway that drops every 50th packet, and one with a gateway
-//! that drops none, which must tie with the plain path.
+//! Two solutions with a known result, which the method must find. One is the plain path with a gateway that drops every
+//! 50th packet. The other is the plain path a second time, unchanged: it must tie with the first plain path.
 
 use anyhow::{Context, Result};
 
@@ -13,7 +13,7 @@ struct Faulty {
     drops: bool,
 }
 
-/// Returns both.
+/// Returns the path that drops packets, and the second plain path.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     vec![Box::new(Faulty { drops: true }), Box::new(Faulty { drops: false })]
 }

@@ -9,7 +9,7 @@ use crate::scene::{End, Scene};
 use crate::site::{CLIENT, GATEWAY, LAN};
 use crate::workshop::{Workshop, client};
 
-/// How long a knock opens the gateway: for a whole round, while people would knock before each connection.
+/// How long a knock opens the gateway. It is a whole round here; people would knock before each connection.
 const OPEN: &str = "20m";
 
 const FILTER: &str = "table ip gate {
@@ -28,7 +28,7 @@ const FILTER: &str = "table ip gate {
 
 struct Fwknop;
 
-/// Returns fwknop.
+/// Returns the only variant of fwknop.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     vec![Box::new(Fwknop)]
 }
@@ -114,7 +114,7 @@ impl Driver for Fwknop {
 
     fn start_client(&self, scene: &mut Scene) -> Result<()> {
         scene.ip(End::Client, &format!("route replace {LAN} via {GATEWAY}"))?;
-        let (home, file) = (scene.shop.machine(End::Client.machine())?, scene.path(End::Client, "fwknoprc"));
+        let (home, file) = (scene.shop.machine(&scene.machine(End::Client))?, scene.path(End::Client, "fwknoprc"));
         let line = format!("env HOME={} fwknop --rc-file {} -n gate", home.display(), file.display());
         scene.run(End::Client, &line).map(drop)
     }

@@ -13,14 +13,14 @@ const KEY: &str = "a shared secret";
 
 struct N2n;
 
-/// Returns n2n.
+/// Returns the only variant of n2n.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     vec![Box::new(N2n)]
 }
 
 impl N2n {
     fn edge(scene: &mut Scene, end: End, address: &str, mac: &str) -> Result<()> {
-        let (key, supernode) = (scene.shop.text(end.machine(), "key")?, format!("{GATEWAY}:{PORT}"));
+        let (key, supernode) = (scene.shop.text(&scene.machine(end), "key")?, format!("{GATEWAY}:{PORT}"));
         let words = ["edge", "-d", "n2n0", "-a", address, "-s", "255.255.255.0", "-c", IDENTITY, "-k", &key];
         let rest = ["-l", &supernode, "-r", "-f", "-m", mac];
         scene.daemon_words(end, words.iter().chain(&rest))?;

@@ -13,7 +13,7 @@ const PORT: u16 = 4242;
 
 struct Nebula;
 
-/// Returns Nebula.
+/// Returns the only variant of Nebula.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     vec![Box::new(Nebula)]
 }

@@ -15,7 +15,7 @@ struct Ocserv {
     tls_only: bool,
 }
 
-/// Returns the variants.
+/// Returns the variants of ocserv.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     vec![Box::new(Ocserv { tls_only: false }), Box::new(Ocserv { tls_only: true })]
 }
@@ -85,7 +85,7 @@ impl Driver for Ocserv {
     }
 
     fn start_client(&self, scene: &mut Scene) -> Result<()> {
-        let dir = scene.shop.machine(End::Client.machine())?.display().to_string();
+        let dir = scene.shop.machine(&scene.machine(End::Client))?.display().to_string();
         let kind = if self.tls_only { "--no-dtls" } else { "" };
         let line = format!(
             "exec openconnect --protocol=anyconnect {kind} --cafile {dir}/ca.crt -u {} --passwd-on-stdin -s {dir}/script \

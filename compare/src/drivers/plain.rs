@@ -1,4 +1,4 @@
-//! No solution at all: the client's packets are routed as they are. The yardstick of all others.
+//! No solution: the client's packets are routed unchanged. All solutions are compared with this path.
 
 use anyhow::Result;
 
@@ -10,7 +10,7 @@ use crate::workshop::Workshop;
 
 struct Plain;
 
-/// Returns the path without a solution.
+/// Returns the plain path as a list with one solution.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     vec![Box::new(Plain)]
 }

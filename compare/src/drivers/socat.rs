@@ -13,7 +13,7 @@ const PORT: u16 = 4433;
 
 struct Socat;
 
-/// Returns socat.
+/// Returns the only variant of socat.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     vec![Box::new(Socat)]
 }

@@ -17,7 +17,7 @@ const PROGRAMS: &str = "/usr/libexec/softether";
 
 struct Softether;
 
-/// Returns SoftEther.
+/// Returns the only variant of SoftEther.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     vec![Box::new(Softether)]
 }
@@ -101,7 +101,7 @@ impl Driver for Softether {
 
 /// Starts a program in a folder of its own: it keeps its state beside its binary.
 fn program(scene: &mut Scene, end: End, name: &str) -> Result<()> {
-    let own = scene.shop.machine(end.machine())?.join(name);
+    let own = scene.shop.machine(&scene.machine(end))?.join(name);
     if !own.exists() {
         let from = PathBuf::from(PROGRAMS).join(name);
         let mut copy = std::process::Command::new("cp");

@@ -16,7 +16,7 @@ struct Ssh {
     cipher: &'static str,
 }
 
-/// Returns the variants.
+/// Returns the variants of `ssh -w`.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     vec![
         Box::new(Ssh { name: "ssh", cipher: "aes256-gcm@openssh.com" }),

@@ -19,7 +19,7 @@ struct Tinc {
     digest: &'static str,
 }
 
-/// Returns the variants.
+/// Returns the variants of tinc.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     vec![
         Box::new(Tinc { name: "tinc", cipher: "aes-256-cbc", digest: "sha256" }),

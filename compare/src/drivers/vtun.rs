@@ -17,7 +17,7 @@ struct Vtun {
     cipher: &'static str,
 }
 
-/// Returns the variants.
+/// Returns the variants of vtun.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     let variant = |name, protocol, cipher| Box::new(Vtun { name, protocol, cipher }) as Box<dyn Driver>;
     vec![

@@ -12,7 +12,7 @@ const PORT: u16 = 4789;
 
 struct Vxlan;
 
-/// Returns VXLAN.
+/// Returns the only variant of VXLAN.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     vec![Box::new(Vxlan)]
 }

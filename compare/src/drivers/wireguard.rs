@@ -3,14 +3,17 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::Result;
+use anyhow::{Context, Result, anyhow};
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use lab::poll;
 
 use super::{ALL_PLATFORMS, TUNNEL, and};
 use crate::claims::{Claims, Feature, Plane, Transport};
 use crate::driver::{Door, Driver, Need};
+use crate::measure::emulator::Seen;
 use crate::scene::{End, SOON, Scene};
-use crate::site::{GATEWAY, LAN, TUNNEL_CLIENT, TUNNEL_GATEWAY};
+use crate::secrecy::{Attempt, wireguard};
+use crate::site::{GATEWAY, LAN, TUNNEL_GATEWAY, tunnel_address};
 use crate::workshop::{Workshop, client};
 
 const PORT: u16 = 51820;
@@ -29,7 +32,7 @@ struct Wireguard(Implementation);
 /// The name of a tunnel's device, unique on this machine.
 struct Device(String);
 
-/// Returns the implementations.
+/// Returns one variant for each implementation of WireGuard.
 pub fn variants() -> Vec<Box<dyn Driver>> {
     let all = [Implementation::Kernel, Implementation::Go, Implementation::Boring];
     all.into_iter().map(|one| Box::new(Wireguard(one)) as Box<dyn Driver>).collect()
@@ -127,7 +130,7 @@ impl Driver for Wireguard {
         let keys: Vec<_> = (0..clients).map(|_| pair()).collect::<Result<_>>()?;
         let mut config = format!("[Interface]\nPrivateKey = {secret}\nListenPort = {PORT}\n");
         for (number, [own, own_public]) in (1..).zip(&keys) {
-            let inside = format!("10.77.3.{}", number + 1);
+            let inside = tunnel_address(number);
             config += &format!("[Peer]\nPublicKey = {own_public}\nAllowedIPs = {inside}/32\n");
             let text = format!(
                 "[Interface]\nPrivateKey = {own}\n[Peer]\nPublicKey = {public}\nEndpoint = {GATEWAY}:{PORT}\n\
@@ -145,7 +148,8 @@ impl Driver for Wireguard {
     }
 
     fn start_client(&self, scene: &mut Scene) -> Result<()> {
-        self.start(scene, End::Client, TUNNEL_CLIENT)
+        let address = tunnel_address(scene.number());
+        self.start(scene, End::Client, &address)
     }
 
     fn stop_server(&self, scene: &mut Scene) -> Result<()> {
@@ -158,6 +162,16 @@ impl Driver for Wireguard {
         let gone = |device: &String| scene.site.gateway.ip(&format!("link show dev {device}")).is_err();
         let _ = poll(SOON, || device.as_ref().is_none_or(gone));
         Ok(())
+    }
+
+    fn open_with_stolen_keys(&self, scene: &Scene, frames: &[Seen]) -> Result<Option<Attempt>> {
+        let key = |end: End| -> Result<[u8; 32]> {
+            let text = scene.shop.text(&scene.machine(end), "wg.conf")?;
+            let key = text.lines().find_map(|line| line.strip_prefix("PrivateKey = ")).context("no private key")?;
+            let bytes = BASE64_STANDARD.decode(key.trim()).context("the private key is not base64")?;
+            bytes.try_into().map_err(|_| anyhow!("the private key does not have 32 bytes"))
+        };
+        wireguard::attempt(frames, PORT, &key(End::Client)?, &key(End::Server)?).map(Some)
     }
 
     fn door(&self) -> Door {

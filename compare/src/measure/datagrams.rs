@@ -1,21 +1,26 @@
 //! UDP: paced datagrams, and the highest rate at which none is lost.
 
-use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use lab::{Namespace, poll};
+use lab::poll;
 
 use super::services::{Arrivals, COUNT, Services, datagram};
+use super::way::Way;
 
-/// Loss below which a rate counts as free of loss: one in a thousand, because a scheduler's pause on a shared machine
-/// may cost a burst that no solution lost.
+/// Largest loss that still counts as none: one in a thousand, because a scheduler's pause on a shared machine may lose
+/// a burst that no solution has lost.
 const FREE: f64 = 0.001;
-/// Steps of the search, each of which halves the interval.
-const STEPS: usize = 6;
+/// Steps of the search after a rate without loss was found, each of which halves the interval.
+const STEPS: usize = 5;
+/// Steps in which such a rate must be found.
+const FIRST_STEPS: usize = 8;
+/// The first rate that is tried where nothing arrives of a flood.
+const SLOW: f64 = 4000.0;
 
-/// Datagrams that were sent, and what arrived of them.
+/// The datagrams that one measurement sent, and those of them that arrived.
 #[derive(Clone, Debug)]
 pub struct Sent {
     /// Number of datagrams sent.
@@ -27,19 +32,20 @@ pub struct Sent {
 }
 
 impl Sent {
-    /// Returns the lost part, from 0 to 1.
+    /// Returns the lost fraction, from 0 to 1.
     pub fn loss(&self) -> f64 {
         1.0 - self.arrivals.arrived as f64 / self.sent.max(1) as f64
     }
 }
 
-/// Sends datagrams with payloads of `length` bytes at `rate` per second for `span` (infinite rate: as fast as the socket
-/// takes them) and waits until no more arrive.
+/// Sends datagrams with payloads of `length` bytes, `rate` per second, for the time `span`; an infinite rate means as
+/// fast as the socket accepts them. Then waits until no more arrive.
 ///
 /// # Errors
-/// If the socket can't be opened or nothing can be sent.
+///
+/// Fails if the socket can't be opened or nothing can be sent.
 pub fn send(
-    client: &Namespace,
+    client: &Way,
     server: Ipv4Addr,
     services: &Services,
     (rate, length): (f64, usize),
@@ -47,12 +53,11 @@ pub fn send(
 ) -> Result<Sent> {
     let run = services.begin();
     let work = || -> Result<(u64, Duration)> {
-        let socket = UdpSocket::bind("0.0.0.0:0")?;
-        socket.connect(SocketAddrV4::new(server, COUNT))?;
+        let socket = client.udp(SocketAddrV4::new(server, COUNT))?;
         let mut buffer = Vec::new();
         datagram(&mut buffer, run, 0, services.now(), length);
         socket.send(&buffer)?;
-        // A lost answer is no reason to stop: the rate is to be found at which none is lost.
+        // A lost answer is no reason to stop: the search is for the rate at which none is lost.
         socket.set_read_timeout(Some(Duration::from_millis(100)))?;
         let _ = socket.recv(&mut [0; 64]);
         let begun = Instant::now();
@@ -64,7 +69,7 @@ pub fn send(
             }
             let due = (elapsed.as_secs_f64() * rate).min(sent as f64 + 256.0) as u64 + 1;
             while sent < due {
-                // A full queue refuses a datagram: it counts as sent, because the application lost it.
+                // A datagram that a full queue refuses counts as sent, because the application has lost it.
                 datagram(&mut buffer, run, sent, services.now(), length);
                 let _ = socket.send(&buffer);
                 sent += 1;
@@ -74,7 +79,7 @@ pub fn send(
             }
         }
     };
-    let (sent, time) = client.enter(work)?;
+    let (sent, time) = work()?;
     ensure!(sent > 0, "no datagram could be sent");
     let mut last = (services.count(), Instant::now());
     let _ = poll(Duration::from_secs(2), || {
@@ -90,32 +95,37 @@ pub fn send(
 /// Searches for the highest rate, in datagrams per second, at which no datagram is lost.
 ///
 /// # Errors
-/// If nothing arrives at all.
+///
+/// Fails if nothing arrives at all.
 pub fn loss_free_rate(
-    client: &Namespace,
+    client: &Way,
     server: Ipv4Addr,
     services: &Services,
     length: usize,
     step: Duration,
 ) -> Result<f64> {
     let flood = send(client, server, services, (f64::INFINITY, length), step)?;
-    ensure!(flood.arrivals.arrived > 0, "no datagram arrives");
     if flood.loss() <= FREE {
         return Ok(flood.sent as f64 / flood.time.as_secs_f64());
     }
     let (mut good, mut bad) = (0.0, flood.sent as f64 / flood.time.as_secs_f64());
     // The rate at which a flood arrives is a good first guess, unless the solution collapses under it.
-    let mut next = flood.arrivals.arrived as f64 / flood.time.as_secs_f64();
-    for _ in 0..STEPS {
+    let mut next = f64::max(flood.arrivals.arrived as f64 / flood.time.as_secs_f64(), f64::min(SLOW, bad / 2.0));
+    let (mut arrived, mut left) = (flood.arrivals.arrived, FIRST_STEPS);
+    while left > 0 {
+        left -= 1;
         let tried = send(client, server, services, (next, length), step)?;
         let offered = tried.sent as f64 / tried.time.as_secs_f64();
+        arrived += tried.arrivals.arrived;
         if tried.loss() <= FREE {
+            left = if good == 0.0 { left.min(STEPS) } else { left };
             good = f64::max(good, offered.min(next));
         } else {
             bad = f64::min(bad, next);
         }
         next = if good == 0.0 { bad / 2.0 } else { f64::midpoint(good, bad) };
     }
-    ensure!(good > 0.0, "even {bad:.0} datagrams a second are not free of loss");
+    ensure!(arrived > 0, "no datagram arrives");
+    ensure!(good > 0.0, "datagrams are lost even at {bad:.0} datagrams a second");
     Ok(good)
 }

@@ -1,5 +1,5 @@
-//! A path in user space: it copies frames between the bridge and the gateway, and delays, loses, overtakes, changes or
-//! repeats some of them. It also records them, as an observer of the path would.
+//! A path in user space. It copies frames between the bridge and the gateway, and delays, loses, reorders, changes or
+//! repeats some of them. It also records frames, as an observer of the path could.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,44 +13,45 @@ use lab::Port;
 
 use crate::site::{Site, TO_GATEWAY, TRUNK};
 
-/// Frames that the path holds in each direction; more are lost, as in a router's queue.
+/// Maximum number of frames under way in each direction. Further frames are lost, as in a router's queue.
 const QUEUE: usize = 4096;
-/// Frames whose IP packet is longer than this carry the application's data, not a control protocol.
+/// Length in bytes of an IP packet above which a frame counts as application data; shorter packets may be of a control
+/// protocol.
 const DATA: usize = 350;
 
 /// An attack on the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
-    /// Nothing.
+    /// No attack.
     None,
-    /// Flips a bit in each packet of data to the gateway, and makes outer checksums right.
+    /// Flips a bit in each data packet to the gateway, and adapts the outer checksums to the change.
     Flip,
-    /// Sends each packet of data to the gateway once more, a moment later.
+    /// Sends each data packet to the gateway once more, a moment later.
     Repeat,
 }
 
-/// The treatment of packets, in each direction.
+/// The effects of the path on packets. All effects except an attack are the same in both directions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Conditions {
-    /// Delay.
+    /// Time by which each packet is delayed.
     pub delay: Duration,
-    /// Part of the packets that are lost.
+    /// Fraction of the packets that are lost.
     pub loss: f64,
-    /// Part of the packets that later ones overtake.
+    /// Fraction of the packets that later packets overtake.
     pub overtaken: f64,
-    /// The attack.
+    /// The attack on the packets that pass.
     pub attack: Attack,
 }
 
 impl Conditions {
-    /// Nothing happens to packets.
+    /// Conditions under which all packets pass unchanged and at once.
     pub const CLEAN: Self = Self { delay: Duration::ZERO, loss: 0.0, overtaken: 0.0, attack: Attack::None };
 }
 
-/// A frame that passed.
+/// A recorded frame.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// Whether it went to the gateway.
+    /// Whether the frame went to the gateway.
     pub to_gateway: bool,
     /// The frame as it arrived.
     pub frame: Vec<u8>,
@@ -76,7 +77,7 @@ struct Shared {
     record: Mutex<Vec<Seen>>,
 }
 
-/// The running path; it ends when dropped.
+/// A running path between the bridge and the gateway. It ends when this value is dropped.
 pub struct Emulator {
     shared: Arc<Shared>,
     conditions: Arc<Mutex<Conditions>>,
@@ -84,10 +85,12 @@ pub struct Emulator {
 }
 
 impl Emulator {
-    /// Starts the path of a site that was built for it; at first, nothing happens to packets.
+    /// Starts the path of `site`, which must have been built with [`Path::Emulated`](crate::site::Path::Emulated). At
+    /// first, the conditions are [`Conditions::CLEAN`].
     ///
     /// # Errors
-    /// If a device can't be opened.
+    ///
+    /// Fails if a device can't be opened.
     pub fn start(site: &Site) -> Result<Self> {
         let (near, far) = (Arc::new(Port::open(&site.path, TRUNK)?), Arc::new(Port::open(&site.path, TO_GATEWAY)?));
         let (shared, conditions) = (Arc::new(Shared::default()), Arc::new(Mutex::new(Conditions::CLEAN)));
@@ -98,7 +101,7 @@ impl Emulator {
                 to_gateway,
                 shared: shared.clone(),
                 conditions: conditions.clone(),
-                // Fixed seeds: two runs lose the same packets of the same sequence.
+                // The seeds are fixed, so that two runs lose the same packets of the same sequence.
                 chance: if to_gateway { 1 } else { 2 },
                 waiting: BinaryHeap::new(),
                 number: 0,
@@ -109,7 +112,7 @@ impl Emulator {
         Ok(Self { shared, conditions, threads })
     }
 
-    /// Changes what happens to packets from now on.
+    /// Sets the conditions for all packets from now on.
     pub fn set(&self, conditions: Conditions) {
         *self.conditions.lock().unwrap_or_else(PoisonError::into_inner) = conditions;
     }
@@ -141,7 +144,8 @@ impl Drop for Emulator {
     }
 }
 
-/// One direction. Frames leave in the order of their times, and of their arrival at equal times.
+/// One direction of the path. Frames leave in the order of their times; frames with equal times leave in the order of
+/// their arrival.
 struct Lane {
     from: Arc<Port>,
     to: Arc<Port>,
@@ -207,7 +211,7 @@ impl Lane {
         self.waiting.push(Reverse((Instant::now() + delay, self.number, frame)));
     }
 
-    /// Returns a number from 0 to 1 (splitmix64).
+    /// Returns a random number from 0 to 1 (splitmix64).
     fn toss(&mut self) -> f64 {
         self.chance = self.chance.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.chance ^ (self.chance >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -216,8 +220,8 @@ impl Lane {
     }
 }
 
-/// Flips a bit in the application's data, which is before the last hundred bytes, and makes the outer UDP or TCP checksum
-/// right: an attacker would.
+/// Flips a bit of the application's data, which precedes the last hundred bytes. Corrects the outer UDP or TCP
+/// checksum, as an attacker would.
 fn flip(frame: &mut [u8]) {
     const ETHERNET: usize = 14;
     let Some(length) = ip_length(frame) else { return };

@@ -1,4 +1,5 @@
-//! Runs code in a namespace that is known by its path, so that the scene itself can be changed meanwhile.
+//! Runs code in a namespace that is known by its path only. This code does not borrow the scene, which owns the
+//! namespace, so the caller can change the scene at the same time.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -6,12 +7,12 @@ use std::path::PathBuf;
 use lab::Namespace;
 use nix::sched::{CloneFlags, setns};
 
-/// The way into a namespace.
+/// The path of a namespace, by which a thread can enter it.
 #[derive(Clone)]
 pub struct Inside(PathBuf);
 
 impl Inside {
-    /// Returns the way into a namespace.
+    /// Returns the path of `namespace`.
     pub fn of(namespace: &Namespace) -> Self {
         Self(namespace.path())
     }
@@ -19,9 +20,22 @@ impl Inside {
     /// Moves the calling thread into the namespace, for good.
     ///
     /// # Panics
-    /// If the namespace is gone.
+    ///
+    /// Panics if the namespace is gone.
     pub fn enter(&self) {
         let file = File::open(&self.0).expect("INVARIANT: the namespace lives as long as its measurements");
         setns(&file, CloneFlags::CLONE_NEWNET).expect("whoever made the namespace may enter it");
+    }
+
+    /// Runs `work` on a new thread in the namespace. Sockets opened there stay in it.
+    ///
+    /// # Panics
+    /// If `work` panics.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        let inside = || {
+            self.enter();
+            work()
+        };
+        std::thread::scope(|scope| scope.spawn(inside).join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }

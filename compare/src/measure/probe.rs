@@ -1,4 +1,4 @@
-//! How long it takes until the server answers, and round trips.
+//! Measures how long it takes until the server answers, and round-trip times.
 
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 use std::os::fd::AsFd;
@@ -6,24 +6,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use lab::Namespace;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::inside::Inside;
 use super::services::ECHO;
+use super::way::Way;
 
-/// Largest number of attempts that may still be answered.
+/// Maximum number of attempts that may still get an answer.
 const WINDOW: usize = 50;
-/// Pause between attempts, first and later: a solution that needs seconds must not be flooded.
+/// Pause between attempts, at first and later: a solution that needs seconds to start must not be flooded.
 const PAUSE: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(10)];
 
-/// Asks the echo again and again, each time as a new flow, and returns when the first answer came.
-pub fn first_answer(client: &Inside, server: Ipv4Addr, within: Duration) -> Option<Instant> {
-    thread::scope(|scope| scope.spawn(|| ask(client, server, within)).join().ok().flatten())
-}
-
-fn ask(client: &Inside, server: Ipv4Addr, within: Duration) -> Option<Instant> {
-    client.enter();
+/// Sends datagrams to the echo service, each as a new flow, until one is answered. Returns the time at which the first
+/// answer came; `None` if no answer came within `within`.
+pub fn first_answer(client: &Way, server: Ipv4Addr, within: Duration) -> Option<Instant> {
     let begun = Instant::now();
     let mut open: Vec<UdpSocket> = Vec::new();
     while begun.elapsed() < within {
@@ -31,13 +26,12 @@ fn ask(client: &Inside, server: Ipv4Addr, within: Duration) -> Option<Instant> {
             open.remove(0);
         }
         let attempt = || -> std::io::Result<UdpSocket> {
-            let socket = UdpSocket::bind("0.0.0.0:0")?;
+            let socket = client.udp(SocketAddrV4::new(server, ECHO))?;
             socket.set_nonblocking(true)?;
-            socket.connect(SocketAddrV4::new(server, ECHO))?;
             socket.send(b"is anybody there?")?;
             Ok(socket)
         };
-        // Until the solution brings a route, there is none.
+        // There is no route until the solution adds it.
         open.extend(attempt());
         let pause = PAUSE[usize::from(begun.elapsed() > Duration::from_millis(300))];
         let mut descriptors: Vec<_> =
@@ -58,15 +52,15 @@ fn ask(client: &Inside, server: Ipv4Addr, within: Duration) -> Option<Instant> {
     None
 }
 
-/// Returns the round-trip times in microseconds of `count` small datagrams of one flow, sent `pace` apart or after the
-/// answer, whichever is later. Those that were not answered within a second are missing.
+/// Sends `count` small datagrams of one flow, and returns their round-trip times in microseconds. Each datagram is sent
+/// after the answer to the datagram before it, at the earliest the time `pace` after that datagram. Leaves out
+/// datagrams that are not answered within a second, and the first three answered datagrams.
 ///
 /// # Errors
-/// If nothing was answered.
-pub fn round_trips(client: &Namespace, server: Ipv4Addr, count: usize, pace: Duration) -> Result<Vec<f64>> {
+/// Fails if at most three datagrams were answered, or if a datagram can't be sent.
+pub fn round_trips(client: &Way, server: Ipv4Addr, count: usize, pace: Duration) -> Result<Vec<f64>> {
     let work = || -> Result<Vec<f64>> {
-        let socket = UdpSocket::bind("0.0.0.0:0")?;
-        socket.connect(SocketAddrV4::new(server, ECHO))?;
+        let socket = client.udp(SocketAddrV4::new(server, ECHO))?;
         socket.set_read_timeout(Some(Duration::from_secs(1)))?;
         let (mut times, mut lost) = (Vec::new(), 0);
         for number in 0..count as u64 {
@@ -91,43 +85,63 @@ pub fn round_trips(client: &Namespace, server: Ipv4Addr, count: usize, pace: Dur
         }
         Ok(times)
     };
-    let mut times = client.enter(work)?;
+    let mut times = work()?;
     // The first of a flow may wait for what later ones find ready: address resolution, a grant.
     times.drain(..times.len().min(3));
     ensure!(!times.is_empty(), "the echo service does not answer");
     Ok(times)
 }
 
-/// Waits until the echo service answers at once, so that what an earlier measurement left in queues does not count for
-/// the next.
+/// Sends `count` small datagrams, each the first of a new flow, and returns their round-trip times in microseconds.
+/// Leaves out datagrams that are not answered within a second.
 ///
 /// # Errors
-/// If it does not answer at once during the time `within`.
-pub fn settle(client: &Namespace, server: Ipv4Addr, within: Duration) -> Result<()> {
+/// If nothing was answered.
+pub fn first_trips(client: &Way, server: Ipv4Addr, count: usize) -> Result<Vec<f64>> {
+    let mut times = Vec::new();
+    for number in 0..count {
+        let socket = client.udp(SocketAddrV4::new(server, ECHO))?;
+        socket.set_read_timeout(Some(Duration::from_secs(1)))?;
+        let sent = Instant::now();
+        socket.send(b"first of its flow")?;
+        if socket.recv(&mut [0; 32]).is_ok() {
+            times.push(sent.elapsed().as_nanos() as f64 / 1000.0);
+        }
+        ensure!(number < 20 || !times.is_empty(), "the echo service does not answer first datagrams");
+    }
+    ensure!(!times.is_empty(), "the echo service does not answer first datagrams");
+    Ok(times)
+}
+
+/// Waits until the echo service answers at once. The packets that an earlier measurement left in queues then no longer
+/// delay the next measurement.
+///
+/// # Errors
+/// Fails if the echo service does not answer at once before the time `within` has passed.
+pub fn settle(client: &Way, server: Ipv4Addr, within: Duration) -> Result<()> {
     /// An answer within this time has not waited in a queue.
     const PROMPT: Duration = Duration::from_millis(100);
     let prompt = || -> std::io::Result<bool> {
-        let socket = UdpSocket::bind("0.0.0.0:0")?;
-        socket.connect(SocketAddrV4::new(server, ECHO))?;
+        let socket = client.udp(SocketAddrV4::new(server, ECHO))?;
         socket.set_read_timeout(Some(PROMPT))?;
         socket.send(b"settled?")?;
         Ok(socket.recv(&mut [0; 16]).is_ok())
     };
-    let settled = lab::poll(within, || client.enter(|| prompt().unwrap_or(false)));
+    let settled = lab::poll(within, || prompt().unwrap_or(false));
     ensure!(settled, "the server has not answered at once for {} s", within.as_secs());
     Ok(())
 }
 
-/// Returns the length of the largest IP packet that reaches the echo service whole, up to `most`.
+/// Returns the length in bytes of the largest IP packet, up to `most`, that reaches the echo service whole.
 ///
 /// # Errors
-/// If not even small ones do.
-pub fn reachable_mtu(client: &Namespace, server: Ipv4Addr, most: usize) -> Result<usize> {
+/// Fails if not even packets of 500 bytes arrive.
+pub fn reachable_mtu(client: &Way, server: Ipv4Addr, most: usize) -> Result<usize> {
     /// Headers of IPv4 and UDP.
     const HEADERS: usize = 28;
     let passes = |socket: &UdpSocket, length: usize| {
         let payload = vec![0x55; length - HEADERS];
-        // A solution may have to learn the path's MTU first.
+        // A solution may first have to learn the path's MTU.
         (0..3).any(|_| {
             let _ = socket.send(&payload);
             let mut answer = vec![0; 65536];
@@ -135,8 +149,7 @@ pub fn reachable_mtu(client: &Namespace, server: Ipv4Addr, most: usize) -> Resul
         })
     };
     let work = || -> Result<usize> {
-        let socket = UdpSocket::bind("0.0.0.0:0")?;
-        socket.connect(SocketAddrV4::new(server, ECHO))?;
+        let socket = client.udp(SocketAddrV4::new(server, ECHO))?;
         socket.set_read_timeout(Some(Duration::from_millis(60)))?;
         do_not_fragment(&socket)?;
         let (mut good, mut bad) = (500, most + 1);
@@ -147,10 +160,10 @@ pub fn reachable_mtu(client: &Namespace, server: Ipv4Addr, most: usize) -> Resul
         }
         Ok(good)
     };
-    client.enter(work)
+    work()
 }
 
-/// Has the kernel send datagrams whole or not at all, whatever it knows of the path.
+/// Makes the kernel send each datagram whole or not at all, whatever it knows of the path.
 fn do_not_fragment(socket: &UdpSocket) -> Result<()> {
     use std::os::fd::AsRawFd;
     let probe: libc::c_int = libc::IP_PMTUDISC_DO;
@@ -164,6 +177,6 @@ fn do_not_fragment(socket: &UdpSocket) -> Result<()> {
             size_of_val(&probe) as libc::socklen_t,
         )
     };
-    ensure!(done == 0, "IP_MTU_DISCOVER: {}", std::io::Error::last_os_error());
+    ensure!(done == 0, "cannot turn off fragmentation (IP_MTU_DISCOVER): {}", std::io::Error::last_os_error());
     Ok(())
 }

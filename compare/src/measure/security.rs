@@ -1,5 +1,5 @@
-//! Security as it is observed: what an observer reads, and what comes of flipped bits, repeated packets, knocking
-//! strangers and floods.
+//! Security as observed: what an observer can read, and what happens after flipped bits, repeated packets, a stranger's
+//! attempts and floods.
 
 use std::net::{SocketAddrV4, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -20,19 +20,19 @@ use crate::scene::Scene;
 use crate::site::{GATEWAY, LAN, SERVER};
 use crate::workshop::IDENTITY;
 
-/// Datagrams per attempt.
+/// Number of datagrams in an attempt.
 const TRIES: u64 = 30;
-/// Payload of these: longer than any control packet that repeats.
+/// Length of their payload in bytes. They are longer than any control packet that repeats.
 const LENGTH: usize = 700;
 
-/// A property and what was seen.
+/// A security property, and the result of observing it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// The property that was tried.
+    /// The security property that was tried.
     pub property: Property,
-    /// Whether the property holds.
+    /// Whether the solution has the property.
     pub holds: bool,
-    /// The figures that were seen.
+    /// The observed figures on which the result is based.
     pub evidence: String,
 }
 
@@ -44,7 +44,7 @@ fn contains(haystack: &[u8], needle: &[u8]) -> bool {
     haystack.windows(needle.len()).any(|window| window == needle)
 }
 
-/// Reads the frames of the handshake and those of data, as an observer would.
+/// Searches the frames of the handshake and of the data for content that an observer could read.
 pub fn reading(handshake: &[Seen], data: &[Seen]) -> [Observation; 3] {
     let count = |frames: &[Seen], needle: &[u8]| frames.iter().filter(|seen| contains(&seen.frame, needle)).count();
     // Every other datagram has the text with its last bit flipped, see `datagram`.
@@ -52,7 +52,7 @@ pub fn reading(handshake: &[Seen], data: &[Seen]) -> [Observation; 3] {
     let readable = count(data, &MARK[..24]) + count(data, &flipped);
     let of =
         data.iter().filter(|seen| seen.to_gateway && seen.ip_length().is_some_and(|length| length > LENGTH)).count();
-    // Programs write the name with other characters where theirs do not allow a hyphen.
+    // Programs that do not allow a hyphen write the name with another character.
     let named = count(handshake, IDENTITY.as_bytes()) + count(handshake, IDENTITY.replace('-', "_").as_bytes());
     let inside: std::net::Ipv4Addr = SERVER.parse().expect("INVARIANT: a constant address");
     let addressed = count(data, &inside.octets());
@@ -76,10 +76,11 @@ pub fn reading(handshake: &[Seen], data: &[Seen]) -> [Observation; 3] {
     ]
 }
 
-/// Sends data as an application without checksums of its own would, and returns the frames.
+/// Sends data as an application without checksums of its own would. Returns the frames.
 ///
 /// # Errors
-/// If nothing can be sent.
+///
+/// Fails if nothing can be sent.
 pub fn send_data(scene: &Scene, services: &Services, emulator: &Emulator) -> Result<Vec<Seen>> {
     emulator.record();
     send(scene, services)?;
@@ -89,12 +90,11 @@ pub fn send_data(scene: &Scene, services: &Services, emulator: &Emulator) -> Res
 
 fn send(scene: &Scene, services: &Services) -> Result<()> {
     let run = services.begin();
-    let socket = scene.site.client.enter(|| UdpSocket::bind("0.0.0.0:0"))?;
+    let socket = scene.way().udp(SocketAddrV4::new(scene.server(), COUNT))?;
     without_checksum(&socket)?;
-    socket.connect(SocketAddrV4::new(scene.server(), COUNT))?;
     let mut buffer = Vec::new();
     for number in 0..TRIES {
-        // A broken tunnel refuses: that is an answer, too.
+        // A broken tunnel may refuse the datagram, which is also a result.
         datagram(&mut buffer, run, number, services.now(), LENGTH);
         let _ = socket.send(&buffer);
         thread::sleep(Duration::from_millis(4));
@@ -102,7 +102,8 @@ fn send(scene: &Scene, services: &Services) -> Result<()> {
     Ok(())
 }
 
-/// Has the kernel send datagrams without UDP's checksum, which would notice for the application what the solution does not.
+/// Makes the kernel send datagrams without a UDP checksum. The checksum would show the application a change that the
+/// solution missed.
 fn without_checksum(socket: &UdpSocket) -> Result<()> {
     use std::os::fd::AsRawFd;
     let on: libc::c_int = 1;
@@ -116,14 +117,15 @@ fn without_checksum(socket: &UdpSocket) -> Result<()> {
             size_of_val(&on) as libc::socklen_t,
         )
     };
-    anyhow::ensure!(done == 0, "SO_NO_CHECK: {}", std::io::Error::last_os_error());
+    anyhow::ensure!(done == 0, "cannot turn off UDP checksums (SO_NO_CHECK): {}", std::io::Error::last_os_error());
     Ok(())
 }
 
-/// Flips a bit in every data packet.
+/// Flips a bit in every data packet, and observes whether the changed packets arrive.
 ///
 /// # Errors
-/// If nothing can be sent.
+///
+/// Fails if nothing can be sent.
 pub fn flipped_bits(scene: &Scene, services: &Services, emulator: &Emulator) -> Result<Observation> {
     let (attacked, arrivals) = under(Attack::Flip, scene, services, emulator)?;
     let evidence = format!(
@@ -134,10 +136,11 @@ pub fn flipped_bits(scene: &Scene, services: &Services, emulator: &Emulator) -> 
     Ok(observed(Property::FlippedBitNoticed, arrivals.changed == 0, evidence))
 }
 
-/// Repeats every data packet.
+/// Repeats every data packet, and observes whether the copies arrive.
 ///
 /// # Errors
-/// If nothing can be sent.
+///
+/// Fails if nothing can be sent.
 pub fn repeated_packets(scene: &Scene, services: &Services, emulator: &Emulator) -> Result<Observation> {
     let (attacked, arrivals) = under(Attack::Repeat, scene, services, emulator)?;
     let evidence = format!(
@@ -164,11 +167,13 @@ fn under(
     Ok((emulator.attacked(), services.arrived()))
 }
 
-/// Knocks as a stranger: at the solution's port with noise and with copies of the client's own first packets, or at the
-/// server itself where there is no such port.
+/// Tries, as a stranger would, to get an answer. If the solution has a TCP port, the stranger connects to it; if it has
+/// a UDP port, the stranger sends noise and copies of the client's first packets to it; if it has no port, the stranger
+/// sends TCP and UDP packets to the server behind it. Observes whether anything answers.
 ///
 /// # Errors
-/// If the stranger can't send.
+///
+/// Fails if the stranger can't send.
 pub fn knocking(scene: &Scene, door: Door, handshake: &[Seen]) -> Result<Observation> {
     let property = Property::SilentToStrangers;
     let stranger = &scene.site.stranger;
@@ -227,10 +232,12 @@ fn payload_to(seen: &Seen, port: u16) -> Option<Vec<u8>> {
     is_wanted.then(|| udp[8..].to_vec())
 }
 
-/// Floods the solution's port as a stranger while the client sends a thousand datagrams a second.
+/// Floods the solution's port, as a stranger would, while the client sends a thousand datagrams a second. Observes the
+/// client's loss.
 ///
 /// # Errors
-/// If the client or the stranger can't send.
+///
+/// Fails if the client or the stranger can't send.
 pub fn flood(scene: &Scene, services: &Services, door: Door) -> Result<Observation> {
     let span = Duration::from_millis(1000);
     let end = AtomicBool::new(false);
@@ -250,7 +257,7 @@ pub fn flood(scene: &Scene, services: &Services, door: Door) -> Result<Observati
         setsockopt(&socket, sockopt::SndBuf, &(1 << 20))?;
         while !end.load(Relaxed) {
             if let Door::Tcp(_) = door {
-                // A connection that says nothing: the cheapest way to occupy the server.
+                // A connection that sends nothing is the cheapest way to occupy the server.
                 if open.len() >= 200 {
                     open.clear();
                 }
@@ -267,7 +274,7 @@ pub fn flood(scene: &Scene, services: &Services, door: Door) -> Result<Observati
         thread::sleep(Duration::from_millis(100));
         let before = processors::time(&scene.site.client, &scene.site.gateway);
         let begun = Instant::now();
-        let sent = datagrams::send(&scene.site.client, scene.server(), services, (1000.0, 200), span);
+        let sent = datagrams::send(&scene.way(), scene.server(), services, (1000.0, 200), span);
         let time = begun.elapsed().as_secs_f64();
         let cpu = (processors::time(&scene.site.client, &scene.site.gateway).server - before.server) / time;
         end.store(true, Relaxed);

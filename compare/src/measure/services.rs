@@ -1,5 +1,5 @@
-//! The services behind the gateway that measurements talk to. They run on threads of this program, whose sockets are in
-//! the server's namespace, so that sender and receiver share a clock and counters.
+//! The services behind the gateway with which measurements communicate. They run on threads of this program whose
+//! sockets are in the server's namespace, so that sender and receiver share a clock and counters.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddrV4, TcpListener, TcpStream, UdpSocket};
@@ -14,30 +14,30 @@ use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 
 use crate::site::SERVER;
 
-/// TCP: the first byte says what the connection is for, see [`Use`].
+/// Port of the TCP service. The first byte of a connection selects its purpose, see [`Use`].
 pub const TCP: u16 = 9001;
-/// UDP: every datagram is sent back.
+/// UDP port of the service that sends every datagram back.
 pub const ECHO: u16 = 9002;
-/// UDP: datagrams are counted, and the first of a run is answered.
+/// UDP port of the service that counts datagrams, and answers the first of each run.
 pub const COUNT: u16 = 9003;
 
 const TICK: Duration = Duration::from_millis(50);
-/// Length of a counted datagram's header: run, number, and time of sending.
+/// Length in bytes of a counted datagram's header: run, number, and time of sending.
 pub const HEADER: usize = 24;
 
 /// The purpose of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// The client sends.
+    /// The client sends data to the server.
     Up,
-    /// The server sends.
+    /// The server sends data to the client.
     Down,
-    /// Each byte is answered by one.
+    /// The server answers each byte by one byte.
     Exchange,
 }
 
 impl Use {
-    /// Returns the first byte of the connection.
+    /// Returns the first byte of a connection for this purpose.
     pub const fn byte(self) -> u8 {
         match self {
             Self::Up => b'u',
@@ -47,18 +47,18 @@ impl Use {
     }
 }
 
-/// The datagrams of one run that arrived.
+/// Counts and delays of those datagrams of one run that arrived.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Arrivals {
     run: u64,
     seen: Vec<u64>,
-    /// Different datagrams.
+    /// Number of different datagrams that arrived.
     pub arrived: u64,
-    /// Datagrams that had arrived before.
+    /// Number of arrivals of datagrams that had arrived before.
     pub again: u64,
-    /// Datagrams whose content was changed.
+    /// Number of datagrams whose content was changed.
     pub changed: u64,
-    /// Datagrams that arrived after one that was sent later.
+    /// Number of datagrams that arrived after a datagram that was sent later.
     pub overtaken: u64,
     highest: u64,
     /// Delays in microseconds, in the order of arrival.
@@ -76,7 +76,7 @@ impl Arrivals {
             self.changed += 1;
             return;
         };
-        // A number beyond any that is sent can only be a changed one.
+        // A number larger than any that is sent must come from a changed datagram.
         if run != self.run || number >= 1 << 26 {
             self.changed +=
                 u64::from(run != self.run && run.abs_diff(self.run) > 1 << 32) + u64::from(number >= 1 << 26);
@@ -103,19 +103,19 @@ impl Arrivals {
     }
 }
 
-/// The bytes after the header of a datagram: readable, and different for even and odd numbers.
+/// The bytes that follow the header of a datagram. They are readable, and differ between even and odd numbers.
 static FILLERS: LazyLock<[Vec<u8>; 2]> = LazyLock::new(|| {
     let of = |odd: u8| MARK.iter().copied().cycle().take(MOST).map(|byte| byte ^ odd).collect();
     [of(0), of(1)]
 });
 
-/// Longest datagram.
+/// Length of the longest datagram, in bytes.
 const MOST: usize = 2048;
 
-/// The text that fills datagrams; observers look for it.
+/// The text that fills datagrams. Security tests search captured frames for it.
 pub const MARK: &[u8] = b"this-is-what-an-observer-would-like-to-read.";
 
-/// Writes a datagram of `length` bytes, from [`HEADER`] to [`MOST`], in place of what `buffer` contains.
+/// Replaces the content of `buffer` by a datagram of `length` bytes, which must be between [`HEADER`] and [`MOST`].
 pub fn datagram(buffer: &mut Vec<u8>, run: u64, number: u64, sent: u64, length: usize) {
     buffer.clear();
     for word in [run, number, sent] {
@@ -125,13 +125,13 @@ pub fn datagram(buffer: &mut Vec<u8>, run: u64, number: u64, sent: u64, length: 
     buffer.extend_from_slice(&filler[..length.saturating_sub(HEADER).min(MOST)]);
 }
 
-/// The running services; they end when dropped.
+/// The running services. They end when they are dropped.
 pub struct Services {
     end: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
     begun: Instant,
     runs: AtomicU64,
-    /// Bytes that arrived on connections for [`Use::Up`].
+    /// Number of bytes that arrived on connections for [`Use::Up`].
     pub bytes: Arc<AtomicU64>,
     arrivals: Arc<Mutex<Arrivals>>,
 }
@@ -140,12 +140,13 @@ impl Services {
     /// Starts the services in the server's namespace.
     ///
     /// # Errors
-    /// If a port can't be opened.
+    ///
+    /// Fails if a port can't be opened.
     pub fn start(server: &Namespace) -> Result<Self> {
         let at = |port: u16| SocketAddrV4::new(SERVER.parse().expect("INVARIANT: a constant address"), port);
         let open = || -> Result<_> {
             let (echo, count) = (UdpSocket::bind(at(ECHO))?, UdpSocket::bind(at(COUNT))?);
-            // Bursts must not be lost here, after the solution has delivered them.
+            // Bursts that the solution has delivered must not be lost here.
             setsockopt(&count, RcvBufForce, &(16 << 20))?;
             for socket in [&echo, &count] {
                 socket.set_read_timeout(Some(TICK))?;
@@ -184,7 +185,7 @@ impl Services {
         run
     }
 
-    /// Returns what has arrived in this run.
+    /// Returns counts and delays of those datagrams of this run that have arrived.
     pub fn arrived(&self) -> Arrivals {
         self.arrivals().clone()
     }
@@ -268,7 +269,8 @@ fn receive(socket: &UdpSocket, end: &AtomicBool, arrivals: &Mutex<Arrivals>, beg
         if let Ok((size, peer)) = socket.recv_from(&mut buffer) {
             let now = begun.elapsed().as_nanos() as u64;
             arrivals.lock().unwrap_or_else(PoisonError::into_inner).add(&buffer[..size], now);
-            // The first is answered, as in most protocols: on the way, one-way flows are treated differently.
+            // The first datagram is answered, as in most protocols, because some solutions treat one-way flows
+            // differently.
             if buffer.get(8..16) == Some(&[0; 8]) {
                 let _ = socket.send_to(&buffer[..8], peer);
             }

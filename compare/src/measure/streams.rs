@@ -7,20 +7,20 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use lab::Namespace;
 
 use super::services::{Services, TCP, Use};
+use super::way::Way;
 
-/// Time in which TCP finds the path's bandwidth, before a transfer is measured.
+/// Time before a transfer is measured, in which TCP finds the path's bandwidth.
 pub const WARM: Duration = Duration::from_millis(250);
 
 /// Opens a connection to the services.
 ///
 /// # Errors
 /// If it can't be opened within five seconds.
-pub fn open(client: &Namespace, server: Ipv4Addr, kind: Use) -> Result<TcpStream> {
-    let connect = || TcpStream::connect_timeout(&SocketAddrV4::new(server, TCP).into(), Duration::from_secs(5));
-    let mut stream = client.enter(connect).context("cannot open a TCP connection through the solution")?;
+pub fn open(client: &Way, server: Ipv4Addr, kind: Use) -> Result<TcpStream> {
+    let stream = client.tcp(SocketAddrV4::new(server, TCP));
+    let mut stream = stream.context("cannot open a TCP connection through the solution")?;
     stream.set_nodelay(true)?;
     stream.write_all(&[kind.byte()])?;
     Ok(stream)
@@ -31,7 +31,7 @@ pub fn open(client: &Namespace, server: Ipv4Addr, kind: Use) -> Result<TcpStream
 pub struct Transfer {
     /// Bytes that the receiver got.
     pub bytes: u64,
-    /// In this time.
+    /// Time in which these bytes arrived.
     pub time: Duration,
 }
 
@@ -42,13 +42,14 @@ impl Transfer {
     }
 }
 
-/// Transfers by `count` streams for `span`, after [`WARM`]. `around` is called when the measured span begins and ends,
-/// and yields what the caller wants to compare.
+/// Transfers data through `count` streams for the time `span`, after [`WARM`]. Calls `around` at the beginning and at
+/// the end of the measured time, and returns both results for the caller to compare.
 ///
 /// # Errors
-/// If a stream can't be opened, or nothing arrives.
+///
+/// Fails if a stream can't be opened, or nothing arrives.
 pub fn transfer<T>(
-    client: &Namespace,
+    client: &Way,
     server: Ipv4Addr,
     services: &Services,
     (kind, count): (Use, usize),
@@ -61,7 +62,7 @@ pub fn transfer<T>(
     let measured = thread::scope(|scope| {
         for stream in &streams {
             let taken = &taken;
-            // An error ends the thread; then nothing more arrives, which is noticed below.
+            // An error ends the thread. Nothing arrives then, which is noticed below.
             scope.spawn(move || drop(if kind == Use::Up { push(stream) } else { pull(stream, taken) }));
         }
         thread::sleep(WARM);
@@ -97,11 +98,11 @@ fn pull(mut stream: &TcpStream, taken: &AtomicU64) -> std::io::Result<()> {
     }
 }
 
-/// Returns how many exchanges of one byte per second a connection makes.
+/// Returns the number of one-byte exchanges per second on a connection.
 ///
 /// # Errors
 /// If the connection can't be opened or breaks.
-pub fn exchanges(client: &Namespace, server: Ipv4Addr, span: Duration) -> Result<f64> {
+pub fn exchanges(client: &Way, server: Ipv4Addr, span: Duration) -> Result<f64> {
     let mut stream = open(client, server, Use::Exchange)?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
     let mut byte = [1];

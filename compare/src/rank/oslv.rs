@@ -44,8 +44,7 @@ pub fn weighted<const N: usize>(
     list
 }
 
-/// Applies the heuristic to a run. Solutions without one of the four quantities are left out, and so is the plain path,
-/// which is no solution.
+/// Applies the heuristic to a run. Leaves out the plain path, and solutions that lack one of the four quantities.
 pub fn of(results: &Results, weights: [f64; 4]) -> Vec<(String, f64)> {
     let row = |solution: &Solution| {
         let values = ATTRIBUTES.map(|(_, quantity)| solution.summary(quantity).map(|summary| summary.median));
@@ -57,7 +56,7 @@ pub fn of(results: &Results, weights: [f64; 4]) -> Vec<(String, f64)> {
     weighted(&table, ATTRIBUTES.map(|(_, quantity)| quantity.better()), weights)
 }
 
-/// Two groups compared, as the paper compares those with UDP and with TCP channels.
+/// The means of two groups, as the paper compares solutions over UDP with solutions over TCP.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Contrast {
     /// Mean over the first group.
@@ -67,14 +66,14 @@ pub struct Contrast {
 }
 
 impl Contrast {
-    /// Returns by how many percent the first exceeds the second.
+    /// Returns by how many percent the first mean exceeds the second.
     pub fn percent(&self) -> f64 {
         (self.first / self.second - 1.0) * 100.0
     }
 }
 
-/// Returns the mean of a quantity over tunnels by UDP and by TCP; `None` if there are none of a kind. Only tunnels in
-/// processes count: the kernel's would hide the difference.
+/// Returns the means of a quantity over the tunnels over UDP and over TCP; `None` if one group is empty. Only tunnels
+/// in processes count, because those in the kernel would hide the difference.
 pub fn udp_and_tcp(results: &Results, quantity: Quantity) -> Option<Contrast> {
     let of = |transport| {
         let belongs = move |claims: &Claims| claims.transport == transport && claims.plane == Plane::Process;
@@ -83,9 +82,11 @@ pub fn udp_and_tcp(results: &Results, quantity: Quantity) -> Option<Contrast> {
     Some(Contrast { first: of(Transport::Udp)?, second: of(Transport::Tcp)? })
 }
 
-/// Returns the mean of a quantity over solutions in the kernel and in processes; the plain path is neither.
+/// Returns the means of a quantity over tunnels in the kernel and over tunnels in processes; `None` if one group is
+/// empty.
 pub fn kernel_and_process(results: &Results, quantity: Quantity) -> Option<Contrast> {
-    let of = |plane| mean(results, quantity, move |solution| solution.claims.plane == plane);
+    let tunnel = |claims: &Claims| claims.transport != Transport::None;
+    let of = |plane| mean(results, quantity, move |one| one.claims.plane == plane && tunnel(&one.claims));
     Some(Contrast { first: of(Plane::Kernel)?, second: of(Plane::Process)? })
 }
 

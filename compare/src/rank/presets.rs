@@ -4,13 +4,13 @@ use anyhow::{Context, Result};
 
 use super::Weights;
 
-/// A preset: its name, for whom it is, and its weights as a document.
+/// A preset: its name, the users for whom it is made, and its weights as a TOML document.
 pub struct Preset {
     /// Name on the command line.
     pub name: &'static str,
-    /// For whom it is.
+    /// The users for whom the preset is made.
     pub title: &'static str,
-    /// The weights.
+    /// The weights, as a TOML document that [`Weights::read`] reads.
     pub text: &'static str,
 }
 
@@ -44,7 +44,8 @@ pub const ALL: [Preset; 4] = [
 /// Returns the weights of a preset.
 ///
 /// # Errors
-/// If there is no preset of this name.
+///
+/// Fails if there is no preset of this name.
 pub fn named(name: &str) -> Result<Weights> {
     let names = ALL.map(|preset| preset.name).join(", ");
     let preset = ALL.iter().find(|preset| preset.name == name);

@@ -1,4 +1,4 @@
-//! Somebody's needs: weights of criteria, and musts.
+//! Somebody's needs: weights of criteria, and musts (conditions that a solution has to meet).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,16 +12,16 @@ use crate::quantity::{Attribute, Quantity};
 use crate::record::Property;
 use crate::results::Solution;
 
-/// Something by which solutions are compared.
+/// A criterion by which solutions are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Criterion {
-    /// All quantities of an attribute, each with the same part.
+    /// All quantities of an attribute, with equal weights.
     Attribute(Attribute),
-    /// One quantity.
+    /// A single quantity.
     Quantity(Quantity),
-    /// A property that was tried.
+    /// A security property that was tried.
     Property(Property),
-    /// A feature that is claimed.
+    /// A feature that the documentation claims.
     Feature(Feature),
 }
 
@@ -60,17 +60,17 @@ impl fmt::Display for Criterion {
     }
 }
 
-/// Something without which a solution is not considered.
+/// A condition that a solution has to meet to be ranked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Must {
-    /// A property that must have been seen to hold. One that was not tried does not count.
+    /// The property must have been seen to hold. A property that was not tried does not count.
     Property(Property),
-    /// A feature that must be claimed.
+    /// The documentation must claim the feature.
     Feature(Feature),
 }
 
 impl Must {
-    /// Reports whether a solution has it.
+    /// Reports whether a solution meets the condition.
     pub fn is_met(self, solution: &Solution) -> bool {
         match self {
             Self::Property(property) => solution.holds(property) == Some(true),
@@ -100,7 +100,7 @@ impl fmt::Display for Must {
     }
 }
 
-/// Weights and musts.
+/// Somebody's needs: the weights of criteria, and the conditions that a solution has to meet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Weights {
     weights: BTreeMap<Criterion, f64>,
@@ -117,10 +117,11 @@ struct Document {
 }
 
 impl Weights {
-    /// Gives a criterion a weight.
+    /// Sets the weight of a criterion.
     ///
     /// # Errors
-    /// If the weight is negative or no number.
+    ///
+    /// Fails if the weight is negative or no number.
     pub fn set(&mut self, criterion: Criterion, weight: f64) -> Result<()> {
         ensure!(weight.is_finite() && weight >= 0.0, "the weight of {criterion} is {weight}: it must be 0 or more");
         self.weights.insert(criterion, weight);
@@ -135,7 +136,8 @@ impl Weights {
     /// Reads a TOML document with a table `weights` and a list `must`.
     ///
     /// # Errors
-    /// If the document is malformed, names an unknown criterion, or has no positive weight.
+    ///
+    /// Fails if the document is malformed, names an unknown criterion, or has no positive weight.
     pub fn read(text: &str) -> Result<Self> {
         let document: Document = toml::from_str(text)?;
         let mut this = Self::default();
@@ -154,7 +156,7 @@ impl Weights {
         self.weights.iter().map(|(criterion, weight)| (*criterion, *weight)).filter(|(_, weight)| *weight > 0.0)
     }
 
-    /// Returns the musts.
+    /// Returns the musts: the conditions that a solution has to meet.
     pub fn musts(&self) -> impl Iterator<Item = Must> {
         self.musts.iter().copied()
     }

@@ -1,4 +1,4 @@
-//! Bars with intervals, drawn as SVG.
+//! Bar charts with intervals, drawn as SVG.
 
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
@@ -20,11 +20,14 @@ const fn ink(number: usize) -> RGBColor {
     RGBColor(red, green, blue)
 }
 
-/// Draws a quantity of all solutions: a bar to the median, a line over its interval. The colour is the transport's: bars
-/// of one kind are next to each other, so that colour is never the only sign.
+/// Draws a bar chart of a quantity: for each solution, a bar up to its median, and a line over the interval of the
+/// median. The colour of a bar shows the transport. Bars of one transport are next to each other, so that people who do
+/// not see the colours can tell the transports apart. Returns `None` if fewer than two solutions were measured, or if
+/// all values are 0.
 ///
 /// # Errors
-/// If nothing was measured, or the plot can't be drawn.
+///
+/// Fails if the plot can't be drawn.
 pub fn bars(results: &Results, quantity: Quantity) -> Result<Option<String>> {
     let mut rows: Vec<_> = results
         .solutions
@@ -56,7 +59,7 @@ pub fn bars(results: &Results, quantity: Quantity) -> Result<Option<String>> {
     let mut svg = String::new();
     {
         let area = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
-        let fault = |error: DrawingAreaErrorKind<_>| anyhow!("a plot of {}: {error}", quantity.name());
+        let fault = |error: DrawingAreaErrorKind<_>| anyhow!("cannot draw the plot of {}: {error}", quantity.name());
         let text = |size: i32| ("sans-serif", size).into_font().color(&ink(0));
         let bottom = height as i32 - BOTTOM;
         for tick in ticks(low, high, logarithmic) {

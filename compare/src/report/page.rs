@@ -1,4 +1,4 @@
-//! The page itself.
+//! The report as an HTML page.
 
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -10,10 +10,11 @@ use crate::rank::{self, presets, rounded};
 use crate::record::Property;
 use crate::results::{Results, Solution};
 
-/// Renders the page.
+/// Renders the report as an HTML page.
 ///
 /// # Errors
-/// If a plot can't be drawn.
+///
+/// Fails if a plot can't be drawn.
 pub fn render(results: &Results) -> Result<String> {
     let mut plots = Vec::new();
     for quantity in Quantity::ALL {
@@ -46,7 +47,7 @@ pub fn render(results: &Results) -> Result<String> {
                     (tables::attribute(results, attribute))
                 }
                 h2 id="security" { "Security, as observed" }
-                p { "Seen in captures and by attacks of this run, never taken from documentation. Forward secrecy is not tried; it is among the claims below." }
+                p { "Seen in captures and by attacks of this run, never taken from documentation. Where nobody has written an attempt with stolen keys, forward secrecy is only among the claims below." }
                 (tables::security(results))
                 h2 id="features" { "Features, as claimed" }
                 (features(results))
@@ -67,34 +68,29 @@ fn contents() -> Markup {
     html! { nav { @for name in Attribute::ALL.map(Attribute::name).into_iter().chain(others) { a href={ "#" (name) } { (name) } " · " } } }
 }
 
-/// Lists where others are better than Vouchsafe, by this run's data and by claims.
+/// The treatment that stands for Vouchsafe: its default.
+const DEFAULT: &str = "vouchsafe-tail";
+
+/// Lists where others are better than Vouchsafe's default, by this run's data and by claims.
 fn honesty(results: &Results) -> Markup {
-    let (ours, others): (Vec<&Solution>, Vec<_>) = results
-        .solutions
-        .iter()
-        .filter(|one| one.claims.family != "none")
-        .partition(|one| one.claims.family == "Vouchsafe");
-    if ours.is_empty() || others.is_empty() {
-        return html! {};
-    }
-    let lacks: Vec<_> =
-        Feature::ALL.into_iter().filter(|feature| !ours.iter().any(|one| one.claims.has(*feature))).collect();
+    let others: Vec<&Solution> =
+        results.solutions.iter().filter(|one| !["none", "Vouchsafe"].contains(&one.claims.family.as_str())).collect();
+    let Some(own) = results.solution(DEFAULT).filter(|_| !others.is_empty()) else { return html! {} };
     let has = |feature: Feature| others.iter().filter(|one| one.claims.has(feature)).count();
+    let lacks: Vec<_> = Feature::ALL.into_iter().filter(|feature| !own.claims.has(*feature)).collect();
     let fails: Vec<_> = Property::ALL
         .into_iter()
-        .filter(|property| ours.iter().all(|one| one.holds(*property) == Some(false)))
+        .filter(|property| own.holds(*property) == Some(false))
         .map(|property| (property, others.iter().filter(|one| one.holds(property) == Some(true)).count()))
         .filter(|(_, count)| *count > 0)
         .collect();
     let slower: Vec<_> = Quantity::ALL
         .iter()
         .filter_map(|quantity| {
-            let best = ours
-                .iter()
-                .filter_map(|one| one.summary(*quantity))
-                .reduce(|a, b| if beats(*quantity, &a, &b) { a } else { b })?;
+            let figure = own.summary(*quantity)?;
             let better = others.iter().filter(|one| {
-                one.summary(*quantity).is_some_and(|other| beats(*quantity, &other, &best) && other.differs_from(&best))
+                let other = one.summary(*quantity);
+                other.is_some_and(|other| beats(*quantity, &other, &figure) && other.differs_from(&figure))
             });
             let names: Vec<_> = better.map(|one| one.name.as_str()).collect();
             (!names.is_empty()).then(|| (quantity, names.join(", ")))
@@ -102,6 +98,7 @@ fn honesty(results: &Results) -> Markup {
         .collect();
     html! {
         h2 { "What others do better than Vouchsafe" }
+        p { "Vouchsafe stands here for its default treatment, a token by tail. Its sealed tunnels and virtual networks are solutions of their own below." }
         ul {
             @for feature in lacks { @if has(feature) > 0 { li { (feature.name()) ": Vouchsafe does not claim it, " (others_do(has(feature))) "." } } }
             @for (property, count) in fails { li { (property.title()) ": not with Vouchsafe, as observed; of the others, " (others_do(count)) "." } }

@@ -1,7 +1,7 @@
-//! Colours and layout of the page. Plots are drawn with the stand-ins of [`STAND_INS`], which the page replaces by
-//! variables, so that they follow the reader's choice of light or dark.
+//! Colours and layout of the page. Plots are drawn in the placeholder colours of [`STAND_INS`]. The page replaces these
+//! by CSS variables, so that plots follow the reader's choice of light or dark.
 
-/// A stand-in colour in plots, and the variable that replaces it.
+/// Placeholder colours in plots, each with the variable that replaces it.
 pub const STAND_INS: [((u8, u8, u8), &str); 6] = [
     ((1, 2, 3), "var(--text)"),
     ((4, 5, 6), "var(--grid)"),
@@ -11,15 +11,15 @@ pub const STAND_INS: [((u8, u8, u8), &str); 6] = [
     ((16, 17, 18), "var(--paper)"),
 ];
 
-/// Replaces the stand-ins in a plot.
+/// Replaces the placeholder colours in a plot.
 pub fn themed(svg: &str) -> String {
     STAND_INS.iter().fold(svg.to_owned(), |svg, ((red, green, blue), variable)| {
         svg.replace(&format!("#{red:02X}{green:02X}{blue:02X}"), variable)
     })
 }
 
-/// The style sheet. The three colours of bars are Okabe and Ito's, which people with any colour vision tell apart; their
-/// dark forms are lighter.
+/// The style sheet. The three colours of bars are Okabe and Ito's, which people with any colour vision can tell apart;
+/// in the dark style, they are lighter.
 pub const SHEET: &str = "
 :root { color-scheme: light dark; --paper: #fff; --text: #1a1a1a; --grid: #d0d0d0; --soft: #f2f4f6;
   --one: #0072b2; --two: #d55e00; --three: #009e73; }

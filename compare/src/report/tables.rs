@@ -1,4 +1,4 @@
-//! Tables: figures, security, steps.
+//! The tables of the report: figures, security, and the administrator's steps.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use crate::rank::rounded;
 use crate::record::Property;
 use crate::results::{Results, Solution};
 
-/// Returns the table of an attribute's quantities; the best and what ties with it is bold.
+/// Returns the table of an attribute's quantities. The best value and those that tie with it are bold.
 pub fn attribute(results: &Results, attribute: Attribute) -> Markup {
     let of_attribute = Quantity::ALL.iter().copied().filter(|quantity| quantity.attribute() == attribute);
     let known = |quantity: &Quantity| results.solutions.iter().any(|solution| solution.summary(*quantity).is_some());
@@ -54,7 +54,7 @@ fn best(results: &Results, quantity: Quantity) -> Option<crate::stats::Summary> 
     })
 }
 
-/// Returns the table of what was observed; each cell leads to its evidence.
+/// Returns the table of the security properties that were tried. Each cell links to its evidence.
 pub fn security(results: &Results) -> Markup {
     let tried: Vec<_> = results.solutions.iter().filter(|solution| !solution.observed.is_empty()).collect();
     html! {

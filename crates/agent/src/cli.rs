@@ -1,4 +1,4 @@
-//! `vouchsafe agent …`: runs the daemon, or one of the commands for people, which talk to it.
+//! `vouchsafe agent …`: runs the daemon, or one of the commands with which people talk to it.
 
 use crate::settings::{DEFAULT_INSTANCE, Flags, Settings};
 use crate::{daemon, kernel};
@@ -24,11 +24,11 @@ pub enum AgentCommand {
     Session(SessionCommand),
 }
 
-/// Runs a command. The exit code is 1 if the answer is no, and 2 for errors.
+/// Runs a command. Returns exit code 1 if the answer to a question is no, or if there is nothing to detach.
 ///
 /// # Errors
 ///
-/// Fails if the command could not be carried out.
+/// Fails if the command could not be carried out; the caller then exits with code 2.
 pub async fn run(command: AgentCommand) -> Result<ExitCode> {
     match command {
         AgentCommand::Run(flags) => {

@@ -1,4 +1,4 @@
-//! The UNIX socket between command line and daemon (see [`reach::protocol`]).
+//! The UNIX socket on which commands reach the daemon (see [`reach::protocol`]).
 
 use anyhow::{Context, Result};
 use reach::agent::ROLE;
@@ -14,28 +14,33 @@ use tokio::net::UnixListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
-/// How long a client may take to send a request, and to receive an answer.
+/// Maximum time for a client to send a request, and to receive an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long an answer may take: for a login, the daemon calls the authority.
+/// Maximum time until the daemon answers: for a login, it calls the authority.
 const ANSWER: Duration = Duration::from_secs(60);
-/// Largest size of a message, in bytes: a login contains certificates.
+/// Maximum length of a message, in bytes. It is large because a login contains certificates.
 const MOST: u64 = 1024 * 1024;
-/// Concurrent connections of one user and of all users. Root's are counted separately, so that users can't use them up.
+/// Maximum number of concurrent connections of one user. Root's connections have a limit of their own, so that users
+/// can't use them up.
 const CALLERS_OF_USER: usize = 4;
 const CALLERS_OF_ROOT: usize = 16;
 const CALLERS: usize = 128;
 
-/// A call, the user whose session it is about, and the channel for the answer.
+/// A call to the daemon, and the channel for its answer.
 pub struct Command {
-    /// The user to act for.
+    /// The user in whose session the call is to be carried out.
     pub uid: u32,
-    /// The call.
+    /// The call itself.
     pub call: Call,
     /// Channel for the answer.
     pub reply: oneshot::Sender<Reply>,
 }
 
-/// Listens at `path`, for every user of this machine.
+/// Opens the socket at `path`. Every user of this machine can connect to it.
+///
+/// # Errors
+///
+/// Fails if the socket can't be made.
 pub fn listen(path: &Path) -> Result<UnixListener> {
     control::listen(path, &ROLE)
 }
@@ -45,7 +50,8 @@ pub fn listen(path: &Path) -> Result<UnixListener> {
 struct Callers(Arc<Mutex<HashMap<u32, usize>>>);
 
 impl Callers {
-    /// Reserves a place for one more connection of this user, if there is room.
+    /// Reserves a connection for this user. Returns `None` if the user, or all users together, have the maximum
+    /// already.
     fn admit(&self, uid: u32) -> Option<Caller> {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let own = all.get(&uid).copied().unwrap_or_default();
@@ -63,7 +69,7 @@ impl Callers {
     }
 }
 
-/// A connection's place, released on drop.
+/// A reserved connection, which is released on drop.
 struct Caller {
     uid: u32,
     callers: Callers,
@@ -86,7 +92,7 @@ pub async fn serve(listener: UnixListener, commands: mpsc::Sender<Command>) {
     control::serve(listener, Calls { callers: Callers::default(), commands }).await;
 }
 
-/// The calls of all users, on behalf of themselves or, for root, of any user.
+/// Handles the connections of all users. A user calls on their own behalf, root on behalf of any user.
 struct Calls {
     callers: Callers,
     commands: mpsc::Sender<Command>,
@@ -173,7 +179,7 @@ mod tests {
         let reply = call(&path, &request).await.expect("an answer");
         assert!(matches!(reply, Reply::Refused { kind, .. } if kind == "busy"));
         drop(silent);
-        // Well before the timeout for silent clients.
+        // The daemon must answer well before the timeout for silent clients.
         let deadline = std::time::Instant::now() + PATIENCE / 2;
         let reply = loop {
             match call(&path, &request).await.expect("an answer") {

@@ -1,9 +1,11 @@
-//! The daemon: one loop that feeds the state machine and carries out its outputs.
+//! The daemon: one loop that passes events to the state machine and carries out its outputs.
 
+mod climbing;
 mod commands;
 mod discovery;
 mod events;
 mod login;
+mod sealing;
 
 use crate::control;
 use crate::kernel::{Kernel, Outlets};
@@ -24,7 +26,9 @@ use engine::agent::insertion::Used;
 use engine::agent::{Agent, Clock, FetchId, Login, Output, Refusal, Subject, Unusable};
 use engine::discovery::{Answer, Domain};
 use engine::model::GrantRequest;
+use engine::openflow::logins::Realm;
 use events::Report;
+use ipnet::IpNet;
 use login::Started;
 use reach::kept::KeptSession;
 use reach::login::{LoggedIn, Timed, timed};
@@ -43,14 +47,14 @@ use wire::map::GrantSlot;
 const LOOK: Duration = Duration::from_secs(1);
 /// Interval at which the names of authorities that transfer keys in band are resolved.
 const RESOLVE: Duration = Duration::from_secs(60);
-/// How long a client waits for the authority's answer: a little longer than a call may take.
+/// Maximum time that a client waits for the authority's answer: a little more than a call may take.
 const WAIT: Duration = Duration::from_secs(20);
-/// Number of answers and commands that may be queued for the loop.
+/// Maximum number of answers and commands that wait for the loop.
 const QUEUE: usize = 1024;
-/// Number of queued packets that are served before other events: one of these may take as long as many packets.
+/// Number of queued packets that the loop handles before other events, which may each take as long as many packets.
 const BATCH: usize = 64;
 
-/// A message from a task to the loop.
+/// A message to the loop from one of its tasks.
 enum Message {
     Login(u32, Box<LoggedIn>, oneshot::Sender<Reply>),
     LoginStarted(u32, Started, Reply, oneshot::Sender<Reply>),
@@ -59,16 +63,18 @@ enum Message {
     Reported(Subject, u64, Report),
     Discovered(Domain, Answer),
     Metrics(oneshot::Sender<Result<Snapshot>>),
-    TakeKeysFrom(Vec<SocketAddrV4>),
+    TakeKeysFrom(Vec<SocketAddrV4>, Vec<Realm>),
+    #[cfg(feature = "seal")]
+    Tunnel(Subject, u64, Destination, Result<api::Grant, Error>),
 }
 
 /// A session's connection to its authority.
 struct Connection {
     authority: Authority,
-    /// Distinguishes the answers to this login from those to an earlier one.
+    /// Number that distinguishes answers to this login from answers to an earlier login.
     login: u64,
     events: JoinHandle<()>,
-    /// Why the latest call failed or the event stream is down; `None` if all is well.
+    /// Why the latest call failed or the event stream is down; `None` if neither is so.
     trouble: Option<String>,
 }
 
@@ -98,16 +104,24 @@ struct Daemon {
     connections: BTreeMap<Subject, Connection>,
     logins: u64,
     answers: Answers,
-    /// Pending logins with an identity provider, one per user.
+    /// Logins with an identity provider that have been started and not finished, at most one per user.
     started: BTreeMap<u32, Started>,
     waiters: Vec<Waiter>,
     discovery: Discovery,
     messages: mpsc::Sender<Message>,
     queued: PacketQueue,
+    #[cfg(feature = "seal")]
+    sealing: sealing::Sealing,
+    #[cfg(feature = "seal")]
+    climbing: climbing::Climbing,
 }
 
-/// Runs the daemon until a signal ends it. Programs and grants stay in the kernel, so flows and new connections
-/// continue, and the next start takes over.
+/// Runs the daemon until a signal ends it. The programs and the grants stay in the kernel, so that flows continue and
+/// new flows can still begin. The next daemon takes over this state.
+///
+/// # Errors
+///
+/// Fails if the daemon can't start, for instance because another one runs with the same instance.
 pub async fn run(settings: Settings) -> Result<()> {
     let sessions = Sessions::open(settings.dir.clone())?;
     // Take the lock before touching anything that a running daemon depends on: its socket, its programs, its injector.
@@ -130,10 +144,14 @@ pub async fn run(settings: Settings) -> Result<()> {
     let (message_sender, mut messages) = mpsc::channel(QUEUE);
     let asking = message_sender.clone();
     let (news_sender, mut news) = mpsc::channel(QUEUE);
-    let switches = Switches::listen(&settings, news_sender).await?;
-    // Before the first connection to these authorities is opened.
+    let mut switches = Switches::listen(&settings, news_sender).await?;
+    // Resolve the names before the first connection to these authorities is opened.
     let ends = key_transfer::ends(&settings.key_transfer).await;
-    let resolving = tokio::spawn(follow_names(settings.key_transfer.clone(), message_sender.clone()));
+    if let Some(switches) = &mut switches {
+        switches.set_realms(key_transfer::realms(&settings.device_logins).await, now());
+    }
+    let names = (settings.key_transfer.clone(), settings.device_logins.clone());
+    let resolving = tokio::spawn(follow_names(names, message_sender.clone()));
     let outlets = Outlets { queued: queued.clone(), overheard: overheard_sender };
     let mut daemon = Daemon::start(settings, sessions, pins, switches, outlets, message_sender, &ends)?;
     let measuring = readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || page(asking.clone()))));
@@ -142,7 +160,7 @@ pub async fn run(settings: Settings) -> Result<()> {
     tracing::info!(socket = %daemon.settings.socket.display(), "agent started");
     let mut look = Instant::now();
     loop {
-        let pause = daemon.agent.timeout().map_or(LOOK, |at| at.saturating_sub(now()));
+        let pause = daemon.timeout().map_or(LOOK, |at| at.saturating_sub(now()));
         let wake = look.min(Instant::now() + pause);
         tokio::select! {
             packet = queued.next() => {
@@ -159,6 +177,9 @@ pub async fn run(settings: Settings) -> Result<()> {
                     daemon.follow_interfaces();
                     daemon.dismiss();
                     daemon.look_around();
+                    daemon.tend_tunnels();
+                    #[cfg(feature = "seal")]
+                    daemon.follow_network();
                     daemon.switches.iter_mut().for_each(|switches| switches.tick(now()));
                 }
                 let Daemon { agent, kernel, switches, .. } = &mut daemon;
@@ -167,6 +188,8 @@ pub async fn run(settings: Settings) -> Result<()> {
             () = signals.any() => break,
         }
         daemon.act();
+        #[cfg(feature = "seal")]
+        daemon.climb();
     }
     calls.abort();
     resolving.abort();
@@ -177,17 +200,17 @@ pub async fn run(settings: Settings) -> Result<()> {
 }
 
 /// Periodically resolves the names of the authorities that transfer keys in band.
-async fn follow_names(urls: Vec<String>, messages: mpsc::Sender<Message>) {
-    while !urls.is_empty() {
+async fn follow_names((urls, logins): (Vec<String>, BTreeMap<String, Vec<IpNet>>), messages: mpsc::Sender<Message>) {
+    while !urls.is_empty() || !logins.is_empty() {
         tokio::time::sleep(RESOLVE).await;
-        let ends = key_transfer::ends(&urls).await;
-        if messages.send(Message::TakeKeysFrom(ends)).await.is_err() {
+        let (ends, realms) = (key_transfer::ends(&urls).await, key_transfer::realms(&logins).await);
+        if messages.send(Message::TakeKeysFrom(ends, realms)).await.is_err() {
             return;
         }
     }
 }
 
-/// Combines the usage of an entry by the kernel program and by switches.
+/// Combines the kernel program's and the switches' records of the tokens made from an entry.
 fn used(kernel: &Kernel, switches: Option<&Switches>, slot: &GrantSlot) -> Option<Used> {
     let by_kernel = kernel.used(slot)?;
     let by_switches = switches.map(|switches| switches.used(slot)).unwrap_or_default();
@@ -208,7 +231,7 @@ impl Daemon {
         let queued = outlets.queued.clone();
         let kernel = Kernel::start(&settings, pins, outlets)?;
         kernel.take_keys_from(ends)?;
-        // Entries and sessions of an earlier process are relative to its clock.
+        // Times in the entries and sessions of an earlier process are relative to that process's clock.
         let clock = match kernel.maps().clock()? {
             0 => Clock::at(unix(), now()),
             offset => Clock::at(Duration::from_nanos(offset) + now(), now()),
@@ -230,7 +253,16 @@ impl Daemon {
             discovery: Discovery::default(),
             messages,
             queued,
+            #[cfg(feature = "seal")]
+            sealing: sealing::Sealing::default(),
+            #[cfg(feature = "seal")]
+            climbing: climbing::Climbing::default(),
         };
+        #[cfg(feature = "seal")]
+        daemon.export_keys()?;
+        daemon.start_wishes();
+        #[cfg(feature = "seal")]
+        daemon.clear_ladder();
         daemon.restore();
         daemon.act();
         daemon.kernel.let_go();
@@ -248,6 +280,7 @@ impl Daemon {
                 Ok(authority) => {
                     self.connect(subject, authority.with_token(&session.token));
                     let KeptSession { expires, receivers, sealed, skew, .. } = session;
+                    self.note_destinations(subject, &receivers, &sealed, None);
                     self.agent.login(subject, Login { expires, receivers, sealed, skew });
                 }
                 Err(error) => tracing::error!(uid, "cannot resume the saved session: {error}"),
@@ -259,7 +292,10 @@ impl Daemon {
 
     fn follow_interfaces(&mut self) {
         match self.kernel.follow_interfaces() {
-            Ok(true) => self.agent.moved(),
+            Ok(true) => {
+                self.agent.moved();
+                self.tunnels_moved();
+            }
             Ok(false) => {}
             Err(error) => tracing::warn!("cannot follow changes of interfaces: {error:#}"),
         }
@@ -268,7 +304,17 @@ impl Daemon {
         }
     }
 
+    /// Returns when something is due.
+    fn timeout(&self) -> Option<Duration> {
+        #[cfg(feature = "seal")]
+        return self.agent.timeout().into_iter().chain(self.climbs_at()).min();
+        #[cfg(not(feature = "seal"))]
+        self.agent.timeout()
+    }
+
     fn queued(&mut self, packet: QueuedPacket) {
+        #[cfg(feature = "seal")]
+        let Some(packet) = self.sent(packet) else { return };
         tracing::trace!(to = ?packet.slot.destination(), "queued");
         self.agent.queued(now(), &packet.slot, packet.frame);
     }
@@ -299,8 +345,14 @@ impl Daemon {
         match output {
             Output::SetOwner(owner, subject) => maps.owners.set(&owner, &subject.number())?,
             Output::RemoveOwner(owner) => maps.owners.remove(&owner)?,
-            Output::Write(slot, entry) => maps.grants.set(&slot, &entry)?,
-            Output::Remove(slot) => maps.grants.remove(&slot)?,
+            Output::Write(slot, entry) => {
+                maps.grants.set(&slot, &entry)?;
+                self.note_entry(&slot, &entry);
+            }
+            Output::Remove(slot) => {
+                maps.grants.remove(&slot)?;
+                self.note_removed(&slot);
+            }
             Output::Protect(entries) => self.kernel.protect(&entries)?,
             Output::SetClock(offset) => maps.set_clock(offset)?,
             Output::Send(subject, frame) => self.kernel.send(subject, &frame),
@@ -309,6 +361,7 @@ impl Daemon {
             Output::Ended(subject) => {
                 tracing::info!(uid = subject.user(), "the session has ended");
                 self.connections.remove(&subject);
+                self.forget_tunnels(subject);
                 self.kept.entry(subject.user()).or_default().session = None;
                 self.save(subject.user());
             }
@@ -318,7 +371,7 @@ impl Daemon {
 
     fn fetch(&mut self, id: FetchId, subject: Subject, request: GrantRequest) {
         let Some(connection) = self.connections.get(&subject) else {
-            // Waiting clients get this error, and the state machine retries when there is a connection.
+            // Waiting clients get this error; the state machine tries again once there is a connection.
             let (value, requested) = (Err(Error::Other("there is no connection to the authority".to_owned())), now());
             return self.answered(subject, id, Timed { value, requested, answered: requested });
         };
@@ -327,6 +380,7 @@ impl Daemon {
         let kept = self.kept.get(&subject.user()).and_then(|kept| kept.session.as_ref());
         let in_band = kept.is_some_and(|session| self.settings.key_transfer.contains(&session.authority));
         let keys = in_band.then(|| self.keys.clone());
+        self.note_fetch(id, request.to);
         let request = convert::grant_request(&request);
         tokio::spawn(async move {
             let answer = match keys {
@@ -360,11 +414,16 @@ impl Daemon {
                 }
             }
             Message::Discovered(domain, answer) => self.discovery_answered(&domain, answer),
-            Message::TakeKeysFrom(ends) => {
+            Message::TakeKeysFrom(ends, realms) => {
+                if let Some(switches) = &mut self.switches {
+                    switches.set_realms(realms, now());
+                }
                 if let Err(error) = self.kernel.take_keys_from(&ends) {
                     tracing::warn!("cannot store the authorities that may send keys in band: {error:#}");
                 }
             }
+            #[cfg(feature = "seal")]
+            Message::Tunnel(subject, login, to, answer) => self.tunnel_granted((subject, login), to, answer),
             Message::Metrics(reply) => drop(reply.send(self.snapshot())),
             Message::Reported(subject, login, report) => {
                 if self.is_current(subject, login) {
@@ -409,6 +468,7 @@ impl Daemon {
         if let Err(Refusal::Failed(why)) = &answer {
             failure = Some(why.clone());
         }
+        self.note_answer(subject, id, &answer);
         let used = self.agent.answered(now(), subject, id, &answer);
         if let Some(why) = unusable.or(used.err()) {
             match why {
@@ -429,7 +489,7 @@ impl Daemon {
         }
     }
 
-    /// Answers clients that have waited too long: a failed request may be retried much later, or never.
+    /// Answers clients that have waited too long, because a failed request may be repeated much later, or never.
     fn dismiss(&mut self) {
         let late = now().saturating_sub(WAIT);
         for waiter in self.waiters.extract_if(.., |waiter| waiter.since < late) {
@@ -457,7 +517,9 @@ impl Daemon {
             }
             Ok(answer_value) => {
                 self.sync_clock(subject, answer_value.now, answer.requested, answer.answered);
-                Some(convert::reachable(&answer_value))
+                let (receivers, sealed) = convert::reachable(&answer_value);
+                self.note_destinations(subject, &receivers, &sealed, Some(&answer_value.sealed.tunnels));
+                Some((receivers, sealed))
             }
         };
         let received = receivers.as_ref().map(|(_, sealed)| sealed.clone());

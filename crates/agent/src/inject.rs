@@ -1,8 +1,10 @@
-//! The socket that re-sends queued frames. The kernel program recognises the socket by its cookie and the subject by the
-//! mark; no other process can send packets on behalf of a subject this way.
+//! The socket by which queued frames are sent once their grant is there. The kernel program recognises the socket by
+//! its cookie, and the subject by the packet's mark. No other process can send packets on behalf of a subject in this
+//! way.
 
 use anyhow::{Context, Result};
 use datapath::packet_socket::PacketSocket;
+use engine::agent::Frame;
 use engine::agent::Subject;
 use engine::agent::frame::Ready;
 use nix::sys::socket::{setsockopt, sockopt};
@@ -16,6 +18,10 @@ pub struct Injector {
 
 impl Injector {
     /// Opens the socket.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not open the socket.
     pub fn new() -> Result<Self> {
         let socket = PacketSocket::new()?;
         let cookie = cookie(&socket).context("cannot read the packet socket's cookie")?;
@@ -27,13 +33,20 @@ impl Injector {
         self.cookie
     }
 
-    /// Sends a frame out of `interface` for a subject.
-    pub fn send(&self, subject: Subject, interface: u32, frame: &Ready) -> Result<()> {
+    /// Sends `ready`, which was made of the queued `frame`, on behalf of a subject, through the frame's interface. The
+    /// packet's priority tells the kernel program the wish of the frame's sender.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not send the frame.
+    pub fn send(&self, subject: Subject, frame: &Frame, ready: &Ready) -> Result<()> {
         setsockopt(&self.socket, sockopt::Mark, &subject.number())
             .context("cannot set the owner's mark on the packet socket")?;
+        setsockopt(&self.socket, sockopt::Priority, &frame.wish().into())
+            .context("cannot set the sender's wish on the packet socket")?;
         self.socket
-            .send(interface, frame.ether_type, &frame.bytes)
-            .with_context(|| format!("cannot send a queued packet on interface {interface}"))
+            .send(frame.interface, ready.ether_type, &ready.bytes)
+            .with_context(|| format!("cannot send a queued packet on interface {}", frame.interface))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The kernel side: programs on interfaces, maps, queued packets, and the socket that re-sends them.
+//! The agent's state in the kernel: programs on interfaces, maps, queued packets, and the socket that sends them again.
 
 use crate::inject::Injector;
 use crate::packet_queue::{PacketQueue, QueuedPacket};
@@ -23,13 +23,14 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use wire::map::{AuthorityEnd, GrantEntry, GrantSlot, Owner, Services, agent_counter, owner};
 
-/// Room in the table of authorities that transfer keys in band.
+/// Maximum number of authorities that transfer keys in band.
 const KEY_ENDS_MAX: usize = 64;
 /// Interval at which a thread that waits for queued packets checks whether it is still needed.
 const POLL: Duration = Duration::from_millis(500);
 /// File with the list of online CPUs.
 const ONLINE: &str = "/sys/devices/system/cpu/online";
-/// Shortest sleep of the machine that is detected: the two clocks are not read at the same instant.
+/// Shortest sleep of the machine that can be detected. Shorter differences may come from the time between reading the
+/// two clocks.
 const NAP: Duration = Duration::from_millis(100);
 /// Names of the counters shown to users.
 const COUNTERS: &[(&str, u32)] = &[
@@ -44,24 +45,30 @@ const COUNTERS: &[(&str, u32)] = &[
     ("rider", agent_counter::RIDER),
     ("support", agent_counter::SUPPORT),
     ("keys_in_band", agent_counter::KEYS),
+    ("steered", agent_counter::STEERED),
+    ("no_tunnel", agent_counter::NO_TUNNEL),
+    ("unsealed", agent_counter::UNSEALED),
+    ("watched", agent_counter::WATCHED),
+    ("late", agent_counter::LATE),
 ];
 
-/// Channels for what the threads read from the kernel.
+/// The channels through which threads pass on the packets and records that they read from the kernel.
 #[derive(Clone)]
 pub struct Outlets {
-    /// Queued packets.
+    /// The queue for packets that wait for their grants.
     pub queued: PacketQueue,
-    /// Overheard records.
+    /// The channel for overheard records.
     pub overheard: mpsc::Sender<Overheard>,
 }
 
 /// The agent's state in the kernel.
 pub struct Kernel {
-    /// One program per length of link header; they share their maps, so those of the first serve all.
+    /// One set of programs for each length of link header. They share their maps, so the first one's maps serve for
+    /// all.
     agents: Vec<(u32, Agent)>,
     attached: Vec<(Interface, Result<(), String>)>,
     wanted: Vec<String>,
-    /// Whether to attach to every interface but loopback.
+    /// Whether to attach to every interface except loopback.
     everywhere: bool,
     attachment: Attachment,
     pins: Pins,
@@ -70,14 +77,18 @@ pub struct Kernel {
     injector: Injector,
     outlets: Outlets,
     running: Arc<AtomicBool>,
-    /// Incremented to make the threads reopen the buffers of queued packets.
+    /// Increased to make the threads reopen the buffers of queued packets.
     openings: Arc<AtomicU64>,
     signs: Signs,
     addresses: u64,
 }
 
 impl Kernel {
-    /// Loads the programs and takes over the state of an earlier process.
+    /// Loads the programs, and takes over the state that an earlier process left in the kernel.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the programs can't be loaded, or a map can't be read or written.
     pub fn start(settings: &Settings, pins: Pins, outlets: Outlets) -> Result<Self> {
         let mut kernel = Self {
             agents: Vec::new(),
@@ -131,8 +142,9 @@ impl Kernel {
         let each = move |packet: Queued| {
             let Queued { header, frame } = packet;
             let whole = frame.len() == header.length as usize;
-            let frame = whole.then(|| Frame::new(header.interface, link_header, header.segment, &frame)).flatten();
-            let frame = frame.map(|frame| frame.tagged(header.vlan_proto, header.vlan_tci));
+            let frame =
+                whole.then(|| Frame::new(header.interface, link_header, header.segment.into(), &frame)).flatten();
+            let frame = frame.map(|frame| frame.tagged(header.vlan_proto, header.vlan_tci).asking(header.wish));
             if header.slot.subject == 0 {
                 // Parsed on this thread, so that a flood of answers does not delay queued packets.
                 if let Some(record) = frame.and_then(|frame| message::overhear_frame(frame.bytes())) {
@@ -157,8 +169,8 @@ impl Kernel {
                 if wanted != opened
                     && let Some(old) = buffer.take()
                 {
-                    // Drain the old buffer first; its slots in the map are free for the new one only after it is
-                    // dropped.
+                    // Read what is left in the old buffer first. The new buffer can use the slots of the map only after
+                    // the old one is dropped.
                     let _ = old.consume();
                     drop(old);
                 }
@@ -187,7 +199,12 @@ impl Kernel {
         Ok(self.agents.len() - 1)
     }
 
-    /// Attaches to new interfaces and forgets those that are gone. Returns whether this machine's addresses changed.
+    /// Attaches to new interfaces, and detaches from interfaces that no longer exist. Returns whether this machine's
+    /// addresses have changed.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the interfaces can't be listed.
     pub fn follow_interfaces(&mut self) -> Result<bool> {
         let all = if self.everywhere {
             Interface::all()?
@@ -216,8 +233,12 @@ impl Kernel {
         Ok(std::mem::replace(&mut self.addresses, addresses) != addresses)
     }
 
-    /// Reopens the buffers of queued packets if they may be dead: when a CPU goes offline (all but one do during a
-    /// suspend), its perf events end, and do not come back with the CPU.
+    /// Reopens the buffers of queued packets if they possibly no longer work. When a CPU goes offline (in a suspend,
+    /// all but one do), the kernel closes the CPU's buffer, and does not open it again when the CPU comes back.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a counter can't be read.
     pub fn follow_cores(&mut self) -> Result<()> {
         let signs = self.signs()?;
         if let Some(why) = self.signs.differ(&signs) {
@@ -230,10 +251,10 @@ impl Kernel {
 
     fn signs(&self) -> Result<Signs> {
         let clock = |id| clock_gettime(id).map(Duration::from).unwrap_or_default();
-        // Reading in this order never underestimates the time asleep.
+        // The clocks are read in this order so that the time asleep is never underestimated.
         let (awake, all) = (clock(ClockId::CLOCK_MONOTONIC), clock(ClockId::CLOCK_BOOTTIME));
         Ok(Signs {
-            // Without /sys, the other two signs must suffice.
+            // Without /sys, the other two signs have to suffice.
             online: std::fs::read_to_string(ONLINE).unwrap_or_default(),
             asleep: all.saturating_sub(awake),
             failed: self.maps().count(agent_counter::QUEUE_FAILED)?,
@@ -245,7 +266,8 @@ impl Kernel {
         self.agents[index].1.attach(interface)
     }
 
-    /// Detaches programs of an earlier process from interfaces that are gone or no longer wanted.
+    /// Detaches the programs of an earlier process from those interfaces that no longer exist, or that the settings no
+    /// longer select.
     pub fn let_go(&self) {
         let there = match every_interface() {
             Ok(there) => there,
@@ -274,16 +296,24 @@ impl Kernel {
     }
 
     /// Replaces the protected prefixes.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn protect(&self, entries: &[Protected]) -> Result<()> {
         let entries: Vec<(IpAddr, u8, Services)> =
             entries.iter().map(|entry| (entry.prefix.addr(), entry.prefix.prefix_len(), entry.services)).collect();
         self.maps().protect(&entries)
     }
 
-    /// Replaces the authorities that transfer keys in band.
+    /// Replaces the list of authorities that transfer keys in band.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn take_keys_from(&self, ends: &[SocketAddrV4]) -> Result<()> {
         let authorities = &self.maps().key_authorities;
-        // Keys from authorities beyond the table's room come by HTTPS.
+        // An authority beyond the room in the table transfers its keys by HTTPS.
         let ends: Vec<_> = ends.iter().take(KEY_ENDS_MAX).map(|end| AuthorityEnd::from(*end)).collect();
         authorities
             .keys()
@@ -293,27 +323,28 @@ impl Kernel {
         ends.iter().try_for_each(|end| authorities.set(end, &1))
     }
 
-    /// Returns the owners and entries in the kernel's tables.
+    /// Returns the owners and the entries for grants that are in the kernel's tables.
     pub fn inventory(&self) -> (Vec<Owner>, Vec<(GrantSlot, GrantEntry)>) {
         (self.maps().owners.keys(), self.maps().grants.entries())
     }
 
-    /// Returns how an entry has been used.
+    /// Returns the time when a token was last made from an entry, and the number of nonces used by then. Returns
+    /// `None` if there is no such entry.
     pub fn used(&self, slot: &GrantSlot) -> Option<Used> {
         let entry = self.maps().grants.get(slot).ok().flatten()?;
         Some(Used { last: entry.used, spent: entry.spent })
     }
 
-    /// Re-sends a queued frame.
+    /// Sends a frame that was queued, on behalf of `subject`.
     pub fn send(&self, subject: Subject, frame: &Frame) {
         for ready in frame.ready() {
-            if let Err(error) = self.injector.send(subject, frame.interface, &ready) {
+            if let Err(error) = self.injector.send(subject, frame, &ready) {
                 tracing::debug!(interface = frame.interface, "{error:#}");
             }
         }
     }
 
-    /// Returns the interfaces for display.
+    /// Returns the interfaces in the form for display.
     pub fn interfaces(&self) -> Vec<protocol::Interface> {
         let shown = self.attached.iter().map(|(interface, done)| protocol::Interface {
             name: interface.name.clone(),
@@ -323,20 +354,24 @@ impl Kernel {
         shown.collect()
     }
 
-    /// Returns the counters by name.
+    /// Returns the agent's counters by name.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn counters(&self) -> Result<BTreeMap<String, u64>> {
         COUNTERS.iter().map(|(name, index)| Ok(((*name).to_owned(), self.maps().count(*index)?))).collect()
     }
 }
 
-/// Signs that a buffer of queued packets may be dead.
+/// Signs that a buffer of queued packets possibly no longer works.
 #[derive(Default)]
 struct Signs {
     /// The list of online CPUs.
     online: String,
     /// Total time that the machine was asleep since boot.
     asleep: Duration,
-    /// Number of packets that could not be handed over.
+    /// Number of packets that the kernel program could not pass to user space.
     failed: u64,
 }
 
@@ -361,7 +396,11 @@ impl Drop for Kernel {
     }
 }
 
-/// Removes everything of an instance: programs from every interface, then maps.
+/// Removes everything of an instance from the kernel: first the programs from every interface, then the maps.
+///
+/// # Errors
+///
+/// Fails if a program can't be detached, or a pin can't be removed.
 pub fn detach(pins: &Pins) -> Result<()> {
     let _lock = pins.lock().context("cannot detach (if the agent is running, stop it first)")?;
     every_interface()?.iter().try_for_each(remove_filters)?;

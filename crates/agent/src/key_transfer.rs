@@ -1,11 +1,16 @@
-//! Client keys in band (wire.md §5.4): the authorities that transfer them, and the key's way to its grant.
+//! Client keys in band (wire.md §5.4): which authorities transfer them, and how a received key is assigned to its
+//! grant.
 //!
-//! A key counts only if the authority has named its pair under TLS: any other key that arrives in a shim is ignored.
+//! The agent uses a key only if the authority has announced the key's pair over TLS. It ignores all other keys that
+//! arrive in shims.
 
 use anyhow::Result;
 use api::{Grant, GrantRequest};
 use client::{Authority, Error};
 use datapath::table::Table;
+use engine::openflow::logins::Realm;
+use ipnet::IpNet;
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, SocketAddrV4};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +18,14 @@ use tokio::time::{Instant, sleep, timeout};
 use wire::map::TakenKey;
 use wire::{ClientKey, Pair};
 
-/// How long after the answer that names its pair a key may arrive: packets overtake each other.
+/// Maximum time by which a key may arrive after the answer that names its pair, because packets overtake each other.
 const LATE: Duration = Duration::from_secs(1);
-/// Interval at which the table is polled for the key meanwhile.
+/// Interval at which the agent looks into the table while it waits for a key.
 const LOOK: Duration = Duration::from_millis(10);
-/// Timeout for resolving an authority's name.
+/// Maximum time for resolving an authority's name.
 const RESOLVE: Duration = Duration::from_secs(5);
 
-/// The table of keys that the kernel program took from packets.
+/// The table of keys that the kernel program received in band.
 #[derive(Clone)]
 pub struct Keys(Arc<Table<u64, TakenKey>>);
 
@@ -30,7 +35,7 @@ impl Keys {
         Self(Arc::new(table))
     }
 
-    /// Takes a pair's key and removes it from the table, so that it can be taken only once.
+    /// Returns a pair's key and removes it from the table, so that it can be taken only once.
     fn take(&self, pair: Pair) -> Result<Option<ClientKey>> {
         let handle = pair.handle().0;
         let found = self.0.get(&handle)?;
@@ -54,8 +59,12 @@ impl Keys {
     }
 }
 
-/// Requests a grant whose key may come in band. If the key does not arrive, requests the grant again with the key
-/// included.
+/// Requests a grant whose key can come in band. If the key does not arrive, requests the grant once more, this time
+/// with the key in the answer.
+///
+/// # Errors
+///
+/// Fails if the authority denies the grant or can't be reached, or if the table can't be read.
 pub async fn ask(authority: &Authority, request: &GrantRequest, keys: &Keys) -> Result<Grant, Error> {
     let mut grant = authority.grant(&GrantRequest { in_band: true, ..request.clone() }).await?;
     if !grant.key.is_empty() {
@@ -78,7 +87,17 @@ pub async fn ask(authority: &Authority, request: &GrantRequest, keys: &Keys) -> 
     }
 }
 
-/// Resolves the addresses of these authorities, as far as possible; IPv4 only, because shims are.
+/// Returns the authorities at which people behind switches log in, with the addresses of each.
+pub async fn realms(logins: &BTreeMap<String, Vec<IpNet>>) -> Vec<Realm> {
+    let mut realms = Vec::new();
+    for (url, networks) in logins {
+        realms.push(Realm { ends: ends(std::slice::from_ref(url)).await, networks: networks.clone() });
+    }
+    realms
+}
+
+/// Resolves the host names in these URLs of authorities to IPv4 addresses, because shims are IPv4 only. Leaves out
+/// names that can't be resolved.
 pub async fn ends(urls: &[String]) -> Vec<SocketAddrV4> {
     let mut ends = Vec::new();
     for url in urls {

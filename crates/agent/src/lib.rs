@@ -1,20 +1,30 @@
 //! The agent: puts tokens into the first packets of logged-in people's flows.
 //!
-//! This crate does IO only: `engine::agent` decides which packets carry which tokens. The daemon feeds that state
-//! machine with queued packets, answers of authorities and commands, and carries out its outputs. People's commands talk
-//! to the daemon (see [`reach::protocol`]).
+//! This crate does IO only: `engine::agent` is a state machine that decides which packets carry which tokens. The
+//! daemon passes queued packets, authorities' answers and commands to the state machine, and carries out the state
+//! machine's outputs. People's commands are calls to the daemon (see [`reach::protocol`]).
 
 pub mod cli;
 mod control;
 mod daemon;
 mod inject;
 mod kernel;
+#[cfg(feature = "seal")]
+mod key_export;
 mod key_transfer;
 pub mod metrics;
+#[cfg(feature = "seal")]
+mod network;
+mod owners;
 mod packet_queue;
+#[cfg(feature = "seal")]
+mod sealed;
 mod sessions;
 pub mod settings;
 mod switches;
+// Without sealed tunnels, settings are still read, and refused.
+#[cfg_attr(not(feature = "seal"), allow(dead_code))]
+mod wishes;
 
 pub use daemon::run;
 

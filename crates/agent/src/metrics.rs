@@ -1,18 +1,18 @@
-//! The agent's metrics, over all users of the machine, without the names of people.
+//! The agent's metrics. They are totals over all users of the machine and contain no names of people.
 
 use shell::metrics::{Page, label};
 use std::collections::BTreeMap;
 
-/// Counters of the authorities' answers to requests for grants.
+/// Numbers of requests for grants, by how the authorities answered them.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Answers {
-    /// Grants issued.
+    /// Requests for which the authority issued a grant.
     pub granted: u64,
-    /// Grants denied.
+    /// Requests that the authority denied.
     pub denied: u64,
-    /// Requests without a usable answer.
+    /// Requests to which no usable answer came.
     pub failed: u64,
-    /// Requests for a grant to replace one that is about to end.
+    /// Requests for a new grant in place of one that ends soon.
     pub renewals: u64,
 }
 
@@ -21,17 +21,17 @@ pub struct Answers {
 pub struct Snapshot {
     /// Counters of the kernel program, by name.
     pub counters: BTreeMap<String, u64>,
-    /// Counters of the authorities' answers.
+    /// Numbers of requests for grants, by how the authorities answered them.
     pub answers: Answers,
-    /// Number of grants at hand.
+    /// Number of grants that the agent has.
     pub grants: usize,
-    /// Number of sessions whose authority answered the latest call.
+    /// Number of sessions whose authority has answered the latest call.
     pub reachable: usize,
-    /// Number of sessions whose authority did not answer the latest call.
+    /// Number of sessions whose authority has not answered the latest call.
     pub unreachable: usize,
-    /// Number of interfaces with the program attached.
+    /// Number of interfaces to which the programs are attached.
     pub attached: usize,
-    /// Number of interfaces to which attaching the program failed.
+    /// Number of interfaces to which the programs could not be attached.
     pub failing: usize,
 }
 

@@ -1,22 +1,23 @@
-//! The queue of queued packets between the threads that read them and the loop, which serves its users in turn.
+//! The queue for packets between the threads that read them from the kernel and the daemon's loop. If packets of
+//! several users wait, the loop gets packets of these users in turn.
 
 use engine::agent::{Frame, Turns};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 use wire::map::GrantSlot;
 
-/// Number of packets that may wait for the loop.
+/// Maximum number of packets that wait for the loop.
 const ROOM: usize = 1024;
 
 /// A queued packet.
 pub struct QueuedPacket {
     /// The subject and destination of the packet.
     pub slot: GrantSlot,
-    /// The packet, if it was handed over complete.
+    /// The packet; `None` if it could not be read as a whole.
     pub frame: Option<Frame>,
 }
 
-/// The queue. Clones share it.
+/// The queue of packets that wait for the daemon's loop. All clones of a value refer to the same queue.
 #[derive(Clone)]
 pub struct PacketQueue(Arc<Shared>);
 
@@ -31,14 +32,14 @@ impl PacketQueue {
         Self(Arc::new(Shared { turns: Mutex::new(Turns::new(ROOM)), filled: Notify::new() }))
     }
 
-    /// Appends a packet. If the queue is full, a packet of the user with the most packets is lost, as any packet may
-    /// be.
+    /// Appends a packet. If the queue is full, drops a packet of the user who has the most packets in it.
     pub fn push(&self, packet: QueuedPacket) {
         self.turns().push(packet.slot.subject, packet);
         self.0.filled.notify_one();
     }
 
-    /// Waits for the next packet; safe to cancel. There is one caller only.
+    /// Waits for the next packet, and removes it from the queue. The caller can cancel the wait without losing a
+    /// packet. Only one task at a time is allowed to call this method.
     pub async fn next(&self) -> QueuedPacket {
         loop {
             if let Some(packet) = self.pop() {
@@ -48,7 +49,7 @@ impl PacketQueue {
         }
     }
 
-    /// Returns the next packet, if there is one.
+    /// Removes and returns the next packet, if there is one in the queue.
     pub fn pop(&self) -> Option<QueuedPacket> {
         self.turns().pop()
     }

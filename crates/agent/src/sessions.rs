@@ -1,5 +1,5 @@
-//! The state that is kept per user across restarts: the session and the user's rules, one file each, readable by root
-//! only.
+//! The state of each user that is kept across restarts: the session and the consent rules. There is one file for each
+//! user, which only root can read.
 
 use anyhow::Result;
 use engine::agent::ConsentRules;
@@ -11,10 +11,10 @@ use std::fs::File;
 use std::path::PathBuf;
 use zeroize::Zeroizing;
 
-/// The stored state of one user. No `Debug`: it contains a secret.
+/// The stored state of one user. Has no `Debug` because it contains a secret.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub struct Kept {
-    /// The user's rules, which outlive sessions.
+    /// The user's consent rules, which are kept after the session has ended.
     #[serde(default)]
     pub rules: ConsentRules,
     /// The session, if there is one.
@@ -22,7 +22,7 @@ pub struct Kept {
     pub session: Option<KeptSession>,
 }
 
-/// The stored states of all users, locked against other daemons.
+/// The folder with the states of all users. It is locked, so that no other daemon uses it.
 pub struct Sessions {
     folder: Folder,
     _lock: File,
@@ -30,6 +30,10 @@ pub struct Sessions {
 
 impl Sessions {
     /// Opens the folder, creating it if it is missing, and locks it against other daemons.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the folder can't be made, or another daemon has locked it.
     pub fn open(path: PathBuf) -> Result<Self> {
         let folder = Folder::at(path);
         folder.make()?;
@@ -37,7 +41,11 @@ impl Sessions {
         Ok(Self { folder, _lock })
     }
 
-    /// Loads all stored state, by user id.
+    /// Reads all stored states, by user id. Files that can't be read are left out.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the folder can't be read.
     pub fn load(&self) -> Result<BTreeMap<u32, Kept>> {
         let mut all = BTreeMap::new();
         for name in self.folder.names()? {
@@ -45,7 +53,7 @@ impl Sessions {
             let Some(text) = self.folder.read(&name)?.map(Zeroizing::new) else { continue };
             match serde_json::from_slice(&text) {
                 Ok(kept) => drop(all.insert(uid, kept)),
-                // One broken file must not affect other users.
+                // A broken file must not affect other users.
                 Err(error) => {
                     let file = self.folder.file(&name);
                     let file = file.display();
@@ -56,7 +64,11 @@ impl Sessions {
         Ok(all)
     }
 
-    /// Stores a user's state; the file is replaced atomically.
+    /// Writes a user's state. The user's file is replaced atomically.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file can't be written.
     pub fn save(&self, uid: u32, kept: &Kept) -> Result<()> {
         self.folder.write(&format!("{uid}.json"), &Zeroizing::new(serde_json::to_vec(kept)?))
     }

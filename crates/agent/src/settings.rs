@@ -1,21 +1,25 @@
 //! The daemon's configuration: `agent.toml`, and flags of the same names, which take precedence.
 
+use crate::owners::{cgroup, user};
 use crate::switches::tls::Files;
+use crate::wishes::{self, Wished};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use engine::agent::{self, Consent, Subject};
+use engine::agent::{self, Consent};
 use engine::discovery::{AuthorityUrl, Domain};
 use engine::document::{Faults, Reader, texts};
 use engine::openflow::plane::Household;
+use ipnet::IpNet;
 use reach::agent::DEFAULT_SOCKET;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use wire::map::{Owner, owner};
 
 /// Default path of the configuration file.
 pub const DEFAULT_CONFIG: &str = "/etc/vouchsafe/agent.toml";
 const DEFAULT_DIR: &str = "/var/lib/vouchsafe/agent";
-/// Instance of an agent that was given no name. Part of the path of its pins.
+/// Name of the instance if none is configured. It is part of the path of the agent's pins.
 pub const DEFAULT_INSTANCE: &str = "default";
 const KEYS: &[&str] = &[
     "dir",
@@ -36,7 +40,10 @@ const KEYS: &[&str] = &[
     "switches_key",
     "switches_ca",
     "device",
+    "device_logins",
     "pro_forma",
+    "treatment",
+    "danger_export_keys",
 ];
 
 /// Settings of the daemon, as flags
@@ -60,10 +67,11 @@ pub struct Flags {
     /// Let packets without a local socket (forwarded ones, containers') carry this user's tokens [default: none]
     #[arg(long, value_name = "USER", env = "VOUCHSAFE_AGENT_FORWARDED_AS")]
     pub forwarded_as: Option<String>,
-    /// Packets of this cgroup and those below it carry this user's tokens, whoever runs them; may be repeated
+    /// Let packets from this cgroup and the cgroups below it carry this user's tokens, whichever user sends them; may
+    /// be repeated
     #[arg(long, value_name = "PATH=USER", env = "VOUCHSAFE_AGENT_CGROUP", value_delimiter = ',')]
     pub cgroup: Vec<String>,
-    /// Whether tokens go to destinations for which a user has no rule, allow or deny [default: allow]
+    /// Whether packets to destinations for which a user has no rule carry tokens: allow or deny [default: allow]
     #[arg(long, value_name = "CONSENT", env = "VOUCHSAFE_AGENT_DEFAULT")]
     pub default: Option<String>,
     /// Permit logins to this authority only; may be repeated [default: any]
@@ -85,7 +93,7 @@ pub struct Flags {
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_METRICS")]
     pub metrics: Option<SocketAddr>,
     /// Address at which to listen as the controller of OpenFlow 1.3 switches; then only named interfaces are used
-    /// [default: no]
+    /// [default: do not listen]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_SWITCHES")]
     pub switches: Option<SocketAddr>,
     /// Use TLS with switches, with this certificate [default: no TLS]
@@ -97,11 +105,23 @@ pub struct Flags {
     /// The CA that has signed switches' certificates
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_SWITCHES_CA")]
     pub switches_ca: Option<PathBuf>,
-    /// A device behind a switch whose packets carry this user's tokens; may be repeated [default: those of
-    /// forwarded_as]
+    /// A device behind a switch, and the user whose tokens the device's packets carry; may be repeated [default: the
+    /// user of forwarded_as]
     #[arg(long, value_name = "MAC=USER", env = "VOUCHSAFE_AGENT_DEVICE", value_delimiter = ',')]
     pub device: Vec<String>,
-    /// Give packets from switches no token, to measure the cost of the controller alone [default: no]
+    /// Let people behind switches log their devices in with a browser at this authority, whose client keys are good for
+    /// this network; may be repeated [default: none]
+    #[arg(long, value_name = "URL=NETWORK", env = "VOUCHSAFE_AGENT_DEVICE_LOGINS", value_delimiter = ',')]
+    pub device_logins: Vec<String>,
+    /// Seal the packets of this sender to protected destinations, even if the rule does not demand it:
+    /// dscp:N=TREATMENT, user:NAME=TREATMENT or cgroup:PATH=TREATMENT; may be repeated [default: none]
+    #[arg(long, value_name = "KIND:NAME=TREATMENT", env = "VOUCHSAFE_AGENT_TREATMENT")]
+    pub treatment: Vec<String>,
+    /// For debugging only: write the keys of all sealed tunnels to this file, so that `vouchsafe inspect --keys` can
+    /// open their records in a capture. Everybody who has the file can read what the tunnels carry [default: don't]
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_DANGER_EXPORT_KEYS")]
+    pub danger_export_keys: Option<PathBuf>,
+    /// Give packets from switches no token, to measure the cost of the controller alone [default: give them tokens]
     #[arg(long, env = "VOUCHSAFE_AGENT_PRO_FORMA")]
     pub pro_forma: bool,
 }
@@ -109,40 +129,52 @@ pub struct Flags {
 /// Settings of the daemon.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Directory for sessions and rules.
+    /// Directory in which sessions and rules are stored.
     pub dir: PathBuf,
-    /// Path of the socket for commands.
+    /// Path of the socket on which commands arrive.
     pub socket: PathBuf,
     /// Name that keeps the kernel state of several agents apart.
     pub instance: String,
-    /// Names of the interfaces to use; empty for all but loopback.
+    /// Names of the interfaces to use; empty for all except loopback.
     pub interfaces: Vec<String>,
-    /// The authorities that users may log in to; empty for any.
+    /// The authorities at which users are allowed to log in; empty for any.
     pub authorities: Vec<String>,
-    /// Domains whose records are kept up to date.
+    /// Domains whose records the agent keeps up to date.
     pub discover: Vec<Domain>,
-    /// The name servers to ask; empty for the system's.
+    /// The name servers that the agent asks for records; empty for the system's.
     pub resolvers: Vec<SocketAddr>,
-    /// Whether to look for records in the answers of name servers.
+    /// Whether the agent looks for domains' records (wire.md §7.1) in the answers that name servers send to other
+    /// programs.
     pub overhears: bool,
-    /// The authorities from which client keys may come in band.
+    /// The authorities from which the agent accepts client keys in band.
     pub key_transfer: Vec<String>,
-    /// Address at which metrics are served, if at all.
+    /// Address at which metrics are served; `None` if they are not served.
     pub metrics: Option<SocketAddr>,
-    /// Address at which switches connect, if there are any.
+    /// Address at which the agent waits for connections from switches; `None` if it does not.
     pub switches: Option<SocketAddr>,
     /// The files for TLS with switches; `None` for connections without TLS.
     pub switches_tls: Option<Files>,
     /// The users whose tokens the packets of devices behind switches carry.
     pub household: Household,
-    /// Whether packets from switches pass through the controller without getting tokens.
+    /// The authorities at which people behind switches log their devices in with a browser, by URL, and the networks for
+    /// which the authorities' client keys are good.
+    pub device_logins: BTreeMap<String, Vec<IpNet>>,
+    /// Whether the controller adds no tokens to packets from switches, to measure the cost of the controller alone.
     pub pro_forma: bool,
-    /// Settings of the state machine.
+    /// Senders who ask for a treatment in a sealed tunnel, and the treatments that they ask for.
+    pub wishes: Vec<Wished>,
+    /// File to which the keys of sealed tunnels are written, for debugging; `None` if they are not.
+    pub danger_export_keys: Option<PathBuf>,
+    /// Settings of the state machine in `engine::agent`.
     pub agent: agent::Config,
 }
 
 impl Settings {
-    /// Combines these flags with the file.
+    /// Combines the flags with the configuration file; flags take precedence.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file can't be read, or a setting is invalid.
     pub fn load(flags: Flags) -> Result<Self> {
         let path = flags.config.clone().unwrap_or_else(|| PathBuf::from(DEFAULT_CONFIG));
         let file = match std::fs::read_to_string(&path) {
@@ -220,7 +252,32 @@ impl Settings {
         for url in &key_transfer {
             client::endpoint(url).with_context(|| format!("key_transfer: {url:?}"))?;
         }
+        let mut device_logins: BTreeMap<String, Vec<IpNet>> = BTreeMap::new();
+        for setting in either(flags.device_logins, file.device_logins) {
+            let (url, network) = setting.rsplit_once('=').with_context(|| {
+                format!("device_logins: {setting:?} is invalid: write URL=NETWORK, https://HOST:PORT=192.0.2.0/24")
+            })?;
+            client::endpoint(url).with_context(|| format!("device_logins: {url:?}"))?;
+            let network: IpNet = network
+                .parse()
+                .with_context(|| format!("device_logins: {network:?} is not a network such as 192.0.2.0/24"))?;
+            device_logins.entry(url.to_owned()).or_default().push(network);
+        }
+        if switches.is_none() && !device_logins.is_empty() {
+            bail!("device_logins: `switches` is not set: set the address on which to listen for switches");
+        }
+        let wishes = either(flags.treatment, file.treatment);
+        if !wishes.is_empty() && !cfg!(feature = "seal") {
+            bail!("treatment: this program was built without sealed tunnels: build it with the feature `seal`");
+        }
+        let danger_export_keys = flags.danger_export_keys.or(file.danger_export_keys);
+        if danger_export_keys.is_some() && !cfg!(feature = "seal") {
+            bail!("danger_export_keys: this program was built without sealed tunnels, so there are no keys");
+        }
+        let wishes = wishes.iter().map(|text| wishes::setting(text)).collect::<Result<_>>()?;
         Ok(Self {
+            wishes,
+            danger_export_keys,
             discover: discover.collect::<Result<_>>()?,
             resolvers: resolvers.collect::<Result<_>>()?,
             overhears: !(flags.no_discovery || file.no_discovery),
@@ -234,8 +291,9 @@ impl Settings {
             switches,
             switches_tls,
             household,
+            device_logins,
             pro_forma: flags.pro_forma || file.pro_forma,
-            agent: agent::Config { default, owners, forgets_pairs: switches.is_some() },
+            agent: agent::Config { default, owners, forgets_pairs: switches.is_some(), seals: cfg!(feature = "seal") },
         })
     }
 }
@@ -247,12 +305,13 @@ fn read(text: &str) -> Result<Flags, Faults> {
             ["dir", "socket", "instance", "forwarded_as", "default"].map(&mut one);
         let [switches_certificate, switches_key, switches_ca] =
             ["switches_certificate", "switches_key", "switches_ca"].map(&mut one).map(|path| path.map(PathBuf::from));
+        let danger_export_keys = one("danger_export_keys").map(PathBuf::from);
         let mut many = |key| {
             let list = fields.value(key).map(|value| texts(reader, value)).unwrap_or_default();
             list.iter().map(|text| (*text.get_ref()).to_owned()).collect()
         };
-        let [interface, cgroup, authority, device, key_transfer] =
-            ["interface", "cgroup", "authority", "device", "key_transfer"].map(&mut many);
+        let [interface, cgroup, authority, device, device_logins, key_transfer, treatment] =
+            ["interface", "cgroup", "authority", "device", "device_logins", "key_transfer", "treatment"].map(&mut many);
         let [discover, resolver] = ["discover", "resolver"].map(&mut many);
         let metrics = fields.address(reader, "metrics", "127.0.0.1:9466");
         let switches = fields.address(reader, "switches", "127.0.0.1:6653");
@@ -274,20 +333,15 @@ fn read(text: &str) -> Result<Flags, Faults> {
             switches_key,
             switches_ca,
             device,
+            device_logins,
+            treatment,
+            danger_export_keys,
             pro_forma: fields.yes(reader, "pro_forma"),
             discover,
             resolver,
             no_discovery: fields.yes(reader, "no_discovery"),
         })
     })
-}
-
-fn user(name: &str) -> Result<Subject> {
-    if let Ok(uid) = name.parse() {
-        return Ok(Subject::of_user(uid));
-    }
-    let user = nix::unistd::User::from_name(name).with_context(|| format!("cannot look up the user {name:?}"))?;
-    Ok(Subject::of_user(user.with_context(|| format!("there is no user {name:?}"))?.uid.as_raw()))
 }
 
 fn hardware_address(text: &str) -> Option<[u8; 6]> {
@@ -299,25 +353,10 @@ fn hardware_address(text: &str) -> Option<[u8; 6]> {
     parts.next().is_none().then_some(address)
 }
 
-/// Returns the owner for a cgroup, whose id is its directory's inode number (version 2 hierarchy). The path is
-/// absolute, or starts at the hierarchy's root.
-fn cgroup(path: &str) -> Result<Owner> {
-    use std::os::unix::fs::MetadataExt;
-    let mounts = std::fs::read_to_string("/proc/mounts").context("cgroup: cannot read /proc/mounts")?;
-    let mut mounted = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    let root = mounted.find_map(|words| (words.get(2) == Some(&"cgroup2")).then(|| words[1].to_owned()));
-    let root = root.context("cgroup: no cgroup2 file system is mounted")?;
-    let full = match Path::new(path).strip_prefix(&root) {
-        Ok(_) => PathBuf::from(path),
-        Err(_) => Path::new(&root).join(path.trim_start_matches('/')),
-    };
-    let inode = std::fs::metadata(&full).with_context(|| format!("cgroup: cannot find {}", full.display()))?.ino();
-    Ok(Owner { kind: owner::CGROUP, reserved: 0, id: inode })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use engine::agent::Subject;
 
     #[test]
     fn a_flag_goes_before_the_file() {
@@ -365,6 +404,9 @@ mod tests {
             "discover = \"a b\"",
             "resolver = \"192.0.2.53\"",
             "key_transfer = \"foo\"",
+            "device_logins = \"https://192.0.2.1:8443=192.0.2.0/24\"",
+            "switches = \"127.0.0.1:6653\"\ndevice_logins = \"https://192.0.2.1:8443\"",
+            "switches = \"127.0.0.1:6653\"\ndevice_logins = \"https://192.0.2.1:8443=all\"",
         ] {
             assert!(Settings::resolve(Flags::default(), read(wrong).unwrap()).is_err(), "{wrong}");
         }

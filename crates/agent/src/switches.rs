@@ -1,4 +1,4 @@
-//! The side of OpenFlow switches: they connect to the daemon, elevate packets to it and get them back.
+//! The daemon's OpenFlow controller. Switches connect to it, send packets to it, and get these packets back.
 
 pub mod tls;
 
@@ -8,7 +8,9 @@ use anyhow::{Context, Result};
 use engine::agent::insertion::Used;
 use engine::agent::{Frame, Output, Subject};
 use engine::discovery::{Overheard, message};
-use engine::openflow::plane::{Fate, Origin, Plane};
+use engine::openflow::fate::{Fate, Origin};
+use engine::openflow::logins::Realm;
+use engine::openflow::plane::Plane;
 use engine::openflow::switch::{Event, Switch};
 use reach::protocol;
 use std::collections::BTreeMap;
@@ -21,21 +23,21 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use wire::map::{GrantSlot, owner};
 
-/// Largest number of switches at a time.
+/// Maximum number of connected switches.
 const SWITCHES_MAX: usize = 64;
-/// Largest number of messages queued for a switch; when the queue is full, the daemon drops the connection.
+/// Maximum number of messages queued for a switch. When the queue is full, the daemon drops the connection.
 const QUEUE: usize = 4096;
-/// Largest number of name servers' answers that are parsed per second; more are not from a normal network.
+/// Maximum number of name servers' answers that are parsed per second. A normal network does not send more.
 const ANSWERS_PER_SECOND: u32 = 64;
 const CHUNK: usize = 64 * 1024;
 
-/// A message from a connection to the loop.
+/// A message from a switch's connection to the daemon's loop. The number in it identifies the connection.
 pub enum News {
     /// A switch connected.
     Connected(TcpStream, SocketAddr),
     /// A switch sent bytes.
     Received(u64, Vec<u8>),
-    /// A switch's connection has ended, or failed to be set up, with the reason.
+    /// A switch's connection has ended, or could not be set up, with the reason.
     Ended(u64, Result<()>),
 }
 
@@ -47,14 +49,14 @@ pub struct Switches {
     news: mpsc::Sender<News>,
     listening: JoinHandle<()>,
     tls: Option<TlsAcceptor>,
-    /// Difference between Unix time and the boot clock, nanoseconds.
+    /// Difference between Unix time and the boot clock, in nanoseconds.
     clock: u64,
     generation: u16,
     queued: Vec<QueuedPacket>,
     overheard: Vec<Overheard>,
     /// Whether to look for records in the answers of name servers.
     overhears: bool,
-    /// The current second, and the number of answers in it.
+    /// The current second, and the number of answers parsed in it.
     overhearing: (u64, u32),
 }
 
@@ -78,7 +80,12 @@ impl Drop for Switches {
 }
 
 impl Switches {
-    /// Listens for switches, if that is configured. Their messages go to `news`.
+    /// Listens for switches if the settings contain an address for that; otherwise returns `None`. Connections send
+    /// their messages to `news`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the address can't be bound, or a file for TLS can't be read.
     pub async fn listen(settings: &Settings, news: mpsc::Sender<News>) -> Result<Option<Self>> {
         let Some(address) = settings.switches else { return Ok(None) };
         let listener = TcpListener::bind(address).await;
@@ -118,7 +125,8 @@ impl Switches {
         }))
     }
 
-    /// Carries out an output of the state machine for the switches. Returns whether it concerned only them.
+    /// Carries out an output of the state machine as far as it concerns switches. Returns `true` if nothing else has to
+    /// be done for this output.
     pub fn perform(&mut self, output: &Output, now: Duration) -> bool {
         match output {
             Output::SetOwner(owner, subject) if owner.kind == owner::USER => self.plane.log_in(*subject),
@@ -131,8 +139,7 @@ impl Switches {
             Output::Remove(slot) => self.plane.remove(slot),
             Output::Protect(entries) => {
                 self.plane.protect(entries.clone());
-                self.connections.values_mut().for_each(|connection| connection.switch.protect(entries));
-                self.write(now);
+                self.protect(now);
             }
             Output::SetClock(offset) => self.clock = *offset,
             Output::Send(subject, frame) if Plane::is_from_switch(frame) => {
@@ -144,7 +151,22 @@ impl Switches {
         false
     }
 
-    /// Processes a message from a connection; returns the packets that now wait for a grant.
+    /// Sets the authorities at which people behind switches log in with a browser, and their networks.
+    pub fn set_realms(&mut self, realms: Vec<Realm>, now: Duration) {
+        self.plane.set_realms(realms);
+        self.protect(now);
+    }
+
+    /// Gives all switches the rules for what is protected now.
+    fn protect(&mut self, now: Duration) {
+        let authorities = self.plane.authorities();
+        for connection in self.connections.values_mut() {
+            connection.switch.protect(self.plane.protected(), &authorities);
+        }
+        self.write(now);
+    }
+
+    /// Processes a message from a connection. Returns those packets in it that have to wait for a grant.
     pub fn receive(&mut self, news: News, now: Duration) -> Vec<QueuedPacket> {
         match news {
             News::Connected(stream, from) => self.connected(stream, from, now),
@@ -168,12 +190,12 @@ impl Switches {
         std::mem::take(&mut self.queued)
     }
 
-    /// Takes the records that were overheard since the last call.
+    /// Returns the records that were overheard since the last call, and forgets them.
     pub fn overheard(&mut self) -> Vec<Overheard> {
         std::mem::take(&mut self.overheard)
     }
 
-    /// Checks connections for timeouts.
+    /// Ends connections that have timed out.
     pub fn tick(&mut self, now: Duration) {
         for (_, connection) in self.connections.extract_if(.., |_, connection| connection.switch.tick(now).is_err()) {
             tracing::warn!(from = %connection.from, "disconnecting the switch: it does not answer");
@@ -181,17 +203,19 @@ impl Switches {
         self.write(now);
     }
 
-    /// Returns how an entry has been used.
+    /// Returns the time when the controller last made a token from an entry, and the number of nonces used by then.
     pub fn used(&self, slot: &GrantSlot) -> Used {
         self.plane.used(slot)
     }
 
-    /// Returns the counters by name.
-    pub fn counters(&self) -> [(&'static str, u64); 8] {
-        self.plane.counts().named()
+    /// Returns the controller's counters by name.
+    pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let logins = self.plane.logins().counts();
+        let of_logins = [("support", logins.support), ("keys_in_band", logins.keys), ("keys_refused", logins.refused)];
+        self.plane.counts().named().into_iter().chain(of_logins)
     }
 
-    /// Returns the switches for display.
+    /// Returns the switches in the form for display.
     pub fn shown(&self) -> Vec<protocol::Interface> {
         let shown = self.connections.values().map(|connection| protocol::Interface {
             name: match connection.switch.datapath() {
@@ -212,7 +236,7 @@ impl Switches {
         self.next += 1;
         let (id, news, tls) = (self.next, self.news.clone(), self.tls.clone());
         let (to, waiting) = mpsc::channel::<Vec<u8>>(QUEUE);
-        // Without Nagle's algorithm, which would delay packets.
+        // Nagle's algorithm would delay packets.
         let _ = stream.set_nodelay(true);
         let reading = tokio::spawn(async move {
             let ended = match tls {
@@ -232,6 +256,7 @@ impl Switches {
         });
         self.generation = self.generation.wrapping_add(1);
         let switch = Switch::new(now, self.plane.protected().to_vec(), self.generation);
+        let switch = switch.with_authorities(self.plane.authorities());
         let switch = if self.overhears { switch } else { switch.without_overhearing() };
         self.connections.insert(id, Connection { switch, from, to, reading });
         self.events(id, now);
@@ -289,7 +314,8 @@ impl Switches {
         match fate {
             Fate::Forward { rules, frames } => {
                 let mut there = self.connections.values_mut();
-                // A switch that reconnected may be listed twice for a while: the later connection is the current one.
+                // A switch that has reconnected may be in the list twice for some time; the later connection is the
+                // current one.
                 let switch = there.rfind(|connection| connection.switch.datapath() == Some(origin.datapath));
                 if let Some(connection) = switch {
                     connection.switch.forward(origin.port, rules, frames);
@@ -332,7 +358,7 @@ async fn converse(
     };
     let write = async {
         while let Some(mut bytes) = waiting.recv().await {
-            // Coalesce rules and the packet that follows them into one segment.
+            // Send the rules and the packet that follows them in one segment.
             while let Ok(more) = waiting.try_recv() {
                 bytes.extend(more);
             }

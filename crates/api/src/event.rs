@@ -1,57 +1,61 @@
-//! The stream of events that the authority pushes, and the calls of verifiers that follow from events.
+//! Events that the authority pushes to sessions and verifiers, and the calls that a verifier makes in response to them.
 
 use crate::form::handles_hex;
 use crate::segment::Withdrawal;
 use crate::verifier::{GrantOwner, LivePair, RevokedGrant, RevokedSession};
 use serde::{Deserialize, Serialize};
 
-/// `GET /v1/events` of a session or a verifier: server-sent events, each one of these as JSON. A stream begins with
-/// `Hello`; after it, a client that (re)connects reads its configuration or destinations again, so that it misses
-/// nothing.
+/// An event that the authority pushes to a session or a verifier on the stream of `GET /v1/events`. The stream consists
+/// of server-sent events; the data of each is one `Event` in JSON. Every stream begins with [`Event::Hello`]. After
+/// `Hello`, a client reads its configuration or its destinations again, so that it misses no change that happened while
+/// it was not connected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// The stream is open.
     Hello,
-    /// Sent every 10 s so that a dead connection is noticed.
+    /// Sent every 10 s, so that the client notices a dead connection.
     Alive,
-    /// Receivers or rules changed, or time windows put other rules into force: the client reads its configuration or
-    /// destinations again. A verifier also asks about its flows.
+    /// Receivers or rules changed, or a time window opened or closed: the client reads its configuration or its
+    /// destinations again. A verifier also asks which live flows to cut, with [`LiveFlows`].
     Policy,
-    /// Grants that have ended were revoked: the verifier asks which flows to cut (to verifiers only).
+    /// A revocation included grants that have already ended: the verifier asks which live flows to cut, with
+    /// [`LiveFlows`] (sent to verifiers only).
     Recheck,
-    /// These grants were revoked; the verifier cuts their flows.
+    /// Grants were revoked. A verifier cuts their flows; an agent no longer uses them.
     Revoked {
         /// The revoked grants.
         grants: Vec<RevokedGrant>,
     },
-    /// These sessions ended; the verifier cuts their flows and those of their grants (to verifiers only).
+    /// Sessions ended: the verifier cuts the flows of these sessions and of their grants (sent to verifiers only).
     SessionsRevoked {
         /// The ended sessions.
         sessions: Vec<RevokedSession>,
     },
-    /// A grant for this verifier was issued (to verifiers only).
+    /// A grant for this verifier was issued (sent to verifiers only).
     Granted {
         /// The owner of the grant.
         owner: GrantOwner,
     },
-    /// The verifier accepts tokens of this pair from now on (to verifiers only).
+    /// The verifier accepts tokens of this pair from now on (sent to verifiers only).
     Pair {
-        /// The pair.
+        /// The pair that the verifier accepts.
         pair: LivePair,
     },
-    /// Path segments are void: a verifier on a path checks for them, a session that requested them requests them again.
+    /// Consent was withdrawn, which makes path segments void. A verifier on a path rejects these segments; a session
+    /// that requested such a segment requests a new segment.
     Withdrawn {
         /// The withdrawn consent.
         withdrawn: Vec<Withdrawal>,
     },
-    /// The session ended (to sessions only).
+    /// The session ended (sent to sessions only).
     LoggedOut,
 }
 
 impl Event {
-    /// Returns which verifiers confirm this event.
+    /// Returns the weakest setting under which a verifier confirms this event; [`Confirm::Nothing`] if no verifier
+    /// confirms it.
     pub const fn confirm(&self) -> Confirm {
         match self {
             Self::Pair { .. } => Confirm::Pairs,
@@ -61,24 +65,24 @@ impl Event {
     }
 }
 
-/// Events on its stream that a verifier confirms with [`Acknowledgement`]: `?confirm=` of `GET /v1/events`. Before the authority
-/// answers the client's request for such a grant, it waits a short time for the confirmation, so that normally no first
-/// packet reaches the verifier before the event.
+/// The events that a verifier confirms with an [`Acknowledgement`]: the parameter `confirm` of `GET /v1/events`. If
+/// the event announces a new grant, the authority waits a short time for the confirmation before it gives the grant to
+/// the client. So the first packet with this grant normally reaches the verifier after the event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Confirm {
-    /// No events.
+    /// The verifier confirms no events.
     #[default]
     Nothing,
-    /// Events about pairs.
+    /// The verifier confirms events about pairs.
     Pairs,
-    /// Events about pairs and about owners of grants.
+    /// The verifier confirms events about pairs and about owners of grants.
     Grants,
 }
 
 impl Confirm {
-    /// Returns the name used in the query.
+    /// Returns the name of the setting in the query parameter.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",
@@ -88,7 +92,7 @@ impl Confirm {
     }
 }
 
-/// `POST /v1/verifier/heard` of a verifier: confirms that it has received these grants.
+/// `POST /v1/verifier/heard` of a verifier: confirms that the verifier has received the events about these grants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -99,11 +103,11 @@ pub struct Acknowledgement {
     pub handles: Vec<u64>,
 }
 
-/// Maximum number of handles in one [`LiveFlows`].
+/// Maximum number of handles in one [`LiveFlows`] or [`Acknowledgement`].
 pub const LIVE_FLOWS_MAX: usize = 4096;
 
-/// `POST /v1/verifier/flows` of a verifier: ask which live flows to cut. A flow may outlive its grant, and
-/// [`Event::Revoked`] names only grants that have not ended.
+/// `POST /v1/verifier/flows` of a verifier: asks which live flows the verifier must cut. This call also finds flows
+/// that outlived their grants: [`Event::Revoked`] does not name grants that have ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -118,13 +122,13 @@ pub struct LiveFlows {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct FlowsToCut {
-    /// Grants whose flows the verifier cuts: those revoked before or after their end, those whose person or device is
-    /// gone, those that the policy would no longer allow, and those that the authority doesn't know (any more), which
-    /// it reports as ended at time 0.
+    /// The grants whose flows the verifier cuts: those that were revoked (before or after they ended), those whose
+    /// person or device no longer exists, those that the policy would no longer allow, and those that the authority
+    /// does not know. The `expires` of an unknown grant is 0.
     pub cut: Vec<RevokedGrant>,
 }
 
-/// Schema of a list of handles.
+/// Returns the schema of a list of handles.
 #[cfg(feature = "schema")]
 fn handles() -> utoipa::openapi::Schema {
     let handle = utoipa::openapi::RefOr::T(crate::schema::handle());

@@ -4,27 +4,27 @@ use crate::form::whole;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
-/// `POST /v1/verifier/explain` of a verifier: ask whether the policy would let a person in.
+/// `POST /v1/verifier/explain` of a verifier: asks whether the policy would grant a person access to a destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ExplainRequest {
-    /// The person's name.
+    /// The name of the person about whom the question is.
     pub person: String,
-    /// The device whose tags the person has; without it, only a service account's own tags.
+    /// The device whose tags count for the decision. Without a device, only the tags of a service account count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Groups in addition to those that the authority knows of.
+    /// Groups of the person, in addition to those that the authority knows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<String>,
-    /// Tags in addition to those that the authority knows of.
+    /// Tags of the device, in addition to those that the authority knows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tags: Vec<String>,
-    /// The address from which the person would call the authority.
+    /// The address from which the person would call the authority; without it, rules about addresses do not match.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address_or_none))]
     pub source: Option<IpAddr>,
-    /// The receiver's address.
+    /// The address of the receiver to which the person would send.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address, example = "203.0.113.10"))]
     pub address: IpAddr,
     /// The IP protocol number.
@@ -44,7 +44,8 @@ pub struct PersonExplanation {
     /// The policy's decision.
     #[serde(flatten)]
     pub explanation: Explanation,
-    /// The facts that the answer is based on, and those that were not known: one readable line each.
+    /// The facts on which the decision is based: one readable line each for groups, tags and source address. A line
+    /// also says if a fact is unknown. Groups and tags that only the authority knows are not named.
     pub taken: Vec<String>,
 }
 
@@ -54,10 +55,10 @@ pub struct PersonExplanation {
 pub struct Explanation {
     /// Whether the authority would issue a grant.
     pub allowed: bool,
-    /// The receiver's name, if the destination belongs to one.
+    /// The receiver's name, if the destination belongs to a receiver.
     pub receiver: Option<String>,
-    /// The deciding rule, if one matched.
+    /// The label of the deciding rule, if a rule matched.
     pub rule: Option<String>,
-    /// One readable sentence.
+    /// The reason for the decision in one readable sentence.
     pub text: String,
 }

@@ -1,4 +1,4 @@
-//! Notations of numbers and objects in JSON.
+//! Functions that read and write numbers, handles and objects in JSON.
 
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Error, IntoDeserializer, MapAccess, Visitor};
@@ -6,7 +6,8 @@ use serde::{Deserialize, Deserializer};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Reads a whole number in either notation: JSON does not distinguish 6 and 6.0 (RFC 8259 §6), nor does JSON Schema.
+/// Reads a whole number that is written as 6 or as 6.0: neither JSON (RFC 8259 §6) nor JSON Schema distinguishes the
+/// two.
 pub(crate) fn whole<'de, D: Deserializer<'de>, T: TryFrom<u32>>(from: D) -> Result<T, D::Error> {
     let number = f64::deserialize(from)?;
     let is_whole = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
@@ -14,14 +15,14 @@ pub(crate) fn whole<'de, D: Deserializer<'de>, T: TryFrom<u32>>(from: D) -> Resu
     whole.ok_or_else(|| D::Error::custom(format_args!("{number} is not a whole number of this range")))
 }
 
-/// Reads a whole number in either notation, or nothing.
+/// Reads a whole number, written as 6 or as 6.0; `null` becomes `None`.
 pub(crate) fn some_whole<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     let number = Option::<f64>::deserialize(from)?;
     number.map(|number| whole(number.into_deserializer())).transpose()
 }
 
-/// Reads an object, or nothing. Without this, a structure is also read from an array of its values, which the API's
-/// description does not allow.
+/// Reads an object; `null` becomes `None`. Serde's derived reader would also accept an array of the fields' values,
+/// which the API's description does not allow.
 pub(crate) fn some_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
     struct Object<T>(PhantomData<T>);
 
@@ -45,7 +46,7 @@ pub(crate) fn some_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: 
 }
 
 pub(crate) mod handles_hex {
-    //! A list of handles, each written by [`super::handle_hex`].
+    //! Writes and reads a list of handles, each in the notation of [`super::handle_hex`].
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     #[derive(Serialize, Deserialize)]
@@ -63,7 +64,7 @@ pub(crate) mod handles_hex {
 }
 
 pub(crate) mod handle_hex {
-    //! A 64-bit handle as 16 hex digits, because many JSON readers lose bits of numbers beyond 2^53.
+    //! Writes and reads a 64-bit handle as 16 hex digits, because many JSON readers lose bits of numbers beyond 2^53.
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub fn serialize<S: Serializer>(handle: &u64, to: S) -> Result<S::Ok, S::Error> {

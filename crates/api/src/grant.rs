@@ -1,4 +1,4 @@
-//! Protected receivers, and grants to send to them.
+//! Protected receivers, and the grants with which a session may send to them.
 
 use crate::form::whole;
 use crate::sealing::GrantSealing;
@@ -32,20 +32,20 @@ pub struct Receiver {
     pub services: Vec<Service>,
 }
 
-/// `GET /v1/destinations` of a session: the receivers that some rule lets this person reach.
+/// The answer to `GET /v1/destinations` of a session: the receivers that some rule lets this person reach.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Destinations {
-    /// The receivers.
+    /// The receivers that the person may reach.
     pub destinations: Vec<Receiver>,
-    /// Where packets have to travel in a sealed tunnel.
+    /// The receivers to which packets must travel in a sealed tunnel, and the addresses of the tunnels.
     #[serde(default, skip_serializing_if = "SealedDestinations::is_empty")]
     pub sealed: SealedDestinations,
-    /// The authority's clock.
+    /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
 }
 
-/// `POST /v1/grants` of a session: request a grant to send to a destination.
+/// `POST /v1/grants` of a session: requests a grant to send to a destination.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -61,16 +61,18 @@ pub struct GrantRequest {
     #[cfg_attr(feature = "schema", schema(maximum = 65535))]
     #[serde(deserialize_with = "whole")]
     pub port: u16,
-    /// Whether the person has consented to this destination, for destinations where they want to be asked.
+    /// Whether the person has consented to this request. Needed for a destination for which the person's choice is
+    /// `ask`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub consented: bool,
-    /// Whether the authority may send the client key of the suite `sha224` in band, in a packet of this connection
-    /// (wire.md §5.4.1).
+    /// Whether the authority is allowed to send the client key of the suite `sha224` in band, in a packet of this
+    /// connection (wire.md §5.4.1).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub in_band: bool,
 }
 
-/// The answer to [`GrantRequest`] if a rule allows it. A denial is a [`Problem`] with status 403.
+/// The answer to [`GrantRequest`] if a rule allows the request. A denial is a [`Problem`](crate::Problem) with status
+/// 403.
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Grant {
@@ -84,37 +86,40 @@ pub struct Grant {
     pub prefix: IpNet,
     /// The receiver's name.
     pub receiver: String,
-    /// The rule that allowed it, `policy.toml:LINE name` or its number.
+    /// The rule that allowed the grant: `policy.toml:LINE NAME`, or `policy.toml:LINE rule N` if the rule has no name.
     pub rule: String,
-    /// Carrier of the tokens: `tail` or `shim`.
+    /// The carrier of the tokens: `tail` or `shim`.
     pub carrier: String,
-    /// The rule's demand in a sealed tunnel; missing if the verifier has no tunnel. If a treatment is demanded, the header has
-    /// the flag SEALED, and a token admits inside a tunnel only.
+    /// The rule's demands on a sealed tunnel, and the addresses of the tunnels; missing if the verifier has no tunnel.
+    /// If the rule demands a treatment, the header has the flag SEALED, and the verifier accepts a token only inside a
+    /// tunnel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealing: Option<GrantSealing>,
-    /// End of the grant.
+    /// The time at which the grant ends, in Unix seconds.
     pub expires: u64,
-    /// The authority's clock.
+    /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
 }
 
-/// Facts about sealed tunnels that a session needs before it has any grant.
+/// Facts about sealed tunnels that a session needs before it requests a grant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SealedDestinations {
-    /// Treatment of the receivers to which packets may travel in a tunnel only, by the receiver's name.
+    /// The receivers whose packets must travel in a tunnel: for the name of each, the treatment that the policy's rule
+    /// demands.
     pub demanded: BTreeMap<String, String>,
-    /// Receivers to which a rule would let the person send in a tunnel only, but none does now. Packets to them are not
-    /// sent: outside of a tunnel they would be in clear.
+    /// Receivers to which the person is not allowed to send now, although a rule with a treatment allows it in
+    /// principle: the rule's time window is closed, or another rule denies. The agent sends no packets to these
+    /// receivers, because outside of a tunnel the packets would travel in clear.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub closed: Vec<Receiver>,
-    /// Where tunnels begin.
+    /// Addresses and UDP ports at which the verifiers' tunnels begin.
     #[cfg_attr(feature = "schema", schema(value_type = Vec<String>))]
     pub tunnels: Vec<SocketAddr>,
 }
 
 impl SealedDestinations {
-    /// Reports whether there are no tunnels and nothing is demanded.
+    /// Reports whether all fields are empty: no tunnels, nothing demanded, no closed receivers.
     pub fn is_empty(&self) -> bool {
         self.demanded.is_empty() && self.closed.is_empty() && self.tunnels.is_empty()
     }

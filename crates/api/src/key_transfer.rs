@@ -1,5 +1,6 @@
-//! Messages between an authority and the process that sends client keys in band for it (wire.md §5.4.1): the authority
-//! itself runs without the privileges that kernel programs require.
+//! Messages between the authority and the process that sends client keys in band for the authority (wire.md §5.4.1).
+//! The process and the authority are separate because the authority runs without the privileges that kernel programs
+//! require.
 
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddrV4;
@@ -7,15 +8,16 @@ use std::net::SocketAddrV4;
 /// Default socket path of the process that sends client keys in band.
 pub const DEFAULT_SOCKET: &str = "/run/vouchsafe-transfer/socket";
 
-/// A request to send this key on this flow. Has no `Debug`: it holds the key.
+/// A request to the process that sends client keys in band: to send the client key in `content` in a packet of the
+/// connection between `client` and `server`. Has no `Debug`, because it contains the key.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HandOver {
-    /// The client's end of the connection.
+    /// Address and port of the client's end of the connection.
     pub client: SocketAddrV4,
-    /// The authority's end of the connection.
+    /// Address and port of the authority's end of the connection.
     pub server: SocketAddrV4,
-    /// The 35 bytes of wire.md §5.4, in hex. Secret.
+    /// The client key and its pair: the 35 bytes of wire.md §5.4, in hex. Secret.
     pub content: String,
 }
 
@@ -23,10 +25,11 @@ pub struct HandOver {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HandedOver {
-    /// The next suitable packet of the flow carries the key.
+    /// The process has accepted the key: the next suitable packet of the connection will carry it.
     Yes,
-    /// The flow's client did not announce that it accepts keys, or an earlier key still waits for its packet.
+    /// The client did not announce that it accepts keys in band, or an earlier key still waits for a packet of the same
+    /// connection.
     No,
-    /// The transfer failed, for this reason.
+    /// The transfer failed; the text is the reason.
     Failed(String),
 }

@@ -1,19 +1,20 @@
-//! Keys that the authority hands to verifiers.
+//! Keys that the authority sends to verifiers.
 
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use wire::{Epoch, ProofKey};
 
-/// `GET /v1/verifier/keys?ahead=N`: the previous, the current and the next N epochs (N at most 48).
+/// The answer to `GET /v1/verifier/keys?ahead=N` of a verifier: the verifier's keys for the previous epoch, the current
+/// epoch and the next N epochs (N at most 48).
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct EpochKeys {
     /// One key per epoch, oldest first.
     pub keys: Vec<EpochKey>,
-    /// Keys for the proofs that the verifier checks, if it is on a path of a virtual network.
+    /// The keys with which the verifier checks proofs; missing if the verifier is on no path of a virtual network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proofs: Option<ProofKeys>,
-    /// The authority's clock.
+    /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
 }
 
@@ -27,11 +28,11 @@ pub struct EpochKey {
     pub key: String,
 }
 
-/// A verifier's keys for the proofs of one authority.
+/// The keys with which a verifier checks the proofs of one authority.
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct ProofKeys {
-    /// The authority's address, as segments name it.
+    /// The authority's address, as path segments contain it.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address, example = "198.51.100.1"))]
     pub authority: IpAddr,
     /// One key per epoch, oldest first.
@@ -39,7 +40,10 @@ pub struct ProofKeys {
 }
 
 impl ProofKeys {
-    /// Decodes the keys; the error is the epoch of a malformed one.
+    /// Returns each key with the authority's address and the key's epoch.
+    ///
+    /// # Errors
+    /// Returns the epoch of the first key that is not 64 hex digits.
     pub fn read(&self) -> Result<Vec<(IpAddr, Epoch, ProofKey)>, u64> {
         let read = |key: &EpochKey| {
             let mut bytes = [0; 32];

@@ -1,11 +1,14 @@
-//! JSON messages between the authority, its callers and its helper `transfer`: one definition for both ends.
+//! JSON messages between the authority, its clients (agents, verifiers, tunnel endpoints) and its helper `vouchsafe
+//! transfer`. Both ends of a connection use the same types.
 //!
 //! The authority's HTTPS API is JSON under `/v1`; errors are [`Problem`] bodies (RFC 9457). Byte strings are lower-case
-//! hex. Times are Unix seconds. The feature `schema` describes the types for OpenAPI.
+//! hex. Times are Unix seconds. The feature `schema` adds descriptions of the types for OpenAPI.
 //!
-//! These types decide nothing. `client` and `authority` convert between them and the types that `engine` decides with.
+//! These types contain no logic. `client` and `authority` convert them from and to the types of `engine`, which makes
+//! the decisions.
 #![forbid(unsafe_code)]
 
+mod complaint;
 mod event;
 mod explain;
 mod form;
@@ -23,6 +26,7 @@ mod sealing;
 mod segment;
 mod verifier;
 
+pub use complaint::{COMPLAINT_POINTS_MAX, Complaint, Misconduct, Standing};
 pub use event::{Acknowledgement, Confirm, Event, FlowsToCut, LIVE_FLOWS_MAX, LiveFlows};
 pub use explain::{ExplainRequest, Explanation, PersonExplanation};
 pub use grant::{Destinations, Grant, GrantRequest, Receiver, SealedDestinations, Service};

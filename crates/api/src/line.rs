@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 use wire::ask::{LineKey, LineNumber};
 
-/// The answer to `POST /v1/segments/line` of a session, which issues a line that replaces the session's earlier one.
+/// The answer to `POST /v1/segments/line` of a session: a new line, which replaces the session's earlier line.
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Line {
-    /// The authority's UDP port.
+    /// The UDP port at which the authority receives requests on lines.
     pub port: u16,
     /// The line's number: 16 hex digits.
     #[serde(with = "crate::form::handle_hex")]
@@ -15,9 +15,9 @@ pub struct Line {
     pub line: u64,
     /// The line's key, 32 bytes, hex. Secret.
     pub key: String,
-    /// The latest end of the line: the end of its session.
+    /// The time at which the line ends at the latest: the end of the session, in Unix seconds.
     pub expires: u64,
-    /// The authority's clock.
+    /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
 }
 

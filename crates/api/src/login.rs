@@ -1,13 +1,14 @@
-//! Login by identity provider, and login of machines: the messages between agents and the authority.
+//! Messages between agents and the authority for logging in: with a password, at an identity provider, and as a service
+//! account.
 //!
-//! The authority is the provider's relying party; an agent starts a login and finishes it. To finish it, the agent must
-//! present the secret (`verifier`) whose hash it sent at the start, so an address or a code is useless to an attacker
-//! who obtains it. In a browser, the person first has to approve the login on a page of the authority before the
-//! authority creates a code, because a provider that already knows the person asks nothing.
+//! The authority is the provider's relying party. An agent starts a login and finishes it. To finish the login, the
+//! agent must present the secret (`verifier`) whose hash it sent at the start. So an attacker who knows only the
+//! login's address or its code can't finish it. A provider that already knows a person asks the person nothing.
+//! Therefore the authority creates a code only after the person has approved the login on one of the authority's pages.
 
 use serde::{Deserialize, Serialize};
 
-/// `POST /v1/login`, unauthenticated.
+/// `POST /v1/login`, unauthenticated: logs in with the password of an account.
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -27,7 +28,7 @@ pub struct Login {
     pub device: String,
 }
 
-/// The answer to [`Login`].
+/// A new session: the answer to [`Login`] and to [`ServiceLogin`], and the content of [`LoginOutcome::LoggedIn`].
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Session {
@@ -37,13 +38,13 @@ pub struct Session {
     pub person: String,
     /// The device's name.
     pub device: String,
-    /// End of the session.
+    /// The time at which the session ends, in Unix seconds.
     pub expires: u64,
-    /// The authority's clock.
+    /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
 }
 
-/// `GET /v1/login`, unauthenticated: the available ways to log in.
+/// The answer to `GET /v1/login`, unauthenticated: the available ways to log in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct LoginMethods {
@@ -51,20 +52,20 @@ pub struct LoginMethods {
     pub provider: Option<IdentityProvider>,
 }
 
-/// The agent's view of an identity provider.
+/// The identity provider at which people log in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct IdentityProvider {
-    /// Address of the provider.
+    /// The provider's issuer identifier (OpenID Connect), a URL.
     pub issuer: String,
 }
 
-/// `POST /v1/login/browser`, unauthenticated: start a login in a browser on the agent's machine.
+/// `POST /v1/login/browser`, unauthenticated: starts a login in a browser on the agent's machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct BrowserLogin {
-    /// The person's name for this device.
+    /// The person's name for this device: 1 to 64 printable characters.
     #[cfg_attr(
         feature = "schema",
         schema(min_length = 1, max_length = 64, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$")
@@ -73,18 +74,18 @@ pub struct BrowserLogin {
     /// The SHA-256, in hex, of the `verifier`: 32 random bytes in hex, which [`FinishLogin`] reveals.
     #[cfg_attr(feature = "schema", schema(pattern = "^[0-9a-fA-F]{64}$"))]
     pub challenge: String,
-    /// The port of 127.0.0.1 on which the agent waits for the browser.
+    /// The port of 127.0.0.1 on which the agent waits for the browser to return.
     #[cfg_attr(feature = "schema", schema(minimum = 1024, maximum = 65535))]
     #[serde(deserialize_with = "crate::form::whole")]
     pub port: u16,
-    /// The user who started the login on the agent's machine. An unverified claim, shown as such on the page that asks
-    /// the person.
+    /// The local user who started the login on the agent's machine. The authority cannot verify this name; the page
+    /// that asks the person for approval says so.
     #[cfg_attr(
         feature = "schema",
         schema(min_length = 1, max_length = 64, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$")
     )]
     pub user: String,
-    /// The host name of the agent's machine. An unverified claim.
+    /// The host name of the agent's machine, which the authority cannot verify either.
     #[cfg_attr(
         feature = "schema",
         schema(min_length = 1, max_length = 64, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$")
@@ -92,8 +93,10 @@ pub struct BrowserLogin {
     pub host: String,
 }
 
-/// Returns the eight hex digits of the challenge that a person compares between the command and the page that asks
-/// them. Only the agent and the authority know them. An attacker's login has other digits, whatever names it claims.
+/// Returns the first eight hex digits of the challenge, as `AABB-CCDD`. Both the agent's command and the page that asks
+/// the person for approval show these digits, and the person compares them. If the page shows the login of an attacker,
+/// the digits differ, even if the attacker gave the same names of device, user and host: only the agent and the
+/// authority know the digits of the person's own login.
 pub fn comparison(challenge: &[u8; 32]) -> String {
     let [a, b, c, d, ..] = challenge;
     format!("{a:02X}{b:02X}-{c:02X}{d:02X}")
@@ -105,20 +108,20 @@ pub fn comparison(challenge: &[u8; 32]) -> String {
 pub struct BrowserLoginStarted {
     /// The login's identifier in [`FinishLogin`].
     pub login: String,
-    /// The authority's address to open in the browser. Bound to the first browser that opens it.
+    /// The address at the authority to open in the browser. The login is bound to the first browser that opens it.
     pub url: String,
-    /// The `state` that the browser must bring to the port.
+    /// The `state` with which the browser must return to the agent's port.
     pub state: String,
     /// Seconds until the login expires.
     pub expires_in: u64,
 }
 
-/// `POST /v1/login/device`, unauthenticated: start a login in a browser anywhere (RFC 8628).
+/// `POST /v1/login/device`, unauthenticated: starts a login by device code, in a browser on any machine (RFC 8628).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct DeviceLogin {
-    /// The person's name for this device.
+    /// The person's name for this device: 1 to 64 printable characters.
     #[cfg_attr(
         feature = "schema",
         schema(min_length = 1, max_length = 64, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$")
@@ -139,37 +142,39 @@ pub struct DeviceLoginStarted {
     pub user_code: String,
     /// The address where the person enters the code.
     pub url: String,
-    /// The address with the code in it, if the provider returns one.
+    /// The address `url` with the code in it, if the provider returns one.
     pub url_with_code: Option<String>,
-    /// Seconds to wait between two [`FinishLogin`].
+    /// Seconds to wait between two calls with [`FinishLogin`].
     pub interval: u64,
     /// Seconds until the login expires.
     pub expires_in: u64,
 }
 
-/// `POST /v1/login/finish`, authenticated only by the `verifier`.
+/// `POST /v1/login/finish`, authenticated only by the `verifier`: asks for the session of a login that was started.
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct FinishLogin {
     /// The login's identifier.
     pub login: String,
-    /// The secret whose hash is the challenge. Secret.
+    /// The secret whose SHA-256 is the `challenge`: 64 hex digits.
     pub verifier: String,
-    /// Parameters that the browser brought to the port. Absent for a login by device code, and when the agent asks
-    /// whether a login in a browser has failed; a login in a browser never finishes without it.
+    /// The parameters with which the browser returned to the agent's port. Absent for a login by device code, and
+    /// absent when the agent only asks whether a login in a browser has failed. A login in a browser never finishes
+    /// without them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub callback: Option<Callback>,
 }
 
-/// Parameters that the browser brings from the authority to the agent's port after the person has approved.
+/// The parameters with which the authority redirects the browser to the agent's port, after the person has approved the
+/// login.
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Callback {
-    /// The authority's own code, valid once and for one minute. Secret.
+    /// The authority's code for this login; valid once, for one minute. Secret.
     pub code: String,
-    /// The `state` of the login.
+    /// The `state` with which the browser returned: that of the login.
     pub state: String,
 }
 
@@ -178,42 +183,42 @@ pub struct Callback {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum LoginOutcome {
-    /// The person has not yet logged in at the provider, or not yet approved: ask again after the interval, or for a
-    /// login in a browser after five seconds.
+    /// The person has not yet logged in at the provider, or has not yet approved the login. The agent asks again: after
+    /// `interval` for a login by device code, after five seconds for a login in a browser.
     Pending,
     /// The person is logged in.
     LoggedIn(Session),
 }
 
-/// The answer to `POST /v1/logout` of a session that began at an identity provider with a logout of its own.
+/// The answer to `POST /v1/logout`, if the session began at an identity provider that publishes a logout address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct LoggedOut {
-    /// The provider's address where a browser ends the provider's own session.
+    /// The address at the provider that a browser opens to end the provider's own session.
     pub provider: String,
 }
 
-/// `POST /v1/login/challenge`, unauthenticated: a machine asks for a nonce to log in with.
+/// The answer to `POST /v1/login/challenge`, unauthenticated: the nonce with which a service account logs in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Challenge {
-    /// The `nonce` for the assertion; valid once, for one minute.
+    /// The `nonce` that the assertion must contain; valid once, for one minute.
     pub nonce: String,
 }
 
-/// `POST /v1/login/service`, authenticated only by the assertion.
+/// `POST /v1/login/service`, authenticated only by the assertion: logs in as a service account.
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ServiceLogin {
     /// The service account's name.
     pub service: String,
-    /// The nonce of the [`Challenge`].
+    /// The nonce from the [`Challenge`].
     pub nonce: String,
-    /// A JWT signed with the service account's key: `iss` is `vouchsafe:NAME`, `sub` the name, `aud` the authority's
-    /// name from the key file, `nonce` the challenge's.
+    /// A JWT signed with the service account's key. `iss` is `vouchsafe:NAME`, `sub` is NAME, `aud` is `audience` from
+    /// the [`ServiceKey`], and `nonce` is that of the challenge.
     pub assertion: String,
-    /// Name of this device.
+    /// The name for this device: 1 to 64 printable characters.
     #[cfg_attr(
         feature = "schema",
         schema(min_length = 1, max_length = 64, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$")
@@ -221,17 +226,18 @@ pub struct ServiceLogin {
     pub device: String,
 }
 
-/// The file that `authority service add` writes for a machine: everything it needs to log in except the authority's
-/// address.
+/// The file that `authority service add` writes for a machine. It contains everything that the machine needs to log in,
+/// except the authority's address.
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ServiceKey {
     /// The service account's name.
     pub service: String,
-    /// The authority's name in assertions.
+    /// The value of `aud` in assertions: the fingerprint of the authority's CA.
     pub audience: String,
-    /// The certificates to trust, PEM: the machine uses the key with no other authority.
+    /// The CA certificates of the authority, PEM. The machine trusts no other certificates, so it never uses the key
+    /// with another authority.
     pub ca: String,
     /// The Ed25519 key, PKCS#8 in PEM. Secret.
     pub key: String,

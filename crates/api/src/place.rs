@@ -1,21 +1,21 @@
-//! Places of addresses in virtual networks, as a tunnel endpoint sees its own.
+//! Places of addresses in virtual networks, as the verifier before a tunnel endpoint needs them.
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
-/// `GET /v1/verifier/places` of a verifier: what `networks.toml` says of the tunnel endpoints to which a path leads that
-/// ends with this verifier.
+/// The answer to `GET /v1/verifier/places` of a verifier: the entries of `networks.toml` about tunnel endpoints for
+/// which this verifier is the last verifier on a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct EndpointPlaces {
-    /// The addresses of these endpoints.
+    /// The outer addresses of these tunnel endpoints.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::addresses))]
     pub endpoints: Vec<IpAddr>,
-    /// Places behind them, and exceptions: longer prefixes that are behind other endpoints. As everywhere, the longest
-    /// prefix around an address counts.
+    /// The prefixes behind these endpoints. Exceptions are listed too: longer prefixes within these prefixes that are
+    /// behind other endpoints. For each address, the longest prefix that contains it decides.
     pub places: Vec<EndpointPlace>,
-    /// The authority's clock.
+    /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
 }
 
@@ -27,25 +27,26 @@ pub struct EndpointPlace {
     pub network: String,
     /// The network's number.
     pub vni: u32,
-    /// The addresses.
+    /// The prefix of addresses in the virtual network.
     #[cfg_attr(feature = "schema", schema(value_type = String, example = "10.0.0.5/32"))]
     pub prefix: IpNet,
-    /// Where they are; absent if they are behind an endpoint of another verifier.
+    /// The endpoint and interface through which these addresses are reached; absent if the endpoint belongs to another
+    /// verifier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behind: Option<Behind>,
 }
 
-/// A place behind one of the verifier's own endpoints.
+/// The endpoint and interface of a place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Behind {
-    /// The endpoint.
+    /// The outer address of the tunnel endpoint.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address, example = "192.0.2.1"))]
     pub endpoint: IpAddr,
     /// The id of the interface at that endpoint.
     pub interface: u16,
     /// The accounts that may request segments for the addresses, such as `person:host-1` or `group:hosts`; absent if
-    /// every account may.
+    /// every account is allowed to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_by: Option<Vec<String>>,
 }

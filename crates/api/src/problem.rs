@@ -1,8 +1,8 @@
-//! Error bodies.
+//! The body of every error response.
 
 use serde::{Deserialize, Serialize};
 
-/// An error body, RFC 9457.
+/// The body of an error response, in the form of RFC 9457.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Problem {
@@ -10,9 +10,9 @@ pub struct Problem {
     pub r#type: String,
     /// One readable line: the problem and how to solve it.
     pub title: String,
-    /// The HTTP status.
+    /// The HTTP status of the response.
     pub status: u16,
-    /// Details, if there are any.
+    /// More about this occurrence of the problem, if there is more to say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
 }

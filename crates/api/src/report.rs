@@ -1,5 +1,5 @@
-//! A verifier's reports about itself: its state, its counters, and a sample of its live flows. It names grants only by
-//! their handles; the authority knows their owners.
+//! Reports of a verifier about itself: its state, its counters and a sample of its live flows. A report names grants
+//! only by their handles; the authority knows the owners of the grants.
 
 use crate::form::some_object;
 use crate::sealing::SealedFlow;
@@ -14,35 +14,36 @@ pub const REPORTED_REASONS_MAX: usize = 64;
 /// The largest number that every JSON reader represents exactly.
 const MOST: u64 = (1 << 53) - 1;
 
-/// `POST /v1/verifier/report` of a verifier, every few seconds. Counters start when protection begins; the authority
-/// uses the increase since the previous report.
+/// `POST /v1/verifier/report` of a verifier, sent every few seconds. The counters start at 0 when protection begins;
+/// the authority computes the increase since the previous report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Report {
     /// State of the verifier.
     pub state: VerifierState,
-    /// Time until which it has keys; absent if it has none for the current epoch.
+    /// The time until which the verifier has keys, in Unix seconds; absent if the verifier has no key for the current
+    /// epoch.
     #[cfg_attr(feature = "schema", schema(nullable = false, maximum = 9007199254740991_i64))]
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "some_whole")]
     pub keys_until: Option<u64>,
-    /// First packets that were admitted by a token.
+    /// Number of first packets that were admitted by a token.
     #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
     #[serde(deserialize_with = "whole")]
     pub admitted: u64,
-    /// Packets that passed as part of their flow.
+    /// Number of packets that passed as part of an admitted flow.
     #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
     #[serde(deserialize_with = "whole")]
     pub passed: u64,
-    /// Packets that were dropped (or would have been, if the verifier only observes), by drop reason; at most
-    /// [`REPORTED_REASONS_MAX`].
+    /// Numbers of packets that were dropped (or would have been dropped, if the verifier only observes), by drop
+    /// reason; at most [`REPORTED_REASONS_MAX`] entries.
     #[cfg_attr(feature = "schema", schema(max_items = 64))]
     pub drops: Vec<DropCount>,
-    /// Number of live flows.
+    /// Number of live flows of the verifier.
     #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
     #[serde(deserialize_with = "whole")]
     pub live: u64,
-    /// The latest live flows; at most [`REPORTED_FLOWS_MAX`].
+    /// The live flows that were admitted last; at most [`REPORTED_FLOWS_MAX`].
     #[cfg_attr(feature = "schema", schema(max_items = 256))]
     pub flows: Vec<ReportedFlow>,
 }
@@ -52,21 +53,21 @@ pub struct Report {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum VerifierState {
-    /// It drops packets without a valid proof.
+    /// The verifier drops first packets without a valid token, and packets that belong to no admitted flow.
     Protecting,
-    /// It counts the packets that it would drop, and drops none.
+    /// The verifier counts the packets that it would drop, and drops none.
     Observing,
-    /// It protects, but stops unless an administrator confirms.
+    /// The verifier protects on trial: protection ends after some time unless an administrator confirms it.
     Trying,
-    /// It admits nothing new, because it had no room to store a revocation.
+    /// The verifier admits no new flow, because it had no room to store a revocation.
     Closed,
 }
 
 impl VerifierState {
-    /// Every state.
+    /// All states.
     pub const ALL: [Self; 4] = [Self::Protecting, Self::Observing, Self::Trying, Self::Closed];
 
-    /// Returns the name of the state.
+    /// Returns the name of the state as it is written in JSON.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Protecting => "protecting",
@@ -86,13 +87,13 @@ pub struct DropCount {
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 255))]
     #[serde(deserialize_with = "reason")]
     pub reason: u8,
-    /// Number of packets.
+    /// Number of packets that were dropped for this reason.
     #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
     #[serde(deserialize_with = "whole")]
     pub packets: u64,
 }
 
-/// A live flow.
+/// A live flow, as a verifier reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -124,19 +125,19 @@ pub struct ReportedFlow {
     )]
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::handle))]
     pub handle: Option<u64>,
-    /// Time of admission.
+    /// The time at which the verifier admitted the flow, in Unix seconds.
     #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
     #[serde(deserialize_with = "whole")]
     pub since: u64,
-    /// Time of the latest packet.
+    /// The time of the flow's latest packet, in Unix seconds.
     #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
     #[serde(deserialize_with = "whole")]
     pub seen: u64,
-    /// Packets towards the server.
+    /// Number of packets towards the server.
     #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
     #[serde(deserialize_with = "whole")]
     pub packets: u64,
-    /// IP bytes towards the server.
+    /// Number of bytes in IP packets towards the server.
     #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
     #[serde(deserialize_with = "whole")]
     pub bytes: u64,
@@ -151,11 +152,11 @@ pub struct ReportedFlow {
 pub struct Reported {
     /// Seconds until the authority expects the next report.
     pub pause: u32,
-    /// The authority's clock.
+    /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
 }
 
-/// Reads a whole number up to [`MOST`] in either notation (6 or 6.0).
+/// Reads a whole number up to [`MOST`] that is written as 6 or as 6.0.
 fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let number = f64::deserialize(from)?;
     let is_whole = number.fract() == 0.0 && (0.0..=MOST as f64).contains(&number);

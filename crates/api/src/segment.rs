@@ -1,11 +1,13 @@
-//! Path segments (wire.md §8): requested by the sender's endpoint, and by the endpoint of a receiver that answers.
+//! Path segments (wire.md §8): the requests of the sender's tunnel endpoint, the requests of a receiver's endpoint for
+//! its answers, and withdrawals of consent.
 
 use crate::form::whole;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 
-/// `POST /v1/segments` of a session: request a segment for a sender of a virtual network to a destination.
+/// `POST /v1/segments` of a session: requests a segment with which a sender of a virtual network may send to a
+/// destination.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -15,12 +17,12 @@ pub struct SegmentRequest {
     /// The sender's address in the virtual network.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address, example = "10.0.0.5"))]
     pub sender: IpAddr,
-    /// The endpoint through which the sender sends.
+    /// The outer address of the tunnel endpoint through which the sender sends.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address, example = "192.0.2.1"))]
     pub sending: IpAddr,
-    /// The destination.
+    /// The destination to which the sender wants to send.
     pub to: SegmentTo,
-    /// The port that the sender sends from; used if the rule allows single flows.
+    /// The sender's port; 0 if it is not known. It matters only if the rule limits segments to single flows.
     #[cfg_attr(feature = "schema", schema(maximum = 65535))]
     #[serde(default, deserialize_with = "whole", skip_serializing_if = "is_zero")]
     pub sender_port: u16,
@@ -44,8 +46,8 @@ pub struct SegmentTo {
     pub port: u16,
 }
 
-/// `POST /v1/segments/answer` of a session: request a segment for the way back, showing the one that a packet arrived
-/// with.
+/// `POST /v1/segments/answer` of a session: requests a segment for the answers to a packet, and presents the segment
+/// with which that packet arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -54,52 +56,53 @@ pub struct AnswerRequest {
     #[cfg_attr(feature = "schema", schema(maximum = 16777215))]
     #[serde(deserialize_with = "whole")]
     pub vni: u32,
-    /// The endpoint from which the packet came.
+    /// The outer address of the tunnel endpoint that sent the packet.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address, example = "192.0.2.1"))]
     pub sending: IpAddr,
-    /// The endpoint at which the packet arrived.
+    /// The outer address of the tunnel endpoint at which the packet arrived.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address, example = "192.0.2.2"))]
     pub receiving: IpAddr,
-    /// The sender of the packet.
+    /// The address of the packet's sender in the virtual network.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address, example = "10.0.0.5"))]
     pub sender: IpAddr,
-    /// The receiver of the packet, which answers.
+    /// The receiver of the packet, which wants to answer the packet.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address, example = "10.0.0.7"))]
     pub receiver: IpAddr,
-    /// The packet's Geneve option, with any pointer.
+    /// The packet's Geneve option with the segment, in hex. The value of the segment's pointer does not matter.
     #[cfg_attr(feature = "schema", schema(pattern = "^([0-9a-fA-F]{2})*$", max_length = 512))]
     pub option: String,
-    /// The hops of a fixed path, as in the routing header.
+    /// The hops of the fixed path, in the order of the packet's routing header; empty if the path is not fixed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(schema_with = hops))]
     pub hops: Vec<Ipv6Addr>,
 }
 
-/// The answer to [`SegmentRequest`] and [`AnswerRequest`]. A denial is a problem with status 403.
+/// The answer to [`SegmentRequest`] and [`AnswerRequest`]. A denial is a [`Problem`](crate::Problem) with status 403.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct PathSegment {
     /// The virtual network's number.
     pub vni: u32,
-    /// The endpoint to send to.
+    /// The outer address of the tunnel endpoint to which packets are sent.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address, example = "192.0.2.2"))]
     pub receiving: IpAddr,
-    /// End of the segment.
+    /// The time at which the segment ends, in Unix seconds.
     pub expires: u64,
-    /// Whether the receiver may answer.
+    /// Whether the receiver is allowed to request a segment for its answers.
     pub reply: bool,
-    /// The Geneve option with the segment and its proofs (wire.md §8.4), from its class on, with pointer 0: hex.
+    /// The Geneve option with the segment and its proofs (wire.md §8.4), in hex. It begins with the option's class, and
+    /// the segment's pointer in it is 0.
     pub option: String,
-    /// The addresses of a fixed path (wire.md §8.12) through which packets are routed, first to last: one for each
-    /// verifier, the last of them `receiving`.
+    /// The addresses through which segment routing leads packets on a fixed path (wire.md §8.12), first to last: one
+    /// address for each verifier. The last address is `receiving`. Empty if the path is not fixed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(schema_with = hops))]
     pub hops: Vec<Ipv6Addr>,
-    /// The authority's clock.
+    /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
 }
 
-/// Schema of the hops of a fixed path.
+/// Returns the schema of the hops of a fixed path.
 #[cfg(feature = "schema")]
 fn hops() -> utoipa::openapi::Schema {
     use utoipa::openapi::schema::{ArrayBuilder, KnownFormat, ObjectBuilder, SchemaFormat, Type};
@@ -107,20 +110,21 @@ fn hops() -> utoipa::openapi::Schema {
     ArrayBuilder::new().items(hop).max_items(Some(wire::segment::PROOFS_MAX.into())).build().into()
 }
 
-/// Withdrawn consent: segments from that sender to that receiver that end by `until` are void (wire.md §8.10).
+/// A withdrawal of consent (wire.md §8.10): segments from `sender` to `receiver` that end at `until` or earlier are
+/// void.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Withdrawal {
     /// The virtual network's number.
     pub vni: u32,
-    /// The receiver.
+    /// The receiver whose consent is withdrawn.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address, example = "10.0.0.7"))]
     pub receiver: IpAddr,
-    /// The sender; all senders if absent.
+    /// The sender whose segments are void; all senders if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address_or_none))]
     pub sender: Option<IpAddr>,
-    /// Latest end of the segments that are void.
+    /// A time in Unix seconds: segments that end at this time or earlier are void.
     pub until: u32,
 }
 
@@ -129,7 +133,8 @@ impl Withdrawal {
         (self.vni, self.receiver, self.sender)
     }
 
-    /// Adds new withdrawals, removes those that have ended, and sorts the list.
+    /// Adds the withdrawals `news` to `known`, removes those whose `until` is before `now`, and sorts the list. Of two
+    /// withdrawals of the same consent, the one with the later `until` remains.
     pub fn add(known: &mut Vec<Self>, news: &[Self], now: u64) {
         let mut all: BTreeMap<(u32, IpAddr, Option<IpAddr>), u32> = BTreeMap::new();
         for one in known.iter().chain(news).filter(|one| u64::from(one.until) >= now) {

@@ -1,4 +1,4 @@
-//! The calls of a verifier: its enrolment, its configuration, its keys, and the owners of grants.
+//! Messages of a verifier's calls about its enrolment, its configuration and the owners of grants.
 
 use crate::form::handle_hex;
 use crate::grant::Receiver;
@@ -7,7 +7,7 @@ use crate::segment::Withdrawal;
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 
-/// `POST /v1/verifiers/enrol`, authenticated only by the one-time code.
+/// `POST /v1/verifiers/enrol`, authenticated only by the one-time code: enrols a verifier.
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -26,53 +26,54 @@ pub struct Enrolled {
     pub token: String,
 }
 
-/// `GET /v1/verifier/config` of a verifier.
+/// The answer to `GET /v1/verifier/config` of a verifier: its configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct VerifierConfig {
     /// The verifier's id.
     pub verifier: String,
-    /// Length of an epoch, seconds.
+    /// The length of an epoch, in seconds.
     pub epoch_length: u32,
-    /// The longest lifetime of a grant, seconds.
+    /// The longest lifetime of a grant, in seconds.
     pub max_lifetime: u32,
     /// The receivers that the verifier protects.
     pub receivers: Vec<Receiver>,
-    /// Revoked grants that would not have ended yet.
+    /// Revoked grants that would still be valid without the revocation.
     pub revoked: Vec<RevokedGrant>,
-    /// Ended sessions with a grant for this verifier that would not have ended yet.
+    /// Ended sessions whose last grant for this verifier would still be valid.
     #[serde(default)]
     pub revoked_sessions: Vec<RevokedSession>,
-    /// Pairs of the suite `sha224` that are valid.
+    /// The pairs of the suite `sha224` whose tokens the verifier accepts.
     #[serde(default)]
     pub pairs: Vec<LivePair>,
-    /// Withdrawn consent, for a verifier that checks proofs.
+    /// Withdrawals of consent that have not expired; empty for a verifier that checks no proofs.
     #[serde(default)]
     pub withdrawn: Vec<Withdrawal>,
-    /// Where the verifier's sealed tunnels begin: addresses and UDP ports, one for each family at most; empty if the
-    /// policy names no tunnel behind it.
+    /// Addresses and UDP ports at which the verifier's sealed tunnels begin, at most one per address family; empty if
+    /// the policy names no tunnel for this verifier.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = Vec<String>, example = json!(["203.0.113.10:4499"])))]
     pub tunnels: Vec<SocketAddr>,
-    /// The authority's clock.
+    /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
 }
 
-/// A grant of the suite `sha224`: a unique id and a nonce1 whose tokens the verifier accepts.
+/// A pair of the suite `sha224`: a unique id and a nonce1. The verifier accepts tokens of this pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct LivePair {
-    /// The handle, which consists of unique id and nonce1.
+    /// The handle of the grant, which consists of the unique id and the nonce1.
     #[serde(with = "handle_hex")]
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::handle))]
     pub handle: u64,
     /// The epoch of the application server secret from which the client key is made.
     pub epoch: u64,
-    /// Time of issue.
+    /// The time of issue, in Unix seconds.
     pub issued: u64,
-    /// End of the pair.
+    /// The time at which the pair ends, in Unix seconds.
     pub expires: u32,
-    /// Account and session that the pair was issued to (wire.md §3.9), which its handle does not contain. 0: none.
+    /// The account and session to which the pair was issued (wire.md §3.9); the pair's handle does not contain account
+    /// and session. 0 if there are none.
     #[serde(default)]
     pub holder: u32,
 }
@@ -85,9 +86,10 @@ pub struct RevokedGrant {
     #[serde(with = "handle_hex")]
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::handle))]
     pub handle: u64,
-    /// The time at which it would have ended.
+    /// The time at which the grant would have ended, in Unix seconds.
     pub expires: u32,
-    /// Account and session that the handle names to its verifier (wire.md §3.9); only verifiers get it. 0: none.
+    /// The account and session to which the grant was issued. Only the grant's verifier can read them from the handle
+    /// (wire.md §3.9). 0 if there are none, and always 0 in events to sessions.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub holder: u32,
 }
@@ -96,17 +98,18 @@ fn is_zero(holder: &u32) -> bool {
     *holder == 0
 }
 
-/// A session that ended: all its grants ended with it, and the verifier cuts all its flows.
+/// A session that ended. All grants of the session ended with it, and the verifier cuts all flows of the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct RevokedSession {
-    /// The account and the session, as handles name them (wire.md §3.9).
+    /// The account and the session, as handles contain them (wire.md §3.9).
     pub holder: u32,
-    /// The time at which the last of its grants would have ended.
+    /// The time at which the last of the session's grants would have ended, in Unix seconds.
     pub expires: u32,
 }
 
-/// Owner of a handle: an event to the verifier, and `GET /v1/verifier/grants/HANDLE`.
+/// The owner of a grant: the content of [`Event::Granted`](crate::Event::Granted), and the answer to `GET
+/// /v1/verifier/grants/HANDLE` of a verifier.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct GrantOwner {
@@ -120,16 +123,16 @@ pub struct GrantOwner {
     pub device: String,
     /// The receiver's name.
     pub receiver: String,
-    /// The rule that allowed it.
+    /// The rule that allowed the grant.
     pub rule: String,
-    /// Time of issue.
+    /// The time of issue, in Unix seconds.
     pub issued: u64,
-    /// End of the grant.
+    /// The time at which the grant ends, in Unix seconds.
     pub expires: u64,
     /// The rule's class, for packet filters behind the verifier; 0 means none.
     #[serde(default)]
     pub class: u8,
-    /// The rule's demand in a sealed tunnel; missing if it demands nothing.
+    /// The rule's demands on a sealed tunnel; missing if the rule has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealing: Option<Sealing>,
 }

@@ -2,11 +2,12 @@
 //! alone on the first processor, its other threads and the client on the second. The client's requests are sealed in
 //! advance.
 //!
-//! The client receives answers as they were sent, several in one datagram (udp(7), UDP_GRO). On loopback the answering
-//! core would otherwise have to split them for the client; with network cards, no core has to.
+//! The authority sends several answers as one large datagram, and the client receives this datagram whole (udp(7),
+//! UDP_GRO). On loopback without UDP_GRO, the processor of the answering thread would have to split it. On a real
+//! network, the network card splits it.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is an echo by the same loop of the same
-//! two system calls, which returns as many bytes as an answer has.
+//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is an echo server that makes the same two
+//! system calls in the same loop, and returns as many bytes as an answer has.
 
 use authority::batch::{self, Answers, Batches};
 use authority::storage::{Database, NewService, Operator, Proof, Session};
@@ -37,7 +38,7 @@ const COUNTED: usize = 800_000;
 const WARM: usize = 100_000;
 /// Time without an answer after which the requests in flight count as lost.
 const LOST: Duration = Duration::from_millis(50);
-/// One in this many answers is opened.
+/// The client decrypts one in this many answers.
 const OPENED: u64 = 1009;
 /// Minimum ratio to the echo's rate.
 const BOUND: f64 = 0.8;
@@ -289,7 +290,7 @@ fn measure(
             let answered = lengths.iter().map(|length| length.div_ceil(ANSWER_LEN)).sum();
             source.under_way = source.under_way.saturating_sub(answered);
             let more = (UNDER_WAY - source.under_way).min(requests.len() - source.next);
-            // In batches: sending one request at a time would be the bottleneck.
+            // Requests are sent in batches, because sending them one at a time would be the bottleneck.
             if more == 0 || more < UNDER_WAY / 2 && source.next + more < requests.len() {
                 continue;
             }

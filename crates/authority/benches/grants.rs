@@ -1,5 +1,5 @@
-//! Cost of recording a grant for the storage thread after one person has had 100 000 grants: live, expired and revoked
-//! ones in turn.
+//! The cost, for the storage thread, of recording a grant after one person has had 100 000 grants, most of them expired
+//! and half of them revoked.
 //!
 //! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is the cost of the person's first grants.
 
@@ -84,6 +84,7 @@ impl World {
             to: Destination { address, protocol: 6, port: 22 },
             scope: Scope { prefix: address.into(), service: Some((6, 22)) },
             flags: Flags::PORT,
+            renewable: None,
         }
     }
 

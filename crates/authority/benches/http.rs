@@ -23,7 +23,7 @@ const MACHINES: usize = 1000;
 const RECEIVERS: usize = 200;
 const GROUPS: usize = 50;
 const CONNECTIONS: usize = 64;
-/// Duration of each kind of call in a turn, after [`WARM`], which is not measured.
+/// Duration of each kind of call in a turn. Before it, calls are made for [`WARM`] without being measured.
 const TIME: Duration = Duration::from_secs(4);
 const WARM: Duration = Duration::from_secs(1);
 const TURNS: usize = 4;
@@ -117,7 +117,7 @@ fn receiver(number: usize) -> IpAddr {
     Ipv4Addr::from_bits(0xc612_0000 | number as u32).into()
 }
 
-/// Returns a machine's request: for a receiver of its first group.
+/// Returns a machine's request for a receiver of its first group.
 fn to(machine: usize) -> GrantRequest {
     GrantRequest { address: receiver(machine % GROUPS), protocol: 6, port: 22, consented: false, in_band: false }
 }

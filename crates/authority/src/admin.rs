@@ -1,5 +1,5 @@
-//! Implementation of the administrative commands: each writes the database, then notifies the server if one runs.
-//! Without a server, the change is recorded and takes effect at the next start.
+//! The administrative commands. A command that changes something also notifies the server, if a server is running. If
+//! no server is running, the change takes effect when the server starts.
 
 pub mod backup;
 pub mod cli;
@@ -9,7 +9,8 @@ use crate::login::credentials;
 use crate::policy::candidate::Candidate;
 pub use crate::segments::listed::{MOST as MOST_SEGMENTS, SegmentEntry, SegmentFilter, SegmentList};
 use crate::storage::{
-    AuditEvent, Database, NewService, NotedHead, Operator, PolicyChange, SecondFactor, Verdict, Which,
+    AuditEvent, Database, LOW_SCORE, NewService, NotedHead, Operator, PolicyChange, RevokedCounts, SecondFactor,
+    Verdict, Which,
 };
 use crate::{Directory, login, now, segments};
 use anyhow::{Result, bail};
@@ -24,7 +25,11 @@ use zeroize::Zeroizing;
 /// Validity of an enrolment code, in seconds.
 const CODE_LIFETIME: u64 = 24 * 3600;
 
-/// Adds an account. With `totp`, returns the `otpauth://` address for an authenticator app, which is shown only here.
+/// Adds an account. With `totp`, the account gets a second factor, and the function returns its `otpauth://` address
+/// for an authenticator app. The address cannot be shown again later.
+///
+/// # Errors
+/// The name or the password is not valid, the name is in use, or the database cannot be written.
 pub async fn add_account(
     directory: &Directory,
     person: &str,
@@ -37,7 +42,7 @@ pub async fn add_account(
     Ok(address)
 }
 
-/// Change to an account's second factor.
+/// The effect of a password change on the account's second factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Factor {
     /// The second factor stays as it is.
@@ -49,7 +54,11 @@ pub enum Factor {
 }
 
 /// Changes a password, ends the account's sessions and removes its passkeys. Returns the number of passkeys removed
-/// and, for a new second factor, the `otpauth://` address for an authenticator app, which is shown only here.
+/// and, for a new second factor, the `otpauth://` address for an authenticator app, which cannot be shown again later.
+///
+/// # Errors
+/// The password is not valid, there is no such account, the database cannot be written, or the running server could not
+/// apply the change.
 pub async fn change_password(
     directory: &Directory,
     person: &str,
@@ -71,16 +80,25 @@ pub async fn change_password(
     Ok((passkeys, address))
 }
 
-/// Removes an account and ends its sessions.
+/// Removes the account of `person`, or the records about a person of the identity provider with this name. Also ends
+/// the person's sessions.
+///
+/// # Errors
+/// There is no such person, the database cannot be written, or the running server could not apply the change.
 pub async fn remove_account(directory: &Directory, person: &str) -> Result<()> {
     Database::open(&directory.database())?.remove_account(person, &Operator::current(), now())?;
     sync(directory).await
 }
 
-/// Adds a service account and returns the key that its machine logs in with; the authority keeps no copy of this key.
+/// Adds a service account and returns the key with which its machine logs in. The authority keeps no copy of this key.
+///
+/// # Errors
+/// The name, a group or a tag is not valid, the name is in use, the CA certificate cannot be read, or the database
+/// cannot be written.
 pub async fn add_service(directory: &Directory, name: &str, groups: &[String], tags: &[String]) -> Result<ServiceKey> {
     check_name(name)?;
-    groups.iter().chain(tags).try_for_each(|name| check_name(name))?;
+    groups.iter().try_for_each(|name| check_name(name))?;
+    tags.iter().try_for_each(|tag| check_tag(tag))?;
     let ca = std::fs::read_to_string(directory.ca())?;
     let (key, public) = login::service::new_key(name, directory.audience()?, ca)?;
     let service = NewService { name, key: &public, groups, tags };
@@ -88,27 +106,43 @@ pub async fn add_service(directory: &Directory, name: &str, groups: &[String], t
     Ok(key)
 }
 
-/// Puts a service account into these groups and no others, and re-evaluates live grants.
+/// Puts a service account into `groups` and removes it from all other groups. A running server then re-evaluates live
+/// grants.
+///
+/// # Errors
+/// A name in `groups` is not valid, there is no such service account, the database cannot be written, or the running
+/// server could not apply the change.
 pub async fn set_service_groups(directory: &Directory, name: &str, groups: &[String]) -> Result<()> {
     groups.iter().try_for_each(|group| check_name(group))?;
     Database::open(&directory.database())?.set_service_groups(name, groups, &Operator::current(), now())?;
     reevaluate(directory).await
 }
 
-/// Replaces the tags of a service account and re-evaluates live grants.
+/// Replaces the tags of a service account. A running server then re-evaluates live grants.
+///
+/// # Errors
+/// A tag is not valid, there is no such service account, the database cannot be written, or the running server could
+/// not apply the change.
 pub async fn set_service_tags(directory: &Directory, name: &str, tags: &[String]) -> Result<()> {
-    tags.iter().try_for_each(|tag| check_name(tag))?;
+    tags.iter().try_for_each(|tag| check_tag(tag))?;
     Database::open(&directory.database())?.set_service_tags(name, tags, &Operator::current(), now())?;
     reevaluate(directory).await
 }
 
 /// Removes a service account and ends its sessions and grants.
+///
+/// # Errors
+/// There is no such service account, the database cannot be written, or the running server could not apply the change.
 pub async fn remove_service(directory: &Directory, name: &str) -> Result<()> {
     Database::open(&directory.database())?.remove_service(name, &Operator::current(), now())?;
     sync(directory).await
 }
 
-/// Makes the server check sessions with the identity provider now, and returns the outcome.
+/// Makes the running server renew sessions with the identity provider now: all sessions or, if `person` is given, those
+/// of this person. Returns the result in one line.
+///
+/// # Errors
+/// No server is running, the server has no identity provider, or the server cannot read or write the database.
 pub async fn renew_sessions(directory: &Directory, person: Option<String>) -> Result<String> {
     match control::send(directory, Command::RenewSessions { person }).await? {
         Some(Reply::Done(text)) => Ok(text),
@@ -117,7 +151,11 @@ pub async fn renew_sessions(directory: &Directory, person: Option<String>) -> Re
     }
 }
 
-/// Lists the path segments in force. Only the server knows them, and only those that it issued since it started.
+/// Lists the path segments in force that match `filter`. Only a running server knows path segments, and it knows only
+/// those that it issued since it started.
+///
+/// # Errors
+/// No server is running, or there is no network with the name in `filter`.
 pub async fn segments(directory: &Directory, filter: SegmentFilter) -> Result<SegmentList> {
     match control::ask(directory, Command::Segments(filter)).await? {
         Some(Reply::Done(list)) => Ok(list),
@@ -129,7 +167,12 @@ pub async fn segments(directory: &Directory, filter: SegmentFilter) -> Result<Se
     }
 }
 
-/// Adds a verifier or renews its enrolment code. Returns the one-time code, which is shown only here.
+/// Adds a verifier or, with `renew`, replaces its enrolment code. Returns the one-time code, which cannot be shown
+/// again later.
+///
+/// # Errors
+/// The id is not valid, the verifier exists already (without `renew`) or does not exist (with `renew`), or the database
+/// cannot be written.
 pub async fn add_verifier(directory: &Directory, id: &str, renew: bool) -> Result<Zeroizing<String>> {
     check_name(id)?;
     let (code, hash) = credentials::new_token::<16>()?;
@@ -138,45 +181,86 @@ pub async fn add_verifier(directory: &Directory, id: &str, renew: bool) -> Resul
     Ok(code)
 }
 
-/// Removes a verifier; its token becomes invalid at once.
+/// Removes a verifier: its token becomes invalid at once, and the grants for it end.
+///
+/// # Errors
+/// There is no such verifier, the database cannot be written, or the running server could not apply the change.
 pub async fn remove_verifier(directory: &Directory, id: &str) -> Result<()> {
     Database::open(&directory.database())?.remove_verifier(id, &Operator::current(), now())?;
     sync(directory).await
 }
 
-/// Outcome of a revocation.
+/// The outcome of a revocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revoked {
-    /// Number of grants that the revocation ended.
-    pub grants: usize,
-    /// Whether a server runs and has notified the verifiers.
+    /// The numbers of sessions and grants that the revocation ended.
+    pub counts: RevokedCounts,
+    /// Whether a running server has announced the revocation to the verifiers.
     pub announced: bool,
 }
 
-/// Revokes grants.
+/// Revokes the grants that `which` selects, and ends the sessions that it selects.
+///
+/// # Errors
+/// There is no such grant or session, the database cannot be written, or the running server could not apply the change.
 pub async fn revoke(directory: &Directory, which: &Which) -> Result<Revoked> {
-    let grants = Database::open(&directory.database())?.revoke(which, &Operator::current(), now())?;
+    let counts = Database::open(&directory.database())?.revoke(which, &Operator::current(), now())?;
     let announced = act_on(directory, Command::Sync).await?.is_some();
-    Ok(Revoked { grants: grants.unwrap_or(0), announced })
+    Ok(Revoked { counts: counts.unwrap_or_default(), announced })
 }
 
-/// Replaces the tags of a device and returns the server's reply.
+/// Replaces the tags of a device. Returns the running server's reply or, if no server is running, a sentence that says
+/// so.
+///
+/// # Errors
+/// A tag is not valid, there is no such device, the database cannot be written, or the running server could not apply
+/// the change.
 pub async fn tag_device(directory: &Directory, person: &str, device: &str, tags: &[String]) -> Result<String> {
-    tags.iter().try_for_each(|tag| check_name(tag))?;
+    tags.iter().try_for_each(|tag| check_tag(tag))?;
     Database::open(&directory.database())?.tag_device(person, device, tags, &Operator::current(), now())?;
     let done = act_on(directory, Command::Reevaluate).await?;
     Ok(done.unwrap_or_else(|| "the authority is not running: the change takes effect when it starts".into()))
 }
 
-/// Applies a policy file, replacing the directory's own, or applies the directory's own file as edited. An invalid file
+/// Sets a person's score to 100. Returns the running server's reply or, if no server is running, a sentence that says
+/// so; `None` if nobody has complained about the person.
+///
+/// # Errors
+/// The database cannot be written, or the running server could not apply the change.
+pub async fn reset_score(directory: &Directory, person: &str) -> Result<Option<String>> {
+    if !Database::open(&directory.database())?.reset_score(person, &Operator::current(), now())? {
+        return Ok(None);
+    }
+    let done = act_on(directory, Command::Reevaluate).await?;
+    Ok(Some(done.unwrap_or_else(|| "the authority is not running: the change takes effect when it starts".into())))
+}
+
+/// Checks the name of a tag that an administrator gives a device or a service account.
+fn check_tag(tag: &str) -> Result<()> {
+    if tag == LOW_SCORE {
+        bail!("the tag {LOW_SCORE} is for people with a low score: it can't be given by hand");
+    }
+    check_name(tag)
+}
+
+/// Puts a policy in force and returns a summary. If `file` is given, the policy is read from it, and its text also
+/// replaces the directory's policy file. If not, the policy is read from the directory's policy file. An invalid policy
 /// changes nothing.
+///
+/// # Errors
+/// The policy or `networks.toml` cannot be read or is not valid, a test of the policy fails, or the database or the
+/// policy file cannot be written.
 pub async fn apply_policy(directory: &Directory, file: Option<&Path>) -> Result<String> {
     let candidate = Candidate::read(directory, file)?;
     let note = file.map_or_else(|| "reload".into(), |file| format!("apply {}", file.display()));
     put_in_force(directory, candidate, note, file.is_some()).await
 }
 
-/// Puts an earlier policy version in force again, under a new version number.
+/// Puts an earlier version of the policy in force again, under a new version number. Returns a summary.
+///
+/// # Errors
+/// There is no such version, its text is no longer a valid policy, `networks.toml` cannot be read or is not valid, or
+/// the database or the policy file cannot be written.
 pub async fn roll_back_policy(directory: &Directory, version: i64) -> Result<String> {
     let text = Database::open(&directory.database())?.policy_text(version)?;
     let candidate = Candidate::new(text, &format!("version {version}"), directory.settings()?.max_lifetime)?;
@@ -203,8 +287,12 @@ async fn put_in_force(directory: &Directory, candidate: Candidate, note: String,
     }
 }
 
-/// Rotates the master key. The new key takes effect at the epoch after the next or, with `compromised`, replaces all
-/// keys at once. Returns a human-readable summary.
+/// Rotates the master key and returns a summary. The new key takes effect at the epoch after the next; with
+/// `compromised`, it replaces all master keys at once.
+///
+/// # Errors
+/// The key of the previous rotation has not taken effect yet (only without `compromised`), the key file or the database
+/// cannot be written, or the running server could not read the new key.
 pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Result<String> {
     let epoch_length = directory.settings()?.epoch_length;
     let done = directory.change_master_keys(|keys| {
@@ -224,13 +312,20 @@ pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Resu
     }
 }
 
-/// Verifies the audit trails and searches them for the noted heads.
+/// Verifies both audit trails and checks that they contain the heads in `noted`.
+///
+/// # Errors
+/// The database or the CA certificate cannot be read, or a head in `noted` is older than the oldest entry that its
+/// trail still contains.
 pub fn verify_audit(directory: &Directory, noted: &[NotedHead]) -> Result<Verdict> {
     Database::open(&directory.database())?.verify_audit(&directory.identity()?, noted)
 }
 
-/// Returns names in a policy and in `networks.toml` that match no account or verifier. They are valid, but mostly
-/// typing errors.
+/// Returns a warning for each name in a policy or in `networks.toml` that belongs to no account, verifier, network or
+/// group. Such a name is valid, but usually a typing error.
+///
+/// # Errors
+/// The database cannot be read.
 pub fn unknown_names(directory: &Directory, policy: &Policy, networks: &Networks) -> Result<Vec<String>> {
     let database = Database::open(&directory.database())?;
     let verifiers: BTreeSet<_> = database.verifiers()?.into_iter().map(|verifier| verifier.verifier).collect();
@@ -246,7 +341,7 @@ pub fn unknown_names(directory: &Directory, policy: &Policy, networks: &Networks
     Ok(persons.into_iter().chain(named).chain(segments::unknown_names(networks, policy)).collect())
 }
 
-/// Returns the message that the account does not exist, with the command that adds it.
+/// Returns the warning that there is no such account, with the command that adds it.
 pub(crate) fn no_account(person: &str) -> String {
     format!("no account {person}: `vouchsafe authority user add {person}`")
 }
@@ -259,7 +354,8 @@ async fn sync(directory: &Directory) -> Result<()> {
     act_on(directory, Command::Sync).await.map(drop)
 }
 
-/// Makes the server act on a recorded change. Returns the server's reply, or `None` if no server runs.
+/// Makes the server act on a change that was recorded in the database. Returns the server's reply, or `None` if no
+/// server is running.
 async fn act_on(directory: &Directory, command: Command) -> Result<Option<String>> {
     match control::send(directory, command).await? {
         Some(Reply::Refused(why)) => {

@@ -1,19 +1,22 @@
-//! The console: web pages for users and administrators, served on the API's port. The server renders every page;
-//! scripts are a convenience, except for passkeys, which a plain form cannot use.
+//! The console: web pages for users and administrators, served on the same port as the API. The server renders every
+//! page. Only the pages for passkeys need a script, because a plain form cannot use passkeys.
 //!
-//! Every request passes through [`guard`], so no page needs its own protection against cross-site forms. [`page`]
-//! builds every page.
+//! Every request passes through [`guard`], so no page needs its own protection against forms from other sites. [`page`]
+//! renders the frame of every page.
 
 mod administration;
 mod assets;
+mod browser;
 mod cookie;
 mod devices;
 mod ending;
 mod form;
+mod format;
 mod grants;
 mod guard;
 mod identity;
 mod login;
+mod network;
 mod overview;
 mod page;
 mod qr;
@@ -22,7 +25,6 @@ mod sessions;
 pub(crate) mod settings;
 mod table;
 mod visitor;
-mod words;
 
 use crate::http::problems::Problem;
 use crate::state::Authority;
@@ -35,7 +37,7 @@ use std::sync::Arc;
 /// Root path of the console.
 const ROOT: &str = "/console";
 
-/// Returns the routes of every page of the console.
+/// Returns the routes of all pages of the console.
 pub fn router(authority: Arc<Authority>) -> Router<Arc<Authority>> {
     let pages = Router::new()
         .route("/", get(overview::show))
@@ -44,6 +46,7 @@ pub fn router(authority: Arc<Authority>) -> Router<Arc<Authority>> {
         .merge(devices::routes())
         .merge(grants::routes())
         .merge(identity::routes())
+        .merge(network::routes())
         .merge(sessions::routes())
         .merge(security::routes())
         .nest("/admin", administration::routes())

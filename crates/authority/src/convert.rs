@@ -1,4 +1,4 @@
-//! Converts between the messages of the API and the types that `engine` decides with.
+//! Conversions between the messages of the API and the types of `engine`, which makes the decisions.
 
 use engine::issuing::grant::Issued;
 use engine::model::{Given, Receiver, Sealing, Secret, Service};
@@ -6,7 +6,7 @@ use engine::policy::{Explanation, Permit};
 use std::net::SocketAddr;
 use wire::{DropReason, Ends, SegmentFlags, Vni};
 
-/// Converts protected receivers.
+/// Converts receivers into the form that the API's messages contain.
 pub fn receivers(receivers: impl IntoIterator<Item = Receiver>) -> Vec<api::Receiver> {
     let service = |service: &Service| {
         let Service { protocol, first_port, last_port } = *service;
@@ -19,8 +19,8 @@ pub fn receivers(receivers: impl IntoIterator<Item = Receiver>) -> Vec<api::Rece
     receivers.into_iter().map(receiver).collect()
 }
 
-/// Returns an issued grant in the form in which its holder receives it. Sealed tunnels of its verifier begin at
-/// `tunnels`.
+/// Returns an issued grant in the form in which the client receives it. `tunnels` are the addresses at which the
+/// grant's verifier accepts sealed tunnels.
 pub fn grant(issued: &Issued, permit: &Permit<'_>, tunnels: Vec<SocketAddr>, now: u64) -> api::Grant {
     let (header, key) = match issued.secret() {
         Secret::Grant(header, key) => (hex::encode(header.encode()), hex::encode(key.bytes())),
@@ -54,7 +54,7 @@ pub fn owner(issued: &Issued, permit: &Permit<'_>, person: &str, device: &str, n
     }
 }
 
-/// Converts what a rule demands in a sealed tunnel.
+/// Converts a rule's demands on a sealed tunnel into the form that the API's messages contain.
 pub fn sealing(demand: &Sealing) -> api::Sealing {
     let Sealing { treatment, compress, suites, forward_secrecy, rekey } = *demand;
     api::Sealing {
@@ -66,25 +66,26 @@ pub fn sealing(demand: &Sealing) -> api::Sealing {
     }
 }
 
-/// Reads a demand as [`sealing`] wrote it; `None` if it is another version's.
+/// Reads demands in the form that [`sealing`] returns. Returns `None` if they contain a name that this version does not
+/// know.
 pub fn demand(sealing: &api::Sealing) -> Option<Sealing> {
     let api::Sealing { treatment, compress, suites, forward_secrecy, rekey } = sealing;
     Sealing::from_names(treatment, compress.as_deref(), suites.iter().map(String::as_str), *forward_secrecy, *rekey)
 }
 
-/// Returns the announcement of a pair to the verifier; `None` for a grant that is no pair.
+/// Returns the message that announces a pair to its verifier, or `None` if `issued` is not a pair.
 pub fn pair(issued: &Issued, now: u64) -> Option<api::LivePair> {
     let (handle, epoch, holder) = (issued.pair()?.handle().0, issued.epoch.0, issued.holder.0);
     Some(api::LivePair { handle, epoch, issued: now, expires: issued.expires, holder })
 }
 
-/// Converts an explanation.
+/// Converts an explanation of a decision into the form that the API's messages contain.
 pub fn explanation(explanation: Explanation) -> api::Explanation {
     let Explanation { allowed, receiver, rule, text } = explanation;
     api::Explanation { allowed, receiver, rule, text }
 }
 
-/// Returns an issued segment in the form in which its holder receives it.
+/// Returns an issued segment in the form in which the client receives it.
 pub fn segment(given: &Given, now: u64) -> api::PathSegment {
     api::PathSegment {
         vni: given.vni.number(),
@@ -97,11 +98,11 @@ pub fn segment(given: &Given, now: u64) -> api::PathSegment {
     }
 }
 
-/// Reads the segment that a request for the way back shows.
+/// Returns the segment that `request` presents. (The request is for another segment, in the reverse direction.)
 ///
 /// # Errors
 ///
-/// Fails if the request shows no segment for its addresses.
+/// The request contains no well-formed segment for the addresses in the request.
 pub fn shown(request: &api::AnswerRequest) -> Result<Given, DropReason> {
     let [sending, receiving, sender, receiver] =
         [request.sending, request.receiving, request.sender, request.receiver].map(|address| address.to_canonical());

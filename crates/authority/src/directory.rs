@@ -1,4 +1,4 @@
-//! The authority's directory: the paths of its files, and the atomic creation of a new one.
+//! The authority's directory: the paths of its files, and the atomic creation of a new directory.
 
 use crate::keys::MasterKeys;
 use crate::login::credentials;
@@ -14,26 +14,33 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
-/// File name of the policy, which also appears in the identifiers of rules, such as `policy.toml:12`.
+/// File name of the policy, which also appears in the labels of rules, such as `policy.toml:12`.
 pub const POLICY: &str = "policy.toml";
 
-/// The directory that contains all state of an authority: mode 0700, its files 0600.
+/// The directory that contains all state of an authority. Its mode is 0700, and its files have mode 0600.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directory(PathBuf);
 
 impl Directory {
-    /// Refers to the directory at `path`, which need not exist.
+    /// Returns a handle to the directory at `path`, which need not exist.
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self(path.into())
     }
 
-    /// Creates the directory and returns the CA certificate's fingerprint. Refuses a directory that is not empty.
+    /// Creates the directory with configuration, keys, certificates for `names`, example policy and database. Returns
+    /// the fingerprint of the CA certificate.
+    ///
+    /// # Errors
+    /// The directory exists and is not empty, a name is not valid in a certificate, or a file cannot be written.
     pub fn init(&self, names: &[String], listen: SocketAddr) -> Result<String> {
         self.make(|aside| aside.fill(names, listen))
     }
 
-    /// Creates the directory from the contents that `fill` writes into a temporary one, completely or not at all.
-    /// Refuses a directory that is not empty.
+    /// Creates the directory, completely or not at all: `fill` writes the contents into a temporary directory, which is
+    /// then renamed.
+    ///
+    /// # Errors
+    /// The directory exists and is not empty, it cannot be created, or `fill` fails.
     pub(crate) fn make<T>(&self, fill: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         let path = std::path::absolute(&self.0)?;
         let shown = path.display();
@@ -48,7 +55,8 @@ impl Directory {
         }
         let parent = path.parent().with_context(|| format!("cannot create {shown}: it has no parent directory"))?;
         fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-        // Created under a temporary name and renamed, so that a failure half-way leaves nothing behind.
+        // The directory is created under a temporary name and renamed, so that a failure half-way leaves nothing
+        // behind.
         let aside = tempfile::Builder::new().prefix(".vouchsafe-").tempdir_in(parent);
         let aside = aside.with_context(|| format!("cannot write to {}", parent.display()))?;
         fs::set_permissions(aside.path(), Permissions::from_mode(0o700))?;
@@ -76,18 +84,27 @@ impl Directory {
     }
 
     /// Returns the audience of service accounts' assertions: the fingerprint of the authority's CA.
+    ///
+    /// # Errors
+    /// The CA certificate cannot be read.
     pub fn audience(&self) -> Result<String> {
         fingerprint(read_text(&self.ca())?.as_bytes())
     }
 
-    /// Reads `authority.toml`.
+    /// Reads the configuration, `authority.toml`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is not valid.
     pub fn settings(&self) -> Result<Settings> {
         let path = self.0.join("authority.toml");
         let text = read_text(&path)?;
         Settings::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file(&path.display().to_string())))
     }
 
-    /// Reads and validates a policy file: `file`, or else the directory's own.
+    /// Reads a policy and returns it with its text. `None` stands for the directory's own policy file.
+    ///
+    /// # Errors
+    /// The configuration or the policy file cannot be read, or is not valid.
     pub fn read_policy(&self, file: Option<&Path>) -> Result<(Policy, String)> {
         let max_lifetime = self.settings()?.max_lifetime;
         let path = file.map_or_else(|| self.policy(), Path::to_owned);
@@ -102,6 +119,9 @@ impl Directory {
     }
 
     /// Replaces the directory's policy file, completely or not at all.
+    ///
+    /// # Errors
+    /// The file cannot be written.
     pub fn replace_policy(&self, text: &str) -> Result<()> {
         self.replace(&self.policy(), text.as_bytes())
             .with_context(|| format!("cannot replace {}", self.policy().display()))
@@ -110,7 +130,7 @@ impl Directory {
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         let mut aside = tempfile::NamedTempFile::new_in(&self.0)?;
         aside.write_all(bytes)?;
-        // If root commands the server of another user, that user must still be able to read the file.
+        // If root runs the command and the server runs as another user, that user must still be able to read the file.
         let owner = fs::metadata(&self.0)?;
         std::os::unix::fs::fchown(aside.as_file(), Some(owner.uid()), Some(owner.gid()))?;
         aside.as_file().sync_all()?;
@@ -118,7 +138,10 @@ impl Directory {
         sync(&self.0)
     }
 
-    /// Reads the master keys. Refuses a file that others can read.
+    /// Reads the master keys.
+    ///
+    /// # Errors
+    /// The file cannot be read or is malformed, or other users can access it.
     pub fn read_master_keys(&self) -> Result<MasterKeys> {
         let path = self.master_key();
         let shown = path.display();
@@ -133,7 +156,11 @@ impl Directory {
         MasterKeys::parse(&bytes).with_context(|| format!("cannot use {shown}"))
     }
 
-    /// Changes the master keys. A lock serialises concurrent commands.
+    /// Lets `change` change the master keys, and writes the changed keys to the key file, completely or not at all.
+    /// Holds a lock meanwhile, so that concurrent commands run one after the other.
+    ///
+    /// # Errors
+    /// The keys cannot be read or written, or `change` fails. The key file then stays as it was.
     pub fn change_master_keys<T>(&self, change: impl FnOnce(&mut MasterKeys) -> Result<T>) -> Result<T> {
         let lock = self.0.join("rotate.lock");
         let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock);
@@ -146,7 +173,11 @@ impl Directory {
         Ok(changed)
     }
 
-    /// Takes the lock that keeps a second server out; the lock is held until the file is dropped.
+    /// Takes the lock that prevents a second server from running in this directory. The lock is held until the returned
+    /// file is dropped.
+    ///
+    /// # Errors
+    /// A server is running in this directory, or the lock file cannot be opened.
     pub fn lock(&self) -> Result<File> {
         let path = self.0.join("lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
@@ -158,29 +189,37 @@ impl Directory {
         }
     }
 
-    /// Returns the user id of the directory's owner: besides root, the only user that may command the server.
+    /// Returns the user id of the directory's owner: besides root, the only user who is allowed to command the
+    /// server.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
     pub fn owner(&self) -> Result<u32> {
         Ok(fs::metadata(&self.0).with_context(|| format!("cannot read {}", self.0.display()))?.uid())
     }
 
-    /// Returns the path of the directory.
+    /// Returns the path of the authority's directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Returns the path of the CA certificate, for clients.
+    /// Returns the path of the CA certificate, which clients trust.
     pub fn ca(&self) -> PathBuf {
         self.0.join("ca.pem")
     }
 
-    /// Returns the authority's identity, the first input of its audit trails: the DER form of its CA certificate.
+    /// Returns the authority's identity: the DER form of its CA certificate. The hash chains of the audit trails begin
+    /// with it.
+    ///
+    /// # Errors
+    /// The certificate cannot be read, or is malformed.
     pub fn identity(&self) -> Result<Vec<u8>> {
         let path = self.ca();
         let pem = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         der(&pem).with_context(|| format!("{} is malformed", path.display()))
     }
 
-    /// Returns the path of the policy.
+    /// Returns the path of the file with the policy.
     pub fn policy(&self) -> PathBuf {
         self.0.join(POLICY)
     }
@@ -210,7 +249,8 @@ impl Directory {
     }
 }
 
-/// Returns the default names for a certificate: the host name and the loopback names and addresses.
+/// Returns the names that the server's certificate contains by default: the host name, and the loopback names and
+/// addresses.
 pub fn default_names() -> Vec<String> {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = host.trim();
@@ -225,7 +265,7 @@ fn read_text(path: &Path) -> Result<String> {
     fs::read_to_string(path).map_err(|error| anyhow::anyhow!("cannot read {}{}", path.display(), way_out(&error)))
 }
 
-/// Describes a failure to read a file of the directory, with a remedy.
+/// Describes a failure to open a file of the directory, with a remedy.
 fn way_out(error: &std::io::Error) -> String {
     match error.kind() {
         ErrorKind::NotFound => ": it does not exist; `vouchsafe authority init` creates it".to_owned(),

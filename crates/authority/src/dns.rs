@@ -1,6 +1,6 @@
-//! An authoritative name server for the domain whose record states that this authority protects it (wire.md §7.1). It
-//! serves addresses from a zone file, and adds the record to answers with protected addresses. It has no keys and does
-//! not query other servers.
+//! An authoritative name server for the domain that this authority protects. It serves the records of a zone file. The
+//! discovery record, by which agents find this authority (wire.md §7.1), is added to all answers that contain protected
+//! addresses. The name server has no keys and does not query other servers.
 
 mod limit;
 mod serve;
@@ -15,9 +15,9 @@ use crate::Directory;
 use anyhow::{Context, Result};
 use engine::discovery::{Domain, Record};
 
-/// The published discovery data: the domain, its record, and the record's time to live.
+/// The discovery data of an authority: the domain, its record, and the record's time to live.
 pub struct Published {
-    /// The domain.
+    /// The domain that the authority protects.
     pub domain: Domain,
     /// The discovery record of the domain.
     pub record: Record,
@@ -29,8 +29,12 @@ const NO_DNS: &str = "authority.toml has no table [dns]: set at least `domain = 
 const NO_AUTHORITY: &str = "the authority's URL is not configured: set `authority` in [dns], or `url` in [console]";
 
 impl Published {
-    /// Reads the discovery data of a directory. Values missing from the configuration are derived from the console and
-    /// the policy.
+    /// Reads the discovery data from a directory's configuration. Without the setting `authority`, the console's `url`
+    /// is published. Without the setting `protects`, the addresses of the policy's receivers are published.
+    ///
+    /// # Errors
+    /// The configuration or the policy cannot be read or is not valid, there is no `[dns]`, the authority's URL is not
+    /// configured, or the record would be too long.
     pub fn read(directory: &Directory) -> Result<Self> {
         let settings = directory.settings()?;
         let dns = settings.dns.context(NO_DNS)?;

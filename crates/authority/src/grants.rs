@@ -1,27 +1,29 @@
-//! Issues grants, and finds those that the policy no longer allows.
+//! Issues grants, and finds grants that the policy no longer allows.
 
 use crate::http::problems::Problem;
 use crate::http::turns::Turn;
 use crate::keys::Keyring;
+use crate::leases::{Leases, Place, Wanted};
 use crate::login::{Sessions, credentials};
 use crate::policy::{PolicyInForce, PreferenceTable};
 use crate::push::acknowledgements::{Acknowledgements, Expected};
 use crate::push::events::{Listener, Push};
 use crate::storage::{
-    AuditEvent, AuditLog, Database, GrantEntry, Issuance, Recorded, Refusal, Session, Storage, TokenHash,
+    AuditEvent, AuditLog, Database, GrantEntry, Issuance, LeaseTerms, Recorded, Refusal, Session, Storage, TokenHash,
 };
 use crate::{Settings, convert, now};
 use anyhow::Result;
-use api::{Event, Grant, GrantRequest, LivePair, RevokedGrant};
-use engine::issuing::grant::Issue;
-use engine::policy::{Compiled, Decision, Explanation, GrantSuite, Request};
+use api::{Event, Grant, GrantOwner, GrantRequest, LivePair, RevokedGrant};
+use engine::issuing::grant::{Issue, Issued};
+use engine::model::Sealing;
+use engine::policy::{Compiled, Decision, Explanation, GrantSuite, Permit, Request, Scope};
 use engine::verifier::CLOCK_SKEW_MAX;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use wire::{Destination, Epoch, Flags, Handle};
+use wire::{Destination, Epoch, Flags, Handle, Holder, VerifierKey};
 
-/// A recorded grant, and the confirmations expected from its verifier.
+/// A recorded grant, and the confirmations that its verifier is expected to send.
 struct RecordedGrant<'a> {
     grant: Grant,
     handle: Handle,
@@ -29,17 +31,42 @@ struct RecordedGrant<'a> {
     confirmations: usize,
 }
 
-/// A grant that is not recorded yet.
+/// Number of times that the authority draws another number for a grant whose handle would begin with a zero byte.
+const DRAWS: usize = 8;
+
+/// A grant that the policy allows.
 struct Decided {
     grant: Grant,
-    issuance: Issuance,
-    pair: Option<LivePair>,
+    owner: GrantOwner,
+    verifier: String,
+    to: Destination,
+    course: Course,
+}
+
+/// The steps before the client gets a grant.
+enum Course {
+    /// The grant is another lease of a recorded one. Nothing must be recorded.
+    Renew { is_announced: bool },
+    /// The grant must be recorded. With `wanted`, it can be renewed then.
+    Record { issuance: Box<Issuance>, pair: Option<LivePair>, wanted: Option<Wanted> },
+}
+
+/// A request that the policy allows, with the data from which a grant is issued.
+struct Allowed<'a> {
+    session: &'a Session,
+    permit: &'a Permit<'a>,
+    scope: Scope,
+    to: Destination,
+    source: IpAddr,
+    verifier_key: VerifierKey,
+    now: u64,
 }
 
 /// Issues grants.
 pub struct GrantIssuer {
     pub(crate) settings: Arc<Settings>,
     pub(crate) keyring: Arc<Keyring>,
+    pub(crate) leases: Arc<Leases>,
     pub(crate) policy: Arc<PolicyInForce>,
     pub(crate) preferences: Arc<PreferenceTable>,
     pub(crate) sessions: Arc<Sessions>,
@@ -50,14 +77,19 @@ pub struct GrantIssuer {
 }
 
 impl GrantIssuer {
-    /// Records that a verifier has received these grants.
+    /// Records that a verifier has confirmed these grants.
     pub fn acknowledge(&self, verifier: &str, handles: &[Handle]) {
         self.acknowledgements.note(verifier, handles);
     }
 
-    /// Issues a grant or returns why not. The verifier is notified before the holder gets the grant. If the verifier
-    /// would otherwise drop the first packet, this waits for its confirmation. The caller has its turn, because a
-    /// change of the person's choices waits for those who have.
+    /// Issues the requested grant, or another lease of the one that the session has. The authority announces a new
+    /// handle to the verifier before the caller gets it. If the verifier's streams confirm announcements, the function
+    /// waits up to 500 ms for the confirmations. The caller must hold a turn of the session's person, because a change
+    /// of this person's choices waits for the requests that hold a turn.
+    ///
+    /// # Errors
+    /// The session has ended, the policy denies the request, the person withholds their identity from the destination,
+    /// the session or account has too many grants, or the database cannot be written.
     pub async fn issue(
         &self,
         _turn: &Turn<'_>,
@@ -81,29 +113,55 @@ impl GrantIssuer {
         loop {
             let basis = self.storage.basis();
             let session = self.sessions.get(&token).ok_or(Problem::NotLoggedIn)?;
-            let Decided { grant, issuance, pair } = match self.decide(token, &session, request, source).await {
+            let decided = match self.decide(token, &session, request, source).await {
                 Err(Problem::Denied(explanation, kind)) => {
                     self.note_denied(&session, &explanation, request, source).await?;
                     return Err(Problem::Denied(explanation, kind));
                 }
                 decided => decided?,
             };
-            let (owner, verifier) = (issuance.owner.clone(), issuance.verifier.clone());
-            let (handle, to) = (Handle(owner.handle), issuance.to);
+            let Decided { grant, mut owner, verifier, to, course } = decided;
+            let handle = Handle(owner.handle);
             let expected = self.acknowledgements.expect(&verifier, handle);
             let (listener, mut confirmations) = (Listener::Verifier(verifier), 0);
-            if let Some(pair) = pair {
-                // Sent while the grant is being recorded. If recording fails, the holder never gets the key.
-                confirmations += self.push.send(&listener, &Event::Pair { pair });
+            match course {
+                // The policy, the session or the keys changed after the decision.
+                Course::Renew { .. } if self.storage.basis() != basis => continue,
+                Course::Renew { is_announced: true } => {}
+                Course::Renew { is_announced: false } => {
+                    confirmations += self.push.send(&listener, &Event::Granted { owner });
+                }
+                Course::Record { issuance, pair, wanted } => {
+                    if let Some(pair) = pair {
+                        // The pair is announced while the grant is being recorded. If recording fails, the client never
+                        // gets the key.
+                        confirmations += self.push.send(&listener, &Event::Pair { pair });
+                    }
+                    let renewable = issuance.renewable;
+                    let class = owner.class;
+                    let (leases, now) = (self.leases.clone(), owner.issued);
+                    let begin = move || {
+                        if let Some((wanted, renewable)) = wanted.zip(renewable) {
+                            leases.insert(token, wanted, class, handle, renewable);
+                        }
+                    };
+                    match self.storage.add_grant(*issuance, basis, begin).await? {
+                        Recorded::Done => {}
+                        Recorded::Renewable => {
+                            if let Some((of, until)) = renewable {
+                                owner.expires = self.leases.handle_ends(now, of.lease, until);
+                            }
+                        }
+                        Recorded::SessionEnded => return Err(Problem::NotLoggedIn),
+                        Recorded::Outdated => continue,
+                        Recorded::TooMany { seconds } => {
+                            return Err(Problem::TooManyGrants(Duration::from_secs(seconds)));
+                        }
+                    }
+                    tracing::debug!(person = owner.person, device = owner.device, %handle, to = %to.address, "granted");
+                    confirmations += self.push.send(&listener, &Event::Granted { owner });
+                }
             }
-            match self.storage.add_grant(issuance, basis).await? {
-                Recorded::Done => {}
-                Recorded::SessionEnded => return Err(Problem::NotLoggedIn),
-                Recorded::Outdated => continue,
-                Recorded::TooMany { seconds } => return Err(Problem::TooManyGrants(Duration::from_secs(seconds))),
-            }
-            tracing::debug!(person = owner.person, device = owner.device, %handle, to = %to.address, "granted");
-            confirmations += self.push.send(&listener, &Event::Granted { owner });
             return Ok(RecordedGrant { grant, handle, expected, confirmations });
         }
     }
@@ -117,46 +175,79 @@ impl GrantIssuer {
         source: IpAddr,
     ) -> Result<Decided, Problem> {
         let to = destination(request);
-        let (person, device, now) = (&session.person, &session.device, now());
+        let now = now();
         let policy = self.policy.read().await;
         let requested = Request { subject: session.subject(source), to, now };
         let decision = policy.decide(&requested);
         let Decision::Allowed(permit) = &decision else { return Err(Problem::denied(&decision, &requested)) };
-        let preferences = self.preferences.of(person);
+        let preferences = self.preferences.of(&session.person);
         if let Some(withholding) = preferences.withholding(&to, request.consented) {
             return Err(Problem::Withheld(*withholding));
         }
         let verifier = &permit.receiver.verifier;
-        let epoch = Epoch::at(now, self.settings.epoch_length);
-        let issued = Issue {
-            terms: permit.terms,
-            scope: preferences.narrowed(permit.scope, &to),
-            until: permit.until,
-            to,
-            source,
-            holder: session.holder,
-            chance: u64::from_be_bytes(credentials::random()?),
-            now,
-            epoch_length: self.settings.epoch_length,
-            max_lifetime: self.settings.max_lifetime,
-            verifier_key: &self.keyring.verifier_key(verifier, epoch)?,
+        let scope = preferences.narrowed(permit.scope, &to);
+        let verifier_key = self.keyring.issuing_key(verifier, Epoch::at(now, self.settings.epoch_length))?;
+        let allowed = Allowed { session, permit, scope, to, source, verifier_key, now };
+        let (issued, owner, course) = match self.renew(&token, &allowed)? {
+            Some(renewed) => renewed,
+            None => self.begin(token, &allowed)?,
         };
-        let issued = issued.issue().map_err(Problem::CantIssue)?;
-        let issuance = Issuance {
-            session: token,
-            owner: convert::owner(&issued, permit, person, device, now),
-            verifier: verifier.clone(),
-            source,
-            to,
-            scope: issued.scope,
-            flags: issued.flags(),
-        };
-        let tunnels = policy.policy().tunnels_of(verifier);
-        let grant = convert::grant(&issued, permit, tunnels, now);
-        Ok(Decided { grant, issuance, pair: convert::pair(&issued, now) })
+        let grant = convert::grant(&issued, permit, policy.policy().tunnels_of(verifier), now);
+        Ok(Decided { grant, owner, verifier: verifier.clone(), to, course })
     }
 
-    /// Records that the policy denied a request.
+    /// Issues the next lease of the grant that the session has for such a request. Returns `None` if it has none, or if
+    /// the lease would be longer than the record states.
+    fn renew(&self, token: &TokenHash, allowed: &Allowed<'_>) -> Result<Option<(Issued, GrantOwner, Course)>, Problem> {
+        let issue = allowed.issue(&self.settings);
+        let Some(wanted) = allowed.wanted(&issue) else { return Ok(None) };
+        let (class, now) = (allowed.permit.terms.class, allowed.now);
+        let Some(lease) = self.leases.find(token, &wanted, class, now) else { return Ok(None) };
+        if issue.lifetime() > lease.length {
+            return Ok(None);
+        }
+        let issued = Issue { chance: lease.half.into(), ..issue }.issue().map_err(Problem::CantIssue)?;
+        if has_other_half(&issued, lease.half) || u64::from(issued.expires) > lease.until {
+            return Ok(None);
+        }
+        let owner =
+            GrantOwner { expires: self.leases.handle_ends(now, lease.length, lease.until), ..allowed.owner(&issued) };
+        Ok(Some((issued, owner, Course::Renew { is_announced: lease.is_announced })))
+    }
+
+    /// Issues a grant that must be recorded.
+    fn begin(&self, token: TokenHash, allowed: &Allowed<'_>) -> Result<(Issued, GrantOwner, Course), Problem> {
+        let issue = allowed.issue(&self.settings);
+        let wanted = allowed.wanted(&issue);
+        let (lease, now) = (issue.lifetime(), allowed.now);
+        let (mut chance, mut number) = (u64::from_be_bytes(credentials::random()?), None);
+        if wanted.is_some() {
+            let holder = allowed.session.holder;
+            let mut draws = (0..DRAWS).map(|_| self.leases.begin());
+            let drawn = draws.find(|(_, half)| holder.handle(&allowed.verifier_key, *half).0 as u32 == *half);
+            if let Some((drawn, half)) = drawn {
+                (chance, number) = (half.into(), Some(drawn));
+            }
+        }
+        let issued = Issue { chance, ..issue }.issue().map_err(Problem::CantIssue)?;
+        let owner = allowed.owner(&issued);
+        let until = self.leases.until(now, allowed.session.expires, lease);
+        let until = allowed.permit.until.map_or(until, |ends| until.min(ends)).max(owner.expires);
+        let issuance = Box::new(Issuance {
+            session: token,
+            owner: owner.clone(),
+            verifier: allowed.permit.receiver.verifier.clone(),
+            source: allowed.source,
+            to: allowed.to,
+            scope: issued.scope,
+            flags: issued.flags(),
+            renewable: number.map(|number| (LeaseTerms { number, issued: now, lease }, until)),
+        });
+        let pair = convert::pair(&issued, now);
+        Ok((issued, owner, Course::Record { issuance, pair, wanted }))
+    }
+
+    /// Records a denied request in the audit trail and among the refusals that a draft of a policy can be tried on.
     async fn note_denied(
         &self,
         session: &Session,
@@ -181,12 +272,21 @@ impl GrantIssuer {
         Ok(())
     }
 
-    /// Returns which of these grants of a verifier, live or ended, may have no flows: revoked, unknown, of a person or
-    /// device that no longer exists, or denied by the policy in force or by the person's choices.
+    /// Returns those of the grants `handles` whose flows `verifier` must cut. These are grants that are revoked or
+    /// unknown, grants whose person or device no longer exists, and grants that the policy in force or the person's
+    /// choices deny now. Live and ended grants are treated alike.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub async fn to_cut(&self, verifier: Arc<str>, handles: Vec<Handle>) -> Result<Vec<RevokedGrant>> {
         let account = verifier.clone();
-        let read = move |database: &mut Database| database.grants_of(&verifier, &handles);
-        let grants = self.storage.read_for_verifier(&account, read).await?;
+        let read = move |database: &mut Database| {
+            database.snapshot(|database| {
+                let terms = handles.iter().map(|handle| database.lease_terms(*handle)).collect::<Result<Vec<_>>>()?;
+                Ok((database.grants_of(&verifier, &handles)?, terms))
+            })
+        };
+        let (grants, terms) = self.storage.read_for_verifier(&account, read).await?;
         let policy = self.policy.read().await;
         let now = now();
         let may_live = |entry: &Option<GrantEntry>| {
@@ -195,10 +295,20 @@ impl GrantIssuer {
                     && !self.preferences.of(&entry.person).ends_flows(&entry.scope(), &entry.to())
             })
         };
-        Ok(grants.into_iter().filter(|(_, entry)| !may_live(entry)).map(|(grant, _)| grant).collect())
+        // A verifier refuses a handle until its last lease has ended, which is long before the grant ends.
+        let ends = |(grant, terms): (RevokedGrant, Option<LeaseTerms>)| {
+            let until = u64::from(grant.expires);
+            let ends = terms.map_or(until, |terms| self.leases.ends_of(Handle(grant.handle), &terms, until));
+            RevokedGrant { expires: u32::try_from(ends).unwrap_or(u32::MAX), ..grant }
+        };
+        let to_cut = grants.into_iter().zip(terms).filter(|((_, entry), _)| !may_live(entry));
+        Ok(to_cut.map(|((grant, _), terms)| ends((grant, terms))).collect())
     }
 
-    /// Returns the live grants that the policy denies, with their persons.
+    /// Returns the live grants that `policy` denies at `now`, each with the name of its person.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub async fn forbidden(&self, policy: &Compiled, now: u64) -> Result<Vec<(Handle, String)>> {
         // A verifier whose clock is behind may consider grants live a little longer.
         let since = now.saturating_sub(CLOCK_SKEW_MAX.into());
@@ -210,18 +320,64 @@ impl GrantIssuer {
     }
 }
 
+impl Allowed<'_> {
+    /// Returns the data from which the grant is issued, except for the random bits of its handle.
+    fn issue(&self, settings: &Settings) -> Issue<'_> {
+        Issue {
+            terms: self.permit.terms,
+            scope: self.scope,
+            until: self.permit.until,
+            to: self.to,
+            source: self.source,
+            holder: self.session.holder,
+            chance: 0,
+            now: self.now,
+            epoch_length: settings.epoch_length,
+            max_lifetime: settings.max_lifetime,
+            verifier_key: &self.verifier_key,
+        }
+    }
+
+    /// Returns the recorded grant that such a request can renew. Returns `None` for grants of which each is used for
+    /// something else: a single flow, or the nonces of a pair. Also returns `None` for a session whose handles contain
+    /// no holder.
+    fn wanted(&self, issue: &Issue<'_>) -> Option<Wanted> {
+        let Permit { receiver, rule, terms, .. } = self.permit;
+        if terms.single || terms.suite == GrantSuite::Sha224 || self.session.holder == Holder::default() {
+            return None;
+        }
+        Some(Wanted {
+            verifier: receiver.verifier.clone(),
+            receiver: receiver.name.clone(),
+            rule: rule.label().to_string(),
+            sealing: if terms.sealing.is_sealed() { terms.sealing } else { Sealing::NONE },
+            place: Place::new(self.source, &self.scope, issue.flags()),
+        })
+    }
+
+    fn owner(&self, issued: &Issued) -> GrantOwner {
+        convert::owner(issued, self.permit, &self.session.person, &self.session.device, self.now)
+    }
+}
+
+/// Reports whether a handle's lower half is not the one that was intended, because the handle would have begun with a
+/// zero byte (wire.md §3.9).
+fn has_other_half(issued: &Issued, half: u32) -> bool {
+    issued.handle().0 as u32 != half
+}
+
 /// Returns the destination that a request names.
 fn destination(request: &GrantRequest) -> Destination {
     Destination { address: request.address.to_canonical(), protocol: request.protocol, port: request.port }
 }
 
-/// Reconstructs the request for which a grant was issued.
+/// Returns the request for which a grant was issued, as if it were made now.
 fn request_of(grant: &GrantEntry, now: u64) -> Request<'_> {
     Request { subject: grant.subject(), to: grant.to(), now }
 }
 
-/// Reports whether `decision` would issue at least this grant on no stricter terms. A shorter lifetime alone revokes no
-/// grant, because all grants end within the hour.
+/// Reports whether `decision` allows at least as much as `grant`, on no stricter terms. A shorter lifetime does not
+/// count as stricter, because every grant ends within the configured `max_lifetime` anyway.
 fn permits(decision: &Decision<'_>, grant: &GrantEntry) -> bool {
     let Decision::Allowed(permit) = decision else { return false };
     let (terms, flags) = (permit.terms, grant.flags);

@@ -1,4 +1,4 @@
-//! The HTTPS API: accepting connections within limits, authenticating requests, and answering them.
+//! The HTTPS API: accepts connections within limits, authenticates requests, and answers them.
 
 pub(crate) mod connection_limit;
 pub(crate) mod descriptors;

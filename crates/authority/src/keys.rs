@@ -1,22 +1,26 @@
-//! The master keys: the one in force, the previous one while its epochs may matter, and the one that follows. The start
-//! time of an epoch alone determines the key of the epoch.
+//! The master keys: the key in force, the previous key while its epochs are still needed, and the next key if there is
+//! one already. Which master key an epoch uses depends only on the start time of the epoch.
 
 use crate::login::credentials;
 use anyhow::{Context, Result, bail};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{PoisonError, RwLock};
 use wire::{Epoch, MasterKey, ProofKey, VerifierKey};
 use zeroize::Zeroizing;
 
 const KEY: usize = 32;
-/// A key preceded by the time from which it is used, as Unix seconds in 8 bytes.
+/// Length of a record in the key file: the time from which a key is used, as Unix seconds in 8 bytes, then the key.
 const RECORD: usize = 8 + KEY;
 
-/// The master keys, oldest first. Deliberately has no `Debug`.
+/// The master keys, oldest first. Has no `Debug`, because they are secret.
 pub struct MasterKeys(Vec<(u64, Zeroizing<[u8; KEY]>)>);
 
 impl MasterKeys {
-    /// Parses the output of [`Self::encode`], or a single key of 32 bytes.
+    /// Parses the contents of the key file: the output of [`Self::encode`], or a single key of 32 bytes.
+    ///
+    /// # Errors
+    /// The length is wrong, or the keys are not in order of time.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         if let Ok(key) = <[u8; KEY]>::try_from(bytes) {
             return Ok(Self(vec![(0, Zeroizing::new(key))]));
@@ -47,13 +51,19 @@ impl MasterKeys {
     }
 
     /// Derives the key of a verifier for an epoch.
+    ///
+    /// # Errors
+    /// The verifier's id is too long, or the epoch is before the first master key.
     pub fn verifier_key(&self, verifier: &str, epoch: Epoch, epoch_length: u32) -> Result<VerifierKey> {
         self.of(epoch, epoch_length)?
             .verifier_key(verifier, epoch)
             .with_context(|| format!("the verifier id {verifier:?} is too long"))
     }
 
-    /// Derives the key of a verifier for the proofs that are issued in an epoch on behalf of this authority address.
+    /// Derives a verifier's key for the proofs that the authority with the address `authority` issues in `epoch`.
+    ///
+    /// # Errors
+    /// The verifier's id is too long, or the epoch is before the first master key.
     pub fn proof_key(&self, verifier: &str, authority: IpAddr, epoch: Epoch, epoch_length: u32) -> Result<ProofKey> {
         self.of(epoch, epoch_length)?
             .proof_key(verifier, authority, epoch)
@@ -67,8 +77,11 @@ impl MasterKeys {
             .with_context(|| format!("there was no master key yet in epoch {}", epoch.0))
     }
 
-    /// Adds a new key that takes effect at the epoch after the next and returns that time in Unix seconds. Verifiers
-    /// have the keys of the previous, the current and the next epoch, and none of these changes.
+    /// Adds a new random key that takes effect at the epoch after the next. Returns the start of this epoch, in Unix
+    /// seconds. The keys of the previous, the current and the next epoch do not change.
+    ///
+    /// # Errors
+    /// The key that was added last has not taken effect yet, or the system provides no randomness.
     pub fn follow(&mut self, now: u64, epoch_length: u32) -> Result<u64> {
         if let Some((from, _)) = self.0.last().filter(|(from, _)| *from > now) {
             bail!("the latest new master key takes effect only in {} s: rotate again after that", from - now);
@@ -84,41 +97,76 @@ impl MasterKeys {
         Ok(from)
     }
 
-    /// Replaces all keys, for every epoch, by a new one.
+    /// Replaces all keys, for every epoch, by one new random key.
+    ///
+    /// # Errors
+    /// The system provides no randomness.
     pub fn replace(&mut self) -> Result<()> {
         self.0 = vec![(0, Zeroizing::new(credentials::random()?))];
         Ok(())
     }
 }
 
-/// The master keys in use, and the keys derived from them. Has no `Debug`.
+/// The master keys in use, from which all other keys are derived. Has no `Debug`, because they are secret.
 pub struct Keyring {
     master: RwLock<MasterKeys>,
     epoch_length: u32,
+    /// The keys with which grants are issued in one epoch, by verifier: those of the receivers in the policy.
+    current: RwLock<(Epoch, HashMap<String, VerifierKey>)>,
 }
 
 impl Keyring {
-    /// Creates a keyring for epochs of this length in seconds.
+    /// Creates a keyring for epochs of `epoch_length` seconds.
     pub fn new(master: MasterKeys, epoch_length: u32) -> Self {
-        Self { master: RwLock::new(master), epoch_length }
+        Self { master: RwLock::new(master), epoch_length, current: RwLock::new((Epoch(0), HashMap::new())) }
+    }
+
+    /// Returns the key with which a grant is issued in `epoch`, the current epoch. Derives it only once.
+    ///
+    /// # Errors
+    /// As for [`Self::verifier_key`].
+    pub fn issuing_key(&self, verifier: &str, epoch: Epoch) -> Result<VerifierKey> {
+        // While this holds the lock of the master keys, they are not replaced.
+        let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
+        let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(key) = current.1.get(verifier).filter(|_| current.0 == epoch) {
+            return Ok(key.clone());
+        }
+        drop(current);
+        let key = master.verifier_key(verifier, epoch, self.epoch_length)?;
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        if current.0 != epoch {
+            *current = (epoch, HashMap::new());
+        }
+        current.1.insert(verifier.to_owned(), key.clone());
+        Ok(key)
     }
 
     /// Derives the key of a verifier for an epoch.
+    ///
+    /// # Errors
+    /// The verifier's id is too long, or the epoch is before the first master key.
     pub fn verifier_key(&self, verifier: &str, epoch: Epoch) -> Result<VerifierKey> {
         let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
         master.verifier_key(verifier, epoch, self.epoch_length)
     }
 
-    /// Derives the key of a verifier for the proofs that are issued in an epoch on behalf of this authority address.
+    /// Derives a verifier's key for the proofs that the authority with the address `authority` issues in `epoch`.
+    ///
+    /// # Errors
+    /// The verifier's id is too long, or the epoch is before the first master key.
     pub fn proof_key(&self, verifier: &str, authority: IpAddr, epoch: Epoch) -> Result<ProofKey> {
         let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
         master.proof_key(verifier, authority, epoch, self.epoch_length)
     }
 
-    /// Replaces the master keys. The caller must hold the write lock of the policy, and end the basis of grants, so that
-    /// nothing that was made with the previous key can be recorded afterwards.
+    /// Replaces the master keys. The caller must hold the write lock of the policy, and must then call
+    /// [`Storage::end_basis`](crate::storage::Storage::end_basis), so that nothing that was made with the previous keys
+    /// can be recorded afterwards.
     pub fn replace(&self, master: MasterKeys) {
-        *self.master.write().unwrap_or_else(PoisonError::into_inner) = master;
+        let mut keys = self.master.write().unwrap_or_else(PoisonError::into_inner);
+        *keys = master;
+        self.current.write().unwrap_or_else(PoisonError::into_inner).1.clear();
     }
 }
 
@@ -166,6 +214,18 @@ mod tests {
         master.replace().unwrap();
         assert!(before.iter().zip(keys(&master, -1..=2)).all(|(before, after)| *before != after));
         assert_eq!(master.encode().len(), RECORD);
+    }
+
+    #[test]
+    fn a_key_is_derived_anew_after_its_epoch_and_after_its_master_key() {
+        let ring = Keyring::new(MasterKeys::parse(&[7; 32]).unwrap(), HOUR);
+        let derived = |epoch| *ring.verifier_key("edge", Epoch(epoch)).unwrap().bytes();
+        let issuing = |epoch| *ring.issuing_key("edge", Epoch(epoch)).unwrap().bytes();
+        for epoch in [5, 5, 6, 5] {
+            assert_eq!(issuing(epoch), derived(epoch));
+        }
+        ring.replace(MasterKeys::parse(&[8; 32]).unwrap());
+        assert_eq!(issuing(5), derived(5));
     }
 
     #[test]

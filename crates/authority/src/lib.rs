@@ -1,7 +1,8 @@
-//! The authority: logs people in, evaluates policy, issues grants and hands verifiers their keys.
+//! The authority: logs people in, evaluates the policy, issues grants, and distributes keys to verifiers.
 //!
-//! This crate does I/O only: `engine::policy` decides requests and `engine::issuing` constructs grants. All state lives
-//! in one [`Directory`]; commands write its database and then notify the server over its control socket.
+//! This crate does the I/O; `engine::policy` decides requests and `engine::issuing` constructs grants. All state is in
+//! one [`Directory`]. Commands write the database in this directory and then notify the server over the control socket
+//! there.
 #![forbid(unsafe_code)]
 
 pub mod admin;
@@ -11,7 +12,8 @@ pub mod directory;
 pub mod dns;
 mod grants;
 mod http;
-mod keys;
+pub mod keys;
+pub mod leases;
 pub mod login;
 pub mod metrics;
 pub mod policy;

@@ -1,8 +1,10 @@
-//! Login with the password of an account, with an identity provider (OpenID Connect), and of a machine with a key.
+//! Login of people, with a password or at an identity provider (OpenID Connect), and of machines, with the key of a
+//! service account.
 //!
-//! The authority is the provider's relying party: it holds the client secret and verifies ID tokens. Browsers return to
-//! the console. Only the caller who started a login receives the session. For an agent, the person must first approve
-//! the login, and the caller must present the code that the browser carried to the agent's machine.
+//! The authority is the provider's relying party: it holds the client secret and verifies ID tokens. The provider sends
+//! browsers back to the console. Only the caller who started a login receives the session. Before an agent gets a
+//! session, the person must approve the login, and the agent must present the code that the browser carried to the
+//! agent's machine.
 
 mod claims;
 pub(crate) mod credentials;

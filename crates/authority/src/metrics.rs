@@ -1,5 +1,5 @@
-//! The authority's metrics. Calls are counted at the router, by result; all other values are collected when the page is
-//! requested. No metric contains a person's name.
+//! The authority's metrics. The router counts calls by their result; all other values are collected when the metrics
+//! page is requested. No metric contains a person's name.
 
 pub mod counters;
 
@@ -18,10 +18,11 @@ use shell::metrics::Page;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Counts a call.
+/// Middleware that counts a call with its result and its duration.
 pub async fn count(State(metrics): State<Arc<Metrics>>, request: Request, next: Next) -> Response {
     let began = Instant::now();
-    // The route's path, not the request's: an unauthenticated sender must not be able to create metrics.
+    // Metrics are labelled with the route's path, not the request's: an unauthenticated sender must not be able to
+    // create metrics.
     let path = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
     let response = next.run(request).await;
     let result = response
@@ -32,7 +33,7 @@ pub async fn count(State(metrics): State<Arc<Metrics>>, request: Request, next: 
     response
 }
 
-/// Collects the values of the metrics that are not counted continuously.
+/// Collects the metrics that are not counted continuously.
 pub struct Collector {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) storage: Arc<Storage>,
@@ -44,7 +45,7 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Returns the current values, except those from the database.
+    /// Returns the current values, except those that are read from the database.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             sessions: self.sessions.count(),
@@ -58,6 +59,9 @@ impl Collector {
     }
 
     /// Returns the metrics page.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub async fn page(&self) -> Result<Page> {
         let heads = self.storage.call(|database| database.audit_heads()).await?;
         Ok(page(&self.metrics, &Snapshot { heads, ..self.snapshot() }))

@@ -1,5 +1,5 @@
-//! The push channel between the authority and its listeners: events to verifiers and agents, and the acknowledgements
-//! and reports that verifiers send back.
+//! The push channel between the authority and its listeners (sessions and verifiers): the events that they receive, and
+//! the acknowledgements and reports that verifiers send back.
 
 pub(crate) mod acknowledgements;
 pub(crate) mod activity;

@@ -1,5 +1,5 @@
-//! Path segments of virtual networks. The policy decides which accounts get a segment, `networks.toml` says where
-//! addresses are and which verifiers are on the path, and `engine::issuing::segment` defines the format.
+//! Path segments of virtual networks. The policy decides which accounts get a segment, `networks.toml` contains the
+//! places of addresses and the verifiers on each path, and `engine::issuing::segment` defines the format of segments.
 
 mod account;
 pub mod batch;
@@ -37,7 +37,10 @@ use wire::ask::Question;
 use wire::{Destination, Epoch, ProofKey, SegmentFlags, Vni};
 
 impl Directory {
-    /// Reads `networks.toml`. Without the file, there are no networks.
+    /// Reads `networks.toml`. Without this file, there are no networks.
+    ///
+    /// # Errors
+    /// The file cannot be read, is too long, or is not valid.
     pub fn read_networks(&self) -> Result<Networks> {
         let path = self.path().join("networks.toml");
         let shown = path.display();
@@ -52,7 +55,8 @@ impl Directory {
     }
 }
 
-/// Returns warnings about names in `networks.toml` and the policy that the other one does not define.
+/// Returns warnings about networks that the policy names but `networks.toml` does not define, and about groups that
+/// `networks.toml` names but the policy does not define.
 pub(crate) fn unknown_names(networks: &Networks, policy: &Policy) -> Vec<String> {
     let missing = policy.networks().filter(|(name, _)| networks.vni(name).is_none());
     let missing = missing.map(|(name, _)| {
@@ -65,13 +69,13 @@ pub(crate) fn unknown_names(networks: &Networks, policy: &Policy) -> Vec<String>
     missing.chain(groups).collect()
 }
 
-/// Reason why a segment is refused.
+/// The reason why a segment is refused.
 pub(crate) enum Refusal {
-    /// The request cannot be fulfilled, whatever the policy says.
+    /// The request cannot be fulfilled, whatever the policy says; with a message for the caller.
     Cant(String),
-    /// The policy denies the request.
+    /// The policy denies the request; with the type of the [`Problem`].
     Denied(Explanation, &'static str),
-    /// Too many segments were issued that have not expired.
+    /// There is no room to record another segment.
     TooMany,
     /// The session has ended.
     NotLoggedIn,
@@ -105,9 +109,10 @@ pub(crate) struct Requester<'a> {
     pub now: u64,
 }
 
-/// Issues path segments, and withdraws the consent to those that are no longer allowed.
+/// Issues path segments, and withdraws consent to segments that are no longer allowed.
 ///
-/// The lock of the book is taken after that of the policy, and before that of the sessions.
+/// A task that needs several locks first takes the lock of the policy, then that of the book of segments,
+/// then that of the sessions.
 pub struct SegmentIssuer {
     pub(crate) settings: Arc<Settings>,
     pub(crate) keyring: Arc<Keyring>,
@@ -121,7 +126,7 @@ pub struct SegmentIssuer {
 }
 
 impl SegmentIssuer {
-    /// Creates an issuer without networks.
+    /// Creates an issuer that has no networks yet.
     pub fn new(
         settings: Arc<Settings>,
         keyring: Arc<Keyring>,
@@ -134,19 +139,20 @@ impl SegmentIssuer {
         Self { settings, keyring, policy, sessions, audit, push, networks, keys, book }
     }
 
-    /// Returns the networks of the current configuration.
+    /// Returns the networks of `networks.toml` as it was last read.
     pub fn networks(&self) -> Arc<Networks> {
         self.networks.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces the networks.
+    /// Replaces the networks, logs warnings about names that only `networks.toml` or only the policy defines, and
+    /// empties the key cache.
     pub fn replace_networks(&self, networks: Networks, policy: &Compiled) {
         unknown_names(&networks, policy.policy()).iter().for_each(|slip| tracing::warn!("{slip}"));
         *self.networks.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(networks);
         self.keys.forget();
     }
 
-    /// Empties the key cache after the master keys changed.
+    /// Empties the cache of proof keys. Must be called after the master keys changed.
     pub fn forget_keys(&self) {
         self.keys.forget();
     }
@@ -155,7 +161,11 @@ impl SegmentIssuer {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Issues a segment, or returns why it is refused.
+    /// Issues the requested segment, and records it or its denial in the audit trail.
+    ///
+    /// # Errors
+    /// The session has ended, the policy or `networks.toml` does not allow the segment, there is no room to record the
+    /// segment, or the database cannot be written.
     pub async fn issue(
         &self,
         token: TokenHash,
@@ -177,7 +187,8 @@ impl SegmentIssuer {
         let event = |name| AuditEvent::new(name).person(&session.person).device(&session.device).source(source);
         let given = {
             let policy = self.policy.read().await;
-            // Read the session again: its groups or tags may have been removed since the request began to arrive.
+            // Read the session again, because its groups or tags may have been removed since the request began to
+            // arrive.
             let session = &self.sessions.get(&token).ok_or(Problem::NotLoggedIn)?;
             let given = self.give(&policy, &self.networks(), Requester { token, session, now }, &question);
             given.and_then(|(given, permit)| {
@@ -202,7 +213,11 @@ impl SegmentIssuer {
         }
     }
 
-    /// Issues the segment for answers to the segment that the caller presents, or returns why it is refused.
+    /// Issues a segment for answers to the segment that the caller presents, and records it in the audit trail.
+    ///
+    /// # Errors
+    /// The session has ended, the presented segment was not issued or is void, `networks.toml` does not allow the
+    /// answers, there is no room to record the new segment, or the database cannot be written.
     pub async fn issue_answer(
         &self,
         token: TokenHash,
@@ -228,9 +243,9 @@ impl SegmentIssuer {
         Ok(convert::segment(&given, now))
     }
 
-    /// Decides, and records the issued segment; returns it with the permit. Before the caller passes the segment on, it
-    /// must check that the session still [allows as much](Session::allows_as): ending or changing a session after that
-    /// check re-evaluates the book, which contains the segment by then.
+    /// Decides a request, and records the issued segment in the book. The caller must then check that the session still
+    /// [allows as much](Session::allows_as), before it passes the segment on. If the session ends or changes after this
+    /// check, the book is re-evaluated, and it contains the segment by then.
     fn give<'p>(
         &self,
         policy: &'p Compiled,
@@ -291,8 +306,8 @@ impl SegmentIssuer {
         Ok((given, permit))
     }
 
-    /// Issues the segment for the direction back to the sender of `shown`. As with any other segment, the account must
-    /// be allowed to request segments for the answering address, and the segment does not outlive the session.
+    /// Issues a segment from the receiver of `shown` back to its sender. As for any segment, the account must be
+    /// allowed to request segments for the address that sends, and the segment does not outlive the session.
     fn give_answer(
         &self,
         policy: &Compiled,
@@ -338,8 +353,8 @@ impl SegmentIssuer {
         Ok(given)
     }
 
-    /// Withdraws consent to the segments of ended sessions, and to those that the policy or the networks no longer
-    /// allow. The caller then announces the withdrawals.
+    /// Withdraws consent to the segments of ended sessions, and to segments that the policy or the networks no longer
+    /// allow. The caller must announce the withdrawals afterwards.
     #[must_use]
     pub fn withdraw_forbidden(&self, policy: &Compiled) -> Withdrawn {
         let networks = self.networks();
@@ -352,14 +367,15 @@ impl SegmentIssuer {
             networks.vni(&entry.network) == Some(vni)
                 && networks.located(vni, given.sender).is_some_and(is_right)
                 && networks.place(vni, entry.to.address) == Some(entry.place)
-                // A segment for answers depends on the segment that it answers, which is evaluated by itself.
+                // A segment for answers ends with the segment that it answers, which is evaluated separately.
                 && (given.flags.has(SegmentFlags::RETURN)
                     || permitted(policy, &entry.network, &request).is_ok_and(|permit| given.is_within(&permit)))
         };
         self.book().reevaluate(now, may_live)
     }
 
-    /// Announces withdrawals to all verifiers that are on a path, and to the sessions whose segments they void.
+    /// Announces withdrawals to all verifiers that are on a path, and to the sessions whose segments the withdrawals
+    /// make void.
     pub fn announce(&self, Withdrawn { statements, by_session }: &Withdrawn) {
         if statements.is_empty() {
             return;
@@ -373,7 +389,7 @@ impl SegmentIssuer {
         }
     }
 
-    /// Returns the withdrawals that have not expired, for a verifier that is on a path.
+    /// Returns the withdrawals that have not expired; none for a verifier that is on no path.
     pub fn withdrawn(&self, verifier: &str) -> Vec<Withdrawal> {
         if !self.networks().verifiers().contains(verifier) {
             return Vec::new();
@@ -381,8 +397,8 @@ impl SegmentIssuer {
         self.book().all_withdrawn(now())
     }
 
-    /// Returns what `networks.toml` says of the endpoints that this verifier stands before. It says nothing of the other
-    /// endpoints: which addresses are behind them is not this verifier's business.
+    /// Returns the entries of `networks.toml` about the tunnel endpoints at the end of the paths whose last verifier is
+    /// `verifier`. The answer contains no addresses behind other endpoints, because this verifier need not know them.
     pub fn endpoint_places(&self, verifier: &str) -> EndpointPlaces {
         let networks = self.networks();
         let endpoints = networks.endpoints_of(verifier);
@@ -398,12 +414,15 @@ impl SegmentIssuer {
         EndpointPlaces { endpoints: endpoints.iter().copied().collect(), places: places.collect(), now: now() }
     }
 
-    /// Reports whether any segments were issued that may not have expired.
+    /// Reports whether the book contains any segments, including expired ones.
     pub fn any(&self) -> bool {
         !self.book().is_empty()
     }
 
-    /// Returns the keys of a verifier that is on a path, for proofs of these epochs.
+    /// Returns the keys of a verifier for proofs of these epochs, or `None` if the verifier is on no path.
+    ///
+    /// # Errors
+    /// The verifier's id is too long to derive a key.
     pub fn proof_keys(&self, verifier: &str, epochs: impl Iterator<Item = u64>) -> Result<Option<ProofKeys>, Problem> {
         let networks = self.networks();
         let Some(authority) = networks.authority().filter(|_| networks.verifiers().contains(verifier)) else {
@@ -435,7 +454,7 @@ impl SegmentIssuer {
 }
 
 impl book::Key {
-    /// Reports whether `permit` allows the same or more.
+    /// Reports whether `permit` allows everything that the segment with this key allows.
     fn is_within(&self, permit: &Permit<'_>) -> bool {
         let own = self.service.map_or(permit.scope.service.is_none(), |service| {
             permit.scope.service.is_none_or(|allowed| allowed == service)
@@ -450,7 +469,7 @@ pub(crate) fn to_of(question: &Question<'_>) -> Destination {
     Destination { address: question.receiver, protocol: question.protocol, port: question.port }
 }
 
-/// Describes an answered request for the audit trail: the sender, the receiver and the service.
+/// Describes a segment for answers, for the audit trail: network, answering service and receiver of the answers.
 fn answers_in_words(networks: &Networks, shown: &Given) -> String {
     let network = networks.name(shown.vni).unwrap_or_default();
     let (wire::Ends { sender, receiver, .. }, segment) = (shown.ends, &shown.segment);
@@ -466,12 +485,12 @@ fn others_may_ask(sender: IpAddr, network: &str) -> Refusal {
     ))
 }
 
-/// Reports whether an account may request segments that send from this address.
+/// Reports whether `networks.toml` lets an account request segments for a sender that is `located` there.
 fn may_ask(policy: &Compiled, subject: &Subject<'_>, located: &Located) -> bool {
     located.asked_by.as_ref().is_none_or(|these| policy.policy().is_among(subject, these))
 }
 
-/// Returns the policy's permit to send in a network.
+/// Returns the policy's permit for a request in a network, or the reason for the denial.
 fn permitted<'p>(policy: &'p Compiled, network: &str, request: &Request<'_>) -> Result<Permit<'p>, Refusal> {
     let decision = policy.network(network).map_or(Decision::NoReceiver, |policy| policy.decide(request));
     match decision {
@@ -485,7 +504,7 @@ fn permitted<'p>(policy: &'p Compiled, network: &str, request: &Request<'_>) -> 
     }
 }
 
-/// Fixes the segment to its path if the path has hops.
+/// Binds the segment to the hops of the path if the path is fixed.
 fn along(given: Given, giver: &Giver<'_>, path: &Path) -> Result<Given, GiveError> {
     if path.hops.is_empty() { Ok(given) } else { given.along(giver, &path.hops) }
 }

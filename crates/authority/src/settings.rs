@@ -1,8 +1,10 @@
-//! The authority's configuration, `authority.toml`: parsed once into a valid type.
+//! The authority's configuration, `authority.toml`, which is parsed once into a valid type.
 
 use crate::console::settings::ConsoleSettings;
 use crate::dns::DnsSettings;
 use crate::login::ProviderSettings;
+use crate::policy::score_settings;
+use crate::storage::ScoreTerms;
 use engine::document::{Faults, Reader};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -10,7 +12,7 @@ use std::path::PathBuf;
 /// Default listen address of the API.
 pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), 8443);
 
-/// Minimum epoch length in seconds: a grant that lives for half an epoch can still be renewed in time.
+/// Minimum length of an epoch, in seconds. A grant that lives for half an epoch can then still be renewed in time.
 const LEAST_EPOCH: u32 = 20;
 
 /// Minimum value of `max_connections`.
@@ -26,46 +28,59 @@ const KEYS: &[&str] = &[
     "grants_kept",
     "audit_lifetime",
     "key_transfer",
+    "key_transfer_for",
     "segments",
     "console",
+    "scores",
     "dns",
     "oidc",
 ];
 
-/// The configuration.
+/// The authority's configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Listen address of the API. Default `[::]:8443`.
     pub listen: SocketAddr,
-    /// Address where metrics are served, in plain HTTP. Default none.
+    /// Address where metrics are served over plain HTTP. Default none.
     pub metrics: Option<SocketAddr>,
-    /// Length of an epoch in seconds. Default one hour. At least `max_lifetime`, because a verifier keeps only the
-    /// previous epoch's key. Clocks may differ by less than an epoch, and by half of `max_lifetime`.
+    /// Length of an epoch in seconds; at least `max_lifetime`, because a verifier keeps only the key of the previous
+    /// epoch. The clocks of authority and verifiers are allowed to differ by 30 s, or by half of `max_lifetime` if that
+    /// is less. Default one hour.
     pub epoch_length: u32,
     /// Maximum lifetime of a grant, in seconds. Default one hour.
     pub max_lifetime: u32,
     /// Seconds after which a person must log in again. Default 12 hours.
     pub session_lifetime: u32,
-    /// Maximum number of concurrent connections; one source address gets a quarter of them. Default 4096.
+    /// Maximum number of concurrent connections; one source may have at most a quarter of them. Default 4096.
     pub max_connections: u32,
-    /// Seconds that grants are kept after their end; flows that outlive this period are cut. Default 30 days.
+    /// Number of seconds for which grants are kept after their end. Verifiers cut flows that outlive this period.
+    /// Default 30 days.
     pub grants_kept: u32,
-    /// Seconds that audit entries are kept. Default 365 days.
+    /// Number of seconds for which audit entries are kept. Default 365 days.
     pub audit_lifetime: u32,
-    /// Socket of `vouchsafe transfer`, which sends client keys in band. Default none: keys go by HTTPS.
+    /// Socket of `vouchsafe transfer`, which sends client keys in band. Default none: clients get their keys over
+    /// HTTPS.
     pub key_transfer: Option<PathBuf>,
-    /// Address for requests for segments of virtual networks by UDP. Default none: they are requested over HTTPS.
+    /// Id of the verifier whose client keys people may send to their network's switch from the console. Default none.
+    pub key_transfer_for: Option<String>,
+    /// Address that receives requests for segments of virtual networks by UDP. Default none: sessions request segments
+    /// over HTTPS.
     pub segments: Option<SocketAddr>,
+    /// How people's scores change. Default none: no scores are kept.
+    pub scores: Option<ScoreTerms>,
     /// Settings of the console.
     pub console: ConsoleSettings,
     /// Settings of discovery. Default none.
     pub dns: Option<DnsSettings>,
-    /// Settings of the identity provider. Default none: only the authority's own accounts can log in.
+    /// Settings of the identity provider. Default none: people can log in only with the authority's own accounts.
     pub provider: Option<ProviderSettings>,
 }
 
 impl Settings {
-    /// Parses the configuration; reports all faults together.
+    /// Parses the text of a configuration file.
+    ///
+    /// # Errors
+    /// The text is not valid; the error contains all faults.
     pub fn parse(text: &str) -> Result<Self, Faults> {
         Reader::read(text, KEYS, |reader, fields| {
             let listen = fields.address(reader, "listen", "[::]:8443");
@@ -89,7 +104,9 @@ impl Settings {
                 grants_kept: fields.seconds(reader, "grants_kept", 30 * 86_400, 86_400, 3650 * 86_400),
                 audit_lifetime: fields.seconds(reader, "audit_lifetime", 365 * 86_400, 86_400, 3650 * 86_400),
                 key_transfer: fields.text(reader, "key_transfer").map(|path| PathBuf::from(*path.get_ref())),
+                key_transfer_for: fields.text(reader, "key_transfer_for").map(|id| (*id.get_ref()).to_owned()),
                 segments: fields.address(reader, "segments", "[::]:8443"),
+                scores: score_settings::read(reader, fields),
                 console: ConsoleSettings::read(reader, fields),
                 dns: DnsSettings::read(reader, fields),
                 provider: ProviderSettings::read(reader, fields),
@@ -97,7 +114,7 @@ impl Settings {
         })
     }
 
-    /// Returns the text of a new configuration file.
+    /// Returns the text of a new configuration file, in which all settings but `listen` are comments.
     pub fn template(listen: SocketAddr) -> String {
         format!(
             "# The authority's configuration. Times are written like \"90s\", \"5m\", \"12h\", \"30d\".\n\n\
@@ -114,12 +131,18 @@ impl Settings {
              # How long audit entries are kept.\n#audit_lifetime = \"365d\"\n\n\
              # Where `vouchsafe transfer` listens, for client keys in band; see docs/threats.md.\n\
              #key_transfer = \"/run/vouchsafe-transfer/socket\"\n\n\
+             # The verifier whose client keys people may send to their network's switch: docs/openflow.md.\n\
+             #key_transfer_for = \"edge\"\n\n\
              # Where to accept requests for segments by UDP; over HTTPS only if this key is absent.\n\
              #segments = \"[::]:8443\"\n\n\
              # Pages for people and administrators: docs/console.md.\n#[console]\n\
              # The authority's URL in browsers; for passkeys and logins with an identity provider.\n\
              #url = \"https://authority.example.org:8443\"\n#administrators = [\"person:alice\", \"group:operators\"]\n\
              #idle = \"30m\"\n#lifetime = \"12h\"\n\n\
+             # Scores of people, which applications lower by complaints: docs/identity.md.\n#[scores]\n\
+             # In this time, half of the missing points come back.\n#half_life = \"1d\"\n\
+             # A person whose score is below it has the tag low-score.\n#low = 50\n\
+             # Points that one application may take off in an hour, all people together.\n#per_application = 200\n\n\
              # How agents find this authority: docs/discovery.md.\n#[dns]\n#domain = \"example.org\"\n\
              #authority = \"https://authority.example.org:8443\"\n#protects = [\"203.0.113.0/28\"]\n#ttl = \"5m\"\n\
              #zone = \"example.org.zone\"\n\n\

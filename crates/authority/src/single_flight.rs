@@ -1,20 +1,24 @@
-//! Work that many callers request and that, done once, serves all who requested it before it began: however many
-//! request it concurrently, the last of them waits for at most two runs.
+//! Single-flight: concurrent callers share runs of the same work. A run serves every caller who called before the run
+//! began, so a caller waits for at most two runs.
 
 use anyhow::Result;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::Mutex;
 
-/// The runs of one kind of work.
+/// Shares the runs of one kind of work among concurrent callers.
 #[derive(Default)]
 pub struct SingleFlight {
     begun: AtomicU64,
-    /// The number of the last run that succeeded.
+    /// The number of the last run that succeeded. The lock is held during a run.
     succeeded: Mutex<u64>,
 }
 
 impl SingleFlight {
-    /// Ensures that a run that begins after this call does the work: the caller's own, or another's.
+    /// Waits until a run of `work` that began after this call has succeeded. This caller runs `work` itself, unless
+    /// another caller has done so meanwhile.
+    ///
+    /// # Errors
+    /// The caller's own run of `work` failed. A failed run serves no other caller.
     pub async fn run(&self, work: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
         let requested = self.begun.load(Ordering::SeqCst);
         let mut succeeded = self.succeeded.lock().await;
@@ -33,8 +37,8 @@ mod tests {
     use super::*;
     use futures_util::future::join_all;
 
-    /// Returns how often the work was done for ten callers, of which nine arrive during the first run, and how many of
-    /// them succeeded. `first` gives the result of the first run.
+    /// Returns how often the work ran for ten callers, nine of whom arrive during the first run, and how many of them
+    /// succeeded. `first` gives the result of the first run.
     async fn turns(first: fn() -> Result<()>) -> (u32, usize) {
         let (flight, done) = (SingleFlight::default(), std::cell::Cell::new(0));
         let work = async || {
@@ -49,7 +53,7 @@ mod tests {
 
     #[tokio::test]
     async fn ten_who_ask_while_work_is_done_share_the_next_turn() {
-        // All have called before the second run begins.
+        // All ten have called before the second run begins.
         assert_eq!(turns(|| Ok(())).await, (2, 10));
     }
 

@@ -1,8 +1,9 @@
-//! The running authority: its parts, and how they start. A handler takes the parts that it needs with
+//! The running authority: its parts, and the order in which they start. A handler takes the parts that it needs with
 //! [`Part`](crate::http::extractors::Part).
 //!
-//! Locks are taken in this order: the run of the [`Synchroniser`], the policy, the book of segments, the tables of
-//! sessions, verifiers and preferences. Each other lock is held alone.
+//! A task that needs several locks takes them in this order: the lock of the [`Synchroniser`], which it holds during a
+//! run; that of the policy; that of the book of segments; those of the tables of sessions, verifiers and preferences. A
+//! task that holds any other lock takes no further lock.
 
 use crate::grants::GrantIssuer;
 use crate::http::connection_limit::ConnectionLimit;
@@ -12,12 +13,13 @@ use crate::http::key_transfer::KeyTransfer;
 use crate::http::throttle::Throttle;
 use crate::http::turns::RequestQueue;
 use crate::keys::Keyring;
+use crate::leases::Leases;
 use crate::login::service::AssertionCheck;
 use crate::login::{Logins, Passkeys, PasswordCheck, Provider, Renewal, SessionManager, Sessions};
 use crate::metrics::Collector;
 use crate::metrics::counters::Metrics;
 use crate::policy::candidate::{Candidate, into_huge_pages};
-use crate::policy::{Choices, Enforcer, PolicyInForce, PreferenceTable};
+use crate::policy::{Choices, Enforcer, PolicyInForce, PreferenceTable, Scores};
 use crate::push::acknowledgements::Acknowledgements;
 use crate::push::events::Push;
 use crate::push::reports::Reports;
@@ -30,10 +32,10 @@ use crate::{Directory, Settings, now};
 use anyhow::{Context, Result};
 use std::sync::Arc;
 
-/// Declares the authority with its parts, and makes each part available by its type.
+/// Declares [`Authority`] with its parts, and makes each part available by its type.
 macro_rules! parts {
     ($($(#[$doc:meta])* $name:ident: $part:ty,)*) => {
-        /// The running authority. Its parts hold each other where they need each other.
+        /// The running authority. Parts that need other parts hold references to them.
         pub struct Authority {
             $($(#[$doc])* pub(crate) $name: Arc<$part>,)*
         }
@@ -56,13 +58,14 @@ parts! {
     throttle: Throttle,
     connection_limit: ConnectionLimit,
     queue: RequestQueue,
-    /// Transfer of client keys in band, if configured.
+    /// The transfer of client keys in band, if it is configured.
     key_transfer: KeyTransfer,
     downloads: Downloads,
     push: Push,
     verifiers: Verifiers,
     reports: Reports,
     keyring: Keyring,
+    leases: Leases,
     policy: PolicyInForce,
     preferences: PreferenceTable,
     choices: Choices,
@@ -72,13 +75,14 @@ parts! {
     datagrams: DatagramService,
     sync: Synchroniser,
     enforcer: Enforcer,
-    /// Pending logins.
+    scores: Scores,
+    /// The logins in progress.
     logins: Logins,
     password_check: PasswordCheck,
     assertions: AssertionCheck,
-    /// The identity provider, if configured.
+    /// The identity provider, if one is configured.
     provider: Option<Provider>,
-    /// Passkeys, if the console has a name.
+    /// The passkeys of the console, if it has a URL with a DNS name.
     passkeys: Option<Passkeys>,
     renewal: Renewal,
     sessions: Sessions,
@@ -86,7 +90,11 @@ parts! {
 }
 
 impl Authority {
-    /// Loads the directory. Re-evaluates the grants of an earlier run by the current policy.
+    /// Loads configuration, policy, keys and database of the directory, and revokes the grants of an earlier run that
+    /// the policy no longer allows.
+    ///
+    /// # Errors
+    /// A file of the directory cannot be read or is not valid, or the database fails.
     pub async fn load(directory: Directory) -> Result<Self> {
         let settings = Arc::new(directory.settings()?);
         let candidate = Candidate::read(&directory, None)?;
@@ -104,6 +112,12 @@ impl Authority {
         let end_others = move |database: &mut Database| database.end_of_other_issuers(issuer.as_deref(), now());
         authority.storage.call(end_others).await?;
         authority.enforcer.revoke_forbidden(&*authority.policy.read().await, "the policy changed").await?;
+        let leases = authority.leases.clone();
+        let resume = move |database: &mut Database| {
+            leases.resume(database.renewable_grants(now())?);
+            Ok(())
+        };
+        authority.storage.call(resume).await?;
         authority.sync.run().await?;
         for (person, source) in authority.storage.call(|database| database.login_sources()).await? {
             authority.throttle.remember(person, source);
@@ -111,7 +125,7 @@ impl Authority {
         Ok(authority)
     }
 
-    /// Creates the parts.
+    /// Creates the parts and connects them.
     fn assemble(
         settings: Arc<Settings>,
         directory: Directory,
@@ -120,7 +134,9 @@ impl Authority {
     ) -> Result<Self> {
         let (directory, policy, provider) = (Arc::new(directory), Arc::new(policy), Arc::new(provider));
         let keyring = Arc::new(Keyring::new(directory.read_master_keys()?, settings.epoch_length));
-        let storage = Arc::new(Storage::start(Database::open(&directory.database())?)?);
+        let database = Database::open(&directory.database())?;
+        let leases = Arc::new(Leases::new(keyring.clone(), database.numbering()?, settings.epoch_length));
+        let storage = Arc::new(Storage::start(database)?);
         let audit = Arc::new(AuditLog::new(storage.clone()));
         let throttle = Arc::<Throttle>::default();
         let connection_limit = ConnectionLimit::new(descriptors::connections(settings.max_connections));
@@ -134,6 +150,7 @@ impl Authority {
         let grants = Arc::new(GrantIssuer {
             settings: settings.clone(),
             keyring: keyring.clone(),
+            leases: leases.clone(),
             policy: policy.clone(),
             preferences: preferences.clone(),
             sessions: sessions.clone(),
@@ -166,6 +183,7 @@ impl Authority {
             policy: policy.clone(),
             segments: segments.clone(),
             lines: lines.clone(),
+            leases: leases.clone(),
             push: push.clone(),
             reports: reports.clone(),
             runs: SingleFlight::default(),
@@ -176,11 +194,14 @@ impl Authority {
             storage: storage.clone(),
             policy: policy.clone(),
             keyring: keyring.clone(),
+            leases: leases.clone(),
             grants: grants.clone(),
             segments: segments.clone(),
             push: push.clone(),
             sync: sync.clone(),
         });
+        let scores =
+            Arc::new(Scores { settings: settings.clone(), storage: storage.clone(), enforcer: enforcer.clone() });
         let session_manager = Arc::new(SessionManager {
             settings: settings.clone(),
             storage: storage.clone(),
@@ -235,6 +256,7 @@ impl Authority {
             verifiers,
             reports,
             keyring,
+            leases,
             policy,
             preferences,
             choices,
@@ -244,6 +266,7 @@ impl Authority {
             datagrams,
             sync,
             enforcer,
+            scores,
             provider,
             renewal,
             sessions,
@@ -251,11 +274,15 @@ impl Authority {
         })
     }
 
-    /// Deletes expired records.
+    /// Deletes expired records from the database.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub async fn prune(&self) -> Result<()> {
         let (grants_kept, audit_lifetime) = (self.settings.grants_kept, self.settings.audit_lifetime);
-        // In pieces, so that other work gets its turn in between.
+        // The work is done in pieces, so that other work gets its turn in between.
         while self.storage.call(move |database| database.prune_some(now(), grants_kept, audit_lifetime)).await? {}
+        self.scores.settle(true).await?;
         self.sync.run().await
     }
 }

@@ -1,8 +1,9 @@
 //! The authority's persistent state: accounts, devices, sessions, verifiers, issued grants and the audit trails, in one
 //! SQLite file.
 //!
-//! [`Database`] is the file with every statement, used directly by commands. [`Storage`] runs it on separate threads
-//! for the server, whose tasks must not wait for a disk. Secrets are stored only as hashes, except TOTP secrets.
+//! [`Database`] opens the file and has a method for each query and change. Commands use it directly. The server uses it
+//! through [`Storage`], on separate threads, because the server's tasks must not wait for a disk. Secrets are stored
+//! only as hashes, except TOTP secrets, the identity provider's refresh tokens and the key of grants' handles.
 
 mod accounts;
 mod audit;
@@ -11,6 +12,7 @@ mod devices;
 mod grants;
 mod holders;
 mod identities;
+mod leases;
 mod logins;
 mod migration;
 mod passkeys;
@@ -18,7 +20,10 @@ mod persons;
 mod policies;
 mod preferences;
 mod reach;
+mod resumption;
 mod revocation;
+mod revoke;
+mod scores;
 mod sessions;
 mod thread;
 mod verifiers;
@@ -28,13 +33,17 @@ pub use audit::chain::{AuditHash, Head, NotedHead, Trail, Verdict};
 pub use audit::log::AuditLog;
 pub use audit::{AuditEntry, AuditEvent, AuditQuery, Operator, Subject};
 pub use devices::DeviceEntry;
-pub use grants::{Ended, GrantEntry, Issuance, Which};
+pub use grants::{Ended, GrantEntry, Issuance};
 pub use holders::Recorded;
 pub use identities::{NewService, PersonFacts, ProviderSession, Renewable, Renewed, ServiceEntry};
+pub use leases::{Announced, LeaseTerms};
 pub use logins::{Login, Proof};
 pub use passkeys::{Passkey, PasskeyHandle};
 pub use policies::{Outdated, PolicyChange, PolicyVersion, Refusal};
 pub use reach::Walk;
+pub use resumption::Resumed;
+pub use revoke::{RevokedCounts, Which};
+pub use scores::{Complained, LOW_SCORE, NewComplaint, ScoreEntry, ScoreTerms};
 pub use sessions::{Holder, OwnSession, Session, SessionEntry, session_number};
 #[cfg(test)]
 pub(crate) use thread::Held;
@@ -48,10 +57,10 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::Duration;
 
-/// The SHA-256 of a bearer token or one-time code, which is stored in its place.
+/// The SHA-256 of a bearer token or one-time code. The database stores the hash in place of the token.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 11;
+const SCHEMA_VERSION: i64 = 12;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
@@ -78,7 +87,7 @@ CREATE TABLE grants (
     verifier TEXT NOT NULL, receiver TEXT NOT NULL, rule TEXT NOT NULL, source TEXT NOT NULL,
     address TEXT NOT NULL, protocol INTEGER NOT NULL, port INTEGER NOT NULL, prefix TEXT NOT NULL,
     flags INTEGER NOT NULL, issued INTEGER NOT NULL, expires INTEGER NOT NULL,
-    revoked INTEGER, announced INTEGER, sealing TEXT
+    revoked INTEGER, announced INTEGER, sealing TEXT, number INTEGER, lease INTEGER
 ) STRICT;
 CREATE INDEX grants_by_expiry ON grants (expires);
 CREATE INDEX grants_of_person ON grants (person, device) WHERE revoked IS NULL;
@@ -87,15 +96,15 @@ CREATE TABLE rechecks (verifier TEXT PRIMARY KEY) STRICT;
 CREATE INDEX grants_of_person_by_expiry ON grants (person, expires);
 ";
 
-/// Maximum number of grants deleted in one transaction.
+/// Maximum number of grants that one transaction deletes.
 const PIECE: u32 = 500;
 
-/// The database file. Every method is one transaction.
+/// The database file. A method that writes does so in one transaction, except [`Self::prune`].
 pub struct Database {
     connection: Connection,
 }
 
-/// Explains why a database can't be opened: SQLite's own message does not distinguish causes.
+/// Explains why a database cannot be opened, because SQLite's own message does not distinguish the causes.
 fn cannot_open(path: &Path, error: &rusqlite::Error) -> String {
     let shown = path.display();
     match std::fs::File::open(path).map_err(|error| error.kind()) {
@@ -109,17 +118,23 @@ fn cannot_open(path: &Path, error: &rusqlite::Error) -> String {
 
 impl Database {
     /// Creates a database file for the authority with this `identity`, the DER form of its CA certificate.
+    ///
+    /// # Errors
+    /// The file cannot be created or written.
     pub fn create(path: &Path, identity: &[u8]) -> Result<()> {
         let mut connection = Connection::open(path).with_context(|| format!("cannot create {}", path.display()))?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
         let transaction = connection.transaction()?;
         transaction.execute_batch(SCHEMA)?;
         transaction.execute_batch(holders::SCHEMA)?;
+        leases::begin(&transaction)?;
         transaction.execute_batch(identities::SCHEMA)?;
+        transaction.execute_batch(identities::LOGINS)?;
         transaction.execute_batch(passkeys::SCHEMA)?;
         transaction.execute_batch(preferences::SCHEMA)?;
         transaction.execute_batch(chain::SCHEMA)?;
         transaction.execute_batch(policies::SCHEMA)?;
+        transaction.execute_batch(scores::SCHEMA)?;
         chain::begin(&transaction, identity)?;
         transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
         transaction.commit()?;
@@ -127,7 +142,11 @@ impl Database {
         Ok(())
     }
 
-    /// Opens a database file that [`Self::create`] made in this version or in one of the last few.
+    /// Opens a database file that [`Self::create`] made. A file of an earlier version is first converted to the current
+    /// format.
+    ///
+    /// # Errors
+    /// The file does not exist or cannot be read, or its format is too old or too new.
     pub fn open(path: &Path) -> Result<Self> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let mut connection =
@@ -139,7 +158,7 @@ impl Database {
         Ok(Self { connection })
     }
 
-    /// Opens the same file again, read-only.
+    /// Opens the same file on a second connection, read-only.
     fn reader(&self) -> Result<Self> {
         let path = self.connection.path().context("the database has no file")?;
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -149,18 +168,29 @@ impl Database {
         Ok(Self { connection })
     }
 
-    /// Returns a number that changes when another process has written to the database since the last call.
+    /// Returns a number that changes when another connection has written to the database since the last call.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn version(&self) -> Result<i64> {
         Ok(self.connection.pragma_query_value(None, "data_version", |row| row.get(0))?)
     }
 
-    /// Deletes ended sessions at once, and grants and audit entries the given number of seconds after their end.
+    /// Ends expired sessions. Deletes grants `grants_kept` seconds after their end and audit entries `audit_lifetime`
+    /// seconds after they were written. Works in several transactions.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn prune(&mut self, time: u64, grants_kept: u32, audit_lifetime: u32) -> Result<()> {
         while self.prune_some(time, grants_kept, audit_lifetime)? {}
         Ok(())
     }
 
-    /// Performs one piece of [`Self::prune`] and reports whether there may be more to delete.
+    /// Performs a part of the work of [`Self::prune`] in one transaction, and reports whether there is possibly more to
+    /// delete.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn prune_some(&mut self, time: u64, grants_kept: u32, audit_lifetime: u32) -> Result<bool> {
         self.write_soon(|transaction| {
             let (now, ended) = (time.cast_signed(), time.cast_signed() - i64::from(grants_kept));
@@ -171,11 +201,15 @@ impl Database {
             }
             holders::prune(transaction, ended)?;
             policies::prune(transaction, now)?;
+            scores::prune(transaction, time)?;
             chain::cut(transaction, now - i64::from(audit_lifetime), time)
         })
     }
 
-    /// Reads from one state of the database, whatever is written meanwhile.
+    /// Calls `read` with a database that does not change for it, even if other connections write at the same time.
+    ///
+    /// # Errors
+    /// The database cannot be read, or `read` failed.
     pub fn snapshot<T>(&self, read: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         let _unchanged = self.connection.unchecked_transaction()?;
         read(self)
@@ -188,8 +222,8 @@ impl Database {
         Ok(done)
     }
 
-    /// Like [`Self::write`], but does not wait for the disk: the latest writes may be lost in a power failure, but are
-    /// never torn.
+    /// Runs a write transaction that does not wait for the disk: a power failure may lose the latest of these writes,
+    /// but never a part of one.
     fn write_soon<T>(&mut self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
         self.connection.pragma_update(None, "synchronous", "NORMAL")?;
         let done = self.write(work);
@@ -198,7 +232,7 @@ impl Database {
     }
 }
 
-/// Parses a stored list of names.
+/// Parses a list of names that is stored as JSON; NULL and malformed text are an empty list.
 fn names(json: Option<String>) -> Vec<String> {
     json.and_then(|json| serde_json::from_str(&json).ok()).unwrap_or_default()
 }

@@ -1,8 +1,10 @@
-//! Synchronises the authority's memory, and the listeners of its push channel, with the database.
+//! Synchronises the authority's tables in memory, and the listeners of its push channel, with the database.
 //!
-//! The database is authoritative; sessions, verifiers and preferences are also held in memory, so that a call costs no
-//! look-up. Code that changes them writes the database first and then calls [`Synchroniser::run`].
+//! The database is authoritative. Sessions, verifiers and preferences are also held in memory, so that a call needs no
+//! look-up in the database. Code that changes one of them writes the database first and then calls
+//! [`Synchroniser::run`].
 
+use crate::leases::Leases;
 use crate::login::Sessions;
 use crate::now;
 use crate::policy::{PolicyInForce, PreferenceTable};
@@ -11,13 +13,13 @@ use crate::push::reports::Reports;
 use crate::push::verifiers::Verifiers;
 use crate::segments::{RequestLines, SegmentIssuer};
 use crate::single_flight::SingleFlight;
-use crate::storage::{Database, Ended, Storage};
+use crate::storage::{Database, Storage};
 use anyhow::Result;
-use api::{Event, RevokedGrant};
+use api::Event;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Synchronises memory and listeners with the database.
+/// Synchronises tables in memory and listeners with the database.
 pub struct Synchroniser {
     pub(crate) storage: Arc<Storage>,
     pub(crate) sessions: Arc<Sessions>,
@@ -26,15 +28,20 @@ pub struct Synchroniser {
     pub(crate) policy: Arc<PolicyInForce>,
     pub(crate) segments: Arc<SegmentIssuer>,
     pub(crate) lines: Arc<RequestLines>,
+    pub(crate) leases: Arc<Leases>,
     pub(crate) push: Arc<Push>,
     pub(crate) reports: Arc<Reports>,
     pub(crate) runs: SingleFlight,
 }
 
 impl Synchroniser {
-    /// Closes the streams of sessions and verifiers that are gone, announces revoked grants, and makes verifiers
-    /// recheck flows that outlived their grants. Concurrent calls share one run that begins after they were made. The
-    /// caller must not hold a lock of the policy.
+    /// Reads sessions, verifiers and preferences from the database into memory. Announces ended sessions and revoked
+    /// grants, and makes verifiers ask about flows that outlived their grants. Withdraws consent to segments that are
+    /// no longer allowed. Closes the streams of sessions and verifiers that no longer exist. Concurrent calls share one
+    /// run that begins after they were made. The caller must not hold a lock of the policy.
+    ///
+    /// # Errors
+    /// The database cannot be read or written.
     pub async fn run(&self) -> Result<()> {
         self.runs.run(async || self.run_once().await).await
     }
@@ -43,8 +50,9 @@ impl Synchroniser {
         let Self { sessions, verifiers, preferences, push, .. } = self;
         let (sessions, verifiers) = (sessions.clone(), verifiers.clone());
         let (preferences, push) = (preferences.clone(), push.clone());
-        // All by the storage's thread, which completes even if the caller is cancelled: each announcement is taken from
-        // the database once.
+        let leases = self.leases.clone();
+        // The storage thread does all of this, because its work completes even if the caller is cancelled: each
+        // announcement is taken from the database only once.
         let synchronise = move |database: &mut Database| {
             let gone = database.take_ended_sessions()?;
             let (ended, rechecks) = (database.take_unannounced()?, database.take_rechecks()?);
@@ -57,11 +65,8 @@ impl Synchroniser {
             verifiers.replace(ids);
             preferences.replace(choices);
             push.announce_ended(gone);
-            push.announce_revoked(ended.into_iter().flat_map(|Ended { grant, verifier, session }| {
-                // Sessions don't learn holders.
-                let unnamed = RevokedGrant { holder: 0, ..grant };
-                [(Listener::Verifier(verifier), grant), (Listener::Session(session), unnamed)]
-            }));
+            leases.remove(&ended, &tokens, now());
+            push.announce_revoked(leases.announcements(&ended, now()));
             for verifier in rechecks {
                 push.send(&Listener::Verifier(verifier), &Event::Recheck);
             }
@@ -77,7 +82,7 @@ impl Synchroniser {
         Ok(())
     }
 
-    /// Closes the streams of listeners that are no longer authorised.
+    /// Closes the streams of sessions that have ended and of verifiers that were removed.
     pub fn close_streams(&self) {
         let ids = self.verifiers.ids();
         self.push.close_unless(|listener| match listener {

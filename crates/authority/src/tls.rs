@@ -1,4 +1,5 @@
-//! TLS: the certificates that `init` creates and the server's side of the handshake, with `ring` as the only provider.
+//! TLS: the certificates that `init` creates, and the configurations of server and clients, with `ring` as the only
+//! cryptographic provider.
 
 use anyhow::{Context, Result};
 use rcgen::{
@@ -12,26 +13,30 @@ use std::path::Path;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
-/// The system's certificates, used unless `SSL_CERT_FILE` names another file.
+/// The file with the system's CA certificates, which is used unless `SSL_CERT_FILE` names another.
 const SYSTEM_CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Lifetime of certificates in years. Clients pin the CA, so renewing it means visiting every client.
+/// Lifetime of certificates, in years. Clients pin the CA, so a new CA must be installed on every client.
 const YEARS: i32 = 10;
 
 /// The authority's own CA and the server certificate that it signed, in PEM.
 pub struct Certificates {
     /// The CA's certificate, which clients trust.
     pub ca: String,
-    /// The CA's key, for signing further certificates.
+    /// The CA's private key, for signing further certificates. Secret.
     pub ca_key: Zeroizing<String>,
     /// The server's certificate.
     pub server: String,
-    /// The server's key.
+    /// The server's private key. Secret.
     pub server_key: Zeroizing<String>,
 }
 
 impl Certificates {
-    /// Creates certificates for a server with these `names` (DNS names or addresses).
+    /// Creates a CA, and a certificate for a server with these `names` (DNS names or addresses). `now` is in Unix
+    /// seconds.
+    ///
+    /// # Errors
+    /// A name is neither a DNS name nor an address.
     pub fn new(names: &[String], now: u64) -> Result<Self> {
         let year = 1970 + i32::try_from(now / 31_556_952)?;
         let valid = |mut params: CertificateParams, name: &str| {
@@ -63,18 +68,27 @@ impl Certificates {
     }
 }
 
-/// Returns the SHA-256 of a PEM certificate's DER form in colon-separated hex, for users to compare.
+/// Returns the SHA-256 of a PEM certificate's DER form in colon-separated hex, which users compare.
+///
+/// # Errors
+/// `pem` contains no certificate.
 pub fn fingerprint(pem: &[u8]) -> Result<String> {
     let pairs: Vec<_> = Sha256::digest(der(pem)?).iter().map(|byte| format!("{byte:02X}")).collect();
     Ok(pairs.join(":"))
 }
 
-/// Returns the DER form of a PEM certificate.
+/// Returns the DER form of the first certificate in a PEM text.
+///
+/// # Errors
+/// `pem` contains no certificate.
 pub fn der(pem: &[u8]) -> Result<Vec<u8>> {
     Ok(CertificateDer::from_pem_slice(pem).context("the text contains no certificate in PEM form")?.to_vec())
 }
 
 /// Returns the server's TLS configuration: TLS 1.2 and 1.3, HTTP/2 preferred over HTTP/1.1.
+///
+/// # Errors
+/// The certificate or the key cannot be read, or they do not belong together.
 pub fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>> {
     let chain = CertificateDer::pem_file_iter(certificate)
         .and_then(Iterator::collect)
@@ -91,8 +105,11 @@ pub fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(Arc::new(config))
 }
-/// Returns the TLS configuration for outgoing connections. It trusts only the certificates in `ca_pem` or, without
-/// them, the system's.
+/// Returns the TLS configuration for outgoing connections. It trusts only the certificates in `ca_pem` or, if it is
+/// `None`, those of the system.
+///
+/// # Errors
+/// A certificate in `ca_pem` is malformed, or `ca_pem` contains none.
 pub fn client_config(ca_pem: Option<&[u8]>) -> Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     match ca_pem {
@@ -104,7 +121,8 @@ pub fn client_config(ca_pem: Option<&[u8]>) -> Result<ClientConfig> {
         }
         None => {
             let file = std::env::var("SSL_CERT_FILE").unwrap_or_else(|_| SYSTEM_CERTIFICATES.into());
-            // A host without certificates can still connect to servers whose CA is configured.
+            // A missing file is not an error: a host without system certificates can still connect to servers whose CA
+            // is configured.
             let pem = std::fs::read(&file).unwrap_or_default();
             roots.add_parsable_certificates(CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok));
         }

@@ -1,5 +1,5 @@
-//! Requests path segments by UDP, on a line that the authority issues over HTTPS (wire.md §8.13). If that fails,
-//! requests go over HTTPS, as if there were no lines.
+//! Requests path segments by UDP, on a line that the authority issues over HTTPS (wire.md §8.13). If the authority has
+//! no lines or does not answer by UDP, requests go over HTTPS.
 
 use crate::convert;
 use crate::{Authority, Error};
@@ -18,13 +18,15 @@ use wire::ask::{ANSWER_LEN, LineKey, LineNumber, QUESTION_LEN, Question, REPLY_L
 
 /// Time to wait for an answer after each transmission of a request.
 const WAITS: [Duration; 3] = [Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
-/// Time for which no line is requested after a line on which no answer ever arrived, or if the authority has no lines.
+/// Time until the client requests another line, if no answer ever arrived on the last line or if the authority has no
+/// lines.
 const PAUSE: Duration = Duration::from_secs(300);
 
-/// Error: the answer contains no segment for the addresses of the request.
+/// The error for an answer that contains no segment for the addresses of the request.
 const NO_SEGMENT: Error = Error::Unusable("the answer contains no valid segment");
 
-/// Requests segments from an authority, by UDP if that works. Clones share their line.
+/// Requests segments from an authority: by UDP if that works, otherwise over HTTPS. All clones of an `Asker` use the
+/// same line.
 #[derive(Clone)]
 pub struct Asker {
     authority: Authority,
@@ -54,22 +56,28 @@ struct Channel {
 }
 
 impl Asker {
-    /// Creates an asker that uses the session of the authority's token.
+    /// Creates an asker that makes requests in the session to which the token of `authority` belongs.
     pub fn new(authority: Authority) -> Self {
         Self { authority, state: Arc::default() }
     }
 
-    /// Returns the authority, with the token of the session that requests are made in.
+    /// Returns the authority's client. Its token belongs to the session in which this asker makes requests.
     pub fn authority(&self) -> &Authority {
         &self.authority
     }
 
-    /// Requests a line before the first segment is needed.
+    /// Requests a line in advance, so that the first request for a segment need not wait for it.
     pub async fn ready(&self) {
         self.line().await;
     }
 
-    /// Requests a path segment of a virtual network, as [`Authority::segment`] does, but usually faster.
+    /// Requests a path segment of a virtual network, by UDP if there is a line, otherwise as [`Authority::segment`]
+    /// does.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Authority::segment`] does. Also fails if the answer contains no segment for the addresses of the
+    /// request.
     pub async fn segment(&self, request: &SegmentRequest) -> Result<Given, Error> {
         let line = match question(request) {
             Some(question) => self.line().await.map(|line| (line, question)),
@@ -85,14 +93,19 @@ impl Asker {
         convert::segment(&answer, request.sending, request.sender, request.to.address).map_err(|_| NO_SEGMENT)
     }
 
-    /// Requests a segment for answers to a segment that a packet arrived with.
+    /// Requests a segment for answers to packets that arrived with the segment `shown`.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Authority::answer_segment`] does. Also fails if the answer contains no segment for the reverse
+    /// direction of `shown`.
     pub async fn answer_segment(&self, shown: &Given) -> Result<Given, Error> {
         let answer = self.authority.answer_segment(&convert::answer_request(shown)).await?;
         let Ends { receiving, sender, receiver, .. } = shown.ends;
         convert::segment(&answer, receiving, receiver, sender).map_err(|_| NO_SEGMENT)
     }
 
-    /// Returns the line, requesting one if there is none; `None` while a request would be useless.
+    /// Returns the line, requesting one if there is none; `None` if the request fails, or failed a short time ago.
     async fn line(&self) -> Option<Arc<Line>> {
         let mut state = self.state.lock().await;
         if state.line.is_some() || state.not_before.is_some_and(|not_before| Instant::now() < not_before) {
@@ -115,7 +128,7 @@ impl Asker {
         let (number, key) = line.read().ok_or_else(broken)?;
         let (host, _) = crate::host(&self.authority.base);
         let unreachable = |error: std::io::Error| {
-            Error::Unreachable(format!("cannot resolve its name for requests by UDP, port {}: {error}", line.port))
+            Error::Unreachable(format!("cannot open a socket for requests by UDP to its port {}: {error}", line.port))
         };
         let mut addresses = tokio::net::lookup_host((host, line.port)).await.map_err(unreachable)?;
         let address = addresses.next().ok_or_else(|| Error::Unreachable("its name has no address".into()))?;
@@ -134,8 +147,9 @@ impl Asker {
         Ok(Line { channel, reader })
     }
 
-    /// Drops a line on which no answer arrived in time. If the line had worked before, the next segment requests
-    /// another line: the authority may have been restarted.
+    /// Drops a line on which no answer arrived in time. If the line had worked before, the next request for a segment
+    /// also requests a new line, because the authority may have been restarted. Otherwise no line is requested for
+    /// [`PAUSE`].
     async fn give_up(&self, line: &Arc<Line>) {
         let mut state = self.state.lock().await;
         if !state.line.as_ref().is_some_and(|current| Arc::ptr_eq(current, line)) {
@@ -158,7 +172,8 @@ impl Drop for Line {
 }
 
 impl Channel {
-    /// Sends the request until an answer arrives, each time with a new counter; `None` if none arrives in time.
+    /// Sends the request up to three times, each time with a new counter, until an answer arrives; `None` if none
+    /// arrives in time, or if no request can be made or sent.
     async fn ask(&self, question: &[u8; QUESTION_LEN]) -> Option<[u8; REPLY_LEN]> {
         let (sender, mut answers) = mpsc::channel(WAITS.len());
         let weak = sender.downgrade();
@@ -211,7 +226,7 @@ impl Channel {
     }
 }
 
-/// The pending requests of one caller, removed from `waiting` on drop.
+/// The counters of one caller's pending requests; dropping this removes them from [`Channel::waiting`].
 struct Asked<'a> {
     of: &'a Channel,
     counters: Vec<u64>,
@@ -226,7 +241,7 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// Encodes a request. `None` if it can't be made by UDP: over HTTPS the authority will explain why.
+/// Encodes a request; `None` if it can't be made by UDP. Over HTTPS the authority then explains why.
 fn question(request: &SegmentRequest) -> Option<[u8; QUESTION_LEN]> {
     let SegmentRequest { network, sender, sending, to, sender_port } = request;
     let (receiver, protocol, port) = (to.address, to.protocol, to.port);

@@ -6,11 +6,16 @@ use openidconnect::core::{CoreEdDsaPrivateSigningKey, CoreIdToken, CoreIdTokenCl
 use openidconnect::{Audience, EmptyAdditionalClaims, IssuerUrl, Nonce, StandardClaims, SubjectIdentifier};
 use std::time::{Duration, SystemTime};
 
-/// How long an assertion is valid, to allow for clocks that differ; the challenge is valid once, and for a minute.
+/// Validity of an assertion, long enough for clocks that differ. Reuse is limited by the challenge instead, which is
+/// valid once and for a minute.
 const LIFETIME: Duration = Duration::from_secs(600);
 
 impl Authority {
-    /// Logs a machine in with its service account's key. Pass the token in the answer to [`Self::with_token`].
+    /// Logs a machine in with its service account's key. The answer contains a token for [`Self::with_token`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the key is malformed, if the authority does not accept the key, or if the authority can't be reached.
     pub async fn login_by_key(&self, key: &ServiceKey, device: &str) -> Result<Session, Error> {
         let nonce = self.challenge().await?.nonce;
         let assertion = sign(key, &nonce)?;

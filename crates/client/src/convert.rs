@@ -1,4 +1,4 @@
-//! Converts between the messages of the API and the types that `engine` decides with.
+//! Converts between the messages of the API and the types with which `engine` makes decisions.
 
 use engine::agent::{Event, Unusable};
 use engine::model::{Given, Grant, GrantRequest, Receiver, Sealing, Secret, SegmentRequest, Service};
@@ -21,22 +21,24 @@ pub fn receivers(receivers: &[api::Receiver]) -> Vec<Receiver> {
     receivers.iter().map(receiver).collect()
 }
 
-/// Converts what a person may reach, with what they may reach at other times but never outside of a sealed tunnel; and
-/// the names of all receivers to which packets may travel in a sealed tunnel only.
+/// Returns the receivers for which an agent has to handle the person's packets, and the names of those receivers whose
+/// packets must travel in a sealed tunnel. Both include the `closed` receivers: the person is not allowed to send to
+/// them now, and at other times only in a tunnel.
 pub fn reachable(answer: &api::Destinations) -> (Vec<Receiver>, BTreeSet<String>) {
     let api::SealedDestinations { demanded, closed, .. } = &answer.sealed;
     let all = [receivers(&answer.destinations), receivers(closed)].concat();
     (all, demanded.keys().chain(closed.iter().map(|receiver| &receiver.name)).cloned().collect())
 }
 
-/// Converts a request for a grant whose key comes with the answer.
+/// Converts a request for a grant. The converted request does not allow a key in band: the key comes with the answer.
 pub fn grant_request(request: &GrantRequest) -> api::GrantRequest {
     let GrantRequest { to, consented } = request;
     let (address, protocol, port) = (to.address, to.protocol, to.port);
     api::GrantRequest { address, protocol, port, consented: *consented, in_band: false }
 }
 
-/// Reads the grant of an answer. A pair has a shorter header and a longer key than a grant of wire.md §3.
+/// Converts the grant in an answer. The length of the answer's header shows which of two kinds the grant is: a pair of
+/// the suite `sha224`, or a grant as in wire.md §3.
 ///
 /// # Errors
 ///
@@ -72,7 +74,7 @@ pub fn grant(answer: &api::Grant) -> Result<Grant, Unusable> {
     Ok(Grant { secret, prefix: answer.prefix, receiver, rule, carrier, sealing, tunnels, expires })
 }
 
-/// Reads what a rule demands in a sealed tunnel; `None` if a word means nothing here.
+/// Converts a rule's demand for sealed tunnels; `None` if this version does not know one of the names in it.
 pub fn sealing(demand: &api::Sealing) -> Option<Sealing> {
     let api::Sealing { treatment, compress, suites, forward_secrecy, rekey } = demand;
     Sealing::from_names(treatment, compress.as_deref(), suites.iter().map(String::as_str), *forward_secrecy, *rekey)
@@ -109,18 +111,18 @@ pub fn segment_request(request: &SegmentRequest) -> api::SegmentRequest {
     api::SegmentRequest { network: network.clone(), sender, sending, to, sender_port }
 }
 
-/// Creates the request for the way back of a segment.
+/// Creates the request for a segment for answers to packets that arrived with the segment `shown`.
 pub fn answer_request(shown: &Given) -> api::AnswerRequest {
     let Ends { sending, receiving, sender, receiver } = shown.ends;
     let (option, hops) = (hex::encode(shown.option()), shown.hops.clone());
     api::AnswerRequest { vni: shown.vni.number(), sending, receiving, sender, receiver, option, hops }
 }
 
-/// Reads the segment of an answer, for packets from `sender` to `receiver` that the endpoint `sending` sends.
+/// Converts the segment in an answer, for packets from `sender` to `receiver` that the endpoint `sending` sends.
 ///
 /// # Errors
 ///
-/// Fails if the answer contains no segment for these addresses.
+/// Fails if the answer contains no segment from `sender` to `receiver` through `sending`.
 pub fn segment(
     answer: &api::PathSegment,
     sending: IpAddr,
@@ -133,7 +135,7 @@ pub fn segment(
     Given::from_option(&option, vni, ends, answer.hops.clone())
 }
 
-/// Reads the segment of an answer by UDP (wire.md §8.13.4) to `request`.
+/// Converts the segment in an answer by UDP (wire.md §8.13.4) to `request`.
 pub(crate) fn segment_by_udp(reply: &GivenReply<'_>, request: &SegmentRequest) -> Result<Given, DropReason> {
     let (sending, sender, receiver) = (request.sending, request.sender, request.to.address);
     let ends = Ends { sending, receiving: reply.receiving, sender, receiver };

@@ -19,8 +19,9 @@ const QUEUE: usize = 64;
 /// Maximum length of an event, in bytes.
 const MOST_EVENT: usize = 1024 * 1024;
 
-/// Events, across connections. The first event of every connection is [`Event::Hello`]: events before it may have been
-/// missed, so read configuration or destinations again. Dropping the stream closes the connection.
+/// A stream of events that continues across connections. The first event of each connection is [`Event::Hello`]. The
+/// caller has possibly missed events before `Hello`, so it has to read its configuration or destinations again.
+/// Dropping the stream closes the connection.
 pub struct EventStream {
     events: Receiver<Result<Event, Error>>,
     trouble: watch::Receiver<Option<String>>,
@@ -34,14 +35,17 @@ impl EventStream {
         Self { events, trouble, task: tokio::spawn(follow(authority, confirms, sender, lost)) }
     }
 
-    /// Returns the reason why there is no connection at the moment; `None` if there is one, or while the first is being
-    /// made.
+    /// Returns a receiver that shows why there is no connection at the moment. It shows `None` while there is a
+    /// connection, and before the first attempt has failed.
     pub fn trouble(&self) -> watch::Receiver<Option<String>> {
         self.trouble.clone()
     }
 
-    /// Returns the next event; safe to cancel. Lost connections are re-established silently; an error is final, and
-    /// usually [`Error::NotLoggedIn`].
+    /// Returns the next event; safe to cancel. The stream re-establishes lost connections by itself.
+    ///
+    /// # Errors
+    ///
+    /// Fails with the error, usually [`Error::NotLoggedIn`], that ended the stream for good.
     pub async fn next(&mut self) -> Result<Event, Error> {
         self.events.recv().await.unwrap_or_else(|| Err(Error::Other("the event stream has ended".into())))
     }
@@ -79,7 +83,7 @@ async fn follow(
     }
 }
 
-/// Follows one connection until it ends. Every event resets the pause and calls `came`.
+/// Reads events from one connection until it ends. Each event resets the pause and calls `came`.
 async fn connection(
     authority: &Authority,
     confirms: Confirm,
@@ -103,7 +107,7 @@ async fn connection(
                     }
                 }
                 // A newer authority may send events that this client doesn't know.
-                Err(error) => tracing::warn!("event stream: unknown event: {error}"),
+                Err(error) => tracing::warn!("ignoring an unknown event from the authority: {error}"),
             }
         }
     }

@@ -13,10 +13,11 @@ pub use asking::Asker;
 pub use events::EventStream;
 
 use api::{
-    Acknowledgement, AnswerRequest, BrowserLogin, BrowserLoginStarted, Challenge, Confirm, Destinations, DeviceLogin,
-    DeviceLoginStarted, EndpointPlaces, Enrolled, Enrolment, EpochKeys, ExplainRequest, FinishLogin, FlowsToCut, Grant,
-    GrantOwner, GrantRequest, Line, LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment,
-    PersonExplanation, Problem, Report, Reported, RevokedGrant, SegmentRequest, ServiceLogin, Session, VerifierConfig,
+    Acknowledgement, AnswerRequest, BrowserLogin, BrowserLoginStarted, Challenge, Complaint, Confirm, Destinations,
+    DeviceLogin, DeviceLoginStarted, EndpointPlaces, Enrolled, Enrolment, EpochKeys, ExplainRequest, FinishLogin,
+    FlowsToCut, Grant, GrantOwner, GrantRequest, Line, LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome,
+    PathSegment, PersonExplanation, Problem, Report, Reported, RevokedGrant, SegmentRequest, ServiceLogin, Session,
+    Standing, VerifierConfig,
 };
 use owner::{Elsewhere, OwnedBy};
 use reqwest::{ClientBuilder, Method, RequestBuilder, Response, StatusCode, Url};
@@ -43,10 +44,10 @@ pub enum Error {
     /// There is no bearer token, or it has expired: log in or enrol again.
     #[error("not logged in, or the session has ended: log in again")]
     NotLoggedIn,
-    /// The authority refused for another reason, such as `wrong_password` or `too_many`.
+    /// The authority refused the call for another reason, such as `wrong_password` or `too_many`.
     #[error("{}", .0.title)]
     Refused(Problem),
-    /// There was no answer: no connection, no trust, or a timeout.
+    /// There was no answer: no connection was made, the authority's certificate is not trusted, or time ran out.
     #[error("cannot reach the authority: {0}")]
     Unreachable(String),
     /// The answer doesn't fit the request.
@@ -76,6 +77,10 @@ pub struct Authority {
 }
 
 /// Returns the host and the port of an authority's URL.
+///
+/// # Errors
+///
+/// Fails if the URL is malformed.
 pub fn endpoint(url: &str) -> Result<(String, u16), Error> {
     Ok(host(&base(url)?))
 }
@@ -96,13 +101,21 @@ fn base(url: &str) -> Result<Url, Error> {
 impl Authority {
     /// Creates a client of the authority at `url` (`https://…`). The client trusts only the certificates in `ca_pem`,
     /// or, without `ca_pem`, the system's.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the URL or a certificate is malformed, or if there are no certificates to trust.
     pub fn new(url: &str, ca_pem: Option<&[u8]>) -> Result<Self, Error> {
         Self::over(url, ca_pem, |builder| builder)
     }
 
-    /// Creates a client whose connections belong to the user `uid`, so that the agent does not spend root's tokens on
-    /// them: a user who makes the agent connect somewhere must not do so with root's identity. The caller needs
+    /// Creates a client whose connections belong to the user `uid`, although root makes them. A connection that a user
+    /// causes must not belong to root, because the agent would put root's tokens into its packets. The caller needs
     /// `CAP_SETUID`.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::new`] does.
     pub fn of_user(url: &str, ca_pem: Option<&[u8]>, uid: u32) -> Result<Self, Error> {
         let own = |builder: ClientBuilder| builder.connector_layer(OwnedBy(uid)).dns_resolver(Arc::new(Elsewhere));
         Self::over(url, ca_pem, own)
@@ -127,47 +140,81 @@ impl Authority {
         Ok(Self { http, base, token: None })
     }
 
-    /// Returns a client with a bearer token that shares this client's connections.
+    /// Returns a client that has this bearer token, and shares this client's connections.
     pub fn with_token(&self, token: &str) -> Self {
         Self { token: Some(token.into()), ..self.clone() }
     }
 
-    /// Logs a person in. Pass the token in the answer to [`Self::with_token`].
+    /// Logs a person in. The answer contains a token for [`Self::with_token`].
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`Error::Refused`] if name, password or second factor are wrong. Also fails if the authority can't be
+    /// reached.
     pub async fn login(&self, login: &Login) -> Result<Session, Error> {
         self.post("v1/login", login).await
     }
 
     /// Returns the ways to log in.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority can't be reached.
     pub async fn login_methods(&self) -> Result<LoginMethods, Error> {
         call(self.request(Method::GET, "v1/login")?).await
     }
 
     /// Starts a login with the identity provider in a browser on this machine.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority has no identity provider, or can't be reached.
     pub async fn start_browser_login(&self, login: &BrowserLogin) -> Result<BrowserLoginStarted, Error> {
         self.post("v1/login/browser", login).await
     }
 
     /// Starts a login with the identity provider in a browser anywhere.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority has no identity provider, or can't be reached.
     pub async fn start_device_login(&self, login: &DeviceLogin) -> Result<DeviceLoginStarted, Error> {
         self.post("v1/login/device", login).await
     }
 
     /// Finishes a login with the identity provider, or reports that the person has not logged in there yet.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the identity provider or the authority refused the login, or if the authority can't be reached.
     pub async fn finish_login(&self, login: &FinishLogin) -> Result<LoginOutcome, Error> {
         self.post("v1/login/finish", login).await
     }
 
     /// Returns the challenge that a machine has to sign in order to log in.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority can't be reached.
     pub async fn challenge(&self) -> Result<Challenge, Error> {
         call(self.request(Method::POST, "v1/login/challenge")?).await
     }
 
     /// Logs a machine in.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority does not accept the assertion, or can't be reached.
     pub async fn service_login(&self, login: &ServiceLogin) -> Result<Session, Error> {
         self.post("v1/login/service", login).await
     }
 
-    /// Ends the session and its grants. If the identity provider's own session goes on, returns where to end that.
+    /// Ends the session and its grants. If the identity provider's own session continues, returns the URL at which the
+    /// person can log out there.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the session has ended already, or if the authority can't be reached.
     pub async fn logout(&self) -> Result<Option<LoggedOut>, Error> {
         let request = self.authorized(self.request(Method::POST, "v1/logout")?)?;
         let answer = send(request.timeout(CALL_TIME)).await?;
@@ -178,47 +225,87 @@ impl Authority {
     }
 
     /// Returns the destinations that the person may reach.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the session has ended, or if the authority can't be reached.
     pub async fn destinations(&self) -> Result<Destinations, Error> {
         self.get("v1/destinations").await
     }
 
     /// Requests a grant.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`Error::Denied`] if the policy denies the grant. Also fails if the session has ended or the
+    /// authority can't be reached.
     pub async fn grant(&self, request: &GrantRequest) -> Result<Grant, Error> {
         self.authorized_post("v1/grants", request).await
     }
 
     /// Requests a path segment of a virtual network.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`Error::Denied`] if the receiver does not consent. Also fails if the session has ended or the
+    /// authority can't be reached.
     pub async fn segment(&self, request: &SegmentRequest) -> Result<PathSegment, Error> {
         self.authorized_post("v1/segments", request).await
     }
 
-    /// Requests a segment for answers to a segment that a packet arrived with.
+    /// Requests a segment for answers to packets that arrived with the segment in `request`.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`Error::Denied`] if the segment in `request` does not permit answers. Also fails if the session
+    /// has ended or the authority can't be reached.
     pub async fn answer_segment(&self, request: &AnswerRequest) -> Result<PathSegment, Error> {
         self.authorized_post("v1/segments/answer", request).await
     }
 
-    /// Requests a line, which replaces the session's previous one. [`Asker`] does this, and uses the line.
+    /// Requests a line, which replaces the session's previous line. [`Asker`] calls this method and uses the line.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority has no lines (status 404), if the session has ended, or if the authority can't be
+    /// reached.
     pub async fn line(&self) -> Result<Line, Error> {
         call(self.authorized(self.request(Method::POST, "v1/segments/line")?)?).await
     }
 
-    /// Enrols a verifier with its one-time code. Pass the token in the answer to [`Self::with_token`].
+    /// Enrols a verifier with its one-time code. The answer contains a token for [`Self::with_token`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the code is wrong, used or expired, or if the authority can't be reached.
     pub async fn enrol(&self, code: &str) -> Result<Enrolled, Error> {
         self.post("v1/verifiers/enrol", &Enrolment { code: code.into() }).await
     }
 
     /// Returns the receivers that this verifier protects, and its settings.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority does not know this verifier, or can't be reached.
     pub async fn config(&self) -> Result<VerifierConfig, Error> {
         self.get("v1/verifier/config").await
     }
 
     /// Returns this verifier's keys of the previous, the current and the next `ahead` epochs.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority does not know this verifier, or can't be reached.
     pub async fn keys(&self, ahead: u32) -> Result<EpochKeys, Error> {
         self.get(&format!("v1/verifier/keys?ahead={ahead}")).await
     }
 
-    /// Returns what the authority's `networks.toml` says of the tunnel endpoints that this verifier stands before; `None`
-    /// if the authority has no such call, because it is older.
+    /// Returns the places behind the tunnel endpoints for which this verifier is the last verifier on a path, from the
+    /// authority's `networks.toml`. Returns `None` if the authority is too old to know this call.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority does not know this verifier, or can't be reached.
     pub async fn places(&self) -> Result<Option<EndpointPlaces>, Error> {
         match self.get("v1/verifier/places").await {
             Err(Error::Refused(problem)) if problem.status == 404 => Ok(None),
@@ -227,6 +314,10 @@ impl Authority {
     }
 
     /// Returns the owner of a grant; `None` if the authority issued no such grant for this verifier.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority does not know this verifier, or can't be reached.
     pub async fn grant_owner(&self, handle: u64) -> Result<Option<GrantOwner>, Error> {
         match self.get(&format!("v1/verifier/grants/{handle:016x}")).await {
             Err(Error::Refused(problem)) if problem.status == 404 => Ok(None),
@@ -234,39 +325,72 @@ impl Authority {
         }
     }
 
-    /// Returns the grants among these whose flows have to be cut; at most [`api::LIVE_FLOWS_MAX`] handles.
+    /// Returns those of the grants in `handles` whose flows the verifier has to cut. Accepts up to
+    /// [`api::LIVE_FLOWS_MAX`] handles.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there are too many handles, or if the authority does not know this verifier or can't be reached.
     pub async fn flows_to_cut(&self, handles: &[u64]) -> Result<Vec<RevokedGrant>, Error> {
         let request = LiveFlows { handles: handles.to_vec() };
         Ok(self.authorized_post::<FlowsToCut>("v1/verifier/flows", &request).await?.cut)
     }
 
-    /// Acknowledges that this verifier has received these grants; at most [`api::LIVE_FLOWS_MAX`] handles.
+    /// Acknowledges that this verifier has received the events about these grants. Accepts up to
+    /// [`api::LIVE_FLOWS_MAX`] handles.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there are too many handles, or if the authority does not know this verifier or can't be reached.
     pub async fn acknowledge(&self, handles: Vec<u64>) -> Result<(), Error> {
         let request = self.request(Method::POST, "v1/verifier/heard")?.json(&Acknowledgement { handles });
         send(self.authorized(request)?.timeout(CALL_TIME)).await.map(drop)
     }
 
-    /// Reports this verifier's status; the answer says when to report again.
+    /// Reports this verifier's status. The answer contains the time until the next report.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority does not know this verifier, does not accept reports, or can't be reached.
     pub async fn report(&self, report: &Report) -> Result<Reported, Error> {
         self.authorized_post("v1/verifier/report", report).await
     }
 
     /// Returns the policy's decision about a person and a destination, with an explanation.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority does not know this verifier, or can't be reached.
     pub async fn explain(&self, request: &ExplainRequest) -> Result<PersonExplanation, Error> {
         self.authorized_post("v1/verifier/explain", request).await
     }
 
+    /// Passes on an application's complaint about the person behind a grant. Returns the person's score.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority refuses the complaint (status 404 if it keeps no scores or does not know the grant, 429 if
+    /// the application has complained too much), does not know this verifier, or can't be reached.
+    pub async fn complain(&self, complaint: &Complaint) -> Result<Standing, Error> {
+        self.authorized_post("v1/verifier/complaints", complaint).await
+    }
+
     /// Checks whether the authority answers.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority can't be reached.
     pub async fn health(&self) -> Result<(), Error> {
         send(self.request(Method::GET, "v1/health")?.timeout(CALL_TIME)).await.map(drop)
     }
 
-    /// Returns the events for this token, from a task that reconnects by itself.
+    /// Returns the stream of events for this client's token. A task reads the stream and reconnects by itself.
     pub fn events(&self) -> EventStream {
         EventStream::start(self.clone(), Confirm::Nothing)
     }
 
-    /// Returns the events for a verifier that acknowledges by [`Self::acknowledge`] the grants that `confirms` selects.
+    /// Returns the stream of events for a verifier that acknowledges the events selected by `confirms`, with
+    /// [`Self::acknowledge`].
     pub fn confirmed_events(&self, confirms: Confirm) -> EventStream {
         EventStream::start(self.clone(), confirms)
     }
@@ -301,7 +425,7 @@ fn parse<A: DeserializeOwned>(body: &[u8]) -> Result<A, Error> {
     serde_json::from_slice(body).map_err(|error| Error::Other(format!("the authority's answer is malformed: {error}")))
 }
 
-/// Sends a request; converts an answer that isn't a success to the corresponding error.
+/// Sends a request. Converts an answer whose status is not a success to the corresponding error.
 async fn send(request: RequestBuilder) -> Result<Response, Error> {
     let response = request.send().await?;
     let status = response.status();

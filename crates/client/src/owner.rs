@@ -1,9 +1,9 @@
-//! Connections that belong to a user although root makes them, so that the kernel programs, which select tokens by the
-//! owner of a socket, treat them as that user's.
+//! Connections that root makes but that belong to another user. The kernel programs select tokens by the owner of a
+//! socket, so they give such connections the tokens of that user.
 //!
-//! Linux takes a socket's owner from the file-system user id of the thread that opens it. That id is changed only while
-//! the connector is polled, which opens sockets but no files. Names are resolved in a separate task: threads started
-//! for that during the poll would keep the id.
+//! Linux takes a socket's owner from the file-system user id of the thread that opens the socket. The connector changes
+//! this id only while it is polled: a poll opens sockets, but no files. Names are resolved in a separate task: threads
+//! that the resolver starts during a poll would keep the changed id.
 
 use nix::unistd::{Uid, setfsuid};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
@@ -15,7 +15,7 @@ use tower_service::Service;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A layer that makes a user the owner of a connector's sockets.
+/// A layer that makes the user with this id the owner of the sockets that a connector opens.
 #[derive(Clone, Copy)]
 pub struct OwnedBy(pub u32);
 
@@ -76,7 +76,7 @@ impl Drop for Acting {
     }
 }
 
-/// A resolver that looks up each name in a separate task.
+/// A resolver that looks up each name in a separate task, outside of the connector's poll.
 pub struct Elsewhere;
 
 impl Resolve for Elsewhere {

@@ -10,6 +10,10 @@ use std::sync::Arc;
 const SYSTEM_CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// Returns a configuration that trusts only the certificates in `ca_pem`, or, without `ca_pem`, the system's.
+///
+/// # Errors
+///
+/// Fails if a certificate can't be read, or if there is none to trust.
 pub fn config(ca_pem: Option<&[u8]>) -> Result<ClientConfig, Error> {
     let mut roots = RootCertStore::empty();
     match ca_pem {

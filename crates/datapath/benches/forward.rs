@@ -1,13 +1,14 @@
-//! Packets per second that a verifier of proofs in user space (AF_XDP) verifies and forwards on one core, compared with
-//! forwarding them unchecked, and with the kernel's program (XDP), which receives from the same veth pair. Sizes are
-//! those of the tenants' packets before encapsulation (SVLAN, Fig. 5). Needs root.
+//! Measures how many packets per second a verifier of proofs in user space (AF_XDP) forwards on one core. This rate is
+//! compared with that of forwarding without verification, and with that of the kernel's program (XDP) at the same veth
+//! pair. The sizes in the output are those of the tenants' packets before encapsulation (SVLAN, Fig. 5). Needs root.
 //!
 //! Prints one JSON object, which `cargo xtask bench` collects.
 //!
-//! The sender is no bottleneck, because it is not measured: frames are sent in bursts that fit into the ring, and the
-//! clock runs while whole batches of waiting frames are verified, sent, and dropped at the far end of the veth pair.
-//! Bursts of both kinds alternate. For XDP, the kernel itself injects frames, 64 at a time, as a card's driver would;
-//! they leave through the same veth pair. Their proofs are of suite siphash, and remembered after the first.
+//! The time that the sender needs does not count: the sender first fills the ring with a burst of frames, and then the
+//! clock starts. The clock runs for whole batches of these waiting frames, while they are verified, sent, and
+//! dropped at the far end of the veth pair. Bursts with verification and bursts without alternate. For XDP, the kernel
+//! itself injects frames, 64 at a time, as the driver of a network card would, and the frames leave through the same
+//! veth pair. Their proofs are of suite siphash; the program computes each proof once and then remembers it.
 
 #[allow(dead_code, reason = "the tests are its other user")]
 #[path = "../../engine/tests/cases/mod.rs"]

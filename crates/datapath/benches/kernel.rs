@@ -1,7 +1,7 @@
 //! Cost per packet of the kernel programs, compared with empty programs in the same run (BPF_PROG_TEST_RUN).
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. Rounds of both programs alternate, so that other work on
-//! the machine disturbs both.
+//! Prints one JSON object, which `cargo xtask bench` collects. Rounds of a program and of the empty program alternate,
+//! so that other work on the machine affects both alike.
 
 #[allow(dead_code, reason = "the tests are its other user")]
 #[path = "../../engine/tests/cases/mod.rs"]

@@ -1,5 +1,5 @@
-//! Attaches programs to interfaces: decides between XDP and tc, driver and generic mode, links and filters; takes over
-//! what an earlier process left pinned, pins, and detaches.
+//! Attachment of programs to interfaces. This module chooses between XDP and tc, between driver mode and generic mode,
+//! and between links and filters. It takes over, replaces, pins and detaches attachments.
 
 mod attached;
 pub(crate) mod link;
@@ -19,8 +19,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 pub use pins::{Pins, bpf_file_system_is_mounted};
 pub use spot::Spot;
 
-/// The attachments of one process, by the name of their pin. Without a directory for pins, attachments by link end with
-/// the process.
+/// The attachments of one process, by the names of their pins. Without a directory for pins, BPF links end with the
+/// process.
 pub(crate) struct Attachments {
     pins: Option<Pins>,
     tc: Attachment,
@@ -33,14 +33,14 @@ impl Attachments {
         Self::by(supported_attachment(), pins)
     }
 
-    /// Creates an empty set of attachments that uses this mechanism at tc.
+    /// Creates an empty set of attachments that attaches by the mechanism `tc` at tc.
     pub(crate) fn by(tc: Attachment, pins: Option<Pins>) -> Self {
         Self { pins, tc, attached: HashMap::new() }
     }
 
-    /// Attaches a program, or has it replace the one of an earlier process's pinned attachment. An attachment at
-    /// another hook is removed once the new one is attached and pinned: in between, a packet passes both, and a SYN,
-    /// whose token the first program removes, is dropped by the second and sent again.
+    /// Attaches a program, or replaces the program of an attachment that an earlier process pinned. If that attachment
+    /// is at another hook, it is removed once the new attachment is pinned. In between, a packet passes both programs:
+    /// the first removes a SYN's token, the second drops the SYN, and the client sends it again.
     pub(crate) fn attach(&mut self, program: BorrowedFd<'_>, interface: &Interface, spot: Spot) -> Result<Mode> {
         let attached = match self.pinned(interface, spot) {
             Some(mut old) if old.is_at(spot.hook()) => {
@@ -52,7 +52,7 @@ impl Attachments {
         self.keep(attached, interface, spot)
     }
 
-    /// Attaches admission at the hook that `choice` gives this interface. Returns the reason for the hook as well.
+    /// Attaches admission at the hook that `choice` gives this interface. Also returns the reason for that hook.
     pub(crate) fn admit<'a>(
         &mut self,
         choice: Choice,
@@ -72,7 +72,8 @@ impl Attachments {
         Ok((self.attach(program(hook)?.as_fd(), interface, Spot::Admission(hook))?, why))
     }
 
-    /// Attaches admission at XDP in the driver; returns the reason if the driver does not run it.
+    /// Attaches admission at XDP in the driver. If the driver does not run the program, returns the reason as the inner
+    /// error.
     fn attach_natively(&mut self, program: BorrowedFd<'_>, interface: &Interface) -> Result<Result<Mode, String>> {
         let spot = Spot::Admission(Hook::Xdp);
         let is_native = |old: &Attached| old.mode(interface).is_ok_and(|mode| mode == Mode::Native);
@@ -104,7 +105,7 @@ impl Attachments {
                 pins.put_link(&pin, to_pin)?;
                 old.detach();
             }
-            // Pin left by a link whose interface is gone.
+            // The pin is of a link whose interface no longer exists.
             _ => drop(fs::remove_file(pins.link(&pin))),
         }
         Ok(new)
@@ -147,9 +148,9 @@ impl Attachments {
         !self.attached.is_empty() && self.attached.values().all(|attached| attached.is_at(Hook::Tc))
     }
 
-    /// Takes over all attachments of `old`, whether they are pinned or not. `program` returns the program for a hook,
-    /// which replaces the old one in place, so no packet passes unchecked. Attachments whose interface no longer exists
-    /// are dropped.
+    /// Takes over all attachments of `old`, whether they are pinned or not. `program` returns the program for a hook.
+    /// It replaces the old program in place, so that no packet passes unchecked. Drops attachments whose interface no
+    /// longer exists.
     pub(crate) fn succeed<'a>(&mut self, old: &mut Self, program: impl Fn(Hook) -> Result<Program<'a>>) -> Result<()> {
         let mut gone = Vec::new();
         for (pin, attached) in &mut old.attached {
@@ -164,7 +165,7 @@ impl Attachments {
         Ok(())
     }
 
-    /// Detaches from one interface, which may be gone, and removes the pin.
+    /// Detaches from one interface, which need not exist any more, and removes the pin.
     pub(crate) fn forget(&mut self, interface: &str, spot: Spot) {
         self.remove(&spot.pin(interface));
     }
@@ -191,7 +192,7 @@ pub(crate) fn remove_filter(interface: &Interface, spot: Spot) -> Result<()> {
     Filter::remove(interface, spot)
 }
 
-/// Returns the reason why a driver did not take an XDP program.
+/// Returns why a driver did not accept an XDP program, from the error.
 fn why_not_native(error: &anyhow::Error) -> String {
     match error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error) {
         Some(libc::EOPNOTSUPP) => "its driver does not support XDP".to_owned(),

@@ -1,16 +1,17 @@
-//! Batched reads of a hash map of the kernel, thousands of entries per system call. The kernel remembers its position
-//! in such a walk by bucket, so concurrent changes neither restart the walk nor make it return an entry twice.
+//! Batched reads of the kernel's hash maps, thousands of entries per system call. The kernel remembers the position of
+//! a read as the number of a bucket. Concurrent changes therefore neither restart the read nor make it return an entry
+//! twice.
 
 use libbpf_rs::{MapCore, MapHandle, MapType};
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr;
 use zerocopy::FromBytes;
 
-/// Limits on one batch: entries, and their bytes.
+/// Maximum number of entries and of bytes in one batch.
 const AT_A_TIME: u32 = 4096;
 const BYTES_AT_A_TIME: u32 = 1 << 20;
 
-/// Returns every key with its value, or `None` if the map is not a hash map or the kernel refuses.
+/// Returns every key with its value. Returns `None` if the map is not a hash map, or the kernel refuses.
 pub(crate) fn entries<K: FromBytes, V: FromBytes>(map: &MapHandle) -> Option<Vec<(K, V)>> {
     let fit = BYTES_AT_A_TIME / (map.key_size() + map.value_size()).max(1);
     read(map, AT_A_TIME.min(fit).min(map.max_entries()).max(1))

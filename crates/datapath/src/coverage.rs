@@ -1,37 +1,37 @@
-//! Choice of the interfaces that a verifier attaches to, and the ways into the host that the choice leaves open. A
-//! frame must be verified exactly once: the first verification removes the token, and a second one would drop the
-//! packet for lack of it.
+//! Choice of the interfaces to which a verifier attaches, and the ways into the host that stay open with this choice.
+//! Each frame must be verified exactly once: the first verification removes the token, so a second verification would
+//! drop the packet.
 
 use crate::interface::Layer;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Interfaces that pass on another interface's frames unchanged. Tunnels don't belong here: they unwrap a different
-/// packet.
+/// Kinds of interfaces that pass on another interface's frames unchanged. Tunnels are not among them, because they
+/// unwrap a different packet.
 const OVER_LINK: [&str; 5] = ["vlan", "macvlan", "macvtap", "ipvlan", "ipvtap"];
-/// Interfaces that take frames from their members.
+/// Kinds of interfaces that receive the frames of their members.
 const OVER_MEMBERS: [&str; 3] = ["bridge", "bond", "team"];
 const OPEN_VSWITCH: &str = "openvswitch";
 
-/// Returns, for each of `candidates` (indexes) whose frames also come through another candidate, the index of that
-/// other candidate.
+/// Returns those of the candidates (interface indices) whose frames also pass through another candidate. The value of
+/// an entry is the index of this other candidate.
 pub fn covered(layers: &[Layer], candidates: &BTreeSet<u32>) -> BTreeMap<u32, u32> {
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
     let first = |index: &u32| first_checkpoint(&by_index, candidates, *index, &mut BTreeSet::from([*index]));
     candidates.iter().filter_map(|index| Some((*index, first(index)?))).collect()
 }
 
-/// A way into this host without a verifier.
+/// A way by which packets enter this host without passing a verifier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenWay {
-    /// The interface that packets enter through.
+    /// The interface through which the packets enter.
     pub name: String,
-    /// The reach of packets that enter there, and how to close the way.
+    /// Explanation for the operator: why packets that enter here are not verified, and what to change if that helps.
     pub why: String,
 }
 
-/// Returns the ways in that an operator may believe to be closed while these interfaces (indexes) have a verifier:
-/// ports of a bridge whose other ports have a verifier, and interfaces that other interfaces on the same lower
-/// interface reach directly.
+/// Returns the ways into the host that stay open although an operator can believe that they are closed, because the
+/// interfaces `checkpoints` (indices) have a verifier. These are ports of a bridge whose other ports have a verifier,
+/// and interfaces that other interfaces on the same lower interface reach directly.
 pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> {
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
     let is_checked = |index: u32| {
@@ -59,6 +59,75 @@ pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> 
         is_open.then_some(OpenWay { name, why })
     };
     layers.iter().filter(|layer| layer.up && !checkpoints.contains(&layer.index)).filter_map(open).collect()
+}
+
+/// A way by which packets that come in at an interface escape routing rules for that interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Detour {
+    /// To routing rules, the packets come in from this interface above it.
+    Above(String),
+    /// A bridge or switch forwards frames to an inside interface, or to its ports, without routing.
+    Switched {
+        /// The interface where the packets come in.
+        outside: String,
+        /// The inside interface.
+        inside: String,
+        /// The bridge or switch.
+        by: String,
+    },
+    /// The packets are routed by the rules of a master of another kind (VRF, for example), which come first.
+    Routed {
+        /// The interface where the packets come in.
+        outside: String,
+        /// The master.
+        by: String,
+    },
+}
+
+/// Returns the ways by which packets that come in at the interfaces `outside` (indices) escape routing rules for these
+/// interfaces. Rules are not meant for the interfaces `inside`, which may be above one of the others.
+pub fn detours(layers: &[Layer], outside: &BTreeSet<u32>, inside: &BTreeSet<u32>) -> Vec<Detour> {
+    let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
+    let name = |index: u32| by_index.get(&index).map(|layer| layer.name.clone()).unwrap_or_default();
+    let first = |index: u32| first_checkpoint(&by_index, outside, index, &mut BTreeSet::from([index]));
+    let mut found = Vec::new();
+    for layer in layers {
+        let below_it = if outside.contains(&layer.index) { Some(layer.index) } else { first(layer.index) };
+        let Some(enters) = below_it else { continue };
+        let kind = layer.kind.as_str();
+        if kind == "bridge" || kind == OPEN_VSWITCH {
+            let ports = lower(&by_index, layer.index);
+            // An inside VLAN on a port is as near as the port.
+            let reaches = |index: &&u32| !lower(&by_index, **index).is_disjoint(&ports);
+            if let Some(inside) = inside.iter().find(reaches) {
+                found.push(Detour::Switched { outside: name(enters), inside: name(*inside), by: layer.name.clone() });
+            }
+        }
+        let master = layer.master.and_then(|master| by_index.get(&master));
+        if let Some(master) = master.filter(|master| !passes_on(&master.kind)) {
+            found.push(Detour::Routed { outside: layer.name.clone(), by: master.name.clone() });
+        }
+        if !outside.contains(&layer.index) && !inside.contains(&layer.index) {
+            found.push(Detour::Above(layer.name.clone()));
+        }
+    }
+    found
+}
+
+/// Reports whether a master of this kind only passes on the frames of its members.
+fn passes_on(kind: &str) -> bool {
+    kind == OPEN_VSWITCH || OVER_MEMBERS.contains(&kind)
+}
+
+/// Returns an interface and all interfaces below it.
+fn lower(layers: &BTreeMap<u32, &Layer>, index: u32) -> BTreeSet<u32> {
+    let (mut found, mut next) = (BTreeSet::new(), vec![index]);
+    while let Some(index) = next.pop() {
+        if found.insert(index) {
+            next.extend(below(layers, index));
+        }
+    }
+    found
 }
 
 /// Returns the candidate below `index` that is closest to the wire.
@@ -153,6 +222,49 @@ mod tests {
         assert_eq!(open(&macvlan(true), &[1]), [2]);
         assert_eq!(open(&macvlan(false), &[1]), [0; 0]);
         assert_eq!(open(&macvlan(true), &[2]), [0; 0], "checked at the child");
+    }
+
+    /// Returns the detours as text.
+    fn around(layers: &[Layer], outside: &[u32], inside: &[u32]) -> Vec<String> {
+        let named: Vec<_> =
+            layers.iter().map(|layer| Layer { name: layer.index.to_string(), ..layer.clone() }).collect();
+        let set = |indices: &[u32]| indices.iter().copied().collect();
+        let text = |detour| match detour {
+            Detour::Above(name) => name,
+            Detour::Switched { outside, inside, by } => format!("{outside} to {inside} by {by}"),
+            Detour::Routed { outside, by } => format!("{outside} in {by}"),
+        };
+        detours(&named, &set(outside), &set(inside)).into_iter().map(text).collect()
+    }
+
+    #[test]
+    fn routing_rules_need_the_interfaces_above() {
+        let layers = [
+            layer(1, "", 0, 0),
+            layer(2, "", 0, 0),
+            layer(3, "vlan", 1, 0),
+            layer(4, "vlan", 3, 6),
+            layer(5, "macvlan", 2, 0),
+            layer(6, "bridge", 0, 0),
+            layer(7, "vxlan", 1, 0),
+        ];
+        assert_eq!(around(&layers, &[1], &[2]), ["3", "4", "6"]);
+        assert_eq!(around(&layers, &[1, 3, 4, 6], &[2]), [""; 0]);
+        let cable = [layer(1, "", 0, 0), layer(2, "vlan", 1, 0), layer(3, "vlan", 1, 0)];
+        assert_eq!(around(&cable, &[1], &[2]), ["3"], "an inside VLAN on the same cable");
+    }
+
+    #[test]
+    fn a_bridge_of_both_sides_and_a_vrf_are_no_way_for_routing_rules() {
+        let bridged = [layer(1, "", 0, 3), layer(2, "", 0, 3), layer(3, "bridge", 0, 0), layer(4, "vlan", 2, 0)];
+        assert_eq!(around(&bridged, &[1], &[2]), ["1 to 2 by 3", "3"]);
+        assert_eq!(around(&bridged, &[3], &[2]), ["3 to 2 by 3"]);
+        assert_eq!(around(&bridged, &[1], &[3]), ["1 to 3 by 3"], "the inside is the bridge's other ports");
+        assert_eq!(around(&bridged, &[1], &[4]), ["1 to 4 by 3", "3"], "an inside VLAN on a port");
+        let switch = [layer(1, "", 0, 3), layer(2, "", 0, 3), layer(3, "openvswitch", 0, 0)];
+        assert_eq!(around(&switch, &[1], &[2]), ["1 to 2 by 3", "3"]);
+        let vrf = [layer(1, "", 0, 3), layer(2, "vlan", 1, 4), layer(3, "bond", 0, 0), layer(4, "vrf", 0, 0)];
+        assert_eq!(around(&vrf, &[1], &[]), ["2 in 4", "2", "3"]);
     }
 
     #[test]

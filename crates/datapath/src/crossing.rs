@@ -1,8 +1,8 @@
-//! Frames that cross from one interface to another through a process that verifies them (AF_XDP).
+//! Frames that cross from one interface to another through a process that verifies each of them (AF_XDP).
 //!
-//! The caller's function `verify` is called with every frame that arrives at either interface, in batches and in place.
-//! Frames that pass leave at the other interface. Memory is allocated once. The crossing itself decides nothing, and
-//! the host's own stack sees none of these frames.
+//! The caller's function `verify` gets every frame that arrives at either interface. It gets frames in batches, and can
+//! change them in place. Frames that it accepts leave through the other interface. All memory is allocated at the
+//! start. The host's own stack sees none of these frames.
 
 mod ring;
 mod socket;
@@ -18,33 +18,34 @@ use std::time::Duration;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/crossing.bpf.o"));
 
-/// Largest number of frames that are verified in one batch: one bit per frame says whether it passes.
+/// Maximum number of frames in one batch. It is limited because the result of `verify` has one bit per frame.
 pub const BATCH: usize = 32;
-/// Length of the longest frame that can cross.
+/// Length of the longest frame that can cross, in bytes.
 pub const FRAME_MAX: usize = socket::FRAME_MAX;
-/// Length of an Ethernet header.
+/// Length of an Ethernet header, in bytes.
 const ETHERNET: usize = 14;
-/// Number of frames that may wait in each direction: 2 KiB each, and as much again for frames on their way out.
+/// Number of frames that may wait in each direction. Each takes 2 KiB, and as much again if it is on its way out.
 const WAITING: u32 = 1024;
 
-/// Counters of frames. Each received frame is counted in one other field as well, or is still under way.
+/// Counters of frames. A frame that is counted in `received` is also counted in `passed`, `refused` or `no_room`,
+/// unless it is still under way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Frames that `verify` got.
+    /// Frames that `verify` has seen.
     pub received: u64,
-    /// Frames that left, or will leave, at the other interface.
+    /// Frames that have left, or will leave, through the other interface.
     pub passed: u64,
-    /// Frames that `verify` refused.
+    /// Frames that `verify` rejected.
     pub refused: u64,
-    /// Frames that passed but were dropped, because too many were still on their way out.
+    /// Frames that `verify` accepted but that were dropped, because too many were still on their way out.
     pub no_room: u64,
-    /// Frames that the kernel had no room to pass on, or that were too long.
+    /// Frames that `verify` has not seen, because they were too long or the kernel had no buffer for them.
     pub missed: u64,
-    /// Frames that arrived at a queue without a socket.
+    /// Frames that `verify` has not seen, because they arrived at a queue without a socket.
     pub unserved: u64,
 }
 
-/// A crossing between two interfaces.
+/// Two interfaces between which this process forwards frames.
 pub struct Crossing {
     sides: [Side; 2],
     frames: Frames,
@@ -59,10 +60,12 @@ struct Side {
 }
 
 impl Crossing {
-    /// Takes over both interfaces. Until the result is dropped, frames that arrive there wait for [`Crossing::turn`].
+    /// Takes over both interfaces. From then on until the result is dropped, frames that arrive at these interfaces
+    /// wait for a call of [`Crossing::turn`].
     ///
     /// # Errors
-    /// If an interface has another XDP program, several queues, or frames that are too long.
+    ///
+    /// Fails if an interface has another XDP program, several queues, or frames that are too long.
     pub fn open(one: &Interface, other: &Interface) -> Result<Self> {
         object::log_through_tracing();
         let mut frames = Frames::new(4 * WAITING as usize)?;
@@ -71,8 +74,13 @@ impl Crossing {
         Ok(Self { sides: [first, second], frames, counts: Counts::default() })
     }
 
-    /// Calls `verify` with up to [`BATCH`] frames that arrived at each interface, and forwards those whose bit it sets;
-    /// the first frame has the lowest bit. Returns the number of frames.
+    /// Calls `verify` for each interface with up to [`BATCH`] frames that arrived there, and forwards the frames whose
+    /// bit is set in the result of `verify`. The lowest bit stands for the first frame. Returns the number of frames
+    /// that `verify` has seen.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel can't send the frames, for a reason other than a full queue.
     pub fn turn(&mut self, mut verify: impl FnMut(&mut [&mut [u8]]) -> u32) -> Result<usize> {
         let [one, other] = &mut self.sides;
         let (counts, frames) = (&mut self.counts, &mut self.frames);
@@ -81,7 +89,11 @@ impl Crossing {
         Ok(there + back)
     }
 
-    /// Waits until a frame arrives or the time is up.
+    /// Waits until a frame arrives, but at most for `most`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the system call for waiting fails.
     pub fn wait(&self, most: Duration) -> Result<()> {
         let mut sockets = self.sides.each_ref().map(|side| PollFd::new(side.socket.as_fd(), PollFlags::POLLIN));
         let most = PollTimeout::try_from(most).unwrap_or(PollTimeout::MAX);
@@ -91,7 +103,11 @@ impl Crossing {
         }
     }
 
-    /// Returns the counters so far.
+    /// Returns the current counters.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not report its counters.
     pub fn counts(&self) -> Result<Counts> {
         let mut counts = self.counts;
         for side in &self.sides {

@@ -1,4 +1,4 @@
-//! Admitted flows: one table for callers, made of one kernel map per address family.
+//! The table of admitted flows, which consists of one kernel map for each address family.
 
 use crate::table::Table;
 use anyhow::Result;
@@ -15,7 +15,11 @@ impl Flows {
         Self { four, six }
     }
 
-    /// Returns the flow at `key`.
+    /// Returns the flow at `key`, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn get(&self, key: &FlowKey) -> Result<Option<Flow>> {
         match FlowKey4::of(key) {
             Some(short) => self.four.get(&short),
@@ -23,7 +27,11 @@ impl Flows {
         }
     }
 
-    /// Writes `flow` at `key` unless there is one; reports whether it did.
+    /// Writes `flow` at `key` unless the table has a flow there. Returns whether `flow` was written.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn insert(&self, key: &FlowKey, flow: &Flow) -> Result<bool> {
         match FlowKey4::of(key) {
             Some(short) => self.four.insert(&short, flow),
@@ -31,7 +39,7 @@ impl Flows {
         }
     }
 
-    /// Removes the inside addresses from all flows, because they belong to another pool.
+    /// Removes the inside addresses from all flows. This is necessary when they belong to another pool.
     pub(crate) fn forget_inside(&self) -> Result<()> {
         for (key, flow) in self.entries().into_iter().filter(|(_, flow)| flow.inside != 0) {
             let flow = Flow { inside: 0, inside_port: [0; 2], ..flow };
@@ -43,8 +51,12 @@ impl Flows {
         Ok(())
     }
 
-    /// Ends `flow` at `key`, but leaves an entry ([`Flow::over`]): on a gateway, answers from the inside must not open
-    /// the flow again.
+    /// Ends `flow` at `key`, but leaves the entry [`Flow::over`] in its place, so that on a gateway, answers from the
+    /// inside do not open the flow again.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn end(&self, key: &FlowKey, flow: Flow, now: u32) -> Result<()> {
         match FlowKey4::of(key) {
             Some(short) => self.four.set(&short, &flow.over(now)),
@@ -53,6 +65,10 @@ impl Flows {
     }
 
     /// Removes the flow at `key`, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn remove(&self, key: &FlowKey) -> Result<()> {
         match FlowKey4::of(key) {
             Some(short) => self.four.remove(&short),
@@ -60,21 +76,22 @@ impl Flows {
         }
     }
 
-    /// Returns the keys of all flows. Concurrent changes may be missed or seen.
+    /// Returns the keys of all flows. If a flow begins or ends during the call, the key of this flow is possibly left
+    /// out.
     pub fn keys(&self) -> Vec<FlowKey> {
         let mut keys: Vec<_> = self.four.keys().iter().map(FlowKey4::long).collect();
         keys.extend(self.six.keys());
         keys
     }
 
-    /// Returns all flows. Concurrent changes may be missed or seen.
+    /// Returns all flows with their keys. If a flow begins or ends during the call, this flow is possibly left out.
     pub fn entries(&self) -> Vec<(FlowKey, Flow)> {
         let mut entries: Vec<_> = self.four.entries().iter().map(|(key, flow)| (key.long(), *flow)).collect();
         entries.extend(self.six.entries());
         entries
     }
 
-    /// Returns the number of flows of each family that fit.
+    /// Returns the maximum number of flows. It applies to each address family separately.
     pub fn capacity(&self) -> u32 {
         self.four.capacity()
     }

@@ -1,4 +1,4 @@
-//! Sends forged packets, each different from all others, as fast as the kernel can: for the soak test.
+//! Sends forged packets as fast as the kernel can. Each packet differs from all others. This is for the soak test.
 
 use crate::interface::Interface;
 use crate::object::{self, Loaded, Opened};
@@ -7,22 +7,22 @@ use anyhow::{Context, Result, ensure};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/forger.bpf.o"));
-/// Largest number of fields in one kind of frame.
+/// Maximum number of fields in one kind of frame.
 const FIELDS: usize = 24;
 /// Largest offset in a frame that the program can reach.
 const LAST_OFFSET: usize = 254;
 
-/// Two bytes of a frame that get random content.
+/// Two bytes of a frame that get random content in each variant of the frame.
 #[derive(Clone, Copy, Debug, Default, FromBytes, Immutable, IntoBytes)]
 #[repr(C)]
 pub struct Field {
     /// Offset from the start of the Ethernet header.
     pub at: u16,
-    /// Bits that become random, in the frame's byte order.
+    /// The bits that become random; the bytes are in the order of the frame.
     pub mask: [u8; 2],
-    /// Number, from 1, of an earlier field whose content this one repeats; 0 for none.
+    /// The number of an earlier field whose content this field repeats, counted from 1; 0 for none.
     pub twin: u16,
-    /// Offsets of the checksums that cover the field; 0 for none.
+    /// Offsets of the checksums that cover this field; 0 for none.
     pub checksums: [u16; 2],
 }
 
@@ -35,25 +35,27 @@ struct Plan {
     field: [Field; FIELDS],
 }
 
-/// The loaded program.
+/// The loaded program that sends forged packets.
 pub struct Forger(Loaded);
 
 impl Forger {
-    /// Loads the program.
-    ///
+    /// Loads the program that sends forged packets.
     /// # Errors
-    /// If the kernel rejects it.
+    ///
+    /// Fails if the kernel rejects the program.
     pub fn load() -> Result<Self> {
         object::log_through_tracing();
         Opened::new("forger", OBJECT)?.load("forger").map(Self)
     }
 
-    /// Sends `count` variants of `frame` through `interface`, which must be in the caller's network namespace, and
-    /// returns the number of frames passed to it. The other end of a veth pair may have dropped some of them because
-    /// its queue was full.
+    /// Sends `count` variants of `frame` through `interface`, which must be in the caller's network namespace. Returns
+    /// the number of frames that were passed to the interface. If the interface is a veth interface, its other end
+    /// possibly dropped some of them, because its queue was full.
     ///
     /// # Errors
-    /// If there are too many fields, one is outside the frame, or the kernel does not run the program.
+    ///
+    /// Fails if there are too many fields, if a field is outside of the frame, or if the kernel does not run the
+    /// program.
     pub fn send(&self, interface: &Interface, frame: &[u8], fields: &[Field], count: u32) -> Result<u64> {
         ensure!(fields.len() <= FIELDS, "a forged frame has at most {FIELDS} random fields, not {}", fields.len());
         for field in fields {
@@ -70,6 +72,6 @@ impl Forger {
         let plans = self.0.table::<u32, Plan>("plans")?;
         plans.set(&0, &plan)?;
         run::run_live(&self.0.runnable("forge")?, frame, count)?;
-        Ok(plans.get(&0)?.context("the plan is gone")?.sent)
+        Ok(plans.get(&0)?.context("the kernel has lost the forger's plan")?.sent)
     }
 }

@@ -1,5 +1,5 @@
-//! A gateway's programs: they record the flows that the inside opens, in admission's tables, and assign inside
-//! addresses.
+//! A gateway's programs. They record the flows that the inside opens, in the tables that the programs for admission
+//! use, too. They also assign inside addresses.
 
 use crate::attachments::{Attachments, Pins, Spot};
 use crate::interface::Interface;
@@ -31,18 +31,22 @@ const SHARED: [&str; 13] = [
     "samples",
 ];
 
-/// The loaded programs.
+/// The loaded programs of a gateway.
 pub struct Gateway {
     object: Loaded,
     attachments: Attachments,
-    /// The inside addresses.
+    /// The tables of inside addresses.
     pub addresses: Arc<Addresses>,
 }
 
 impl Gateway {
-    /// Loads the programs next to `verifier`, which was loaded with the same settings. `pool` has the inside addresses,
-    /// IPv4 first; without a pool, clients keep their addresses. If an earlier process used another pool, its state is
-    /// discarded.
+    /// Loads the gateway's programs next to the programs of `verifier`, which must have been loaded with the same
+    /// `config` and `sizes`. `pool` contains the inside addresses, IPv4 first; without a pool, the inside sees clients'
+    /// own addresses. If an earlier process used another pool, its state is discarded.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel rejects a program, or a map can't be made or taken over.
     pub fn load(
         verifier: &Verifier,
         config: &VerifierConfig,
@@ -68,30 +72,47 @@ impl Gateway {
         Ok(Self { object, attachments: Attachments::new(pins), addresses: Arc::new(addresses) })
     }
 
-    /// Removes the entries of `ways_back` whose flows have ended by `now` (Unix seconds), which frees inside addresses.
-    /// Returns the number of entries.
+    /// Removes the entries of `ways_back` whose flows have ended by `now` (Unix seconds). This frees their inside
+    /// addresses. Returns the number of removed entries.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not run the program that removes the entries.
     pub fn reclaim(&self, now: u32) -> Result<u32> {
         nat::reclaim(&self.object, now)
     }
 
-    /// Assigns to a flow that a peer gateway reported the inside address that the flow has at the peer. The result is
-    /// `received` with its `slot` filled in.
+    /// Assigns an inside address to a flow that a peer gateway reported. It is the same inside address that the flow
+    /// has at the peer gateway. Returns `received` with the slot of this address in it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not run the program that assigns the address.
     pub fn bind_received(&self, received: ReceivedAddress) -> Result<ReceivedAddress> {
         nat::bind_received(&self.object, received)
     }
 
-    /// Attaches one of the programs, or takes over an earlier process's pinned attachment.
+    /// Attaches the program for `spot` to `interface`, or takes over the attachment that an earlier process pinned.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not attach the program.
     pub fn attach(&mut self, interface: &Interface, spot: Spot) -> Result<()> {
         self.attachments.attach(self.object.program(spot.program())?.as_fd(), interface, spot).map(drop)
     }
 
-    /// Makes the attachments outlive this process, and removes pinned ones that are no longer wanted.
+    /// Pins the attachments, so that they outlive this process. Removes pinned attachments that this process did not
+    /// make or take over.
+    ///
+    /// # Errors
+    ///
+    /// Fails if an attachment can't be pinned, or if a pin can't be removed.
     pub fn last(&self) -> Result<()> {
         self.attachments.pin()?;
         self.attachments.remove_others()
     }
 
-    /// Detaches from one interface, which may be gone.
+    /// Detaches the program for `spot` from one interface, which need not exist any more.
     pub fn forget(&mut self, interface: &Interface, spot: Spot) {
         self.attachments.forget(&interface.name, spot);
     }
@@ -101,8 +122,12 @@ impl Gateway {
         self.attachments.detach();
     }
 
-    /// Runs one of the programs on a frame.
+    /// Runs the program for `spot` on a frame, without a network.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not run the program.
     pub fn run(&self, spot: Spot, frame: &[u8]) -> Result<Ran> {
-        run::run(&self.object.runnable(spot.program())?, frame, 1).context("a gateway's program")
+        run::run(&self.object.runnable(spot.program())?, frame, 1).context("cannot run a gateway's program")
     }
 }

@@ -1,4 +1,4 @@
-//! Packets that kernel programs pass to user space, each preceded by a header, through a buffer per core.
+//! Packets that kernel programs pass to user space, each with a header in front of it. There is one buffer per core.
 
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, PerfBuffer, PerfBufferBuilder};
@@ -6,9 +6,9 @@ use zerocopy::FromBytes;
 
 const PAGES: usize = 64;
 
-/// Opens a buffer. Whenever the result is polled, it calls `each` with every header and packet, and `lost` with the
+/// Opens a buffer. When the caller polls the result, it calls `each` with every header and packet, and `lost` with the
 /// number of packets that did not fit. `length` returns a packet's original length from its header. The result covers
-/// the cores that are online.
+/// the cores that are online at the time of the call.
 pub(crate) fn open<H: FromBytes>(
     map: &impl MapCore,
     length: impl Fn(&H) -> usize + 'static,

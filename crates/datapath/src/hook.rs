@@ -1,4 +1,4 @@
-//! Hooks for admission, and the modes in which programs are attached there.
+//! Hooks to which the programs for admission can be attached, and the modes of attachment.
 
 use crate::interface::Interface;
 use crate::tc::{Attachment, supported_attachment};
@@ -8,17 +8,17 @@ use anyhow::Result;
 const TC_ACT_UNSPEC: u32 = u32::MAX;
 const TC_ACT_SHOT: u32 = 2;
 
-/// The point in a packet's path where the verifier decides.
+/// The point in the kernel's receive path at which the verifier decides about a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// Before the kernel allocates a socket buffer: for network cards.
+    /// XDP, before the kernel allocates a socket buffer: for network cards.
     Xdp,
-    /// At tc ingress, on the socket buffer: for virtual interfaces, which would copy every packet for XDP.
+    /// tc ingress, on the socket buffer: for virtual interfaces, which would copy every packet for XDP.
     Tc,
 }
 
 impl Hook {
-    /// All hooks.
+    /// Every hook: XDP and tc.
     pub const ALL: [Self; 2] = [Self::Xdp, Self::Tc];
 
     /// Returns the name used in settings and output.
@@ -29,7 +29,8 @@ impl Hook {
         }
     }
 
-    /// Returns the code of the hook's program for a packet that passes or is dropped.
+    /// Returns the return code with which a program at this hook lets a packet pass if `passes` is true, or drops the
+    /// packet if it is false.
     pub const fn code(self, passes: bool) -> u32 {
         match (self, passes) {
             (Self::Xdp, true) => libbpf_sys::XDP_PASS,
@@ -39,24 +40,25 @@ impl Hook {
         }
     }
 
-    /// Reports whether an attachment ends with the process that made it, unless it is pinned. A tc filter does not.
+    /// Reports whether an unpinned attachment ends together with the process that made it. This is not so for a tc
+    /// filter.
     pub fn ends_with_process(self) -> bool {
         self == Self::Xdp || supported_attachment() == Attachment::Tcx
     }
 }
 
-/// The setting that decides which hook an interface gets.
+/// The setting that determines the hook of each interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
     /// XDP if the driver runs it and the interface is not virtual, otherwise tc.
     #[default]
     Auto,
-    /// One hook on every interface. XDP runs in generic mode if the driver does not support it.
+    /// This hook on every interface. XDP runs in generic mode if the driver does not support it.
     Only(Hook),
 }
 
 impl Choice {
-    /// All choices.
+    /// Every choice that the setting allows.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Only(Hook::Xdp), Self::Only(Hook::Tc)];
 
     /// Returns the name used in settings.
@@ -67,7 +69,8 @@ impl Choice {
         }
     }
 
-    /// Reports whether every attachment ends with the process that made it, unless it is pinned.
+    /// Reports whether unpinned attachments at every hook that this setting permits end together with the process that
+    /// made them.
     pub fn ends_with_process(self) -> bool {
         match self {
             Self::Auto => Hook::Tc.ends_with_process(),
@@ -76,10 +79,12 @@ impl Choice {
     }
 }
 
-/// Drivers of virtual machines that support XDP but would copy every packet, or give up packet merging by the host.
+/// Virtual machines' drivers that support XDP, but would copy every packet for it or turn off packet merging by the
+/// host.
 const PARAVIRTUAL: [&str; 4] = ["virtio_net", "vmxnet3", "hv_netvsc", "vif"];
 
-/// Returns why an interface is better served at tc, whatever its driver supports; `None` for network cards.
+/// Returns the reason why tc is better than XDP for an interface, even if the interface's driver supports XDP. Returns
+/// `None` if tc is not better, as for most network cards.
 pub fn favours_tc(interface: &Interface) -> Option<String> {
     let layers = crate::interface::layers().unwrap_or_default();
     let kind = layers.iter().find(|layer| layer.index == interface.index).map_or("", |layer| &layer.kind);
@@ -97,7 +102,7 @@ fn virtual_kind(kind: &str, driver: Option<&str>) -> Option<String> {
     }
 }
 
-/// The way in which a program is attached at its hook.
+/// How a program is attached at its hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// XDP in the driver, before the kernel allocates anything.
@@ -106,7 +111,7 @@ pub enum Mode {
     Generic,
     /// XDP on the network card.
     Offloaded,
-    /// tc through TCX, Linux 6.6.
+    /// tc through TCX, since Linux 6.6.
     Tcx,
     /// tc through a filter of the clsact qdisc.
     Clsact,
@@ -124,7 +129,7 @@ impl Mode {
         }
     }
 
-    /// Returns the hook that the mode belongs to.
+    /// Returns the mode's hook.
     pub const fn hook(self) -> Hook {
         match self {
             Self::Native | Self::Generic | Self::Offloaded => Hook::Xdp,
@@ -133,7 +138,11 @@ impl Mode {
     }
 }
 
-/// Returns how XDP is attached to `interface`.
+/// Returns the mode in which XDP is attached to `interface`.
+///
+/// # Errors
+///
+/// Fails if the kernel does not answer the query, or if not exactly one XDP program is attached to `interface`.
 pub fn mode(interface: &Interface) -> Result<Mode> {
     match u32::from(query(interface)?.attach_mode) {
         libbpf_sys::XDP_ATTACHED_DRV => Ok(Mode::Native),

@@ -1,13 +1,14 @@
-//! Network interfaces, and how they stack.
+//! Network interfaces, and which interface lies above which other interface.
 
 use crate::netlink;
 use anyhow::{Context, Result};
 
 const ARPHRD_ETHER: u32 = 1;
 const ARPHRD_LOOPBACK: u32 = 772;
-/// linux/ethtool.h.
+/// Value from linux/ethtool.h.
 const ETHTOOL_GDRVINFO: u32 = 3;
-/// Offloads by the names of `ethtool -k`: the command that queries them, and the bits of its answer (linux/ethtool.h).
+/// Offloads by the names that `ethtool -k` uses: the command that queries each, and the bits of the answer
+/// (linux/ethtool.h).
 const OFFLOADS: [(&str, u32, u32); 6] = [
     ("tx-checksumming", 0x16, u32::MAX),
     ("tcp-segmentation-offload", 0x1e, u32::MAX),
@@ -17,7 +18,7 @@ const OFFLOADS: [(&str, u32, u32); 6] = [
     ("rx-vlan-offload", 0x25, 1 << 8),
 ];
 
-/// The offload that merges received packets on the card.
+/// Name of the offload by which a network card merges received packets.
 pub const LARGE_RECEIVE_OFFLOAD: &str = "large-receive-offload";
 
 /// A network interface of this network namespace.
@@ -32,7 +33,11 @@ pub struct Interface {
 }
 
 impl Interface {
-    /// Looks up the interface called `name`.
+    /// Looks up the interface with the name `name`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no such interface.
     pub fn named(name: &str) -> Result<Self> {
         let index =
             nix::net::if_::if_nametoindex(name).with_context(|| format!("no interface {name:?} (see `ip link`)"))?;
@@ -43,7 +48,11 @@ impl Interface {
         Ok(Self { name: name.to_owned(), index, link_header })
     }
 
-    /// Lists every interface but loopback.
+    /// Lists every interface except loopback.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not list its interfaces.
     pub fn all() -> Result<Vec<Self>> {
         let list = nix::net::if_::if_nameindex().context("cannot list the interfaces")?;
         let names = list.iter().map(|entry| entry.name().to_string_lossy().into_owned());
@@ -60,20 +69,24 @@ impl Interface {
         (!name.is_empty()).then(|| name.to_owned())
     }
 
-    /// Returns the length of the longest packet, without the link header.
+    /// Returns the MTU: the length of the longest packet in bytes, without the link header.
     pub fn mtu(&self) -> Option<u32> {
         let request = ask(&self.name, libc::SIOCGIFMTU as _, |_| {})?;
         // SAFETY: the kernel filled the union with an MTU.
         u32::try_from(unsafe { request.ifr_ifru.ifru_mtu }).ok()
     }
 
-    /// Reports whether it is a veth interface whose other end is in another network namespace.
+    /// Reports whether this is a veth interface whose other end is in another network namespace.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not list its interfaces.
     pub fn is_cable_elsewhere(&self) -> Result<bool> {
         let found = layers()?.into_iter().find(|layer| layer.index == self.index);
         Ok(found.is_some_and(|layer| layer.kind == "veth" && layer.link.is_none()))
     }
 
-    /// Returns the active offloads that affect packets as programs see them, by the names of `ethtool -k`.
+    /// Returns those active offloads that change how programs see packets. The names are those that `ethtool -k` uses.
     pub fn offloads(&self) -> Vec<&'static str> {
         let is_on = |&(_, command, bits): &(&str, u32, u32)| {
             let mut value = Value { command, data: 0 };
@@ -101,15 +114,16 @@ struct Value {
     data: u32,
 }
 
-/// Returns the link's ARP hardware type, by ioctl: in a network namespace entered without remounting sysfs, sysfs shows
-/// another namespace's interfaces.
+/// Returns the link's ARP hardware type, by ioctl. sysfs is no source for it: in a network namespace that was entered
+/// without remounting sysfs, sysfs shows another namespace's interfaces.
 fn link_type(name: &str) -> Option<u32> {
     let request = ask(name, libc::SIOCGIFHWADDR as _, |_| {})?;
     // SAFETY: the kernel filled the union with a hardware address.
     Some(u32::from(unsafe { request.ifr_ifru.ifru_hwaddr.sa_family }))
 }
 
-/// Queries the kernel about the interface called `name`; data that `fill` points to must outlive the call.
+/// Queries the kernel about the interface with the name `name`. Data that `fill` makes the request point to must
+/// outlive the call.
 fn ask(name: &str, what: libc::Ioctl, fill: impl FnOnce(&mut libc::ifreq)) -> Option<libc::ifreq> {
     use std::os::fd::AsRawFd;
     let socket = nix::sys::socket::socket(
@@ -130,27 +144,32 @@ fn ask(name: &str, what: libc::Ioctl, fill: impl FnOnce(&mut libc::ifreq)) -> Op
     (result == 0).then_some(request)
 }
 
-/// An interface's relation to others in this network namespace, as reported by netlink.
+/// An interface and its relations to other interfaces in this network namespace, as the kernel reports them by netlink.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Layer {
     /// Index of the interface.
     pub index: u32,
     /// Name of the interface.
     pub name: String,
-    /// Kind of virtual interface, such as `bridge` or `vlan`; empty for others.
+    /// Kind of a virtual interface, such as `bridge` or `vlan`; empty for other interfaces.
     pub kind: String,
-    /// The lower interface, or the peer; `None` if that is in another network namespace.
+    /// Index of the lower interface, or of the other end of a veth pair. `None` if there is none, or if it is in
+    /// another network namespace.
     pub link: Option<u32>,
-    /// The bridge, bond or other master that the interface belongs to.
+    /// Index of the bridge, bond or other master to which the interface belongs; `None` if it belongs to none.
     pub master: Option<u32>,
     /// Whether the interface is up.
     pub up: bool,
-    /// Whether other interfaces on the same lower interface reach this one directly, without passing through the lower
-    /// interface: macvlan and ipvlan.
+    /// Whether other interfaces on the same lower interface reach this interface directly, without passing through the
+    /// lower interface. This occurs with macvlan and ipvlan.
     pub meets_siblings: bool,
 }
 
 /// Lists every interface of this network namespace.
+///
+/// # Errors
+///
+/// Fails if the kernel does not list its interfaces.
 pub fn layers() -> Result<Vec<Layer>> {
     // struct ifinfomsg of linux/rtnetlink.h.
     let messages = netlink::dump(libc::RTM_GETLINK, &[0; 16]).context("cannot read how the interfaces are stacked")?;

@@ -1,23 +1,24 @@
-//! The kernel's maps as the read-only tables of a decision: `verifier explain` looks entries up here.
+//! The kernel's maps as read-only tables for decisions about packets. `verifier explain` uses them.
 
 use crate::verifier::Verifier;
 use engine::verifier::{Once, PairTerms, Replay, Tables};
 use std::cell::OnceCell;
 use std::net::IpAddr;
 use wire::map::{
-    AccountUse, Flow, FlowKey, GrantUse, Prefix4, Prefix6, ReplayBucket, ReplayLook, Services, VerifierConfig,
+    AccountUse, Flow, FlowKey, GrantUse, OptionalService, Prefix4, Prefix6, ReplayBucket, ReplayLook, Services,
+    VerifierConfig,
 };
 use wire::token::TOKEN_LEN;
 use wire::{Epoch, Handle, Holder, VerifierKey};
 
-/// The maps of a verifier's programs. A map that cannot be read counts as empty.
+/// Read access to the maps of a verifier's programs. A map that can't be read counts as empty.
 pub struct KernelTables<'a> {
     verifier: &'a Verifier,
     in_tunnel: bool,
     room: OnceCell<Room>,
 }
 
-/// For each of these tables, whether it has room for one more entry.
+/// Whether each of these tables has room for one more entry.
 struct Room {
     flows4: bool,
     flows6: bool,
@@ -26,18 +27,19 @@ struct Room {
 }
 
 impl<'a> KernelTables<'a> {
-    /// Creates a view of the live maps. Their entries are counted once, on first use.
+    /// Creates a view of the live maps. The view counts the maps' entries only when a decision asks for the first time
+    /// whether a map has room.
     pub fn new(verifier: &'a Verifier) -> Self {
         Self { verifier, in_tunnel: false, room: OnceCell::new() }
     }
 
-    /// Returns the view that the program on the tunnel's device has.
+    /// Makes this view decide about packets that came out of a sealed tunnel.
     pub fn in_tunnel(self) -> Self {
         Self { in_tunnel: true, ..self }
     }
 
-    /// Creates a view for callers that know that no map is full. It counts no entries, which would take longer than a
-    /// decision.
+    /// Creates a view that reports for every map that it has room. The view counts no entries, because counting takes
+    /// longer than a decision.
     pub fn with_room(verifier: &'a Verifier) -> Self {
         let room = Room { flows4: true, flows6: true, grants: true, accounts: true };
         Self { verifier, in_tunnel: false, room: OnceCell::from(room) }
@@ -93,6 +95,10 @@ impl Tables for KernelTables<'_> {
         found.ok().flatten()
     }
 
+    fn is_optional(&self, address: IpAddr, port: u16) -> bool {
+        self.verifier.optional.get(&OptionalService::new(address, port)).ok().flatten().is_some()
+    }
+
     fn has_forgotten(&self, time: u32) -> bool {
         self.verifier.forgotten().map_or(true, |forgotten| forgotten.contains(time))
     }
@@ -133,6 +139,7 @@ impl Tables for KernelTables<'_> {
                 let pair = self.verifier.ls_grants.get(&handle.0).ok().flatten();
                 if pair.is_none_or(|pair| pair.is_used(*nonce2)) { Replay::Seen } else { Replay::Fresh }
             }
+            Once::Nothing => Replay::Fresh,
         }
     }
 
@@ -157,7 +164,7 @@ impl Tables for KernelTables<'_> {
     }
 }
 
-/// Returns the key of a first fragment: its identification takes the place of the ports, in host byte order.
+/// Returns the key for a first fragment. Its identification takes the place of the ports, in host byte order.
 fn fragment_key(mut key: FlowKey, id: u32) -> FlowKey {
     key.client_port = ((id >> 16) as u16).to_ne_bytes();
     key.server_port = (id as u16).to_ne_bytes();

@@ -1,7 +1,8 @@
 //! Loads and attaches the kernel programs of `bpf/`, and gives typed access to their maps.
 //!
-//! This is the only crate that uses BPF. It decides nothing: the roles say what to write into which map, and `engine`,
-//! which reads the maps through [`kernel_tables`], knows what they mean for a packet.
+//! This is the only crate that uses BPF. It decides nothing. The crates of the individual roles determine what is
+//! written into which map. The crate `engine` knows what the maps mean for a packet; it reads them through
+//! [`kernel_tables`].
 
 pub mod agent;
 mod attachments;
@@ -22,6 +23,7 @@ pub mod local;
 pub mod nat;
 pub mod netlink;
 mod object;
+pub mod optional;
 pub mod packet_socket;
 pub mod probe;
 pub mod proofs;
@@ -37,6 +39,7 @@ mod stack;
 pub mod svtep;
 pub mod table;
 pub mod tc;
+pub mod transparent;
 pub mod tunnel;
 pub mod verifier;
 

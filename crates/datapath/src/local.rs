@@ -1,29 +1,29 @@
-//! Addresses at which this host itself takes packets: those of its interfaces, their broadcast addresses, and further
-//! entries in the local routing table (`ip route add local …`, anycast).
+//! Addresses at which this host itself receives packets: those of its interfaces, their broadcast addresses, and the
+//! other entries in the local routing table (`ip route add local …`, anycast).
 
 use crate::netlink::{attribute, dump};
 use anyhow::{Context, Result};
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Addresses with their prefix lengths. Whole networks may be local to one host.
+/// Addresses with their prefix lengths, because whole networks can be local to one host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Local {
-    /// Addresses that only this host has.
+    /// Addresses that no other host has.
     pub own: BTreeSet<(IpAddr, u8)>,
-    /// Addresses that this host shares with others: its networks' broadcast addresses, and anycast.
+    /// Addresses that this host shares with others: the broadcast addresses of its networks, and anycast addresses.
     pub shared: BTreeSet<(IpAddr, u8)>,
 }
 
-/// linux/rtnetlink.h: the table of local routes.
+/// The table of local routes (linux/rtnetlink.h).
 const TABLE: u8 = 255;
 const IFA_BROADCAST: u16 = 4;
 
 impl Local {
     /// Reads the addresses of this network namespace.
-    ///
     /// # Errors
-    /// If the kernel does not list its addresses.
+    ///
+    /// Fails if the kernel does not list its addresses.
     pub fn now() -> Result<Self> {
         let mut local = Self::default();
         // struct ifaddrmsg, for every family.

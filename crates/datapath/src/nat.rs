@@ -1,4 +1,5 @@
-//! A gateway's inside addresses: persons by grant, the pool, and the programs' messages about it.
+//! A gateway's inside addresses: the pool of addresses, the persons behind grants, and the programs' messages about
+//! both.
 
 use crate::attachments::Pins;
 use crate::object::{Loaded, Opened};
@@ -15,16 +16,16 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// The tables that outlive the process.
 pub(crate) const PINNED: [&str; 8] = ["bearers", "pool", "leases", "ways_back", "members", "news", "unknown", "names"];
-/// Largest number of persons that are told apart.
+/// Maximum number of persons who can have a number in the table [`Addresses::names`].
 pub const PEOPLE_MAX: u32 = 65_536;
 
-/// Returns the programs' settings for this pool, IPv4 first.
+/// Returns the programs' settings for this pool, which has its IPv4 addresses first.
 pub(crate) fn config(pool: &[IpAddr]) -> NatConfig {
     let pool4 = pool.iter().filter(|address| address.is_ipv4()).count() as u32;
     NatConfig { pool4, pool6: pool.len() as u32 - pool4 }
 }
 
-/// Sizes the tables; without a pool they have one entry each.
+/// Sets the sizes of the tables. Without a pool, they have one entry each.
 pub(crate) fn resize(opened: &mut Opened, pool: &[IpAddr], flows: u32, grants: u32) -> Result<()> {
     let (flows, grants, people) = if pool.is_empty() { (1, 1, 1) } else { (flows * 2, grants, PEOPLE_MAX) };
     let all = pool.len().max(1) as u32;
@@ -32,7 +33,7 @@ pub(crate) fn resize(opened: &mut Opened, pool: &[IpAddr], flows: u32, grants: u
     sizes.iter().chain(&[("names", people)]).try_for_each(|(name, entries)| opened.resize(name, *entries))
 }
 
-/// Reports whether the pool that an earlier process left is this one.
+/// Reports whether the pool that an earlier process pinned is equal to `pool`.
 pub(crate) fn is_pinned(pins: &Pins, pool: &[IpAddr]) -> bool {
     let Ok(map) = MapHandle::from_pinned_path(pins.map("pool")) else { return false };
     let Ok(slots) = Table::<u32, PoolSlot>::new(map) else { return false };
@@ -42,17 +43,17 @@ pub(crate) fn is_pinned(pins: &Pins, pool: &[IpAddr]) -> bool {
     slots.capacity() as usize == pool.len().max(1) && (0..).zip(pool).all(same)
 }
 
-/// The tables of inside addresses.
+/// The tables with which a gateway assigns inside addresses.
 pub struct Addresses {
-    /// Persons by grant handle.
+    /// The person behind each grant, by the grant's handle.
     pub bearers: Table<u64, Bearer>,
-    /// The addresses, by slot.
+    /// The inside addresses and their states, by slot in the pool.
     pub slots: Table<u32, PoolSlot>,
-    /// The slot that a person had last.
+    /// The slot of the inside address that each person had last.
     pub leases: Table<LeaseKey, u32>,
-    /// Clients' outside addresses, by their inside addresses.
+    /// The outside addresses of clients, by flow. The flow's key contains the client's inside address.
     pub ways_back: Table<FlowKey, WayBack>,
-    /// Numbers of persons.
+    /// The numbers that stand for persons, by the person's name.
     pub names: Table<PersonName, u32>,
     members: Table<Member, u32>,
     news: MapHandle,
@@ -73,7 +74,7 @@ impl Addresses {
         })
     }
 
-    /// Fills a new pool; an existing one stays as it is.
+    /// Fills a new pool. Leaves an existing pool unchanged.
     pub(crate) fn fill(&self, pool: &[IpAddr]) -> Result<()> {
         for (slot, address) in (0..).zip(pool) {
             let bytes = address_bytes(*address);
@@ -86,7 +87,12 @@ impl Addresses {
         Ok(())
     }
 
-    /// Opens the ring of the programs' messages. Whenever the result is polled, it calls `each` with every message.
+    /// Opens the ring of the programs' messages. Whenever the caller polls the result, `each` is called with every
+    /// message in the ring.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the ring can't be opened.
     pub fn news(&self, each: impl FnMut(NatNews) + Send + 'static) -> Result<RingBuffer<'static>> {
         ring::open(&[&self.news, &self.unknown], each)
     }
@@ -100,7 +106,7 @@ struct Reclaim {
     ways: u32,
 }
 
-/// Removes the entries of `ways_back` whose flows have ended; returns their number.
+/// Removes the entries of `ways_back` whose flows have ended by `now`. Returns the number of removed entries.
 pub(crate) fn reclaim(object: &Loaded, now: u32) -> Result<u32> {
     let program = object.runnable("reclaim")?;
     let mut pass = Reclaim { now, ways: 0 };

@@ -11,7 +11,7 @@ const HEADER: usize = 16;
 /// SOL_NETLINK and NETLINK_GET_STRICT_CHK: the kernel filters its answer by the request's fields (Linux 4.20).
 const STRICT: (i32, i32) = (270, 12);
 
-/// Sends a dump request of this type and body; returns the type and the body of each message of the answer.
+/// Sends a dump request with this type and body. Returns the type and the body of each message of the answer.
 pub(crate) fn dump(kind: u16, body: &[u8]) -> Result<Vec<(u16, Vec<u8>)>> {
     let socket = open()?;
     let on = 1i32;
@@ -46,24 +46,50 @@ pub(crate) fn dump(kind: u16, body: &[u8]) -> Result<Vec<(u16, Vec<u8>)>> {
     }
 }
 
+/// Sends a request that changes something, and waits for the kernel's answer. `flags` are added to those of every
+/// request.
+///
+/// # Errors
+///
+/// Fails with the kernel's error if it refuses.
+pub(crate) fn change(kind: u16, flags: i32, body: &[u8]) -> Result<()> {
+    let socket = open()?;
+    let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK | flags;
+    let mut request = vec![0; HEADER];
+    request[..4].copy_from_slice(&((HEADER + body.len()) as u32).to_ne_bytes());
+    request[4..6].copy_from_slice(&kind.to_ne_bytes());
+    request[6..8].copy_from_slice(&(flags as u16).to_ne_bytes());
+    request.extend_from_slice(body);
+    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
+    let mut room = [0; 4096];
+    let length = recv(socket.as_raw_fd(), &mut room, MsgFlags::empty())?;
+    let code = room[..length].get(HEADER..HEADER + 4).and_then(|code| code.try_into().ok());
+    match code.map(i32::from_ne_bytes) {
+        Some(0) => Ok(()),
+        Some(error) => Err(std::io::Error::from_raw_os_error(-error).into()),
+        None => bail!("the kernel's answer is too short (netlink)"),
+    }
+}
+
 fn open() -> Result<OwnedFd> {
     let cloexec = SockFlag::SOCK_CLOEXEC;
     let opened = socket(AddressFamily::Netlink, SockType::Raw, cloexec, SockProtocol::NetlinkRoute);
     opened.context("cannot open a netlink socket")
 }
 
-/// Calls `each` whenever an address of this network namespace is added or removed, on a thread of its own that lasts as
-/// long as the process.
+/// Starts a thread that calls `each` whenever an address of this network namespace is added or removed. The thread
+/// lasts as long as the process.
 ///
 /// # Errors
-/// If the kernel refuses the subscription.
+///
+/// Fails if the kernel does not accept the subscription to these changes.
 pub fn follow_addresses(mut each: impl FnMut() + Send + 'static) -> Result<()> {
     let socket = open()?;
     let groups = (libc::RTMGRP_IPV4_IFADDR | libc::RTMGRP_IPV6_IFADDR) as u32;
     bind(socket.as_raw_fd(), &NetlinkAddr::new(0, groups)).context("cannot subscribe to changes of addresses")?;
     let follow = move || {
         let mut room = [0; 8192];
-        // An overflow (ENOBUFS) means that addresses changed, too.
+        // An overflow (ENOBUFS) also means that addresses have changed.
         while matches!(
             recv(socket.as_raw_fd(), &mut room, MsgFlags::empty()),
             Ok(_) | Err(Errno::ENOBUFS | Errno::EINTR)
@@ -78,7 +104,7 @@ pub fn follow_addresses(mut each: impl FnMut() + Send + 'static) -> Result<()> {
     Ok(())
 }
 
-/// Takes a message from the front of `rest`: its type and its body.
+/// Removes a message from the front of `rest`. Returns its type and its body.
 fn message<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     let length = u32::from_ne_bytes(rest.get(..4)?.try_into().ok()?) as usize;
     let kind = u16::from_ne_bytes(rest.get(4..6)?.try_into().ok()?);
@@ -87,7 +113,7 @@ fn message<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     Some((kind, body))
 }
 
-/// Takes an attribute from the front of `rest`: its type and its value.
+/// Removes an attribute from the front of `rest`. Returns its type and its value.
 pub(crate) fn attribute<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     let length = u16::from_ne_bytes(rest.get(..2)?.try_into().ok()?) as usize;
     let kind = u16::from_ne_bytes(rest.get(2..4)?.try_into().ok()?);

@@ -11,9 +11,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// An object file that is open but not loaded.
 pub(crate) struct Opened {
     object: OpenObject,
-    /// Pinned maps that do not fit, to be replaced once the programs are loaded.
+    /// Pinned maps of another size or shape, which are replaced once the programs are loaded.
     outgrown: Vec<Outgrown>,
-    /// Maps whose content the caller carries over.
+    /// Names of maps whose content the caller copies itself.
     carried: &'static [&'static str],
 }
 
@@ -22,7 +22,7 @@ struct Outgrown {
     name: String,
     old: MapHandle,
     pins: Pins,
-    /// Whether its entries have the new map's layout.
+    /// Whether the pinned map's entries have the layout of the new map's entries.
     same_shape: bool,
 }
 
@@ -37,7 +37,7 @@ impl Opened {
         self.set_constant(".rodata.config", config)
     }
 
-    /// Sets the constants in the section of this name.
+    /// Sets the constants in the section with this name.
     pub(crate) fn set_constant<C: IntoBytes + Immutable>(&mut self, section: &str, config: &C) -> Result<()> {
         let mut map = self.object.maps_mut().find(|map| map.name().to_string_lossy().ends_with(section));
         let map = map.as_mut().context("the embedded program has no configuration section")?;
@@ -46,13 +46,13 @@ impl Opened {
 
     pub(crate) fn resize(&mut self, name: &str, entries: u32) -> Result<()> {
         let mut map = self.object.maps_mut().find(|map| map.name() == name);
-        let map = map.as_mut().with_context(|| format!("no map {name}"))?;
+        let map = map.as_mut().with_context(|| format!("the embedded program has no map {name}"))?;
         map.set_max_entries(entries).with_context(|| format!("cannot size map {name}"))
     }
 
-    /// Uses the pinned maps of these names, or pins new ones. Once the programs are loaded, a pinned hash map of
-    /// another size is replaced and its content copied; a map of another shape, left by another version, is replaced
-    /// and its content is lost.
+    /// Uses the pinned maps with these names, or pins new maps. Once the programs are loaded, a pinned hash map of
+    /// another size is replaced and its content copied. A pinned map of another shape, from another version, is also
+    /// replaced, but its content is lost.
     pub(crate) fn pin(&mut self, pins: &Pins, names: &[&str]) -> Result<()> {
         for mut map in self.object.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();
@@ -79,12 +79,12 @@ impl Opened {
         Ok(())
     }
 
-    /// Leaves it to the caller to carry over the content of these maps if they are replaced.
+    /// Excludes these maps from copying when they are replaced; the caller copies their content.
     pub(crate) fn carry(&mut self, names: &'static [&'static str]) {
         self.carried = names;
     }
 
-    /// Uses the named maps of another object.
+    /// Uses these maps of another object instead of own maps.
     pub(crate) fn share(&mut self, other: &Loaded, names: &[&str]) -> Result<()> {
         for mut map in self.object.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();
@@ -119,7 +119,7 @@ impl Opened {
     }
 }
 
-/// Copies the entries of `old` into `new` as far as there is room.
+/// Copies the entries of `old` into `new`, as many as there is room for.
 fn copy(name: &str, old: &MapHandle, new: &MapHandle) -> Result<()> {
     let (mut copied, mut lost) = (0, 0);
     for key in distinct(old.keys(), old.max_entries() as usize) {
@@ -155,11 +155,11 @@ impl Loaded {
 
     pub(crate) fn map(&self, name: &str) -> Result<MapHandle> {
         let map = self.0.maps().find(|map| libbpf_rs::MapCore::name(map) == name);
-        let map = map.with_context(|| format!("no map {name}"))?;
+        let map = map.with_context(|| format!("the embedded program has no map {name}"))?;
         MapHandle::try_from(&map).with_context(|| format!("cannot open map {name}"))
     }
 
-    /// Returns the program in the form needed to run it on one packet.
+    /// Returns the program in the form in which it can be run on one packet.
     pub(crate) fn runnable(&self, name: &str) -> Result<ProgramMut<'_>> {
         self.0.progs_mut().find(|program| program.name() == name).with_context(|| format!("no program {name}"))
     }

@@ -1,4 +1,4 @@
-//! A socket that sends whole frames through interfaces, and receives none.
+//! A socket that sends whole frames through interfaces and receives nothing.
 
 use anyhow::{Context, Result};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
@@ -9,13 +9,21 @@ pub struct PacketSocket(OwnedFd);
 
 impl PacketSocket {
     /// Opens the socket.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not open the socket.
     pub fn new() -> Result<Self> {
         // With protocol 0, the socket receives nothing.
         let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None);
         socket.map(Self).context("cannot open a packet socket (are you root?)")
     }
 
-    /// Sends a frame, including its link header, through `interface`.
+    /// Sends a frame, which begins with its link header, through the interface with the index `interface`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not send the frame.
     pub fn send(&self, interface: u32, ether_type: u16, frame: &[u8]) -> std::io::Result<()> {
         let to = libc::sockaddr_ll {
             sll_family: libc::AF_PACKET as u16,

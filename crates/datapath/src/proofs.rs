@@ -17,10 +17,10 @@ mod attach;
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/proofs.bpf.o"));
 
-/// Default number of remembered proofs, at 128 bytes each.
+/// Default number of proofs that the program remembers, at 128 bytes each.
 pub const REMEMBERED: u32 = 65_536;
 
-/// The tables that outlive a process. Remembered proofs do not: each proof is verified again when it arrives.
+/// The tables that outlive a process. Remembered proofs do not: the program verifies each proof again when it arrives.
 const PINNED: [&str; 11] = [
     "protected4",
     "protected6",
@@ -35,7 +35,7 @@ const PINNED: [&str; 11] = [
     "counters",
 ];
 
-/// Sizes a program's maps for this many remembered proofs.
+/// Sets the sizes of a program's maps for this number of remembered proofs.
 pub(crate) fn make_room(opened: &mut Opened, remembered: u32) -> Result<()> {
     let cores = u32::try_from(libbpf_rs::num_possible_cpus()?)?;
     let places = 1 << (remembered / cores).max(1).ilog2();
@@ -43,7 +43,7 @@ pub(crate) fn make_room(opened: &mut Opened, remembered: u32) -> Result<()> {
     opened.resize("remembered", places * cores)
 }
 
-/// The loaded program and its tables.
+/// The loaded program that checks proofs, and its tables.
 pub struct Proofs {
     object: Loaded,
     attachments: Attachments,
@@ -51,9 +51,9 @@ pub struct Proofs {
     keys: Table<ProofKeySlot, EpochKey>,
     epoch_length: u32,
     withdrawn: Table<WithdrawalKey, u32>,
-    /// The classes of IPv4 receivers in which a receiver may have withdrawn consent.
+    /// The classes of IPv4 receivers in which some receiver may have withdrawn consent.
     withdrawn4: Table<u32, ClassSet>,
-    /// Held while both withdrawal tables change: if a class were missing in between, void segments would pass.
+    /// Held while both tables of withdrawals change: void segments would pass if a class were missing in between.
     withdrawing: Mutex<()>,
     generation: Table<u32, u32>,
     clock: Table<u32, u64>,
@@ -61,13 +61,21 @@ pub struct Proofs {
 }
 
 impl Proofs {
-    /// Loads the program with room for `remembered` proofs or somewhat fewer: each core has a power of two of them, and
-    /// at least one.
+    /// Loads the program with room for about `remembered` proofs. The number is approximate because the room on each
+    /// core is a power of two.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel rejects a program, or a map can't be made or taken over.
     pub fn load(config: ProofsConfig, remembered: u32) -> Result<Self> {
         Self::load_object(OBJECT, config, remembered)
     }
 
-    /// Loads an object file that has the program's maps, and perhaps other programs: for benches.
+    /// Loads the program from another object file, which has the same maps and possibly further programs. For benches.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel rejects a program, or a map can't be made or taken over.
     #[doc(hidden)]
     pub fn load_object(object: &[u8], config: ProofsConfig, remembered: u32) -> Result<Self> {
         Self::open(object, config, remembered, None)
@@ -86,7 +94,7 @@ impl Proofs {
         Ok(loaded)
     }
 
-    /// Opens the tables of an object with the verifier's maps.
+    /// Opens the tables of a loaded object that has the verifier's maps.
     pub(crate) fn of(object: Loaded, epoch_length: u32) -> Result<Self> {
         let proofs = Self {
             endpoints: Protected::new(&object)?,
@@ -105,7 +113,12 @@ impl Proofs {
         Ok(proofs)
     }
 
-    /// Makes exactly these prefixes (address, length) the endpoints that the verifier protects.
+    /// Makes the verifier check the proofs of packets to endpoints in exactly these prefixes. An entry consists of
+    /// address and prefix length.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn stand_before(&self, endpoints: &[(IpAddr, u8)]) -> Result<()> {
         let mut services = Services { count: 1, spans: [Service::default(); wire::map::SERVICES_MAX] };
         let span = &mut services.spans[0];
@@ -115,21 +128,30 @@ impl Proofs {
         self.forget()
     }
 
-    /// Adds an authority's key for an epoch.
+    /// Adds the key for the proofs that an authority issues in one epoch.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn learn(&self, authority: IpAddr, epoch: Epoch, key: &ProofKey) -> Result<()> {
         let entry = EpochKey { epoch: epoch.0, siphash: *key.of(Suite::Siphash), aes: *key.of(Suite::AesCmac) };
         self.keys.set(&ProofKeySlot::new(authority, epoch.on_wire()), &entry)?;
         self.forget()
     }
 
-    /// Voids segments to this receiver, from one sender or from all, that expire at `until` or earlier.
+    /// Records a withdrawal of consent. It makes void the segments from `sender` to `receiver` or, if `sender` is
+    /// `None`, from all senders to `receiver`. Only segments that expire at `until` or before become void.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn withdraw(&self, vni: Vni, receiver: IpAddr, sender: Option<IpAddr>, until: u32) -> Result<()> {
         let _alone = self.withdrawing.lock().unwrap_or_else(PoisonError::into_inner);
         let key = WithdrawalKey::new(vni, receiver, sender);
         let known = self.withdrawn.get(&key)?.unwrap_or_default();
         self.withdrawn.set(&key, &until.max(known))?;
         // INVARIANT: the set contains the class before the generation changes. The program ignores proofs that it
-        // remembered under an earlier generation, so it looks at the withdrawals again.
+        // remembered under an earlier generation, and so looks up the withdrawals again.
         if receiver.is_ipv4() {
             let mut classes = self.withdrawn4.get(&0)?.unwrap_or(ClassSet::NOTHING);
             classes.insert(ClassSet::class_of(receiver));
@@ -138,7 +160,12 @@ impl Proofs {
         self.forget()
     }
 
-    /// Removes withdrawals that void only segments already expired at `now`, and keys whose epoch is over.
+    /// Removes withdrawals that affect only segments that have expired by `now`, and keys of epochs before the previous
+    /// one.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn sweep(&self, now: u32) -> Result<()> {
         let _alone = self.withdrawing.lock().unwrap_or_else(PoisonError::into_inner);
         let (over, live): (Vec<_>, Vec<_>) = self.withdrawn.entries().into_iter().partition(|(_, until)| *until <= now);
@@ -149,7 +176,7 @@ impl Proofs {
         keys.into_iter().try_for_each(|(slot, _)| self.keys.remove(&slot))
     }
 
-    /// Stores the set of the receivers' classes in these withdrawals.
+    /// Replaces the set of classes by the classes of the receivers in these withdrawals.
     fn classify(&self, withdrawals: Vec<(WithdrawalKey, u32)>) -> Result<()> {
         let mut classes = ClassSet::NOTHING;
         let receivers = withdrawals.iter().filter_map(|(key, _)| key.receiver4());
@@ -157,29 +184,45 @@ impl Proofs {
         self.withdrawn4.set(&0, &classes)
     }
 
-    /// Returns the number of keys.
+    /// Returns the number of proof keys in the table.
     pub fn keys(&self) -> usize {
         self.keys.keys().len()
     }
 
-    /// Returns the number of withdrawals.
+    /// Returns the number of withdrawals in the table.
     pub fn withdrawals(&self) -> usize {
         self.withdrawn.keys().len()
     }
 
-    /// Invalidates remembered proofs: each is verified again when it arrives.
+    /// Makes the program forget the proofs that it remembers. When one of these proofs arrives again, the program
+    /// verifies it again.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn forget(&self) -> Result<()> {
         let generation = self.generation.get(&0)?.unwrap_or_default();
         self.generation.set(&0, &generation.wrapping_add(1))
     }
 
     /// Sets the offset from the program's clock to Unix time, in nanoseconds (see [`crate::clock`]).
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn set_clock(&self, offset: u64) -> Result<()> {
-        self.clock.set(&0, &offset)
+        if crate::clock::put(&self.clock, offset)? {
+            crate::clock::wait_for_tick();
+        }
+        Ok(())
     }
 
-    /// Returns all counters, by index: a drop reason's number, or one of [`counter`], of which `FLOW` counts packets
-    /// whose proof was remembered, and `TOKEN` those whose proof was computed.
+    /// Returns all counters, by index: a drop reason's number, or one of [`counter`]. In particular, `FLOW` is the
+    /// number of packets whose proof was remembered, and `TOKEN` the number of packets whose proof was computed.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn counts(&self) -> Result<Vec<u64>> {
         (0..counter::COUNT).map(|index| self.counters.sum_at(index)).collect()
     }
@@ -188,7 +231,11 @@ impl Proofs {
         &self.object
     }
 
-    /// Opens a map beyond the program's own: for benches.
+    /// Opens a map of the loaded object that is none of the maps of [`Proofs`]. For benches.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no such map, or if its keys or values have another size than `K` or `V`.
     #[doc(hidden)]
     pub fn table<K, V>(&self, name: &str) -> Result<Table<K, V>>
     where
@@ -198,19 +245,32 @@ impl Proofs {
         self.object.table(name)
     }
 
-    /// Runs another program on one frame: for benches.
+    /// Runs another program of the loaded object on one frame. For benches.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not run the program.
     #[doc(hidden)]
     pub fn run_program(&self, name: &str, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.object.runnable(name)?, frame, repeat)
     }
 
-    /// Runs another program on live frames, as they come from a card: for benches.
+    /// Runs another program of the loaded object on a frame as if the frame came from a network card. The kernel then
+    /// forwards, delivers or drops the frame as the program decided. For benches.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not run the program.
     #[doc(hidden)]
     pub fn run_live(&self, name: &str, frame: &[u8], repeat: u32) -> Result<()> {
         run::run_live(&self.object.runnable(name)?, frame, repeat)
     }
 
     /// Runs the program on one frame.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not run the program.
     pub fn run(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.object.runnable("prove")?, frame, repeat)
     }

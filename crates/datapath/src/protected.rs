@@ -1,4 +1,5 @@
-//! Protected prefixes in the kernel programs' look-up tables, and the classes of addresses that need no look-up.
+//! Protected prefixes in the look-up tables of the kernel programs, and the classes of addresses for which no look-up
+//! is needed.
 
 use crate::attachments::Pins;
 use crate::object::Loaded;
@@ -22,10 +23,10 @@ pub struct Protected {
     open6_addresses: Table<u32, ClassSet>,
 }
 
-/// A prefix that covers more classes of addresses than this leaves no class open.
+/// Maximum number of classes that one prefix may cover; a prefix that covers more leaves no class open.
 const CLASSES_MAX: u32 = 1 << 14;
-/// Limit on the number of classes that all prefixes cover together. Beyond it, hardly any class would be open, and
-/// finding those few takes time, so no class counts as open.
+/// Maximum number of classes that all prefixes together may cover. If they cover more, hardly any class would be open
+/// and the search for it would take long, so no class counts as open.
 const WORK_MAX: u64 = 1 << 20;
 
 impl Protected {
@@ -39,7 +40,11 @@ impl Protected {
         })
     }
 
-    /// Opens the maps that an earlier process, or another one, has pinned.
+    /// Opens the maps that a process has pinned. The process can be another one that runs, or an earlier one.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn pinned(pins: &Pins) -> Result<Self> {
         let map = |name: &str| {
             MapHandle::from_pinned_path(pins.map(name)).with_context(|| format!("cannot open the pinned map {name}"))
@@ -53,7 +58,7 @@ impl Protected {
         })
     }
 
-    /// Returns the services that are protected at an address.
+    /// Returns the services that are protected at an address; `None` if none are.
     pub fn services_of(&self, address: IpAddr) -> Option<Services> {
         match address {
             IpAddr::V4(address) => self.four.get(&Prefix4 { length: 32, address: address.octets() }).ok()?,
@@ -61,22 +66,15 @@ impl Protected {
         }
     }
 
-    /// Makes exactly these prefixes (address, length, services) the protected ones. New prefixes are added before old
-    /// ones are removed, so that no prefix is unprotected in between. A prefix that can't be written does not keep the
-    /// others from being updated.
+    /// Makes exactly these prefixes (address, length, services) the protected prefixes. Adds new prefixes before it
+    /// removes old ones, so that no prefix is unprotected in between. If one prefix can't be written, the others are
+    /// updated nevertheless.
     pub(crate) fn replace(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
-        // While prefixes change, every packet is looked up.
+        // While prefixes change, no class is open, so the programs look up every packet.
         for open in [&self.open4, &self.open6_networks, &self.open6_addresses] {
             open.set(&0, &ClassSet::NOTHING)?;
         }
-        let (mut four, mut six) = (HashMap::new(), HashMap::new());
-        for (address, length, services) in entries {
-            let length = u32::from(*length);
-            match address {
-                IpAddr::V4(address) => drop(four.insert(Prefix4 { length, address: address.octets() }, services)),
-                IpAddr::V6(address) => drop(six.insert(Prefix6 { length, address: address.octets() }, services)),
-            }
-        }
+        let (four, six) = by_family(entries);
         let outcome = renew(&self.four, &four).and(renew(&self.six, &six));
         let open = open_sets(entries);
         self.open4.set(&0, &open.four)?;
@@ -86,8 +84,49 @@ impl Protected {
     }
 }
 
-/// Writes the entries that differ, then removes unwanted ones, then tries again to write the entries that did not fit.
-/// Returns the first of the remaining errors.
+/// The maps of prefixes whose packets travel in a tunnel only, at an agent.
+pub(crate) struct Sealed {
+    four: Table<Prefix4, Services>,
+    six: Table<Prefix6, Services>,
+}
+
+impl Sealed {
+    pub(crate) fn new(object: &Loaded) -> Result<Self> {
+        Ok(Self { four: object.table("sealed4")?, six: object.table("sealed6")? })
+    }
+
+    /// Returns the sealed prefixes.
+    pub(crate) fn entries(&self) -> Vec<(IpAddr, u8, Services)> {
+        let four = self.four.entries().into_iter();
+        let four = four.map(|(key, services)| (IpAddr::from(key.address), key.length as u8, services));
+        let six = self.six.entries().into_iter();
+        let six = six.map(|(key, services)| (IpAddr::from(key.address), key.length as u8, services));
+        four.chain(six).collect()
+    }
+
+    /// Makes exactly these prefixes (address, length, services) the sealed ones: new ones are added before old ones are
+    /// removed.
+    pub(crate) fn replace(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
+        let (four, six) = by_family(entries);
+        renew(&self.four, &four).and(renew(&self.six, &six))
+    }
+}
+
+/// Splits entries by address family.
+fn by_family(entries: &[(IpAddr, u8, Services)]) -> (HashMap<Prefix4, &Services>, HashMap<Prefix6, &Services>) {
+    let (mut four, mut six) = (HashMap::new(), HashMap::new());
+    for (address, length, services) in entries {
+        let length = u32::from(*length);
+        match address {
+            IpAddr::V4(address) => drop(four.insert(Prefix4 { length, address: address.octets() }, services)),
+            IpAddr::V6(address) => drop(six.insert(Prefix6 { length, address: address.octets() }, services)),
+        }
+    }
+    (four, six)
+}
+
+/// Writes the entries that differ, removes unwanted entries, and tries again to write those that did not fit. Returns
+/// the first error that remains.
 fn renew<K>(table: &Table<K, Services>, wanted: &HashMap<K, &Services>) -> Result<()>
 where
     K: Copy + Eq + Hash + IntoBytes + FromBytes + Immutable,
@@ -106,8 +145,8 @@ where
     }
 }
 
-/// The open classes of addresses, those that no protected prefix touches. An IPv6 address needs no look-up if both of
-/// its classes are open.
+/// The open classes of addresses, to which no protected prefix extends. An IPv6 address needs no look-up if both of its
+/// classes are open.
 struct OpenSets {
     four: ClassSet,
     six_networks: ClassSet,
@@ -130,7 +169,7 @@ fn open_sets(entries: &[(IpAddr, u8, Services)]) -> OpenSets {
     }
 }
 
-/// Returns the classes that none of these prefixes touches. All prefixes are of one family, in which the first
+/// Returns the classes to which none of these prefixes extends. All prefixes are of one family, in which the first
 /// `telling` bits of an address determine its class.
 fn open_set(prefixes: &[(IpAddr, u8)], telling: u32, class_of: impl Fn(IpAddr) -> u16) -> ClassSet {
     let mut set = ClassSet::EVERYTHING;

@@ -1,4 +1,5 @@
-//! Carries used tokens over into a replay table of another size: otherwise each could be used once more.
+//! Copies used tokens into a replay table of another size. Without their entries in the new table, these tokens could
+//! be used once more.
 
 use crate::attachments::Pins;
 use crate::clock::coarse_to;
@@ -7,15 +8,15 @@ use anyhow::Result;
 use libbpf_rs::{MapCore, MapHandle};
 use wire::map::{Forgotten, ReplayBucket, Span};
 
-/// Returns the pinned replay table, if its size differs from the new one's.
+/// Returns the pinned replay table if its size differs from that of the new table.
 pub(crate) fn outgrown(pins: &Pins, buckets: u32) -> Option<MapHandle> {
     let old = MapHandle::from_pinned_path(pins.map("replays")).ok()?;
     (old.max_entries() != buckets).then_some(old)
 }
 
-/// Fills `new` with the entries of `old` that the clock check may still accept. If entries do not fit, their times are
-/// added to `forgotten`, so that the verifier rejects tokens from these times. `offset` is the number that the programs
-/// add to their clock.
+/// Copies the entries of `old` that the clock check may still accept into `new`. Adds the times of entries that do not
+/// fit to `forgotten`, so that the verifier rejects tokens from these times. `offset` is the number of nanoseconds that
+/// the programs add to their clock.
 pub(crate) fn carry_over(
     old: MapHandle,
     new: &Table<u32, ReplayBucket>,
@@ -24,7 +25,7 @@ pub(crate) fn carry_over(
 ) -> Result<()> {
     let now = coarse_to(offset);
     let Ok(old) = Table::<u32, ReplayBucket>::new(old) else {
-        // Another version left the map, with entries that this version can't read.
+        // Another version wrote the map, and this version can't read its entries.
         forgotten.forget(Span { from: 0, until: ReplayBucket::none_from(now) });
         return Ok(());
     };

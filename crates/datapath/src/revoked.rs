@@ -1,4 +1,5 @@
-//! Revoked grants in the kernel program's look-up table, and the classes of handles that need no look-up.
+//! Revoked grants in the look-up table of the kernel program, and the classes of handles for which no look-up is
+//! needed.
 
 use crate::object::Loaded;
 use crate::table::Table;
@@ -7,14 +8,14 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use wire::map::ClassSet;
 
-/// Number of classes of handles beyond which classes without a revoked handle are removed.
+/// Number of classes of handles from which classes without a revoked handle are removed.
 const CLASSES_MAX: u32 = 1 << 12;
 
-/// The revoked grants: when each would have expired, by handle.
+/// The table of revoked grants. The key is a grant's handle; the value is the time when the grant would have expired.
 pub struct Revoked {
     ends: Table<u64, u32>,
     classes: Table<u32, ClassSet>,
-    /// The accounts of revoked grants, where the authority named them. Locked while the classes change.
+    /// The accounts of revoked grants, if the authority named them. Locked while the classes change.
     accounts: Mutex<HashMap<u64, u32>>,
 }
 
@@ -27,16 +28,24 @@ impl Revoked {
     }
 
     /// Returns the time at which a revoked grant would have expired, or `None` if the grant is not revoked.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn get(&self, handle: u64) -> Result<Option<u32>> {
         self.ends.get(&handle)
     }
 
-    /// Returns all handles.
+    /// Returns the handles of all revoked grants.
     pub fn handles(&self) -> Vec<u64> {
         self.ends.keys()
     }
 
     /// Revokes a grant that would have expired at `expires`, Unix seconds.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn set(&self, handle: u64, expires: u32) -> Result<()> {
         let _changing = self.changing();
         let mut classes = self.classes()?;
@@ -53,7 +62,7 @@ impl Revoked {
         self.changing().insert(handle, account);
     }
 
-    /// Returns the entries of each account, as (handle, expiry), without those whose account is unknown.
+    /// Returns the entries of each account, as (handle, expiry). Leaves out entries whose account is unknown.
     pub(crate) fn by_account(&self) -> BTreeMap<u32, Vec<(u64, u32)>> {
         let accounts = self.changing();
         let mut entries: BTreeMap<u32, Vec<(u64, u32)>> = BTreeMap::new();
@@ -65,17 +74,21 @@ impl Revoked {
         entries
     }
 
-    /// Returns the number of entries that fit.
+    /// Returns the maximum number of revoked grants.
     pub fn capacity(&self) -> u32 {
         self.ends.capacity()
     }
 
-    /// Undoes a revocation, if there is one.
+    /// Removes the revocation of a grant, if the grant is revoked.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn remove(&self, handle: u64) -> Result<()> {
         self.ends.remove(&handle)
     }
 
-    /// Removes the classes and accounts whose revocations have expired, once there are many.
+    /// Once there are many classes and accounts, removes those whose revocations have expired.
     pub(crate) fn tidy(&self) -> Result<()> {
         let mut accounts = self.changing();
         if accounts.len() > self.ends.capacity() as usize {

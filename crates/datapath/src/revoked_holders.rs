@@ -1,4 +1,5 @@
-//! Ended sessions in the kernel program's look-up table, by holder, and the classes of accounts that need no look-up.
+//! Ended sessions in the look-up table of the kernel program, by holder, and the classes of accounts for which no
+//! look-up is needed.
 
 use crate::object::Loaded;
 use crate::table::Table;
@@ -8,14 +9,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use wire::Holder;
 use wire::map::{CLASSES_OF_ACCOUNTS, ClassSet, RevokedKey};
 
-/// Number of classes of accounts beyond which classes without an ended session are removed.
+/// Number of classes of accounts from which classes without an ended session are removed.
 const CLASSES_MAX: u32 = 1 << 12;
 
-/// The ended sessions, each with the time until which its tokens could still arrive.
+/// The table of ended sessions. The value is the time until which tokens of the session can still arrive.
 ///
-/// An account has up to 256 sessions at a time, so 256 accounts can fill the default table. A session that finds the
-/// table full costs other accounts nothing: the account with the most entries has them replaced by one that stands for
-/// the whole account.
+/// An account has at most 256 sessions at a time, so 256 accounts can fill a table of the default size. If the table is
+/// full, one entry for a whole account replaces the entries of the account that has the most. The entries of other
+/// accounts stay.
 pub struct RevokedHolders {
     ends: Table<RevokedKey, u32>,
     classes: Table<u32, ClassSet>,
@@ -33,7 +34,11 @@ impl RevokedHolders {
         Ok(revoked)
     }
 
-    /// Reports whether this session has ended, or its account has lost all sessions.
+    /// Reports whether this session has ended, or all sessions of its account have ended.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn contains(&self, holder: Holder) -> Result<bool> {
         let keys = [RevokedKey::session(holder), RevokedKey::account(holder.account())];
         for key in keys {
@@ -44,13 +49,17 @@ impl RevokedHolders {
         Ok(false)
     }
 
-    /// Returns all entries.
+    /// Returns all entries, each with the time until which its tokens are rejected.
     pub fn entries(&self) -> Vec<(RevokedKey, u32)> {
         self.ends.entries()
     }
 
-    /// Rejects the tokens of a session until `expires`, Unix seconds. If the table is full, an account loses all its
-    /// sessions to make room; then returns that account.
+    /// Records that a session has ended, so that its tokens are rejected until `expires`, Unix seconds. If the table is
+    /// full, records for one account that all its sessions have ended, to make room, and returns that account.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn set(&self, holder: Holder, expires: u32) -> Result<Option<u32>> {
         let changing = self.changing();
         if self.extend_account(holder.account(), expires)? {
@@ -59,8 +68,13 @@ impl RevokedHolders {
         self.put(&changing, RevokedKey::session(holder), expires)
     }
 
-    /// Rejects the tokens of all sessions of an account until `expires`, Unix seconds. If the table is full, another
-    /// account loses all its sessions to make room; then returns that account.
+    /// Records that all sessions of an account have ended, so that their tokens are rejected until `expires`, Unix
+    /// seconds. If the table is full, shuts out another account in the same way, to make room, and returns that
+    /// account.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn set_account(&self, account: u32, expires: u32) -> Result<Option<u32>> {
         let changing = self.changing();
         let whole = RevokedKey::account(account);
@@ -70,7 +84,7 @@ impl RevokedHolders {
         Ok(other)
     }
 
-    /// If an account is shut out, keeps it shut out until `expires` at least. Returns `false` if the account is not
+    /// Extends the time for which an account is shut out to at least `expires`. Returns `false` if the account is not
     /// shut out.
     pub(crate) fn extend_account(&self, account: u32, expires: u32) -> Result<bool> {
         let whole = RevokedKey::account(account);
@@ -87,7 +101,7 @@ impl RevokedHolders {
         self.ends.remove(&RevokedKey::account(account))
     }
 
-    /// Returns the number of entries that fit.
+    /// Returns the maximum number of entries in the table.
     pub fn capacity(&self) -> u32 {
         self.ends.capacity()
     }
@@ -101,19 +115,23 @@ impl RevokedHolders {
         }
     }
 
-    /// Removes one entry, if it exists.
+    /// Removes the entry with this key, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn remove(&self, key: &RevokedKey) -> Result<()> {
         self.ends.remove(key)
     }
 
-    /// Takes the account with the most entries, of which `new` is one, and replaces them by one entry for the whole
-    /// account. Returns that account. Returns `None` if no account has two entries.
+    /// Replaces the entries of the account with the most entries, among which `new` counts, by one entry for the whole
+    /// account. Returns that account, or `None` if no account has two entries.
     fn merge(&self, new: (RevokedKey, u32)) -> Result<Option<u32>> {
         let mut accounts: BTreeMap<u32, Vec<(RevokedKey, u32)>> = BTreeMap::new();
         for entry in self.ends.entries().into_iter().chain([new]) {
             accounts.entry(entry.0.account_number()).or_default().push(entry);
         }
-        // On a tie, prefer the account of the new entry.
+        // On a tie, the account of the new entry is taken.
         let of_new = new.0.account_number();
         let most = accounts.into_iter().max_by_key(|(account, entries)| (entries.len(), *account == of_new));
         let Some((account, entries)) = most.filter(|(_, entries)| entries.len() > 1) else { return Ok(None) };
@@ -129,7 +147,7 @@ impl RevokedHolders {
         Ok(Some(account))
     }
 
-    /// Removes the classes of accounts whose entries have expired, once there are many.
+    /// Once there are many classes, removes those of accounts whose entries have expired.
     pub(crate) fn tidy(&self) -> Result<()> {
         let _changing = self.changing();
         if self.classes()?.len() > CLASSES_MAX { self.renew_classes(&self.ends.keys()) } else { Ok(()) }

@@ -1,4 +1,5 @@
-//! Ring buffers of messages from kernel programs: messages of one type, read by a thread.
+//! Ring buffers through which kernel programs send messages to a thread. All messages in a ring buffer have the same
+//! type.
 
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
@@ -7,11 +8,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// Opens rings: `each` is called with every message from now on, whenever the result is polled.
+/// Opens ring buffers. When the caller polls the result, it calls `each` with every message that arrives from now on.
 ///
 /// # Errors
 ///
-/// If the kernel cannot map the rings.
+/// Fails if the kernel cannot map the rings.
 pub(crate) fn open<T: FromBytes>(
     rings: &[&dyn MapCore],
     each: impl FnMut(T) + Send + 'static,
@@ -31,17 +32,21 @@ pub(crate) fn open<T: FromBytes>(
     builder.build().with_context(|| format!("cannot open the rings {}", names.join(", ")))
 }
 
-/// A thread that polls a ring; it ends soon after this is dropped.
+/// A thread that polls a ring buffer. The thread ends soon after this value is dropped.
 pub struct Listener(Arc<AtomicBool>);
 
 impl Listener {
-    /// Starts polling, in a thread of this name.
+    /// Starts a thread with this name that polls the ring.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the thread can't be started.
     pub fn start(name: &str, ring: RingBuffer<'static>) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let poll = move || {
             while !stopped.load(Ordering::Relaxed) {
-                // An interrupted poll is not worth reporting.
+                // An interrupted poll is harmless: the loop polls again.
                 let _ = ring.poll(Duration::from_millis(200));
             }
         };

@@ -1,4 +1,4 @@
-//! Runs a loaded program on one packet without a network (BPF_PROG_TEST_RUN): for tests, benches and explanations.
+//! Runs a loaded program on one packet without a network (BPF_PROG_TEST_RUN), for tests, benches and explanations.
 
 use anyhow::{Context, Result};
 use libbpf_rs::{ProgramInput, ProgramMut};
@@ -11,13 +11,13 @@ use std::time::Duration;
 pub struct Ran {
     /// The program's return code.
     pub code: u32,
-    /// The packet afterwards.
+    /// The packet after the run.
     pub frame: Vec<u8>,
     /// Mean duration of one run.
     pub duration: Duration,
 }
 
-/// A loaded program that several threads can run concurrently.
+/// A loaded program that several threads can run at the same time.
 pub struct Runner(OwnedFd);
 
 impl Runner {
@@ -25,10 +25,9 @@ impl Runner {
         Self(program)
     }
 
-    /// Runs the program on a frame and returns its code.
+    /// Runs the program on a frame and returns the program's return code.
     ///
-    /// # Errors
-    /// If the kernel does not run it.
+    /// Fails if the kernel does not run the program.
     pub fn on_frame(&self, frame: &[u8]) -> Result<u32> {
         self.run(libbpf_sys::bpf_test_run_opts {
             data_in: frame.as_ptr().cast(),
@@ -38,10 +37,12 @@ impl Runner {
         })
     }
 
-    /// Runs a program that takes a structure and changes it, and returns its code.
+    /// Runs a program that receives a structure in place of a packet, and changes the structure in place. Returns the
+    /// program's return code.
     ///
     /// # Errors
-    /// If the kernel does not run it.
+    ///
+    /// Fails if the kernel does not run the program.
     pub fn on_structure(&self, structure: &mut [u8]) -> Result<u32> {
         self.run(libbpf_sys::bpf_test_run_opts {
             // The kernel writes the structure back in place.
@@ -62,14 +63,14 @@ impl Runner {
     }
 }
 
-/// Largest growth of a packet: the headers of a tunnel.
+/// Maximum number of bytes by which a program may lengthen a packet: the headers of a tunnel.
 const ROOM: usize = 320;
 
 pub(crate) fn run(program: &ProgramMut<'_>, frame: &[u8], repeat: u32) -> Result<Ran> {
     run_in(program, frame, repeat, None)
 }
 
-/// Runs a tc program on a super-packet whose segments have this much payload.
+/// Runs a tc program on a super-packet whose segments have `segment` bytes of payload.
 pub(crate) fn run_segments(program: &ProgramMut<'_>, frame: &[u8], segment: u32) -> Result<Ran> {
     /// Offset of `gso_size` in `struct __sk_buff` of linux/bpf.h.
     const GSO_SIZE: usize = 176;
@@ -78,7 +79,7 @@ pub(crate) fn run_segments(program: &ProgramMut<'_>, frame: &[u8], segment: u32)
     run_in(program, frame, 1, Some(&mut context))
 }
 
-/// Runs a tc program on a packet with this mark; returns the resulting mark as well.
+/// Runs a tc program on a packet with this mark. Returns the resulting mark as well.
 pub(crate) fn run_marked(program: &ProgramMut<'_>, frame: &[u8], mark: u32) -> Result<(Ran, u32)> {
     /// Offset of `mark` in `struct __sk_buff` of linux/bpf.h, and the structure's length.
     const MARK: usize = 8;
@@ -101,8 +102,8 @@ pub(crate) fn run_marked(program: &ProgramMut<'_>, frame: &[u8], mark: u32) -> R
     Ok((Ran { code: output.return_value, frame, duration: output.duration }, u32::from_ne_bytes(marked)))
 }
 
-/// Runs an XDP program `repeat` times on a frame, as if the frame came from a card, and carries out its verdict. For
-/// benches.
+/// Runs an XDP program `repeat` times on a frame as if the frame came from a network card, and carries out the verdict.
+/// For benches.
 pub(crate) fn run_live(program: &ProgramMut<'_>, frame: &[u8], repeat: u32) -> Result<()> {
     /// `BPF_F_TEST_XDP_LIVE_FRAMES` of linux/bpf.h.
     const LIVE_FRAMES: u32 = 1 << 1;

@@ -1,11 +1,12 @@
-//! Room for revoked grants. The account with the most entries in a full table is shut out: one entry for the whole
-//! account replaces them. Once there is room again, it gets its own entries back.
+//! Makes room for revoked grants. If the table is full, the account with the most entries is shut out: one entry that
+//! stands for all grants of the account replaces its other entries. Once there is room again, the account gets its own
+//! entries back.
 
 use crate::verifier::Verifier;
 use anyhow::Result;
 use wire::Holder;
 
-/// An account gets its entries back only if one in this many entries of the table stays free. Otherwise the next
+/// An account gets its entries back only if at least one entry in this many then stays free. Otherwise the next
 /// revocations would shut it out again.
 const KEPT_FREE: usize = 8;
 
@@ -20,20 +21,21 @@ pub struct Revocation {
     pub expires: u32,
 }
 
-/// Result of revoking grants.
+/// Result of [`Verifier::revoke`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Placed {
     /// The accounts that were shut out to make room.
     pub shut_out: Vec<u32>,
-    /// The handles of the grants that found no room.
+    /// The handles of the grants that could not be revoked, because there was no room.
     pub left: Vec<u64>,
 }
 
 impl Verifier {
-    /// Revokes grants. Other accounts lose nothing if one account fills the table.
+    /// Revokes grants. If the table is full, shuts out the account with the most entries. The revocations of other
+    /// accounts stay.
     pub fn revoke(&self, grants: &[Revocation]) -> Placed {
-        // Note the accounts before the first revocation: if the table is full, the accounts of all entries have to be
-        // known.
+        // Record the accounts before the first revocation: once the table is full, the accounts of all its entries have
+        // to be known.
         for grant in grants.iter().filter(|grant| grant.holder.0 != 0) {
             self.revoked.note_account(grant.handle, grant.holder.account());
         }
@@ -60,15 +62,15 @@ impl Verifier {
         }
     }
 
-    /// Shuts out the account with the most entries; `grant` counts as one of them. Returns `None` if no account has
-    /// two.
+    /// Shuts out the account with the most entries, among which `grant` counts. Returns `None` if no account has two
+    /// entries.
     fn make_room(&self, grant: &Revocation) -> Result<Option<Vec<u32>>> {
         let own = (grant.holder.0 != 0).then(|| grant.holder.account());
         let mut accounts = self.revoked.by_account();
         if let Some(own) = own {
             accounts.entry(own).or_default().push((grant.handle, grant.expires));
         }
-        // On a tie, prefer the account whose grant was revoked now.
+        // On a tie, the account of the grant that is being revoked is taken.
         let most = accounts.into_iter().max_by_key(|(account, entries)| (entries.len(), Some(*account) == own));
         let Some((account, entries)) = most.filter(|(_, entries)| entries.len() > 1) else { return Ok(None) };
         let last = entries.iter().map(|(_, expires)| *expires).max().unwrap_or(grant.expires);
@@ -82,14 +84,18 @@ impl Verifier {
         Ok(Some([account].into_iter().chain(other).collect()))
     }
 
-    /// Reports whether an account is shut out.
+    /// Reports whether any account is shut out.
     pub fn has_shut_out(&self) -> bool {
         self.revoked_holders.entries().iter().any(|(key, _)| key.whole == 1)
     }
 
-    /// Gives accounts that are shut out their own entries back, as far as the tables have room again, beginning with
-    /// the accounts that need the fewest. `grants` and `sessions` are all that the authority has revoked. Returns the
-    /// accounts that got their entries back.
+    /// Gives accounts that are shut out their own entries back, as far as the tables have room, beginning with the
+    /// accounts that need the fewest entries. `grants` and `sessions` are all grants that the authority has revoked,
+    /// and all sessions that have ended. Returns the accounts that got their entries back.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn readmit(&self, grants: &[Revocation], sessions: &[(Holder, u32)]) -> Result<Vec<u32>> {
         let entries = self.revoked_holders.entries();
         let shut_out = entries.iter().filter(|(key, _)| key.whole == 1);

@@ -1,5 +1,5 @@
-//! Sockets of this network namespace that accept packets from unauthenticated senders, and addresses where they are
-//! unprotected.
+//! Sockets of this network namespace that accept packets from senders without authentication, and the addresses at
+//! which they accept these packets.
 
 use crate::local::Local;
 use crate::protected::Protected;
@@ -8,39 +8,39 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
-/// Broadcast and multicast addresses at which a UDP socket bound to all addresses receives.
+/// Broadcast and multicast addresses at which a UDP socket that is bound to all addresses receives.
 const FOR_MANY: [IpAddr; 3] = [
     IpAddr::V4(Ipv4Addr::BROADCAST),
     IpAddr::V4(Ipv4Addr::new(224, 0, 0, 1)),
     IpAddr::V6(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1)),
 ];
 
-/// A socket that listens for connections, or accepts datagrams from any sender.
+/// A socket that listens for connections, or that accepts datagrams from any sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Listener {
-    /// TCP or UDP, by number.
+    /// Number of the protocol, TCP or UDP.
     pub protocol: u8,
-    /// The address that the socket is bound to.
+    /// The address to which the socket is bound.
     pub address: SocketAddr,
 }
 
-/// A socket that packets reach without verification, and the host's addresses at which they do.
+/// A socket that packets reach without verification, at some or all of its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outside {
-    /// The socket.
+    /// The socket that packets reach.
     pub listener: Listener,
-    /// The unprotected addresses.
+    /// The host's addresses at which packets reach the socket without verification.
     pub at: Vec<IpAddr>,
-    /// Whether the socket is protected at other addresses.
+    /// Whether packets to the socket are verified at other addresses.
     pub partly: bool,
 }
 
-/// Lists the sockets that listen for connections, or accept datagrams from any sender.
+/// Lists the sockets that listen for connections, and those that accept datagrams from any sender.
 pub fn listeners() -> Vec<Listener> {
-    // struct sock states of include/net/tcp_states.h: LISTEN, and CLOSE for a UDP socket without a peer.
+    // States of include/net/tcp_states.h: LISTEN, and CLOSE for a UDP socket without a peer.
     let files = [("tcp", TCP, "0A"), ("tcp6", TCP, "0A"), ("udp", UDP, "07"), ("udp6", UDP, "07")];
     let read = |(name, protocol, state): (&str, u8, &str)| {
-        // Missing if the kernel has no IPv6.
+        // The file is missing if the kernel has no IPv6.
         let text = std::fs::read_to_string(format!("/proc/self/net/{name}")).unwrap_or_default();
         let addresses = text.lines().filter_map(|line| bound(line, state));
         addresses.map(|address| Listener { protocol, address }).collect::<Vec<_>>()
@@ -49,15 +49,16 @@ pub fn listeners() -> Vec<Listener> {
     all.into_iter().collect()
 }
 
-/// Returns the address to which a socket is bound, from its line in `/proc/net/tcp` or the like, if it is in this
-/// state.
+/// Returns the address to which a socket is bound, from a line of `/proc/net/tcp` or a similar file. Returns `None` if
+/// the socket is in another state than `wanted`.
 fn bound(line: &str, wanted: &str) -> Option<SocketAddr> {
     let mut fields = line.split_whitespace().skip(1);
     let (local, _, state) = (fields.next()?, fields.next()?, fields.next()?);
     if state == wanted { address(local) } else { None }
 }
 
-/// Parses `0100007F:1F90`: words in native byte order, the port in hex. IPv4-mapped IPv6 becomes IPv4, as on the wire.
+/// Parses an address such as `0100007F:1F90`: the address as 32-bit words in the byte order of this machine, then the
+/// port, all in hexadecimal. An IPv4-mapped IPv6 address becomes an IPv4 address.
 pub fn address(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let word = |index: usize| Some(u32::from_str_radix(address.get(index * 8..index * 8 + 8)?, 16).ok()?.to_ne_bytes());
@@ -75,8 +76,8 @@ pub fn address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
-/// Returns the sockets that are not protected at every address where they accept packets. Loopback is left out, because
-/// other hosts can't reach it.
+/// Returns the sockets that accept packets at an unprotected address. Loopback addresses do not count, because other
+/// hosts can't reach them.
 pub fn outside(protected: &Protected, local: &Local) -> Vec<Outside> {
     let all = listeners().into_iter();
     let all = all.map(|listener| listener.outside(local, |ip| covers(protected, ip, listener)));
@@ -92,7 +93,7 @@ impl Listener {
     fn outside(self, local: &Local, is_protected: impl Fn(IpAddr) -> bool) -> Outside {
         let bound = self.address.ip();
         let own = local.own.iter().map(|(address, _)| *address);
-        // If a whole network is local to this host, its first address stands for all.
+        // If a whole network is local to this host, its first address stands for the network.
         let shared = local.shared.iter().map(|(address, _)| *address).chain(FOR_MANY).filter(|_| self.protocol == UDP);
         let reached: BTreeSet<IpAddr> = match bound {
             _ if !bound.is_unspecified() => BTreeSet::from([bound]),

@@ -1,5 +1,5 @@
-//! Offsets of two sequence numbers in the kernel's TCP structures, from the kernel's own type information (BTF). The
-//! programs read these numbers from the kernel's sockets (`bpf/include/stack.h`).
+//! Offsets of two sequence numbers in the kernel's TCP structures, from the kernel's type information (BTF). With these
+//! offsets, the programs read the sequence numbers from the kernel's sockets (`bpf/include/stack.h`).
 
 use libbpf_rs::Btf;
 use libbpf_rs::btf::types::{MemberAttr, Struct};
@@ -7,7 +7,8 @@ use std::ffi::OsStr;
 use std::sync::OnceLock;
 use wire::map::StackLayout;
 
-/// Returns the offsets; zeros if this kernel has no type information. Read once.
+/// Returns the offsets of the sequence numbers in the kernel's TCP structures. Only the first call reads the kernel's
+/// type information (BTF). The offsets are zero if the kernel has no type information, or if it lacks a field.
 pub fn layout() -> StackLayout {
     static LAYOUT: OnceLock<StackLayout> = OnceLock::new();
     *LAYOUT.get_or_init(|| {
@@ -28,7 +29,7 @@ fn read(btf: &Btf<'_>) -> Option<StackLayout> {
     })
 }
 
-/// Returns a member's offset in a structure, in bytes.
+/// Returns the offset of a structure's member, in bytes.
 fn offset(btf: &Btf<'_>, structure: &str, member: &str) -> Option<u32> {
     let structure: Struct<'_> = btf.type_by_name(structure)?;
     let found = structure.iter().find(|found| found.name == Some(OsStr::new(member)))?;

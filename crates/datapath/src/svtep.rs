@@ -1,7 +1,8 @@
-//! A tunnel endpoint's programs (wire.md §8): tenants' packets enter the tunnel under their segments; packets from the
-//! tunnel are verified and delivered.
+//! A tunnel endpoint's programs (wire.md §8). They send tenants' packets into the tunnel under the segments for these
+//! packets. They verify the packets that arrive from the tunnel, and deliver them to tenants.
 //!
-//! A tunnel endpoint is also a verifier: keys, withdrawals and the endpoint's own address go to [`Svtep::proofs`].
+//! A tunnel endpoint is also a verifier of proofs: its keys, withdrawals and own address are set through
+//! [`Svtep::proofs`].
 
 use crate::attachments::{Attachments, Pins, Spot};
 use crate::handed;
@@ -41,36 +42,37 @@ const PINNED: [&str; 16] = [
 /// First version of Linux that can remove an outer IP header around an inner packet of the other IP family.
 const TURNS_SINCE: (u32, u32) = (6, 3);
 
-/// Configuration that the programs are loaded with.
+/// Settings with which the programs are loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Settings for verifying proofs of incoming packets.
     pub proofs: ProofsConfig,
-    /// Number of remembered proofs.
+    /// Number of proofs that the programs remember.
     pub remembered: u32,
-    /// Length of the longest packet of the underlay, without its link header.
+    /// MTU of the underlay: length of the longest packet in bytes, without the link header.
     pub mtu: u32,
-    /// Largest number of packets per tenant and second that are passed to user space.
+    /// Maximum number of packets of one tenant that the programs pass to user space per second.
     pub reports: u32,
 }
 
 /// A tenant's packet that did not go into the tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsent {
-    /// Interface, length and reason.
+    /// Interface and length of the packet, and why it was not sent.
     pub header: UnsentHeader,
-    /// The frame, truncated if it did not fit.
+    /// The frame. It is cut short if it did not fit into the buffer.
     pub frame: Vec<u8>,
 }
 
 /// The loaded programs and their tables.
 pub struct Svtep {
     attachments: Attachments,
-    /// The endpoint's verifier.
+    /// The tables with which the endpoint verifies packets from the tunnel.
     pub proofs: Proofs,
-    /// Segments, and records of packets that have none.
+    /// Segments, and decisions not to send, by the packets to which these apply.
     pub segments: Table<SegmentKey, SegmentEntry>,
-    /// Received segments that may be answered, under the keys that the answers' segments will have.
+    /// Received segments under which tenants can answer. The key of an entry is the key that the segment
+    /// for the answers has in `segments`.
     pub consents: Table<SegmentKey, Consent>,
     tenants: Table<u32, Tenant>,
     deliveries: Table<u32, Delivery>,
@@ -79,8 +81,12 @@ pub struct Svtep {
 }
 
 impl Svtep {
-    /// Loads the programs for this underlay. With `pins`, takes over tables and attachments that an earlier process
-    /// left.
+    /// Loads the programs for this underlay. With `pins`, takes over the tables and attachments that an earlier process
+    /// pinned.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel rejects a program, or a map can't be made or taken over.
     pub fn load(underlay: &Interface, config: &Config, pins: Option<Pins>) -> Result<Self> {
         object::log_through_tracing();
         let mut opened = Opened::new("svtep", OBJECT)?;
@@ -106,12 +112,20 @@ impl Svtep {
         })
     }
 
-    /// Starts taking tunnelled packets from the underlay's interface.
+    /// Attaches to the underlay's interface, through which packets from the tunnel arrive.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not attach the program.
     pub fn attach_underlay(&mut self, interface: &Interface) -> Result<()> {
         self.attach(interface, Spot::Underlay)
     }
 
     /// Attaches to a tenant's interface: from now on, all packets from there enter the tunnel or are dropped.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map, or does not attach the program.
     pub fn attach_tenant(&mut self, interface: &Interface, vni: Vni, id: InterfaceId) -> Result<()> {
         self.admit_tenant(interface.index, vni, id, interface.is_cable_elsewhere()?)?;
         self.attach(interface, Spot::Tenant)
@@ -122,7 +136,11 @@ impl Svtep {
         self.attachments.attach(program.as_fd(), interface, spot).map(drop)
     }
 
-    /// Registers a tenant by its interface's index; `peer` as in [`Delivery::new`].
+    /// Registers a tenant by the index of its interface. `peer` is as in [`Delivery::new`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn admit_tenant(&self, interface: u32, vni: Vni, id: InterfaceId, peer: bool) -> Result<()> {
         let slot = u32::from(id.0);
         let known = self.deliveries.get(&slot)?.unwrap_or(Delivery::NONE);
@@ -134,14 +152,24 @@ impl Svtep {
         self.tenants.set(&interface, &Tenant::new(id))
     }
 
-    /// Stops delivery to the tenant. Packets from the tenant are dropped as long as its interface exists.
+    /// Stops delivery of packets to the tenant. Packets from the tenant continue to be dropped as long as the tenant's
+    /// interface exists.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn remove_tenant(&self, interface: u32, id: InterfaceId) -> Result<()> {
         self.deliveries.set(&id.0.into(), &Delivery::NONE)?;
         self.tenants.remove(&interface)?;
         self.forget_segments(|key| key.interface == interface)
     }
 
-    /// Removes all tenants except those with these interfaces and ids; an earlier process may have left others.
+    /// Removes all tenants except those with these interfaces and ids, because an earlier process can have left tenants
+    /// that no longer exist.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn remove_tenants_but(&self, known: &[(u32, InterfaceId)]) -> Result<()> {
         for (slot, delivery) in self.deliveries.entries() {
             let is_known =
@@ -163,24 +191,34 @@ impl Svtep {
         consents.into_iter().try_for_each(|key| self.consents.remove(&key))
     }
 
-    /// Detaches from a tenant's interface, which may be gone.
+    /// Detaches from a tenant's interface, which need not exist any more.
     pub fn release_tenant(&mut self, interface: &Interface) {
         self.attachments.forget(&interface.name, Spot::Tenant);
     }
 
-    /// Makes the attachments outlive this process, and removes pinned ones that are no longer wanted.
+    /// Pins the attachments, so that they outlive this process. Removes pinned attachments that this process did not
+    /// make or take over.
+    ///
+    /// # Errors
+    ///
+    /// Fails if an attachment can't be pinned, or if a pin can't be removed.
     pub fn last(&self) -> Result<()> {
         self.attachments.pin()?;
         self.attachments.remove_others()
     }
 
-    /// Detaches from every interface. Packets from tenants then reach this host's own stack.
+    /// Detaches from every interface. From then on, packets from tenants reach this host's own stack.
     pub fn detach(&mut self) {
         self.attachments.detach();
     }
 
-    /// Opens the buffer of packets that the programs pass on. Whenever the result is polled, it calls `each` with every
-    /// packet, and `lost` with the number of packets that did not fit. The result covers the cores that are online.
+    /// Opens the buffer of packets that the programs pass to user space. Whenever the caller polls the result, `each`
+    /// is called with every packet in the buffer, and `lost` with the number of packets that did not fit into it. The
+    /// result covers the cores that are online at the time of this call.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the buffer can't be opened.
     pub fn unsent(
         &self,
         mut each: impl FnMut(Unsent) + Send + 'static,
@@ -190,27 +228,48 @@ impl Svtep {
         handed::open(&self.unsent, |header: &UnsentHeader| header.length as usize, each, lost)
     }
 
-    /// Returns the number of packets counted so far under one of [`svtep_counter`].
+    /// Returns the value of a counter; `index` is one of [`svtep_counter`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn count(&self, index: u32) -> Result<u64> {
         self.counters.sum_at(index)
     }
 
-    /// Returns all counters, by index.
+    /// Returns all counters. The position of a counter is its index in [`svtep_counter`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn counts(&self) -> Result<Vec<u64>> {
         (0..svtep_counter::COUNT).map(|index| self.count(index)).collect()
     }
 
     /// Runs the program at a tenant's interface on one frame.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not run the program.
     pub fn run_out(&self, frame: &[u8]) -> Result<Ran> {
         run::run(&self.proofs.object().runnable(Spot::Tenant.program())?, frame, 1)
     }
 
-    /// Runs the program at a tenant's interface on a super-packet whose segments have this much payload.
+    /// Runs the program at a tenant's interface on a super-packet. `segment` is the number of payload bytes of each of
+    /// its segments.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not run the program.
     pub fn run_out_segments(&self, frame: &[u8], segment: u32) -> Result<Ran> {
         run::run_segments(&self.proofs.object().runnable(Spot::Tenant.program())?, frame, segment)
     }
 
     /// Runs the program at the underlay's interface on one frame.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not run the program.
     pub fn run_in(&self, frame: &[u8]) -> Result<Ran> {
         run::run(&self.proofs.object().runnable(Spot::Underlay.program())?, frame, 1)
     }

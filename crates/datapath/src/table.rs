@@ -7,10 +7,11 @@ use std::collections::HashSet;
 use std::marker::PhantomData;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A walk ends after as many keys as this many full tables would have.
+/// A walk over the keys ends after as many keys as this many full tables have.
 const WALKS: usize = 4;
 
-/// A kernel map from `K` to `V`. On opening, the sizes of the types are checked against the program's definition.
+/// A kernel map with keys of type `K` and values of type `V`. When the map is opened, the sizes of these types are
+/// compared with the sizes that the kernel program declares.
 pub struct Table<K, V> {
     map: MapHandle,
     types: PhantomData<fn(K) -> V>,
@@ -29,18 +30,30 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
         Ok(Self { map, types: PhantomData })
     }
 
-    /// Returns the value at `key`.
+    /// Returns the value at `key`, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn get(&self, key: &K) -> Result<Option<V>> {
         let found = self.map.lookup(key.as_bytes(), MapFlags::ANY).with_context(|| self.place("read"))?;
         Ok(found.and_then(|bytes| V::read_from_bytes(&bytes).ok()))
     }
 
     /// Writes `value` at `key`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn set(&self, key: &K, value: &V) -> Result<()> {
         self.map.update(key.as_bytes(), value.as_bytes(), MapFlags::ANY).with_context(|| self.place("write"))
     }
 
-    /// Writes `value` at `key` unless there is one; reports whether it did.
+    /// Writes `value` at `key` unless the table has a value there. Returns whether `value` was written.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn insert(&self, key: &K, value: &V) -> Result<bool> {
         match self.map.update(key.as_bytes(), value.as_bytes(), MapFlags::NO_EXIST) {
             Ok(()) => Ok(true),
@@ -50,6 +63,10 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
     }
 
     /// Removes the entry at `key`, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn remove(&self, key: &K) -> Result<()> {
         match self.map.delete(key.as_bytes()) {
             Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
@@ -59,7 +76,8 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
         }
     }
 
-    /// Returns every key, once. Concurrent changes may be missed or seen.
+    /// Returns every key once. If an entry is added or removed during the call, the key of this entry is possibly left
+    /// out.
     pub fn keys(&self) -> Vec<K> {
         match batch::entries::<K, V>(&self.map) {
             Some(entries) => entries.into_iter().map(|(key, _)| key).collect(),
@@ -67,7 +85,8 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
         }
     }
 
-    /// Returns every key with its value. Concurrent changes may be missed or seen.
+    /// Returns every key with its value. If an entry is added or removed during the call, this entry is possibly left
+    /// out.
     pub fn entries(&self) -> Vec<(K, V)> {
         let one_by_one = || {
             let value = |key| self.get(&key).ok().flatten().map(|value| (key, value));
@@ -76,12 +95,12 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
         batch::entries(&self.map).unwrap_or_else(one_by_one)
     }
 
-    /// Returns the number of entries that fit.
+    /// Returns the maximum number of entries.
     pub fn capacity(&self) -> u32 {
         self.map.max_entries()
     }
 
-    /// Returns every key, with one system call each.
+    /// Returns every key, with one system call for each.
     fn walk(&self) -> Vec<K> {
         let keys = distinct(self.map.keys(), self.capacity() as usize);
         keys.iter().filter_map(|bytes| K::read_from_bytes(bytes).ok()).collect()
@@ -92,8 +111,8 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
     }
 }
 
-/// Returns the keys that a walk meets, each once. The kernel restarts a walk when its current key is deleted: under
-/// constant change the walk would never end.
+/// Returns the keys that a walk meets, each once. The kernel restarts a walk whose current key is deleted, so under
+/// constant change the walk could otherwise go on forever.
 pub(crate) fn distinct(walk: impl Iterator<Item = Vec<u8>>, capacity: usize) -> HashSet<Vec<u8>> {
     let mut keys = HashSet::new();
     for key in walk.take(capacity.saturating_mul(WALKS)) {
@@ -106,11 +125,24 @@ pub(crate) fn distinct(walk: impl Iterator<Item = Vec<u8>>, capacity: usize) -> 
 }
 
 impl<V: IntoBytes + FromBytes + Immutable> Table<u32, V> {
-    /// Returns the sum over all cores of a per-core map's counter at `index`.
+    /// Returns the sum, over all cores, of the number at `index` in a map with values per core, or of the first one there.
     pub(crate) fn sum_at(&self, index: u32) -> Result<u64> {
         let cores = self.map.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY).with_context(|| self.place("read"))?;
         let numbers = cores.unwrap_or_default();
-        Ok(numbers.iter().filter_map(|bytes| u64::read_from_bytes(bytes).ok()).sum())
+        Ok(numbers.iter().filter_map(|bytes| Some(u64::read_from_prefix(bytes).ok()?.0)).sum())
+    }
+
+    /// Changes every core's value at `index` in a map with values per core. A value that a program writes meanwhile is lost.
+    pub(crate) fn change_at(&self, index: u32, change: impl Fn(V) -> V) -> Result<()> {
+        let key = index.to_ne_bytes();
+        let cores = self.map.lookup_percpu(&key, MapFlags::ANY).with_context(|| self.place("read"))?;
+        let mut values = cores.unwrap_or_default();
+        for bytes in &mut values {
+            let (value, _) = V::read_from_prefix(bytes).map_err(|_| anyhow::anyhow!("a value is too short"))?;
+            let changed = change(value);
+            bytes[..size_of::<V>()].copy_from_slice(changed.as_bytes());
+        }
+        self.map.update_percpu(&key, &values, MapFlags::ANY).with_context(|| self.place("write"))
     }
 }
 

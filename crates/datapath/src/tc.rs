@@ -1,9 +1,9 @@
-//! Attachment of programs to tc, which depends on the kernel's version.
+//! Attachment of programs to tc; the mechanism depends on the kernel's version.
 
-/// The kernel mechanism that attaches the programs.
+/// The kernel mechanism by which programs are attached to tc.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attachment {
-    /// TCX, Linux 6.6.
+    /// TCX, since Linux 6.6.
     Tcx,
     /// A filter of the clsact qdisc.
     Clsact,

@@ -1,4 +1,6 @@
-//! The verifier's programs: admission at XDP or tc ingress, and the sweep.
+//! The verifier's programs: those for admission, at XDP or at tc ingress, and the one for the sweep.
+
+mod running;
 
 use crate::attachments::{Attachments, Pins, Spot};
 use crate::clock;
@@ -11,31 +13,31 @@ use crate::replays;
 use crate::revoked::Revoked;
 use crate::revoked_holders::RevokedHolders;
 use crate::ring;
-use crate::run::{self, Ran, Runner};
 use crate::stack;
 use crate::table::Table;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapHandle, Program, ProgramInput, RingBuffer};
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use wire::Holder;
 use wire::map::{
-    AccountUse, DropSample, EpochKey, FlowKey, FlowNews, Forgotten, GrantClass, GrantUse, LsGrant, ReceivedFlow,
-    ReplayBucket, SecretEntry, Services, VerifierConfig, counter,
+    AccountUse, DropSample, EpochKey, FlowKey, FlowNews, Forgotten, GrantClass, GrantUse, LsGrant, OptionalService,
+    ReceivedFlow, ReplayBucket, SecretEntry, Services, VerifierConfig, counter,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 static XDP: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier.bpf.o"));
 static TC: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/verifier_tc.bpf.o"));
-/// Both objects define the same tables, so that flows outlive a change of the hook.
-pub(crate) const PINNED: [&str; 26] = [
+/// Names of the tables that are pinned. The objects for both hooks define the same tables, so flows survive a change of
+/// hook.
+pub(crate) const PINNED: [&str; 28] = [
     "protected4",
     "protected6",
     "open4",
     "open6_networks",
     "open6_addresses",
+    "optional",
     "epoch_keys",
     "clock",
     "forgotten",
@@ -57,28 +59,26 @@ pub(crate) const PINNED: [&str; 26] = [
     "flow_news",
     "classes",
     "counters",
+    "cores",
 ];
 
-/// If two offsets differ by less, in nanoseconds, the clock was not set in between.
-const STEP_MIN: u64 = 10_000_000;
-
-/// Largest number of addresses inside a gateway that are counted separately.
+/// Maximum number of addresses inside a gateway that are counted separately.
 const INSIDE_MAX: u32 = 65_536;
 
-/// Capacities of the verifier's tables, in entries.
+/// Sizes of the verifier's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Admitted flows of each family, 120 bytes each for IPv4 and 144 for IPv6.
+    /// Maximum number of admitted flows of each address family. An entry takes 120 bytes for IPv4 and 144 for IPv6.
     pub flows: u32,
-    /// Grants in use, 120 bytes each.
+    /// Maximum number of grants in use. An entry takes 120 bytes.
     pub grants: u32,
-    /// Accounts with flows or tokens, 72 bytes each.
+    /// Maximum number of accounts with flows or tokens. An entry takes 72 bytes.
     pub accounts: u32,
-    /// Buckets for eight tokens each, 64 bytes; a power of two.
+    /// Number of buckets of the replay table, a power of two. A bucket holds eight tokens and takes 64 bytes.
     pub replay_buckets: u32,
-    /// Revoked grants, and as many ended sessions.
+    /// Maximum number of revoked grants. The table of ended sessions has the same maximum.
     pub revoked: u32,
-    /// Pairs of the LS scheme, 8 KiB each.
+    /// Maximum number of pairs of the suite `sha224`. An entry takes 8 KiB.
     pub pairs: u32,
 }
 
@@ -88,17 +88,17 @@ impl Default for Sizes {
     }
 }
 
-/// The result of one pass of the sweep.
+/// Result of one pass of the sweep.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, zerocopy::Immutable, zerocopy::KnownLayout)]
 #[repr(C)]
 pub struct Swept {
-    /// The current time that the sweep used, Unix seconds.
+    /// The time of the sweep, Unix seconds.
     pub now: u32,
-    /// The sweep removed entries that expired before this time, Unix seconds.
+    /// The sweep removed entries that had expired by this time, Unix seconds.
     pub ended: u32,
-    /// Flows removed because they were idle or their grant is revoked.
+    /// Number of flows removed because they were idle, or because their grant is revoked.
     pub flows: u32,
-    /// Flows left that the inside of a gateway has opened.
+    /// Number of the remaining flows that the inside of a gateway has opened.
     pub outbound: u32,
 }
 
@@ -106,51 +106,61 @@ pub struct Swept {
 pub struct Verifier {
     object: Loaded,
     hook: Hook,
-    /// The tc programs, loaded in addition to those for XDP if each interface gets its own hook.
+    /// The tc programs, loaded next to those for XDP if interfaces may have different hooks.
     at_tc: Option<Loaded>,
     attachments: Attachments,
-    /// The reason for each interface's hook, by the interface's name.
+    /// Why each interface has its hook, by the interface's name.
     reasons: HashMap<String, String>,
-    /// Admitted flows.
+    /// The table of admitted flows.
     pub flows: Arc<Flows>,
     /// Grants in use, by handle.
     pub grants: Table<u64, GrantUse>,
-    /// Accounts' use of shared tables, by number.
+    /// The resources that accounts use, by account number.
     pub accounts: Table<u32, AccountUse>,
-    /// Revoked grants.
+    /// The table of revoked grants.
     pub revoked: Revoked,
-    /// Ended sessions.
+    /// The table of ended sessions.
     pub revoked_holders: RevokedHolders,
-    /// Keys, by the low 8 bits of their epoch.
+    /// Verifier keys, by the low 8 bits of their epochs.
     pub epoch_keys: Table<u32, EpochKey>,
-    /// Application server secrets, by the low 8 bits of their epoch.
+    /// Application server secrets, by the low 8 bits of their epochs.
     pub ls_secrets: Table<u32, SecretEntry>,
     /// Pairs of the LS scheme, by handle.
     pub ls_grants: Table<u64, LsGrant>,
-    /// The time when the table of pairs was created, Unix seconds, at index 0.
+    /// The time when the table of pairs was created, Unix seconds. The only entry has the index 0.
     pub ls_since: Table<u32, u64>,
-    /// Classes of grants, by handle; only if packets are marked.
+    /// Classes of grants, by handle; `None` if the verifier does not mark packets.
     pub classes: Option<Table<u64, GrantClass>>,
-    /// Protected prefixes.
+    /// The maps of protected prefixes.
     pub protected: Protected,
-    /// Arrival times of first fragments of admitted flows; the key holds the identification in place of the ports.
+    /// Optional receivers. The values have no meaning.
+    pub optional: Table<OptionalService, u32>,
+    /// Arrival times of the first fragments of packets in admitted flows. In the key, the packet's identification takes
+    /// the place of the ports.
     pub fragments: Table<FlowKey, u32>,
-    /// First fragments of datagrams to unprotected ports: their later fragments pass.
+    /// Arrival times of the first fragments of datagrams to unprotected ports. The later fragments of these datagrams
+    /// pass.
     pub open_fragments: Table<FlowKey, u32>,
-    /// Tokens seen, by bucket.
+    /// The replay table: used tokens, in buckets.
     pub replays: Table<u32, ReplayBucket>,
     clock: Table<u32, u64>,
     forgotten: Table<u32, Forgotten>,
     outbound: Table<u32, u32>,
     counters: Table<u32, u64>,
+    /// The fast path's state on each core; its first number counts packets of open flows.
+    cores: Table<u32, [u64; 3]>,
     samples: MapHandle,
     flow_news: MapHandle,
     config: VerifierConfig,
 }
 
 impl Verifier {
-    /// Loads the programs for this hook. With `pins`, takes over the tables that an earlier process left, whatever its
-    /// hook was.
+    /// Loads the programs for this hook. With `pins`, takes over the tables that an earlier process pinned, even if the
+    /// earlier process used the other hook.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel rejects a program, or a map can't be made or taken over.
     pub fn load(hook: Hook, config: VerifierConfig, sizes: Sizes, pins: Option<Pins>) -> Result<Self> {
         let object = match hook {
             Hook::Xdp => XDP,
@@ -159,10 +169,11 @@ impl Verifier {
         Self::load_object(object, hook, config, sizes, pins)
     }
 
-    /// Loads the programs for this choice; those for different hooks share all tables.
+    /// Loads the programs for each hook that `choice` permits. Programs for different hooks share all tables.
     ///
     /// # Errors
-    /// If the kernel rejects them.
+    ///
+    /// Fails if the kernel rejects a program.
     pub fn load_for(choice: Choice, config: VerifierConfig, sizes: Sizes, pins: Option<Pins>) -> Result<Self> {
         let Choice::Only(hook) = choice else {
             let mut verifier = Self::load(Hook::Xdp, config, sizes, pins)?;
@@ -177,7 +188,12 @@ impl Verifier {
         Self::load(hook, config, sizes, pins)
     }
 
-    /// Loads an object file with the verifier's maps and programs, and perhaps more: for benches.
+    /// Loads the programs from another object file, which has the verifier's maps and programs and possibly others. For
+    /// benches.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel rejects a program, or a map can't be made or taken over.
     #[doc(hidden)]
     pub fn load_object(
         object: &[u8],
@@ -227,6 +243,7 @@ impl Verifier {
             ls_since: object.table("ls_since")?,
             classes: (config.mark_mask != 0).then(|| object.table("classes")).transpose()?,
             protected: Protected::new(&object)?,
+            optional: object.table("optional")?,
             fragments: object.table("fragments")?,
             open_fragments: object.table("open_fragments")?,
             replays: object.table("replays")?,
@@ -234,6 +251,7 @@ impl Verifier {
             forgotten: object.table("forgotten")?,
             outbound: object.table("outbound")?,
             counters: object.table("counters")?,
+            cores: object.table("cores")?,
             samples: object.map("samples")?,
             flow_news: object.map("flow_news")?,
             config,
@@ -249,35 +267,40 @@ impl Verifier {
         Ok(loaded)
     }
 
-    /// Carries over the tokens in an outgrown replay table.
+    /// Copies the tokens of a replay table that another size replaces.
     fn carry_over(&self, old: MapHandle) -> Result<()> {
         let (offset, mut forgotten) = (self.clock.get(&0)?.unwrap_or_default(), self.forgotten()?);
         replays::carry_over(old, &self.replays, offset, &mut forgotten)?;
         self.note(&forgotten)
     }
 
-    /// Returns the programs' hook; if each interface has its own, XDP unless all are at tc.
+    /// Returns the hook of the programs. If this can differ between interfaces, returns tc if all attachments are at
+    /// tc, otherwise XDP.
     pub fn hook(&self) -> Hook {
         if self.at_tc.is_some() && self.attachments.are_at_tc() { Hook::Tc } else { self.hook }
     }
 
-    /// Returns the reason for an attached interface's hook.
+    /// Returns the reason why the interface with this name has its hook; empty if the programs are not attached to it.
     pub fn reason(&self, interface: &str) -> &str {
         self.reasons.get(interface).map_or("", String::as_str)
     }
 
-    /// Returns the settings that the programs were loaded with.
+    /// Returns the settings with which the programs were loaded.
     pub fn config(&self) -> &VerifierConfig {
         &self.config
     }
 
-    /// Returns the key of an epoch, if the verifier has it.
+    /// Returns the verifier key of an epoch, if the verifier has it.
     pub fn key(&self, epoch: wire::Epoch) -> Option<wire::VerifierKey> {
         let entry = self.epoch_keys.get(&u32::from(epoch.on_wire())).ok().flatten();
         entry.filter(|entry| entry.epoch != 0 && entry.epoch == epoch.0).map(|entry| verifier_key(&entry))
     }
 
-    /// Attaches to `interface`, or takes over an earlier process's pinned attachment.
+    /// Attaches to `interface`, or takes over the attachment that an earlier process pinned.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the interface has no Ethernet header, or if the kernel does not attach the program.
     pub fn attach(&mut self, interface: &Interface) -> Result<Mode> {
         anyhow::ensure!(
             interface.link_header == 14,
@@ -292,14 +315,22 @@ impl Verifier {
         Ok(mode)
     }
 
-    /// Makes the attachments outlive this process.
+    /// Pins the attachments, so that they outlive this process.
+    ///
+    /// # Errors
+    ///
+    /// Fails if an attachment can't be pinned.
     pub fn pin_links(&self) -> Result<()> {
         self.attachments.pin()
     }
 
-    /// Takes over all attachments of `old`, whether they are pinned or not. This verifier's programs replace the old
-    /// ones in place, so no packet passes unchecked. Both verifiers must have been loaded for the same hook setting
-    /// ([`Choice`]). Attachments whose interface no longer exists are dropped.
+    /// Takes over all attachments of `old`, whether they are pinned or not. The programs of this verifier replace those
+    /// of `old` in place, so that no packet passes unchecked. Both verifiers must have been loaded for the same
+    /// [`Choice`]. Attachments to interfaces that no longer exist are dropped.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a program can't be replaced.
     pub fn succeed(&mut self, old: &mut Self) -> Result<()> {
         let program = |hook| admission(&self.object, self.at_tc.as_ref(), hook);
         self.attachments.succeed(&mut old.attachments, program)?;
@@ -307,7 +338,7 @@ impl Verifier {
         Ok(())
     }
 
-    /// Detaches from one interface, which may be gone.
+    /// Detaches from one interface, which need not exist any more.
     pub fn forget(&mut self, name: &str) {
         self.attachments.forget(name, Spot::Admission(self.hook));
     }
@@ -317,30 +348,58 @@ impl Verifier {
         self.attachments.detach();
     }
 
-    /// Makes exactly these prefixes (address, length, services) the protected ones.
+    /// Protects exactly these prefixes, in place of the prefixes protected before. An entry consists of address, prefix
+    /// length and services.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn protect(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
         self.protected.replace(entries)
     }
 
-    /// Sets the offset from the programs' clock to Unix time, in nanoseconds (see [`crate::clock`]). If that makes the
-    /// clock jump, first records the times that the programs can no longer account for.
+    /// Makes exactly these TCP services optional receivers, in place of those before.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    ///
+    /// Fails if the kernel refuses access to the map, or if there are more services than it has room for.
+    pub fn make_optional(&self, services: &[(IpAddr, u16)]) -> Result<()> {
+        let wanted: Vec<_> = services.iter().map(|(address, port)| OptionalService::new(*address, *port)).collect();
+        for service in self.optional.keys().into_iter().filter(|service| !wanted.contains(service)) {
+            self.optional.remove(&service)?;
+        }
+        wanted.iter().try_for_each(|service| self.optional.set(service, &1))
+    }
+
+    /// Sets the offset from the programs' clock to Unix time, in nanoseconds (see [`crate::clock`]). If this makes the
+    /// clock jump, first records which times the programs have forgotten: the times for which they no longer know which
+    /// tokens were used and which grants were revoked.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn set_clock(&self, offset: u64) -> Result<()> {
+        if self.put_clock(offset)? {
+            clock::wait_for_tick();
+        }
+        Ok(())
+    }
+
+    fn put_clock(&self, offset: u64) -> Result<bool> {
         let before = self.clock.get(&0)?.unwrap_or_default();
-        if before != 0 && before.abs_diff(offset) >= STEP_MIN {
+        if before != 0 && before.abs_diff(offset) >= clock::STEP_MIN {
             let mut forgotten = self.forgotten()?;
             forgotten.jump(clock::coarse_to(before), clock::coarse_to(offset));
             self.note(&forgotten)?;
         }
-        self.clock.set(&0, &offset)
+        clock::put(&self.clock, offset)
     }
 
-    /// Returns the times that the programs can no longer account for because their clock jumped.
+    /// Returns the times that the programs have forgotten because their clock jumped (see [`Forgotten`]).
     ///
     /// # Errors
-    /// If the kernel refuses.
+    ///
+    /// Fails if the kernel refuses access to the map.
     pub fn forgotten(&self) -> Result<Forgotten> {
         Ok(self.forgotten.get(&0)?.unwrap_or_default())
     }
@@ -349,29 +408,52 @@ impl Verifier {
         if *forgotten == self.forgotten()? { Ok(()) } else { self.forgotten.set(&0, forgotten) }
     }
 
-    /// Resets clock and forgotten times to their state before the clock was first set: for tests that start afresh.
+    /// Resets the clock and the forgotten times to their state before the clock was first set. For tests.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     #[doc(hidden)]
     pub fn forget_clock(&self) -> Result<()> {
         self.clock.set(&0, &0)?;
         self.forgotten.set(&0, &Forgotten::default())
     }
 
-    /// Returns the number of packets counted so far under an outcome: a drop reason's number or one of [`counter`].
+    /// Returns the number of packets that have had this outcome so far. `outcome` is a drop reason's number or one of
+    /// [`counter`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn count(&self, outcome: u32) -> Result<u64> {
-        self.counters.sum_at(outcome)
+        let settled = if outcome == counter::FLOW { self.cores.sum_at(0)? } else { 0 };
+        Ok(self.counters.sum_at(outcome)? + settled)
     }
 
-    /// Returns the number of flows that the inside of a gateway has opened.
+    /// Returns the current number of flows that the inside of a gateway has opened.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn outbound(&self) -> Result<u32> {
         Ok(self.outbound.get(&0)?.unwrap_or_default())
     }
 
-    /// Returns all counters, by index.
+    /// Returns all counters. The position of a counter is its index: a drop reason's number, or one of [`counter`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn counts(&self) -> Result<Vec<u64>> {
         (0..counter::COUNT).map(|index| self.count(index)).collect()
     }
 
-    /// Removes flows that are idle or revoked, and grants and revocations that have expired, at `now` (Unix seconds).
+    /// Removes, at `now` (Unix seconds), flows that are idle or whose grants are revoked, and grants and revocations
+    /// that have expired.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not run the program for the sweep, or refuses access to a map.
     pub fn sweep(&self, now: u32) -> Result<Swept> {
         let program = self.object.runnable("sweep")?;
         let mut forgotten = self.forgotten()?;
@@ -386,8 +468,12 @@ impl Verifier {
         Ok(swept)
     }
 
-    /// Recounts the flows and grants of accounts after user space has removed some. Flows and grants that begin or end
-    /// concurrently may be missed.
+    /// Corrects the numbers of flows and grants in the entries of accounts, after user space has removed flows or
+    /// grants. Flows and grants that begin or end during the call can be missed.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn recount_accounts(&self) -> Result<()> {
         let mut counts: HashMap<u32, (u32, u32)> = HashMap::new();
         for (_, flow) in self.flows.entries().into_iter().filter(|(_, flow)| flow.has_grant() && flow.holder != 0) {
@@ -405,20 +491,33 @@ impl Verifier {
         Ok(())
     }
 
-    /// Takes over a flow that a peer gateway reported; returns one of [`wire::map::taken`].
+    /// Takes over a flow that a peer gateway reported. Returns the outcome: one of [`wire::map::taken`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not run the program that takes over flows.
     pub fn take_over(&self, mut received: ReceivedFlow) -> Result<u32> {
         let program = self.object.runnable("take_over")?;
         let input = ProgramInput { context_in: Some(received.as_mut_bytes()), ..ProgramInput::default() };
         Ok(program.test_run(input).context("cannot run the program that takes over flows")?.return_value)
     }
 
-    /// Opens the ring of flows that begin. Whenever the result is polled, it calls `each` with every such flow, if the
-    /// programs were loaded to report flows.
+    /// Opens the ring of new flows. Whenever the caller polls the result, `each` is called with every flow that has
+    /// begun, if the programs were loaded with the setting to report flows.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the ring can't be opened.
     pub fn flow_news(&self, each: impl FnMut(FlowNews) + Send + 'static) -> Result<RingBuffer<'static>> {
         ring::open(&[&self.flow_news], each)
     }
 
-    /// Opens the ring of drop samples. Whenever the result is polled, it calls `each` with every sample from now on.
+    /// Opens the ring of drop samples. Whenever the caller polls the result, `each` is called with every sample in the
+    /// ring.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the ring can't be opened.
     pub fn samples(&self, each: impl FnMut(DropSample) + Send + 'static) -> Result<RingBuffer<'static>> {
         ring::open(&[&self.samples], each)
     }
@@ -427,57 +526,19 @@ impl Verifier {
     pub(crate) fn object(&self) -> &Loaded {
         &self.object
     }
-
-    /// Opens a map beyond the verifier's own: for benches.
-    #[doc(hidden)]
-    pub fn table<K, V>(&self, name: &str) -> Result<Table<K, V>>
-    where
-        K: IntoBytes + FromBytes + zerocopy::Immutable,
-        V: IntoBytes + FromBytes + zerocopy::Immutable,
-    {
-        self.object.table(name)
-    }
-
-    /// Runs a program beyond the verifier's own on one frame: for benches.
-    #[doc(hidden)]
-    pub fn run_program(&self, name: &str, frame: &[u8], repeat: u32) -> Result<Ran> {
-        run::run(&self.object.runnable(name)?, frame, repeat)
-    }
-
-    /// Runs the program on one frame; see [`Hook::code`] for the meaning of its code.
-    pub fn run(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
-        run::run(&self.object.runnable("admit")?, frame, repeat)
-    }
-
-    /// Returns a program in a form that several threads can run concurrently: for tests.
-    #[doc(hidden)]
-    pub fn runner(&self, name: &str) -> Result<Runner> {
-        let program = self.object.program(name)?;
-        Ok(Runner::new(program.as_fd().try_clone_to_owned().context("cannot duplicate a file descriptor")?))
-    }
-
-    /// Runs the tc program on a packet with this mark, and returns the resulting mark as well.
-    pub fn run_marked(&self, frame: &[u8], mark: u32) -> Result<(Ran, u32)> {
-        run::run_marked(&self.object.runnable("admit")?, frame, mark)
-    }
-
-    /// Runs the tc program on a super-packet whose segments have this much payload.
-    pub fn run_segments(&self, frame: &[u8], segment: u32) -> Result<Ran> {
-        run::run_segments(&self.object.runnable("admit")?, frame, segment)
-    }
 }
 
-/// Returns the program that admits packets at this hook.
+/// Returns the program for admission at this hook.
 fn admission<'a>(object: &'a Loaded, at_tc: Option<&'a Loaded>, hook: Hook) -> Result<Program<'a>> {
     at_tc.filter(|_| hook == Hook::Tc).unwrap_or(object).program("admit")
 }
 
-/// Converts an epoch's key to the kernel program's form.
+/// Converts the verifier key of an epoch to the form in which the kernel program has it.
 pub fn epoch_key(epoch: wire::Epoch, key: &wire::VerifierKey) -> EpochKey {
     EpochKey { epoch: epoch.0, siphash: *key.of(wire::Suite::Siphash), aes: *key.of(wire::Suite::AesCmac) }
 }
 
-/// Converts an epoch's key from the kernel program's form.
+/// Converts an epoch's key from the form of the kernel program.
 fn verifier_key(entry: &EpochKey) -> wire::VerifierKey {
     let mut bytes = [0; 32];
     bytes[..16].copy_from_slice(&entry.siphash);

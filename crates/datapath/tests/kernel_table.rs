@@ -9,6 +9,7 @@ use datapath::hook::Hook;
 use datapath::verifier::Sizes;
 use engine::agent::insertion::Action;
 use engine::verifier::{CLOCK_SKEW_MAX, Outcome};
+use std::time::{Duration, Instant};
 use table::agent::Known;
 use table::{Case, Step, Transport};
 use wire::map::{SecretEntry, VerifierConfig, counter};
@@ -16,72 +17,100 @@ use wire::shim::Content;
 use wire::{Carrier, Holder, Pair, ServerSecret};
 use world::{Deciders, Grant, LsPair, NOW};
 
+/// Time within which a packet is certainly decided in the second that the clock was set to a fifth into.
+const IN_TIME: Duration = Duration::from_millis(700);
+/// How often a case is checked on a busy machine.
+const TRIES: u32 = 5;
+
+/// Checks each case. A case that fails is checked again if a packet of it was not decided within the second that the
+/// clock was set to, because another process had the processor meanwhile.
 fn check(deciders: &mut Deciders, cases: &[Case], failures: &mut Vec<String>) {
     for case in cases {
-        deciders.forget();
-        let mut now = NOW;
-        deciders.set_clock(now);
-        for (index, step) in case.steps.iter().enumerate() {
-            match step {
-                Step::Wait(seconds) => {
-                    let end = now + seconds;
-                    while now < end {
-                        now = end.min(now + CLOCK_SKEW_MAX);
-                        deciders.set_clock(now);
+        let mut tries = 0;
+        let failed = loop {
+            let mut slowest = Duration::ZERO;
+            let failed = check_one(deciders, case, &mut slowest);
+            tries += 1;
+            if failed.is_empty() || slowest < IN_TIME || tries == TRIES {
+                break failed;
+            }
+        };
+        failures.extend(failed);
+    }
+}
+
+/// Checks one case and returns what failed; `slowest` becomes the longest time in which a packet was decided.
+fn check_one(deciders: &mut Deciders, case: &Case, slowest: &mut Duration) -> Vec<String> {
+    let mut failures = Vec::new();
+    deciders.forget();
+    let mut now = NOW;
+    deciders.set_clock(now);
+    for (index, step) in case.steps.iter().enumerate() {
+        match step {
+            Step::Wait(seconds) => {
+                let end = now + seconds;
+                while now < end {
+                    now = end.min(now + CLOCK_SKEW_MAX);
+                    deciders.set_clock(now);
+                }
+            }
+            Step::Leap(seconds) => {
+                now += seconds;
+                deciders.set_clock(now);
+            }
+            Step::Back(seconds) => {
+                now -= seconds;
+                deciders.set_clock(now);
+            }
+            Step::Revoke(handle) => deciders.revoke(*handle, now + 3600),
+            Step::RevokeUntil(handle, expires) => deciders.revoke(*handle, *expires),
+            Step::ShutOut(account) => deciders.shut_out(*account, now + 3600),
+            Step::End(holder) => deciders.end_session(*holder, now + 3600),
+            Step::Tell(pair) => deciders.tell(pair),
+            Step::Sweep => deciders.sweep(now),
+            Step::Inside { packet, outcome, out } => {
+                deciders.set_clock(now);
+                let began = Instant::now();
+                let decided = deciders.verify_inside(packet, now);
+                *slowest = began.elapsed().max(*slowest);
+                for (who, (got, left)) in ["rust", "kernel"].into_iter().zip(decided) {
+                    let place = format!("{} ({}), step {index}, {who}, inside", case.name, case.clause);
+                    if got != *outcome {
+                        failures.push(format!("{place}: {got:?}, not {outcome:?}\n  {:.200}", hex::encode(packet)));
+                    } else if left != *out {
+                        let (left, out) = (hex::encode(left), hex::encode(out));
+                        failures.push(format!("{place}: the packet is\n  {left}, not\n  {out}"));
                     }
                 }
-                Step::Leap(seconds) => {
-                    now += seconds;
-                    deciders.set_clock(now);
-                }
-                Step::Back(seconds) => {
-                    now -= seconds;
-                    deciders.set_clock(now);
-                }
-                Step::Revoke(handle) => deciders.revoke(*handle, now + 3600),
-                Step::RevokeUntil(handle, expires) => deciders.revoke(*handle, *expires),
-                Step::ShutOut(account) => deciders.shut_out(*account, now + 3600),
-                Step::End(holder) => deciders.end_session(*holder, now + 3600),
-                Step::Tell(pair) => deciders.tell(pair),
-                Step::Sweep => deciders.sweep(now),
-                Step::Inside { packet, outcome, out } => {
-                    deciders.set_clock(now);
-                    for (who, (got, left)) in ["rust", "kernel"].into_iter().zip(deciders.verify_inside(packet, now)) {
-                        let place = format!("{} ({}), step {index}, {who}, inside", case.name, case.clause);
-                        if got != *outcome {
-                            failures.push(format!("{place}: {got:?}, not {outcome:?}\n  {:.200}", hex::encode(packet)));
-                        } else if left != *out {
-                            let (left, out) = (hex::encode(left), hex::encode(out));
-                            failures.push(format!("{place}: the packet is\n  {left}, not\n  {out}"));
-                        }
-                    }
-                }
-                Step::Frame { frame, .. } if !world::runs(deciders.kernel.hook(), frame) => {}
-                Step::Frame { frame, outcome, out } => {
-                    deciders.set_clock(now);
-                    for (who, (got, left)) in ["rust", "kernel"].into_iter().zip(deciders.verify(frame, now)) {
-                        let hook = deciders.kernel.hook().name();
-                        let place = format!("{} ({}), step {index}, {who}, {hook}", case.name, case.clause);
-                        if got != *outcome {
-                            failures.push(format!("{place}: {got:?}, not {outcome:?}\n  {:.200}", hex::encode(frame)));
-                        } else if left != *out {
-                            let (left, out) = (hex::encode(left), hex::encode(out));
-                            failures.push(format!("{place}: the packet is\n  {left}, not\n  {out}"));
-                        }
+            }
+            Step::Frame { frame, .. } if !world::runs(deciders.kernel.hook(), frame) => {}
+            Step::Frame { frame, outcome, out } => {
+                deciders.set_clock(now);
+                let began = Instant::now();
+                let decided = deciders.verify(frame, now);
+                *slowest = began.elapsed().max(*slowest);
+                for (who, (got, left)) in ["rust", "kernel"].into_iter().zip(decided) {
+                    let hook = deciders.kernel.hook().name();
+                    let place = format!("{} ({}), step {index}, {who}, {hook}", case.name, case.clause);
+                    if got != *outcome {
+                        failures.push(format!("{place}: {got:?}, not {outcome:?}\n  {:.200}", hex::encode(frame)));
+                    } else if left != *out {
+                        let (left, out) = (hex::encode(left), hex::encode(out));
+                        failures.push(format!("{place}: the packet is\n  {left}, not\n  {out}"));
                     }
                 }
             }
         }
-        let flows: std::collections::BTreeMap<_, _> = deciders.kernel.flows.entries().into_iter().collect();
-        let accounts: std::collections::BTreeMap<_, _> = deciders.kernel.accounts.entries().into_iter().collect();
-        if accounts != deciders.model.accounts {
-            failures
-                .push(format!("{}: accounts differ: {accounts:?}, modelled {:?}", case.name, deciders.model.accounts));
-        }
-        if flows != deciders.model.flows {
-            failures.push(format!("{}: the flow tables differ", case.name));
-        }
     }
+    let flows: std::collections::BTreeMap<_, _> = deciders.kernel.flows.entries().into_iter().collect();
+    let accounts: std::collections::BTreeMap<_, _> = deciders.kernel.accounts.entries().into_iter().collect();
+    if accounts != deciders.model.accounts {
+        failures.push(format!("{}: accounts differ: {accounts:?}, modelled {:?}", case.name, deciders.model.accounts));
+    }
+    if flows != deciders.model.flows {
+        failures.push(format!("{}: the flow tables differ", case.name));
+    }
+    failures
 }
 
 fn report(failures: &[String], rows: usize) {
@@ -96,6 +125,7 @@ fn kernel_and_rust_agree_on_every_row() {
     cases.extend(table::forms::cases());
     cases.extend(table::attacks::cases());
     cases.extend(table::streams::cases());
+    cases.extend(table::optional::cases());
     cases.extend(table::accounts::cases());
     cases.extend(table::clocks::cases());
     cases.extend(table::sealed::cases());
@@ -221,12 +251,13 @@ fn kernel_that_observes_drops_nothing_but_tokens_in_streams_and_counts_the_same(
     cases.extend(table::forms::cases());
     cases.extend(table::attacks::cases());
     cases.extend(table::streams::cases());
+    cases.extend(table::optional::cases());
     cases.extend(table::accounts::cases());
     let observing = wire::map::VerifierConfig { observe: 1, ..world::config() };
     let mut failures = Vec::new();
     for hook in Hook::ALL {
         // A packet that a row drops passes here; `judge` checks the return code against the outcome, observing.
-        check(&mut Deciders::new(hook, observing, &world::receivers()), &cases, &mut failures);
+        check(&mut Deciders::new(hook, observing, &world::receivers()).with_tunnel(), &cases, &mut failures);
     }
     let inside = table::sealed::cases();
     let mut deciders = Deciders::new(Hook::Tc, observing, &world::receivers()).with_tunnel();
@@ -288,6 +319,34 @@ fn kernel_forgets_no_revocation_when_thousands_of_others_end() {
         for (outcome, _) in deciders.verify(&first, NOW) {
             assert_eq!(outcome, Outcome::Drop(wire::DropReason::Revoked));
         }
+    }
+}
+
+/// Sends a row's datagram so many times, and returns how many carried a token. Both deciders agree on each.
+fn tokens(agents: &mut Agents, row: &table::agent::Row, seconds: u32, datagrams: usize) -> usize {
+    let mut tokens = 0;
+    for number in 0..datagrams {
+        let [modelled, emitted] = agents.insert(&row.frame, NOW + seconds);
+        assert!(modelled == emitted, "{}: datagram {number} at {seconds} s: {modelled:?}, {emitted:?}", row.name);
+        tokens += usize::from(modelled.0 == Action::Token);
+    }
+    assert!(agents.agree(), "{} at {seconds} s", row.name);
+    tokens
+}
+
+#[test]
+fn kernel_and_rust_insert_the_same_along_a_flow_of_datagrams() {
+    let mut agents = Agents::new();
+    for row in table::agent::rows().iter().filter(|row| row.name.contains("udp, siphash")) {
+        agents.know(row);
+        assert_eq!(tokens(&mut agents, row, 0, 1000), 4 + 7, "the first four, the 8th, … the 512th");
+        assert_eq!(tokens(&mut agents, row, 1, 1000), 2, "the second's first, and the 1024th");
+        assert_eq!(tokens(&mut agents, row, 2, 1000), 2, "the second's first, and the 2048th");
+        agents.answer();
+        assert_eq!(tokens(&mut agents, row, 2, 10), 0, "an answered flow");
+        assert_eq!(tokens(&mut agents, row, 16, 10), 0, "14 s after the last token");
+        assert_eq!(tokens(&mut agents, row, 17, 10), 1, "15 s after the last token");
+        assert_eq!(tokens(&mut agents, row, 32, 10), 5, "a flow that was silent for 15 s begins anew");
     }
 }
 

@@ -6,7 +6,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// All is well.
+    /// The check found no fault.
     Ok,
     /// The item works, but could be better.
     Warn,
@@ -27,7 +27,7 @@ impl State {
 /// Result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// Interface that was checked; none if the check concerns the host.
+    /// Interface that was checked; `None` if the check concerns the host.
     pub interface: Option<String>,
     /// Name of the check.
     pub check: &'static str,
@@ -35,7 +35,7 @@ pub struct Check {
     pub state: State,
     /// Finding, in one line.
     pub found: String,
-    /// Advice; none if all is well.
+    /// Advice; `None` if the check found no fault.
     pub remedy: Option<String>,
 }
 

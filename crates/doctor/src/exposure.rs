@@ -1,5 +1,5 @@
-//! Checks for gaps in the protection by this host's verifiers: unprotected sockets, and ways into this host past a
-//! verifier.
+//! Checks for gaps in the protection by this host's verifiers: unprotected sockets, and ways into this host that lead
+//! around the verifiers.
 
 use crate::Check;
 use crate::host::why;
@@ -7,9 +7,11 @@ use datapath::Pins;
 use datapath::coverage::{OpenWay, open_ways};
 use datapath::interface::layers;
 use datapath::local::Local;
+use datapath::optional;
 use datapath::protected::Protected;
 use datapath::sockets::{self, Listener, Outside};
 use std::fs;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 const TCP: u8 = 6;
@@ -17,7 +19,7 @@ const TCP: u8 = 6;
 /// Checks each verifier whose daemon runs in this network namespace.
 pub(crate) fn outside() -> Vec<Check> {
     let verifiers = Pins::all().into_iter().filter(|pins| pins.name().starts_with("verifier-") && is_here(pins));
-    verifiers.flat_map(|pins| [ways(&pins), sockets_of(&pins)]).collect()
+    verifiers.flat_map(|pins| [Some(ways(&pins)), Some(sockets_of(&pins)), optional_of(&pins)]).flatten().collect()
 }
 
 fn sockets_of(pins: &Pins) -> Check {
@@ -25,6 +27,20 @@ fn sockets_of(pins: &Pins) -> Check {
         Ok((protected, local)) => told(&pins.name(), &sockets::outside(&protected, &local)),
         Err(error) => Check::warn("sockets", why(&error), "run it as root"),
     }
+}
+
+/// Lists the services that the operator has opened to everybody, if there are any.
+fn optional_of(pins: &Pins) -> Option<Check> {
+    match optional::pinned(pins) {
+        Ok(services) => open_to_everybody(&pins.name(), &services),
+        Err(error) => Some(Check::warn("optional", why(&error), "run it as root")),
+    }
+}
+
+fn open_to_everybody(verifier: &str, services: &[SocketAddr]) -> Option<Check> {
+    let all: Vec<_> = services.iter().map(|service| format!("tcp {service}")).collect();
+    let found = format!("{verifier}: everybody may reach, with or without a token: {}", all.join(", "));
+    (!all.is_empty()).then(|| Check::ok("optional", found))
 }
 
 fn ways(pins: &Pins) -> Check {
@@ -52,8 +68,8 @@ fn is_here(pins: &Pins) -> bool {
     holder.is_some() && holder == network("self")
 }
 
-/// Reports unprotected sockets. An entirely unprotected service is fine; one that is protected at some addresses only
-/// is a mistake.
+/// Reports unprotected sockets. A service that is unprotected at every address needs no protection; a service that is
+/// protected at some of its addresses only is a mistake.
 fn told(verifier: &str, all: &[Outside]) -> Check {
     let name =
         |Listener { protocol, address }: Listener| format!("{} {address}", if protocol == TCP { "tcp" } else { "udp" });
@@ -82,6 +98,14 @@ fn told(verifier: &str, all: &[Outside]) -> Check {
 mod tests {
     use super::*;
     use crate::State;
+
+    #[test]
+    fn services_that_are_open_to_everybody_are_named() {
+        let services = ["192.0.2.20:443", "[2001:db8::20]:443"].map(|text| text.parse().expect("an address"));
+        let check = open_to_everybody("verifier-main", &services).expect("a check");
+        assert!(check.found.ends_with("tcp 192.0.2.20:443, tcp [2001:db8::20]:443"), "{}", check.found);
+        assert!(open_to_everybody("verifier-main", &[]).is_none());
+    }
 
     fn outside(port: u16, partly: bool) -> Outside {
         let address = ([0, 0, 0, 0], port).into();

@@ -12,7 +12,7 @@ use std::fs;
 use std::path::Path;
 use wire::map::VerifierConfig;
 
-/// Required capabilities, numbered as in linux/capability.h.
+/// Numbers (from linux/capability.h) and names of the required capabilities.
 const CAPABILITIES: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (38, "CAP_PERFMON"), (39, "CAP_BPF")];
 /// The capability that includes CAP_PERFMON and CAP_BPF.
 const CAP_SYS_ADMIN: u32 = 21;
@@ -91,8 +91,8 @@ pub(crate) fn why(error: &Error) -> String {
     if what == cause { what } else { format!("{what}: {cause}") }
 }
 
-/// Checks for the kernel's type information. Vouchsafe's programs carry their own types; the kernel's tell the verifier
-/// the layout of the kernel's sockets.
+/// Checks for the kernel's type information. Vouchsafe's programs carry their own types. The verifier needs the
+/// kernel's to know the layout of the kernel's sockets.
 pub(crate) fn btf() -> Check {
     let there = Path::new("/sys/kernel/btf/vmlinux").exists();
     Check::ok(
@@ -111,6 +111,29 @@ pub(crate) fn file_system() -> Check {
     }
     let remedy = "`mount -t bpf bpf /sys/fs/bpf` before the units start; systemd does so at boot";
     Check::warn("bpffs", "not mounted at /sys/fs/bpf", remedy)
+}
+
+/// Checks what sealed tunnels need of an agent's host: the driver of their device, and a filter that lets in what comes
+/// out of it.
+pub(crate) fn tunnels() -> Check {
+    let filter = fs::read_to_string("/proc/sys/net/ipv4/conf/all/rp_filter").unwrap_or_default();
+    tunnel_needs(Path::new("/dev/net/tun").exists(), filter.trim())
+}
+
+fn tunnel_needs(driver: bool, filter: &str) -> Check {
+    if !driver {
+        return Check::warn("tunnels", "no /dev/net/tun: no sealed tunnels", "load the driver: `modprobe tun`");
+    }
+    // Strict filtering for all interfaces cannot be turned off for one.
+    if filter == "1" {
+        let found = "net.ipv4.conf.all.rp_filter is 1: the kernel drops what comes out of sealed tunnels";
+        return Check::warn(
+            "tunnels",
+            found,
+            "`sysctl net.ipv4.conf.all.rp_filter=2`, if sealed tunnels are used here",
+        );
+    }
+    Check::ok("tunnels", "sealed tunnels can have a device, and packets out of it get in")
 }
 
 /// Checks for pins that daemons left in the kernel, and whether the daemons run.
@@ -138,6 +161,13 @@ fn kept(name: &str, holder: Option<u32>, links: &[String]) -> Check {
 mod tests {
     use super::*;
     use crate::State;
+
+    #[test]
+    fn a_strict_filter_and_a_missing_driver_are_no_place_for_tunnels() {
+        let state = |driver, filter| tunnel_needs(driver, filter).state;
+        assert!(matches!(state(true, "0"), State::Ok) && matches!(state(true, "2"), State::Ok));
+        assert!(matches!(state(true, "1"), State::Warn) && matches!(state(false, "0"), State::Warn));
+    }
 
     #[test]
     fn kernels_before_6_1_are_too_old() {

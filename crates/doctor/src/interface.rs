@@ -61,9 +61,10 @@ fn chosen(favours_tc: Option<String>, mode: Option<Mode>) -> Check {
 /// State of XDP on an interface.
 enum Xdp {
     Free(Mode),
-    /// XDP was not tried; whether the driver has native XDP, if the driver says so.
+    /// XDP is free, but was not tried. The value tells whether the driver supports native XDP, if the driver reports
+    /// it.
     Untried(Option<bool>),
-    /// XDP is generic, because the driver refused native XDP.
+    /// Only generic XDP works, because the driver refused native XDP for this reason.
     Fallback(String),
     Ours(Option<Mode>),
     Taken(Occupant),
@@ -131,7 +132,7 @@ impl Xdp {
     }
 }
 
-/// Checks the MTU. Vouchsafe's programs accept packets in several buffers (XDP frags); drivers may not.
+/// Checks the MTU. Vouchsafe's programs accept packets in several buffers (XDP frags); some drivers don't.
 fn length(mtu: u32, mode: Option<Mode>) -> Check {
     match mode {
         _ if mtu <= MTU_IN_ONE_PIECE => Check::ok("mtu", format!("{mtu}")),

@@ -23,10 +23,10 @@ const EXAMPLES: &str = "Examples:
 
 /// Show what this kernel and its interfaces can do, with remedies for what is missing
 ///
-/// Loads the programs of verifier and agent, but does not attach them. To an interface that is given, unless an XDP
-/// program is attached to it, it attaches a program that passes everything, for a moment, as the verifier would: some
-/// network cards pause meanwhile, and generic XDP turns off the card's merging of received packets. For other
-/// interfaces it asks the driver. Run it as root. Exit code 1 if something is missing.
+/// Loads the programs of verifier and agent, but does not attach them. To each interface that is given, it attaches for
+/// a moment a program that passes every packet, unless the interface has an XDP program already. Some network cards
+/// pause while it is attached, and generic XDP turns off the card's merging of received packets. For other interfaces
+/// it asks the driver. Run it as root. Exit code 1 if something is missing.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
@@ -40,6 +40,10 @@ pub struct Arguments {
 }
 
 /// Runs the checks and prints the results; exit code 1 if something is missing.
+///
+/// # Errors
+///
+/// Fails if an interface does not exist, or if standard output can't be written.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let checks = checks(&arguments.interfaces)?;
     let text = match arguments.json {
@@ -70,7 +74,7 @@ pub fn checks(names: &[String]) -> Result<Vec<Check>> {
     // Without the privileges these checks would fail, and say nothing about the kernel.
     let probe = may.then(Probe::load);
     checks.extend(probe.iter().flat_map(host::programs));
-    checks.extend([host::btf(), host::file_system(), clock::synchronised()]);
+    checks.extend([host::btf(), host::file_system(), host::tunnels(), clock::synchronised()]);
     checks.extend(host::pinned());
     checks.extend(exposure::outside());
     let probe = probe.and_then(Result::ok);

@@ -1,7 +1,7 @@
 //! The C interface of [`reach`]; `include/vouchsafe.h` describes it.
 //!
-//! Each function takes pointers that the header's contract makes valid, and stops a panic before it gets into the
-//! caller's frames.
+//! The pointers that each function takes must be valid as the header's contract says. Each function catches a panic
+//! before it reaches the caller's frames.
 
 use reach::{Datagrams, Error, Places, Session, Timeouts};
 use std::cell::RefCell;
@@ -14,15 +14,16 @@ use std::ptr::null_mut;
 use std::time::Duration;
 
 thread_local! {
-    /// The reason of the last failure on this thread.
+    /// The reason for the last failure on this thread.
     static REASON: RefCell<CString> = RefCell::default();
 }
 
-/// Opens the user's session.
+/// Opens the user's session. `dir` is the folder of the user's own session; null means the usual folder. Returns null
+/// if this fails.
 ///
 /// # Safety
 ///
-/// `dir` is null, or a text that ends in zero.
+/// `dir` must be null, or a NUL-terminated text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_open(dir: *const c_char) -> *mut Session {
     // SAFETY: the caller keeps the contract.
@@ -40,11 +41,11 @@ pub unsafe extern "C" fn vouchsafe_open(dir: *const c_char) -> *mut Session {
     guarded(open).map_or(null_mut(), |session| Box::into_raw(Box::new(session)))
 }
 
-/// Connects by TCP.
+/// Connects to a host by TCP. Returns the connected socket, or -1 if this fails.
 ///
 /// # Safety
 ///
-/// `session` comes from [`vouchsafe_open`] and was not closed; `host` is a text that ends in zero.
+/// `session` must come from [`vouchsafe_open`] and must not be closed; `host` must be a NUL-terminated text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_connect(
     session: *mut Session,
@@ -65,11 +66,11 @@ pub unsafe extern "C" fn vouchsafe_connect(
     guarded(connect).map_or(-1, IntoRawFd::into_raw_fd)
 }
 
-/// Opens a UDP flow.
+/// Opens a UDP flow. Returns null if this fails.
 ///
 /// # Safety
 ///
-/// As [`vouchsafe_connect`].
+/// As for [`vouchsafe_connect`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_udp(session: *mut Session, address: *const c_char, port: u16) -> *mut Datagrams {
     // SAFETY: the caller keeps the contract.
@@ -83,11 +84,11 @@ pub unsafe extern "C" fn vouchsafe_udp(session: *mut Session, address: *const c_
     guarded(open).map_or(null_mut(), |flow| Box::into_raw(Box::new(flow)))
 }
 
-/// Returns a flow's socket.
+/// Returns a flow's socket, or -1 if `flow` is null.
 ///
 /// # Safety
 ///
-/// `flow` comes from [`vouchsafe_udp`] and was not closed.
+/// `flow` must be null, or come from [`vouchsafe_udp`] and not be closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_udp_socket(flow: *const Datagrams) -> c_int {
     // SAFETY: the caller keeps the contract.
@@ -98,7 +99,7 @@ pub unsafe extern "C" fn vouchsafe_udp_socket(flow: *const Datagrams) -> c_int {
 ///
 /// # Safety
 ///
-/// `flow` comes from [`vouchsafe_udp`] and was not closed; `bytes` points to `length` bytes.
+/// `flow` must come from [`vouchsafe_udp`] and must not be closed; `bytes` must point to `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_udp_send(flow: *mut Datagrams, bytes: *const c_void, length: usize) -> c_int {
     let send = || {
@@ -115,7 +116,7 @@ pub unsafe extern "C" fn vouchsafe_udp_send(flow: *mut Datagrams, bytes: *const 
 ///
 /// # Safety
 ///
-/// `flow` comes from [`vouchsafe_udp`] and was not closed; `bytes` points to room for `length` bytes.
+/// `flow` must come from [`vouchsafe_udp`] and must not be closed; `bytes` must point to room for `length` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_udp_receive(flow: *mut Datagrams, bytes: *mut c_void, length: usize) -> i64 {
     let receive = || {
@@ -133,7 +134,7 @@ pub unsafe extern "C" fn vouchsafe_udp_receive(flow: *mut Datagrams, bytes: *mut
 ///
 /// # Safety
 ///
-/// `flow` is null, or comes from [`vouchsafe_udp`] and was not closed.
+/// `flow` must be null, or come from [`vouchsafe_udp`] and not be closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_udp_close(flow: *mut Datagrams) {
     if !flow.is_null() {
@@ -142,7 +143,7 @@ pub unsafe extern "C" fn vouchsafe_udp_close(flow: *mut Datagrams) {
     }
 }
 
-/// Returns the reason of the last failure on this thread.
+/// Returns the reason for the last failure on this thread. The text is valid until the next call on this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn vouchsafe_error() -> *const c_char {
     REASON.with_borrow(|reason| reason.as_ptr())
@@ -152,7 +153,7 @@ pub extern "C" fn vouchsafe_error() -> *const c_char {
 ///
 /// # Safety
 ///
-/// `session` is null, or comes from [`vouchsafe_open`] and was not closed.
+/// `session` must be null, or come from [`vouchsafe_open`] and not be closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_close(session: *mut Session) {
     if !session.is_null() {
@@ -161,12 +162,12 @@ pub unsafe extern "C" fn vouchsafe_close(session: *mut Session) {
     }
 }
 
-/// Runs the work of a call. On failure sets the reason and `errno`.
+/// Runs the work of a call. On failure, records the reason and sets `errno`.
 fn guarded<T>(work: impl FnOnce() -> Result<T, Error>) -> Option<T> {
     let (why, number) = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => return Some(value),
         Ok(Err(error)) => (error.to_string(), error.errno()),
-        Err(_) => ("a fault in the library, which it has printed".to_owned(), libc::EFAULT),
+        Err(_) => ("the library has a fault, which it has printed on standard error".to_owned(), libc::EFAULT),
     };
     REASON.set(CString::new(why.replace('\0', "?")).unwrap_or_default());
     set_errno(number);
@@ -190,11 +191,11 @@ fn missing() -> Error {
     Error::Folder("a pointer is NULL that must not be: see vouchsafe.h".to_owned())
 }
 
-/// Reads a text of the caller's; `None` for null.
+/// Reads a text from the caller; returns `None` for null.
 ///
 /// # Safety
 ///
-/// `text` is null, or a text that ends in zero and lives for as long as the result.
+/// `text` must be null, or a NUL-terminated text that lives for as long as the result.
 unsafe fn text<'a>(text: *const c_char) -> Option<Result<&'a str, Error>> {
     if text.is_null() {
         return None;

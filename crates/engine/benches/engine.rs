@@ -1,12 +1,14 @@
-//! Cost of a decision, alone and with the grant's MAC, for a thousand to a million receivers with a thousand entries
-//! each; memory use; duration of loading and of changes; and the effect of a writer on readers.
+//! Measures what a decision costs (with and without the grant's MAC), how much memory a rulebook takes, how long
+//! loading and changes take, and how a writer affects readers. The rulebooks have a thousand to a million receivers
+//! with a thousand entries each.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is a walk over as much memory as the
-//! entries take, in huge pages like them: single reads, the address of each depending on the previous one. Every
-//! request is made once, for a random receiver and sender, so that caches contain what they would in use. Each request
-//! is timed separately; `engine.clock_ns` is the cost of the clock, which is not subtracted. Only `engine.issue_ns` is
-//! for requests in batches of 32, mostly allowed ones, and timed as a whole; `issue_alone_ns`, `issue_p50_ns` and
-//! `issue_p99_ns` are for single requests.
+//! Prints one JSON object, which `cargo xtask bench` collects. For comparison, it also measures a walk over as much
+//! memory as the entries take, in huge pages as for the entries: a chain of single reads, in which each address depends
+//! on the previous read. Every request is made once, for a random receiver and sender, so that the caches contain what
+//! they would contain in real use. Each request is timed separately; `engine.clock_ns` is the cost of the clock, which
+//! is not subtracted. Only `engine.issue_ns` is measured differently: its requests, most of which are allowed, are made
+//! in batches of 32, and a batch is timed as a whole. `issue_alone_ns`, `issue_p50_ns` and `issue_p99_ns` are for
+//! single requests.
 
 #[path = "engine/world.rs"]
 mod world;
@@ -15,6 +17,7 @@ use arc_swap::ArcSwap;
 use engine::policy::rulebook::{Decision, Rulebook};
 use measure::memory::Walk;
 use measure::{Bound, Figures, Yardstick};
+use std::fs;
 use std::hint::black_box;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -65,6 +68,14 @@ fn main() {
     figures.print();
 }
 
+/// Asks the kernel to free its file cache and to join free pages. Earlier programs leave memory in pieces, of which the
+/// kernel can make no huge pages. Does nothing without root.
+fn make_room() {
+    for setting in ["drop_caches", "compact_memory"] {
+        let _ = fs::write(format!("/proc/sys/vm/{setting}"), "1");
+    }
+}
+
 fn measure(receivers: usize) {
     let mut figures = Figures::default();
     let clock = spread((0..REQUESTS).map(|_| time(|| ()).1).collect());
@@ -78,6 +89,7 @@ fn size(receivers: usize, figures: &mut Figures) {
     let named = |name: &str| format!("engine.{name}{suffix}");
     let before = resident();
     let (world, mut book, loading) = World::load(receivers);
+    make_room();
     // The authority does this with a policy that comes into force, too.
     let (_, gathering) = time(|| shell::memory::into_huge_pages().expect("its own memory"));
     let (taken, entries) = (resident() - before, (receivers * ENTRIES) as f64);

@@ -1,13 +1,15 @@
-//! Cost of a request for a path segment at the authority, from the question to the option with its proofs, with a
-//! thousand to a million clients that may send to some receiver: for requests that are allowed, and for those that are
-//! denied. The network and the seal of requests are not included.
+//! Measures what a request for a path segment costs the authority, from the received request to the finished Geneve
+//! option with its proofs. A thousand to a million clients are allowed to send to some receiver. Requests that are
+//! allowed and requests that are denied are measured separately. The times include neither the network nor the seal of
+//! requests.
 //!
-//! After Table I of SVLAN, with a smaller database: the paper has up to a million clients with a thousand authorized
-//! senders each (10⁹ entries), this bench a million entries in all. `benches/engine.rs` uses as many entries as fit in
-//! memory, up to 10⁹.
+//! Repeats the measurement in Table I of the SVLAN paper, with a smaller database: the paper has up to a million
+//! clients with a thousand authorized senders each (10⁹ entries), this bench has a million entries in all.
+//! `benches/engine.rs` uses as many entries as fit in memory, up to 10⁹.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is a walk over as much memory as the rules
-//! take. The clients are drawn at random, so that caches contain what they would in use.
+//! Prints one JSON object, which `cargo xtask bench` collects. For comparison, it also measures a walk over as much
+//! memory as the rules take. The clients are drawn at random, so that the caches contain what they would contain in
+//! real use.
 
 use engine::issuing::segment::{Give, Giver};
 use engine::model::Given;

@@ -1,4 +1,5 @@
-//! State machine of the agent, without IO: which packets carry which tokens, and what to fetch from the authority.
+//! State machine of the agent, without IO: it decides which packets carry which tokens, and which grants to request
+//! from the authority.
 //!
 //! Method calls deliver events. [`Agent::poll`] returns the effects as values: entries of kernel maps, requests to the
 //! authority, frames to send. `now` is the time since boot, which the kernel program uses too. Unix times are those of
@@ -7,11 +8,13 @@
 
 mod clock;
 pub mod consent;
+pub mod datagrams;
 mod fetches;
 pub mod frame;
 mod grants;
 mod held_grant;
 pub mod insertion;
+pub mod ladder;
 mod queue;
 mod receivers;
 mod session;
@@ -40,27 +43,29 @@ use std::time::Duration;
 use wire::map::{GrantEntry, GrantSlot, Owner, owner};
 use wire::{Destination, Handle, ls};
 
-/// A logged-in user of this machine, as the kernel program identifies them. Never 0, and unchanged by a restart.
+/// The number by which the kernel program identifies a user of this machine. It is never 0 and does not change when the
+/// agent restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Subject(u32);
 
 impl Subject {
-    /// Returns the subject of a user. The highest user id, which means "no change" to the kernel, is no user's.
+    /// Returns the subject of a user id. The kernel uses the highest user id to mean "no change", so this id has no
+    /// subject of its own: it shares the subject of the next lower id.
     pub const fn of_user(uid: u32) -> Self {
         Self(uid.saturating_add(1))
     }
 
-    /// Returns the user id.
+    /// Returns the user id of this subject.
     pub const fn user(self) -> u32 {
         self.0 - 1
     }
 
-    /// Returns the number that the kernel's maps contain.
+    /// Returns the number that stands for this subject in the kernel's maps.
     pub const fn number(self) -> u32 {
         self.0
     }
 
-    /// Returns the slot of a destination in the kernel's grants.
+    /// Returns the key of the entry for this subject and destination in the kernel's grant map.
     pub fn slot(self, to: &Destination) -> GrantSlot {
         GrantSlot::new(self.0, to)
     }
@@ -70,9 +75,10 @@ impl Subject {
     }
 }
 
-/// Maximum number of receivers per session, so that one person's authority can't fill the kernel's tables for everyone.
+/// Maximum number of receivers per session. Without a limit, an authority that one user chose could fill the kernel's
+/// tables, which all users share.
 pub const RECEIVERS_MAX: usize = 4096;
-/// Maximum number of spans of ports in a session's receivers.
+/// Maximum number of port ranges in all receivers of a session together.
 const SPANS_MAX: usize = 16 * RECEIVERS_MAX;
 
 /// Error: a session has more receivers than it may have.
@@ -85,7 +91,12 @@ pub struct TooManyReceivers {
     spans: usize,
 }
 
-/// Checks that a session may have these receivers.
+/// Checks the limits on a session's receivers.
+///
+/// # Errors
+///
+/// Fails if there are more than [`RECEIVERS_MAX`] receivers, or if all receivers together have more port ranges than a
+/// session is allowed to have.
 pub fn check_receivers(receivers: &[Receiver]) -> Result<(), TooManyReceivers> {
     let spans = receivers.iter().map(|receiver| receiver.services.len()).sum();
     if receivers.len() > RECEIVERS_MAX || spans > SPANS_MAX {
@@ -94,11 +105,11 @@ pub fn check_receivers(receivers: &[Receiver]) -> Result<(), TooManyReceivers> {
     Ok(())
 }
 
-/// Identifies a request to the authority until it is answered.
+/// Number that identifies an open request for a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FetchId(u64);
 
-/// Reason why the authority issued no grant.
+/// The reason for which the authority issued no grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The policy denies the request, with the reason.
@@ -109,14 +120,14 @@ pub enum Refusal {
     Failed(String),
 }
 
-/// An event that the authority pushed.
+/// An event that the authority sends to the agent without being asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The stream of events is open. Events before this one may have been missed.
+    /// The stream of events is open. The agent has possibly missed earlier events.
     Hello,
     /// Receivers or rules have changed.
     Policy,
-    /// These grants were revoked.
+    /// The authority revoked the grants with these handles.
     Revoked(Vec<Handle>),
     /// The session has ended.
     LoggedOut,
@@ -126,7 +137,8 @@ pub enum Event {
 const REVOKED_MAX: usize = 256;
 
 impl Event {
-    /// Splits an event into parts, each of which is handled quickly, so that other work can be done in between.
+    /// Splits an event that revokes many grants into several events, so that the agent can do other work between them.
+    /// Returns any other event unchanged.
     pub fn parts(self) -> Vec<Self> {
         match self {
             Self::Revoked(grants) => grants.chunks(REVOKED_MAX).map(|part| Self::Revoked(part.to_vec())).collect(),
@@ -135,58 +147,60 @@ impl Event {
     }
 }
 
-/// An effect that the shell around the state machine has to carry out.
+/// An effect that the program around the state machine has to carry out.
 #[allow(clippy::large_enum_variant, reason = "moved once, from the queue to the shell")]
 pub enum Output {
-    /// Attribute packets of this owner to the subject.
+    /// Write an entry to the kernel's table of owners: packets of this owner belong to the subject.
     SetOwner(Owner, Subject),
-    /// Attribute packets of this owner to no subject any more.
+    /// Remove this owner from the kernel's table of owners, so that its packets belong to no subject.
     RemoveOwner(Owner),
-    /// Handle first packets of this slot as the entry says. The entry contains secrets.
+    /// Write this entry, which contains secrets, to the kernel's grant map.
     Write(GrantSlot, GrantEntry),
-    /// Queue first packets of this slot.
+    /// Remove this slot from the kernel's grant map. The kernel then queues first packets to its destination.
     Remove(GrantSlot),
     /// Protect these prefixes and no others.
     Protect(Vec<Protected>),
-    /// Set the nanoseconds that the kernel program adds to the boot clock.
+    /// Set the number of nanoseconds that the kernel program adds to the boot clock to get Unix time.
     SetClock(u64),
     /// Ask the subject's authority for a grant; report the answer with [`Agent::answered`].
     Fetch(FetchId, Subject, GrantRequest),
     /// Ask the subject's authority for its destinations; report the answer with [`Agent::destinations`].
     FetchDestinations(Subject),
-    /// Send this frame again, for the subject.
+    /// Send this queued frame again; the kernel program then attributes it to the subject.
     Send(Subject, Frame),
     /// Forget the secret of a session that the authority has ended.
     Ended(Subject),
 }
 
-/// Configuration that applies to all sessions.
+/// Configuration of the agent that applies to all sessions.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// Consent to destinations for which the person has no rule.
+    /// Whether a person's identity is allowed to go to destinations for which the person has no rule.
     pub default: Consent,
-    /// Owners other than the users themselves (cgroups, forwarded packets), and the subject whose identity their
-    /// packets carry.
+    /// Owners that are not users (cgroups, forwarded packets), each with the subject whose identity the owner's packets
+    /// carry.
     pub owners: Vec<(Owner, Subject)>,
-    /// Whether to give up pairs that an earlier process left. It has to if that process also used nonces of these pairs
-    /// for switches, because their number was only in that process's memory.
+    /// Whether to give up pairs that an earlier process left in the kernel's map. This is necessary if that process
+    /// also used nonces of the pairs for OpenFlow switches, because only that process knew how many nonces are used.
     pub forgets_pairs: bool,
+    /// Whether the agent supports sealed tunnels, which it needs for grants that admit packets only inside a tunnel.
+    pub seals: bool,
 }
 
-/// A login, new or from before a restart.
+/// A session's data, from a new login or saved before a restart.
 #[derive(Clone, Debug, Default)]
 pub struct Login {
     /// End of the session, Unix seconds.
     pub expires: u64,
-    /// Receivers that the person could reach according to the authority's latest answer.
+    /// Receivers that the person was allowed to reach, according to the authority's latest answer.
     pub receivers: Vec<Receiver>,
-    /// Names of those to which packets may travel in a sealed tunnel only.
+    /// Names of the receivers whose packets must travel in a sealed tunnel.
     pub sealed: BTreeSet<String>,
-    /// Seconds by which the authority's clock was ahead of this machine's.
+    /// Seconds by which the authority's clock was ahead of this machine's when the session was saved.
     pub skew: i32,
 }
 
-/// The agent's state machine.
+/// The agent's state machine, with all its sessions.
 pub struct Agent {
     config: Config,
     /// This machine's clock, which the kernel program uses.
@@ -205,7 +219,7 @@ impl Agent {
         Self { config, clock, sessions, rules, outputs, next_fetch: 0 }
     }
 
-    /// Returns the next effect, in order.
+    /// Removes and returns the oldest effect that the caller has not yet taken.
     pub fn poll(&mut self) -> Option<Output> {
         let mut next = self.outputs.pop_front();
         if let Some(Output::Fetch(_, subject, request)) = &mut next {
@@ -215,10 +229,15 @@ impl Agent {
         next
     }
 
-    /// Returns the time of the subject's authority in Unix seconds, or this machine's time if the subject is not logged
-    /// in.
+    /// Returns Unix time in seconds by the clock of the subject's authority, or by this machine's clock if the subject
+    /// is not logged in.
     pub fn unix(&self, now: Duration, subject: Subject) -> u64 {
-        self.sessions.get(&subject).map_or_else(|| self.clock.unix(now), |session| session.unix(now))
+        self.clock(subject).unix(now)
+    }
+
+    /// Returns the clock of the subject's authority, or this machine's clock if the subject is not logged in.
+    pub fn clock(&self, subject: Subject) -> Clock {
+        self.sessions.get(&subject).map_or(self.clock, |session| session.clock)
     }
 
     /// Returns by how many seconds the clock of the subject's authority is ahead of this machine's.
@@ -226,7 +245,8 @@ impl Agent {
         self.sessions.get(&subject).map_or(0, |session| session.skew)
     }
 
-    /// Takes the time from an answer of the subject's authority. Returns whether that changed [`Self::skew`].
+    /// Sets the clock of a subject's session from an answer of the subject's authority. The answer states the time
+    /// `unix`; it arrived at `answered`, to a request made at `requested`. Returns whether that changed [`Self::skew`].
     pub fn sync_clock(&mut self, subject: Subject, unix: u64, requested: Duration, answered: Duration) -> bool {
         let Some(session) = self.sessions.get_mut(&subject) else { return false };
         session.sync_clock(unix, (requested, answered), &self.clock, &mut self.outputs)
@@ -251,8 +271,8 @@ impl Agent {
         self.outputs.push_back(Output::FetchDestinations(subject));
     }
 
-    /// Ends the session of a person who has logged out: their packets carry no tokens from now on. Drops waiting
-    /// frames; the application that wants to connect sends them again.
+    /// Ends the session of a person who has logged out: their packets carry no tokens from now on. Drops frames that
+    /// wait for grants; the application that wants to connect sends them again.
     pub fn logout(&mut self, subject: Subject) {
         self.drop_session(subject);
         self.protect();
@@ -289,20 +309,21 @@ impl Agent {
         }
     }
 
-    /// Handles a discovery record which says that the person's authority protects these networks (wire.md §7.2): the
-    /// agent may ask the authority whether that is true. A record alone never protects anything and never causes a
-    /// request for a grant.
+    /// Handles a discovery record that names the person's authority and says that it protects these networks (wire.md
+    /// §7.2). If a network is new, the agent asks the authority for the list of receivers again. A record alone never
+    /// protects anything and never causes a request for a grant.
     pub fn hinted(&mut self, now: Duration, subject: Subject, networks: &[IpNet]) {
         if let Some(session) = self.sessions.get_mut(&subject) {
             session.hinted(now, networks, &mut self.outputs);
         }
     }
 
-    /// Takes the authority's list of receivers that the person may reach, and the names of those to which packets may
-    /// travel in a sealed tunnel only; `None` if the authority didn't answer.
+    /// Takes the authority's answer: the receivers that the person is allowed to reach, and the names of the receivers
+    /// whose packets must travel in a sealed tunnel. `receivers` is `None` if the authority didn't answer.
     ///
     /// # Errors
-    /// If there are more receivers than a session may have.
+    ///
+    /// Fails if the receivers exceed the limits of [`check_receivers`].
     pub fn destinations(
         &mut self,
         now: Duration,
@@ -328,7 +349,8 @@ impl Agent {
         self.outputs.push_back(Output::Protect(protected::widened(all)));
     }
 
-    /// Handles a first packet that the kernel queued for its grant; `frame` is `None` if the packet arrived incomplete.
+    /// Handles a first packet that the kernel queued because its grant is missing; `frame` is `None` if the packet
+    /// arrived incomplete.
     pub fn queued(&mut self, now: Duration, slot: &GrantSlot, frame: Option<Frame>) {
         let place = slot.destination();
         let Some(subject) = Subject::from_number(slot.subject) else { return };
@@ -340,8 +362,8 @@ impl Agent {
         }
     }
 
-    /// Returns what would happen to a first packet. If its grant is missing, asks the authority for it, and returns
-    /// [`Standing::Missing`] only if too many of the person's requests are open.
+    /// Returns what would happen to a first packet to this destination. If the grant for it is missing, requests the
+    /// grant. If too many of the person's requests are open, makes no request and returns [`Standing::Missing`].
     pub fn want(&mut self, now: Duration, subject: Subject, place: Destination) -> Standing {
         let consent = self.consent(subject, &place);
         let Some(session) = self.sessions.get_mut(&subject) else { return Standing::NotLoggedIn };
@@ -353,8 +375,12 @@ impl Agent {
         session.ask(place, &mut self.next_fetch, &mut self.outputs).map_or(Standing::Missing, Standing::Requested)
     }
 
-    /// Handles the authority's answer to a request. An error says why the grant can't be used; the agent then asks
-    /// again, as after a failure.
+    /// Handles the authority's answer to a request.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the agent can't use the grant in the answer. The agent then repeats the request later, as it does
+    /// after a failure.
     pub fn answered(
         &mut self,
         now: Duration,
@@ -369,10 +395,15 @@ impl Agent {
         let mut outcome = Ok(());
         match answer {
             Err(Refusal::NotLoggedIn) => self.end(subject),
-            // Its packets may travel in a tunnel only: denied, they don't go without identity either.
+            // Packets to this receiver may travel in a sealed tunnel only: a denial must not let them go without
+            // identity.
             Err(Refusal::Denied(_)) if session.is_sealed(id) => session.failed(now, id),
             Err(Refusal::Denied(why)) => session.denied(unix, id, why.clone(), &mut self.outputs),
             Err(Refusal::Failed(_)) => session.failed(now, id),
+            Ok(grant) if grant.admits_in_tunnel_only() && !self.config.seals => {
+                session.failed(now, id);
+                outcome = Err(Unusable::Sealed);
+            }
             Ok(grant) => outcome = session.granted(now, unix, id, grant, &mut self.outputs),
         }
         self.start_fetches(subject);
@@ -398,7 +429,7 @@ impl Agent {
         }
     }
 
-    /// Called after this machine's addresses changed: drops grants that are bound to an address.
+    /// Removes grants that are bound to an address. Call this method after this machine's addresses have changed.
     pub fn moved(&mut self) {
         for session in self.sessions.values_mut() {
             session.drop_bound(&mut self.outputs);
@@ -413,8 +444,8 @@ impl Agent {
         }
     }
 
-    /// Does all work that is due. Call it at [`Self::timeout`], and at least once a second. `used` returns how an entry
-    /// has been used.
+    /// Does all work that is due. Call this method at the time that [`Self::timeout`] returns, and at least once a
+    /// second. `used` returns the kernel's record of the tokens made from an entry of its grant map.
     pub fn tick(&mut self, now: Duration, used: impl Fn(&GrantSlot) -> Option<Used>) {
         let over = self.sessions.iter().filter(|(_, session)| session.expires <= session.unix(now));
         let ended: Vec<_> = over.map(|(subject, _)| *subject).collect();
@@ -434,12 +465,12 @@ impl Agent {
         self.sessions.values().filter_map(Session::timeout).min()
     }
 
-    /// Returns a person's rules.
+    /// Returns a person's consent rules.
     pub fn rules(&self, subject: Subject) -> ConsentRules {
         self.rules.get(&subject).cloned().unwrap_or_default()
     }
 
-    /// Replaces a person's rules and re-evaluates the entries that the kernel has.
+    /// Replaces a person's consent rules, and removes kernel entries that the new rules no longer allow.
     pub fn set_rules(&mut self, subject: Subject, rules: ConsentRules) {
         self.rules.insert(subject, rules);
         if let Some(session) = self.sessions.get_mut(&subject) {
@@ -448,28 +479,30 @@ impl Agent {
         }
     }
 
-    /// Returns whether the person's identity may go to this place, and the rule that decides.
+    /// Returns whether the person's identity is allowed to go to this destination, and the target of the rule that
+    /// decides. The target is `None` if no rule matches and the default decides.
     pub fn consent(&self, subject: Subject, place: &Destination) -> (Consent, Option<Target>) {
         let rule = self.rules.get(&subject).and_then(|rules| rules.deciding(place.address, place.port));
         rule.map_or((self.config.default, None), |rule| (rule.consent, Some(rule.target)))
     }
 
-    /// Returns the person's grants.
+    /// Returns the person's grants in the form that is shown to users. `used` returns the kernel's record of the tokens
+    /// made from an entry of its grant map.
     pub fn grants(&self, subject: Subject, used: impl Fn(&GrantSlot) -> Option<Used>) -> Vec<GrantView> {
         self.sessions.get(&subject).map(|session| session.views(used)).unwrap_or_default()
     }
 
-    /// Reports whether the person has a grant for a destination that any flow may use.
+    /// Reports whether the person has a grant for `place` that is not assigned to a single flow.
     pub fn has_grant_for(&self, subject: Subject, place: &Destination) -> bool {
         self.sessions.get(&subject).is_some_and(|session| session.has_grant_for(place))
     }
 
-    /// Returns the receivers that the person may reach, from the authority's latest answer.
+    /// Returns the receivers that the person is allowed to reach, from the authority's latest answer.
     pub fn receivers(&self, subject: Subject) -> &[Receiver] {
         self.sessions.get(&subject).map_or(&[], Session::receivers)
     }
 
-    /// Asks for the grants for which frames wait and for which there may be no request.
+    /// Requests the grants that queued frames need, unless requests for them are open.
     fn start_fetches(&mut self, subject: Subject) {
         let Some(session) = self.sessions.get_mut(&subject) else { return };
         session.ask_waiting(&mut self.next_fetch, &mut self.outputs);

@@ -1,6 +1,6 @@
-//! Reads TOML documents by hand, so that the user gets all faults of a file at once, each with its line and column. If
-//! a name is unknown but close to a known one, the fault names that one. This module knows nothing of the documents'
-//! meaning.
+//! Reads TOML documents field by field, so that the user gets all faults of a file at once, each with its line and
+//! column. If a name is unknown but close to a known name, the fault suggests the known name. This module does not know
+//! what the documents mean.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -8,14 +8,14 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-/// A fault of a document.
+/// A fault that was found in a document.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Fault {
-    /// The line, starting from 1.
+    /// The line of the fault, starting from 1.
     pub line: usize,
-    /// The column in characters, starting from 1.
+    /// The column of the fault, in characters, starting from 1.
     pub column: usize,
-    /// The fault, and how to correct it.
+    /// Text that says what is wrong and how to correct it.
     pub message: String,
 }
 
@@ -29,7 +29,7 @@ impl Faults {
         Self(vec![Fault { line: 1, column: 1, message: message.into() }])
     }
 
-    /// Returns the faults.
+    /// Returns all faults.
     pub fn all(&self) -> &[Fault] {
         &self.0
     }
@@ -53,7 +53,7 @@ impl fmt::Display for Faults {
 
 impl std::error::Error for Faults {}
 
-/// Maximum number of faults reported: enough for the author to begin with. It limits the cost of a hostile file.
+/// Maximum number of faults reported. It is enough for the author to begin with, and limits the cost of a hostile file.
 const MOST_FAULTS: usize = 100;
 /// The longest text, in bytes, for which all syntax errors are reported rather than only the first.
 const MOST_RECOVERED: usize = 256 << 10;
@@ -61,7 +61,7 @@ const MOST_RECOVERED: usize = 256 << 10;
 const LONGEST_COMPARED: usize = 64;
 const MOST_COMPARED: usize = 4096;
 
-/// Collects faults while a document is read.
+/// Collects the faults of a document while the document is being read.
 pub struct Reader<'t> {
     text: &'t str,
     /// Byte offsets at which lines begin.
@@ -71,8 +71,12 @@ pub struct Reader<'t> {
 }
 
 impl<'t> Reader<'t> {
-    /// Parses `text` and passes it to `read`, which builds a value and collects faults; returns the value if there are
-    /// none.
+    /// Parses `text` and passes the document's root table, whose keys are `known`, to the function `read`, which builds
+    /// a value and collects faults. Returns the value if there are no faults.
+    ///
+    /// # Errors
+    ///
+    /// Returns all faults of the document.
     pub fn read<T>(
         text: &'t str,
         known: &[&str],
@@ -82,7 +86,7 @@ impl<'t> Reader<'t> {
         let root = match DeTable::parse(text) {
             Ok(root) => root,
             Err(first) => {
-                // An error takes one allocation or more, and three bytes can contain two errors.
+                // Each error takes at least one allocation, and three bytes can contain two errors.
                 let all = if text.len() <= MOST_RECOVERED { DeTable::parse_recoverable(text).1 } else { vec![first] };
                 for error in all {
                     reader.fault(error.span().unwrap_or(0..0), error.message());
@@ -103,12 +107,13 @@ impl<'t> Reader<'t> {
         Self { text, lines, faults: Vec::new(), left_out: 0 }
     }
 
-    /// Reports whether the maximum number of faults is reached, so that the rest of the document need not be read.
+    /// Reports whether the maximum number of faults is reached, so that the reader need not read the rest of the
+    /// document.
     pub fn is_full(&self) -> bool {
         self.faults.len() >= MOST_FAULTS
     }
 
-    /// Records a fault at `span`.
+    /// Records a fault at the byte range `span`. Does nothing once the maximum number of faults is reached.
     pub fn fault(&mut self, span: Range<usize>, message: impl Into<String>) {
         if self.is_full() {
             self.left_out += 1;
@@ -118,7 +123,7 @@ impl<'t> Reader<'t> {
         self.faults.push(Fault { line, column, message: message.into() });
     }
 
-    /// Returns the line and column of a byte offset.
+    /// Returns the line and the column of the byte offset `offset` in the document, both starting from 1.
     pub fn place(&self, offset: usize) -> (usize, usize) {
         let line = self.lines.partition_point(|begin| *begin <= offset).max(1);
         let column = self.text.get(self.lines[line - 1]..offset).map_or(0, |before| before.chars().count());
@@ -147,7 +152,8 @@ pub struct Fields<'a, 't> {
 }
 
 impl<'a, 't> Fields<'a, 't> {
-    /// Reads `table`; keys that aren't `known` are faults. `what` names the table's subject in messages.
+    /// Creates the getters for `table`, and records a fault for each key that is not in `known`. Messages call the
+    /// table `what`.
     pub fn new(
         reader: &mut Reader<'_>,
         table: &'a DeTable<'t>,
@@ -164,7 +170,7 @@ impl<'a, 't> Fields<'a, 't> {
         Self { table, span, what }
     }
 
-    /// Returns the location of the table in the text.
+    /// Returns the location of the table in the document, in bytes.
     pub fn span(&self) -> Range<usize> {
         self.span.clone()
     }
@@ -174,7 +180,7 @@ impl<'a, 't> Fields<'a, 't> {
         self.table.get(key)
     }
 
-    /// Returns the value of a key; its absence is a fault.
+    /// Returns the value of a key. Records a fault if the key is absent.
     pub fn required(&self, reader: &mut Reader<'_>, key: &str) -> Option<&'a Spanned<DeValue<'t>>> {
         let value = self.value(key);
         if value.is_none() {
@@ -183,12 +189,12 @@ impl<'a, 't> Fields<'a, 't> {
         value
     }
 
-    /// Returns a string.
+    /// Returns the string of a key, if present.
     pub fn text(&self, reader: &mut Reader<'_>, key: &str) -> Option<Spanned<&'a str>> {
         self.value(key).and_then(|value| text(reader, value))
     }
 
-    /// Returns an address and a port. If the value is neither, the fault shows `example`.
+    /// Returns the address and port of a key. If the value is not an address with a port, the fault shows `example`.
     pub fn address(&self, reader: &mut Reader<'_>, key: &str, example: &str) -> Option<SocketAddr> {
         let text = self.text(reader, key)?;
         let address = text.get_ref().parse().ok();
@@ -198,12 +204,13 @@ impl<'a, 't> Fields<'a, 't> {
         address
     }
 
-    /// Returns a string; its absence is a fault.
+    /// Returns the string of a key. Records a fault if the key is absent.
     pub fn required_text(&self, reader: &mut Reader<'_>, key: &str) -> Option<Spanned<&'a str>> {
         self.required(reader, key).and_then(|value| text(reader, value))
     }
 
-    /// Returns a list of strings, or one string; its absence and an empty list are faults.
+    /// Returns the strings of a key, whose value is a list or a single string. Records a fault if the key is absent or
+    /// the list is empty.
     pub fn required_texts(&self, reader: &mut Reader<'_>, key: &str) -> Vec<Spanned<&'a str>> {
         let Some(value) = self.required(reader, key) else { return Vec::new() };
         let list = texts(reader, value);
@@ -213,7 +220,7 @@ impl<'a, 't> Fields<'a, 't> {
         list
     }
 
-    /// Returns a boolean, `false` if absent.
+    /// Returns the boolean of a key; `false` if the key is absent.
     pub fn yes(&self, reader: &mut Reader<'_>, key: &str) -> bool {
         let Some(value) = self.value(key) else { return false };
         value.get_ref().as_bool().unwrap_or_else(|| {
@@ -222,7 +229,8 @@ impl<'a, 't> Fields<'a, 't> {
         })
     }
 
-    /// Returns a whole number between `least` and `most`, or `default` if absent.
+    /// Returns the whole number of a key, or `default` if the key is absent. Records a fault if the number is not between
+    /// `least` and `most`.
     pub fn number(&self, reader: &mut Reader<'_>, key: &str, default: u32, least: u32, most: u32) -> u32 {
         let Some(value) = self.value(key) else { return default };
         let number = value.get_ref().as_integer();
@@ -233,7 +241,8 @@ impl<'a, 't> Fields<'a, 't> {
         })
     }
 
-    /// Returns seconds between `least` and `most`, written like `90s`, `5m`, `1h`, `7d`, or `default` if absent.
+    /// Returns the duration of a key (such as `90s`) in seconds, or `default` if the key is absent. Records a
+    /// fault if the duration is not between `least` and `most`.
     pub fn seconds(&self, reader: &mut Reader<'_>, key: &str, default: u32, least: u32, most: u32) -> u32 {
         let Some(value) = self.value(key) else { return default };
         let Some(seconds) = value.get_ref().as_str().and_then(seconds) else {
@@ -274,7 +283,7 @@ impl<'a, 't> Fields<'a, 't> {
         tables
     }
 
-    /// Returns the tables of `key = { … }` or `key = [{ … }, …]`. For any other value, the fault has the text
+    /// Returns the tables of `key = { … }` or `key = [{ … }, …]`. For any other value, records a fault with the text
     /// `way_out`.
     pub fn inner_tables(
         &self,
@@ -300,7 +309,7 @@ impl<'a, 't> Fields<'a, 't> {
     }
 }
 
-/// Returns a string, or records a fault.
+/// Returns the string, or records a fault if the value is not a string.
 pub fn text<'a>(reader: &mut Reader<'_>, value: &'a Spanned<DeValue<'_>>) -> Option<Spanned<&'a str>> {
     let text = value.get_ref().as_str();
     if text.is_none() {
@@ -309,7 +318,7 @@ pub fn text<'a>(reader: &mut Reader<'_>, value: &'a Spanned<DeValue<'_>>) -> Opt
     text.map(|text| Spanned::new(value.span(), text))
 }
 
-/// Returns a list of strings; one string counts as a list.
+/// Returns a list of strings. A single string counts as a list of one.
 pub fn texts<'a>(reader: &mut Reader<'_>, value: &'a Spanned<DeValue<'_>>) -> Vec<Spanned<&'a str>> {
     match value.get_ref().as_array() {
         Some(array) => array.iter().filter_map(|item| text(reader, item)).collect(),
@@ -317,7 +326,8 @@ pub fn texts<'a>(reader: &mut Reader<'_>, value: &'a Spanned<DeValue<'_>>) -> Ve
     }
 }
 
-/// Parses `90s`, `5m`, `1h`, `7d`.
+/// Parses a duration such as `90s`, `5m`, `1h` or `7d` to seconds; `None` if the text has another form or the number is
+/// too large.
 pub fn seconds(text: &str) -> Option<u32> {
     let unit = text.chars().last()?;
     let number: u32 = text.strip_suffix(unit)?.parse().ok()?;
@@ -330,7 +340,7 @@ pub fn seconds(text: &str) -> Option<u32> {
     })
 }
 
-/// Formats seconds the way [`seconds`] parses them.
+/// Formats a duration in the form that [`seconds`] parses.
 pub fn duration(seconds: u32) -> String {
     match [(86_400, 'd'), (3600, 'h'), (60, 'm')]
         .into_iter()
@@ -341,7 +351,8 @@ pub fn duration(seconds: u32) -> String {
     }
 }
 
-/// Returns `; did you mean …?` if a known name is near, otherwise the known names if they are few.
+/// Returns a hint for a message about the unknown name `name`: `; did you mean …?` if a known name is similar;
+/// otherwise, if only a few names are known, the list of them; otherwise an empty text.
 pub fn hint<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> String {
     let short = |name: &str| name.len() <= LONGEST_COMPARED;
     let known: Vec<_> = known.filter(|other| short(other)).take(MOST_COMPARED).collect();

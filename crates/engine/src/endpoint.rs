@@ -1,8 +1,8 @@
-//! Handling of tenants' packets that the tunnel endpoint's kernel programs could not send (wire.md §8): requests to the
-//! authority, packets that wait for the answers, changes of tables, and errors for tenants. Effects are values; this
-//! module has no clock.
+//! Handles tenants' packets that the tunnel endpoint's kernel programs could not send (wire.md §8): requests segments
+//! from the authority, queues packets until the answer arrives, changes the kernel's tables, and tells tenants of
+//! errors. Effects are returned as values; this module has no clock.
 //!
-//! Packets and requests per tenant are bounded, whatever the tenant sends.
+//! The number of queued packets and open requests per tenant is bounded.
 
 mod too_long;
 mod withdrawn;
@@ -21,28 +21,28 @@ use wire::{Destination, Ends, Hops, Inner, SegmentFlags, Vni};
 const OPEN_MAX: usize = 64;
 /// Maximum number of packets that wait for one answer.
 const QUEUED_MAX: usize = 4;
-/// Seconds after a denial in which the endpoint does not ask again.
+/// Number of seconds after a denial during which the endpoint does not repeat the request.
 pub const REFUSED_FOR: u32 = 5;
-/// Remaining lifetime, in seconds, from which a segment in use is renewed.
+/// A segment in use is renewed once its remaining lifetime is at most this number of seconds.
 pub const RENEWED_BEFORE: u32 = 30;
 
 const ETHERNET_LEN: usize = 14;
 
-/// The tenant behind an interface.
+/// A tenant behind one interface of the endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tenant {
     /// The virtual network's name.
     pub network: String,
     /// The virtual network's number.
     pub vni: Vni,
-    /// The addresses that the tenant may send from.
+    /// The addresses from which the tenant is allowed to send.
     pub addresses: Vec<IpAddr>,
 }
 
-/// A wanted segment: for a tenant's packets to a service, or for its answers.
+/// A segment that a tenant needs: for its packets to a service, or for its answers to received packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Wanted {
-    /// The tenant's interface.
+    /// Index of the tenant's interface.
     pub interface: u32,
     sender: IpAddr,
     receiver: IpAddr,
@@ -50,16 +50,17 @@ pub struct Wanted {
     ports: (u16, u16),
 }
 
-/// A tenant's packet that the kernel program handed over.
+/// A tenant's packet that the kernel program could not send and handed over.
 #[derive(Clone, Copy, Debug)]
 pub struct Unsent<'a> {
-    /// The tenant's interface.
+    /// Index of the tenant's interface.
     pub interface: u32,
-    /// Length of the longest packet that fits into the tunnel; 0 if there is no segment for the packet.
+    /// If the packet was too long for the tunnel: the length in bytes of the longest inner packet that fits. 0 if the
+    /// packet could not be sent because there is no segment for it.
     pub limit: u32,
     /// Whether the packet is a super-packet.
     pub is_super: bool,
-    /// The frame, which may have been cut short.
+    /// The packet's Ethernet frame; possibly only the beginning of it.
     pub frame: &'a [u8],
 }
 
@@ -68,8 +69,8 @@ pub struct Unsent<'a> {
 pub enum Action {
     /// Ask the authority for a segment, and pass its answer to [`Endpoint::answered`].
     Ask(Wanted, SegmentRequest),
-    /// Ask the authority for a segment for answers to a received segment, and pass its answer to
-    /// [`Endpoint::answered`].
+    /// Ask the authority for a segment for the tenant's answers. The request shows the received segment, [`Given`].
+    /// Pass the authority's answer to [`Endpoint::answered`].
     AskBack(Wanted, Given),
     /// Write this entry into the table of segments.
     Write(SegmentKey, SegmentEntry),
@@ -91,7 +92,7 @@ pub enum Action {
     },
 }
 
-/// Reason why there is no segment.
+/// Reason why there is no segment for a tenant's packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The authority denied the request.
@@ -108,7 +109,7 @@ struct Open {
     queued: Vec<Vec<u8>>,
 }
 
-/// A tunnel endpoint's state.
+/// State of a tunnel endpoint: its tenants, segments, open requests and queued packets.
 pub struct Endpoint {
     /// The endpoint's addresses on the underlay. It sends from the first.
     addresses: Vec<IpAddr>,
@@ -119,13 +120,14 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Creates an endpoint without tenants that has these addresses, and sends from the first of them.
+    /// Creates an endpoint without tenants. `addresses` are the endpoint's addresses; the endpoint sends from the first
+    /// of these.
     pub fn new(addresses: Vec<IpAddr>) -> Self {
         let (tenants, open) = (BTreeMap::new(), BTreeMap::new());
         Self { addresses, tenants, open, withdrawn: Withdrawals::default(), spoofed: 0 }
     }
 
-    /// Adds a tenant.
+    /// Adds the tenant behind the interface with the index `interface`.
     pub fn admit(&mut self, interface: u32, tenant: Tenant) {
         self.tenants.insert(interface, tenant);
     }
@@ -136,17 +138,17 @@ impl Endpoint {
         self.open.retain(|wanted, _| wanted.interface != interface);
     }
 
-    /// Returns the number of packets that tenants sent from addresses that are not theirs.
+    /// Returns the number of packets that tenants sent from addresses that are not their own.
     pub const fn spoofed(&self) -> u64 {
         self.spoofed
     }
 
-    /// Returns the number of open requests.
+    /// Returns the number of requests that the authority has not answered yet.
     pub fn open(&self) -> usize {
         self.open.len()
     }
 
-    /// Handles a packet from a tenant. `consent` looks up received segments that may be answered.
+    /// Handles a packet from a tenant. `consent` looks up the received segment that allows the tenant to answer.
     pub fn handed_over(
         &mut self,
         unsent: &Unsent<'_>,
@@ -178,8 +180,9 @@ impl Endpoint {
         Some(action)
     }
 
-    /// Asks again for a segment that is in use and ends soon. For a segment of answers, does so only if a received
-    /// segment that ends later allows an answer now. Until the authority has answered, packets use the old segment.
+    /// Requests the successor of a segment that is in use and ends soon. Packets use the old segment until the
+    /// authority has answered. A segment for answers gets a successor only if `consent` finds a received segment that
+    /// ends later and permits answers.
     pub fn renew(
         &mut self,
         key: &SegmentKey,
@@ -235,7 +238,7 @@ impl Endpoint {
         Some((Action::Ask(wanted, request), sending))
     }
 
-    /// Handles the authority's answer.
+    /// Handles the authority's answer to a request, and returns the effects to carry out.
     pub fn answered(&mut self, wanted: &Wanted, answer: Result<Given, Refusal>, now: u32) -> Vec<Action> {
         let Some(open) = self.open.remove(wanted) else { return Vec::new() };
         let Some(tenant) = self.tenants.get(&wanted.interface) else { return Vec::new() };
@@ -309,8 +312,8 @@ impl Wanted {
     }
 }
 
-/// Returns the received segment that the request shows to the authority, if it is for the opposite direction of these
-/// addresses.
+/// Returns the received segment that the request shows to the authority. Returns `None` unless that segment is for the
+/// opposite direction of `inner`.
 fn given(consent: &Consent, inner: &Inner) -> Option<Given> {
     let (encapsulation, _) = Encapsulation::decode(consent.geneve()).ok()?;
     let (sending, receiving) = consent.endpoints();

@@ -2,5 +2,6 @@
 //! by datagram.
 
 pub mod grant;
+pub mod lease;
 pub mod lines;
 pub mod segment;

@@ -1,4 +1,5 @@
-//! Decisions and state machines without IO: time and randomness are arguments, effects are returned as values.
+//! Decisions and state machines of the agent, the authority, the verifier and tunnel endpoints, without IO: time and
+//! randomness are arguments, effects are returned as values.
 //!
 //! One module per role, and [`model`] for what several roles share. [`document`] reads the files that people write.
 #![deny(unsafe_code)]

@@ -1,5 +1,5 @@
-//! Values that several roles share: what is protected, grants and path segments as their holders have them, and names of
-//! destinations and protocols.
+//! Values that several roles share: receivers, grants and path segments in the form in which their holders have them,
+//! and names of destinations and protocols.
 
 mod grant;
 pub(crate) mod prefixes;

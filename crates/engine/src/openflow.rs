@@ -1,9 +1,12 @@
-//! The agent's back end for OpenFlow switches, without IO: a controller as in the LS publication.
+//! The agent's controller for OpenFlow switches, without IO, designed as in the publication of the scheme LS.
 //!
 //! The switch sends first packets to protected destinations up to the controller. The controller adds the token and
-//! sends them down again, together with rules for exactly this flow in both directions, so that the rest of the flow
-//! never comes up. [`crate::agent::insertion`] makes the same decision about a packet as the kernel program.
+//! sends the packets down again, together with rules for exactly this flow in both directions, so that the switch
+//! forwards the rest of the flow by itself. [`crate::agent::insertion`] decides about each packet; the kernel program
+//! makes the same decisions.
 
+pub mod fate;
+pub mod logins;
 pub mod matching;
 pub mod message;
 pub mod plane;

@@ -1,6 +1,6 @@
-//! The receivers' policy: which subjects may send to which receivers, and when. A decision depends only on policy and
-//! request, and contains the rule that decided. The module `text` reads the file; nothing here reads the clock or does
-//! IO.
+//! The receivers' policy: which subjects are allowed to send to which receivers, and when. A decision depends only on
+//! the policy and the request, and contains the rule that decided. The module `text` parses the file. Nothing here
+//! reads the clock or does IO.
 //!
 //! Of the matching rules, the one with the highest priority decides, and among rules of equal priority the last. If no
 //! rule matches, the policy denies.
@@ -53,7 +53,7 @@ pub struct Policy {
     rules: Vec<Rule>,
     expectations: Vec<Expectation>,
     index: Index,
-    /// The policy for the receivers of each virtual network.
+    /// The policies for the receivers of virtual networks, by the network's name.
     networks: BTreeMap<String, Policy>,
 }
 
@@ -68,15 +68,15 @@ pub struct Receiver {
     pub services: Vec<model::Service>,
     /// The id of the verifier in front of the receiver; empty in a virtual network, whose paths have several verifiers.
     pub verifier: String,
-    /// The virtual network of the addresses, if any.
+    /// The virtual network that the addresses belong to, if any.
     pub network: Option<String>,
-    /// Whether this is the service of the verifier's sealed tunnels (wire.md §9.1).
+    /// Whether the receiver is the service that accepts a verifier's sealed tunnels (wire.md §9.1).
     pub tunnel: bool,
     /// The services as [`Spans`].
     spans: Spans,
 }
 
-/// One rule.
+/// A rule of the policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Position of the rule in the file, from 1.
@@ -91,9 +91,9 @@ pub struct Rule {
     /// Priority of the rule: the matching rule with the highest priority decides; among equal priorities, the last
     /// rule.
     pub priority: u16,
-    /// Subjects that the rule applies to.
+    /// Subjects to which the rule applies.
     pub who: Vec<Who>,
-    /// Receivers that the rule applies to, as indices into the policy's receivers.
+    /// Receivers to which the rule applies, as indices into the policy's receivers.
     to: Vec<usize>,
     /// Times at which the rule holds.
     pub when: When,
@@ -120,14 +120,14 @@ impl Action {
     }
 }
 
-/// Subjects that a rule applies to.
+/// Subjects to which a rule applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Who {
     /// Every logged-in person.
     Everyone,
-    /// The members of a group.
+    /// The members of the group with this name.
     Group(String),
-    /// One person.
+    /// The person with this name.
     Person(String),
     /// Every user of a device with this tag.
     Tag(String),
@@ -135,15 +135,15 @@ pub enum Who {
     Address(IpNet),
 }
 
-/// Width of a grant.
+/// Width of a grant: the destinations that it covers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Granularity {
     /// One protocol and port of one address.
     #[default]
     Application,
-    /// All of one address.
+    /// All protocols and ports of one address.
     Host,
-    /// All of the receiver's network.
+    /// All protocols and ports of the receiver's network.
     Network,
 }
 
@@ -152,7 +152,7 @@ pub enum Granularity {
 pub enum GrantSuite {
     /// A MAC over destination and time.
     Mac(Suite),
-    /// The published scheme: a token opens everything behind the verifier.
+    /// The published scheme, in which a token opens every service behind the verifier.
     Sha224,
 }
 
@@ -182,21 +182,21 @@ impl GrantSuite {
 pub struct Terms {
     /// Width of the grants.
     pub granularity: Granularity,
-    /// Lifetime of the grants, seconds.
+    /// Lifetime of the grants, in seconds.
     pub lifetime: u32,
     /// Whether a grant admits one flow only.
     pub single: bool,
-    /// Whether the sender consents to packets from the receiver (wire.md §3.2 REPLY).
+    /// Whether a grant states that the sender consents to packets from the receiver (the flag REPLY of wire.md §3.2).
     pub reply: bool,
     /// Whether a grant is bound to the sender's address.
     pub bind_source: bool,
     /// Suite of the tokens.
     pub suite: GrantSuite,
-    /// Carrier of tokens to IPv4 destinations; for IPv6 it is always the tail.
+    /// Carrier of tokens to IPv4 destinations. Tokens to IPv6 destinations always travel as tail.
     pub carrier: Carrier,
     /// Number by which packet filters behind the verifier recognise the packets (docs/netfilter.md); 0 is none.
     pub class: u8,
-    /// The demand for the packets in a sealed tunnel.
+    /// The protection that the rule demands in a sealed tunnel.
     pub sealing: model::Sealing,
 }
 
@@ -224,26 +224,32 @@ pub enum Decision<'p> {
 /// Permission to send, with the rule that allows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permit<'p> {
-    /// The receiver.
+    /// The receiver to which the permission applies.
     pub receiver: &'p Receiver,
-    /// The rule.
+    /// The rule that allows the sender to send.
     pub rule: &'p Rule,
-    /// The rule's terms. If a token of the rule's suite would open more than the policy allows, they have another
-    /// suite.
+    /// The rule's terms, with one exception: if a token of the rule's suite would open more than the policy allows, the
+    /// terms have another suite.
     pub terms: Terms,
-    /// Destinations that a grant may cover.
+    /// Destinations that a grant is allowed to cover.
     pub scope: Scope,
-    /// The time at which the policy may decide otherwise about this scope, if there is one. The grant must end by then.
+    /// The next time, if any, at which the policy's decision about a part of `scope` can change. The grant must end by
+    /// then.
     pub until: Option<u64>,
 }
 
 impl Policy {
-    /// Reads a policy file. Lifetimes are limited to `max_lifetime` seconds. All faults are reported together.
+    /// Parses a policy file. Lifetimes are limited to `max_lifetime` seconds.
+    ///
+    /// # Errors
+    ///
+    /// Returns all faults of the file.
     pub fn parse(text: &str, max_lifetime: u32) -> Result<Self, Faults> {
         text::parse(text, max_lifetime)
     }
 
-    /// Labels the rules with this file name instead of that of the policy in force.
+    /// Uses `name` as the file name in the labels of the policy's rules, in place of the name of the policy file in
+    /// force.
     #[must_use]
     pub fn in_file(mut self, name: &str) -> Self {
         let parts = self.networks.values_mut().flat_map(|part| &mut part.rules);
@@ -251,8 +257,8 @@ impl Policy {
         self
     }
 
-    /// Decides in the plainest way: receiver by receiver and rule by rule. Tests compare this decision with
-    /// [`Compiled::decide`], from which grants and explanations come.
+    /// Decides in the simplest way: receiver by receiver and rule by rule. Tests compare this decision with that of
+    /// [`Compiled::decide`], which the authority uses for grants and explanations.
     #[doc(hidden)]
     pub fn decide(&self, request: &Request<'_>) -> Decision<'_> {
         let request = &request.normal();
@@ -281,12 +287,12 @@ impl Policy {
         }
     }
 
-    /// Returns the next time at which some rule begins or ceases to hold.
+    /// Returns the first time after `after` at which some rule begins or ceases to apply; `None` if there is none.
     pub fn next_change(&self, after: u64) -> Option<u64> {
         self.rules.iter().filter_map(|rule| rule.when.next_change(after)).min()
     }
 
-    /// Returns the policy of a virtual network, if it has receivers there.
+    /// Returns the policy of a virtual network, if this policy has receivers in that network.
     pub fn network(&self, name: &str) -> Option<&Self> {
         self.networks.get(name)
     }
@@ -301,7 +307,7 @@ impl Policy {
         self.receivers.len() + self.networks.values().map(|part| part.receivers.len()).sum::<usize>()
     }
 
-    /// Returns the receivers in the file's order, except those of virtual networks.
+    /// Returns the receivers in the order of the policy file, except the receivers of virtual networks.
     pub fn receivers(&self) -> &[Receiver] {
         &self.receivers
     }
@@ -311,19 +317,19 @@ impl Policy {
         self.rules.iter().find(|rule| *rule.label == *label).map_or(0, |rule| rule.terms.class)
     }
 
-    /// Returns all rules in the file's order.
+    /// Returns all rules in the order of the policy file.
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 
-    /// Returns the rule with this number. INVARIANT: the number is that of one of this policy's rules, which are sorted
-    /// by number. No number is missing, except in the policy of a network.
+    /// Returns the rule with this number. INVARIANT: this policy has a rule with this number. The rules are sorted by
+    /// number, and numbers are missing only in the policy of a virtual network.
     fn rule_numbered(&self, number: usize) -> &Rule {
         let own = self.rules.get(number - 1).filter(|rule| rule.number == number);
         own.unwrap_or_else(|| &self.rules[self.rules.partition_point(|rule| rule.number < number)])
     }
 
-    /// Returns the persons that groups and rules name.
+    /// Returns the persons that the groups and rules name.
     pub fn persons(&self) -> BTreeSet<&str> {
         let named = self.rules.iter().flat_map(|rule| &rule.who).filter_map(|who| match who {
             Who::Person(person) => Some(person.as_str()),
@@ -332,7 +338,7 @@ impl Policy {
         self.groups.values().flatten().map(String::as_str).chain(named).collect()
     }
 
-    /// Returns where the sealed tunnels of a verifier begin, one address for each family at most.
+    /// Returns the addresses and ports at which a verifier accepts sealed tunnels: at most one for each address family.
     pub fn tunnels_of(&self, verifier: &str) -> Vec<SocketAddr> {
         let receiver = self.receivers.iter().find(|receiver| receiver.tunnel && receiver.verifier == verifier);
         let ends = receiver.into_iter().flat_map(|receiver| {
@@ -342,7 +348,7 @@ impl Policy {
         ends.collect()
     }
 
-    /// Reports whether a destination is the service of a verifier's sealed tunnels.
+    /// Reports whether a destination is the service that accepts a verifier's sealed tunnels.
     fn is_tunnel(&self, to: &Destination) -> bool {
         self.index.around(to.address).any(|index| self.receivers[index].tunnel && self.receivers[index].serves(to))
     }
@@ -352,7 +358,7 @@ impl Policy {
         self.groups.contains_key(group)
     }
 
-    /// Reports whether the subject is in a group, by the policy or by the login.
+    /// Reports whether the subject is in a group, according to the policy or to the subject's login.
     pub fn is_in(&self, subject: &Subject<'_>, group: &str) -> bool {
         subject.groups.iter().any(|own| own == group)
             || self.groups.get(group).is_some_and(|members| members.contains(subject.person))
@@ -385,7 +391,7 @@ impl Receiver {
         self.prefix_of(to).is_some() && self.serves(to)
     }
 
-    /// Returns the receiver in the API's form: one entry per prefix.
+    /// Returns the receiver as agents and verifiers use it: one [`model::Receiver`] per prefix.
     pub fn entries(&self) -> impl Iterator<Item = model::Receiver> + '_ {
         let entry = |prefix: &IpNet| model::Receiver {
             name: self.name.clone(),
@@ -411,7 +417,7 @@ impl Receiver {
 }
 
 impl Rule {
-    /// Returns a key that orders rules by precedence: by priority, then by position in the file.
+    /// Returns the key by which rules are ordered: priority, then position in the file.
     fn order(&self) -> (u16, usize) {
         (self.priority, self.number)
     }
@@ -420,8 +426,8 @@ impl Rule {
         self.order() > other.order()
     }
 
-    /// Returns the rule's label in answers and logs: `policy.toml:LINE name`, or with the rule's number if it has no
-    /// name.
+    /// Returns the rule's label in answers and logs: `policy.toml:LINE NAME`, or `policy.toml:LINE rule N` if the rule
+    /// has no name.
     pub fn label(&self) -> &Arc<str> {
         &self.label
     }

@@ -1,10 +1,11 @@
-//! Both ends of sealed tunnels (wire.md §9), without IO: [`Initiator`] is the agent's end of one tunnel, [`Responder`]
-//! holds a verifier's ends of all its tunnels. Time and randomness are arguments; datagrams to send are returned as
+//! Both ends of sealed tunnels (wire.md §9), without IO. [`Initiator`] is the agent's end of one tunnel; [`Responder`]
+//! holds a verifier's ends of all its tunnels. Time and randomness are arguments; the datagrams to send are returned as
 //! values.
 //!
-//! An end fails closed: it refuses a packet that it can't seal, and no function returns a packet unsealed. A responder
-//! stores nothing about an initiation until it has verified the tag.
+//! An end never sends a packet unsealed: if it can't seal a packet, it refuses the packet, and no function returns the
+//! packet unsealed. A responder stores nothing about an initiation until it has verified the tag.
 
+mod export;
 mod initiator;
 mod limits;
 mod link;
@@ -12,6 +13,7 @@ mod phase;
 mod recent;
 mod responder;
 
+pub use export::Opens;
 pub use initiator::{Initiator, Terms};
 pub use limits::Limits;
 pub use responder::{NotTaken, Outgoing, Responder, TunnelId, TunnelInfo};
@@ -22,24 +24,25 @@ use wire::seal::{Close, Index, Refusal, Suite, Suites, Treatment};
 /// Milliseconds of a clock that is never set back, and that advances while the machine sleeps.
 pub type Millis = u64;
 
-/// Default age at which a phase is re-keyed; a rule may set another (wire.md §9.10).
+/// Default age at which a phase is re-keyed; a rule can set another age (wire.md §9.10).
 pub const REKEY_AFTER: Millis = 120_000;
-/// Time beyond the re-keying age during which an end may still send in a phase (wire.md §9.10.1).
+/// Time beyond the re-keying age during which an end is still allowed to send in a phase (wire.md §9.10.1).
 pub const REKEY_GRACE: Millis = 60_000;
-/// Time for which an end opens records of the previous phase, and early records after phase 1 began (wire.md §9.5.8,
-/// §9.9.2).
+/// Time after the beginning of a phase during which an end still opens records from before: those of the previous phase
+/// or, in phase 1, early records (wire.md §9.5.8, §9.9.2).
 pub const LINGER: Millis = 10_000;
-/// First and longest interval after which an unanswered message is sent again (wire.md §9.5.7, §9.9).
+/// First and longest interval, in milliseconds, after which an unanswered message is sent again (wire.md §9.5.7, §9.9).
 pub const RESEND: (Millis, Millis) = (250, 8_000);
 /// Time after which an unanswered initiation is replaced by a new one (wire.md §9.5.7).
 pub const ATTEMPT: Millis = 20_000;
 /// Time without sending after which an initiator that has flows sends a ping (wire.md §9.10.2).
 pub const KEEP_ALIVE: Millis = 20_000;
-/// If nothing was sent or received for this long, an end discards keys that it can derive again.
+/// Time without traffic after which an end discards keys that it can derive again.
 pub const REST: Millis = 5_000;
-/// Maximum number of units sealed in one phase and direction (wire.md §9.10).
+/// Maximum number of units that an end seals in one phase and direction: one unit for each record, and one more for
+/// each 16 bytes of the record's body or part of 16 bytes (wire.md §9.10).
 pub const UNITS_MAX: u64 = 1 << 35;
-/// Maximum number of records of one phase that may fail to open (wire.md §9.10).
+/// Maximum number of records of one phase that are allowed to fail to open (wire.md §9.10).
 pub const FAILED_MAX: u64 = 1 << 36;
 
 /// A source of random bytes.
@@ -61,23 +64,23 @@ pub trait Chance {
 /// Reason why a tunnel's record was dropped (wire.md §9.13). The reasons for initiations are [`wire::DropReason`]s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dropped {
-    /// The datagram is not a message, or a message that violates its format.
+    /// The datagram is not a message of a tunnel, or violates its format.
     Malformed,
     /// No tunnel has this index.
     NoTunnel,
-    /// The record was not sealed with the key of this phase, direction, treatment and suite.
+    /// The record's tag is not valid under the key of its phase, direction, treatment and suite.
     BadTag,
-    /// The counter was seen before, or is so old that this is not known.
+    /// The record's counter was used before, or is older than the window of remembered counters.
     Replayed,
     /// A limit of wire.md §9.10 is reached, or there is no room.
     Limit,
 }
 
 impl Dropped {
-    /// All reasons.
+    /// Every reason for which a record is dropped.
     pub const ALL: [Self; 5] = [Self::Malformed, Self::NoTunnel, Self::BadTag, Self::Replayed, Self::Limit];
 
-    /// Returns the name in metrics and documents.
+    /// Returns the reason's name in metrics and documents.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Malformed => "malformed",
@@ -89,10 +92,10 @@ impl Dropped {
     }
 }
 
-/// Reason why a packet was not sealed. The packet must not be sent in any other way.
+/// Reason why a packet was not sealed. The caller must not send the packet in any other way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotSealed {
-    /// There is no tunnel yet, and the packet does not fit behind an initiation. The caller may try again later.
+    /// There is no tunnel yet, and the packet does not fit behind an initiation. The caller can try again later.
     Waits,
     /// There is no tunnel, the tunnel is over, or a limit of wire.md §9.10 was reached.
     Over,
@@ -105,16 +108,16 @@ pub enum NotSealed {
 /// A packet to be sealed.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'p> {
-    /// Treatment that the rule requires, or a stronger one.
+    /// The treatment that the rule requires, or a stronger treatment.
     pub treatment: Treatment,
     /// The suites that the rule allows.
     pub suites: Suites,
     /// Lane whose counter the record uses; less than [`wire::seal::record::LANES`]. Each queue or core that seals uses
     /// a lane of its own.
     pub lane: u8,
-    /// Whether the transport checksum is partial.
+    /// Whether the packet's transport checksum is still incomplete (checksum offload).
     pub partial: bool,
-    /// The IP packet, as parts that are joined.
+    /// The IP packet, split into parts, in their order.
     pub parts: &'p [&'p [u8]],
 }
 
@@ -125,20 +128,20 @@ pub enum Received<'d> {
     Packet {
         /// Treatment of the packet. The caller has to check that the rule does not require a stronger one.
         treatment: Treatment,
-        /// AEAD that sealed the packet. The caller has to check that the rule allows it.
+        /// AEAD with which the packet was sealed. The caller has to check that the rule allows it.
         suite: Suite,
-        /// Whether the transport checksum is partial.
+        /// Whether the packet's transport checksum is still incomplete (checksum offload).
         partial: bool,
-        /// Whether the packet was sealed before there was a response: it has no forward secrecy.
+        /// Whether the packet was sealed before the response arrived. Such a packet has no forward secrecy.
         early: bool,
         /// The IP packet, decrypted in the datagram's buffer.
         packet: &'d mut [u8],
     },
     /// The datagram brought the last missing part of a block. The caller has to decompress the block.
     Block {
-        /// AEAD that sealed the part.
+        /// AEAD with which the last part was sealed.
         suite: Suite,
-        /// The joined block.
+        /// The block, joined from its parts.
         block: Joined,
     },
     /// The tunnel has just been opened.

@@ -2,8 +2,9 @@
 //! time.
 //!
 //! The kernel program (`bpf/verifier.bpf.c`) decides in the same way; the case table and the differential fuzzer of
-//! `datapath` compare the two. Here one function, [`decide`], decides: over the in-memory tables of [`Verifier`] or
-//! over the kernel's own maps, silently or with an [`Observer`] that explains each check.
+//! `datapath` compare the two. One function, [`decide`], makes all decisions of this module: over the in-memory tables
+//! of [`Verifier`] or over the kernel's own maps, and without explanation or with an [`Observer`] that explains each
+//! check.
 
 mod connection;
 mod decide;
@@ -28,6 +29,7 @@ use wire::{DropReason, Epoch, Handle, Holder, VerifierKey};
 
 pub use decide::decide;
 pub use explain::{Check, Explanation, Trace, explain, explain_flow};
+pub use flow::is_in_use;
 pub use observer::Observer;
 pub use overlay::Overlay;
 pub use tables::{Once, PairTerms, Replay, Stack, Tables, TablesMut};
@@ -37,8 +39,9 @@ pub const CLOCK_SKEW_MAX: u32 = 30;
 /// Time for which the first fragment of an admitted flow lets later fragments pass, in seconds.
 pub const FRAGMENT_LIFE: u32 = 30;
 
-/// Returns the time until which the verifier admits with the keys in these slots, in Unix seconds: the end of the last
-/// epoch that follows the current one without a gap. Returns `None` if there is no key for the current epoch.
+/// Returns the time, in Unix seconds, until which the verifier can admit packets without new keys. `slots` contains the
+/// epochs of its keys, or 0 for a slot without a key. The time is the end of the last epoch that follows the current
+/// epoch without a gap. Returns `None` if there is no key for the current epoch.
 pub fn keys_until(slots: impl Iterator<Item = u64>, now: u64, epoch_length: u32) -> Option<u64> {
     let mut epochs: Vec<u64> = slots.filter(|epoch| *epoch != 0).collect();
     epochs.sort_unstable();
@@ -61,10 +64,12 @@ pub enum Outcome {
     Flow,
     /// The token admits the packet: it passes without the token.
     Token,
-    /// The packet held nothing but a token: its flow is admitted, and the packet is consumed.
+    /// The packet contained only a token: its flow is admitted, and the packet goes no further.
     Consumed,
     /// The packet is an ICMP error that quotes an admitted flow: it passes.
     IcmpError,
+    /// The packet is a stranger's: it has no token and belongs to no flow, but everybody may send to its destination.
+    Stranger,
     /// The packet is dropped.
     Drop(DropReason),
 }
@@ -78,11 +83,12 @@ impl Outcome {
             Self::Token => counter::TOKEN,
             Self::Consumed => counter::CONSUMED,
             Self::IcmpError => counter::ICMP_ERROR,
+            Self::Stranger => counter::STRANGER,
             Self::Drop(reason) => reason as u32,
         }
     }
 
-    /// Returns the name in metrics and explanations.
+    /// Returns the name of the outcome in metrics and explanations.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NotOurs => "not_ours",
@@ -90,11 +96,13 @@ impl Outcome {
             Self::Token => "token",
             Self::Consumed => "consumed",
             Self::IcmpError => "icmp_error",
+            Self::Stranger => "stranger",
             Self::Drop(reason) => reason.name(),
         }
     }
 
-    /// Reports whether the host's stack receives the packet. If `observing`, packets that would be dropped pass, too.
+    /// Reports whether the host's stack receives the packet. If `observing` is true, packets that would be dropped also
+    /// pass.
     pub const fn passes(self, observing: bool) -> bool {
         match self {
             Self::Consumed => false,
@@ -111,13 +119,15 @@ pub struct Verifier {
     pub config: VerifierConfig,
     /// Protected prefixes and their services.
     pub protected: Vec<Protected>,
+    /// Optional receivers: TCP services that everybody may reach. They take effect if `config` says that there are any.
+    pub optional: BTreeSet<(IpAddr, u16)>,
     /// Verifier keys, by epoch.
     pub keys: BTreeMap<Epoch, VerifierKey>,
-    /// Revoked grants, and when they would have expired.
+    /// Revoked grants, each with the Unix time in seconds at which it would have expired.
     pub revoked: BTreeMap<Handle, u32>,
-    /// Ended sessions, and when the last of their grants would have expired.
+    /// Ended sessions, each with the Unix time in seconds at which the last of its grants would have expired.
     pub revoked_holders: BTreeMap<Holder, u32>,
-    /// Accounts that are shut out with all their sessions, and until when.
+    /// Accounts that are shut out with all their sessions, each with the Unix time, in seconds, at which this ends.
     pub revoked_accounts: BTreeMap<u32, u32>,
     /// Admitted flows.
     pub flows: BTreeMap<FlowKey, Flow>,
@@ -125,33 +135,36 @@ pub struct Verifier {
     pub grants: BTreeMap<Handle, GrantUse>,
     /// Resource use of accounts, by account number.
     pub accounts: BTreeMap<u32, AccountUse>,
-    /// Tokens that were used.
+    /// Tokens that were used already.
     pub tokens: BTreeSet<[u8; TOKEN_LEN]>,
-    /// Pairs of the scheme of LS that the authority announced, and their used nonces.
+    /// Pairs of the published scheme (LS) that the authority announced, and their used nonces.
     pub ls_grants: BTreeMap<Handle, LsGrant>,
-    /// First fragments of admitted flows, and when they arrived.
+    /// First fragments of admitted flows, by flow and fragment id, each with the Unix time in seconds at which it
+    /// arrived.
     pub fragments: BTreeMap<(FlowKey, u32), u32>,
-    /// First fragments of datagrams to open ports, and when they arrived.
+    /// First fragments of datagrams to open ports, by flow and fragment id, each with the Unix time in seconds at which
+    /// it arrived.
     pub open_fragments: BTreeMap<(FlowKey, u32), u32>,
-    /// Connections that the server's own stack has state for.
+    /// State of connections in the server's own stack.
     pub stack: BTreeMap<FlowKey, Stack>,
-    /// Times of which the verifier has forgotten, because its clock jumped, which tokens were used and which grants
-    /// were revoked.
+    /// Times for which the verifier no longer knows which tokens were used and which grants were revoked, because its
+    /// clock jumped.
     pub forgotten: Forgotten,
     /// Whether the program is attached at tc. There, the kernel has already removed the outer VLAN tag, and the program
-    /// can't remove a shim behind a second one.
+    /// can't remove a shim behind a second VLAN tag.
     pub at_tc: bool,
     /// Whether the packets come out of a sealed tunnel.
     pub in_tunnel: bool,
 }
 
 impl Verifier {
-    /// Decides on a frame at `now` (Unix seconds): Ethernet, or an IP packet out of a sealed tunnel. If a token admits the frame, the token is removed.
+    /// Decides about a frame at `now` (Unix seconds): an Ethernet frame, or an IP packet out of a sealed tunnel. If a
+    /// token admits the frame, removes the token from it.
     pub fn verify(&mut self, frame: &mut Vec<u8>, now: u32) -> Outcome {
         decide(self, &mut (), frame, now)
     }
 
-    /// Removes expired state: idle and revoked flows, expired grants and revocations.
+    /// Removes flows that are idle or revoked, and grants and revocations that have expired.
     pub fn sweep(&mut self, now: u32) {
         let ended = self.forgotten.sweep_time(now);
         let Self { config, flows, grants, accounts, revoked, revoked_holders, revoked_accounts, ls_grants, .. } = self;
@@ -210,6 +223,10 @@ impl Tables for Verifier {
         around.max_by_key(|entry| entry.prefix.prefix_len()).map(|entry| entry.services)
     }
 
+    fn is_optional(&self, address: IpAddr, port: u16) -> bool {
+        self.optional.contains(&(address, port))
+    }
+
     fn has_forgotten(&self, time: u32) -> bool {
         self.forgotten.contains(time)
     }
@@ -246,6 +263,7 @@ impl Tables for Verifier {
         let seen = match once {
             Once::Token(bytes) => self.tokens.contains(bytes),
             Once::Nonce2(handle, nonce2) => self.ls_grants.get(handle).is_none_or(|pair| pair.is_used(*nonce2)),
+            Once::Nothing => false,
         };
         if seen { Replay::Seen } else { Replay::Fresh }
     }
@@ -289,6 +307,7 @@ impl TablesMut for Verifier {
                     pair.take(*nonce2);
                 }
             }
+            Once::Nothing => {}
         }
     }
 

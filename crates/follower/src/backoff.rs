@@ -14,12 +14,13 @@ impl Backoff {
     /// The pauses between requests to an authority.
     pub const AUTHORITY: Self = Self::new(Duration::from_secs(1), Duration::from_secs(30));
 
-    /// Creates pauses from the first to the longest.
+    /// Creates pauses that begin with `first` and double up to `longest`.
     pub const fn new(first: Duration, longest: Duration) -> Self {
         Self { first, longest, next: first }
     }
 
-    /// Returns the pause after a failure; the next one will be longer.
+    /// Returns the pause to make after a failure. The next call returns a pause that is twice as long, up to
+    /// [`Self::longest`].
     pub fn pause(&mut self) -> Duration {
         let pause = self.next;
         self.next = (pause * 2).min(self.longest);

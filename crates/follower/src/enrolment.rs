@@ -13,13 +13,13 @@ use zeroize::{Zeroize, Zeroizing};
 /// A role's identity at its authority. Secret.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct Enrolment {
-    /// The authority's URL.
+    /// The authority's URL (`https://…`).
     pub authority: String,
-    /// The certificates to trust for the authority, PEM; without any, the system's.
+    /// The certificates to trust for the authority, PEM; `None` for the system's.
     pub ca: Option<String>,
     /// The id under which the authority knows the role.
     pub verifier: String,
-    /// The bearer token.
+    /// The bearer token with which the role calls the authority.
     pub token: String,
 }
 
@@ -34,7 +34,7 @@ impl Enrolment {
         Ok(Authority::new(&self.authority, ca)?.with_token(&self.token))
     }
 
-    /// Reads certificates to trust.
+    /// Reads the certificates to trust for the authority, PEM, from a file.
     ///
     /// # Errors
     ///
@@ -52,12 +52,14 @@ impl Drop for Enrolment {
     }
 }
 
-/// Enrols at the authority with the one-time code, and stores the enrolment in a file of the folder as `encode` writes
-/// it. The state of an earlier enrolment is removed.
+/// Enrols at an authority. The arguments are the authority's URL, a file with the certificates to trust for the
+/// authority, and the one-time code. Stores the enrolment in `file` of the folder, in the form that `encode` returns,
+/// and removes the state of an earlier enrolment.
 ///
 /// # Errors
 ///
-/// Fails if the folder can't be written, or if the authority does not accept the code.
+/// Fails if the folder can't be written, if the URL is malformed, if the certificates can't be read, or if the
+/// authority can't be reached or does not accept the code. Also fails if `encode` fails.
 pub async fn enrol(
     folder: &Folder,
     file: &str,

@@ -17,20 +17,21 @@ const TICK: Duration = Duration::from_secs(1);
 /// Silence after which the event stream counts as lost; the authority sends something every 10 s.
 const SILENCE: Duration = Duration::from_secs(25);
 
-/// A role that carries out what its authority says.
+/// A role: a program, such as the verifier's daemon, that carries out the decisions of its authority.
 pub trait Role {
     /// The role's name in logs.
     const NAME: &'static str;
 
-    /// Puts a state of the authority in force in place of the one `before`.
+    /// Puts the authority's state `state` in force, in place of `before`.
     ///
     /// # Errors
     ///
-    /// After an error, the follower soon asks the authority for its state again.
+    /// Fails if the role can't put the state in force. The follower then asks the authority for its state again after
+    /// the longest pause of [`Backoff::AUTHORITY`].
     fn apply(&mut self, state: &State, before: &State) -> Result<()>;
 
-    /// Carries out an event, and adds to the state what the next run must know. After [`Event::Hello`] and
-    /// [`Event::Policy`], the follower asks for a state by itself.
+    /// Carries out an event, and records in `state` what the next run must know of it. The role need not ask for a
+    /// state after [`Event::Hello`] and [`Event::Policy`]: the follower does.
     fn event(&mut self, event: Event, state: &mut State);
 }
 
@@ -39,40 +40,40 @@ pub trait Role {
 pub struct Health {
     /// Whether the event stream is up.
     pub connected: bool,
-    /// The last error; `None` once all is well again.
+    /// The last error; `None` once the connection works again.
     pub trouble: Option<String>,
     /// When configuration and keys were last read, Unix seconds.
     pub read: Option<u64>,
 }
 
-/// Parameters of a follower.
+/// The parameters with which a follower starts.
 pub struct Start {
     /// The authority, with the role's token.
     pub authority: Authority,
     /// The folder that keeps the state for the next run.
     pub folder: Folder,
-    /// The state that is in force.
+    /// The authority's state, with which the role starts.
     pub state: State,
-    /// The reason why that state is the last run's; `None` if the authority has just sent it.
+    /// The reason why `state` comes from the last run; `None` if the authority has just sent `state`.
     pub trouble: Option<String>,
-    /// The kind of grants that the role confirms.
+    /// The kinds of events that the role acknowledges to the authority.
     pub confirms: Confirm,
 }
 
-/// Follows an authority.
+/// Follows an authority for a role: keeps the state, the event stream and the health up to date.
 pub struct Follower {
     authority: Authority,
     folder: Folder,
     state: State,
     confirms: Confirm,
     health: watch::Sender<Health>,
-    /// The event stream; `None` after the authority has refused this role.
+    /// The event stream; `None` from a refusal by the authority until `reconnect`.
     events: Option<EventStream>,
     reconnect: Option<Instant>,
     /// When the event stream last delivered anything.
     heard: Instant,
     sync: Option<JoinHandle<Result<State, Error>>>,
-    /// Whether to ask the authority again after the request under way.
+    /// Whether to fetch the state once more after the request under way, because the authority has announced a change.
     sync_again: bool,
     next_sync: Instant,
     backoff: Backoff,
@@ -122,24 +123,27 @@ impl Follower {
         })
     }
 
-    /// Returns the state in force.
+    /// Returns the last state that the role had to apply, with the changes that later events made.
     pub const fn state(&self) -> &State {
         &self.state
     }
 
-    /// Returns the state in force, to change what the next run must know.
+    /// Returns the state, so that the role can record in it facts for the next run of the program. [`Self::handle`]
+    /// stores the changes at its next tick.
     pub const fn state_mut(&mut self) -> &mut State {
         self.unsaved = true;
         &mut self.state
     }
 
-    /// Removes from the state what has ended, and returns it, for a role that has to write it again.
+    /// Removes from the state the revocations and withdrawals that have ended. Returns the state, for a role that has
+    /// to write it to its tables again.
     pub fn current_state(&mut self) -> &State {
         self.state.forget_ended(now());
         &self.state
     }
 
-    /// Returns the state of the connection, which changes with time.
+    /// Returns the receiving end of a channel, which shows the state of the connection to the authority and each change
+    /// of this state.
     pub fn health(&self) -> watch::Receiver<Health> {
         self.health.subscribe()
     }
@@ -149,7 +153,7 @@ impl Follower {
         self.health.borrow().connected
     }
 
-    /// Waits for news. Cancel-safe.
+    /// Waits for the next event that [`Self::handle`] has to react to. Cancel-safe.
     pub async fn next(&mut self) -> News {
         tokio::select! {
             event = next_event(&mut self.events) => News(Kind::Event(Box::new(event))),
@@ -163,7 +167,7 @@ impl Follower {
         }
     }
 
-    /// Reacts to news; the role carries out states and events.
+    /// Reacts to an event that [`Self::next`] returned; `role` carries out states and events of the authority.
     pub fn handle<R: Role>(&mut self, news: News, role: &mut R) {
         match news.0 {
             Kind::Event(event) => match *event {
@@ -180,7 +184,7 @@ impl Follower {
         }
     }
 
-    /// Stores the state if its file is older. To be called before the process ends.
+    /// Stores the state if it has changed since it was last stored. Call this before the process ends.
     pub async fn save_last(&mut self) {
         for _ in 0..2 {
             if let Some(saving) = self.saving.take() {
@@ -290,7 +294,7 @@ impl Follower {
         self.save();
     }
 
-    /// Stores the state on a thread of its own: a disk may be slower than a revocation may wait.
+    /// Stores the state on a thread of its own, because the disk may be slow and a revocation must not wait for it.
     fn save(&mut self) {
         if !self.unsaved || self.saving.as_ref().is_some_and(|saving| !saving.is_finished()) {
             return;
@@ -305,7 +309,8 @@ impl Follower {
     }
 }
 
-/// Describes an error of the authority. A role has no login: if the authority does not accept its token, it has to enrol.
+/// Describes an error of the authority. A role can't log in: if the authority does not accept its token, it has to
+/// enrol.
 fn explained<R: Role>(error: &Error) -> String {
     match error {
         Error::NotLoggedIn => format!("the authority does not know this {}: enrol it again", R::NAME),

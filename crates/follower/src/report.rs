@@ -1,5 +1,5 @@
-//! Reports of a role's state to the authority, for its console. Nothing else depends on reports, and none is queued
-//! while the authority can't be reached.
+//! Reports a role's state to the authority, for its console. Nothing else depends on reports. While the authority can't
+//! be reached, no reports are queued.
 
 use crate::Backoff;
 use anyhow::Result;
@@ -10,14 +10,16 @@ use tokio::time::sleep;
 
 /// The shortest and the longest pause between reports that an authority may request.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(300));
-/// The pause if the authority's version does not accept reports: it may be upgraded.
+/// Pause after the authority has answered that it does not accept reports; a newer authority may.
 const UNWANTED: Duration = Duration::from_secs(600);
-/// Factor from the time that collecting the figures took to the pause: long tables cost at most a twentieth of a core.
+/// Minimum ratio of the pause to the time that collecting the figures took, so that long tables cost at most a
+/// twentieth of a core.
 const SHARE: u32 = 20;
-/// Upper limit of that pause, so that the authority does not consider a busy role silent.
+/// Upper limit of the pause that [`SHARE`] demands, so that the authority does not consider a busy role silent.
 const REST_MAX: Duration = Duration::from_secs(15);
 
-/// Collects the role's `figures` and sends them, again and again until the task is aborted.
+/// Sends reports to the authority, one after the other, until the task is aborted. `figures` is called for each report
+/// and returns its content.
 pub async fn report<F: Future<Output = Result<Report>>>(authority: Authority, figures: impl Fn() -> F) {
     let mut pace = Pace { backoff: Backoff::AUTHORITY, is_unwanted: false };
     loop {

@@ -14,21 +14,22 @@ use zeroize::Zeroizing;
 const FILE: &str = "cache.json";
 /// Number of epochs for which keys are fetched in advance.
 const KEYS_AHEAD: u32 = 24;
-/// How long a role that has a state from its last run waits for the authority's before it begins with its own.
+/// Time that a starting role waits for the authority's state if it can use the state from its last run instead.
 const FIRST_ANSWER: Duration = Duration::from_secs(3);
 const CLOCK_SKEW_MAX: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
 
-/// The authority's last state, with which a role that starts without the authority still does its work. Secret.
+/// The authority's last state, with which a role can start and work while it can't reach the authority. Secret.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct State {
     /// The configuration: receivers, time limits, revocations, withdrawn consent.
     pub config: VerifierConfig,
-    /// The epoch keys.
+    /// The verifier's keys of the epochs around the current one.
     pub keys: EpochKeys,
 }
 
 impl State {
-    /// Reads the state of the last run, if there is one that can be read and is this verifier's.
+    /// Reads the state that the last run stored. Returns `None` if no state is stored, if it can't be read, or if it is
+    /// the state of another verifier than `verifier`.
     pub fn load(folder: &Folder, verifier: &str) -> Option<Self> {
         let bytes = Zeroizing::new(folder.read(FILE).ok()??);
         serde_json::from_slice::<Self>(&bytes).ok().filter(|state| state.config.verifier == verifier)
@@ -58,17 +59,19 @@ impl State {
         Ok(Self { config, keys })
     }
 
-    /// Asks the authority for its state, only for as long as a role may wait that has a state from its last run.
+    /// Asks the authority for its state, as [`Self::fetch`] does, but waits for 3 s at most. Use this for a role that
+    /// can start with the state from its last run if the authority doesn't answer.
     ///
     /// # Errors
     ///
-    /// Fails if the authority does not answer in that time, or refuses this verifier.
+    /// Fails if the authority does not answer within 3 s, or refuses this verifier.
     pub async fn fetch_soon(authority: &Authority) -> Result<Self, Error> {
         let answer = tokio::time::timeout(FIRST_ANSWER, Self::fetch(authority.clone())).await;
         answer.unwrap_or_else(|_| Err(Error::Other(format!("the authority did not answer within {FIRST_ANSWER:?}"))))
     }
 
-    /// Asks the authority for its state until it answers, for a role that has none from an earlier run.
+    /// Asks the authority for its state again and again, until it answers. Use this for a role that has no state from
+    /// an earlier run.
     ///
     /// # Errors
     ///
@@ -89,7 +92,7 @@ impl State {
         }
     }
 
-    /// Adds grants that were revoked, each handle once, and removes those whose tokens can no longer be valid.
+    /// Adds revoked grants, each handle once. Removes revoked grants whose tokens can no longer be valid.
     pub fn revoke(&mut self, grants: &[RevokedGrant], now: u64) {
         let known = &mut self.config.revoked;
         known.retain(|grant| u64::from(grant.expires) + CLOCK_SKEW_MAX >= now);
@@ -97,8 +100,8 @@ impl State {
         known.extend(grants.iter().filter(|grant| handles.insert(grant.handle)));
     }
 
-    /// Adds sessions that ended, each once with its latest expiry, because session numbers are reused; removes those
-    /// whose grants can no longer be valid.
+    /// Adds ended sessions. Session numbers are reused: the list contains each number only once, with its latest
+    /// expiry. Removes sessions whose grants can no longer be valid.
     pub fn end_sessions(&mut self, sessions: &[RevokedSession], now: u64) {
         let mut ends: BTreeMap<u32, u32> = BTreeMap::new();
         let all = self.config.revoked_sessions.iter().chain(sessions);
@@ -110,7 +113,7 @@ impl State {
             ends.into_iter().map(|(holder, expires)| RevokedSession { holder, expires }).collect();
     }
 
-    /// Adds pairs that were issued, each handle once, and removes those that have expired.
+    /// Adds pairs that the authority issued, each handle once. Removes pairs that have expired.
     pub fn add_pairs(&mut self, pairs: &[LivePair], now: u64) {
         let known = &mut self.config.pairs;
         known.retain(|pair| u64::from(pair.expires) >= now);
@@ -123,14 +126,15 @@ impl State {
         Withdrawal::add(&mut self.config.withdrawn, withdrawn, now);
     }
 
-    /// Removes revocations and withdrawals that are no longer needed.
+    /// Removes revocations and withdrawals from the state that concern only expired grants and segments.
     pub fn forget_ended(&mut self, now: u64) {
         self.revoke(&[], now);
         self.end_sessions(&[], now);
         self.withdraw(&[], now);
     }
 
-    /// Adds what events said while this answer of the authority was under way.
+    /// Adds the revocations, pairs and withdrawals in the state `before` to this answer of the authority, because
+    /// events may have announced them while the answer was under way.
     pub(crate) fn keep(&mut self, before: &Self, now: u64) {
         self.revoke(&before.config.revoked, now);
         self.end_sessions(&before.config.revoked_sessions, now);

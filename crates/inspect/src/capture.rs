@@ -38,7 +38,8 @@ struct Interface {
 /// Calls `each` with every frame of `file`, in order.
 ///
 /// # Errors
-/// If the file can't be read, is no capture, or ends in the middle of a packet: `each` has received the frames before.
+/// Fails if the file can't be read, is not a capture, or ends in the middle of a packet; `each` has then received the
+/// frames before the fault. Also fails if `each` fails.
 pub fn read(file: &Path, mut each: impl FnMut(Frame) -> Result<()>) -> Result<()> {
     let name = file.display();
     let source: Box<dyn Read + Send> = match file.to_str() {

@@ -1,4 +1,5 @@
-//! The content of packets that belongs to Vouchsafe. Keys are never shown.
+//! The parts of a packet that belong to Vouchsafe: tokens, client keys in transit, discovery records. Keys are never
+//! shown.
 
 use serde::Serialize;
 use wire::ls::KeyTransfer;
@@ -10,7 +11,7 @@ use wire::{Carrier, DropReason, Flags, LsToken, Token, shim};
 const DNS: u16 = 53;
 const RECORD: &[u8] = b"v=vouchsafe1";
 
-/// Content of one packet.
+/// The part of a packet that belongs to Vouchsafe.
 #[derive(Serialize)]
 #[serde(tag = "content", rename_all = "snake_case")]
 pub enum Content {
@@ -26,11 +27,11 @@ pub enum Content {
         nonce: u32,
         tag: String,
     },
-    /// A token of the scheme of LS.
+    /// A token of the published scheme (suite `sha224`).
     LsToken { unique_id: String, nonce1: String, nonce2: u16, tag: String },
-    /// A client key in transit; only the pair that it belongs to is shown.
+    /// A client key in transit. Only its pair is shown.
     KeyTransfer { unique_id: String, nonce1: String },
-    /// A support option: the sender's network knows the scheme of LS.
+    /// A support option: the sending agent accepts client keys in band.
     Support,
     /// A discovery record, which names an authority.
     Discovery { record: String },
@@ -38,16 +39,17 @@ pub enum Content {
     Malformed { reason: &'static str },
 }
 
-/// The content of a packet, the carrier, and the number of bytes that the carrier adds.
+/// Result of [`find`]: the content of the packet, the carrier, and the number of bytes that the carrier adds to the
+/// packet.
 pub struct Found {
     pub carrier: Option<Carrier>,
     pub added: usize,
     pub content: Content,
-    /// The packet inside the carrier.
+    /// The packet inside the shim; without a shim, the whole packet.
     pub packet: Packet,
 }
 
-/// Searches a frame for content of Vouchsafe.
+/// Returns what a frame contains of Vouchsafe; `None` if it contains nothing. Sealed tunnels are not included.
 pub fn find(frame: &[u8], packet: &Packet) -> Option<Found> {
     if let Some(opened) = shim::open(frame, packet) {
         let (packet, content) = match opened {

@@ -1,5 +1,5 @@
-//! State from earlier packets that explains later ones: the flow that a packet continues, and whether its token was
-//! used before.
+//! The state from earlier packets of a capture that helps to explain later packets: the flow that a packet continues,
+//! and whether the packet's token was used before.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -15,12 +15,13 @@ use crate::tunnel::Tunnels;
 
 /// Maximum clock difference that a verifier accepts, in seconds (wire.md §6.4).
 const CLOCK_SKEW: u64 = 30;
-/// Maximum number of flows and tokens; beyond it, all are forgotten, because a capture may be crafted to fill memory.
+/// Maximum number of flows and tokens to remember. Beyond it, all are forgotten: a capture may be crafted to fill
+/// memory.
 const MOST: usize = 1 << 20;
 
 type Flow = (u8, SocketAddr, SocketAddr);
 
-/// State kept while a capture is read.
+/// The state from the packets of a capture that were read so far.
 #[derive(Default)]
 pub struct Flows {
     opened: HashMap<Flow, u64>,
@@ -32,14 +33,15 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// Creates the state before the first packet, with keys for sealed tunnels, if there are any.
+    /// Creates the state before the first packet. `keys` are the keys for sealed tunnels, if the user gave a file of
+    /// keys.
     pub fn new(keys: Option<KeyFile>) -> Self {
         let mut flows = Self::default();
         flows.tunnels.keys = keys;
         flows
     }
 
-    /// Explains this packet, from its own content and from the packets before.
+    /// Explains a packet from its own content and from the packets before it. Packets have to be passed in their order.
     pub fn explain(&mut self, frame: &Frame) -> Explained {
         if self.opened.len() + self.tokens.len() + self.guarded.len() > MOST {
             *self = Self { tunnels: std::mem::take(&mut self.tunnels), ..Self::default() };
@@ -72,7 +74,7 @@ impl Flows {
         explained
     }
 
-    /// Returns the objections that a verifier without keys would have, by the capture's clock.
+    /// Returns the objections of a verifier that has no keys and the capture's clock.
     fn verify(&mut self, content: &Content, frame: &Frame) -> Vec<String> {
         let (number, now) = (frame.number, frame.time.0);
         let mut remarks = Vec::new();

@@ -1,4 +1,5 @@
-//! Keys of sealed tunnels that an agent exported for debugging (wire.md §9.14): they open its records in a capture.
+//! Keys of sealed tunnels, from a file that an agent exports for debugging (wire.md §9.14), to open records in a
+//! capture.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,7 +11,7 @@ use wire::seal::record::Content;
 use wire::seal::{Control, Direction, Index, PhaseSecret, RecordHeader};
 use zeroize::Zeroizing;
 
-/// The records that a key opens.
+/// The kinds of records, by the key that opens them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Kind {
     Early,
@@ -30,13 +31,13 @@ impl Kind {
     }
 }
 
-/// A phase's keys in one direction, and the blocks of it that are not whole yet.
+/// The keys of a phase in one direction, and the blocks of it that still lack parts.
 struct Phase {
     keys: Keys,
     joiner: Joiner,
 }
 
-/// The keys of a file.
+/// The keys from a file that an agent exported.
 #[derive(Default)]
 pub struct KeyFile {
     phases: HashMap<(Kind, u32), Phase>,
@@ -44,11 +45,12 @@ pub struct KeyFile {
 }
 
 impl KeyFile {
-    /// Reads a file of lines such as `TO_RESPONDER 8f1c2a90 SECRET`: what the secret opens, the index of the records, 64
-    /// hex digits. Empty lines and those that begin with `#` say nothing.
+    /// Reads a file of lines such as `TO_RESPONDER 8f1c2a90 SECRET`. A line contains the kind of records that the
+    /// secret opens, the index in the headers of these records in 8 hex digits, and the secret in 64 hex digits. Empty
+    /// lines and lines that begin with `#` are ignored.
     ///
     /// # Errors
-    /// Names the line that cannot be read.
+    /// Fails if the file can't be read, or if a line is malformed. The error names the malformed line.
     pub fn read(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map(Zeroizing::new);
         let text = text.with_context(|| format!("cannot read the keys in {}", path.display()))?;
@@ -74,7 +76,7 @@ impl KeyFile {
         candidates(header).iter().any(|kind| self.phases.contains_key(&(*kind, header.index.get())))
     }
 
-    /// Opens a record. Returns what it carries, or why it cannot be opened.
+    /// Opens a record. Returns a description of its content, or of the reason why it can't be opened.
     pub fn open(&mut self, header: &RecordHeader, record: &[u8]) -> String {
         let Self { phases, decompressor } = self;
         for kind in candidates(header) {
@@ -85,7 +87,9 @@ impl KeyFile {
                 Content::Early { .. } | Content::Packet { .. } => packet(body),
                 Content::Control => control(body),
                 Content::Block { .. } => match phase.joiner.take(header, body) {
-                    Err(seal::NotJoined::Missing) => "part of a block that is not whole yet".to_owned(),
+                    Err(seal::NotJoined::Missing) => {
+                        "part of a block of which other parts have not arrived yet".to_owned()
+                    }
                     Err(seal::NotJoined::Malformed) => "a malformed block".to_owned(),
                     Ok(block) => {
                         let plain =
@@ -104,7 +108,7 @@ impl KeyFile {
                 },
             };
         }
-        "no key in the file opens it".to_owned()
+        "closed, because no key in the file opens this record".to_owned()
     }
 }
 
@@ -137,7 +141,7 @@ fn control(body: &[u8]) -> String {
     match Control::decode(body) {
         None => "a malformed control message".to_owned(),
         Some(Control::Rekey { phase, index, have, .. }) => {
-            let have = if have { ", has the other end's" } else { "" };
+            let have = if have { ", the share of the other end has arrived" } else { "" };
             format!("rekey: a share for phase {phase}, index {:08x}{have}", index.get())
         }
         Some(Control::Ping(bytes)) => format!("ping {}", hex::encode(bytes)),
@@ -184,7 +188,7 @@ mod tests {
             assert!(keys.knows(&header));
             assert_eq!(keys.open(&header, &bytes), "udp 10.0.0.1:40000 > 10.0.0.2:53, 32 bytes");
             let (header, bytes) = record(Direction::FromResponder, treatment);
-            assert_eq!(keys.open(&header, &bytes), "no key in the file opens it");
+            assert_eq!(keys.open(&header, &bytes), "closed, because no key in the file opens this record");
         }
         let other =
             RecordHeader { index: Index::new(9).unwrap(), ..record(Direction::FromInitiator, Treatment::Encrypt).0 };

@@ -1,6 +1,6 @@
 //! `vouchsafe inspect`: explains the contents of a packet capture that belong to Vouchsafe, packet by packet. Only a
-//! verifier can tell whether a token's tag is valid. Records of sealed tunnels are opened with keys that an agent exported
-//! for debugging.
+//! verifier can tell whether a token's tag is valid. Records of sealed tunnels are opened with keys that an agent
+//! exported for debugging.
 #![forbid(unsafe_code)]
 
 pub mod capture;
@@ -48,7 +48,11 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Prints an explanation of each packet.
+/// Prints an explanation of each packet. The exit code is 1 if the capture contains nothing of Vouchsafe.
+///
+/// # Errors
+///
+/// Fails if the capture or the file of keys can't be read, or if standard output can't be written.
 pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     let keys = arguments.keys.as_deref().map(keys::KeyFile::read).transpose()?;
     let (mut flows, mut totals) = (flows::Flows::new(keys), text::Totals::default());

@@ -1,10 +1,10 @@
-//! Parts of the line that stands for a packet.
+//! Parts of the line of text that describes a packet.
 
 use std::net::{IpAddr, SocketAddr};
 
 use wire::packet::{Form, ICMP, ICMPV6, Packet, TCP, UDP, tcp_flags};
 
-/// Returns protocol and ends of a packet in a line.
+/// Describes a packet in one line: protocol, source, destination and TCP flags.
 pub fn summary(packet: &Packet) -> String {
     let end = |address, port| end(packet, address, port).unwrap_or_else(|| "?".to_owned());
     let (from, to) = (end(packet.source, packet.source_port), end(packet.destination, packet.destination_port));
@@ -12,7 +12,8 @@ pub fn summary(packet: &Packet) -> String {
     format!("{} {from} > {to}{}{flags}", protocol(packet), if flags.is_empty() { "" } else { " " })
 }
 
-/// Returns an end of a packet: its address, and its port if it has one.
+/// Formats one end of a packet: the address, and the port if the packet has ports. Returns `None` if `address` is
+/// `None`.
 pub fn end(packet: &Packet, address: Option<IpAddr>, port: u16) -> Option<String> {
     address.map(|address| match matches!(packet.protocol, TCP | UDP) && port > 0 {
         true => SocketAddr::new(address, port).to_string(),
@@ -32,7 +33,7 @@ pub fn protocol(packet: &Packet) -> String {
     }
 }
 
-/// Returns the names of TCP flags.
+/// Returns the names of the TCP flags that are set.
 pub fn names(flags: u8) -> Vec<&'static str> {
     const NAMES: [(u8, &str); 6] = [
         (tcp_flags::SYN, "SYN"),

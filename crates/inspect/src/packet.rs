@@ -1,4 +1,4 @@
-//! One packet, explained.
+//! The explanation of one packet.
 
 use serde::Serialize;
 
@@ -16,24 +16,24 @@ pub struct Explained {
     pub source: Option<String>,
     /// Address and port of the receiver.
     pub destination: Option<String>,
-    /// `tcp`, `udp`, `icmp`, `icmpv6`, a protocol's number, or `not ip`.
+    /// `tcp`, `udp`, `icmp`, `icmpv6`, `protocol N` with the number of another protocol, or `not ip`.
     pub protocol: String,
     /// TCP flags: `SYN`, `ACK`, …
     pub tcp_flags: Vec<&'static str>,
     /// Bytes on the wire, with the link-layer header.
     pub length: usize,
-    /// `tail` or `shim`.
+    /// The carrier: `tail`, `stream` or `shim`.
     pub carrier: Option<&'static str>,
-    /// Number of bytes that the carrier added.
+    /// Number of bytes that the carrier added to the packet.
     pub added: usize,
-    /// Content of the packet that belongs to Vouchsafe.
+    /// The part of the packet that belongs to Vouchsafe; `None` if there is none.
     #[serde(flatten)]
     pub content: Option<Content>,
-    /// The message of a sealed tunnel, if the packet is one.
+    /// The message of a sealed tunnel that the packet carries, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tunnel: Option<Sealed>,
-    /// The packet of this capture that opened the flow, if it did so with a token.
+    /// Number, in this capture, of the packet that opened the flow; `None` unless that packet had a token.
     pub flow: Option<u64>,
-    /// Objections that a verifier would have, as far as they can be told without keys.
+    /// Reasons for which a verifier would object to the packet, as far as they can be determined without keys.
     pub remarks: Vec<String>,
 }

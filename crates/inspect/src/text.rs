@@ -7,7 +7,7 @@ use shell::table::utc;
 use crate::content::Content;
 use crate::packet::Explained;
 
-/// One line for the packet, and one below for each detail and remark.
+/// The text that describes a packet: one line, and one line below it for each detail and remark.
 pub struct Lines<'a>(pub &'a Explained);
 
 impl fmt::Display for Lines<'_> {
@@ -73,7 +73,7 @@ fn explain(content: &Content, now: u64) -> Vec<String> {
         Content::KeyTransfer { unique_id, nonce1 } => {
             vec![format!("key transfer: a client key (not shown) of unique id {unique_id}, nonce1 {nonce1}")]
         }
-        Content::Support => vec!["support option: the sender's network knows the scheme of LS".to_owned()],
+        Content::Support => vec!["support option: the sending agent accepts client keys in band".to_owned()],
         Content::Discovery { record } => vec![format!("discovery record, a hint and no credential: {record}")],
         Content::Malformed { .. } => vec!["malformed".to_owned()],
     }
@@ -87,7 +87,7 @@ fn since(now: u64, time: u64) -> String {
     }
 }
 
-/// Totals of a capture.
+/// Counts over all packets of a capture.
 #[derive(Default)]
 pub struct Totals {
     packets: u64,
@@ -100,7 +100,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Counts a packet.
+    /// Counts `packet`.
     pub fn add(&mut self, packet: &Explained) {
         self.packets += 1;
         self.ours += u64::from(packet.content.is_some());
@@ -111,7 +111,7 @@ impl Totals {
         self.sealed += u64::from(packet.tunnel.is_some());
     }
 
-    /// Reports whether no packet had content of Vouchsafe.
+    /// Reports whether the capture contained nothing of Vouchsafe.
     pub fn nothing(&self) -> bool {
         self.ours == 0 && self.sealed == 0
     }

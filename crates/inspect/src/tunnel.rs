@@ -11,36 +11,36 @@ use wire::tail;
 
 use crate::keys::KeyFile;
 
-/// Maximum number of tunnels that are followed; beyond it, all are forgotten.
+/// Maximum number of tunnels to remember. Beyond it, all are forgotten.
 const MOST: usize = 1 << 16;
 
 /// A message of a sealed tunnel.
 #[derive(Serialize)]
 #[serde(tag = "message", rename_all = "snake_case")]
 pub enum Sealed {
-    /// Asks for a tunnel.
+    /// A request for a tunnel.
     Initiation {
-        /// Handle of the grant for the tunnel's service.
+        /// Handle of the grant that the request is made under.
         handle: String,
         forward_secrecy: bool,
         suites: Vec<&'static str>,
         index: String,
         time: u32,
-        /// The packet behind it, sealed before there is a response.
+        /// The sealed packet that travels behind the initiation, before there is a response.
         early: Option<Record>,
     },
-    /// Gives a tunnel, or says why not.
+    /// An answer to an initiation: accepts it, or gives the reason for refusing.
     Response { to: String, index: Option<String>, suites: Vec<&'static str>, refused: Option<&'static str> },
-    /// A record.
+    /// A sealed packet, block or control message.
     Record(Record),
-    /// The other end does not know a record's index.
+    /// An answer to a record whose index the other end does not know.
     Unknown { index: String },
 }
 
-/// The header of a record, and what it carries if there is a key.
+/// The header of a record, and the record's content if a key for it is known.
 #[derive(Serialize)]
 pub struct Record {
-    /// `early`, `packet`, `block` or `control`.
+    /// Kind of the record: `early`, `packet`, `block` or `control`.
     pub kind: &'static str,
     pub treatment: &'static str,
     pub compression: Option<&'static str>,
@@ -48,25 +48,27 @@ pub struct Record {
     pub index: String,
     pub lane: u8,
     pub number: u64,
-    /// Bytes of the body.
+    /// Length of the body, in bytes.
     pub body: usize,
-    /// The part of a block, counted from 0.
+    /// Number of the part within its block, counted from 0.
     pub part: Option<u8>,
-    /// The content; only with a file of keys.
+    /// Description of the record's content, or the reason why the record can't be opened; `None` if the user gave no
+    /// file of keys.
     pub opened: Option<String>,
 }
 
-/// The tunnels of a capture, by both their ends.
+/// The sealed tunnels that were seen in a capture, each as the addresses and ports of its two ends.
 #[derive(Default)]
 pub struct Tunnels {
     ends: HashSet<(SocketAddr, SocketAddr)>,
-    /// Keys for debugging.
+    /// Keys with which records are opened, for debugging; `None` if the user gave no file of keys.
     pub keys: Option<KeyFile>,
 }
 
 impl Tunnels {
-    /// Returns the message in a frame. One without an initiation before it is found by its key alone: any bytes look
-    /// like a record.
+    /// Returns the message of a sealed tunnel in a frame; `None` if there is none. The bytes alone don't show whether a
+    /// datagram is a record. So, if the initiation of a tunnel was not captured, a record of it is recognised only if
+    /// there is a key for the record.
     pub fn find(&mut self, frame: &[u8], packet: &Packet) -> Option<Sealed> {
         let whole = packet.protocol == UDP && packet.form == Form::Whole;
         let (from, to) = (packet.source.filter(|_| whole)?, packet.destination?);
@@ -133,23 +135,30 @@ impl Tunnels {
 }
 
 impl Sealed {
-    /// Describes the message, a line each for what matters.
+    /// Describes the message in some lines of text.
     pub fn lines(&self) -> Vec<String> {
         match self {
             Self::Initiation { handle, forward_secrecy, suites, index, early, .. } => {
-                let forward = if *forward_secrecy { "with an exchange of keys" } else { "without forward secrecy" };
+                let forward = if *forward_secrecy { "with forward secrecy" } else { "without forward secrecy" };
                 let first = format!("initiation of a sealed tunnel by grant {handle}, index {index}, {forward}");
-                let mut lines = vec![first, format!("it opens {}", suites.join(", "))];
+                let mut lines = vec![first, format!("the initiator can open {}", suites.join(", "))];
                 lines.extend(early.iter().flat_map(Record::lines));
                 lines
             }
-            Self::Response { refused: Some(why), to, .. } => vec![format!("tunnel refused to index {to}: {why}")],
+            Self::Response { refused: Some(why), to, .. } => {
+                vec![format!("response to index {to}: tunnel refused, {why}")]
+            }
             Self::Response { to, index, suites, .. } => {
                 let index = index.as_deref().unwrap_or("-");
-                vec![format!("response to index {to}: the tunnel is index {index}; it opens {}", suites.join(", "))]
+                vec![format!(
+                    "response to index {to}: the tunnel has index {index}, and the responder can open {}",
+                    suites.join(", ")
+                )]
             }
             Self::Record(record) => record.lines(),
-            Self::Unknown { index } => vec![format!("nobody here has index {index}")],
+            Self::Unknown { index } => {
+                vec![format!("unknown index: the sender of this message has no tunnel with index {index}")]
+            }
         }
     }
 }
@@ -161,7 +170,7 @@ impl Record {
         let part = part.map(|part| format!(", part {part}")).unwrap_or_default();
         let head = format!("{kind} record to index {index}, number {number} of lane {lane}: {body} bytes");
         let mut lines = vec![format!("{head}, {treatment}, {suite}{compression}{part}")];
-        lines.extend(opened.iter().map(|opened| format!("opened: {opened}")));
+        lines.extend(opened.iter().map(|opened| format!("content: {opened}")));
         lines
     }
 }

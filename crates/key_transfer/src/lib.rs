@@ -20,7 +20,8 @@ use wire::packet::TCP;
 
 /// Time limit for a request of the authority: reading it, writing to the kernel, and sending the answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Time for which a key waits for a packet of its flow: the answer that names its pair is about to leave.
+/// Maximum time that a key waits for an outgoing packet of its flow. The authority's answer over HTTPS, which names the
+/// key's pair, is about to leave.
 const WITHIN: Duration = Duration::from_secs(5);
 /// Pause after a failure to accept a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -54,7 +55,12 @@ pub struct Arguments {
     user: Option<String>,
 }
 
-/// Sends keys until a signal arrives; flows that still wait for a key then receive it by HTTPS.
+/// Sends keys until a signal arrives. Clients whose keys still wait then get them by HTTPS.
+///
+/// # Errors
+///
+/// Fails if the kernel programs can't be loaded or attached, if the socket for the authority's requests can't be made,
+/// or if there is no user of the given name.
 pub async fn run(arguments: Arguments) -> Result<ExitCode> {
     let Arguments { interface, port, socket, user } = arguments;
     let user = user.as_deref().map(uid_of).transpose()?;

@@ -1,8 +1,9 @@
 //! Shared parts of the benchmarks: figures with yardsticks, and the table that `cargo xtask bench` makes of them.
 //!
 //! Machines differ by a factor of two, and other work on them comes and goes. So a figure is compared with a yardstick
-//! that the same run measures: an empty program, an echo, a plain copy, a walk over memory. A bound limits their ratio.
-//! A yardstick that varies within the run shows that the machine was too noisy for a verdict.
+//! that the same run measures: an empty program, an echo, a plain copy, a walk over memory. A bound limits the ratio of
+//! the figure to its yardstick. A yardstick that varies within the run shows that the machine was too noisy for a
+//! verdict.
 //!
 //! ```
 //! use measure::{Bound, Figures, Yardstick};
@@ -17,15 +18,17 @@
 #![warn(missing_docs)]
 
 pub mod memory;
+mod parts;
 mod samples;
 mod stopwatch;
 
 use serde_json::{Map, Value, json};
 
+pub use parts::run_parts;
 pub use samples::{alternate, mean_of_middle, median, quantile};
 pub use stopwatch::Stopwatch;
 
-/// Largest noise of a yardstick, as a part of its middle, with which a figure still gets a verdict.
+/// Largest [`Yardstick::noise`] with which a figure still gets a verdict.
 const NOISE_MAX: f64 = 0.2;
 
 /// The reference of a figure: one kind of work, measured several times in the course of the run.
@@ -40,7 +43,7 @@ impl Yardstick {
     ///
     /// # Panics
     ///
-    /// If there is no sample.
+    /// Panics if there is no sample.
     pub fn new(samples: Vec<f64>) -> Self {
         assert!(!samples.is_empty(), "a yardstick was measured");
         let [low, high] = [0.25, 0.75].map(|part| quantile(&samples, part));
@@ -53,17 +56,17 @@ impl Yardstick {
         Self { middle: value, noise: 0.0 }
     }
 
-    /// Returns a yardstick with another middle and the same noise, for a figure in another unit.
+    /// Returns a yardstick whose middle is `factor` times as large, with the same noise, for a figure in another unit.
     pub fn scaled(&self, factor: f64) -> Self {
         Self { middle: self.middle * factor, noise: self.noise }
     }
 
-    /// Returns the mean of the middle half of the samples.
+    /// Returns the mean of the middle half of the samples, or the value that [`Self::fixed`] was given.
     pub const fn middle(&self) -> f64 {
         self.middle
     }
 
-    /// Returns the distance between the quartiles of the samples, as a part of the middle.
+    /// Returns the distance between the quartiles of the samples, as a fraction of [`Self::middle`].
     pub const fn noise(&self) -> f64 {
         self.noise
     }
@@ -72,9 +75,9 @@ impl Yardstick {
 /// The limit of a figure's ratio to its yardstick.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
-    /// The ratio is at most this.
+    /// The ratio must be at most this number.
     AtMost(f64),
-    /// The ratio is at least this.
+    /// The ratio must be at least this number.
     AtLeast(f64),
     /// The figure has no limit.
     None,
@@ -85,19 +88,20 @@ pub enum Bound {
 pub struct Figures(Map<String, Value>);
 
 impl Figures {
-    /// Adds a figure: {value, unit, yardstick, ratio, noise, bound, verdict}. It also prints a progress line to
-    /// standard error.
+    /// Adds a figure with its ratio to the yardstick: {value, unit, yardstick, ratio, noise, bound, verdict}. Also
+    /// prints a progress line to standard error.
     pub fn add(&mut self, name: &str, unit: &str, value: f64, yardstick: &Yardstick, bound: Bound) {
         self.judge(name, unit, value, yardstick, value / yardstick.middle, 0.0, bound);
     }
 
-    /// Adds a figure that was sampled in pairs, each sample next to one of its yardstick. A disturbance changes both
-    /// samples of a pair, so the pairs' ratios vary less than the yardstick does. If their mean misses the bound by no
-    /// more than the error of the mean, the verdict is that the figure is too noisy.
+    /// Adds a figure that was sampled in pairs: each pair is a sample of the figure, and a sample of its yardstick
+    /// taken right beside it. A disturbance changes both samples of a pair, so the pairs' ratios vary less than the
+    /// yardstick does. If the mean ratio misses the bound by no more than twice its standard error, the verdict is `too
+    /// noisy`.
     ///
     /// # Panics
     ///
-    /// If there is no pair.
+    /// Panics if there is no pair.
     pub fn add_pairs(&mut self, name: &str, unit: &str, pairs: &[(f64, f64)], bound: Bound) {
         let (values, beside): (Vec<_>, Vec<_>) = pairs.iter().copied().unzip();
         let ratios: Vec<_> = pairs.iter().map(|(value, beside)| value / beside).collect();
@@ -141,7 +145,8 @@ impl Figures {
         self.0.insert(name.to_owned(), figure);
     }
 
-    /// Adds a figure that was counted rather than timed, and needs no yardstick: {value, unit, bound, verdict}.
+    /// Adds a figure that was counted rather than timed, so that it needs no yardstick: {value, unit, bound, verdict}.
+    /// The verdict is `holds` if `value` is at most `at_most`, otherwise `missed`; without `at_most`, it is null.
     pub fn count(&mut self, name: &str, unit: &str, value: f64, at_most: Option<f64>) {
         eprintln!("{name} {} {unit}", rounded(value));
         let verdict = at_most.map(|limit| if value <= limit { "holds" } else { "missed" });
@@ -171,7 +176,8 @@ impl Figures {
     }
 }
 
-/// Returns twice the standard error of the samples' mean: the mean lies within it in 19 of 20 runs.
+/// Returns twice the standard error of the samples' mean. The true mean is within this distance of it in about 19 of 20
+/// runs.
 fn error_of_mean(samples: &[f64]) -> f64 {
     let count = samples.len() as f64;
     let mean = samples.iter().sum::<f64>() / count;

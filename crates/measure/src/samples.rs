@@ -14,14 +14,14 @@ pub fn mean_of_middle(values: &[f64]) -> f64 {
     half.iter().sum::<f64>() / half.len() as f64
 }
 
-/// Returns the value below which the part `part` of the values lies; NaN if there are none.
+/// Returns the value below which the fraction `part` of the values lies; NaN if there are no values.
 pub fn quantile(values: &[f64], part: f64) -> f64 {
     let values = sorted(values);
     let index = ((values.len() as f64 * part) as usize).min(values.len().saturating_sub(1));
     values.get(index).copied().unwrap_or(f64::NAN)
 }
 
-/// Returns the middle value.
+/// Returns the median of the values; of an even number of values, the upper of the two in the middle.
 pub fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }

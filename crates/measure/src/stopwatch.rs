@@ -3,9 +3,9 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// Measures how long an operation takes, without the time in which tasks of this machine waited for a processor: a
-/// deadline in a test then depends on the program, and not on the machine's other load. Without pressure-stall
-/// information (CONFIG_PSI) it is an ordinary clock.
+/// Measures how long an operation takes, without the time in which tasks of this machine waited for a processor. So a
+/// deadline in a test depends on the program and not on the machine's other load. Without the kernel's pressure-stall
+/// information (CONFIG_PSI) it measures plain elapsed time.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch {
     started: Instant,
@@ -13,7 +13,7 @@ pub struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// Starts a stopwatch.
+    /// Starts a stopwatch at 0.
     pub fn start() -> Self {
         Self { started: Instant::now(), stalled: stalled() }
     }

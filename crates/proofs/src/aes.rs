@@ -1,9 +1,11 @@
 //! AES-128-CMAC of two-block messages (RFC 4493), eight at a time, each with a key of its own.
 //!
-//! One message is a chain of 20 rounds, each of which depends on the one before; a core runs eight chains in hardly
-//! more time than one. On a processor without AES instructions, library code computes the MACs one after the other.
+//! The MAC of one message takes a chain of 20 AES rounds, each of which depends on the one before. A core computes
+//! eight such chains in hardly more time than one. On a processor without AES instructions, library code computes the
+//! MACs one after the other.
 //!
-//! Messages are read in place: loading a block just assembled in memory from smaller stores is slow.
+//! Each block of a message is loaded directly from the packet. If several small writes assembled the block in memory
+//! first, loading it would be slow.
 
 use crate::plain::Plain;
 use wire::Suite;
@@ -13,10 +15,10 @@ use zeroize::{Zeroize, ZeroizeOnDrop};
 /// Number of messages computed in parallel.
 pub const LANES: usize = 8;
 
-/// A packet, and its key.
+/// A packet, and the key with which its proof is verified.
 pub type Lane<'a, K> = (Plain<'a>, &'a K);
 
-/// A key for library code.
+/// A key in the form in which the library code computes with it.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct LibraryKey([u8; 16]);
 
@@ -26,7 +28,7 @@ impl LibraryKey {
     }
 }
 
-/// Returns one bit per packet, set if its proof is right.
+/// Returns one bit for each packet. The bit is set if the packet's proof is right.
 pub fn right(lanes: &[Lane<'_, LibraryKey>; LANES]) -> u8 {
     let right = lanes.iter().enumerate().map(|(lane, (packet, key))| {
         let mac = Suite::AesCmac.mac(&key.0, &[&message(packet)]);
@@ -57,7 +59,8 @@ pub mod native {
     use std::hint::black_box;
     use zeroize::{Zeroize, ZeroizeOnDrop};
 
-    /// Round keys and the first subkey. A value exists only on processors with the features that [`right`] needs.
+    /// A key in expanded form: the round keys and the first subkey. Values of this type exist only on processors with
+    /// the features that [`right`] needs.
     #[derive(Clone, Zeroize, ZeroizeOnDrop)]
     #[repr(align(64))]
     pub struct Expanded {
@@ -65,7 +68,7 @@ pub mod native {
         pub subkey: __m128i,
     }
 
-    /// Prefetches the headers of a frame that will be read soon.
+    /// Prefetches into the processor's cache the headers of a frame that will be read soon.
     #[inline(always)]
     pub fn fetch(frame: &[u8]) {
         for line in 0..3 {
@@ -74,7 +77,7 @@ pub mod native {
         }
     }
 
-    /// Expands keys.
+    /// Stands for a processor with the features that [`right`] needs, and expands keys on it.
     #[derive(Clone, Copy)]
     pub struct Processor(());
 
@@ -159,7 +162,7 @@ pub mod native {
         };
     }
 
-    /// Returns one bit per packet, set if its proof is right.
+    /// Returns one bit for each packet. The bit is set if the packet's proof is right.
     #[inline]
     #[target_feature(enable = "aes,avx2,bmi1,bmi2,movbe")]
     pub fn right(lanes: &[Lane<'_, Expanded>; LANES]) -> u8 {

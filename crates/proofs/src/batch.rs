@@ -17,8 +17,8 @@ use wire::{DropReason, Epoch, Suite, geneve};
 /// Offset of the UDP checksum in a packet of the plain form.
 const CHECKSUM: usize = 40;
 
-/// Prefetches the headers of frames that will be verified soon. Useful only if another core or device wrote the frames:
-/// for frames in the cache, prefetching takes longer than it saves.
+/// Prefetches into the processor's cache the headers of frames that will be verified soon. This is only useful if
+/// another core or a device wrote the frames. If they are in the cache already, prefetching takes longer than it saves.
 pub fn fetch(frames: &[&mut [u8]]) {
     #[cfg(target_arch = "x86_64")]
     frames.iter().for_each(|frame| native::fetch(frame));
@@ -46,7 +46,7 @@ struct Rules {
     any_withdrawn: bool,
 }
 
-/// Implementation of the MACs. All implementations give the same verdicts.
+/// The code that computes the MACs. The verdicts do not depend on this choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
     /// The processor's AES instructions on wide registers, each of which holds four packets.
@@ -90,20 +90,21 @@ enum Look<'a, K> {
 }
 
 impl Batch {
-    /// Returns a verifier with the same verdicts as `verifier`.
+    /// Returns a verifier with the same verdicts as `verifier`. It computes MACs in the fastest way that the processor
+    /// supports.
     pub fn new(verifier: Verifier) -> Self {
         Self::with(verifier, Means::here().next().unwrap_or(Means::Library))
     }
 
-    /// Returns a verifier with the same verdicts as `verifier` that uses these means, or others if the processor does
-    /// not support them.
+    /// Returns a verifier with the same verdicts as `verifier`. It computes MACs by `means`, or by other means if the
+    /// processor does not support these.
     pub fn with(verifier: Verifier, means: Means) -> Self {
         let rules = Rules::of(&verifier);
         let keys = KeySet::Library(Keys::new([].into_iter(), LibraryKey::new(&[0; 16])));
         Self { verifier, rules, means, keys, epoch: None }
     }
 
-    /// Changes the verifier's keys, endpoints or withdrawals.
+    /// Changes the verifier's keys, endpoints or withdrawals by calling `change`.
     pub fn change(&mut self, change: impl FnOnce(&mut Verifier)) {
         change(&mut self.verifier);
         self.rules = Rules::of(&self.verifier);
@@ -122,7 +123,7 @@ impl Batch {
     }
 
     /// Verifies Ethernet frames at `now` (Unix seconds), advances the pointers of those that pass, and stores the
-    /// outcome of each. Frames beyond [`BATCH`] are ignored.
+    /// outcome of each in `outcomes`. Frames after the first [`BATCH`] are ignored.
     pub fn verify(&mut self, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
         let epoch = Epoch::at(now.into(), self.verifier.epoch_length.max(1));
         if self.epoch != Some(epoch) {

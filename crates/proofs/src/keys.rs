@@ -2,7 +2,7 @@
 
 use wire::Epoch;
 
-/// A hash table without removal: it is rebuilt when keys change, which is once per epoch.
+/// A hash table from which nothing is removed. When keys change, which is once per epoch, a new table is built.
 pub struct Keys<K> {
     /// Authority and epoch, with the key's number plus one in the low bits; 0 if the slot is empty.
     slots: Vec<u64>,
@@ -12,16 +12,17 @@ pub struct Keys<K> {
     keys: Vec<K>,
 }
 
-/// Number of low bits of a slot that hold the key's number.
+/// Number of low bits of a slot that hold the number of a key. The key's name is in the bits above them.
 pub const NUMBER: u32 = 24;
-/// Multiplier of the hash.
+/// The number by which a key's name is multiplied to get its hash.
 pub const HASH: u64 = 0x9e37_79b9_7f4a_7c15;
 /// Slots per key: enough that hardly any search takes a second step, which the processor would mispredict.
 const SPARSE: usize = 8;
 
 impl<K> Keys<K> {
-    /// Builds a table of keys by authority and epoch. No two keys of an authority may agree in the bits of the epoch
-    /// that travel. `any` is the placeholder for a missing key. Keys beyond 16 million are left out.
+    /// Builds a table of keys by authority and epoch. The epochs of an authority's keys must differ in their low 8
+    /// bits, which are those that travel in packets. `any` takes the place of a missing key. Keys beyond the first 16
+    /// million are left out.
     pub fn new(keys: impl ExactSizeIterator<Item = ((u32, Epoch), K)>, any: K) -> Self {
         let count = keys.len().min((1 << NUMBER) - 2);
         let bits = (count * SPARSE + 2).next_power_of_two().trailing_zeros();
@@ -38,13 +39,14 @@ impl<K> Keys<K> {
         table
     }
 
-    /// Returns a placeholder key, for use where no key is needed.
+    /// Returns the key that takes the place of a missing key. Callers also use it where the result of the MAC does not
+    /// matter.
     #[inline(always)]
     pub fn any(&self) -> &K {
         &self.keys[0]
     }
 
-    /// Returns this authority's key for the epoch with these low bits.
+    /// Returns this authority's key for the epoch with the low 8 bits `epoch`.
     #[inline(always)]
     pub fn find(&self, authority: u32, epoch: u8) -> Option<&K> {
         match self.number(name(authority, epoch)) {
@@ -53,7 +55,8 @@ impl<K> Keys<K> {
         }
     }
 
-    /// Returns the number of the key with this name, or 0 if there is none. Most slots are free, so every search ends.
+    /// Returns the number of the key with this name, which consists of authority and epoch. Returns 0 if there is no
+    /// such key. Most slots are free, so every search ends.
     #[inline(always)]
     pub fn number(&self, name: u64) -> usize {
         let mut at = self.place(name);
@@ -66,13 +69,14 @@ impl<K> Keys<K> {
         }
     }
 
-    /// Returns the slots, and the right shift that turns a name times [`HASH`] into an index of them.
+    /// Returns the slots and a shift. The product of a name and [`HASH`], shifted right by this many bits, is the index
+    /// of a slot.
     #[inline(always)]
     pub fn slots(&self) -> (&[u64], u32) {
         (&self.slots, self.shift)
     }
 
-    /// Returns the key with this number.
+    /// Returns the key with the number that [`Self::number`] returned.
     #[inline(always)]
     pub fn numbered(&self, number: usize) -> &K {
         &self.keys[number]

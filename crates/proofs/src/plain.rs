@@ -1,8 +1,8 @@
 //! Packets of the plain form: IPv4 in IPv4 with an IPv4 authority address, no optional parts, suite `aes-cmac`.
 //!
-//! Reads the same fields as [`wire`]'s decoders and accepts only packets that they accept: the format rules of
-//! wire.md §8.3 to §8.7 hold for a packet read here. Rules that depend on fields are in tables, because a branch costs
-//! more than a look-up.
+//! This parser reads the same fields as [`wire`]'s decoders, and accepts only packets that those accept. If it accepts
+//! a packet, the packet conforms to the format rules of wire.md §8.3 to §8.7. Where a rule depends on the value of a
+//! field, the code looks the rule up in a table, because a branch costs more than a look-up.
 
 use wire::geneve::{OPTION_CLASS, OPTION_TYPE, PORT};
 use wire::packet::{TCP, UDP};
@@ -13,16 +13,16 @@ pub const NETWORK: usize = 14;
 pub const TRANSPORT: usize = NETWORK + 20;
 pub const GENEVE: usize = TRANSPORT + 8;
 pub const VNI: usize = GENEVE + 4;
-/// Offset of the option's data, which begins with the head of the segment.
+/// Offset in a frame of the data of the Geneve option. The data begins with the head of the segment.
 pub const HEAD: usize = GENEVE + 12;
 pub const AUTHORITY: usize = HEAD + 16;
 pub const PROOFS: usize = AUTHORITY + 4;
-/// Bytes read from the inner packet: its header, and its ports if it has some.
+/// Number of bytes that are read of the inner packet: its header, and the ports if the protocol has any.
 pub const INNER_LEN: usize = 24;
 /// Offset of the first of the 64 bytes that are compared.
 const FIRST: usize = PROOFS - 64;
 
-/// Mask of the number of proofs in its byte.
+/// Mask of the bits that hold the number of proofs, in the byte at [`HEAD`].
 pub const COUNT: u8 = 0x38;
 
 pub const RETURN: u8 = SegmentFlags::RETURN.0;
@@ -131,7 +131,7 @@ static RULES: [Rule; 16] = {
     rules
 };
 
-/// A packet of the plain form.
+/// A packet of the plain form that the module describes, split into the parts that the check of a proof reads.
 #[derive(Clone, Copy)]
 pub struct Plain<'a> {
     outer: &'a [u8; PROOFS],
@@ -180,7 +180,7 @@ fn differs(frame: &[u8; 64], form: &[u8; 64], rules: &[u8; 64]) -> bool {
 }
 
 impl<'a> Plain<'a> {
-    /// A placeholder of zeros where there is no packet.
+    /// A placeholder full of zeros, for use where there is no packet.
     pub const NONE: Plain<'static> = Plain { outer: &[0; PROOFS], inner: &[0; INNER_LEN], proof: &[0; 16] };
 
     /// Reads a frame; returns `None` if it is not of the plain form.
@@ -225,7 +225,7 @@ impl<'a> Plain<'a> {
             && (flags & SINGLE == 0 || le16(self.outer, HEAD + 12) == le16(self.inner, 20 + back))
     }
 
-    /// Returns the proof at the pointer.
+    /// Returns the proof for the verifier at the segment's pointer.
     #[inline(always)]
     pub fn proof(&self) -> &[u8; 16] {
         self.proof
@@ -237,7 +237,7 @@ impl<'a> Plain<'a> {
         array(self.outer, HEAD)
     }
 
-    /// Returns the VNI and the zero byte that follows it.
+    /// Returns the three bytes of the VNI and the zero byte that follows them.
     #[inline(always)]
     pub fn vni(&self) -> &[u8; 4] {
         array(self.outer, VNI)
@@ -261,7 +261,7 @@ impl<'a> Plain<'a> {
         be32(self.outer, AUTHORITY)
     }
 
-    /// Returns the low 8 bits of the epoch.
+    /// Returns the low 8 bits of the number of the segment's epoch.
     #[inline(always)]
     pub fn epoch(&self) -> u8 {
         self.outer[HEAD + 3]
@@ -273,7 +273,7 @@ impl<'a> Plain<'a> {
         be32(self.outer, HEAD + 4)
     }
 
-    /// Returns the receiving endpoint, with its first byte in the lowest bits.
+    /// Returns the address of the receiving endpoint. The address's first byte is in the lowest bits of the result.
     #[inline(always)]
     pub fn receiving(&self) -> u32 {
         le32(self.outer, NETWORK + 16)

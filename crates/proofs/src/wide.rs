@@ -1,9 +1,9 @@
-//! Verification of packets of the plain form, four to a register (AVX-512). Valid packets of a batch are handled here;
-//! all others are left to [`crate::batch`].
+//! Verification of packets of the plain form, four at a time in one register (AVX-512). This module decides about the
+//! valid packets of a batch, and leaves all others to [`crate::batch`].
 //!
-//! Two times 64 bytes of each packet are loaded: those at fixed offsets, and those that end with the inner packet's
-//! ports. The former are compared with the bytes that all packets of the form share. A permutation of both then gathers
-//! the fields, and the fields of four packets are checked at once.
+//! The module loads two pieces of each packet: 64 bytes at fixed offsets, and the 64 bytes that end with the inner
+//! packet's ports. It compares the first piece with the values that all packets of the plain form have there. Then it
+//! gathers the fields from both pieces, and checks the fields of four packets at once.
 
 use crate::BATCH;
 use crate::aes::native::Expanded;
@@ -207,16 +207,17 @@ fn other() -> &'static [u8] {
     &[0; SHORTEST]
 }
 
-/// Witness that the processor has the required features.
+/// A value of this type exists only if the processor has the features that this module needs.
 #[derive(Clone, Copy)]
 pub struct Wide(());
 
-/// Bounds that packets are checked against.
+/// Limits of validity: a packet is valid only if its receiving endpoint and the expiry of its segment are within these
+/// limits.
 #[derive(Clone, Copy)]
 pub struct Limits<'a> {
-    /// The endpoints: network and mask, with the first byte in the lowest bits.
+    /// The endpoints, each as a network and its mask. The first byte of the address is in the lowest bits.
     pub endpoints: &'a [(u32, u32)],
-    /// The earliest and the latest expiry of a valid segment.
+    /// The earliest and the latest expiry that a segment is allowed to have, Unix seconds.
     pub expires: (u32, u32),
 }
 
@@ -280,8 +281,9 @@ impl Wide {
         has_all.then_some(Self(()))
     }
 
-    /// Checks up to 32 packets; returns one bit for each packet of the plain form with valid fields, and one bit for
-    /// each of these with a right proof.
+    /// Checks up to 32 packets. The first result has one bit for each packet, set if the packet has the plain form and
+    /// its fields are valid. In the second result, the bit of a packet is set if, in addition, the packet's proof is
+    /// right.
     pub fn verify(self, keys: &Keys<Expanded>, frames: &[&mut [u8]], limits: Limits<'_>) -> (u32, u32) {
         // SAFETY: a `Wide` exists only if the processor has the features.
         unsafe { verify(keys, frames, limits) }

@@ -1,4 +1,4 @@
-//! The client's side of the agent's UNIX socket (see [`crate::protocol`]).
+//! Calls to the agent over its UNIX socket (see [`crate::protocol`]).
 
 use crate::protocol::{Call, Reply, Request, Status};
 use anyhow::{Context, Result};
@@ -6,7 +6,7 @@ use shell::control::{self, Role};
 use std::path::Path;
 use std::time::Duration;
 
-/// The socket's usual path.
+/// The usual path of the agent's socket.
 pub const DEFAULT_SOCKET: &str = "/run/vouchsafe/agent.sock";
 /// The agent's names in error messages.
 pub const ROLE: Role = Role {
@@ -14,14 +14,14 @@ pub const ROLE: Role = Role {
     allowed: "requires access to the socket's folder",
     way_out: "a second agent needs its own --socket",
 };
-/// How long a client waits in total.
+/// Maximum duration of a whole call.
 const CALL: Duration = Duration::from_secs(90);
 
-/// Makes a call to the agent that listens at `path`; `None` if none does.
+/// Makes a call to the agent that listens at `path`. Returns `None` if no agent listens there.
 ///
 /// # Errors
 ///
-/// Fails if the caller may not connect, or if the answer can't be read.
+/// Fails if the caller is not allowed to connect, or if the answer can't be read.
 pub async fn try_call(path: &Path, request: &Request) -> Result<Option<Reply>> {
     let Some(line) = control::call(path, &ROLE, request, CALL).await? else { return Ok(None) };
     let reply = serde_json::from_slice(&line);
@@ -32,18 +32,19 @@ pub async fn try_call(path: &Path, request: &Request) -> Result<Option<Reply>> {
 ///
 /// # Errors
 ///
-/// Fails if none does, and as [`try_call`].
+/// Fails if no agent listens there, and for the reasons of [`try_call`].
 pub async fn call(path: &Path, request: &Request) -> Result<Reply> {
     try_call(path, request).await?.with_context(|| {
         format!("no agent listens at {} (start it with `vouchsafe agent run`, as root)", path.display())
     })
 }
 
-/// Returns the state of the agent that listens at `path`, from this user's point of view; `None` if none does.
+/// Returns the state of the agent that listens at `path`, as this user sees it. Returns `None` if no agent listens
+/// there.
 ///
 /// # Errors
 ///
-/// Fails as [`try_call`].
+/// Fails for the reasons of [`try_call`].
 pub async fn status(path: &Path) -> Result<Option<Status>> {
     match try_call(path, &Request { uid: None, call: Call::Status }).await? {
         Some(Reply::Status(status)) => Ok(Some(*status)),

@@ -1,21 +1,21 @@
-//! UDP flows whose first datagrams carry tokens by the carrier `tail` (wire.md §4.1, §4.2), from a socket of this
-//! process.
+//! UDP flows whose datagrams carry tokens in the carrier `tail` (wire.md §4.1.3, §4.2). This process sends the datagrams
+//! from a socket of its own.
 
 use crate::{Error, Session};
+use engine::agent::datagrams::{needs_token, note};
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use wire::map::Conversation;
 use wire::tail::BLOCK_LEN;
 
-/// Longest time between two tokens of a flow in use (wire.md §4.1), less a second for the way.
-const TOKEN_EVERY: Duration = Duration::from_secs(14);
 /// The path MTU that is assumed (wire.md §4.2.1).
 const SAFE_MTU: usize = 1280;
 const HEADERS_V4: usize = 20 + 8;
 const HEADERS_V6: usize = 40 + 8;
 
-/// A UDP flow to one address. The receiver's application gets each datagram as it was passed to [`Self::send`].
+/// A UDP flow to one address. The receiver's application gets each datagram as the caller passed it to [`Self::send`].
 pub struct Datagrams {
     session: Session,
     socket: UdpSocket,
@@ -23,15 +23,24 @@ pub struct Datagrams {
     flow: Mutex<Flow>,
 }
 
-#[derive(Default)]
+/// The flow's state; its times are seconds since it began.
 struct Flow {
-    answered: bool,
-    token: Option<Instant>,
+    began: Instant,
+    state: Conversation,
 }
 
 impl Flow {
-    fn needs_token(&self) -> bool {
-        !self.answered || self.token.is_none_or(|at| at.elapsed() >= TOKEN_EVERY)
+    fn new() -> Self {
+        Self { began: Instant::now(), state: Conversation::default() }
+    }
+
+    /// Returns the state once another datagram is sent, and whether that datagram carries a token.
+    fn next(&self) -> (Conversation, bool) {
+        let now = u32::try_from(self.began.elapsed().as_secs()).unwrap_or(u32::MAX);
+        let mut next = self.state;
+        note(&mut next, now);
+        let token = needs_token(&mut next, now);
+        (next, token)
     }
 }
 
@@ -41,12 +50,13 @@ impl Datagrams {
         let any: IpAddr = if to.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
         let socket = UdpSocket::bind((any, 0)).map_err(failed)?;
         socket.connect(to).map_err(failed)?;
-        // Fetches the grant, so that its absence is noticed here.
+        // Fetch the grant now, so that the caller learns here if there is none.
         session.datagram_block(to)?;
-        Ok(Self { session, socket, to, flow: Mutex::default() })
+        Ok(Self { session, socket, to, flow: Mutex::new(Flow::new()) })
     }
 
-    /// Returns the socket, for timeouts and to wait on it. Datagrams that are sent on it directly carry no token.
+    /// Returns the socket, on which the caller can set timeouts and wait. A datagram that the caller sends on it
+    /// directly carries no token.
     pub fn socket(&self) -> &UdpSocket {
         &self.socket
     }
@@ -55,15 +65,16 @@ impl Datagrams {
     ///
     /// # Errors
     ///
-    /// Fails if there is no grant, or as `send(2)` does.
+    /// Fails if there is no grant, and for the reasons of `send(2)`.
     pub fn send(&self, payload: &[u8]) -> Result<(), Error> {
         let failed = |source: io::Error| Error::Io { to: self.to, source };
         let mut flow = self.flow.lock().unwrap_or_else(PoisonError::into_inner);
-        let block = if flow.needs_token() { self.session.datagram_block(self.to)? } else { None };
+        let (next, token) = flow.next();
+        let block = if token { self.session.datagram_block(self.to)? } else { None };
+        flow.state = next;
         let Some(block) = block else {
             return self.socket.send(payload).map(drop).map_err(failed);
         };
-        flow.token = Some(Instant::now());
         if goes_alone(payload.len(), self.to) {
             self.socket.send(&block).map_err(failed)?;
             return self.socket.send(payload).map(drop).map_err(failed);
@@ -71,20 +82,20 @@ impl Datagrams {
         self.socket.send(&[payload, &block].concat()).map(drop).map_err(failed)
     }
 
-    /// Receives a datagram, and returns its length.
+    /// Receives a datagram into `room` and returns the datagram's length in bytes.
     ///
     /// # Errors
     ///
-    /// Fails as `recv(2)` does.
+    /// Fails for the reasons of `recv(2)`.
     pub fn receive(&self, room: &mut [u8]) -> Result<usize, Error> {
         let size = self.socket.recv(room).map_err(|source| Error::Io { to: self.to, source })?;
-        self.flow.lock().unwrap_or_else(PoisonError::into_inner).answered = true;
+        self.flow.lock().unwrap_or_else(PoisonError::into_inner).state.answered = 1;
         Ok(size)
     }
 }
 
-/// Reports whether the block has to be sent ahead of a payload of this length: it would not fit, or would look like a
-/// block alone (wire.md §4.2.2).
+/// Reports whether the block has to be sent in a datagram of its own ahead of a payload of this length: because both
+/// together would be too long, or would look like a block alone (wire.md §4.2.2).
 fn goes_alone(length: usize, to: SocketAddr) -> bool {
     let headers = if to.is_ipv4() { HEADERS_V4 } else { HEADERS_V6 };
     length == 0 || length + headers + BLOCK_LEN > SAFE_MTU
@@ -103,10 +114,17 @@ mod tests {
     }
 
     #[test]
-    fn tokens_stop_with_the_first_answer_for_some_seconds() {
-        let mut flow = Flow { answered: false, token: Some(Instant::now()) };
-        assert!(flow.needs_token());
-        flow.answered = true;
-        assert!(!flow.needs_token());
+    fn tokens_become_few_without_an_answer_and_stop_with_one() {
+        let mut flow = Flow::new();
+        let send = |flow: &mut Flow| {
+            let (next, token) = flow.next();
+            flow.state = next;
+            token
+        };
+        assert_eq!([(); 6].map(|()| send(&mut flow)), [true, true, true, true, false, false]);
+        let mut flow = Flow::new();
+        send(&mut flow);
+        flow.state.answered = 1;
+        assert!(!send(&mut flow));
     }
 }

@@ -1,4 +1,4 @@
-//! Reasons why there is no connection, in words that name the way out.
+//! Reasons why a connection could not be made, in words that say what to do about it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 /// Reason why a connection could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no session, neither at an agent nor in the user's own folder, or it has ended.
+    /// There is no session, neither at an agent nor in the user's own folder, or the session has ended.
     #[error("not logged in, or the session has ended: run `vouchsafe login`")]
     NotLoggedIn,
     /// The session's files can't be used.
@@ -20,7 +20,7 @@ pub enum Error {
         /// The authority's reason.
         why: String,
     },
-    /// The authority gave no usable answer.
+    /// The authority gave no usable answer to the request for a grant.
     #[error("{to} is protected, and there is no grant for it: {why}")]
     NoGrant {
         /// The destination.
@@ -28,7 +28,7 @@ pub enum Error {
         /// The reason.
         why: String,
     },
-    /// No SYN was answered.
+    /// No SYN to the destination was answered.
     #[error(
         "{to} did not answer {tries} SYNs with tokens within {} ms. The host may be down; the network may drop SYNs \
          that carry data (the agent then helps as little; try another network); or the verifier dropped the tokens: \
@@ -38,47 +38,49 @@ pub enum Error {
     Silence {
         /// The destination.
         to: SocketAddr,
-        /// How many SYNs were sent.
+        /// Number of SYNs that were sent.
         tries: u32,
-        /// How long they were waited for.
+        /// Total time spent waiting for answers.
         waited: std::time::Duration,
     },
-    /// Something answered the SYN without taking the token. The connection was reset.
+    /// The SYN was answered, but the token in it was not removed. The connection was reset.
     #[error(
-        "{to} answered without taking the token, so no verifier that knows the carrier `stream` is on the way, or a \
-         middlebox answered in its place; the connection was reset before anything else was sent"
+        "{to} answered without taking the token: a middlebox on the way answered in its place (a transparent proxy or a \
+         SYN proxy), or no verifier that knows the carrier `stream` is on the way. The connection was reset before \
+         anything else was sent; try another network"
     )]
     NotTaken {
         /// The destination.
         to: SocketAddr,
     },
-    /// The kernel does not put data into SYNs.
+    /// The kernel is configured not to put data into SYNs.
     #[error(
         "this machine does not send data in SYNs: net.ipv4.tcp_fastopen lacks bit 1. As root: `sysctl -w \
          net.ipv4.tcp_fastopen=1` (in a container: on its own network namespace, when it is started)"
     )]
     FastOpenOff,
-    /// The kernel is too old, or is not one of those that can do it.
+    /// The kernel is too old, or does not have the required function at all.
     #[error("this kernel can't put a token into a SYN without privileges: Linux 4.15 or later is needed{0}")]
     KernelTooOld(&'static str),
-    /// The kernel sent the SYN without the token.
+    /// The kernel sent the SYN without the token in it.
     #[error(
         "the kernel sent the SYN without the token: its Fast Open is paused after a failure on some path \
          (net.ipv4.tcp_fastopen_blackhole_timeout_sec), or the path's segments are too small"
     )]
     NotSent,
-    /// The socket has an option under which a verifier can't take the token.
+    /// A verifier can't remove the token, because the socket has the TCP option named here, which covers sequence
+    /// numbers. The address is the destination.
     #[error("{0} covers the sequence numbers that the verifier changes, so a token can't be sent: turn it off for {1}")]
     Signed(&'static str, SocketAddr),
-    /// The name has no address.
-    #[error("{host}: {why}")]
+    /// The host's name has no address.
+    #[error("cannot find an address for {host}: {why}")]
     NoAddress {
         /// The name.
         host: String,
         /// The resolver's reason.
         why: String,
     },
-    /// The connection failed for another reason, such as a refusal.
+    /// The connection failed for another reason, for example because the host refused it.
     #[error("{to}: {source}")]
     Io {
         /// The destination.
@@ -89,7 +91,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the system's error number that comes closest.
+    /// Returns the system error number (`errno`) whose meaning is closest.
     pub fn errno(&self) -> i32 {
         match self {
             Self::NotLoggedIn | Self::Folder(_) | Self::Denied { .. } | Self::NoGrant { .. } => libc::EACCES,

@@ -1,5 +1,5 @@
-//! Calls to the authority on behalf of blocking callers: a thread with its own runtime, started when the first call is
-//! made.
+//! Calls to the authority for callers that block. A thread with a runtime of its own makes the calls; the first call
+//! starts it.
 
 use crate::kept::KeptSession;
 use crate::login::{Timed, timed};
@@ -9,26 +9,30 @@ use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::Duration;
 use tokio::runtime::Builder;
 
-/// A piece of work for the thread.
+/// A piece of work for the thread that makes the calls.
 type Work = Box<dyn FnOnce(&Authority) + Send>;
 
-/// How long a caller waits for an answer: a little longer than a call may take.
+/// Maximum time that a caller waits for an answer: a little more than a call may take.
 const WAIT: Duration = Duration::from_secs(20);
 
-/// News from the authority.
+/// A message from the authority.
 pub enum News {
-    /// An event.
+    /// The authority pushed this event.
     Event(Event),
     /// The session has ended.
     Ended,
 }
 
-/// The thread, if it runs.
+/// The thread that makes the calls, once it runs.
 #[derive(Default)]
 pub struct Fetcher(Mutex<Option<tokio::sync::mpsc::UnboundedSender<Work>>>);
 
 impl Fetcher {
-    /// Makes a call to the session's authority, and waits for the answer.
+    /// Makes a call to the session's authority and waits for the answer.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the thread can't be started, if the call fails, or if it takes too long.
     pub fn call<T, F>(
         &self,
         kept: &KeptSession,
@@ -49,11 +53,16 @@ impl Fetcher {
                 });
             }),
         )?;
-        let late = |_| Error::Unreachable("no answer in time".to_owned());
+        let late = |_| Error::Unreachable(format!("it did not answer within {} s", WAIT.as_secs()));
         answered.recv_timeout(WAIT).map_err(late)?
     }
 
-    /// Follows what the authority pushes, until the session ends. Every connection begins with [`Event::Hello`].
+    /// Calls `hear` with each event that the authority pushes, until the session ends. Every connection begins with
+    /// [`Event::Hello`].
+    ///
+    /// # Errors
+    ///
+    /// Fails if the thread can't be started.
     pub fn follow(&self, kept: &KeptSession, hear: impl Fn(News) + Send + Sync + 'static) -> Result<(), Error> {
         self.send(
             kept,

@@ -1,5 +1,5 @@
-//! The folder of a user's own session: `~/.config/vouchsafe`, mode 0700, with files of mode 0600. Where the kernel has
-//! persistent keyrings, the session's secret is there and not in a file.
+//! The folder of a user's own session: `~/.config/vouchsafe`, with mode 0700 and files of mode 0600. If the kernel has
+//! persistent keyrings, the session's secret is in the user's keyring and not in a file.
 
 use crate::kept::KeptSession;
 use crate::{Error, keyring};
@@ -17,17 +17,17 @@ const LOCK: &str = "lock";
 /// Maximum number of grants in the file.
 const GRANTS_MAX: usize = 256;
 
-/// Where a session is: at the agent's socket, or in a folder of the user's own.
+/// The two places where a session can be: at the agent, or in a folder of the user's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
-    /// The agent's socket; `None` to use the user's own session even where the agent runs.
+    /// The agent's socket; `None` to use the user's own session even if the agent runs.
     pub socket: Option<PathBuf>,
     /// The folder of the user's own session.
     pub dir: PathBuf,
 }
 
 impl Places {
-    /// Returns the usual places of this user: the agent's socket, and `$VOUCHSAFE_SESSION_DIR` or
+    /// Returns the usual places for this user: the agent's socket, and `$VOUCHSAFE_SESSION_DIR` or
     /// `~/.config/vouchsafe`.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ pub fn default_dir() -> Result<PathBuf, Error> {
     })
 }
 
-/// A grant in the file: the authority's answer to a request for a destination. No `Debug`: it contains a key.
+/// A stored grant: the authority's answer to a request for a destination. Has no `Debug` because it contains a key.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct KeptGrant {
     address: std::net::IpAddr,
@@ -76,14 +76,14 @@ impl KeptGrant {
     }
 }
 
-/// The stored session of this user.
+/// The folder in which this user's session and grants are stored.
 #[derive(Clone)]
 pub struct Store {
     folder: Folder,
 }
 
 impl Store {
-    /// Returns the store in this folder, which need not exist.
+    /// Returns the store in the folder `dir`, which need not exist yet.
     pub fn at(dir: &Path) -> Self {
         Self { folder: Folder::at(dir) }
     }
@@ -94,7 +94,11 @@ impl Store {
         self.folder.path()
     }
 
-    /// Loads the session; `None` if there is none.
+    /// Reads the session. Returns `None` if there is none, or if the keyring no longer has its secret.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file can't be read or is malformed.
     pub fn load(&self) -> Result<Option<KeptSession>, Error> {
         let Some(text) = self.folder.read(SESSION).map_err(|error| fault(&error))?.map(Zeroizing::new) else {
             return Ok(None);
@@ -112,7 +116,12 @@ impl Store {
         Ok(Some(kept))
     }
 
-    /// Stores a session in place of the one before, and forgets the grants of that one. Returns where the secret is.
+    /// Stores a session in place of the earlier session, and removes the earlier session's grants. `unix` is the
+    /// current Unix time. Returns, in words, the place where the secret is stored.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the files can't be written.
     pub fn save(&self, kept: &KeptSession, unix: u64) -> Result<&'static str, Error> {
         self.folder.make().map_err(|error| fault(&error))?;
         let _lock = self.lock()?;
@@ -126,8 +135,12 @@ impl Store {
         Ok(if in_keyring { "in the kernel's keyring" } else { "in a file that only you can read" })
     }
 
-    /// Stores changed receivers and clock of the session. The session itself stays as another process may have changed
-    /// it.
+    /// Stores changes of the session's receivers and clock. Does nothing if the stored session is not the one with this
+    /// token, because another process may have replaced it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the files can't be read or written.
     pub fn update(&self, token: &str, change: impl FnOnce(&mut KeptSession)) -> Result<(), Error> {
         let _lock = self.lock()?;
         let Some(mut kept) = self.load()?.filter(|kept| kept.token == token) else { return Ok(()) };
@@ -145,13 +158,17 @@ impl Store {
         self.folder.remove(GRANTS);
     }
 
-    /// Loads the grants that earlier commands fetched. A file that can't be read counts as empty.
+    /// Reads the grants that earlier commands have fetched. Returns none if the file can't be read.
     pub fn grants(&self) -> Vec<KeptGrant> {
         let text = self.folder.read(GRANTS).ok().flatten().map(Zeroizing::new);
         text.and_then(|text| serde_json::from_slice(&text).ok()).unwrap_or_default()
     }
 
-    /// Replaces the grant for a destination, and drops those that have ended.
+    /// Stores a grant in place of the earlier grant for the same destination, and removes grants that have ended.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file can't be written.
     pub fn put_grant(&self, grant: KeptGrant, unix: u64) -> Result<(), Error> {
         let _lock = self.lock()?;
         let to = grant.to();
@@ -163,6 +180,10 @@ impl Store {
     }
 
     /// Removes the grants for a destination.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file can't be written.
     pub fn drop_grants(&self, to: &Destination) -> Result<(), Error> {
         let _lock = self.lock()?;
         let mut grants = self.grants();

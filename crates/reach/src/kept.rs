@@ -1,17 +1,17 @@
-//! A session as it is stored: by the agent for each user, and by a user's own commands.
+//! A session in the form in which the agent, or a user's own commands, store it.
 
 use engine::model::Receiver;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// A stored session. No `Debug`: it contains a secret.
+/// A stored session. Has no `Debug` because it contains a secret.
 #[derive(Clone, Serialize, Deserialize)]
 pub struct KeptSession {
     /// The authority's address.
     pub authority: String,
-    /// The certificates to trust, PEM; the system's if absent.
+    /// The certificates to trust, PEM; `None` for the system's.
     pub ca: Option<String>,
-    /// The bearer token. Secret; empty in a file if the keyring has it.
+    /// The bearer token, which is secret. In the session's file, this is empty if the token is in the user's keyring.
     pub token: String,
     /// The person's name.
     pub person: String,
@@ -19,13 +19,13 @@ pub struct KeptSession {
     pub device: String,
     /// When the session ends, Unix seconds.
     pub expires: u64,
-    /// The receivers that the person could reach at the last answer.
+    /// The receivers that the person may reach, from the authority's latest answer.
     #[serde(default)]
     pub receivers: Vec<Receiver>,
-    /// Names of those to which packets may travel in a sealed tunnel only.
+    /// Names of the receivers to which packets are allowed to travel in a sealed tunnel only.
     #[serde(default)]
     pub sealed: BTreeSet<String>,
-    /// How many seconds the authority's clock was ahead of this machine's.
+    /// Seconds by which the authority's clock was ahead of this machine's.
     #[serde(default)]
     pub skew: i32,
 }

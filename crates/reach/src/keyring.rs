@@ -1,5 +1,5 @@
-//! The user's persistent keyring (keyrings(7)): memory of the kernel that outlives the user's processes by some days,
-//! and is never written to disk. Containers and small kernels often have none; then the caller uses a file.
+//! The user's persistent keyring (keyrings(7)): kernel memory that outlives the user's processes by some days and is
+//! never written to disk. Containers and small kernels often have no keyrings; the caller then uses a file.
 
 use libc::{c_char, c_long, c_ulong};
 use std::ffi::CString;
@@ -9,9 +9,9 @@ type Serial = c_long;
 
 const TYPE: &std::ffi::CStr = c"user";
 const PROCESS_KEYRING: c_long = -2;
-/// Everything for the possessor and for the user's other processes, nothing for anybody else.
+/// Permissions of a key: everything for the possessor and for the user's other processes, nothing for anybody else.
 const OWN: c_ulong = 0x3f3f_0000;
-/// Largest secret that is read, in bytes.
+/// Maximum length of a secret, in bytes.
 const SECRET_MAX: usize = 4096;
 
 const GET_PERSISTENT: c_long = 22;
@@ -21,10 +21,10 @@ const SEARCH: c_long = 10;
 const READ: c_long = 11;
 const SET_TIMEOUT: c_long = 15;
 
-/// Stores a secret for `seconds`; reports whether that was possible.
+/// Stores a secret for `seconds`. Returns whether the keyring has stored it.
 pub fn write(name: &str, secret: &str, seconds: u64) -> bool {
     let (Some(keyring), Ok(name)) = (persistent(), CString::new(name)) else { return false };
-    // SAFETY: the kernel reads the two texts, which end in zero, and `secret.len()` bytes of the secret.
+    // SAFETY: the kernel reads the two texts, which are NUL-terminated, and `secret.len()` bytes of the secret.
     let key = unsafe {
         libc::syscall(libc::SYS_add_key, TYPE.as_ptr(), name.as_ptr(), secret.as_ptr(), secret.len(), keyring)
     };
@@ -36,7 +36,7 @@ pub fn write(name: &str, secret: &str, seconds: u64) -> bool {
     is_own && ends
 }
 
-/// Returns a secret; `None` if it is not there.
+/// Returns a secret, or `None` if the keyring does not have it.
 pub fn read(name: &str) -> Option<Zeroizing<String>> {
     let key = find(name)?;
     let mut bytes = Zeroizing::new(vec![0_u8; SECRET_MAX]);
@@ -45,7 +45,7 @@ pub fn read(name: &str) -> Option<Zeroizing<String>> {
     String::from_utf8(secret.to_vec()).ok().map(Zeroizing::new)
 }
 
-/// Removes a secret, if it is there.
+/// Removes a secret, if the keyring has it.
 pub fn remove(name: &str) {
     if let (Some(key), Some(keyring)) = (find(name), persistent()) {
         call(UNLINK, key as c_ulong, keyring as c_ulong, 0, 0);
@@ -57,14 +57,14 @@ fn find(name: &str) -> Option<Serial> {
     call(SEARCH, keyring as c_ulong, TYPE.as_ptr() as c_ulong, name.as_ptr() as c_ulong, 0)
 }
 
-/// Returns the keyring, linked to this process, which thereby possesses it.
+/// Returns the user's persistent keyring. Links it to this process, which thereby possesses it.
 fn persistent() -> Option<Serial> {
     call(GET_PERSISTENT, c_ulong::MAX, PROCESS_KEYRING as c_ulong, 0, 0)
 }
 
 fn call(operation: c_long, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> Option<c_long> {
-    // SAFETY: of the operations above, SEARCH takes two texts that end in zero as `b` and `c`, READ room for `c` bytes
-    // as `b`, and the others numbers only. The callers keep texts and room alive.
+    // SAFETY: of the operations above, SEARCH takes two NUL-terminated texts as `b` and `c`, READ takes room for `c`
+    // bytes as `b`, and the others take numbers only. The callers keep texts and room alive.
     let answer = unsafe { libc::syscall(libc::SYS_keyctl, operation, a, b, c, d) };
     (answer >= 0).then_some(answer)
 }

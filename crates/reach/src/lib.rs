@@ -1,9 +1,9 @@
-//! Connections to protected destinations from a process without privileges, Linux first.
+//! Connections to protected destinations from a process without privileges; Linux is supported best.
 //!
 //! A [`Session`] is a login of this user. It knows the receivers that the person may reach, fetches grants, and opens
-//! connections whose SYN carries a token by the carrier `stream` (wire.md §4.6): the verifier takes the token off, and
-//! the stream holds what the caller writes and nothing else. Where the agent runs and the user is logged in there, the
-//! agent puts tokens into packets, and this crate makes plain connections.
+//! connections whose SYN carries a token in the carrier `stream` (wire.md §4.6). The verifier removes the token, so
+//! that the application at the other end reads exactly what the caller writes. If the agent runs and the user is logged
+//! in there, this crate makes ordinary connections and the agent puts the tokens into packets.
 //!
 //! ```no_run
 //! use reach::{Places, Session, Timeouts};
@@ -14,8 +14,8 @@
 //! # }
 //! ```
 //!
-//! No token goes to an address that the person's authority does not list as protected, because an application there
-//! would read it. A client that is turned away learns why by [`Error`].
+//! A token never goes to an address that the person's authority does not list as protected, because an application
+//! there would read the token. If a connection fails, [`Error`] says why.
 
 pub mod agent;
 mod datagrams;

@@ -1,8 +1,8 @@
-//! Logging in at an authority, for the agent and for a user's own session: starting and finishing a login with an
-//! identity provider, and turning the outcome into a session.
+//! Logging in at an authority, for the agent and for a user's own session: starts and finishes a login with an identity
+//! provider, and makes a session of the result.
 //!
-//! A login with an identity provider has two halves, and only the caller that started it can finish it: it alone knows
-//! the verifier, so the callback from a browser is of no use to anyone else.
+//! A login with an identity provider has two halves, and only the caller that started it can finish it. The callback
+//! from a browser is useless to anyone else, because only the caller knows the code verifier.
 
 use crate::kept::KeptSession;
 use crate::protocol::{LoginStarted, LoginWay, Reply};
@@ -15,10 +15,10 @@ use shell::clock::since_boot;
 use std::time::Duration;
 use zeroize::Zeroizing;
 
-/// Longest name of a user or a machine that the authority accepts, in characters.
+/// Maximum length of a user's or machine's name that the authority accepts, in characters.
 const MOST_CLAIM: usize = 64;
 
-/// A login with an identity provider that was started. No `Debug`: it contains a secret.
+/// A login with an identity provider that has been started. Has no `Debug` because it contains a secret.
 pub struct Pending {
     login: String,
     verifier: Zeroizing<String>,
@@ -26,28 +26,28 @@ pub struct Pending {
 
 /// A value, with the times since boot of its request and arrival.
 pub struct Timed<T> {
-    /// The value.
+    /// The value that was requested.
     pub value: T,
-    /// When it was requested.
+    /// Time since boot at which the value was requested.
     pub requested: Duration,
-    /// When it arrived.
+    /// Time since boot at which the value arrived.
     pub answered: Duration,
 }
 
-/// Runs `work`, and notes when it began and ended.
+/// Runs `work`, and records when it began and ended.
 pub async fn timed<T>(work: impl Future<Output = T>) -> Timed<T> {
     let requested = since_boot();
     let value = work.await;
     Timed { value, requested, answered: since_boot() }
 }
 
-/// A session that was begun.
+/// A session that has just begun.
 pub struct LoggedIn {
     /// The authority, with the session's token.
     pub authority: Authority,
-    /// The session.
+    /// The session, in the form in which it is stored.
     pub kept: KeptSession,
-    /// The authority's time, Unix seconds.
+    /// The authority's time, in Unix seconds, with the times of its request and arrival.
     pub time: Timed<u64>,
 }
 
@@ -55,7 +55,7 @@ pub struct LoggedIn {
 ///
 /// # Errors
 ///
-/// Fails if the authority refuses, or can't be reached.
+/// Fails if the authority refuses the login, or can't be reached.
 pub async fn start(
     authority: &Authority,
     uid: u32,
@@ -88,19 +88,19 @@ pub async fn start(
 }
 
 impl Pending {
-    /// Returns the message that finishes the login. `callback` comes from the browser; it is absent for a device code,
-    /// and to ask whether the person has answered.
+    /// Returns the message that finishes the login. `callback` is the browser's answer. `callback` is `None` in a login
+    /// with a device code, and in a message that only asks whether the person has answered yet.
     pub fn finish(&self, callback: Option<api::Callback>) -> FinishLogin {
         FinishLogin { login: self.login.clone(), verifier: self.verifier.to_string(), callback }
     }
 }
 
-/// Makes a session of the outcome of a login at the authority `url`; `None` if the person has not answered yet. The
-/// receivers are fetched, so that the next command finds its destination protected.
+/// Makes a session from the result of a login at the authority `url`, and fetches the receivers, so that the session
+/// knows the protected destinations at once. Returns `None` if the person has not answered yet.
 ///
 /// # Errors
 ///
-/// Fails as the login did, and if the authority lists more receivers than a session may have.
+/// Fails if the login failed, if the receivers can't be fetched, or if there are more of them than a session may have.
 pub async fn enter(
     authority: &Authority,
     url: String,
@@ -120,12 +120,12 @@ pub async fn enter(
     Ok(Some(LoggedIn { authority, kept, time: Timed { value: now, requested, answered } }))
 }
 
-/// Returns a negative answer.
+/// Returns a negative reply with this kind and text.
 pub fn refused(kind: &str, text: String) -> Reply {
     Reply::Refused { kind: kind.to_owned(), text }
 }
 
-/// Returns the negative answer for a failed call to the authority.
+/// Returns the negative reply for a failed call to the authority.
 pub fn refused_by(error: &Error) -> Reply {
     let kind = match error {
         Error::Denied(problem) | Error::Refused(problem) => problem.r#type.as_str(),
@@ -143,7 +143,7 @@ fn requester(uid: u32) -> (String, String) {
     (claim(user, || format!("user {uid}")), claim(host, || "a machine without a name".to_owned()))
 }
 
-/// Limits a name to what the authority accepts.
+/// Shortens a name to what the authority accepts; uses `otherwise` if there is no name.
 fn claim(name: Option<String>, otherwise: impl FnOnce() -> String) -> String {
     let name = name.unwrap_or_default();
     let taken: String = name.chars().filter(|letter| !letter.is_control()).take(MOST_CLAIM).collect();

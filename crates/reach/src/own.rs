@@ -1,10 +1,10 @@
-//! The user's own session, as a partner of the same calls that the agent answers ([`crate::protocol`]): commands don't
-//! care which of the two answers.
+//! The user's own session. It answers the same calls as the agent ([`crate::protocol`]), so that commands need not know
+//! which of the two answers.
 
 use crate::folder::{Places, Store};
 use crate::kept::KeptSession;
 use crate::login::{self, LoggedIn, Pending, refused, refused_by};
-use crate::protocol::{Call, Discovered, Finding, Grant, Reply, Standing, Status};
+use crate::protocol::{Call, Discovered, Finding, Grant, Reply, Rung, RungState, Standing, Status};
 use crate::{Error, Session, protocol, resolver};
 use api::{Callback, LoginOutcome};
 use client::Authority;
@@ -18,10 +18,12 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Mutex;
 
-/// How long a logout waits for the authority to name the identity provider's own session.
+/// Maximum time that `status` waits for the authority to say whether the session lives.
+const STATUS_TIME: Duration = Duration::from_secs(4);
+/// Maximum time that a logout waits for the authority to name the identity provider's own session.
 const LOGOUT_TIME: Duration = Duration::from_secs(4);
 
-/// The user's own session. Clones share the login that was started.
+/// The user's own session. If a login has been started in one clone, all clones can finish it.
 #[derive(Clone)]
 pub struct OwnSession {
     dir: PathBuf,
@@ -33,7 +35,7 @@ struct Started {
     pending: Pending,
 }
 
-/// The authority to log in to.
+/// The authority at which the user logs in.
 #[derive(Clone)]
 struct At {
     url: String,
@@ -47,12 +49,12 @@ impl At {
 }
 
 impl OwnSession {
-    /// Returns the session in this folder.
+    /// Returns the session in the folder `dir`.
     pub fn at(dir: PathBuf) -> Self {
         Self { dir, started: Arc::default() }
     }
 
-    /// Answers a call.
+    /// Carries out a call and returns the reply.
     pub async fn answer(&self, call: Call) -> Reply {
         match call {
             Call::Login { authority: url, ca, person, password, totp, device } => {
@@ -84,10 +86,18 @@ impl OwnSession {
                 self.enter(At { url, ca }, log_in).await
             }
             Call::Logout => self.logout().await,
-            Call::Status => self.status(),
+            Call::Status => self.status().await,
             Call::Discover { domain } => discover(domain.as_deref()).await,
             Call::Grants => self.grants(),
             Call::Explain { address, protocol, port } => self.explain(address, protocol, port).await,
+            // A client without root has no other way than the packet itself.
+            Call::Rungs { .. } => Reply::Rungs {
+                rungs: vec![Rung { name: "packet".to_owned(), state: RungState::NotTried, begins_again: None }],
+            },
+            Call::Treat { .. } => refused(
+                "needs_agent",
+                "a session of your own has no sealed tunnels: the agent has, and none runs here".to_owned(),
+            ),
             Call::Rule { .. } => refused(
                 "needs_agent",
                 "rules are for the agent, which puts tokens into every program's packets, and none runs here. Your own \
@@ -164,22 +174,31 @@ impl OwnSession {
         }
     }
 
-    fn status(&self) -> Reply {
+    /// Returns the state of the session. Only the authority knows whether it was revoked.
+    async fn status(&self) -> Reply {
         let kept = match self.store().load() {
             Ok(kept) => kept,
             Err(error) => return refused("broken", error.to_string()),
         };
         let skew = kept.as_ref().map_or(0, |kept| kept.skew);
         let now = Clock::at(unix(), since_boot()).shifted(skew).unix(since_boot());
-        let session = kept.filter(|kept| kept.expires > now).map(|kept| protocol::Session {
-            person: kept.person,
-            device: kept.device,
-            authority: kept.authority,
-            trouble: None,
-            expires: kept.expires,
-            destinations: kept.receivers,
-        });
+        let mut session = None;
+        if let Some(kept) = kept.filter(|kept| kept.expires > now) {
+            let asked = async { of(&kept)?.destinations().await };
+            let answer = tokio::time::timeout(STATUS_TIME, asked).await;
+            let trouble = match &answer {
+                Ok(Ok(_)) => None,
+                Ok(Err(error)) => Some(error.to_string()),
+                Err(_) => Some("it does not answer".to_owned()),
+            };
+            let (person, device, authority, expires) = (kept.person, kept.device, kept.authority, kept.expires);
+            if !matches!(answer, Ok(Err(client::Error::NotLoggedIn))) {
+                let destinations = kept.receivers;
+                session = Some(protocol::Session { person, device, authority, trouble, expires, destinations });
+            }
+        }
         Reply::Status(Box::new(Status {
+            tunnels: Vec::new(),
             uid: Uid::current().as_raw(),
             session,
             interfaces: Vec::new(),
@@ -242,7 +261,7 @@ fn refusal(error: &Error) -> Reply {
     refused(kind, error.to_string())
 }
 
-/// Asks name servers for a domain's record.
+/// Queries name servers for a domain's record.
 async fn discover(domain: Option<&str>) -> Reply {
     let Some(domain) = domain else { return Reply::Discovered { domains: Vec::new() } };
     let domain: Domain = match domain.parse() {

@@ -1,9 +1,9 @@
 //! The protocol between people's commands and the agent over its UNIX socket. A user's own session answers the same
 //! calls ([`crate::own`]).
 //!
-//! Each side writes one JSON object per line. A client sends a [`Request`] and gets one [`Reply`]; then it may send the
-//! next. The kernel tells the daemon which user calls (`SO_PEERCRED`): every user acts on their own session, and root,
-//! with `uid`, on any user's.
+//! Each side writes one JSON object per line. A client sends a [`Request`], gets one [`Reply`], and can then send the
+//! next request. The kernel tells the daemon which user calls (`SO_PEERCRED`). A call concerns the calling user's own
+//! session; root can name another user in `uid`.
 //!
 //! ```text
 //! → {"call":"status"}
@@ -20,49 +20,49 @@ use engine::model::{Receiver, Target};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
-/// A call, and the user to act for.
+/// A call, and the user whose session it concerns.
 #[derive(Serialize, Deserialize)]
 pub struct Request {
-    /// The user to act for; the calling user if absent.
+    /// The user whose session the call concerns; the calling user if absent. Only root may name another user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// The call.
+    /// The call that is to be carried out.
     #[serde(flatten)]
     pub call: Call,
 }
 
-/// A call to the daemon. No `Debug`: a login contains a password.
+/// A call to the daemon. Has no `Debug` because a login contains a password.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "call", rename_all = "snake_case")]
 pub enum Call {
     /// Log in to an authority; replaces an earlier session.
     Login {
-        /// `https://…`
+        /// The authority's URL, `https://…`.
         authority: String,
-        /// The certificates to trust, PEM: the client reads the file, not the daemon.
+        /// The certificates to trust, PEM. The client reads the file, because the daemon must not.
         ca: Option<String>,
         /// The person's name.
         person: String,
-        /// The password.
+        /// The person's password.
         password: String,
-        /// The second factor's six digits.
+        /// The six digits of the person's second factor.
         totp: Option<String>,
         /// The person's name for this device.
         device: String,
     },
     /// List the ways to log in that an authority offers.
     LoginMethods {
-        /// `https://…`
+        /// The authority's URL, `https://…`.
         authority: String,
         /// The certificates to trust, PEM.
         ca: Option<String>,
     },
-    /// Start a login with the authority's identity provider; replaces one that was started before.
+    /// Start a login with the authority's identity provider, replacing a login that was started earlier.
     StartLogin {
-        /// `https://…`
+        /// The authority's URL, `https://…`.
         authority: String,
         /// The certificates to trust, PEM.
         ca: Option<String>,
@@ -73,40 +73,57 @@ pub enum Call {
     },
     /// Finish the login that was started; replaces an earlier session.
     FinishLogin {
-        /// The browser's callback; absent for a device code, and to ask whether a login in a browser has failed.
+        /// The browser's callback; absent in a login with a device code, and in a call that only asks whether a login
+        /// in a browser has failed.
         callback: Option<Callback>,
     },
     /// Log in as a service account.
     ServiceLogin {
-        /// `https://…`
+        /// The authority's URL, `https://…`.
         authority: String,
         /// The certificates to trust, PEM.
         ca: Option<String>,
-        /// The key, with its accompanying data.
+        /// The service account's key and the data that belongs to it.
         key: ServiceKey,
         /// The name for this device.
         device: String,
     },
     /// End the session, also at the authority.
     Logout,
-    /// Show the state of the agent.
+    /// Return the state of the agent and of the user's session.
     Status,
-    /// Find the authority that a domain names; asks name servers if it is not known.
+    /// Return the authority that a domain names. If the daemon has no record of the domain, it queries name servers.
     Discover {
         /// The domain; all known domains if absent.
         domain: Option<String>,
     },
     /// List the user's grants and rules.
     Grants,
-    /// Add a rule, or remove it.
+    /// Add a rule about a destination, or remove the rule.
     Rule {
         /// The destination.
         target: Target,
-        /// Whether tokens may go to the destination; if absent, the rule is removed.
+        /// Whether tokens are allowed to go to the destination; if absent, the rule is removed.
         consent: Option<Consent>,
     },
-    /// Explain what would happen to a first packet; requests the grant if it is missing.
+    /// Seal what a process of the user, and all processes that it starts, send to protected destinations.
+    Treat {
+        /// Id of the process.
+        process: u32,
+        /// The treatment, such as `encrypt,compress`.
+        treatment: String,
+    },
+    /// Return what would happen to a first packet; the daemon requests the grant if it is missing.
     Explain {
+        /// The destination.
+        address: IpAddr,
+        /// The IP protocol number.
+        protocol: u8,
+        /// The destination port.
+        port: u16,
+    },
+    /// Return what is known about the ways in which a first packet can travel.
+    Rungs {
         /// The destination.
         address: IpAddr,
         /// The IP protocol number.
@@ -116,20 +133,20 @@ pub enum Call {
     },
 }
 
-/// The way that a person logs in with an identity provider.
+/// How a person logs in with an identity provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "way", rename_all = "snake_case")]
 pub enum LoginWay {
-    /// In a browser on this machine, which is redirected to the client at this port of 127.0.0.1.
+    /// In a browser on this machine, which the authority redirects to the client at this port of 127.0.0.1.
     Browser {
         /// The port.
         port: u16,
     },
-    /// In a browser anywhere, with a code that the person enters there.
+    /// In a browser on any machine, with a code that the person enters there.
     DeviceCode,
 }
 
-/// A login that was started.
+/// The data with which the client continues a login that has been started.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "started", rename_all = "snake_case")]
 pub enum LoginStarted {
@@ -137,11 +154,11 @@ pub enum LoginStarted {
     Browser {
         /// The URL to open.
         url: String,
-        /// The state that the browser must present.
+        /// The value of `state` that the browser's callback must have.
         state: String,
-        /// A string that the page that asks for approval must show, too.
+        /// A text to show to the person, who compares it with the text on the page that asks for approval.
         comparison: String,
-        /// Seconds until the login is forgotten.
+        /// Seconds until the daemon forgets the login.
         expires_in: u64,
     },
     /// A login by [`LoginWay::DeviceCode`].
@@ -154,30 +171,30 @@ pub enum LoginStarted {
         url_with_code: Option<String>,
         /// Seconds to wait between two [`Call::FinishLogin`].
         interval: u64,
-        /// Seconds until the login is forgotten.
+        /// Seconds until the daemon forgets the login.
         expires_in: u64,
     },
 }
 
-/// The daemon's answer.
+/// The daemon's answer to a call.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "snake_case")]
 pub enum Reply {
     /// Success, with one line for people.
     Done {
-        /// The line.
+        /// The line for people.
         text: String,
     },
     /// A negative answer.
     Refused {
         /// A stable name such as `wrong_password`, `second_factor_required`, `not_logged_in`.
         kind: String,
-        /// One line for people.
+        /// A sentence for people.
         text: String,
     },
     /// Answer to [`Call::Logout`] if the identity provider's own session continues.
     LoggedOut {
-        /// One line for people.
+        /// A sentence for people.
         text: String,
         /// The URL at which a browser ends that session.
         provider: String,
@@ -186,7 +203,8 @@ pub enum Reply {
     LoginMethods(LoginMethods),
     /// Answer to [`Call::StartLogin`].
     LoginStarted(LoginStarted),
-    /// Answer to [`Call::FinishLogin`]: the person has not entered the code yet, or not answered in the browser.
+    /// Answer to [`Call::FinishLogin`] if the person has not yet entered the code, or has not yet answered in the
+    /// browser.
     LoginPending,
     /// Answer to [`Call::Status`].
     Status(Box<Status>),
@@ -201,55 +219,106 @@ pub enum Reply {
         grants: Vec<Grant>,
         /// The user's rules.
         rules: Vec<ConsentRule>,
-        /// The default for destinations without a rule.
+        /// Whether tokens go to destinations for which the user has no rule.
         default: Consent,
         /// The authority's time, Unix seconds.
         now: u64,
     },
     /// Answer to [`Call::Explain`].
     Standing(Standing),
+    /// Answer to [`Call::Rungs`].
+    Rungs {
+        /// The rungs, in the order in which they are tried.
+        rungs: Vec<Rung>,
+    },
 }
 
-/// The state of the agent, from one user's point of view.
+/// A way in which a first packet can travel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rung {
+    /// `packet`: the packet itself carries the token. `tunnel`: it travels in the sealed tunnel to the verifier.
+    pub name: String,
+    /// The state of the rung in this network.
+    pub state: RungState,
+    /// If the rung is blocked: seconds until connections begin with it again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begins_again: Option<u64>,
+}
+
+/// The state of a rung.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RungState {
+    /// The latest first packet was answered.
+    Works,
+    /// The latest first packets were not answered, while another rung's was.
+    Blocked,
+    /// Nothing is known.
+    NotTried,
+}
+
+/// The state of the agent, as one user sees it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Status {
-    /// The user.
+    /// The id of the user whom the other fields concern.
     pub uid: u32,
-    /// The user's session.
+    /// The user's session; absent if the user is not logged in.
     pub session: Option<Session>,
-    /// The interfaces.
+    /// The agent's interfaces.
     pub interfaces: Vec<Interface>,
     /// Counters of the kernel program, by name.
     pub counters: BTreeMap<String, u64>,
-    /// The default for destinations without a rule.
+    /// Whether tokens go to destinations for which the user has no rule.
     pub default: Consent,
     /// Domains whose records name an authority.
     pub discovered: Vec<Discovered>,
     /// The authority's time, Unix seconds.
     pub now: u64,
-    /// The folder of the session, if it is the user's own and no agent's.
+    /// The folder of the session, if the session is the user's own and not an agent's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own: Option<PathBuf>,
+    /// The user's sealed tunnels.
+    #[serde(default)]
+    pub tunnels: Vec<Tunnel>,
 }
 
-/// A domain's statement about the authority that protects it. A hint (wire.md §7.2).
+/// A sealed tunnel of the user.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tunnel {
+    /// Address and UDP port of the verifier's end of the tunnel.
+    pub service: SocketAddr,
+    /// Whether the tunnel is open.
+    pub open: bool,
+    /// Number of the tunnel's current phase; 0 before the first phase.
+    pub phase: u32,
+    /// Why the verifier refused the tunnel, if it did so recently.
+    pub refused: Option<String>,
+    /// Whether the agent writes the tunnel's keys to a file, for debugging. Everybody who has this file can read what the
+    /// tunnel carries.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keys_exported: bool,
+}
+
+/// A domain's discovery record, which names the authority that protects the domain. The record is only a hint (wire.md
+/// §7.2).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Discovered {
-    /// The domain.
+    /// The domain to which the record belongs.
     pub domain: String,
     /// The authority's address.
     pub authority: String,
-    /// The networks that the record says are protected.
+    /// The networks that are protected according to the record.
     pub protects: Vec<IpNet>,
-    /// The source of the record.
+    /// How the agent learned of the record.
     pub finding: Finding,
-    /// Whether the authority's name belongs to the domain, so that its certificate proves that it is the domain's.
+    /// Whether the authority's name belongs to the domain. If so, the authority's certificate proves that the authority
+    /// is the domain's own.
     pub at_home: bool,
     /// Whether the configuration permits logins to the authority.
     pub allowed: bool,
 }
 
-/// The source of a domain's record.
+/// How the agent learned of a domain's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Finding {
@@ -259,7 +328,7 @@ pub enum Finding {
     Overheard,
 }
 
-/// A session.
+/// A person's login, as a user sees it.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Session {
     /// The person's name.
@@ -268,7 +337,7 @@ pub struct Session {
     pub device: String,
     /// The authority's address.
     pub authority: String,
-    /// Why the authority can't be reached, if it can't.
+    /// Why the authority can't be reached; absent if it can.
     pub trouble: Option<String>,
     /// When the session ends, Unix seconds.
     pub expires: u64,
@@ -283,22 +352,22 @@ pub struct Interface {
     pub name: String,
     /// How the programs are attached: `tcx` or `clsact`.
     pub attachment: String,
-    /// Why the programs are not attached, if they are not.
+    /// Why the programs are not attached; absent if they are.
     pub trouble: Option<String>,
 }
 
 /// A grant of the user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
-    /// The grant's handle, hex.
+    /// The grant's handle in hexadecimal.
     pub handle: String,
-    /// The destination network.
+    /// The network of destinations that the grant covers.
     pub prefix: String,
-    /// The protocol, if the grant is for one.
+    /// The protocol number if the grant covers one service only; otherwise `None`.
     pub protocol: Option<u8>,
-    /// The port, if the grant is for one.
+    /// The port if the grant covers one service only; otherwise `None`.
     pub port: Option<u16>,
-    /// The MAC suite.
+    /// The name of the suite of the grant's tokens.
     pub suite: String,
     /// The carrier of the grant's tokens.
     pub carrier: String,
@@ -336,13 +405,13 @@ impl From<&GrantView> for Grant {
     }
 }
 
-/// The fate of a first packet.
+/// The outcome for a first packet to a destination.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "standing", rename_all = "snake_case")]
 pub enum Standing {
-    /// The destination is none of this person's receivers: the packet is sent unchanged.
+    /// None of the person's receivers contains the destination: the packet is sent unchanged.
     NotProtected,
-    /// The user's rule, or the default, withholds the token.
+    /// The user's rule, or the default, does not allow tokens to the destination.
     Withheld {
         /// The destination of the rule; absent for the default.
         rule: Option<Target>,
@@ -354,14 +423,14 @@ pub enum Standing {
     },
     /// The packet gets a token.
     Granted {
-        /// Whether the grant was requested just now.
+        /// Whether the agent has requested the grant just now.
         asked: bool,
         /// The grant.
         grant: Grant,
         /// The authority's time, Unix seconds.
         now: u64,
     },
-    /// The authority gave no usable answer; the packet waits.
+    /// The authority gave no usable answer, and the packet is queued.
     Failed {
         /// The error.
         why: String,

@@ -1,5 +1,5 @@
-//! Asks name servers for a domain's record: by UDP with an unpredictable source port and id, and by TCP if the answer
-//! does not fit. The answer is only a hint, whatever its source.
+//! Queries name servers for a domain's record: by UDP with an unpredictable source port and id, and by TCP if the answer
+//! does not fit. The answer is only a hint, whatever its source is.
 
 use anyhow::{Context, Result, ensure};
 use engine::discovery::message::{self, DNS_PORT, LONGEST};
@@ -11,15 +11,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// How long one server may take by UDP and by TCP; `TRIES` is how often each is queried.
+/// Maximum time for one query of a server by UDP, and by TCP. Each server is queried `TRIES` times.
 const PATIENCE: Duration = Duration::from_secs(2);
 const TRIES: usize = 2;
-/// Largest number of servers that are queried (as in resolv.conf(5)).
+/// Maximum number of servers that are queried (as in resolv.conf(5)).
 const SERVERS_MAX: usize = 3;
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-/// Returns the first usable answer of these servers about a domain's record. If `servers` is empty, asks those of
-/// `/etc/resolv.conf`.
+/// Returns the first usable answer of these servers to the query for a domain's record. If `servers` is empty, queries
+/// those in `/etc/resolv.conf`.
 pub async fn ask(domain: &Domain, servers: &[SocketAddr]) -> Answer {
     let own = if servers.is_empty() { configured(Path::new(RESOLV_CONF)) } else { servers.to_vec() };
     let mut failure = format!("{RESOLV_CONF} names no name server");
@@ -61,7 +61,7 @@ fn no_answer() -> String {
 
 async fn by_udp(domain: &Domain, id: u16, question: &[u8], server: SocketAddr) -> Result<Answer> {
     let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    // Each query uses a port of its own, and the socket is connected, so the kernel accepts packets from the server
+    // Each query uses a port of its own, on a connected socket, so that the kernel accepts packets from the server
     // only.
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(server).await?;
@@ -112,7 +112,7 @@ mod tests {
         let mut bytes = [0; 512];
         let (size, from) = server.recv_from(&mut bytes).await.expect("a question");
         let id = u16::from_be_bytes([bytes[0], bytes[1]]);
-        // The query itself, with the bits for "response" and "no such name" set.
+        // The answer is the query itself with the bits for "response" and "no such name" set.
         let mut answer = bytes[..size].to_vec();
         (answer[2], answer[3]) = (0x81, 0x83);
         let mut forged = message::question(&domain, id.wrapping_add(1)).expect("short");

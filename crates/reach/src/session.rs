@@ -1,4 +1,4 @@
-//! A session from which a process connects.
+//! A login of this user, with which a process makes connections.
 
 use crate::datagrams::Datagrams;
 use crate::fetching::{Fetcher, News};
@@ -23,17 +23,17 @@ use wire::Destination;
 use wire::packet::TCP;
 use wire::tail;
 
-/// Number of unanswered SYNs after which the grant is replaced, since it may have been revoked.
+/// Number of unanswered SYNs after which the grant is replaced, because the authority may have revoked it.
 const SUSPECT: u32 = 2;
-/// Age in seconds from which the stored list of receivers is fetched again if a destination is not on it.
+/// Age, in seconds, from which the stored list of receivers is fetched again if a destination is not in it.
 const OLD: u64 = 30;
-/// Maximum number of addresses whose round trip time is remembered.
+/// Maximum number of addresses whose round-trip time is remembered.
 const TIMES_MAX: usize = 1024;
 
-/// How long things may take.
+/// Time limits for making a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// A connection to one address.
+    /// Maximum time to connect to one address.
     pub connect: Duration,
 }
 
@@ -43,16 +43,16 @@ impl Default for Timeouts {
     }
 }
 
-/// The party that puts tokens into first packets.
+/// The program that puts tokens into first packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// The agent of this machine, in which the user is logged in: connections are plain.
+    /// The agent of this machine, at which the user is logged in. This process makes ordinary connections.
     Agent,
     /// This process.
     Own,
 }
 
-/// A session. Clones share it, and threads may.
+/// A login of this user. Clones, also those in other threads, share this login.
 #[derive(Clone)]
 pub struct Session(Arc<Inner>);
 
@@ -65,31 +65,33 @@ pub(crate) struct Own {
     store: Store,
     kept: KeptSession,
     fetcher: Fetcher,
-    /// Whether the person names each destination.
+    /// Whether the person has named each destination, see [`Session::consent`].
     consents: AtomicBool,
     state: Mutex<State>,
-    /// One lock for each destination whose grant is being fetched: others wait instead of asking, too.
+    /// A lock for each destination whose grant is being fetched, so that other threads wait for the answer instead of
+    /// asking as well.
     asking: Mutex<BTreeMap<Destination, Arc<Mutex<()>>>>,
 }
 
 struct State {
     wallet: Wallet,
     clock: Clock,
-    /// Unique within this process; it begins with a random number, as other processes may use the same grant.
+    /// The next nonce. It begins with a random number, because other processes may use the same grant.
     nonce: u32,
     has_ended: bool,
-    /// When the receivers were fetched, by the boot clock.
+    /// When the receivers were fetched, on the boot clock.
     listed: Option<Duration>,
     round_trips: BTreeMap<IpAddr, Duration>,
 }
 
 impl Session {
-    /// Opens this user's session: at the agent, where it runs and the user is logged in, else in the user's own
-    /// folder.
+    /// Opens this user's session: the session at the agent, if the agent runs and the user is logged in there,
+    /// otherwise the session in the user's own folder.
     ///
     /// # Errors
     ///
-    /// Fails with [`Error::NotLoggedIn`] if there is neither, and if the folder's files can't be read.
+    /// Fails with [`Error::NotLoggedIn`] if there is no session, and with another error if the folder's files can't be
+    /// read.
     pub fn open(places: &Places) -> Result<Self, Error> {
         if let Some(socket) = &places.socket
             && is_logged_in_at(socket)?
@@ -106,11 +108,11 @@ impl Session {
         let mut wallet = Wallet::new(kept.receivers.clone());
         for grant in store.grants() {
             if let Ok(read) = convert::grant(&grant.answer) {
-                // An ended grant is no fault.
+                // A stored grant may have ended, which is not an error.
                 let _ = wallet.add(&read, &grant.to(), now, since_boot());
             }
         }
-        let nonce = getrandom::u32().map_err(|error| Error::Folder(format!("no random numbers: {error}")))?;
+        let nonce = getrandom::u32().map_err(|error| Error::Folder(format!("cannot get random numbers: {error}")))?;
         let round_trips = BTreeMap::new();
         let state = Mutex::new(State { wallet, clock, nonce, has_ended: false, listed: None, round_trips });
         let own = Own {
@@ -124,7 +126,7 @@ impl Session {
         Ok(Self(Arc::new(Inner::Own(Box::new(own)))))
     }
 
-    /// Returns the party that puts tokens into first packets.
+    /// Returns which program puts tokens into first packets.
     pub fn way(&self) -> Way {
         match *self.0 {
             Inner::Agent => Way::Agent,
@@ -132,15 +134,17 @@ impl Session {
         }
     }
 
-    /// Notes that the person names each destination, and so consents to those about which they want to be asked. Without
-    /// this call, the policy denies these: a program, or a page in a browser, chose them.
+    /// Declares that the person has chosen every destination of this session, and so consents to those destinations for
+    /// which the person's choice is `ask`. Without this call, the authority denies grants for these destinations,
+    /// because a program or a web page may have chosen them.
     pub fn consent(&self) {
         if let Inner::Own(own) = &*self.0 {
             own.consents.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Keeps receivers and grants up to date by the authority's events, for a process that stays.
+    /// Starts to follow the authority's events, which keep receivers and grants up to date. This is for processes that
+    /// run for long.
     ///
     /// # Errors
     ///
@@ -150,7 +154,7 @@ impl Session {
         let weak = Arc::downgrade(&self.0);
         let hear = move |news| {
             if let Some(inner) = weak.upgrade() {
-                // The thread that tells of the event must be free for the calls that follow from it.
+                // The thread that reports the event must be free for the calls that the event causes.
                 std::thread::spawn(move || {
                     if let Inner::Own(own) = &*inner {
                         own.hear(&news);
@@ -161,11 +165,11 @@ impl Session {
         own.fetcher.follow(&own.kept, hear).map_err(|error| Error::Folder(error.to_string()))
     }
 
-    /// Connects to a host by TCP: to its addresses one after the other, until one answers.
+    /// Connects to a host by TCP. Tries its addresses one after the other until one answers.
     ///
     /// # Errors
     ///
-    /// Fails if no address answers, with the reason for the last one.
+    /// Fails if no address answers, with the reason for the last address.
     pub fn connect(&self, host: &str, port: u16, timeouts: Timeouts) -> Result<TcpStream, Error> {
         let mut last = None;
         for to in resolve(host, port)? {
@@ -175,14 +179,17 @@ impl Session {
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.unwrap_or_else(|| Error::NoAddress { host: host.to_owned(), why: "no address".to_owned() }))
+        Err(last.unwrap_or_else(|| Error::NoAddress {
+            host: host.to_owned(),
+            why: "the resolver returned none".to_owned(),
+        }))
     }
 
     /// Connects to an address by TCP. The SYN has a token if the address is protected, and none otherwise.
     ///
     /// # Errors
     ///
-    /// Fails with the reason.
+    /// Returns why the connection could not be made.
     pub fn connect_to(&self, to: SocketAddr, timeouts: Timeouts) -> Result<TcpStream, Error> {
         let to = SocketAddr::new(to.ip().to_canonical(), to.port());
         let deadline = Instant::now() + timeouts.connect;
@@ -199,12 +206,13 @@ impl Session {
         Ok(socket.into())
     }
 
-    /// Connects a socket that a program has made, to `address` as the program wrote it. Returns whether that was done:
-    /// if the address needs no token, the socket is left alone and the program can connect it itself.
+    /// Connects a socket of another program to the address `to`; `address` is the same address in the form in which the
+    /// program wrote it. Returns `false` if the address needs no token: the socket is then unchanged, and the program
+    /// can connect it itself.
     ///
     /// # Errors
     ///
-    /// Fails with the reason; the socket is then unconnected.
+    /// Returns why the connection could not be made. The socket is then unconnected.
     pub fn connect_socket(
         &self,
         socket: BorrowedFd<'_>,
@@ -230,12 +238,12 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Fails if there is no grant, or no socket.
+    /// Fails if there is no grant, or if no socket can be opened.
     pub fn datagrams(&self, to: SocketAddr) -> Result<Datagrams, Error> {
         Datagrams::open(self.clone(), SocketAddr::new(to.ip().to_canonical(), to.port()))
     }
 
-    /// Returns the block of the carrier `tail` for a datagram to `to`; `None` if the address needs no token.
+    /// Returns the block to append to a datagram to `to` (carrier `tail`); `None` if the address needs no token.
     ///
     /// # Errors
     ///
@@ -249,18 +257,19 @@ impl Session {
         own.token(to, wire::packet::UDP, false).map(|token| Some(tail::block(&token)))
     }
 
-    /// Reports whether a receiver of the person's includes this address and port, as far as is known.
+    /// Reports whether the last known list of the person's receivers includes this address and port. Returns `false` if
+    /// the session is at the agent, which has the list.
     pub fn is_protected(&self, to: SocketAddr, protocol: u8) -> bool {
         let Inner::Own(own) = &*self.0 else { return false };
         own.state().wallet.receiver(&destination(to, protocol)).is_some()
     }
 
-    /// Fetches a grant, or finds the one that there is: for people who ask what would happen. Returns whether it was
-    /// fetched.
+    /// Returns the grant for a destination, for people who ask what would happen to a packet. Fetches the grant if
+    /// there is none; the boolean says whether the grant was fetched.
     ///
     /// # Errors
     ///
-    /// Fails if there is none.
+    /// Fails if there is no grant and none can be fetched, or if the session is at the agent.
     pub fn grant(&self, to: SocketAddr, protocol: u8) -> Result<(GrantView, bool), Error> {
         let Inner::Own(own) = &*self.0 else { return Err(Error::NotLoggedIn) };
         let place = destination(to, protocol);
@@ -270,7 +279,7 @@ impl Session {
         view.map(|view| (view, !had)).ok_or_else(|| no_grant(to, "it ended at once"))
     }
 
-    /// Returns the grants, and the receivers that the person may reach.
+    /// Returns the grants, and the receivers that the person may reach. Both are empty if the session is at the agent.
     pub fn holdings(&self) -> (Vec<GrantView>, Vec<Receiver>) {
         match &*self.0 {
             Inner::Own(own) => {
@@ -292,8 +301,8 @@ impl Own {
         state.wallet.view(place, state.clock.unix(since_boot()))
     }
 
-    /// Reports whether a destination is protected. A destination that is not on a list of an earlier command may be new
-    /// there, so the list is then fetched again.
+    /// Reports whether a destination is protected. If an earlier command's list does not include the destination, it
+    /// may have been added since, so the list is fetched again.
     fn needs_token(&self, to: &Destination) -> Result<bool, Error> {
         {
             let state = self.state();
@@ -308,7 +317,7 @@ impl Own {
         match self.list() {
             Ok(()) => Ok(self.state().wallet.receiver(to).is_some()),
             Err(client::Error::NotLoggedIn) => Err(Error::NotLoggedIn),
-            // Without the authority, what is not known to be protected is connected without a token.
+            // Without the authority, a destination that is not known to be protected gets no token.
             Err(error) => {
                 tracing::debug!("cannot fetch the receivers: {error}");
                 self.state().listed = Some(since_boot());
@@ -317,7 +326,7 @@ impl Own {
         }
     }
 
-    /// Fetches the list of receivers.
+    /// Fetches the list of receivers from the authority.
     fn list(&self) -> Result<(), client::Error> {
         let answer = self.fetcher.call(&self.kept, |authority| async move { authority.destinations().await });
         let Timed { value, requested, answered } = answer.inspect_err(|error| self.note_end(error))?;
@@ -336,7 +345,7 @@ impl Own {
                 kept.receivers = receivers;
                 kept.skew = skew;
             });
-            // A folder that can't be written costs the next command a call.
+            // If the folder can't be written, the next command only has to ask the authority again.
             if let Err(error) = kept {
                 tracing::debug!("{error}");
             }
@@ -400,7 +409,7 @@ impl Own {
                 tracing::debug!("{error}");
             }
         }
-        // A grant for one flow is used up by one token, so another thread may be faster.
+        // A grant for a single flow is used up by one token, which another thread may have made first.
         for _ in 0..16 {
             {
                 let mut state = self.state();
@@ -491,7 +500,7 @@ fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Error> {
     if found.is_empty() { Err(failed("it has no address".to_owned())) } else { Ok(found) }
 }
 
-/// Reports whether this user is logged in at an agent that listens at this socket.
+/// Reports whether an agent listens at this socket and this user is logged in there.
 fn is_logged_in_at(socket: &std::path::Path) -> Result<bool, Error> {
     if !socket.exists() {
         return Ok(false);
@@ -503,7 +512,7 @@ fn is_logged_in_at(socket: &std::path::Path) -> Result<bool, Error> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(agent::status(socket))
     };
-    // A thread, because the caller may be in a runtime of its own.
+    // The call runs in a thread of its own, because the caller may be inside another runtime.
     let status = std::thread::scope(|scope| scope.spawn(ask).join()).unwrap_or(Ok(None));
     Ok(status.map_err(failed)?.is_some_and(|status| status.session.is_some()))
 }

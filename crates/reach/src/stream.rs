@@ -1,8 +1,9 @@
-//! Opening TCP connections whose SYN carries a token as the first bytes of the stream (wire.md §4.6).
+//! Opens TCP connections whose SYN carries a token in the first bytes of the stream (wire.md §4.6).
 //!
-//! INVARIANT: the application's stream never holds a token. Three things keep that so: a SYN is given up before the
-//! stack sends it again without its data (§4.6.2), a SYN that the stack sent without the token is given up at once, and
-//! a connection whose SYN-ACK did not acknowledge the token is reset.
+//! INVARIANT: the server's application never reads a token as part of its stream. Three things ensure that. This
+//! process abandons an attempt to connect before the stack sends the SYN again without its data (§4.6.2). It abandons
+//! the attempt at once if the stack has sent the SYN without the token. It resets a connection whose SYN-ACK did not
+//! acknowledge the token.
 
 #[cfg(target_os = "macos")]
 #[path = "stream/darwin.rs"]
@@ -20,31 +21,31 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 use wire::tail::BLOCK_LEN;
 
-/// The block of a first packet.
+/// The bytes at the beginning of a stream that carry a token.
 pub type Block = [u8; BLOCK_LEN];
 
-/// Shortest wait for the answer to a SYN (wire.md §4.6.2).
+/// Minimum wait for the answer to a SYN (wire.md §4.6.2).
 const WAIT_MIN: Duration = Duration::from_millis(250);
-/// Longest wait: after 1 s, stacks send the SYN again without its data.
+/// Maximum wait for the answer to a SYN: after 1 s, stacks send the SYN again without its data.
 const WAIT_MAX: Duration = Duration::from_millis(900);
 
-/// How to open a connection.
+/// Parameters of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// The destination.
+    /// Address and port to which to connect.
     pub to: SocketAddr,
-    /// When to stop trying.
+    /// Time after which no further SYN is sent.
     pub deadline: Instant,
-    /// The round trip time of an earlier connection.
+    /// Round-trip time of an earlier connection to this address, if known.
     pub round_trip: Option<Duration>,
 }
 
-/// Opens a connection on a new socket. `block` makes the block of each SYN, whose number from 0 it is told. Returns the
-/// socket, in blocking mode, and the round trip time.
+/// Opens a connection on a new socket. `block` returns the block for each SYN; its argument is the SYN's number, from
+/// 0. Returns the socket, in blocking mode, and the round-trip time.
 ///
 /// # Errors
 ///
-/// Fails with the reason in [`Error`].
+/// Returns why the connection could not be made.
 pub fn connect(
     plan: &Plan,
     block: impl FnMut(u32) -> Result<Block, Error>,
@@ -68,14 +69,14 @@ pub fn connect(
     Ok((current, round_trip))
 }
 
-/// Opens a connection on a socket that a program has made, to `address` as the program wrote it. Between attempts the
-/// socket is disconnected, which keeps its options and whatever waits for it, and takes another port unless the program
-/// has bound one. The socket's blocking mode stays as it is.
+/// Connects a socket of another program to the destination of `plan`; `address` is the same address in the form in
+/// which the program wrote it. Between attempts, the socket is disconnected: it keeps its options and the pollers that
+/// wait for it, but gets another port unless the program has bound one. The socket's blocking mode does not change.
 ///
 /// # Errors
 ///
-/// Fails with the reason in [`Error`]; the socket is then unconnected again. A socket that was connected, or connecting,
-/// before stays as it is: the reason is `EISCONN`.
+/// Returns why the connection could not be made. The socket is then unconnected again. If the socket was already
+/// connected or connecting, it stays unchanged, and the reason is `EISCONN`.
 pub fn connect_on(
     socket: BorrowedFd<'_>,
     address: &SockaddrStorage,
@@ -85,7 +86,7 @@ pub fn connect_on(
     if let Some(what) = system::signs(socket) {
         return Err(Error::Signed(what, plan.to));
     }
-    // On a connected socket the block would be data.
+    // On a connected socket, the block would be part of the application's data.
     if !system::is_unconnected(socket) {
         return Err(io_error(plan.to, io::Error::from_raw_os_error(libc::EISCONN)));
     }
@@ -132,8 +133,8 @@ fn tries(
     Err(Error::Silence { to: plan.to, tries: u32::MAX, waited: began.elapsed() })
 }
 
-/// Returns how long to wait for the answer to a SYN. While the round trip is unknown, each wait is longer than the one
-/// before.
+/// Returns how long to wait for the answer to a SYN. While the round-trip time is unknown, each wait is longer than the
+/// previous one.
 fn wait(round_trip: Option<Duration>, number: u32) -> Duration {
     let wait = match round_trip {
         Some(time) => time * 2,
@@ -186,7 +187,7 @@ fn open(family: AddressFamily) -> nix::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Reports whether calls on a socket don't wait.
+/// Reports whether the socket is in non-blocking mode.
 pub fn is_nonblocking(socket: BorrowedFd<'_>) -> bool {
     let flags = nix::fcntl::fcntl(socket, nix::fcntl::FcntlArg::F_GETFL).unwrap_or(0);
     flags & libc::O_NONBLOCK != 0
@@ -200,12 +201,13 @@ fn set_nonblocking(socket: &OwnedFd, on: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Has the system note that a socket in blocking mode is connected: it takes data in a SYN for a call that still connects.
+/// Makes the system record that a blocking socket is connected. Until then, it treats data in a SYN as part of a call
+/// that still connects.
 pub(crate) fn complete(socket: BorrowedFd<'_>, address: &SockaddrStorage) {
     let _ = nix::sys::socket::connect(descriptor(socket), address);
 }
 
-/// Makes the stack end the connection by a RST when the socket is closed, so that nothing that it holds is sent.
+/// Makes the stack reset the connection when the socket is closed, so that it sends no data that it still holds.
 fn reset_on_close(socket: BorrowedFd<'_>) {
     let now = libc::linger { l_onoff: 1, l_linger: 0 };
     if let Err(error) = nix::sys::socket::setsockopt(&socket, sockopt::Linger, &now) {
@@ -217,7 +219,7 @@ fn io_error(to: SocketAddr, source: io::Error) -> Error {
     Error::Io { to, source }
 }
 
-/// Calls `sendto` or its like with an address of this kind.
+/// Returns the address in the form that `sendto` and similar calls take.
 fn raw(address: &SockaddrStorage) -> (*const libc::sockaddr, libc::socklen_t) {
     (address.as_ptr(), address.len())
 }

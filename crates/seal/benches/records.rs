@@ -1,9 +1,8 @@
-//! Measures sealing and opening a record, by suite and treatment, against copying its body, and the compression of a
-//! block.
+//! Measures how long it takes to seal and to open a record, for each suite and treatment, in comparison with copying
+//! the record's body. Also measures how long it takes to compress a block.
 //!
 //! Prints one JSON object, which `cargo xtask bench` collects. A batch is 46 records of 1400 bytes, as one
-//! `UDP_SEGMENT` call sends them. Rounds with and without the seal alternate; the yardstick is a copy of the same
-//! bodies.
+//! `UDP_SEGMENT` call sends them. Rounds that seal and rounds that copy the same bodies alternate.
 
 use aws_lc_rs::aead as aws;
 use measure::{Bound, Figures, Yardstick, alternate, mean_of_middle};

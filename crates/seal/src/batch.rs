@@ -1,4 +1,4 @@
-//! Records of one tunnel in one buffer, so that one system call can send many.
+//! Records of one tunnel in one buffer, so that one system call can send many of them.
 
 use crate::keys::Keys;
 use std::ops::Range;
@@ -10,7 +10,8 @@ const SEGMENTS_MAX: usize = 64;
 /// The most bytes that Linux accepts in one call: the payload of the longest UDP datagram over IPv4.
 const BYTES_MAX: usize = 65_507;
 
-/// Consecutive records for one address. The batch keeps its memory when it is cleared.
+/// Records and other messages that are to be sent to one address. When the batch is cleared, it keeps its memory for
+/// the next records.
 #[derive(Default)]
 pub struct Batch {
     bytes: Vec<u8>,
@@ -19,17 +20,17 @@ pub struct Batch {
     closed: bool,
 }
 
-/// Records for one system call: all of `segment` bytes, except that the last may be shorter.
+/// The messages that one system call sends. Each has `segment` bytes, except the last, which can be shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run<'b> {
-    /// The records, one after the other.
+    /// The bytes of all messages, one message after the other.
     pub bytes: &'b [u8],
-    /// Value for `UDP_SEGMENT`.
+    /// Length in bytes of each message except the last. This is the value for the socket option `UDP_SEGMENT`.
     pub segment: usize,
 }
 
 impl Batch {
-    /// Removes all records.
+    /// Removes all messages.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.runs.clear();
@@ -40,12 +41,13 @@ impl Batch {
         self.bytes.is_empty()
     }
 
-    /// Returns the total length of all records in bytes.
+    /// Returns the total length of all messages in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Seals a record and adds it; its body is `parts` joined. Adds nothing and returns `None` if [`Keys::seal`] fails.
+    /// Seals a record and adds it to the batch. The record's body is the concatenation of `parts`. If [`Keys::seal`]
+    /// fails, adds nothing and returns `None`.
     pub fn seal(&mut self, keys: &Keys, header: &RecordHeader, parts: &[&[u8]]) -> Option<()> {
         let begin = self.bytes.len();
         self.bytes.extend_from_slice(&[0; HEADER_LEN]);
@@ -60,7 +62,8 @@ impl Batch {
         Some(())
     }
 
-    /// Adds a message, joined from parts, that is not a record or is already sealed.
+    /// Adds a message, which is the concatenation of `parts`. The message is a record that is sealed already, or it is
+    /// not a record.
     pub fn push(&mut self, parts: &[&[u8]]) {
         let begin = self.bytes.len();
         parts.iter().for_each(|part| self.bytes.extend_from_slice(part));
@@ -82,7 +85,7 @@ impl Batch {
         }
     }
 
-    /// Returns the runs to send, one call for each.
+    /// Returns all messages in runs. The caller sends each run with one system call.
     pub fn runs(&self) -> impl Iterator<Item = Run<'_>> {
         self.runs
             .iter()

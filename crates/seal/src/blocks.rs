@@ -1,4 +1,4 @@
-//! Blocks in parts: split for sending and reassembled on receipt (wire.md §9.4.1, §9.4.2).
+//! Splits blocks into parts for sending, and reassembles blocks from received parts (wire.md §9.4.1, §9.4.2).
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -8,8 +8,8 @@ use wire::seal::{Compression, Content, Index, Part, RecordHeader, Suite, Treatme
 /// Maximum number of incomplete blocks of a tunnel at a time.
 const BLOCKS_MAX: usize = 2;
 
-/// Splits a compressed block into parts of at most `room` bytes, in order. Returns `None` if there would be no part, or
-/// more than [`PARTS_MAX`].
+/// Splits a compressed block into parts of at most `room` bytes, in order. Returns `None` if the block is empty, if
+/// `room` is 0, or if the block has more than [`PARTS_MAX`] parts.
 pub fn parts(block: &[u8], room: usize) -> Option<impl ExactSizeIterator<Item = (Part, &[u8])>> {
     if room == 0 || block.is_empty() || block.len().div_ceil(room) > PARTS_MAX {
         return None;
@@ -44,7 +44,7 @@ struct Block {
     bytes: usize,
 }
 
-/// Reassembles a tunnel's blocks. It holds at most two incomplete blocks, each no longer than [`BLOCK_MAX`].
+/// Reassembles a tunnel's blocks. A joiner holds at most two incomplete blocks, each with at most [`BLOCK_MAX`] bytes.
 #[derive(Default)]
 pub struct Joiner {
     /// The incomplete blocks, from the older to the newer.
@@ -67,16 +67,19 @@ pub struct Joined {
 pub enum NotJoined {
     /// Parts of the block are missing.
     Missing,
-    /// The block is `malformed`: it is too long, has a part behind its last, or has fewer records before it than parts.
-    /// The joiner has dropped its parts.
+    /// The block is `malformed`: it is too long, has a part after its last one, or has a part number that exceeds the
+    /// counter of the record. The joiner has dropped its parts.
     Malformed,
 }
 
 impl Joiner {
-    /// Adds the body of an opened record. Each record must be added only once.
+    /// Adds the body of an opened record, which is a part of a block. Returns the block if this part completes it. The
+    /// caller must add each record only once.
     ///
     /// # Errors
-    /// [`NotJoined`] if the block isn't complete; a record that is not part of a block is `Malformed`.
+    ///
+    /// Returns `Missing` if other parts of the block have not arrived yet. Returns `Malformed` if the block is invalid,
+    /// or if the record is not a part of a block.
     pub fn take(&mut self, header: &RecordHeader, body: &[u8]) -> Result<Joined, NotJoined> {
         let Content::Block { treatment, compression, part } = header.content else { return Err(NotJoined::Malformed) };
         let first = header.counter.number().checked_sub(part.number().into()).ok_or(NotJoined::Malformed)?;
@@ -96,12 +99,12 @@ impl Joiner {
         outcome
     }
 
-    /// Drops all incomplete blocks.
+    /// Discards all incomplete blocks.
     pub fn clear(&mut self) {
         self.blocks = Vec::new();
     }
 
-    /// Reports whether some block is incomplete.
+    /// Reports whether the joiner holds an incomplete block.
     pub fn is_waiting(&self) -> bool {
         !self.blocks.is_empty()
     }

@@ -1,5 +1,5 @@
-//! Compression of blocks, if it pays (wire.md §9.3.2, §9.4). No state is kept from one block to the next, so the
-//! lengths of one flow reveal nothing about the content of another.
+//! Compression of blocks that become shorter by it (wire.md §9.3.2, §9.4). The compressor keeps no data from one block
+//! to the next. The lengths of one flow's compressed blocks therefore reveal nothing about the content of another flow.
 
 use wire::seal::record::BLOCK_MAX;
 use wire::seal::{BlockHead, Compression};
@@ -16,19 +16,21 @@ const PAYS: usize = 7;
 /// After this number of consecutive blocks that did not pay, a flow's blocks are tried at the lowest rate: one in 64.
 const MISSES_MAX: u8 = 6;
 
-/// Conditions for compressing a block.
+/// Condition under which a block is compressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// Never. The default, since the length of compressed data reveals something about it.
+    /// The block is never compressed. This is the default, because the length of compressed data reveals something
+    /// about the data.
     #[default]
     Never,
-    /// Only if a sample shrinks.
+    /// The block is compressed only if a sample of it shrinks.
     Auto,
-    /// Every block that shrinks.
+    /// The block is compressed if it shrinks.
     Always,
 }
 
-/// A flow's compression history: with [`Mode::Auto`], a flow whose blocks don't shrink is tried ever more rarely.
+/// The history of a flow's compression. With [`Mode::Auto`], the compressor tries a flow's blocks more and more rarely
+/// as long as they don't shrink.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Habit {
     misses: u8,
@@ -49,7 +51,7 @@ impl Habit {
     }
 }
 
-/// Compresses blocks of all flows, one at a time. Use one per thread: it holds some hundred KiB.
+/// Compresses the blocks of all flows of a thread, one block at a time. A compressor takes some hundred KiB of memory.
 pub struct Compressor {
     zstd: CCtx<'static>,
     out: Vec<u8>,
@@ -65,8 +67,9 @@ impl Compressor {
         Some(Self { zstd, out: vec![0; most], sample: Vec::new() })
     }
 
-    /// Compresses a block, head and packet ([`BlockHead`]), of a flow with this habit. Returns `None` if the block is
-    /// to be sent uncompressed: the mode says so, it doesn't shrink, or it is longer than [`BLOCK_MAX`].
+    /// Compresses a block ([`BlockHead`] and packet) by the method `how`. `habit` is the history of the block's flow.
+    /// Returns `None` if the block should be sent uncompressed: because `mode` or `habit` says so, because the block
+    /// does not shrink enough, because the block is longer than [`BLOCK_MAX`], or because the library fails.
     pub fn compress(&mut self, mode: Mode, habit: &mut Habit, how: Compression, block: &[u8]) -> Option<&[u8]> {
         if block.len() > BLOCK_MAX {
             return None;
@@ -108,7 +111,7 @@ impl Compressor {
     }
 }
 
-/// Decompresses blocks, with no more memory than a block may have.
+/// Decompresses blocks into a buffer of [`BLOCK_MAX`] bytes.
 pub struct Decompressor {
     zstd: DCtx<'static>,
     out: Vec<u8>,
@@ -120,9 +123,15 @@ impl Decompressor {
         Some(Self { zstd: DCtx::try_create()?, out: vec![0; BLOCK_MAX] })
     }
 
-    /// Returns the head and the packet of a block. Returns `None` if the block is `malformed` (wire.md §9.4.2): it
-    /// would exceed the maximum length, is incomplete, has bytes behind its end, or has no packet.
+    /// Decompresses a block by the method `how`, and returns the block's head and packet. Returns `None` if the block
+    /// is `malformed` (wire.md §9.4.2): if it is too long after decompression, is incomplete, contains no packet, or if
+    /// other bytes follow it.
     pub fn decompress(&mut self, how: Compression, bytes: &[u8]) -> Option<(BlockHead, &[u8])> {
+        self.decompress_mut(how, bytes).map(|(head, packet)| (head, &*packet))
+    }
+
+    /// Like [`Self::decompress`], but returns the packet in a form that the caller can change.
+    pub fn decompress_mut(&mut self, how: Compression, bytes: &[u8]) -> Option<(BlockHead, &mut [u8])> {
         let len = match how {
             Compression::Lz4 => lz4_flex::block::decompress_into(bytes, &mut self.out).ok()?,
             Compression::Zstd => {
@@ -133,7 +142,9 @@ impl Decompressor {
                 self.zstd.decompress(&mut self.out[..], bytes).ok()?
             }
         };
-        BlockHead::split(self.out.get(..len)?)
+        let block = self.out.get_mut(..len)?;
+        let (head, _) = BlockHead::split(block)?;
+        Some((head, block.get_mut(BlockHead::LEN..)?))
     }
 }
 

@@ -1,11 +1,11 @@
-//! One end's side of a key exchange: X25519 (RFC 7748), or none (wire.md §9.5, §9.6.1).
+//! The key exchange from the view of one end: X25519 (RFC 7748), or none (wire.md §9.5, §9.6.1).
 
 use aws_lc_rs::agreement::{PrivateKey, UnparsedPublicKey, X25519, agree};
 use wire::seal::{Share, Shared};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
-/// The secret that an end holds until it receives the other end's share. Use it once: keeping the secret loses forward
-/// secrecy.
+/// The secret that an end of a tunnel keeps until it has the other end's share. The end must then drop the secret: an
+/// exchange has no forward secrecy as long as the secret exists.
 #[derive(Zeroize, ZeroizeOnDrop)]
 pub struct ExchangeSecret {
     private: [u8; 32],
@@ -15,8 +15,8 @@ pub struct ExchangeSecret {
 }
 
 impl ExchangeSecret {
-    /// Wraps 32 random bytes as the private key; without forward secrecy, they are the share itself. Returns `None` if
-    /// the library fails.
+    /// Makes the secret from `chance`, 32 random bytes. With forward secrecy (`forward`), these bytes are the private
+    /// key; without it, they are the share. Returns `None` if the cryptographic library fails.
     pub fn new(chance: [u8; 32], forward: bool) -> Option<Self> {
         if !forward {
             return Some(Self { private: [0; 32], share: chance, forward });
@@ -30,8 +30,8 @@ impl ExchangeSecret {
         &self.share
     }
 
-    /// Computes the shared secret. Returns `None` if the other end's share is invalid, because the result would be
-    /// zero.
+    /// Computes the shared secret from this secret and the other end's share `theirs`. Without forward secrecy, returns
+    /// [`Shared::none`]. Returns `None` if `theirs` is invalid, so that the shared secret would be zero.
     pub fn shared(&self, theirs: &Share) -> Option<Shared> {
         if !self.forward {
             return Some(Shared::none());

@@ -1,4 +1,4 @@
-//! Sealing and opening records with the keys of one phase and direction (wire.md §9.3.4, §9.6.3).
+//! Seals and opens records with the keys of one phase and direction (wire.md §9.3.4, §9.6.3).
 
 use crate::suites::{Aead, NONCE_LEN, row};
 use std::sync::OnceLock;
@@ -8,8 +8,8 @@ use wire::seal::{Direction, PhaseSecret, RecordHeader, Suite, Treatment};
 
 const SLOTS: usize = Treatment::ALL.len() * Suite::ALL.len();
 
-/// The keys of one phase and direction. The key of a treatment and suite is derived on first use, by the thread that
-/// uses it first.
+/// The keys of one phase and direction. There is one key for each treatment and suite. Each key is derived when it
+/// is used for the first time.
 pub struct Keys {
     secret: PhaseSecret,
     direction: Direction,
@@ -21,7 +21,8 @@ struct Ready {
     iv: [u8; NONCE_LEN],
 }
 
-/// Returns the units that a record with a body of this length counts towards limits (wire.md §9.10).
+/// Returns the number of units that a record counts towards the limits of wire.md §9.10. `body` is the length of the
+/// record's body in bytes.
 pub const fn units(body: usize) -> u64 {
     1 + body.div_ceil(16) as u64
 }
@@ -32,14 +33,15 @@ impl Keys {
         Self { secret, direction, ready: Default::default() }
     }
 
-    /// Drops the derived keys: an idle tunnel needs only the secret. The keys are derived again on use.
+    /// Drops the derived keys, to save memory while the tunnel is idle. They are derived again when they are needed.
     pub fn rest(&mut self) {
         self.ready = Default::default();
     }
 
-    /// Seals a record in place. Its body is between [`HEADER_LEN`] bytes in front and [`TAG_LEN`] behind. The caller
-    /// must never seal another record of this phase and direction with the same counter. Returns `None` if the record
-    /// has no body, or the library fails: the record is then zeroed and must not be sent.
+    /// Seals a record in place. `record` contains the body, with room for [`HEADER_LEN`] bytes in front and for
+    /// [`TAG_LEN`] bytes behind it. The caller must never seal another record of this phase and direction with the same
+    /// counter. Returns `None` if the record has no body, or if the cryptographic library fails. The record is then
+    /// overwritten with zeros and must not be sent.
     pub fn seal(&self, header: &RecordHeader, record: &mut [u8]) -> Option<()> {
         let sealed = self.sealed(header, record);
         if sealed.is_none() {
@@ -69,9 +71,10 @@ impl Keys {
         Some(())
     }
 
-    /// Opens a record in place; `header` is the result of [`RecordHeader::of`] for it. Returns the body, or `None` if
-    /// the record was not sealed with the key of this phase, direction, treatment and suite; the content of `record` is
-    /// then meaningless. The caller must check first that the counter is new ([`crate::Windows`]).
+    /// Opens a record in place, and returns its body. `header` must be the result of [`RecordHeader::of`] for `record`.
+    /// The caller must check first that the record's counter is new ([`crate::Windows`]). Returns `None` if the record
+    /// was not sealed with the key of this phase, direction, treatment and suite. The content of `record` is then
+    /// meaningless.
     pub fn open<'r>(&self, header: &RecordHeader, record: &'r mut [u8]) -> Option<&'r mut [u8]> {
         let Ready { aead, iv } = self.ready(header)?;
         let nonce = nonce(iv, header.counter);

@@ -1,7 +1,7 @@
-//! The AEADs of records, as plug-ins: each has a file and a row of [`TABLE`] (wire.md §9.3.3).
+//! The AEADs of records (wire.md §9.3.3). Each AEAD has a file of its own and a row in [`TABLE`].
 //!
-//! To add an AEAD, give it a number, name and key length in `wire::seal::Suite`, a file like
-//! [`chacha20_poly1305`](self), and a row.
+//! To add an AEAD, give it a number, a name and a key length in `wire::seal::Suite`, add a file like
+//! [`chacha20_poly1305`](self), and add a row to [`TABLE`].
 
 mod aes_128_gcm;
 mod aes_256_gcm;
@@ -11,10 +11,10 @@ use aws_lc_rs::aead::{Aad, Algorithm, LessSafeKey, Nonce, UnboundKey};
 use wire::seal::record::TAG_LEN;
 use wire::seal::{Suite, Suites};
 
-/// Bytes of a nonce, for every suite.
+/// Length of a nonce in bytes, for every suite.
 pub const NONCE_LEN: usize = 12;
 
-/// An AEAD with a key. A nonce must not be used for two messages.
+/// An AEAD with a key. The caller must not use the same nonce for two messages.
 pub trait Aead: Send + Sync {
     /// Encrypts `text` in place and returns the tag over it and `clear`, which is only authenticated. Returns `None` if
     /// the library fails; then `text` must not be sent.
@@ -25,17 +25,17 @@ pub trait Aead: Send + Sync {
     fn open(&self, nonce: [u8; NONCE_LEN], clear: &[u8], text: &mut [u8], tag: &[u8; TAG_LEN]) -> bool;
 }
 
-/// A row of the table.
+/// A row of [`TABLE`]: one AEAD.
 pub struct Row {
-    /// The suite: number and name.
+    /// The suite that stands for the AEAD.
     pub suite: Suite,
-    /// Creates the AEAD with a key of [`Suite::key_len`] bytes; returns `None` for another length.
+    /// Creates the AEAD with the given key. Returns `None` if the key does not have [`Suite::key_len`] bytes.
     pub with_key: fn(&[u8]) -> Option<Box<dyn Aead>>,
-    /// Reports whether this machine has instructions for the AEAD.
+    /// Reports whether this machine's processor has instructions for the AEAD.
     pub is_helped: fn() -> bool,
 }
 
-/// Every suite, in the order of its number.
+/// The rows of all suites, in the order of the suites' numbers.
 pub static TABLE: [Row; 3] = [aes_128_gcm::ROW, aes_256_gcm::ROW, chacha20_poly1305::ROW];
 
 /// Returns the row of a suite.
@@ -44,7 +44,7 @@ pub fn row(suite: Suite) -> &'static Row {
     &TABLE[suite as usize - 1]
 }
 
-/// Returns the suites that this machine has instructions for.
+/// Returns the suites for which this machine's processor has instructions.
 pub fn helped() -> Suites {
     TABLE.iter().filter(|row| (row.is_helped)()).fold(Suites::default(), |suites, row| suites.with(row.suite))
 }

@@ -7,18 +7,19 @@ use wire::seal::record::LANES;
 /// The replay window of a lane: its latest 2048 numbers.
 type Window = ReplayWindow<32>;
 
-/// The counters received in a phase and direction, for each lane separately. A lane takes memory only once a record in
-/// it has had a right tag.
+/// The counters received in one phase and direction, for each lane separately. A lane takes no memory before the first
+/// record with a right tag arrives in the lane.
 #[derive(Default)]
 pub struct Windows([Option<Box<Window>>; LANES as usize]);
 
 impl Windows {
-    /// Reports whether a record with this counter may be opened.
+    /// Reports whether this counter is new. Only a record with a new counter is allowed to be opened.
     pub fn is_new(&self, counter: Counter) -> bool {
         self.lane(counter).is_none_or(|window| window.is_new(counter.number()))
     }
 
-    /// Records the new counter of a record with a right tag; returns whether it is the highest of its lane.
+    /// Records that a record with this counter had a right tag. The counter must be new. Returns whether the counter is
+    /// higher than all counters received before in its lane.
     pub fn note(&mut self, counter: Counter) -> bool {
         let Some(lane) = self.0.get_mut(usize::from(counter.lane())) else { return false };
         let window = lane.get_or_insert_default();

@@ -3,7 +3,7 @@
 use nix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// The clock that counts while the machine sleeps.
+/// The clock of [`since_boot`]. Only on Linux does it advance while the machine is suspended.
 #[cfg(target_os = "linux")]
 const BOOT: ClockId = ClockId::CLOCK_BOOTTIME;
 #[cfg(not(target_os = "linux"))]
@@ -14,12 +14,12 @@ pub fn now() -> u64 {
     unix().as_secs()
 }
 
-/// Returns Unix time.
+/// Returns the time since the beginning of 1970 (Unix time).
 pub fn unix() -> Duration {
     read(ClockId::CLOCK_REALTIME)
 }
 
-/// Returns the time since boot, including the time that the machine was suspended.
+/// Returns the time since boot; on Linux this includes the time that the machine was suspended.
 pub fn since_boot() -> Duration {
     read(BOOT)
 }

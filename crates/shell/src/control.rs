@@ -1,7 +1,7 @@
 //! A daemon's control socket: one JSON object per line in each direction. The kernel reports the user behind each
-//! connection; a [`Service`] decides which users it answers, and how many of their connections.
+//! connection. A [`Service`] decides to which users it replies, and how many connections each user can have.
 //!
-//! Most daemons answer by an [`Answer`] and let root and their own user in: [`Requests`] is the service for them.
+//! Most daemons reply with an [`Answer`] and accept root and their own user: [`Requests`] is the service for them.
 
 mod requests;
 
@@ -26,22 +26,22 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How long a client waits for an answer by [`ask`].
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// The texts in which daemon and clients name the daemon.
+/// The texts that name a daemon in error messages, on the daemon's and on the client's side.
 #[derive(Clone, Copy, Debug)]
 pub struct Role {
     /// The daemon's name.
     pub name: &'static str,
-    /// Users who may send requests.
+    /// Text that says which users are allowed to send requests. It is appended to the error that all other users get.
     pub allowed: &'static str,
-    /// Advice if another daemon listens already.
+    /// Advice for the error that another daemon already listens at the path.
     pub way_out: &'static str,
 }
 
-/// The answer to a request.
+/// A daemon's answer to a request: a value, or an error.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer<T> {
-    /// The result.
+    /// The result of the request.
     Ok(T),
     /// The reason for refusal or failure.
     Error(String),
@@ -49,26 +49,29 @@ pub enum Answer<T> {
 
 /// A daemon's decision about a new connection.
 pub enum Admission<P> {
-    /// The daemon answers requests; the connection occupies a place until it ends.
+    /// The daemon answers requests. The connection holds the permit `P` until it ends.
     Serve(P),
-    /// The daemon sends this line in place of an answer.
+    /// The daemon sends this line in place of an answer, and closes the connection. The connection holds the permit `P`
+    /// until then.
     Refuse(P, Vec<u8>),
-    /// There is no room: the daemon sends this line, which may be empty, and closes the connection at once.
+    /// There is no room for the connection: the daemon sends this line, which can be empty, and closes the connection
+    /// at once.
     Full(Vec<u8>),
 }
 
-/// The limits of a connection.
+/// The limits of one connection to the socket.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum length of a request, in bytes.
     pub request: u64,
-    /// Time for a client to send a request, and to take its answer.
+    /// Time limit for a client to send a request. A second limit of the same length applies to sending the
+    /// answer to the client.
     pub patience: Duration,
 }
 
 /// The daemon's side of a control socket.
 pub trait Service: Send + Sync + 'static {
-    /// The place that a connection occupies, released on drop.
+    /// A permit of the connection limit; dropping it makes room for another connection.
     type Place: Send + 'static;
 
     /// Returns the limits of each connection.
@@ -77,11 +80,11 @@ pub trait Service: Send + Sync + 'static {
     /// Decides about a new connection of this user.
     fn admit(&self, user: u32) -> Admission<Self::Place>;
 
-    /// Answers a request of this user; the answer is a line by [`lines::encode`].
+    /// Answers a request of this user. The answer is a line in the form that [`lines::encode`] returns.
     fn answer(&self, user: u32, request: &[u8]) -> impl Future<Output = Result<Vec<u8>>> + Send;
 }
 
-/// Listens at `path`. Every user may connect; the [`Service`] decides whom it answers.
+/// Listens at `path`. Every user can connect; the [`Service`] decides to which users the daemon replies.
 ///
 /// # Errors
 ///
@@ -90,7 +93,7 @@ pub fn listen(path: &Path, role: &Role) -> Result<UnixListener> {
     lines::listen(path, role.name, role.way_out)
 }
 
-/// Serves connections until the future is dropped.
+/// Serves connections until the caller drops the returned future.
 pub async fn serve(listener: UnixListener, service: impl Service) {
     let service = Arc::new(service);
     loop {
@@ -146,12 +149,12 @@ async fn converse(stream: UnixStream, user: u32, service: &impl Service) -> Resu
     Ok(())
 }
 
-/// Sends a request to the daemon that listens at `path`, and returns the line of its answer; `None` if no daemon
-/// listens.
+/// Sends a request to the daemon that listens at `path`, and returns the line with its answer; `None` if no daemon
+/// listens there.
 ///
 /// # Errors
 ///
-/// Fails if the caller may not connect, or if the daemon does not answer within `patience`.
+/// Fails if the caller is not allowed to connect, or if the daemon does not answer within `patience`.
 pub async fn call(path: &Path, role: &Role, request: &impl Serialize, patience: Duration) -> Result<Option<Vec<u8>>> {
     let name = role.name;
     let mut stream = match UnixStream::connect(path).await {
@@ -175,12 +178,13 @@ pub async fn call(path: &Path, role: &Role, request: &impl Serialize, patience: 
         .map(Some)
 }
 
-/// Sends a request to the daemon that listens at `path`, and returns the result in its [`Answer`]; `None` if no daemon
+/// Sends a request to the daemon that listens at `path`, and returns the value in [`Answer::Ok`]; `None` if no daemon
 /// listens.
 ///
 /// # Errors
 ///
-/// Fails if [`call`] does, and with the daemon's own words if its answer is an error.
+/// Fails if [`call`] fails or if the answer is malformed. If the daemon replies with [`Answer::Error`], fails with the
+/// text of that answer.
 pub async fn ask<T: DeserializeOwned>(path: &Path, role: &Role, request: &impl Serialize) -> Result<Option<T>> {
     let Some(line) = call(path, role, request, ANSWER).await? else { return Ok(None) };
     match serde_json::from_slice(&line).with_context(|| format!("the {}'s answer is malformed", role.name))? {

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// A daemon's folder.
+/// A folder that belongs to one daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Folder(PathBuf);
 
@@ -27,7 +27,11 @@ impl Folder {
         self.0.join(name)
     }
 
-    /// Creates the folder if it is missing, and its parents, and sets its mode.
+    /// Creates the folder and its parents if they are missing, and sets the folder's mode to 0700.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the folder can't be created, or if its mode can't be set.
     pub fn make(&self) -> Result<()> {
         let make = || {
             if let Some(parent) = self.0.parent() {
@@ -44,7 +48,12 @@ impl Folder {
         make().with_context(|| format!("cannot create {}", self.0.display()))
     }
 
-    /// Takes the lock that keeps out a second daemon of this `role`; held until the file is dropped.
+    /// Takes the lock that prevents a second daemon of this `role` from using the folder. Dropping the returned file
+    /// releases the lock.
+    ///
+    /// # Errors
+    ///
+    /// Fails if another daemon holds the lock, or if the lock file can't be opened.
     pub fn lock(&self, role: &str) -> Result<File> {
         let path = self.file("lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
@@ -57,6 +66,10 @@ impl Folder {
     }
 
     /// Returns the names of the folder's files.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the folder can't be read.
     pub fn names(&self) -> Result<Vec<String>> {
         let entries = fs::read_dir(&self.0).with_context(|| format!("cannot read {}", self.0.display()))?;
         let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
@@ -64,6 +77,10 @@ impl Folder {
     }
 
     /// Returns the contents of a file; `None` if it does not exist.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file exists and can't be read.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
         match fs::read(self.file(name)) {
             Ok(bytes) => Ok(Some(bytes)),
@@ -73,23 +90,35 @@ impl Folder {
     }
 
     /// Writes a file atomically.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the folder can't be written.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let mut file = self.begin()?;
         file.write_all(bytes)?;
         self.put(file, name)
     }
 
-    /// Removes a file, if it exists.
+    /// Removes a file. Does nothing if the file does not exist or cannot be removed.
     pub fn remove(&self, name: &str) {
         let _ = fs::remove_file(self.file(name));
     }
 
-    /// Creates a file without its final name; success shows that the folder is writable.
+    /// Creates a temporary file in the folder, for [`Self::put`]. Success shows that the folder is writable.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the folder can't be written.
     pub fn begin(&self) -> Result<NamedTempFile> {
         NamedTempFile::new_in(&self.0).with_context(|| format!("cannot write to {}", self.0.display()))
     }
 
-    /// Renames a file from [`Self::begin`] to its final name, replacing an existing file.
+    /// Syncs a file from [`Self::begin`] to disk and renames it to `name`, replacing an existing file.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file can't be synced or renamed.
     pub fn put(&self, file: NamedTempFile, name: &str) -> Result<()> {
         let path = self.file(name);
         file.as_file().sync_all()?;

@@ -1,12 +1,14 @@
-//! IO that the roles have in common: lists for users, standard output, the daemons' folders, clocks, signals and control
-//! sockets, a page of metrics, huge pages.
+//! IO that the programs (authority, agent, verifier and others) have in common: lists for users, standard output, the
+//! daemons' folders, clocks, signals and control sockets, a page of metrics, HTTP, huge pages.
 //!
-//! This crate knows nothing of the contents, which belong to the roles.
+//! The programs determine the contents of these lists, files, requests and pages.
 #![deny(unsafe_code)]
 
 pub mod clock;
 pub mod control;
 pub mod folder;
+#[cfg(feature = "metrics")]
+pub mod http;
 pub mod lines;
 #[cfg(target_os = "linux")]
 pub mod memory;

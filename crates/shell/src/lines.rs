@@ -1,4 +1,4 @@
-//! JSON over a UNIX socket: one object a line, in both directions. The listener has to authorise its peers.
+//! JSON over a UNIX socket: one object per line in each direction. The listener has to authorise its peers.
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -9,7 +9,12 @@ use std::path::Path;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 use tokio::net::UnixListener;
 
-/// Listens at `path`, where every user may connect. Fails with `way_out` if another `role` listens there.
+/// Listens at `path`, where every user can connect. Replaces the socket of a daemon that no longer runs.
+///
+/// # Errors
+///
+/// If another daemon of this `role` listens there, fails with the advice `way_out`. Also fails if the socket can't be
+/// made.
 pub fn listen(path: &Path, role: &str, way_out: &str) -> Result<UnixListener> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
@@ -31,14 +36,22 @@ pub fn listen(path: &Path, role: &str, way_out: &str) -> Result<UnixListener> {
     Ok(listener)
 }
 
-/// Encodes a message in the form in which it is sent.
+/// Encodes a message as one line of JSON, with the newline.
+///
+/// # Errors
+///
+/// Fails if the message can't be represented as JSON.
 pub fn encode(message: &impl Serialize) -> Result<Vec<u8>> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     Ok(line)
 }
 
-/// Reads the next message, of at most `most` bytes; `None` if the peer has closed the connection.
+/// Reads the next line; `None` if the peer has closed the connection.
+///
+/// # Errors
+///
+/// Fails if the line, with its newline, is longer than `most` bytes, or if the connection fails.
 pub async fn read(reader: &mut (impl AsyncBufRead + Unpin), most: u64) -> Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     reader.take(most).read_until(b'\n', &mut line).await?;

@@ -4,10 +4,10 @@
 use std::fs;
 use std::io;
 
-/// Minimum size of a region to convert, in bytes, which excludes threads' stacks. A thread's heap has somewhat less
-/// than 64 MiB.
+/// Minimum size of a region to convert, in bytes: more than a thread's stack, and less than a thread's heap, which has
+/// almost 64 MiB.
 const LEAST: usize = 16 << 20;
-/// Bytes advised at a time: other threads that change the process's address space wait meanwhile.
+/// Number of bytes per call of madvise(2), during which other threads that change the process's address space wait.
 const STEP: usize = 32 << 20;
 /// Size of a huge page in bytes, if the kernel doesn't report it.
 const USUAL: usize = 2 << 20;
@@ -26,9 +26,13 @@ struct Region {
 /// Asks the kernel to move this process's large, private memory into huge pages: as much as possible now, and the rest
 /// later.
 ///
-/// Returns the number of bytes moved now. The result is 0 if the kernel can't (before Linux 6.1, or built without huge
-/// pages), or may not (`never` in `/sys/kernel/mm/transparent_hugepage/enabled`), or if the process has little memory.
-/// Memory that is allocated elsewhere afterwards follows that setting.
+/// Returns the number of bytes moved now. The result is 0 if the kernel can't move memory (before Linux 6.1, or built
+/// without huge pages), or is not allowed to (`never` in `/sys/kernel/mm/transparent_hugepage/enabled`), or if the
+/// process has little memory. Regions that the process maps later get huge pages only if that setting is `always`.
+///
+/// # Errors
+///
+/// Fails if `/proc/self/smaps` can't be read.
 pub fn into_huge_pages() -> io::Result<usize> {
     if fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").is_ok_and(|text| text.contains("[never]")) {
         return Ok(0);
@@ -81,7 +85,7 @@ fn header(line: &str) -> Option<(usize, usize, bool)> {
     Some((start?, end?, is_ours))
 }
 
-/// Advises the kernel; reports whether it complied.
+/// Calls madvise(2); returns whether it succeeded.
 fn advise(start: usize, length: usize, advice: libc::c_int) -> bool {
     let start = std::ptr::without_provenance_mut(start);
     #[expect(unsafe_code)]

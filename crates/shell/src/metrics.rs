@@ -1,14 +1,12 @@
-//! Metrics for Prometheus: a page that is made on request, over plain HTTP, without login. So it contains nothing about
-//! persons, and the server listens only on an address that the operator configures.
+//! Metrics for Prometheus: a page that is made on request and served over plain HTTP without login. So it contains
+//! nothing about persons, and the server listens only on an address that the operator configures.
 
+use crate::http;
 use anyhow::{Context, Result};
 use axum::Router;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use axum::routing::get;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
-use hyper_util::service::TowerToHyperService;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -23,36 +21,37 @@ use tokio::sync::Semaphore;
 
 /// Maximum number of concurrent readers.
 const READERS: usize = 8;
-/// Maximum time for the head of a request, and for a whole connection.
-const TIMES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(60));
+/// Maximum times for a reader.
+const TIMES: http::Times = http::Times { head: Duration::from_secs(5), whole: Duration::from_secs(60) };
 /// Format of the page (OpenMetrics), which Prometheus has supported since 2.5.
 const FORMAT: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Labels of a metric, as names and values.
 pub type Labels = Vec<(&'static str, String)>;
 
-/// A page of metrics.
+/// A page of metrics for Prometheus.
 pub struct Page(Registry);
 
 impl Page {
-    /// Creates an empty page of a role: names begin with `vouchsafe_` and the role.
+    /// Creates an empty page of the program `role`, such as `agent`. The names of all metrics on the page begin with
+    /// `vouchsafe_` and `role`.
     pub fn new(role: &str) -> Self {
         Self(Registry::with_prefix(format!("vouchsafe_{role}")))
     }
 
-    /// Adds a metric that keeps its own count.
+    /// Adds `metric`, a metric that keeps its values itself, such as a histogram.
     pub fn metric(&mut self, name: &str, help: &str, metric: impl Metric) {
         self.0.register(name, help, metric);
     }
 
-    /// Adds a value that goes up and down.
+    /// Adds a gauge: a value that goes up and down.
     pub fn gauge(&mut self, name: &str, help: &str, value: f64) {
         let gauge = Gauge::<f64, AtomicU64>::default();
         gauge.set(value);
         self.0.register(name, help, gauge);
     }
 
-    /// Adds values that go up and down, with labels.
+    /// Adds a gauge with several values, each with its labels.
     pub fn gauges(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (Labels, f64)>) {
         let family = Family::<Labels, Gauge<f64, AtomicU64>>::default();
         for (labels, value) in values {
@@ -61,7 +60,7 @@ impl Page {
         self.0.register(name, help, family);
     }
 
-    /// Adds counts that were made elsewhere, with labels. The name gets the suffix `_total`.
+    /// Adds a counter with several values, each with its labels. The name gets the suffix `_total`.
     pub fn counters(&mut self, name: &str, help: &str, values: impl IntoIterator<Item = (Labels, u64)>) {
         let family = Family::<Labels, Counter>::default();
         for (labels, value) in values {
@@ -70,7 +69,7 @@ impl Page {
         self.0.register(name, help, family);
     }
 
-    /// Adds a count that was made elsewhere. The name gets the suffix `_total`.
+    /// Adds a counter with one value. The name gets the suffix `_total`.
     pub fn counter(&mut self, name: &str, help: &str, value: u64) {
         let counter = Counter::<u64>::default();
         counter.inc_by(value);
@@ -86,12 +85,16 @@ impl Page {
     }
 }
 
-/// Returns a list of one label.
+/// Returns a list that contains one label.
 pub fn label(name: &'static str, value: impl Into<String>) -> Labels {
     vec![(name, value.into())]
 }
 
-/// Opens the listener for readers of metrics.
+/// Opens the listener for readers of metrics. Logs a warning if the address is not a loopback address.
+///
+/// # Errors
+///
+/// Fails if the address is in use or is not this host's.
 pub async fn listen(address: SocketAddr) -> Result<TcpListener> {
     if !address.ip().is_loopback() {
         tracing::warn!(%address, "anyone who can reach this address can read the metrics");
@@ -99,7 +102,7 @@ pub async fn listen(address: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address} for metrics"))
 }
 
-/// Answers `GET /metrics` with the page that `page` makes, until the future is dropped.
+/// Answers `GET /metrics` with the page that `page` returns, until the caller drops the returned future.
 pub async fn serve<F, P>(listener: TcpListener, page: F)
 where
     F: Fn() -> P + Clone + Send + Sync + 'static,
@@ -123,10 +126,7 @@ where
         let Ok(place) = readers.clone().try_acquire_owned() else { continue };
         let router = router.clone();
         tokio::spawn(async move {
-            let mut builder = Builder::new(TokioExecutor::new()).http1_only();
-            builder.http1().timer(TokioTimer::new()).header_read_timeout(TIMES.0);
-            let served = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-            let _ = tokio::time::timeout(TIMES.1, served).await;
+            http::converse(stream, router, TIMES).await;
             drop(place);
         });
     }
@@ -171,7 +171,7 @@ mod tests {
         }
         let mut more = TcpStream::connect(address).await.unwrap();
         // The new reader is closed before any silent reader is.
-        let closed = tokio::time::timeout(TIMES.0 / 2, more.read(&mut [0; 8])).await.expect("closed at once");
+        let closed = tokio::time::timeout(TIMES.head / 2, more.read(&mut [0; 8])).await.expect("closed at once");
         assert_eq!(closed.unwrap_or_default(), 0, "no place");
         served.abort();
     }

@@ -1,11 +1,13 @@
-//! Standard output that its reader may close at any time, as `head` does: then the process ends silently, instead of
-//! with the panic of the standard library's macros, whose names these macros have. `SIGPIPE` is left alone: it would
-//! also end the process if a peer hangs up.
+//! Macros that replace the standard library's `print!` and `println!`. The reader of standard output can close it at
+//! any time, as `head` does. The standard library's macros then panic, but these macros end the process without a
+//! message. They do not restore the default action of `SIGPIPE`, which would also end the process when a network peer
+//! hangs up.
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
 
-/// Writes to standard output; ends the process if that is impossible. A closed pipe is no failure. Used by the macros.
+/// Writes `text` to standard output; the macros of this module call this function. Ends the process if that fails: with
+/// exit code 0 if the reader has closed the pipe, otherwise with an error message and exit code 2.
 pub fn write(text: Arguments<'_>) {
     let Err(error) = std::io::stdout().lock().write_fmt(text) else { return };
     if error.kind() == ErrorKind::BrokenPipe {

@@ -3,14 +3,14 @@
 use anyhow::Result;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// SIGINT and SIGTERM. They end the process but not what it left in the kernel.
+/// The signals SIGINT and SIGTERM, on which a daemon ends. The daemon's pinned kernel programs stay attached.
 pub struct Signals {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl Signals {
-    /// Starts to listen for the signals: from here on they no longer kill the process.
+    /// Starts to listen for SIGINT and SIGTERM: from here on, these signals no longer kill the process.
     ///
     /// # Errors
     ///
@@ -19,7 +19,7 @@ impl Signals {
         Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
     }
 
-    /// Waits for either signal. Cancel-safe.
+    /// Waits until SIGINT or SIGTERM arrives. Cancel-safe.
     pub async fn any(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}

@@ -3,11 +3,11 @@
 use jiff::Timestamp;
 use std::fmt;
 
-/// Rows under a header.
+/// A table of text: a header, and rows of cells.
 pub struct Table(Vec<Vec<String>>);
 
 impl Table {
-    /// Creates a table; each row has as many cells as the header.
+    /// Creates a table; each row must have as many cells as the header.
     pub fn new(head: &[&str], rows: impl Iterator<Item = Vec<String>>) -> Self {
         let head = head.iter().map(|cell| (*cell).to_owned()).collect();
         // Names that users chose must not control the terminal.
@@ -29,7 +29,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// Formats a number of items: `1 grant`, `2 grants`.
+/// Formats a number of items, with the noun in `one` in the singular or the plural: `1 grant`, `2 grants`.
 pub fn count(number: usize, one: &str) -> String {
     if number == 1 { format!("1 {one}") } else { format!("{number} {one}s") }
 }

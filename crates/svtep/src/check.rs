@@ -1,4 +1,4 @@
-//! `vouchsafe svtep check`: the settings, this host, and what the authority says of both.
+//! `vouchsafe svtep check`: checks the settings and this host, and compares both with the authority's configuration.
 
 mod places;
 
@@ -16,12 +16,12 @@ use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::path::Path;
 
-/// Result of the check of one subject.
+/// Result of checking one thing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Found {
-    /// The subject, such as `tenant tap0`.
+    /// Name of the checked thing, such as `tenant tap0`.
     pub subject: String,
-    /// The fault and the way out; `None` if nothing is wrong.
+    /// Description of the fault, and advice; `None` if there is no fault.
     pub fault: Option<String>,
 }
 
@@ -31,7 +31,8 @@ impl Found {
     }
 }
 
-/// Checks everything.
+/// Checks the enrolment, the interfaces, the key files and the service accounts, and compares them with the authority's
+/// configuration.
 pub async fn check(settings: &Settings) -> Vec<Found> {
     let directory = Directory::at(&settings.dir);
     let enrolment = directory.enrolment().and_then(|enrolment| {
@@ -57,7 +58,8 @@ pub async fn check(settings: &Settings) -> Vec<Found> {
     found
 }
 
-/// Reads the key file of each service account. Returns the keys that can be read.
+/// Reads the key file of each service account and adds a result for each file to `found`. Returns the keys that could
+/// be read.
 fn service_keys<'s>(settings: &'s Settings, found: &mut Vec<Found>) -> BTreeMap<&'s Path, ServiceKey> {
     let mut tenants: BTreeMap<&Path, Vec<&str>> = BTreeMap::new();
     for tenant in &settings.tenants {
@@ -71,7 +73,7 @@ fn service_keys<'s>(settings: &'s Settings, found: &mut Vec<Found>) -> BTreeMap<
     keys
 }
 
-/// Compares the settings with what the authority says.
+/// Compares the settings with the authority's, and adds the results to `found`.
 async fn at_authority(
     settings: &Settings,
     directory: &Directory,
@@ -109,7 +111,7 @@ async fn at_authority(
     }
 }
 
-/// Adds the way out to an error of the authority.
+/// Adds advice to an error of the authority.
 fn explained(error: Error) -> anyhow::Error {
     let way_out = match error {
         Error::NotLoggedIn => {
@@ -124,7 +126,7 @@ fn explained(error: Error) -> anyhow::Error {
     anyhow!("{error}; {way_out}")
 }
 
-/// Reports whether the authority has keys for this endpoint.
+/// Checks whether the authority has keys for this endpoint's proofs.
 fn has_keys(keys: &EpochKeys, settings: &Settings, verifier: &str) -> Result<()> {
     if keys.proofs.as_ref().is_some_and(|proofs| !proofs.keys.is_empty()) {
         return Ok(());
@@ -138,8 +140,7 @@ fn has_keys(keys: &EpochKeys, settings: &Settings, verifier: &str) -> Result<()>
     ))
 }
 
-/// Checks that a service account may log in. The session of the daemon is used if there is one; otherwise one is begun
-/// and ended.
+/// Checks that a service account may log in: uses the daemon's stored session, or else logs in and out again.
 async fn log_in(key: &ServiceKey, directory: &Directory, enrolment: &Enrolment) -> Result<()> {
     let caller = Authority::new(&enrolment.authority, Some(key.ca.as_bytes()))?;
     let kept = directory.session(&key.service);
@@ -151,7 +152,9 @@ async fn log_in(key: &ServiceKey, directory: &Directory, enrolment: &Enrolment) 
     }
     let session = caller.login_by_key(key, &enrolment.verifier).await.with_context(|| {
         let service = &key.service;
-        format!("it cannot log in; `vouchsafe authority service list` says whether there is a {service}")
+        format!(
+            "it cannot log in: see in `vouchsafe authority service list` whether there is a service account {service}"
+        )
     })?;
     // A session that stays lasts until it expires, and does no harm.
     let _ = caller.with_token(&session.token).logout().await;

@@ -29,8 +29,8 @@ pub enum SvtepCommand {
     /// Run the daemon. When it ends, its kernel programs keep running; see `detach`
     #[command(after_help = RUN)]
     Run(Box<Run>),
-    /// Check settings, keys and interfaces, compare tenants with what the authority says of them, and report faults; exit
-    /// code 1 if there are any
+    /// Check settings, keys and interfaces, compare tenants with what the authority says of them, and report faults;
+    /// exit code 1 if there are any
     Check {
         /// The settings
         #[command(flatten)]
@@ -83,7 +83,7 @@ pub struct Run {
     flags: Flags,
 }
 
-/// Which daemon
+/// The daemon that a command concerns
 #[derive(Args, Debug)]
 pub struct Daemon {
     /// Name of the tunnel endpoint, if there are several on this host
@@ -105,7 +105,12 @@ pub struct Look {
     json: bool,
 }
 
-/// Executes the command. The exit code is 1 if the answer to a query is no; errors yield exit code 2.
+/// Executes the command. The exit code is 1 if `check` finds a fault or `detach` finds nothing; errors yield exit code
+/// 2.
+///
+/// # Errors
+///
+/// Fails if the arguments or settings are invalid, if the daemon can't start, or if the queried daemon does not answer.
 pub async fn run(command: SvtepCommand) -> Result<ExitCode> {
     match command {
         SvtepCommand::Enrol(enrol) => {

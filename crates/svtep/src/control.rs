@@ -1,6 +1,6 @@
-//! The control socket: one JSON object per line in each direction: a [`Request`], answered by `{"ok": …}` or
-//! `{"error":"one line for people"}`. The kernel reports the peer's user: only root and the daemon's own user may send
-//! requests.
+//! The control socket: one JSON object per line in each direction. The answer to a [`Request`] is `{"ok": …}` or
+//! `{"error": "…"}`. Only root and the daemon's own user are allowed to send requests. The kernel reports which user is
+//! at the other end of a connection.
 
 use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
@@ -24,23 +24,27 @@ const MOST: u64 = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Ask for an overview of the endpoint: [`crate::view::Status`].
+    /// Requests an overview of the endpoint, a [`crate::view::Status`].
     Status,
-    /// Ask for a list of [`crate::view::Segment`].
+    /// Requests the list of segments, each a [`crate::view::Segment`].
     Segments,
-    /// End, and remove all kernel state; the answer is a sentence.
+    /// Removes all kernel state and ends the daemon. The answer is a sentence.
     Detach,
 }
 
-/// A request, and the channel for its answer.
+/// A request to the daemon's loop, and the channel for the answer.
 pub type Command = (Request, oneshot::Sender<Result<Value>>);
 
-/// Listens at `path`. Every user may connect; only some get answers. Fails if another daemon listens there.
+/// Listens at `path`. Every user can connect, but only root and the daemon's own user get answers.
+///
+/// # Errors
+///
+/// Fails if another daemon listens there, or if the socket can't be made.
 pub fn listen(path: &Path) -> Result<UnixListener> {
     control::listen(path, &ROLE)
 }
 
-/// Forwards requests until the future is dropped.
+/// Forwards requests to the daemon's loop until the future is dropped.
 pub async fn serve(listener: UnixListener, commands: mpsc::Sender<Command>) {
     let answer = move |request| {
         let commands = commands.clone();
@@ -53,7 +57,11 @@ pub async fn serve(listener: UnixListener, commands: mpsc::Sender<Command>) {
     control::serve(listener, Requests::new(&ROLE, Access::new(Vec::new()), MOST, answer)).await;
 }
 
-/// Sends a request to the daemon that listens at `path`; returns `None` if none does.
+/// Sends a request to the daemon that listens at `path`. Returns `None` if no daemon listens there.
+///
+/// # Errors
+///
+/// Fails if the daemon refuses the request or does not answer in time.
 pub async fn try_ask<T: DeserializeOwned>(path: &Path, request: Request) -> Result<Option<T>> {
     control::ask(path, &ROLE, &request).await
 }

@@ -34,12 +34,17 @@ use tokio::time::{interval, sleep};
 
 /// Interval for setting the kernel programs' clock and checking interfaces.
 const TICK: Duration = Duration::from_secs(1);
-/// Interval for renewing segments and removing expired ones.
+/// Interval for renewing segments and removing expired segments.
 const SWEEP: Duration = Duration::from_secs(5);
 /// Capacity of each of the loop's queues.
 const QUEUE: usize = 1024;
 
-/// Runs until a signal or a request to detach.
+/// Runs the daemon until a signal arrives or a client requests [`Request::Detach`].
+///
+/// # Errors
+///
+/// Fails if the daemon cannot start: another one runs, an interface or key file is unusable, or the authority does not
+/// know this endpoint.
 pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment) -> Result<ExitCode> {
     let mut signals = Signals::listen()?;
     let _lock = directory.lock()?;
@@ -114,7 +119,7 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
     done
 }
 
-/// Starts a session for each key file; also returns the index of each tenant's session.
+/// Starts a session for each key file. Also returns, for each tenant, the index of its session.
 fn sessions(
     settings: &Settings,
     directory: &Directory,
@@ -132,8 +137,8 @@ fn sessions(
     Ok((sessions, asks.collect()))
 }
 
-/// Fetches the authority's state, or else reads the last run's. The second value is the error of the authority, if
-/// there was one.
+/// Fetches the authority's state, or else reads the last run's. The second value is the reason why the authority's
+/// could not be fetched, if it could not.
 async fn first_state(
     directory: &Directory,
     authority: &client::Authority,

@@ -1,5 +1,5 @@
-//! The endpoint's folder: its enrolment as a verifier of proofs, the authority's latest state, and its sessions. All of
-//! it is secret.
+//! The folder of a tunnel endpoint. It contains the endpoint's enrolment as a verifier of proofs, the authority's
+//! latest state, and the endpoint's sessions. All of this is secret.
 
 use anyhow::{Context, Result};
 use follower::Enrolment;
@@ -16,13 +16,13 @@ const ENROLMENT: &str = "enrolment.json";
 pub struct Kept {
     /// URL of the authority that the session belongs to.
     pub authority: String,
-    /// The bearer token.
+    /// The bearer token of the session.
     pub token: String,
     /// Start and end of the session, Unix seconds.
     pub lasts: (u64, u64),
 }
 
-/// The folder.
+/// The folder of a tunnel endpoint.
 #[derive(Clone, Debug)]
 pub struct Directory(Folder);
 
@@ -37,12 +37,12 @@ impl Directory {
         self.0.path()
     }
 
-    /// Returns the folder, which also keeps the authority's state.
+    /// Returns the folder itself, for access to the authority's state in it.
     pub fn folder(&self) -> &Folder {
         &self.0
     }
 
-    /// Takes the lock that prevents a second daemon; held until the file is dropped.
+    /// Takes the lock that prevents a second daemon. The lock is released when the returned file is dropped.
     pub fn lock(&self) -> Result<File> {
         self.0.make()?;
         self.0.lock("tunnel endpoint")
@@ -56,18 +56,18 @@ impl Directory {
         })
     }
 
-    /// Enrols at the authority with the one-time code, and stores the enrolment.
+    /// Enrols at the authority with the one-time code `code`, and stores the enrolment.
     pub async fn enrol(&self, authority: &str, ca: Option<&Path>, code: &str) -> Result<Enrolment> {
         let encode = |enrolment: &Enrolment| Ok(Zeroizing::new(serde_json::to_vec(enrolment)?));
         follower::enrol(&self.0, ENROLMENT, (authority, ca, code), encode).await
     }
 
-    /// Reads the stored session of a service account.
+    /// Reads the stored session of a service account. Returns `None` if there is none, or if it can't be read.
     pub fn session(&self, service: &str) -> Option<Kept> {
         serde_json::from_slice(&Zeroizing::new(self.0.read(&session(service)).ok()??)).ok()
     }
 
-    /// Stores the session, or removes it.
+    /// Stores the session `kept` of a service account. If it is `None`, removes the stored session.
     pub fn set_session(&self, service: &str, kept: Option<&Kept>) -> Result<()> {
         match kept {
             Some(kept) => self.0.write(&session(service), &Zeroizing::new(serde_json::to_vec(kept)?)),

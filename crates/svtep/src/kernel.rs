@@ -1,5 +1,5 @@
-//! The kernel side: programs on interfaces, their tables, and the thread that reads the packets they pass to user
-//! space.
+//! Owns the endpoint's kernel programs, the attachments and tables of these programs, and the thread that reads the
+//! packets that the programs pass to user space.
 
 use crate::now;
 use crate::settings::Settings;
@@ -26,16 +26,16 @@ const POLL: Duration = Duration::from_millis(200);
 /// File that lists the online cores.
 const ONLINE: &str = "/sys/devices/system/cpu/online";
 
-/// Channel that the thread sends packets to, and its counter of lost packets.
+/// The channel to which a thread sends the packets that it reads from the kernel, with a counter of lost packets.
 #[derive(Clone)]
 pub struct Inlet {
-    /// The packets.
+    /// The channel for packets that tenants sent and for which there is no segment.
     pub packets: mpsc::Sender<Unsent>,
-    /// Number of packets lost because the channel was full.
+    /// Number of packets lost because the channel or the kernel's buffer was full.
     pub lost: Arc<AtomicU64>,
 }
 
-/// An interface of a tenant that appeared or disappeared, with the tenant's index in the settings.
+/// A change: an interface of a tenant has appeared or disappeared. The number is the tenant's index in the settings.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change {
     /// The interface is attached now.
@@ -44,7 +44,7 @@ pub enum Change {
     Gone(u32),
 }
 
-/// All of the endpoint's kernel state.
+/// Everything that the endpoint has in the kernel.
 pub struct Kernel {
     program: Svtep,
     settings: Settings,
@@ -52,7 +52,7 @@ pub struct Kernel {
     underlay: Interface,
     mtu: u32,
     config: ProofsConfig,
-    /// Whether everything is loaded and attached; otherwise the daemon tries again.
+    /// Whether everything is loaded and attached; if not, the daemon tries again.
     whole: bool,
     /// Attached interfaces, by index in the settings.
     tenants: BTreeMap<usize, Interface>,
@@ -65,7 +65,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Loads the programs and takes over the tables of an earlier process. Attaches nothing.
+    /// Loads the programs, takes over the tables of an earlier process, and writes the authority's state to these
+    /// tables. Attaches nothing.
     pub fn load(settings: &Settings, state: &State, pins: Pins, inlet: Inlet) -> Result<Self> {
         let config = config(state);
         let (program, underlay, mtu) = load(settings, config, &pins)?;
@@ -89,7 +90,7 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Returns the programs and tables.
+    /// Returns the endpoint's programs and tables.
     pub fn program(&self) -> &Svtep {
         &self.program
     }
@@ -104,7 +105,8 @@ impl Kernel {
         self.mtu
     }
 
-    /// Returns why a tenant's interface is not attached, if it is not.
+    /// Returns the reason why the interface of a tenant is not attached; `None` if it is attached. `tenant` is the
+    /// tenant's index in the settings.
     pub fn trouble(&self, tenant: usize) -> Option<&str> {
         self.failed.get(&tenant).map(String::as_str)
     }
@@ -114,20 +116,21 @@ impl Kernel {
         self.closed
     }
 
-    /// Returns the time until which there are keys; `None` if there is none for the current epoch.
+    /// Returns the time (Unix seconds) until which there are keys; `None` if there is no key for the current epoch.
     pub fn keys_until(&self) -> Option<u64> {
         let epochs = self.program.proofs.epochs();
         engine::verifier::keys_until(epochs.into_iter(), now(), self.config.epoch_length)
     }
 
-    /// Reports whether the loaded programs match the authority's time limits and the current underlay.
+    /// Reports whether the programs were loaded for the authority's epoch length and maximum lifetime, and for the
+    /// present underlay.
     pub fn is_loaded_for(&self, state: &State) -> bool {
         let is_same =
             |there: Interface| there == self.underlay && (self.settings.mtu.is_some() || there.mtu() == Some(self.mtu));
         self.whole && self.config == config(state) && Interface::named(&self.underlay.name).is_ok_and(is_same)
     }
 
-    /// Loads the programs again; attachments and tables carry over.
+    /// Loads the programs again, for a new state of the authority or a new underlay. Attachments and tables are kept.
     pub fn reload(&mut self, state: &State) -> Result<()> {
         let config = config(state);
         self.program.last()?;
@@ -148,7 +151,8 @@ impl Kernel {
         Ok(())
     }
 
-    /// Writes the authority's state to the tables, withdrawals first.
+    /// Writes the authority's state to the tables. Withdrawals come first: if there is no room for them, no keys are
+    /// written.
     pub fn write(&mut self, state: &State) -> Result<()> {
         self.set_clock()?;
         if self.withdraw(&state.config.withdrawn) && state.config.epoch_length == self.config.epoch_length {
@@ -168,8 +172,8 @@ impl Kernel {
         self.program.proofs.stand_before(&own).context("cannot store the endpoint's addresses")
     }
 
-    /// Voids received segments. If the table is full, nothing is delivered from then on; returns whether all
-    /// withdrawals were written.
+    /// Makes void the received segments to which these withdrawals apply. Returns whether all withdrawals were written.
+    /// If the table is full, removes all keys, so that nothing is delivered from then on.
     pub fn withdraw(&mut self, withdrawn: &[Withdrawal]) -> bool {
         let left = withdrawn.iter().filter(|what| u64::from(what.until) >= now()).find_map(|what| {
             let vni = Vni::new(what.vni)?;
@@ -177,8 +181,8 @@ impl Kernel {
         });
         let Some(error) = left else { return true };
         tracing::error!(
-            "cannot store a withdrawal of consent (is the table full?), so nothing is delivered until all are stored: \
-             {error:#}"
+            "cannot store a withdrawal of consent (is the table full?): this endpoint delivers no packet to its \
+             tenants until it has stored every withdrawal: {error:#}"
         );
         if let Err(error) = self.program.proofs.hold(&[]) {
             tracing::error!(
@@ -190,7 +194,7 @@ impl Kernel {
         false
     }
 
-    /// Attaches to the underlay, and removes tenants of an earlier process that this one does not have.
+    /// Attaches to the underlay. Removes tenants of an earlier process that are not in the settings.
     pub fn attach_underlay(&mut self) -> Result<()> {
         let known = self.there().map(|(place, interface)| (interface.index, self.settings.tenants[place].id));
         let known: Vec<_> = known.collect();
@@ -200,13 +204,14 @@ impl Kernel {
             .with_context(|| format!("cannot attach to the underlay {}", self.underlay.name))
     }
 
-    /// Returns the tenants' interfaces that exist.
+    /// Returns the tenants' interfaces that exist, each with the tenant's index in the settings.
     fn there(&self) -> impl Iterator<Item = (usize, Interface)> {
         let names = self.settings.tenants.iter().map(|tenant| tenant.interface.as_str()).enumerate();
         names.filter_map(|(place, name)| Some((place, Interface::named(name).ok()?)))
     }
 
-    /// Attaches to tenants' interfaces that have appeared, and removes those that have disappeared.
+    /// Attaches to tenants' interfaces that have appeared, and removes the tenants whose interfaces have disappeared.
+    /// Returns these changes.
     pub fn follow_interfaces(&mut self) -> Vec<Change> {
         let there: BTreeMap<_, _> = self.there().collect();
         let mut changes = Vec::new();
@@ -240,7 +245,8 @@ impl Kernel {
                 }
             }
         }
-        // After all are attached, this removes the attachments of an earlier process that this one did not renew.
+        // Once all interfaces are attached, `last` removes attachments of an earlier process that this one did not
+        // renew.
         if !changes.is_empty()
             && let Err(error) = self.program.last()
         {
@@ -262,37 +268,38 @@ impl Kernel {
         Ok(())
     }
 
-    /// Reopens the packet buffers if the set of online cores has changed: the buffers of a core that went offline are
-    /// dead.
+    /// Reopens the buffers for packets if other cores are online than before, because the kernel no longer delivers
+    /// packets through the buffer of a core that went offline.
     pub fn follow_cores(&mut self) -> Result<()> {
         // Without /sys, the buffers are opened only once.
         let online = read_to_string(ONLINE).unwrap_or_default();
         if self.reader.is_some() && online == self.online {
             return Ok(());
         }
-        // The old reader's entries in the map are free for the new one only once it has ended.
+        // Drop the old reader first: until it has ended, its entries in the map are not free for the new reader.
         self.reader = None;
         self.reader = Some(Reader::start(&self.program, &self.inlet)?);
         self.online = online;
         Ok(())
     }
 
-    /// Writes the time for the programs.
+    /// Sets the programs' clock to the current time.
     pub fn set_clock(&self) -> Result<()> {
         self.program.proofs.set_clock(coarse_to_unix())
     }
 
-    /// Removes withdrawals of expired segments, and keys of past epochs.
+    /// Removes withdrawals that affect only expired segments, and keys of epochs before the previous one.
     pub fn sweep(&self) -> Result<()> {
         self.program.proofs.sweep(now().saturating_sub(u64::from(engine::verifier::CLOCK_SKEW_MAX)) as u32)
     }
 
-    /// Makes the attachments outlive this process.
+    /// Pins the attachments, so that they outlive this process. Removes attachments of an earlier process that this
+    /// process did not take over.
     pub fn last(&self) -> Result<()> {
         self.program.last()
     }
 
-    /// Detaches from every interface and removes the tables.
+    /// Detaches from every interface and removes all pins. This also removes the tables.
     pub fn end(&mut self) -> Result<()> {
         self.reader = None;
         self.program.detach();

@@ -1,7 +1,7 @@
 //! The tunnel endpoint: connects its tenants to virtual networks in which receivers consent to senders (wire.md §8).
 //!
-//! This crate does the IO around pure decisions: `engine::endpoint` decides which segments to request and which packets
-//! wait, and the kernel programs decide what travels. They keep running when this process ends.
+//! This crate does the IO. `engine::endpoint` decides which segments to request and which packets wait, and does no IO.
+//! The kernel programs decide which packets enter or leave the tunnel. They keep running when this process ends.
 #![forbid(unsafe_code)]
 
 mod check;

@@ -1,13 +1,13 @@
-//! Packets sent by user space: datagrams that waited for their segment, and frames to tenants.
+//! Sends packets from user space: tenants' datagrams that waited for their segment, and frames to tenants.
 
 use anyhow::{Context, Result};
 use datapath::packet_socket::PacketSocket;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
-/// Bytes of the headers before a datagram's payload, with IPv4 and with IPv6.
+/// Length of the IP and UDP headers of a datagram in bytes: with IPv4, and with IPv6.
 const HEADERS: (usize, usize) = (28, 48);
 
-/// The sockets for these packets.
+/// The sockets through which user space sends packets.
 pub struct Outlets {
     underlay: UdpSocket,
     address: IpAddr,
@@ -26,9 +26,9 @@ impl Outlets {
         Ok(Self { underlay, address, mtu: mtu as usize, frames: PacketSocket::new()? })
     }
 
-    /// Sends a tunnelled packet from one endpoint to another. Packets that would be fragmented on the way to the
-    /// verifier, or that are for this host, are not sent: their senders retry, and the kernel program handles the
-    /// retry.
+    /// Sends a tunnelled packet from the endpoint `from` to the endpoint `to`. Does nothing if `from` is not the
+    /// address for which the sockets were opened, if `to` is the same address, or if the packet would be fragmented on
+    /// the way to the verifier. The tenant then sends its packet again, and the kernel program handles it.
     pub fn send(&self, from: IpAddr, to: IpAddr, datagram: &[u8]) -> Result<()> {
         let headers = if to.is_ipv4() { HEADERS.0 } else { HEADERS.1 };
         if from != self.address || from == to || datagram.len() + headers > self.mtu {
@@ -38,7 +38,7 @@ impl Outlets {
         sent.map(drop).with_context(|| format!("cannot send to {to}"))
     }
 
-    /// Sends a frame to the tenant behind an interface.
+    /// Sends a frame to the tenant behind the interface with the index `interface`.
     pub fn tell(&self, interface: u32, frame: &[u8]) -> Result<()> {
         let Some([high, low]) = frame.get(12..14).and_then(|kind| kind.first_chunk()) else { return Ok(()) };
         let kind = u16::from_be_bytes([*high, *low]);

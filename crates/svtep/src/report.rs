@@ -1,4 +1,4 @@
-//! The endpoint's figures as a verifier, for the authority's console.
+//! The figures that the endpoint reports as a verifier, for the authority's console.
 
 use anyhow::{Context, Result};
 use api::{DropCount, Report, VerifierState};
@@ -6,7 +6,7 @@ use tokio::sync::watch;
 use wire::DropReason;
 use wire::map::counter;
 
-/// Builds a report from the counters of proofs.
+/// Builds a report from the counters of the program that checks proofs. `keys_until` is in Unix seconds.
 pub fn report(counts: &[u64], is_closed: bool, keys_until: Option<u64>) -> Report {
     let count = |index: u32| counts.get(index as usize).copied().unwrap_or_default();
     let drops = DropReason::ALL.iter().map(|reason| (*reason as u8, count(*reason as u32)));
@@ -25,10 +25,10 @@ pub fn report(counts: &[u64], is_closed: bool, keys_until: Option<u64>) -> Repor
     }
 }
 
-/// Returns the latest report; waits for the first.
+/// Returns the latest report. If there is no report yet, waits for the first one.
 pub async fn latest(mut reports: watch::Receiver<Option<Report>>) -> Result<Report> {
     let report = reports.wait_for(Option::is_some).await.context("the tunnel endpoint is stopping")?;
-    report.clone().context("there is no report")
+    report.clone().context("the tunnel endpoint has made no report yet")
 }
 
 #[cfg(test)]

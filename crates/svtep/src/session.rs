@@ -1,5 +1,5 @@
-//! Sessions of the service accounts that request segments for tenants: the daemon logs in if there is no session,
-//! renews sessions before they end, and keeps them across restarts.
+//! Sessions of the service accounts that request segments for tenants. The daemon logs in if an account has no session,
+//! renews sessions before they end, and keeps sessions across restarts.
 
 use crate::directory::{Directory, Kept};
 use crate::now;
@@ -21,31 +21,31 @@ use zeroize::Zeroizing;
 const LONGEST_KEY: usize = 16 << 10;
 /// The pauses between attempts to log in.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(30));
-/// Minimum lifetime after which the end of a session is not a repeated failure, so that the next login is not delayed.
+/// A session that lasted at least this long ended normally, so that the next login is not delayed.
 const LASTED: Duration = Duration::from_secs(30);
-/// Seconds before a session's end at which the next one begins: as long as the segments issued in the session last.
+/// Seconds before the end of a session at which the next session begins: the lifetime of segments issued in it.
 const AHEAD: u64 = 300;
 
-/// Events of a session.
+/// An event from the authority that concerns a session.
 pub enum News {
-    /// Consent was withdrawn: segments are void.
+    /// Statements of withdrawn consent, which void segments.
     Withdrawn(Vec<Withdrawal>),
-    /// A request that was refused may be granted now.
+    /// A request that was refused would possibly be granted now.
     Changed,
 }
 
-/// State of a session.
+/// The current state of a session.
 #[derive(Clone, Default)]
 pub struct Standing {
-    /// The client for requests, if the account is logged in.
+    /// The client with which the account sends requests; `None` if the account is not logged in.
     pub asker: Option<Asker>,
     /// Expiry of the session, Unix seconds.
     pub expires: u64,
-    /// The current error, if there is one.
+    /// The present error of the login or of the connection to the authority; `None` if there is none.
     pub trouble: Option<String>,
 }
 
-/// The session of a service account; it is maintained until this value is dropped.
+/// The session of a service account. It is renewed until this value is dropped.
 pub struct Session {
     /// The account's name.
     pub service: String,
@@ -54,8 +54,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Maintains a session on this device for the account whose key is in the file. Events are sent to `tell`, with its
-    /// number.
+    /// Logs in with the service account's key in the file `key`, and keeps a session until the returned value is
+    /// dropped. Each event is sent to the channel in `tell`, together with the number in `tell`.
     pub fn start(
         key: &Path,
         authority: &str,
@@ -106,11 +106,11 @@ pub fn read(path: &Path) -> Result<ServiceKey> {
         .with_context(|| format!("{shown} is not a key file written by `vouchsafe authority service add`"))
 }
 
-/// Reason why a session is no longer followed.
+/// The reason why a task stops reading a session's events.
 enum End {
-    /// The session ended.
+    /// The session has ended, with the reason.
     Over(String),
-    /// The session ends soon.
+    /// The session ends soon, so the next session has to begin.
     Due,
 }
 
@@ -149,7 +149,7 @@ impl Keeper {
             tracing::info!(service, until = session.lasts.1, "logged in");
             let began = Instant::now();
             match self.follow(&authority, &session).await {
-                // The next session takes over; this one expires, along with the segments issued in it.
+                // The next session takes over. This session expires later, along with the segments issued in it.
                 End::Due => backoff.reset(),
                 End::Over(why) => {
                     tracing::info!(service, "the session has ended: {why}");
@@ -215,7 +215,7 @@ impl Keeper {
     }
 }
 
-/// Returns a client that uses a new line, which is requested at once.
+/// Returns a client for requests, which requests a new line at once.
 fn asker(authority: &Authority) -> Asker {
     let asker = Asker::new(authority.clone());
     let line = asker.clone();
@@ -223,7 +223,7 @@ fn asker(authority: &Authority) -> Asker {
     asker
 }
 
-/// Returns the time when the next session begins.
+/// Returns the time (Unix seconds) at which the next session has to begin.
 fn due(session: &Kept) -> u64 {
     let (began, ends) = session.lasts;
     ends.saturating_sub(AHEAD.min(ends.saturating_sub(began) / 4))

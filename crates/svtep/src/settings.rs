@@ -1,4 +1,5 @@
-//! The daemon's settings: `svtep.toml`, and flags of the same names that override it. Tenants are in the file only.
+//! The daemon's settings: `svtep.toml`, and flags of the same names, which take precedence. There are no flags for the
+//! settings of tenants.
 
 use anyhow::{Context, Result};
 use clap::Args;
@@ -30,9 +31,9 @@ const KEYS: &[&str] = &[
 const TENANT_KEYS: &[&str] = &["interface", "network", "vni", "id", "address", "service_key"];
 /// Range of MTUs: from the minimum that IPv6 requires of every link to the maximum length of a packet.
 const MTU: std::ops::RangeInclusive<u32> = 1280..=65_535;
-/// Default number of packets of one tenant that are passed to user space per second.
+/// Default maximum number of packets per second of one tenant that the kernel passes to user space.
 const REPORTS: u32 = 100;
-/// Size of the kernel program's table.
+/// Maximum number of tenants: the size of the kernel program's table.
 const TENANTS_MAX: usize = 4096;
 
 /// A template of the settings file with every key.
@@ -48,13 +49,14 @@ pub struct Flags {
     /// Path of the control socket [default: /run/vouchsafe/svtep.sock, or svtep-NAME.sock for another instance]
     #[arg(long, value_name = "PATH", env = "VOUCHSAFE_SVTEP_SOCKET")]
     pub socket: Option<PathBuf>,
-    /// Name of the tunnel endpoint, if there are several on this host [default: main]
+    /// Name that distinguishes this tunnel endpoint, if there are several on this host [default: main]
     #[arg(long, value_name = "NAME", env = "VOUCHSAFE_SVTEP_INSTANCE")]
     pub instance: Option<String>,
     /// The interface by which tunnelled packets arrive and leave
     #[arg(long, value_name = "IF", env = "VOUCHSAFE_SVTEP_UNDERLAY")]
     pub underlay: Option<String>,
-    /// Own address on the underlay, as in networks.toml; may be repeated, the first is the source of packets
+    /// Address of this endpoint on the underlay, as in networks.toml; may be repeated, packets are sent from the first
+    /// one
     #[arg(long, value_name = "ADDR", env = "VOUCHSAFE_SVTEP_ADDRESS", value_delimiter = ',')]
     pub address: Vec<IpAddr>,
     /// MTU of the underlay [default: the interface's]
@@ -66,18 +68,18 @@ pub struct Flags {
     /// Number of verified proofs to remember, 128 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SVTEP_REMEMBERED", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
     pub remembered: Option<u32>,
-    /// Largest number of packets without a segment that the daemon examines, per tenant and second [default: 100]
+    /// Largest number of packets without a segment that the daemon examines per second, for each tenant [default: 100]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SVTEP_REPORTS", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub reports: Option<u32>,
-    /// Where metrics for Prometheus are served, in plain HTTP [default: nowhere]
+    /// Address at which to serve metrics for Prometheus, in plain HTTP [default: not served]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_SVTEP_METRICS")]
     pub metrics: Option<SocketAddr>,
 }
 
-/// A tenant.
+/// The settings of one tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSettings {
-    /// The interface that the tenant is behind.
+    /// Name of the interface behind which the tenant is.
     pub interface: String,
     /// The interface's id, as in networks.toml.
     pub id: InterfaceId,
@@ -100,15 +102,15 @@ pub struct Settings {
     pub underlay: String,
     /// The endpoint's own addresses on the underlay.
     pub addresses: Vec<IpAddr>,
-    /// MTU of the underlay; the interface's if not set.
+    /// MTU of the underlay; if `None`, it is the MTU of the underlay's interface.
     pub mtu: Option<u32>,
-    /// Number of verified proofs that are remembered.
+    /// Maximum number of verified proofs that are remembered.
     pub remembered: u32,
-    /// Number of packets of one tenant that are passed to user space per second.
+    /// Maximum number of a tenant's packets without a segment that the kernel passes to user space per second.
     pub reports: u32,
-    /// Address that metrics are served at, if any.
+    /// Address at which metrics are served; `None` if they are not served.
     pub metrics: Option<SocketAddr>,
-    /// The tenants.
+    /// The settings of each tenant.
     pub tenants: Vec<TenantSettings>,
 }
 
@@ -139,6 +141,10 @@ pub fn default_socket(instance: &str) -> PathBuf {
 }
 
 /// Parses an instance's name. Names are restricted because they become part of paths.
+///
+/// # Errors
+///
+/// Fails if the name is empty, too long, or contains other characters than letters, digits, `-` and `_`.
 pub fn instance(text: &str) -> Result<String, String> {
     let fine = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     if (1..=32).contains(&text.len()) && text.chars().all(fine) {
@@ -149,7 +155,11 @@ pub fn instance(text: &str) -> Result<String, String> {
 }
 
 impl Settings {
-    /// Loads the settings from these flags and the file.
+    /// Reads the settings from the file `config`; `flags` override them.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file can't be read, or if the settings are invalid.
     pub fn load(flags: Flags, config: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(config).with_context(|| {
             format!("cannot read {} (`vouchsafe svtep template` prints a template for it)", config.display())
@@ -285,7 +295,7 @@ pub(crate) mod tests {
     const BLUE: &str =
         "[[tenants]]\ninterface = \"t1\"\nnetwork = \"blue\"\nvni = 100\nid = 1\naddress = \"10.0.0.1\"\n";
 
-    /// Returns the settings in a file's text.
+    /// Returns the settings in `text`, without flags.
     pub fn of(text: &str) -> Result<Settings> {
         Settings::resolve(Flags::default(), read(text).map_err(|faults| anyhow::anyhow!("{faults}"))?)
     }
@@ -303,7 +313,7 @@ pub(crate) mod tests {
         let least = of(TEXT).unwrap();
         assert_eq!((all.remembered, all.reports, &all.dir), (least.remembered, least.reports, &least.dir));
         assert_eq!((&all.socket, &all.instance, all.tenants.len()), (&least.socket, &least.instance, 1));
-        // The uncommented settings are examples that the reader has to change; they are valid.
+        // The settings that are not commented out are valid examples, which the administrator has to change.
         assert!(of(TEMPLATE).is_ok());
     }
 

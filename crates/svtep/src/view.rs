@@ -1,4 +1,4 @@
-//! The endpoint's answers, as types: one definition for the daemon and the command line. Times are Unix seconds.
+//! Types of the daemon's answers, for the daemon and the command line. Times are in Unix seconds.
 
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
@@ -13,19 +13,19 @@ pub struct Status {
     pub instance: String,
     /// The authority's URL.
     pub authority: String,
-    /// Whether the authority's event stream is up.
+    /// Whether the authority's events arrive at present.
     pub connected: bool,
-    /// The last error of the authority, if it persists.
+    /// The last error of the connection to the authority; `None` once the connection works again.
     pub trouble: Option<String>,
-    /// Time when configuration and keys were last fetched.
+    /// Time when configuration and keys were last fetched; `None` if they have not been fetched yet.
     pub read: Option<u64>,
-    /// Time until which there are keys; none if there is no key for the current epoch, and nothing is delivered.
+    /// Time until which there are keys; `None` if there is no key for the current epoch, so that nothing is delivered.
     pub keys_until: Option<u64>,
     /// Whether nothing is delivered because the table of withdrawals was full.
     pub closed: bool,
-    /// Number of statements of withdrawn consent that have not expired.
+    /// Number of withdrawals of consent that are still in force.
     pub withdrawn: u64,
-    /// The underlay: the interface to the other endpoints.
+    /// Name of the underlay's interface, through which the other endpoints are reached.
     pub underlay: String,
     /// The underlay's MTU.
     pub mtu: u32,
@@ -33,48 +33,48 @@ pub struct Status {
     pub addresses: Vec<IpAddr>,
     /// The tenants behind the endpoint.
     pub tenants: Vec<Tenant>,
-    /// Number of open requests to the authority.
+    /// Number of requests for segments that the authority has not answered yet.
     pub open: u64,
-    /// Answers of the authority, by kind.
+    /// Numbers of the authority's answers, by kind.
     pub answers: Vec<Counter>,
-    /// Number of received segments that may be answered.
+    /// Number of received segments under which tenants can send answers.
     pub consents: u64,
-    /// Packets at the tunnel, by outcome.
+    /// Numbers of tenants' packets, by outcome.
     pub packets: Vec<Counter>,
-    /// Packets out of the tunnel whose proof was right, by how.
+    /// Numbers of packets from the tunnel with a valid proof, by how the proof was checked.
     pub passed: Vec<Counter>,
-    /// Packets out of the tunnel that were dropped, by drop reason.
+    /// Numbers of packets from the tunnel that were dropped, by drop reason.
     pub reasons: Vec<Counter>,
 }
 
-/// A tenant.
+/// The state of a tenant, as the daemon reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tenant {
     /// The tenant's interface.
     pub interface: String,
     /// The interface's id.
     pub id: u16,
-    /// The tenant's network.
+    /// Name of the virtual network to which the tenant belongs.
     pub network: String,
-    /// The network's number.
+    /// The number of the virtual network.
     pub vni: u32,
-    /// The addresses that the tenant may send from.
+    /// The addresses from which the tenant is allowed to send.
     pub addresses: Vec<IpAddr>,
-    /// Reason why the interface is not attached, if it is not.
+    /// Reason why the interface is not attached; `None` if it is attached.
     pub not_attached: Option<String>,
     /// The service account that requests segments for the tenant.
     pub service: String,
     /// Whether the service account is logged in.
     pub logged_in: bool,
-    /// The error of the account's session, if there is one.
+    /// The error of the service account's session; `None` if there is none.
     pub trouble: Option<String>,
-    /// Number of segments that the tenant sends under.
+    /// Number of segments under which the tenant can send at present.
     pub segments: u64,
-    /// The tenant's last refusal.
+    /// The last refusal of a request for this tenant; `None` if no request was refused.
     pub refused: Option<Refused>,
 }
 
-/// A refusal of a segment.
+/// A refused request for a segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
     /// Time of the refusal.
@@ -83,7 +83,7 @@ pub struct Refused {
     pub why: String,
 }
 
-/// A counter.
+/// A counter with its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counter {
     /// Name of the counter.
@@ -99,39 +99,40 @@ impl Counter {
     }
 }
 
-/// An entry of the table of segments: a segment, or its absence.
+/// An entry of the table of segments. `state` says whether the entry contains a segment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
     /// The tenant's interface.
     pub interface: String,
-    /// The tenant's network.
+    /// Name of the virtual network to which the tenant belongs.
     pub network: String,
-    /// The sender.
+    /// Address of the sender.
     pub sender: IpAddr,
-    /// The receiver.
+    /// Address of the receiver.
     pub receiver: IpAddr,
-    /// The protocol; none if the segment is for all services.
+    /// The protocol number; `None` if the segment is for all services.
     pub protocol: Option<u8>,
-    /// The service's port.
+    /// The service's port; `None` if the segment is for all services.
     pub port: Option<u16>,
-    /// The port at the other end, if the segment is for one flow.
+    /// The port of the service's client; `None` unless the segment is for one flow only.
     pub other_port: Option<u16>,
-    /// Whether the segment is for answers.
+    /// Whether the segment is for answers to received packets.
     pub back: bool,
-    /// State of the entry: `given`, `refused`, or `by_flow` if flows have segments of their own.
+    /// State of the entry: `given` (there is a segment), `refused`, or `by_flow` (each flow has an entry of its own).
     pub state: String,
-    /// Reason for the refusal, as the authority gave it, if the state is `refused`.
+    /// Reason for the refusal, as the authority gave it; `None` unless the state is `refused`.
     pub why: Option<String>,
-    /// The endpoint that the receiver is behind.
+    /// The endpoint behind which the receiver is; `None` unless the state is `given`.
     pub endpoint: Option<IpAddr>,
-    /// Expiry of the entry.
+    /// Expiry of the entry; `None` if the entry does not expire.
     pub until: Option<u64>,
-    /// Time when a packet was last sent under the segment.
+    /// Time when a packet was last sent under the segment; `None` if none has been sent.
     pub used: Option<u64>,
 }
 
 impl Segment {
-    /// Converts a table entry of the tenant behind this interface in this network.
+    /// Converts an entry of the table. `interface` and `network` are the tenant's; `why` is the reason if the entry is
+    /// a refusal.
     pub fn new(key: &SegmentKey, entry: &SegmentEntry, interface: &str, network: &str, why: Option<String>) -> Self {
         let state = match entry.state() {
             segment_state::REFUSED => "refused",

@@ -1,174 +1,107 @@
-//! Measures the data path of sealed tunnels between two namespaces, beside the same path without a tunnel and beside
-//! wireguard-go and OpenVPN. Needs root and the packages of `xtask/setup.sh bench`.
+//! Measures sealed tunnels between two namespaces: throughput, processors' time and round trips, in comparison with the
+//! same path without a tunnel, with wireguard-go and with OpenVPN; compression on a slow path; re-keying; memory and
+//! forged handshakes at the verifier.
+//!
+//! Prints one JSON object, which `cargo xtask bench` collects. Needs root and the packages of `xtask/setup.sh bench`.
+//! Arguments choose parts. The part `rekey-long` takes a quarter of an hour and only runs when it is named.
 
+#[path = "seal/compress.rs"]
+mod compress;
+#[path = "seal/handshake.rs"]
+mod handshake;
+#[path = "seal/path.rs"]
+mod path;
+#[path = "seal/rekey.rs"]
+mod rekey;
 #[path = "../tests/stage/mod.rs"]
 mod stage;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use engine::model::Treatment;
-use lab::{Namespace, Process};
-use measure::{Bound, Figures, Yardstick};
-use stage::{SERVER, Stage, demand};
-use std::path::Path;
-use std::process::Command;
-use std::time::Duration;
+use measure::{Bound, Figures, Yardstick, median};
+use path::{Measured, Path};
 
 const ROUNDS: usize = 5;
-const SECONDS: &str = "2";
-
-/// Reads one of the figures.
+const SECONDS: &str = "1";
+/// Reads one of a round's figures.
 type Get = fn(&Measured) -> f64;
 
-/// Figures of a path in one round.
-#[derive(Clone, Copy)]
-struct Measured {
-    /// Mbit/s.
-    rate: f64,
-    /// Seconds of all processors for 10^9 bytes.
-    cpu: f64,
+/// Round trips in each round.
+const TRIPS: usize = 600;
+
+fn main() {
+    measure::run_parts::<anyhow::Error>(
+        &[
+            ("throughput", throughput),
+            ("latency", latency),
+            ("compress", compress::measure),
+            ("handshake", handshake::measure),
+            ("rekey", rekey::measure),
+            ("rekey-long", rekey::measure_long),
+        ],
+        &["rekey-long"],
+    )
 }
 
-struct Lane {
-    name: &'static str,
-    client: Namespace,
-    _server: Namespace,
-    to: &'static str,
-    _alive: Vec<Box<dyn std::any::Any>>,
-    _iperf: Process,
-}
-
-/// Returns the seconds that the processors have worked since boot, for anything.
-fn busy() -> Result<f64> {
-    let stat = std::fs::read_to_string("/proc/stat")?;
-    let fields: Vec<f64> = stat
-        .lines()
-        .next()
-        .context("/proc/stat")?
-        .split_whitespace()
-        .skip(1)
-        .filter_map(|word| word.parse().ok())
-        .collect();
-    // All but idle and iowait, in ticks of 10 ms.
-    Ok((fields.iter().take(8).sum::<f64>() - fields[3] - fields[4]) / 100.0)
-}
-
-impl Lane {
-    fn serve(server: &Namespace) -> Result<Process> {
-        let mut iperf = server.spawn(["iperf3", "-s", "--forceflush"])?;
-        iperf.wait_for("Server listening", Duration::from_secs(5))?;
-        Ok(iperf)
-    }
-
-    fn measure(&self, streams: &str) -> Result<Measured> {
-        let before = busy()?;
-        let text = self.client.run(["iperf3", "-c", self.to, "-t", SECONDS, "-P", streams, "-J"]).context(self.name)?;
-        let cpu = busy()? - before;
-        let json: serde_json::Value = serde_json::from_str(&text)?;
-        let sum = &json["end"]["sum_received"];
-        let rate = sum["bits_per_second"].as_f64().context("iperf3 reported no rate")?;
-        let bytes = sum["bytes"].as_f64().context("iperf3 reported no bytes")?;
-        Ok(Measured { rate: rate / 1e6, cpu: cpu / (bytes / 1e9) })
-    }
-
-    fn sealed(name: &'static str, treatment: Treatment) -> Result<Self> {
-        let stage = Stage::new(false, demand(treatment));
-        stage.leg(6, 5201, demand(treatment));
-        let iperf = Self::serve(&stage.server)?;
-        let Stage { agent, verifier, client, router, server } = stage;
-        let alive: Vec<Box<dyn std::any::Any>> = vec![Box::new(agent), Box::new(verifier), Box::new(router)];
-        Ok(Self { name, client, _server: server, to: SERVER, _alive: alive, _iperf: iperf })
-    }
-
-    fn plain() -> Result<Self> {
-        let (client, router, server) = stage::network(false);
-        let iperf = Self::serve(&server)?;
-        Ok(Self { name: "plain", client, _server: server, to: SERVER, _alive: vec![Box::new(router)], _iperf: iperf })
-    }
-
-    fn wireguard() -> Result<Self> {
-        let (client, router, server) = stage::network(false);
-        let mut alive: Vec<Box<dyn std::any::Any>> = vec![Box::new(router)];
-        let key =
-            || -> Result<String> { Ok(lab::process::output(Command::new("wg").arg("genkey"))?.trim().to_owned()) };
-        let keys = [key()?, key()?];
-        let public = |private: &str| -> Result<String> {
-            let command = format!("echo {private} | wg pubkey");
-            Ok(lab::process::output(Command::new("sh").args(["-c", &command]))?.trim().to_owned())
-        };
-        for (number, (end, name)) in [(&client, "wgb-client"), (&server, "wgb-server")].into_iter().enumerate() {
-            let mut wireguard = end.command("wireguard-go");
-            wireguard.args(["-f", name]).env("LOG_LEVEL", "error");
-            let process = end.start(wireguard)?;
-            let socket = format!("/var/run/wireguard/{name}.sock");
-            anyhow::ensure!(lab::poll(Duration::from_secs(5), || Path::new(&socket).exists()), "no wireguard-go");
-            let private = end.dir().join("private");
-            std::fs::write(&private, &keys[number])?;
-            let peer = public(&keys[1 - number])?;
-            let (path, allowed) = (private.to_string_lossy().into_owned(), format!("10.99.0.{}/32", 2 - number));
-            let mut words = vec!["wg", "set", name, "listen-port", "4501", "private-key", &path, "peer", &peer];
-            words.extend(["allowed-ips", &allowed]);
-            if number == 0 {
-                words.extend(["endpoint", "192.0.2.1:4501"]);
-            }
-            end.run(words)?;
-            end.ip(&format!("address add 10.99.0.{}/24 dev {name}", number + 1))?;
-            end.ip(&format!("link set {name} up mtu 1420"))?;
-            alive.push(Box::new(process));
+/// Measures every path in turn, in several rounds. Returns the figures of each path.
+fn in_turn<T>(paths: &[Path], mut measure: impl FnMut(&Path) -> Result<T>) -> Result<Vec<Vec<T>>> {
+    let mut measured: Vec<Vec<T>> = paths.iter().map(|_| Vec::new()).collect();
+    for _ in 0..ROUNDS {
+        for (path, measured) in paths.iter().zip(&mut measured) {
+            measured.push(measure(path)?);
         }
-        let iperf = Self::serve(&server)?;
-        Ok(Self { name: "wireguard-go", client, _server: server, to: "10.99.0.2", _alive: alive, _iperf: iperf })
     }
-
-    fn openvpn() -> Result<Self> {
-        let (client, router, server) = stage::network(false);
-        let mut alive: Vec<Box<dyn std::any::Any>> = vec![Box::new(router)];
-        let key = server.dir().join("static.key");
-        lab::process::output(Command::new("openvpn").args(["--genkey", "secret"]).arg(&key))?;
-        for (end, ours, theirs, extra) in
-            [(&server, "10.98.0.2", "10.98.0.1", vec![]), (&client, "10.98.0.1", "10.98.0.2", vec!["--remote", SERVER])]
-        {
-            let mut openvpn = end.command("openvpn");
-            openvpn.args(["--dev", "ovpnb", "--dev-type", "tun", "--port", "4502", "--ifconfig", ours, theirs]);
-            openvpn.args(["--cipher", "AES-256-CBC", "--auth", "SHA256", "--secret"]).arg(&key).args(extra);
-            let mut process = end.start(openvpn)?;
-            if end.name() == client.name() {
-                process.wait_for("Initialization Sequence Completed", Duration::from_secs(20))?;
-            }
-            alive.push(Box::new(process));
-        }
-        let iperf = Self::serve(&server)?;
-        Ok(Self { name: "openvpn", client, _server: server, to: "10.98.0.2", _alive: alive, _iperf: iperf })
-    }
+    Ok(measured)
 }
 
-fn main() -> Result<()> {
+fn throughput(figures: &mut Figures) -> Result<()> {
     let paths = [
-        Lane::plain()?,
-        Lane::sealed("encrypt", Treatment::Encrypt)?,
-        Lane::sealed("authenticate", Treatment::Authenticate)?,
-        Lane::wireguard()?,
-        Lane::openvpn()?,
+        Path::plain()?,
+        Path::native()?,
+        Path::sealed("encrypt", Treatment::Encrypt)?,
+        Path::sealed("authenticate", Treatment::Authenticate)?,
+        Path::wireguard()?,
+        Path::openvpn()?,
     ];
-    let mut figures = Figures::default();
+    let [plain, none, encrypt, authenticate, wireguard, openvpn] = [0, 1, 2, 3, 4, 5];
     for (streams, count) in [("one", "1"), ("five", "5")] {
-        let mut measured: Vec<Vec<Measured>> = paths.iter().map(|_| Vec::new()).collect();
-        for round in 0..ROUNDS {
-            for (path, measured) in paths.iter().zip(&mut measured) {
-                let one = path.measure(count)?;
-                eprintln!("{streams} {round} {:13} {:8.0} Mbit/s {:6.2} CPU s/GB", path.name, one.rate, one.cpu);
-                measured.push(one);
-            }
-        }
-        let yard = |of: usize, get: Get| Yardstick::new(measured[of].iter().map(get).collect());
-        let middle = |of: usize, get: Get| measure::median(&measured[of].iter().map(get).collect::<Vec<_>>());
+        let measured = in_turn(&paths, |path| {
+            let one = path.throughput(count, SECONDS)?;
+            eprintln!("{streams} {:13} {:8.0} Mbit/s {:6.2} CPU s/GB", path.name, one.rate, one.cpu);
+            Ok(one)
+        })?;
+        let all = |of: usize, get: Get| measured[of].iter().map(get).collect::<Vec<_>>();
         let (rate, cpu): (Get, Get) = (|one| one.rate, |one| one.cpu);
-        let name = |what: &str| format!("seal.{what}.{streams}");
-        figures.add(&name("encrypt.throughput"), "Mbit/s", middle(1, rate), &yard(3, rate), Bound::AtLeast(3.0));
-        figures.add(&name("encrypt.cpu_per_gb"), "s", middle(1, cpu), &yard(3, cpu), Bound::AtMost(0.35));
-        figures.add(&name("encrypt.of_plain"), "Mbit/s", middle(1, rate), &yard(0, rate), Bound::None);
-        figures.add(&name("authenticate.throughput"), "Mbit/s", middle(2, rate), &yard(1, rate), Bound::AtLeast(1.0));
-        figures.add(&name("openvpn.throughput"), "Mbit/s", middle(4, rate), &yard(3, rate), Bound::None);
+        let mut add = |name: &str, unit, get: Get, [of, yardstick]: [usize; 2], bound| {
+            let pairs: Vec<_> = all(of, get).into_iter().zip(all(yardstick, get)).collect();
+            figures.add_pairs(&format!("seal.{name}.{streams}"), unit, &pairs, bound);
+        };
+        add("encrypt.throughput", "Mbit/s", rate, [encrypt, wireguard], Bound::AtLeast(3.0));
+        add("encrypt.cpu_per_gb", "s", cpu, [encrypt, wireguard], Bound::AtMost(0.35));
+        add("encrypt.of_plain", "Mbit/s", rate, [encrypt, plain], Bound::None);
+        add("encrypt.cpu_of_plain", "s", cpu, [encrypt, plain], Bound::None);
+        add("authenticate.throughput", "Mbit/s", rate, [authenticate, encrypt], Bound::AtLeast(1.0));
+        add("authenticate.cpu_per_gb", "s", cpu, [authenticate, encrypt], Bound::None);
+        add("none.throughput", "Mbit/s", rate, [none, plain], Bound::AtLeast(0.97));
+        add("openvpn.throughput", "Mbit/s", rate, [openvpn, wireguard], Bound::None);
     }
-    figures.print();
     Ok(())
+}
+
+fn latency(figures: &mut Figures) -> Result<()> {
+    let paths = [Path::plain()?, Path::sealed("encrypt", Treatment::Encrypt)?, Path::wireguard()?];
+    // The first round trips open the tunnels.
+    paths.iter().try_for_each(|path| path.round_trips(10).map(drop))?;
+    let trips = in_turn(&paths, |path| Ok(median(&path.round_trips(TRIPS)?)))?;
+    let added = |of: usize| trips[of].iter().zip(&trips[0]).map(|(trip, plain)| trip - plain).collect::<Vec<_>>();
+    let (ours, theirs) = (added(1), added(2));
+    let plain = median(&trips[0]);
+    figures.count("seal.encrypt.round_trip_added", "us", median(&ours), Some(60.0));
+    figures.add("seal.encrypt.round_trip", "us", median(&trips[1]), &Yardstick::new(trips[0].clone()), Bound::None);
+    // Of rounds in turn, the difference is steady where both vary with the machine's other work.
+    let more: Vec<_> = ours.iter().zip(&theirs).map(|(ours, theirs)| ours - theirs).collect();
+    figures.count("seal.encrypt.round_trip_over_wireguard", "us", median(&more), Some(0.0));
+    figures.count("seal.wireguard.round_trip_added", "us", median(&theirs), None);
+    figures.count("seal.plain.round_trip", "us", plain, None);
+    handshake::first_answer(figures, plain)
 }

@@ -1,134 +1,215 @@
-//! The agent's ends of its tunnels, one to each verifier: which packets go into which, and which may come out.
+//! The agent's ends of its tunnels, one tunnel for each subject and verifier: which packets go into which tunnel, and
+//! which packets are allowed to come out.
 
+use crate::held::Held;
+use crate::legs::{Key, Leg, Legs, Opener};
 use crate::packet::{Layout, Virtio};
-use crate::pump::{End, Message, Opened, Times, Way};
+use crate::pump::{End, How, Message, Sealed, Times, Way, note};
 use crate::random::Random;
-use engine::model::Sealing;
-use engine::tunnel::{Chance, Dropped, Initiator, Millis, Packet, Received, Terms};
-use seal::Batch;
-use std::collections::{HashMap, VecDeque};
+use engine::agent::Clock;
+use engine::model::Compress;
+use engine::tunnel::{Chance, Dropped, Initiator, Millis, Opens, Packet, Received, Terms};
+use seal::{Batch, Mode};
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
-use wire::seal::{Close, Refusal, Suites, Treatment};
+use std::time::Duration;
+use wire::seal::{Close, Compression, Part, Refusal, Suites, Treatment};
 use wire::{Destination, Token, tail};
 
-/// Maximum interval between tokens of the tunnel's UDP flow (wire.md §4.1).
+/// Maximum interval, in milliseconds, between tokens in the tunnel's UDP flow (wire.md §4.1).
 const TOKEN_EVERY: Millis = 15_000;
-/// Interval between tokens while the verifier does not answer: the first may have been lost, or a translator may have
-/// given the flow another port.
+/// Interval, in milliseconds, between tokens while the verifier does not answer. The first token may have been lost, or
+/// an address translator may have given the flow another port.
 const TOKEN_AGAIN: Millis = 250;
-/// Silence of the verifier, while records are sent, that counts as no answer.
+/// Time, in milliseconds, for which the verifier is greeted after a move.
+const GREETS: Millis = 10_000;
+/// Milliseconds without a record from the verifier, while records are sent, after which it counts as not answering.
 const SILENCE: Millis = 1_000;
-/// Maximum number of destinations without a tunnel that are remembered for the agent.
-const UNKNOWN_MAX: usize = 64;
-
-/// Identifies a tunnel: the subject on this machine, and the verifier's service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Key {
-    /// The subject's number.
-    pub subject: u32,
-    /// Address of the service.
-    pub service: SocketAddr,
-}
-
-/// Where packets to a destination go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Leg {
-    /// The tunnel.
-    pub tunnel: Key,
-    /// The rule's demand, or more.
-    pub demand: Sealing,
-}
-
-/// A tunnel as a person sees it.
+/// The state of a tunnel in the form that is shown to users.
 #[derive(Clone, Debug)]
 pub struct Shown {
-    /// The tunnel.
+    /// Key of the tunnel.
     pub key: Key,
-    /// Whether it is open.
+    /// Whether the tunnel is open.
     pub is_open: bool,
-    /// The phase of its keys.
+    /// Number of the phase in which packets are sealed.
     pub phase: u32,
-    /// Why the verifier refused it.
+    /// Why the verifier refused the tunnel, if it did so recently.
     pub refused: Option<Refusal>,
 }
 
 struct Tunnel {
     initiator: Initiator,
     terms: Terms,
+    /// The clock of the authority whose grant opens the tunnel; `None` if it is this machine's.
+    clock: Option<Clock>,
     token: Option<Millis>,
     sent: Millis,
     received: Millis,
+    /// When this machine moved, until the verifier has answered.
+    moved: Option<Millis>,
+    greeted: Millis,
 }
 
-/// The agent's ends.
+/// Maximum number of exported secrets that are remembered. Beyond it, secrets are exported twice, which does no harm.
+const EXPORTED_MAX: usize = 16_384;
+
+/// A function that takes a line with a secret (wire.md §9.14).
+pub type SecretsWriter = Box<dyn FnMut(&str) + Send>;
+
+/// The export of secrets for debugging.
+struct Export {
+    write: SecretsWriter,
+    written: HashSet<(Opens, u32)>,
+}
+
+impl Export {
+    /// Writes the secrets of a tunnel that are not written yet.
+    fn update(&mut self, initiator: &Initiator) {
+        initiator.danger_secrets(|opens, index, secret| {
+            if self.written.len() >= EXPORTED_MAX {
+                self.written.clear();
+            }
+            if self.written.insert((opens, index.get())) {
+                let mut line = format!("{} {:08x} ", opens.name(), index.get());
+                line.extend(secret.danger_bytes().iter().map(|byte| format!("{byte:02x}")));
+                (self.write)(&line);
+            }
+        });
+    }
+}
+
+/// The agent's ends of all its tunnels.
 #[derive(Default)]
 pub struct AgentEnd {
     tunnels: HashMap<Key, Tunnel>,
-    legs: HashMap<Destination, Leg>,
-    /// The destination of the frame that was routed last.
-    routed: Sealing,
-    unknown: VecDeque<Destination>,
+    /// The tunnel that the latest datagram was for.
+    latest: Option<Key>,
+    legs: Legs,
+    /// By subject: the clock of the subject's authority.
+    clocks: HashMap<u32, Clock>,
+    held: Held,
+    /// Messages to the other ends of tunnels that were closed.
+    closing: Vec<Message>,
     drops: Drops,
+    /// For debugging only.
+    export: Option<Export>,
 }
 
-/// Numbers of packets that were dropped, by reason.
+/// Numbers of dropped packets, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drops {
-    /// Records, by [`Dropped::ALL`].
+    /// Numbers of dropped records, one for each reason, in the order of [`Dropped::ALL`].
     pub records: [u64; Dropped::ALL.len()],
-    /// Packets whose destination has no tunnel.
+    /// Number of packets whose destination has no tunnel, and that could not wait for one.
     pub no_leg: u64,
-    /// Packets from a verifier that its tunnel is not for, or in records that are weaker than demanded.
+    /// Number of packets of flows whose opener is not known, or already has the maximum number of flows.
+    pub no_opener: u64,
+    /// Number of packets that came out of a tunnel and were refused, because the tunnel is not for their sender, or
+    /// because their records were sealed more weakly than the rule demands.
     pub refused: u64,
 }
 
 impl AgentEnd {
-    /// Sets the terms of a tunnel, which exists from then on.
-    pub fn set_tunnel(&mut self, key: Key, terms: Terms) {
+    /// Sets the terms of a tunnel. Creates the tunnel if it does not exist.
+    pub fn set_tunnel(&mut self, key: Key, terms: Terms, times: Times) {
         match self.tunnels.get_mut(&key) {
             Some(tunnel) => {
-                tunnel.initiator.renew(terms.clone());
+                tunnel.initiator.renew(terms.clone(), times.0);
                 tunnel.terms = terms;
             }
             None => {
-                let initiator = Initiator::new(terms.clone());
-                self.tunnels.insert(key, Tunnel { initiator, terms, token: None, sent: 0, received: 0 });
+                let (initiator, clock) = (Initiator::new(terms.clone()), self.clocks.get(&key.subject).copied());
+                self.tunnels.insert(
+                    key,
+                    Tunnel { initiator, terms, clock, token: None, sent: 0, received: 0, moved: None, greeted: 0 },
+                );
             }
         }
     }
 
-    /// Sends packets to this destination into a tunnel.
+    /// Sets the clock of a subject's authority. Grants end, and tokens and initiations are dated, by this clock, so that
+    /// a wrong clock on this machine does no harm.
+    pub fn set_clock(&mut self, subject: u32, clock: Clock) {
+        if self.clocks.insert(subject, clock) != Some(clock) {
+            let own = self.tunnels.iter_mut().filter(|(key, _)| key.subject == subject);
+            own.for_each(|(_, tunnel)| tunnel.clock = Some(clock));
+        }
+    }
+
+    /// Closes all tunnels except those for which `is_wanted` returns true, and those into which a leg leads. The next
+    /// [`End::poll`] tells the verifiers that the tunnels have ended.
+    pub fn retain_tunnels(&mut self, is_wanted: impl Fn(&Key) -> bool, times: Times) {
+        let used = self.legs.tunnels();
+        let gone = self.tunnels.extract_if(|key, _| !is_wanted(key) && !used.contains(key));
+        self.closing.extend(gone.filter_map(|tunnel| goodbye(tunnel, times.0)));
+    }
+
+    /// Makes a tunnel re-key once the tunnel has sealed about this many bytes. This applies from the tunnel's next
+    /// handshake on.
+    pub fn rekey_after_bytes(&mut self, key: Key, bytes: u64) {
+        if let Some(tunnel) = self.tunnels.get_mut(&key) {
+            tunnel.initiator.rekey_after_bytes(bytes);
+        }
+    }
+
+    /// Sends packets of the tunnel's subject to this destination into the tunnel of `leg` from now on.
     pub fn set_leg(&mut self, to: Destination, leg: Leg) {
-        self.legs.insert(to, leg);
+        self.legs.set(to, leg);
     }
 
-    /// Forgets where packets to a destination go: they are dropped.
-    pub fn remove_leg(&mut self, to: &Destination) {
-        self.legs.remove(to);
+    /// Creates ends that call `opener` to learn which subject has opened a flow.
+    pub fn asking(opener: Opener) -> Self {
+        Self { legs: Legs::asking(opener), ..Self::default() }
     }
 
-    /// Ends the tunnels that nothing goes into any more; returns what to tell the other ends.
-    pub fn close_unused(&mut self, times: Times) -> Vec<Message> {
-        let used: Vec<Key> = self.legs.values().map(|leg| leg.tunnel).collect();
-        let gone = self.tunnels.extract_if(|key, _| !used.contains(key));
-        let close = |(key, mut tunnel): (Key, Tunnel)| {
-            let datagram = tunnel.initiator.close(Close::Ended, times.0)?;
-            Some(Message { to: key.service, source: None, datagram })
-        };
-        gone.filter_map(close).collect()
+    /// Passes the secrets of all tunnels to `write`, a line for each (wire.md §9.14). Everybody who has these lines can
+    /// read all packets of the tunnels: only for debugging, and only if the administrator has configured it.
+    pub fn danger_export(&mut self, write: SecretsWriter) {
+        self.export = Some(Export { write, written: HashSet::new() });
     }
 
-    /// Makes every tunnel send a token at once: this machine has other addresses.
-    pub fn moved(&mut self) {
-        self.tunnels.values_mut().for_each(|tunnel| tunnel.token = None);
+    /// Reports whether the tunnels' secrets are exported.
+    pub fn is_exporting(&self) -> bool {
+        self.export.is_some()
     }
 
-    /// Returns a destination whose packets were dropped because nobody said where they go.
-    pub fn unknown(&mut self) -> Option<Destination> {
-        self.unknown.pop_front()
+    /// Removes all legs except those for which `is_wanted` returns true (given subject and destination), and those that
+    /// a flow uses.
+    pub fn retain_legs(&mut self, is_wanted: impl Fn(u32, &Destination) -> bool) {
+        self.legs.retain(is_wanted);
     }
 
-    /// Returns the tunnels.
+    /// Removes the legs, flows and tunnels of a subject. The next [`End::poll`] tells the verifiers that the tunnels
+    /// have ended.
+    pub fn forget(&mut self, subject: u32, times: Times) {
+        self.legs.forget(subject);
+        self.clocks.remove(&subject);
+        self.held.forget(|key| key.subject == subject);
+        let gone = self.tunnels.extract_if(|key, _| key.subject == subject);
+        self.closing.extend(gone.filter_map(|tunnel| goodbye(tunnel, times.0)));
+    }
+
+    /// Makes every tunnel send a token and a record at once, so that the verifiers learn this machine's new addresses.
+    /// To be called when the addresses have changed; without this call, a verifier would learn them only from the next
+    /// packet into its tunnel.
+    pub fn moved(&mut self, times: Times) {
+        for tunnel in self.tunnels.values_mut() {
+            (tunnel.token, tunnel.moved, tunnel.greeted) = (None, Some(times.0), 0);
+        }
+    }
+
+    /// Returns the addresses of this machine from which flows that are in use send.
+    pub fn sources(&self, times: Times) -> HashSet<IpAddr> {
+        self.legs.sources(times.0)
+    }
+
+    /// Removes and returns a subject and a destination whose packets were dropped because there is no leg for them.
+    pub fn unknown(&mut self) -> Option<(u32, Destination)> {
+        self.legs.unknown()
+    }
+
+    /// Returns the state of every tunnel in the form that is shown to users.
     pub fn show(&self, times: Times) -> Vec<Shown> {
         let shown = self.tunnels.iter().map(|(key, tunnel)| Shown {
             key: *key,
@@ -141,37 +222,38 @@ impl AgentEnd {
 
     /// Returns the numbers of dropped packets.
     pub fn drops(&self) -> Drops {
-        self.drops
-    }
-
-    fn note(&mut self, why: Dropped) {
-        let index = Dropped::ALL.iter().position(|known| *known == why);
-        if let Some(counter) = index.and_then(|index| self.drops.records.get_mut(index)) {
-            *counter += 1;
-        }
-    }
-
-    /// Reports whether a tunnel may bring this packet: it comes from a destination that the tunnel is for, and is sealed
-    /// as demanded. Without ports (fragments, ICMP), any destination at the address will do, at its demand.
-    fn may_bring(
-        &self,
-        key: Key,
-        packet: &[u8],
-        layout: &Layout,
-        (treatment, suite): (Treatment, wire::seal::Suite),
-    ) -> bool {
-        let address = layout.source(packet);
-        if layout.payload > layout.transport {
-            let from = Destination { address, protocol: layout.protocol, port: layout.ports(packet).0 };
-            return self.legs.get(&from).is_some_and(|leg| leg.tunnel == key && leg.demand.allows(treatment, suite));
-        }
-        let mut legs = self.legs.iter().filter(|(to, leg)| to.address == address && leg.tunnel == key).peekable();
-        legs.peek().is_some() && legs.all(|(_, leg)| leg.demand.allows(treatment, suite))
+        Drops { no_opener: self.legs.no_opener, ..self.drops }
     }
 }
 
 impl Tunnel {
-    /// Returns a token for the UDP flow if one is due.
+    /// Returns the times with Unix time by the authority's clock.
+    fn times(&self, (now, wall): Times) -> Times {
+        let wall = self.clock.map_or(wall, |clock| clock.unix(Duration::from_millis(now)) as u32);
+        (now, wall)
+    }
+
+    /// Greets the verifier after a move, until it answers.
+    fn greet(&mut self, now: Millis) {
+        let Some(moved) = self.moved else { return };
+        if self.received > moved || now.saturating_sub(moved) >= GREETS {
+            self.moved = None;
+        } else if now.saturating_sub(self.greeted) >= TOKEN_AGAIN {
+            self.greeted = now;
+            self.token = None;
+            self.initiator.greet(now);
+        }
+    }
+
+    /// Prepares a batch for a record: a token goes before it, if one is due.
+    fn prepare(&mut self, times: Times, out: &mut Batch) {
+        self.sent = times.0;
+        if let Some(token) = self.token(times) {
+            out.push(&[&token]);
+        }
+    }
+
+    /// Returns a token for the tunnel's UDP flow if one is due.
     fn token(&mut self, (now, wall): Times) -> Option<Vec<u8>> {
         let is_silent = self.sent > self.received && now.saturating_sub(self.received) >= SILENCE;
         let pause = if is_silent { TOKEN_AGAIN } else { TOKEN_EVERY };
@@ -189,83 +271,105 @@ impl Tunnel {
 impl End for AgentEnd {
     type Tunnel = Key;
 
-    fn route(&mut self, packet: &mut [u8], layout: &Layout, _: Virtio, _: Times) -> Option<Way<Key>> {
-        let address = layout.destination(packet);
-        let leg = if layout.payload > layout.transport {
-            let to = Destination { address, protocol: layout.protocol, port: layout.ports(packet).1 };
-            let leg = self.legs.get(&to).copied();
-            if leg.is_none() && !self.unknown.contains(&to) && self.unknown.len() < UNKNOWN_MAX {
-                self.unknown.push_back(to);
-            }
-            leg
-        } else {
-            let legs = self.legs.iter().filter(|(to, _)| to.address == address).map(|(_, leg)| *leg);
-            // Which flow the packet is of is not known here: it is treated as the strongest demands.
-            legs.max_by_key(|leg| leg.demand.treatment)
-        };
-        let Some(Leg { tunnel, demand }) = leg.filter(|leg| self.tunnels.contains_key(&leg.tunnel)) else {
+    fn route(&mut self, packet: &mut [u8], layout: &Layout, virtio: Virtio, times: Times) -> Option<(Way<Key>, How)> {
+        let Some((key, demand)) = self.legs.route(packet, layout, times.0) else {
             self.drops.no_leg += 1;
             return None;
         };
-        self.routed = demand;
-        Some(Way { tunnel, to: tunnel.service, source: None })
-    }
-
-    fn seal(&mut self, key: Key, parts: [&[u8]; 2], partial: bool, times: Times, out: &mut Batch) -> bool {
-        let Some(tunnel) = self.tunnels.get_mut(&key) else { return false };
-        let Sealing { suites, .. } = self.routed;
-        // A flow that is in the tunnel by choice has at least its changes noticed.
-        let treatment = self.routed.treatment.of_records().unwrap_or(Treatment::Authenticate);
-        tunnel.sent = times.0;
-        if let Some(token) = tunnel.token(times) {
-            out.push(&[&token]);
+        let length = if virtio.segment > 0 { layout.payload + usize::from(virtio.segment) } else { packet.len() };
+        let takes = |tunnel: &Tunnel| tunnel.initiator.takes(length, tunnel.times(times));
+        if !self.tunnels.get(&key).is_some_and(takes) {
+            let frame = [&virtio.encode(layout)[..], packet].concat();
+            self.drops.no_leg += u64::from(!self.held.push(key, frame, length, times.0));
+            return None;
         }
-        let packet = Packet { treatment, suites, lane: 0, partial, parts: &parts };
-        tunnel.initiator.seal(&packet, times, &mut Random, out).is_ok()
+        let how = How {
+            // A flow that is in the tunnel by choice is at least authenticated.
+            treatment: demand.treatment.of_records().unwrap_or(Treatment::Authenticate),
+            suites: demand.suites,
+            compress: mode(demand.compress),
+        };
+        Some((Way { tunnel: key, to: key.service, source: None }, how))
     }
 
-    fn open<'d>(
+    fn seal(&mut self, key: Key, packet: &Packet<'_>, times: Times, out: &mut Batch) -> bool {
+        let Some(tunnel) = self.tunnels.get_mut(&key) else { return false };
+        let times = tunnel.times(times);
+        tunnel.prepare(times, out);
+        let is_sealed = tunnel.initiator.seal(packet, times, &mut Random, out).is_ok();
+        self.export.iter_mut().for_each(|export| export.update(&tunnel.initiator));
+        is_sealed
+    }
+
+    fn seal_block<'p>(
+        &mut self,
+        key: Key,
+        (how, compression): (How, Compression),
+        parts: impl Iterator<Item = (Part, &'p [u8])>,
+        times: Times,
+        out: &mut Batch,
+    ) -> bool {
+        let Some(tunnel) = self.tunnels.get_mut(&key) else { return false };
+        let times = tunnel.times(times);
+        tunnel.prepare(times, out);
+        let how = ((how.treatment, compression), (how.suites, 0));
+        tunnel.initiator.seal_block(how.0, how.1, parts, times, out).is_ok()
+    }
+
+    fn receive<'d>(
         &mut self,
         from: SocketAddr,
         _: Option<IpAddr>,
         datagram: &'d mut [u8],
         times: Times,
         replies: &mut Vec<Message>,
-    ) -> Option<Opened<'d>> {
-        // Several people of this machine may have a tunnel to one verifier: the index tells whose a datagram is.
-        let mut at_service = self.tunnels.iter_mut().filter(|(key, _)| key.service == from);
-        let Some((key, tunnel)) = at_service.find(|(_, tunnel)| tunnel.initiator.knows(datagram)) else {
-            self.note(Dropped::NoTunnel);
+    ) -> Option<(Key, Received<'d>)> {
+        // Several subjects may have tunnels to one verifier, so the index in the datagram determines the tunnel. Most
+        // datagrams are for the same tunnel as the one before.
+        let is_its = |(key, tunnel): &(&Key, &Tunnel)| key.service == from && tunnel.initiator.knows(datagram);
+        let latest = self.latest.and_then(|key| self.tunnels.get_key_value(&key)).filter(is_its);
+        let found = latest.or_else(|| self.tunnels.iter().find(is_its)).map(|(key, _)| *key);
+        let Some((key, tunnel)) = found.and_then(|key| Some((key, self.tunnels.get_mut(&key)?))) else {
+            note(&mut self.drops.records, Dropped::NoTunnel);
             return None;
         };
-        let key = *key;
+        self.latest = Some(key);
+        let times = tunnel.times(times);
         let received = tunnel.initiator.receive(datagram, times, &mut Random);
         if received.is_ok() {
             tunnel.received = times.0;
         }
-        let waiting = tunnel.initiator.poll(times, &mut Random);
-        replies.extend(waiting.into_iter().map(|datagram| Message { to: from, source: None, datagram }));
-        let received = match received {
-            Ok(received) => received,
-            Err(why) => {
-                self.note(why);
-                return None;
-            }
-        };
-        let Received::Packet { treatment, suite, partial, packet, .. } = received else { return None };
-        let layout = Layout::of(packet)?;
-        if !self.may_bring(key, packet, &layout, (treatment, suite)) {
-            self.drops.refused += 1;
-            return None;
+        if !matches!(received, Ok(Received::Packet { .. })) {
+            let waiting = tunnel.initiator.poll(times, &mut Random);
+            replies.extend(waiting.into_iter().map(|datagram| Message { to: from, source: None, datagram }));
+            self.export.iter_mut().for_each(|export| export.update(&tunnel.initiator));
         }
-        Some(Opened { packet, layout, partial })
+        match received {
+            Ok(received) => Some((key, received)),
+            Err(why) => {
+                note(&mut self.drops.records, why);
+                None
+            }
+        }
+    }
+
+    fn admit(&mut self, key: Key, packet: &mut [u8], layout: &Layout, _: bool, sealed: Sealed, times: Times) -> bool {
+        let may = self.legs.may_bring(key, packet, layout, (sealed.treatment, sealed.suite), times.0);
+        self.drops.refused += u64::from(!may);
+        may
     }
 
     fn poll(&mut self, times: Times, replies: &mut Vec<Message>) {
-        let wanted: Vec<Key> = self.legs.values().map(|leg| leg.tunnel).collect();
+        self.legs.sweep(times.0);
+        self.drops.no_leg += self.held.expire(times.0);
+        replies.append(&mut self.closing);
+        let wanted = self.legs.tunnels();
         for (key, tunnel) in &mut self.tunnels {
+            let times = tunnel.times(times);
             tunnel.initiator.want(wanted.contains(key));
+            tunnel.greet(times.0);
             let waiting = tunnel.initiator.poll(times, &mut Random);
+            self.export.iter_mut().for_each(|export| export.update(&tunnel.initiator));
             if waiting.is_empty() && tunnel.sent + TOKEN_EVERY < times.0 {
                 continue;
             }
@@ -278,9 +382,30 @@ impl End for AgentEnd {
             replies.extend(waiting.into_iter().map(|datagram| Message { to: key.service, source: None, datagram }));
         }
     }
+
+    fn ready(&mut self, times: Times) -> Option<Vec<u8>> {
+        let tunnels = &self.tunnels;
+        let takes = |tunnel: &Tunnel, length| tunnel.initiator.takes(length, tunnel.times(times));
+        self.held.take(|key, length| tunnels.get(key).is_some_and(|tunnel| takes(tunnel, length)))
+    }
 }
 
-/// The suites that this machine opens, and those that its hardware accelerates.
+/// Ends a tunnel. If it was open, returns the message that tells its verifier so.
+fn goodbye((key, mut tunnel): (Key, Tunnel), now: Millis) -> Option<Message> {
+    let datagram = tunnel.initiator.close(Close::Ended, now)?;
+    Some(Message { to: key.service, source: None, datagram })
+}
+
+/// Returns the compressor's mode for the choice of a rule or a sender; without a choice nothing is compressed.
+pub(crate) fn mode(choice: Option<Compress>) -> Mode {
+    match choice.unwrap_or_default() {
+        Compress::Never => Mode::Never,
+        Compress::Auto => Mode::Auto,
+        Compress::Always => Mode::Always,
+    }
+}
+
+/// Returns the suites that this machine opens, and those that its hardware accelerates.
 pub fn suites() -> (Suites, Suites) {
     (Suites::ALL, seal::suites::helped())
 }

@@ -1,5 +1,6 @@
-//! Cutting super-packets into packets that fit a record. Nothing of the payload is copied, and no checksum over it is
-//! computed: the record's tag protects it, so the packets travel with partial checksums (wire.md §9.4).
+//! Cuts super-packets into packets, each of which fits into a record. This neither copies payload nor computes
+//! checksums over it: the record's tag protects the payload, so the packets travel with partial checksums (wire.md
+//! §9.4).
 
 use crate::packet::{Layout, TCP, UDP, Virtio};
 use crate::sum;
@@ -11,30 +12,30 @@ const CWR: u8 = 0x80;
 /// Reason why a packet can't be cut so that it fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotCut {
-    /// It is no IP packet, or its checksum is wrong.
+    /// The packet is not a valid IP packet, or its checksum is wrong.
     Malformed,
-    /// It is too long, and only TCP can be cut at will.
+    /// The packet is too long, and only TCP packets can be cut at any place.
     TooLong,
 }
 
-/// A packet or super-packet, which gives its packets one after the other.
+/// A packet or super-packet that is cut into packets, which [`Self::next_piece`] returns one after the other.
 pub struct Cut<'p> {
     packet: &'p [u8],
     layout: Layout,
     headers: [u8; HEADERS_MAX],
     partial: bool,
-    /// Payload bytes of each packet; 0 if the packet is to stay whole.
+    /// Payload bytes of each packet; 0 if the packet is not cut.
     size: usize,
     at: usize,
     pseudo: u64,
     number: u16,
 }
 
-/// A packet in two parts.
+/// A packet, in two parts.
 pub struct Piece<'c> {
-    /// Headers and payload.
+    /// The headers, and the payload.
     pub parts: [&'c [u8]; 2],
-    /// Whether the transport checksum is only begun.
+    /// Whether the transport checksum is partial.
     pub partial: bool,
 }
 
@@ -42,7 +43,8 @@ impl<'p> Cut<'p> {
     /// Prepares to cut `packet` into packets of at most `room` bytes.
     ///
     /// # Errors
-    /// [`NotCut`]
+    ///
+    /// Fails if the packet is malformed, or can't be cut so that it fits.
     pub fn new(packet: &'p [u8], layout: Layout, virtio: Virtio, room: usize) -> Result<Self, NotCut> {
         let mut cut = Self {
             packet,
@@ -72,7 +74,7 @@ impl<'p> Cut<'p> {
         addresses[..both.len()].copy_from_slice(both);
         cut.pseudo = sum::pseudo(&addresses, layout.protocol);
         if !virtio.partial {
-            // The packets' checksums will be begun anew: a wrong one must not become right that way.
+            // The packets get new checksums, so a wrong checksum must not become valid that way.
             let transport = packet.get(layout.transport..).ok_or(NotCut::Malformed)?;
             if sum::fold(sum::add(cut.pseudo + transport.len() as u64, transport)) != 0xffff {
                 return Err(NotCut::Malformed);
@@ -85,7 +87,7 @@ impl<'p> Cut<'p> {
         Ok(cut)
     }
 
-    /// Returns the next packet.
+    /// Returns the next packet; `None` after the last.
     pub fn next_piece(&mut self) -> Option<Piece<'_>> {
         if self.size == 0 {
             let whole = std::mem::take(&mut self.packet);

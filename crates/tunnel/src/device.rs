@@ -1,4 +1,4 @@
-//! A TUN device whose packets are super-packets: the kernel hands over up to 64 KiB at once, and takes as much.
+//! A TUN device that exchanges super-packets with the kernel: up to 64 KiB at a time in each direction.
 
 use anyhow::{Context, Result};
 use std::fs::{File, OpenOptions};
@@ -6,12 +6,12 @@ use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
 
-/// Bytes of the header in front of each packet: `struct virtio_net_hdr`.
+/// Length of the header before each packet (`struct virtio_net_hdr`), in bytes.
 pub const VIRTIO_LEN: usize = 10;
-/// The longest packet with its virtio header.
+/// Length of the longest packet with its virtio header, in bytes.
 pub const FRAME_MAX: usize = VIRTIO_LEN + wire::seal::record::PACKET_MAX;
 
-// linux/if_tun.h
+// Constants of linux/if_tun.h.
 const TUN_F_CSUM: libc::c_uint = 0x01;
 const TUN_F_TSO4: libc::c_uint = 0x02;
 const TUN_F_TSO6: libc::c_uint = 0x04;
@@ -23,7 +23,7 @@ const TUNSETOFFLOAD: libc::Ioctl = 0x4004_54d0;
 const TUNSETVNETHDRSZ: libc::Ioctl = 0x4004_54d8;
 const TUNSETVNETLE: libc::Ioctl = 0x4004_54dc;
 
-/// The device. It disappears with its last open file, also when the process is killed.
+/// A TUN device. The kernel removes the device when its last open file is closed, even if the process is killed.
 pub struct Device {
     file: File,
     name: String,
@@ -31,10 +31,11 @@ pub struct Device {
 }
 
 impl Device {
-    /// Makes the device `name`, down, for packets of at most `mtu` bytes.
+    /// Creates the device `name`, turned off, for packets of at most `mtu` bytes.
     ///
     /// # Errors
-    /// If the kernel has no TUN driver, the process isn't root, or there is such a device already.
+    ///
+    /// Fails if the kernel has no TUN driver, if the process isn't root, or if a device of this name exists already.
     pub fn new(name: &str, mtu: u32) -> Result<Self> {
         let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun");
         let file =
@@ -49,7 +50,7 @@ impl Device {
                 .with_context(|| format!("cannot set the headers of the device {name:?}"))?;
         }
         let without_udp = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_TSO_ECN;
-        // Linux before 6.2 has no segmentation of UDP here.
+        // Before Linux 6.2, TUN devices do not segment UDP.
         let joins_datagrams = set_offloads(&file, without_udp | TUN_F_USO4 | TUN_F_USO6).is_ok();
         if !joins_datagrams {
             set_offloads(&file, without_udp)
@@ -69,29 +70,33 @@ impl Device {
             .with_context(|| format!("cannot set up the device {:?}", self.name))
     }
 
-    /// Turns the device on. Attach programs before.
+    /// Turns the device on. The caller must have attached its kernel programs to the device before, so that no packet
+    /// escapes them.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    ///
+    /// Fails if the kernel does not turn the device on.
     pub fn turn_on(&self) -> Result<()> {
         let flags = (libc::IFF_POINTOPOINT | libc::IFF_NOARP | libc::IFF_UP) as libc::c_short;
         self.ask(libc::SIOCSIFFLAGS as _, |request| request.ifr_ifru.ifru_flags = flags)
     }
 
-    /// Reports whether the kernel takes several UDP datagrams at once.
+    /// Reports whether the kernel accepts several UDP datagrams as one super-packet.
     pub fn joins_datagrams(&self) -> bool {
         self.joins_datagrams
     }
 
-    /// Returns the name.
+    /// Returns the device's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Reads a packet with its virtio header; `None` if there is none at present.
+    /// Reads a packet with its virtio header into `room`, and returns its length. Returns `None` if no packet is
+    /// waiting.
     ///
     /// # Errors
-    /// If the device is gone.
+    ///
+    /// Fails if the device no longer exists.
     pub fn read(&self, room: &mut [u8]) -> io::Result<Option<usize>> {
         match (&self.file).read(room) {
             Ok(length) => Ok(Some(length)),
@@ -100,10 +105,11 @@ impl Device {
         }
     }
 
-    /// Gives the kernel a packet, in parts; the first begins with the virtio header.
+    /// Passes a packet to the kernel, in parts. The first part begins with the virtio header.
     ///
     /// # Errors
-    /// If the kernel drops the packet.
+    ///
+    /// Fails if the kernel drops the packet.
     pub fn write(&self, parts: &[IoSlice<'_>]) -> io::Result<()> {
         (&self.file).write_vectored(parts).map(drop)
     }

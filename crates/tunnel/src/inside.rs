@@ -1,5 +1,5 @@
-//! Inside addresses: by which servers see the clients of tunnels (wire.md §6.11.4). Two clients behind different
-//! translators may have the same address; here each has its own.
+//! Inside addresses: the addresses under which servers see the clients of tunnels (wire.md §6.11.4). Two clients behind
+//! different address translators can have the same address, so each client gets an inside address of its own.
 
 use ipnet::IpNet;
 use std::collections::HashMap;
@@ -11,24 +11,26 @@ use engine::tunnel::Millis;
 
 /// Maximum number of inside addresses of one account.
 const OF_ACCOUNT: usize = 16;
-/// Time without packets after which another may get an address. Servers have forgotten the one before by then.
+/// Milliseconds without packets after which an address may be assigned to another client. By then, servers have
+/// forgotten the earlier client.
 const IDLE: Millis = 3_600_000;
-/// Addresses that are tried before a client gets none.
+/// Maximum number of addresses that are tried for a client.
 const TRIES: u128 = 64;
 
-/// A client: the holder of a grant, and the address that its packets have inside the tunnel.
+/// A client: the holder of a grant, and the address from which its packets come inside the tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Client {
     /// Account and session.
     pub holder: Holder,
-    /// The address that the client's packets come from.
+    /// The source address of the client's packets.
     pub address: IpAddr,
 }
 
-/// The addresses in use.
+/// The table of the inside addresses that are assigned.
 pub struct Inside {
     networks: Vec<IpNet>,
-    /// Addresses depend on this and on the client, so that a client mostly has the same one after a restart.
+    /// Seed from which, together with the client, an address is computed, so that a client usually gets the same
+    /// address after a restart.
     seed: u64,
     of_client: HashMap<Client, IpAddr>,
     used: HashMap<IpAddr, (Client, Millis)>,
@@ -36,17 +38,19 @@ pub struct Inside {
 }
 
 impl Inside {
-    /// Makes the table for these networks, in which only the first address is taken: it is the verifier's own.
+    /// Creates a table that assigns the addresses of these networks. The first address of each network is the
+    /// verifier's own; all other addresses are free.
     pub fn new(networks: Vec<IpNet>, seed: u64) -> Self {
         Self { networks, seed, of_client: HashMap::new(), used: HashMap::new(), accounts: HashMap::new() }
     }
 
-    /// Returns the verifier's own address in a network: the first.
+    /// Returns the verifier's own address in a network: the network's first address.
     pub fn own(network: &IpNet) -> IpAddr {
         nth(network, 1)
     }
 
-    /// Returns the inside address of a client, which gets one if it has none. `None` if there is none left for it.
+    /// Returns the inside address of a client. Assigns an address if the client has none; returns `None` if none is
+    /// free.
     pub fn of(&mut self, client: Client, now: Millis) -> Option<IpAddr> {
         if let Some(address) = self.of_client.get(&client) {
             if let Some((_, last)) = self.used.get_mut(address) {
@@ -68,12 +72,12 @@ impl Inside {
         Some(address)
     }
 
-    /// Returns the client that has an inside address.
+    /// Returns the client to which an inside address is assigned.
     pub fn client(&self, address: IpAddr) -> Option<Client> {
         self.used.get(&address).map(|used| used.0)
     }
 
-    /// Returns every address in use, with its client.
+    /// Returns every assigned address with its client.
     pub fn list(&self) -> impl Iterator<Item = (IpAddr, Client)> {
         self.used.iter().map(|(address, used)| (*address, used.0))
     }
@@ -84,7 +88,8 @@ impl Inside {
             let mut hasher = DefaultHasher::new();
             (self.seed, client).hash(&mut hasher);
             let size = 1u128 << (u32::from(network.max_prefix_len()) - u32::from(network.prefix_len())).min(64);
-            // Not the network's address, not the verifier's own, not the last, which is the broadcast address.
+            // The network's address, the verifier's own, and the last, which is the broadcast address, are never
+            // assigned.
             let count = size.saturating_sub(3);
             if count == 0 {
                 continue;

@@ -1,5 +1,5 @@
-//! Joining consecutive packets of one flow into a super-packet, the counterpart of [`crate::cut`]. Only packets whose
-//! checksums are partial are joined, and payload is never copied.
+//! Joins consecutive packets of a flow into a super-packet; [`crate::cut`] does the opposite. Only packets with partial
+//! checksums are joined. Payload is never copied.
 
 use crate::device::{Device, VIRTIO_LEN};
 use crate::packet::{Layout, TCP, UDP, Virtio};
@@ -8,27 +8,27 @@ use std::io::{self, IoSlice};
 use wire::tail::{BLOCK_LEN, MAGIC};
 
 const HEADERS_MAX: usize = 60 + 60;
-/// Maximum number of packets in a super-packet: as many as a datagram of 64 KiB has records.
+/// Maximum number of packets in a super-packet: the number of records in a datagram of 64 KiB.
 const PACKETS_MAX: usize = 64;
 const BYTES_MAX: usize = 65_535;
 const PSH: u8 = 0x08;
 const FIN: u8 = 0x01;
 const ACK: u8 = 0x10;
 
-/// Packets for the device, joined where possible.
+/// Writes packets to the device, joined into super-packets where possible.
 pub struct Joiner<'d> {
     head: [u8; VIRTIO_LEN + HEADERS_MAX],
     open: Option<Open>,
     payloads: [&'d [u8]; PACKETS_MAX],
 }
 
-/// The super-packet in the making.
+/// The super-packet to which packets are being added.
 struct Open {
     layout: Layout,
     partial: bool,
     count: usize,
     segment: usize,
-    /// Payload bytes so far.
+    /// Number of payload bytes so far.
     bytes: usize,
     is_complete: bool,
 }
@@ -40,10 +40,12 @@ impl Default for Joiner<'_> {
 }
 
 impl<'d> Joiner<'d> {
-    /// Adds a packet. Writes the super-packet before it if it doesn't continue that.
+    /// Adds a packet. If the packet does not continue the current super-packet, first writes the super-packet to the
+    /// device.
     ///
     /// # Errors
-    /// If the kernel dropped what was written.
+    ///
+    /// Fails if the kernel did not accept the super-packet.
     pub fn push(&mut self, packet: &'d [u8], layout: Layout, partial: bool, device: &Device) -> io::Result<()> {
         if self.continues(packet, &layout, partial) {
             self.append(packet, &layout);
@@ -60,7 +62,7 @@ impl<'d> Joiner<'d> {
             || payload.is_empty()
             || match layout.protocol {
                 TCP => flags & !PSH != ACK || flags & PSH != 0,
-                // A token is at the end of a packet: the verifier has to find it there.
+                // A packet with a token is not joined: the verifier has to find the token at the end of a packet.
                 UDP => !device.joins_datagrams() || has_token(payload),
                 _ => true,
             };
@@ -84,7 +86,8 @@ impl<'d> Joiner<'d> {
         }
         let begin = VIRTIO_LEN;
         let (ours, theirs) = (&self.head[begin..begin + layout.payload], &packet[..layout.payload]);
-        // Of IPv4: version, traffic class, flags, hop limit, protocol; not the length, the number and the checksum.
+        // In IPv4, compare version, traffic class, flags, hop limit and protocol, but not length, identification and
+        // checksum.
         let same_ip = if layout.is_ipv6 {
             ours[..4] == theirs[..4] && ours[6..40] == theirs[6..40]
         } else {
@@ -121,10 +124,11 @@ impl<'d> Joiner<'d> {
         }
     }
 
-    /// Writes the super-packet.
+    /// Writes the current super-packet to the device.
     ///
     /// # Errors
-    /// If the kernel dropped it.
+    ///
+    /// Fails if the kernel did not accept the super-packet.
     pub fn flush(&mut self, device: &Device) -> io::Result<()> {
         let Some(Open { layout, partial, count, segment, bytes, .. }) = self.open.take() else { return Ok(()) };
         let is_super = count > 1;
@@ -149,7 +153,7 @@ fn has_token(payload: &[u8]) -> bool {
     payload.last_chunk::<BLOCK_LEN>().is_some_and(|block| block.starts_with(&MAGIC))
 }
 
-/// Sets lengths and checksums of the headers for this many bytes of payload.
+/// Sets the lengths and checksums in the headers for this many bytes of payload.
 fn set_length(headers: &mut [u8], layout: &Layout, bytes: usize) {
     let (transport, length) = (layout.transport, layout.payload + bytes);
     let sum = sum::pseudo(layout.addresses(headers), layout.protocol) + (length - transport) as u64;

@@ -1,19 +1,12 @@
-//! IP packets and the virtio header in front of them, as far as tunnels have to understand them.
+//! The parts of IP packets, and of the virtio header before them, that tunnels need.
 
 use crate::device::VIRTIO_LEN;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use wire::packet::{Form, Fragment, Packet};
 
-/// Number of TCP.
-pub const TCP: u8 = 6;
-/// Number of UDP.
-pub const UDP: u8 = 17;
+pub use wire::packet::{TCP, UDP};
 
-const IPV4_LEN: usize = 20;
-const IPV6_LEN: usize = 40;
-const UDP_LEN: usize = 8;
-const TCP_LEN: usize = 20;
-
-// linux/virtio_net.h
+// Constants of linux/virtio_net.h.
 const NEEDS_CSUM: u8 = 1;
 const GSO_NONE: u8 = 0;
 const GSO_TCPV4: u8 = 1;
@@ -21,17 +14,17 @@ const GSO_TCPV6: u8 = 4;
 const GSO_UDP_L4: u8 = 5;
 const GSO_ECN: u8 = 0x80;
 
-/// `struct virtio_net_hdr`, little-endian.
+/// The fields of `struct virtio_net_hdr` that tunnels need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Virtio {
-    /// Whether the transport checksum is only begun.
+    /// Whether the transport checksum is partial: its field has only the sum of the pseudo-header.
     pub partial: bool,
-    /// Payload bytes of each packet of a super-packet; 0 for a packet.
+    /// Payload bytes of each packet in a super-packet; 0 for a single packet.
     pub segment: u16,
 }
 
 impl Virtio {
-    /// Reads the header; `None` if it is of another kind than this module knows.
+    /// Parses a virtio header. Returns `None` if it is of a kind that this module does not know.
     pub fn read(bytes: &[u8]) -> Option<Self> {
         let [flags, kind, _, _, low, high, ..] = *bytes.first_chunk::<VIRTIO_LEN>()?;
         let segment = u16::from_le_bytes([low, high]);
@@ -42,7 +35,7 @@ impl Virtio {
         }
     }
 
-    /// Returns the header in front of a packet of this layout.
+    /// Returns the virtio header for a packet with this layout.
     pub fn encode(&self, layout: &Layout) -> [u8; VIRTIO_LEN] {
         let mut bytes = [0; VIRTIO_LEN];
         if self.partial {
@@ -63,80 +56,62 @@ impl Virtio {
     }
 }
 
-/// Where the parts of an IP packet begin.
+/// Offsets of the parts of an IP packet, from its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Whether it is IPv6.
+    /// Whether the packet is IPv6.
     pub is_ipv6: bool,
-    /// The transport protocol; of a packet with extension headers, the first of them.
+    /// The transport protocol, behind all extension headers.
     pub protocol: u8,
-    /// Begin of the transport header.
+    /// Offset of the transport header.
     pub transport: usize,
-    /// Begin of the payload. As `transport` if the protocol is neither TCP nor UDP, or the packet is a fragment.
+    /// Offset of the payload. It equals `transport` if the protocol is neither TCP nor UDP, or if the packet is a
+    /// fragment.
     pub payload: usize,
     /// Whether the packet is a fragment.
     pub is_fragment: bool,
 }
 
 impl Layout {
-    /// Finds the parts of an IP packet whose length is that of its header; `None` if it is none.
+    /// Finds the parts of an IP packet. Returns `None` if `packet` is not an IP packet, or if its length is not the one
+    /// in its header.
     pub fn of(packet: &[u8]) -> Option<Self> {
-        let (is_ipv6, protocol, transport, is_fragment, length) = match packet.first()? >> 4 {
-            4 => {
-                let header = packet.first_chunk::<IPV4_LEN>()?;
-                let transport = usize::from(header[0] & 15) * 4;
-                let is_fragment = u16::from_be_bytes([header[6], header[7]]) & 0x3fff != 0;
-                if transport < IPV4_LEN {
-                    return None;
-                }
-                (false, header[9], transport, is_fragment, usize::from(u16::from_be_bytes([header[2], header[3]])))
-            }
-            6 => {
-                let header = packet.first_chunk::<IPV6_LEN>()?;
-                let length = IPV6_LEN + usize::from(u16::from_be_bytes([header[4], header[5]]));
-                (true, header[6], IPV6_LEN, false, length)
-            }
-            _ => return None,
-        };
-        if length != packet.len() || transport > length {
+        let parsed = Packet::parse_ip(packet);
+        if parsed.form != Form::Whole || parsed.end != packet.len() {
             return None;
         }
-        let mut layout = Self { is_ipv6, protocol, transport, payload: transport, is_fragment };
-        if !is_fragment && layout.has_ports() {
-            let header = packet.get(transport..)?;
-            let bytes = match protocol {
-                UDP => UDP_LEN,
-                _ => usize::from(header.get(12)? >> 4) * 4,
-            };
-            if bytes < if protocol == TCP { TCP_LEN } else { UDP_LEN } || bytes > header.len() {
-                return None;
-            }
-            layout.payload += bytes;
-        }
-        Some(layout)
+        let is_fragment = parsed.fragment != Fragment::Whole;
+        let has_ports = !is_fragment && matches!(parsed.protocol, TCP | UDP);
+        Some(Self {
+            is_ipv6: parsed.ipv6(),
+            protocol: parsed.protocol,
+            transport: parsed.transport,
+            payload: if has_ports { parsed.payload } else { parsed.transport },
+            is_fragment,
+        })
     }
 
-    /// Reports whether the transport is TCP or UDP.
+    /// Reports whether the packet shows ports: it is TCP or UDP, and no fragment.
     pub const fn has_ports(&self) -> bool {
-        matches!(self.protocol, TCP | UDP)
+        self.payload > self.transport
     }
 
-    /// Returns the checksum's place in the transport header.
+    /// Returns the offset of the checksum in the transport header.
     pub const fn checksum_offset(&self) -> usize {
         if self.protocol == UDP { 6 } else { 16 }
     }
 
-    /// Returns both addresses as they are in the packet.
+    /// Returns both addresses as they are in the packet: source, then destination.
     pub fn addresses<'p>(&self, packet: &'p [u8]) -> &'p [u8] {
         packet.get(if self.is_ipv6 { 8..40 } else { 12..20 }).unwrap_or_default()
     }
 
-    /// Returns the source.
+    /// Returns the source address.
     pub fn source(&self, packet: &[u8]) -> IpAddr {
         self.address(packet, false)
     }
 
-    /// Returns the destination.
+    /// Returns the destination address.
     pub fn destination(&self, packet: &[u8]) -> IpAddr {
         self.address(packet, true)
     }
@@ -151,12 +126,10 @@ impl Layout {
         }
     }
 
-    /// Returns the ports: the source's, then the destination's; 0 where there are none.
+    /// Returns the source port and the destination port; 0 if the packet has no ports.
     pub fn ports(&self, packet: &[u8]) -> (u16, u16) {
         match packet.get(self.transport..).and_then(|header| header.first_chunk()) {
-            Some(&[a, b, c, d]) if self.payload > self.transport => {
-                (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]))
-            }
+            Some(&[a, b, c, d]) if self.has_ports() => (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])),
             _ => (0, 0),
         }
     }

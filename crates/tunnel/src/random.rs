@@ -2,13 +2,13 @@
 
 use engine::tunnel::Chance;
 
-/// Unpredictable bytes.
+/// A source of unpredictable bytes.
 pub struct Random;
 
 impl Chance for Random {
     fn bytes(&mut self) -> [u8; 32] {
         let mut bytes = [0; 32];
-        // Keys made of anything else would be worse than none.
+        // A weaker source must never take its place, because keys are made from these bytes.
         getrandom::fill(&mut bytes).expect("the operating system has random numbers");
         bytes
     }

@@ -1,4 +1,4 @@
-//! Addresses and routes of the tunnel's device, by route netlink (linux/rtnetlink.h).
+//! Adds addresses and routes for the tunnel's device, by route netlink (linux/rtnetlink.h).
 
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
@@ -8,47 +8,149 @@ use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
 const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
+const RTM_GETLINK: u16 = 18;
 const RTM_NEWROUTE: u16 = 24;
+const RTM_GETROUTE: u16 = 26;
+const RTM_DELROUTE: u16 = 25;
+const RTM_NEWRULE: u16 = 32;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_PRIORITY: u16 = 6;
+const RTA_METRICS: u16 = 8;
+const RTA_MULTIPATH: u16 = 9;
+const RTA_TABLE: u16 = 15;
+const RTAX_MTU: u16 = 2;
+const IFLA_MTU: u16 = 4;
+const FIB_MATCH: u32 = 0x2000;
+const FRA_IIFNAME: u16 = 3;
+const FRA_PRIORITY: u16 = 6;
+const FRA_TABLE: u16 = 15;
+const TO_TABLE: u8 = 1;
+const NO_DETECTION: u8 = 2;
 const TABLE_MAIN: u8 = 254;
+const TABLE_LOCAL: u8 = 255;
+const TABLE_LONG: u8 = 252;
+/// The table of addresses that are this machine's for packets out of the tunnel only, and the priority of the rule that
+/// leads there.
+const TABLE_KEPT: u32 = 30_323;
 const BY_ADMINISTRATOR: u8 = 4;
 const SCOPE_UNIVERSE: u8 = 0;
 const SCOPE_LINK: u8 = 253;
+const SCOPE_HOST: u8 = 254;
 const UNICAST: u8 = 1;
+const LOCAL: u8 = 2;
 const BLACKHOLE: u8 = 6;
-/// Metric of the route to the device, and of the one to nowhere that takes over when the device is gone.
+/// Metrics of the route to the device, and of the unreachable route that takes over when the device no longer exists.
 const METRICS: (u32, u32) = (1, u32::MAX);
 
-/// Gives the device `index` an address of its own, without a network.
+/// Adds an address, without a network, to the device with this index.
 ///
 /// # Errors
-/// If the kernel refuses.
+///
+/// Fails if the kernel does not add the address.
 pub fn add_address(index: u32, address: IpAddr) -> Result<()> {
+    request(RTM_NEWADDR, MAKE, &address_message(index, address))
+        .with_context(|| format!("cannot give the tunnel's device the address {address}"))
+}
+
+fn address_message(index: u32, address: IpAddr) -> Vec<u8> {
     let bytes = octets(address);
-    let mut body = vec![family(address), (bytes.len() * 8) as u8, 0, SCOPE_UNIVERSE];
+    let mut body = vec![family(address), (bytes.len() * 8) as u8, NO_DETECTION, SCOPE_UNIVERSE];
     body.extend(index.to_ne_bytes());
     attribute(&mut body, IFA_LOCAL, &bytes);
     attribute(&mut body, IFA_ADDRESS, &bytes);
-    request(RTM_NEWADDR, &body).with_context(|| format!("cannot give the tunnel's device the address {address}"))
+    body
 }
 
-/// Routes a network to the device `index`.
+/// Assigns `address`, which the machine has lost, to the tunnel's device (`index` and `device` are its index and name),
+/// so that flows in the tunnel can go on with it. Sockets still send from the address, and packets to it are still
+/// delivered if they come out of this device. On other interfaces the machine does not answer for the address, because
+/// a neighbour possibly has it now.
 ///
 /// # Errors
-/// If the kernel refuses.
+/// Fails if the kernel does not add the address, a rule or a route.
+pub fn keep_address(index: u32, device: &str, address: IpAddr) -> Result<()> {
+    add_address(index, address)?;
+    // An IPv6 address is answered for on its own device only.
+    if address.is_ipv6() {
+        return Ok(());
+    }
+    let kept = || {
+        request(RTM_NEWRULE, MAKE_NEW, &rule(address, device)).or_else(ignore(libc::EEXIST))?;
+        request(RTM_NEWROUTE, MAKE, &local(address, index, TABLE_KEPT))?;
+        request(RTM_DELROUTE, 0, &local(address, index, TABLE_LOCAL.into())).or_else(ignore(libc::ESRCH))
+    };
+    kept()
+        .with_context(|| format!("cannot keep {address}, which this machine has lost, usable for flows in the tunnel"))
+}
+
+/// Removes an address that [`keep_address`] has assigned. Does nothing if the device no longer has the address.
+///
+/// # Errors
+/// Fails if the kernel does not remove the address or its route.
+pub fn release_address(index: u32, address: IpAddr) -> Result<()> {
+    if address.is_ipv4() {
+        request(RTM_DELROUTE, 0, &local(address, index, TABLE_KEPT)).or_else(ignore(libc::ESRCH))?;
+    }
+    request(RTM_DELADDR, 0, &address_message(index, address))
+        .or_else(ignore(libc::EADDRNOTAVAIL))
+        .with_context(|| format!("cannot take the address {address} from the tunnel's device"))
+}
+
+/// Returns a handler of errors to which this one is none.
+fn ignore(code: i32) -> impl Fn(anyhow::Error) -> Result<()> {
+    move |error| match error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) {
+        Some(found) if found == code => Ok(()),
+        _ => Err(error),
+    }
+}
+
+/// struct rtmsg: the address is this machine's.
+fn local(address: IpAddr, index: u32, table: u32) -> Vec<u8> {
+    let bytes = octets(address);
+    let short = u8::try_from(table).unwrap_or(TABLE_LONG);
+    let mut body = vec![family(address), (bytes.len() * 8) as u8, 0, 0, short, BY_ADMINISTRATOR, SCOPE_HOST, LOCAL];
+    if short == TABLE_LOCAL {
+        // The kernel may delete the route whichever program made it.
+        body[5] = 0;
+    }
+    body.extend(0u32.to_ne_bytes());
+    attribute(&mut body, RTA_DST, &bytes);
+    attribute(&mut body, RTA_OIF, &index.to_ne_bytes());
+    attribute(&mut body, RTA_TABLE, &table.to_ne_bytes());
+    body
+}
+
+/// struct fib_rule_hdr: packets from the device look into the table.
+fn rule(address: IpAddr, device: &str) -> Vec<u8> {
+    let mut body = vec![family(address), 0, 0, 0, TABLE_LONG, 0, 0, TO_TABLE];
+    body.extend(0u32.to_ne_bytes());
+    let mut name = device.as_bytes().to_vec();
+    name.push(0);
+    attribute(&mut body, FRA_IIFNAME, &name);
+    attribute(&mut body, FRA_PRIORITY, &TABLE_KEPT.to_ne_bytes());
+    attribute(&mut body, FRA_TABLE, &TABLE_KEPT.to_ne_bytes());
+    body
+}
+
+/// Adds a route to a network through the device with this index.
+///
+/// # Errors
+///
+/// Fails if the kernel does not add the route.
 pub fn add_route(network: &IpNet, index: u32) -> Result<()> {
     route(network, UNICAST, METRICS.0, Some(index))
 }
 
-/// Routes a network to nowhere, unless a better route exists. The route stays when this process ends: packets to the
-/// network never leave by another interface.
+/// Adds a route that makes a network unreachable unless a better route exists. The route stays when this process ends,
+/// so that packets to the network never leave by another interface.
 ///
 /// # Errors
-/// If the kernel refuses.
+///
+/// Fails if the kernel does not add the route.
 pub fn add_dead_end(network: &IpNet) -> Result<()> {
     route(network, BLACKHOLE, METRICS.1, None)
 }
@@ -63,7 +165,69 @@ fn route(network: &IpNet, kind: u8, metric: u32, device: Option<u32>) -> Result<
     if let Some(device) = device {
         attribute(&mut body, RTA_OIF, &device.to_ne_bytes());
     }
-    request(RTM_NEWROUTE, &body).with_context(|| format!("cannot route {network} to the tunnel's device"))
+    request(RTM_NEWROUTE, MAKE, &body).with_context(|| format!("cannot route {network} to the tunnel's device"))
+}
+
+/// Returns the MTU of the route to an address: that of the route's device, or of the route itself if it has one.
+///
+/// # Errors
+/// Fails if there is no route, or if the kernel's answer has no device.
+pub fn mtu(to: IpAddr) -> Result<usize> {
+    let bytes = octets(to);
+    // struct rtmsg. Without FIB_MATCH, the kernel would answer with what ICMP errors have told it.
+    let mut body = vec![family(to), (bytes.len() * 8) as u8, 0, 0, 0, 0, 0, 0];
+    body.extend(FIB_MATCH.to_ne_bytes());
+    attribute(&mut body, RTA_DST, &bytes);
+    let answer = ask(RTM_GETROUTE, 0, &body)?;
+    let route = answer.get(16 + 12..).context("the kernel's answer is too short")?;
+    let (mut devices, mut own) = (Vec::new(), None);
+    for (kind, value) in attributes(route) {
+        match kind {
+            RTA_OIF => devices.extend(number(value)),
+            // struct rtnexthop, of which the device's index is the second word
+            RTA_MULTIPATH => {
+                let mut rest = value;
+                while let Some([low, high, ..]) = rest.first_chunk::<8>() {
+                    devices.extend(rest.get(4..8).and_then(number));
+                    let length = usize::from(u16::from_ne_bytes([*low, *high])).max(8);
+                    rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+                }
+            }
+            RTA_METRICS => {
+                own = attributes(value).find(|(kind, _)| *kind == RTAX_MTU).and_then(|(_, value)| number(value));
+            }
+            _ => {}
+        }
+    }
+    let devices: Vec<u32> = devices.into_iter().map(device_mtu).collect::<Result<_>>()?;
+    let device = devices.into_iter().min().context("the route has no device")?;
+    Ok(own.map_or(device, |own| own.min(device)) as usize)
+}
+
+fn device_mtu(index: u32) -> Result<u32> {
+    // struct ifinfomsg
+    let mut body = vec![0; 16];
+    body[4..8].copy_from_slice(&index.to_ne_bytes());
+    let answer = ask(RTM_GETLINK, 0, &body)?;
+    let link = answer.get(16 + 16..).context("the kernel's answer is too short")?;
+    let mtu = attributes(link).find(|(kind, _)| *kind == IFLA_MTU).and_then(|(_, value)| number(value));
+    mtu.context("the device has no MTU")
+}
+
+/// Returns the attributes in a message: kind and value.
+fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    std::iter::from_fn(move || {
+        let &[a, b, c, d] = rest.first_chunk()?;
+        let length = usize::from(u16::from_ne_bytes([a, b]));
+        let value = rest.get(4..length)?;
+        rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+        // The two highest bits tell how the value is coded.
+        Some((u16::from_ne_bytes([c, d]) & 0x3fff, value))
+    })
+}
+
+fn number(value: &[u8]) -> Option<u32> {
+    value.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
 }
 
 fn family(address: IpAddr) -> u8 {
@@ -84,12 +248,21 @@ fn attribute(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
     body.resize(body.len().next_multiple_of(4), 0);
 }
 
-/// Sends a request that creates or replaces something, and waits for the kernel's answer.
-fn request(kind: u16, body: &[u8]) -> Result<()> {
+/// Flags of a request that makes or replaces something, and of one that makes something new.
+const MAKE: i32 = libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+const MAKE_NEW: i32 = libc::NLM_F_CREATE | libc::NLM_F_EXCL;
+
+/// Sends a request, and waits until the kernel has carried it out.
+fn request(kind: u16, flags: i32, body: &[u8]) -> Result<()> {
+    ask(kind, libc::NLM_F_ACK | flags, body).map(drop)
+}
+
+/// Sends a request, and returns the first message of the kernel's answer.
+fn ask(kind: u16, flags: i32, body: &[u8]) -> Result<Vec<u8>> {
     let opened =
         socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, Some(SockProtocol::NetlinkRoute));
     let socket = opened.context("cannot open a netlink socket")?;
-    let flags = libc::NLM_F_REQUEST | libc::NLM_F_ACK | libc::NLM_F_CREATE | libc::NLM_F_REPLACE;
+    let flags = libc::NLM_F_REQUEST | flags;
     let mut message = Vec::with_capacity(16 + body.len());
     message.extend((16 + body.len() as u32).to_ne_bytes());
     message.extend(kind.to_ne_bytes());
@@ -97,12 +270,16 @@ fn request(kind: u16, body: &[u8]) -> Result<()> {
     message.extend([0; 8]);
     message.extend(body);
     send(socket.as_raw_fd(), &message, MsgFlags::empty())?;
-    let mut answer = [0; 4096];
+    let mut answer = vec![0; 16 * 1024];
     let length = recv(socket.as_raw_fd(), &mut answer, MsgFlags::empty())?;
-    let code = answer.get(16..20).filter(|_| length >= 20).and_then(|code| code.try_into().ok());
-    match code.map(i32::from_ne_bytes) {
-        Some(0) => Ok(()),
-        Some(error) => Err(io::Error::from_raw_os_error(-error).into()),
-        None => bail!("the kernel's answer is too short"),
+    answer.truncate(length);
+    let (kind, code) = (answer.get(4..6), answer.get(16..20).and_then(number));
+    match (kind, code) {
+        (Some(kind), Some(code)) if kind == (libc::NLMSG_ERROR as u16).to_ne_bytes() => match code as i32 {
+            0 => Ok(answer),
+            error => Err(io::Error::from_raw_os_error(-error).into()),
+        },
+        (Some(_), Some(_)) => Ok(answer),
+        _ => bail!("the kernel's answer is too short"),
     }
 }

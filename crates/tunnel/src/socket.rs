@@ -1,37 +1,32 @@
-//! The tunnel's UDP socket: one system call sends or takes many records (`UDP_SEGMENT`, `UDP_GRO`).
+//! The tunnel's UDP socket. One system call sends or receives many records (`UDP_SEGMENT`, `UDP_GRO`).
 
+use crate::path::Paths;
 use anyhow::{Context, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use seal::Batch;
-use std::collections::HashMap;
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// Bytes of each buffer for received datagrams: what `UDP_GRO` may join.
+/// Length of each buffer for received datagrams, in bytes: the most that `UDP_GRO` joins.
 const BUFFER: usize = 64 * 1024;
-/// Buffers that one system call fills.
+/// Number of buffers that one system call fills.
 const BUFFERS: usize = 8;
-/// Bytes that may wait in the socket. The kernel allows root to exceed its limit for others.
+/// Number of bytes that may wait in the socket. The kernel allows root to exceed its usual limit.
 const QUEUE: usize = 4 << 20;
-/// Time for which the kernel's answer about a path's length is used, in milliseconds.
-const PATH: u64 = 10_000;
-/// Number of paths remembered.
-const PATHS_MAX: usize = 4096;
-/// How long a full queue of the network card is waited for.
+/// Maximum time for which the socket waits if the network card's queue is full.
 const FULL: Duration = Duration::from_millis(20);
 
-/// A bound socket.
+/// A bound UDP socket for a tunnel's datagrams.
 pub struct Socket {
     socket: UdpSocket,
-    /// Whether it takes both families: IPv4 addresses are mapped then.
+    /// Whether the socket is for both address families. It then uses IPv4-mapped addresses.
     is_ipv6: bool,
     state: UdpSocketState,
-    /// Longest datagram payload to an address, and when it was asked for.
-    paths: HashMap<IpAddr, (usize, u64)>,
+    paths: Paths,
 }
 
 /// Buffers for received datagrams.
@@ -47,20 +42,20 @@ impl Default for Buffers {
     }
 }
 
-/// Datagrams from one address, which lie one behind the other.
+/// Datagrams from one address, which are adjacent in memory.
 pub struct Arrived<'b> {
-    /// The sender.
+    /// Address and port of the sender.
     pub from: SocketAddr,
-    /// This host's address that they were sent to, if the kernel said.
+    /// The address of this host to which the datagrams were sent, if the kernel told it.
     pub to: Option<IpAddr>,
-    /// The datagrams, each of `stride` bytes, except that the last may be shorter.
+    /// The datagrams. Each has `stride` bytes, except that the last may be shorter.
     pub bytes: &'b mut [u8],
-    /// Bytes of each datagram.
+    /// Length of each datagram, in bytes.
     pub stride: usize,
 }
 
 impl Buffers {
-    /// Returns what the last call of [`Socket::receive`] brought.
+    /// Returns the datagrams that the last call of [`Socket::receive`] received.
     pub fn arrived(&mut self) -> impl Iterator<Item = Arrived<'_>> {
         self.bytes.chunks_mut(BUFFER).zip(&self.metas).take(self.count).filter_map(|(bytes, meta)| {
             let bytes = bytes.get_mut(..meta.len)?;
@@ -78,25 +73,29 @@ impl Socket {
     /// Takes over a bound socket.
     ///
     /// # Errors
-    /// If the kernel refuses an option.
+    ///
+    /// Fails if the kernel does not accept an option of the socket.
     pub fn new(socket: UdpSocket) -> Result<Self> {
         let state = UdpSocketState::new((&socket).into()).context("cannot set up the tunnel's UDP socket")?;
         for queue in [true, false] {
-            // Without the capability, the kernel's default stays.
+            // Without the necessary capability, the socket keeps the kernel's default size.
             let _ = if queue {
                 setsockopt(&socket, sockopt::RcvBufForce, &QUEUE)
             } else {
                 setsockopt(&socket, sockopt::SndBufForce, &QUEUE)
             };
         }
+        // The kernel keeps ICMP errors until `read_errors` reads them.
+        state.enable_transport_errors((&socket).into()).context("cannot set up the tunnel's UDP socket for errors")?;
         let is_ipv6 = socket.local_addr()?.is_ipv6();
-        Ok(Self { socket, is_ipv6, state, paths: HashMap::new() })
+        Ok(Self { socket, is_ipv6, state, paths: Paths::default() })
     }
 
-    /// Returns the kernel's number for the socket, by which programs recognise its packets.
+    /// Returns the socket's cookie, by which kernel programs recognise its packets.
     ///
     /// # Errors
-    /// If the kernel has none.
+    ///
+    /// Fails if the kernel does not assign a cookie.
     pub fn cookie(&self) -> io::Result<u64> {
         let mut cookie = 0u64;
         let mut length = size_of::<u64>() as libc::socklen_t;
@@ -113,7 +112,7 @@ impl Socket {
         if done < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
     }
 
-    /// Returns an address as the socket wants it.
+    /// Returns an address in the form that the socket uses.
     fn mapped(&self, address: SocketAddr) -> SocketAddr {
         match address.ip() {
             IpAddr::V4(ip) if self.is_ipv6 => SocketAddr::new(ip.to_ipv6_mapped().into(), address.port()),
@@ -121,8 +120,8 @@ impl Socket {
         }
     }
 
-    /// Sends all records of a batch to one address, from the given address if there is one. Returns the number of
-    /// datagrams that the kernel did not take.
+    /// Sends all records of a batch to one address. If `source` is given, sends from this address. Returns the number
+    /// of datagrams that the kernel did not send.
     pub fn send(&mut self, batch: &Batch, to: SocketAddr, source: Option<IpAddr>) -> usize {
         let mut lost = 0;
         for run in batch.runs() {
@@ -136,8 +135,8 @@ impl Socket {
                     src_ip: source,
                 };
                 if let Err(error) = self.send_one(&transmit) {
-                    if quinn_udp_too_long(&error) {
-                        self.paths.remove(&to.ip());
+                    if quinn_udp::is_msg_size_err(&error) {
+                        self.paths.recheck(to.ip());
                     }
                     tracing::debug!(%to, segment = run.segment, "cannot send records: {error}");
                     lost += bytes.len().div_ceil(run.segment);
@@ -147,7 +146,7 @@ impl Socket {
         lost
     }
 
-    /// Sends one datagram.
+    /// Sends one datagram. If `source` is given, sends from this address.
     pub fn send_single(&mut self, datagram: &[u8], to: SocketAddr, source: Option<IpAddr>) {
         let transmit = Transmit {
             destination: self.mapped(to),
@@ -162,21 +161,22 @@ impl Socket {
     }
 
     fn send_one(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        let mut last = io::ErrorKind::WouldBlock.into();
         for _ in 0..3 {
             match self.state.try_send((&self.socket).into(), transmit) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let mut ready = [PollFd::new(self.socket.as_fd(), PollFlags::POLLOUT)];
                     let _ = poll(&mut ready, PollTimeout::from(FULL.as_millis() as u16));
                 }
-                // An ICMP error about an earlier datagram.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                // Perhaps an ICMP error about an earlier datagram, to any other end.
+                Err(error) if may_be_of_another(&error) => last = error,
                 done => return done,
             }
         }
-        Err(io::ErrorKind::WouldBlock.into())
+        Err(last)
     }
 
-    /// Receives what has arrived; `false` if nothing has.
+    /// Receives the datagrams that have arrived into `buffers`. Returns `false` if no datagram has arrived.
     pub fn receive(&self, buffers: &mut Buffers) -> bool {
         let Buffers { bytes, metas, count } = buffers;
         let mut rooms: [IoSliceMut<'_>; BUFFERS] = std::array::from_fn(|_| IoSliceMut::new(&mut []));
@@ -187,20 +187,15 @@ impl Socket {
         *count > 0
     }
 
-    /// Returns the longest datagram payload that fits the path to `to`, as far as the kernel knows.
+    /// Returns the length in bytes of the longest datagram payload that fits the path to `to`, as far as is known.
     pub fn room(&mut self, to: SocketAddr, now: u64) -> usize {
-        if let Some((room, asked)) = self.paths.get(&to.ip())
-            && now.saturating_sub(*asked) < PATH
-        {
-            return *room;
-        }
-        if self.paths.len() >= PATHS_MAX {
-            self.paths.clear();
-        }
-        let headers = if to.is_ipv4() { 28 } else { 48 };
-        let room = path_mtu(to).unwrap_or(1280).clamp(576, 65_535) - headers;
-        self.paths.insert(to.ip(), (room, now));
-        room
+        self.paths.room(to.ip(), now)
+    }
+
+    /// Reads the ICMP errors that have arrived. They tell how long datagrams may be. Until they are read, the socket is
+    /// ready with an error.
+    pub fn read_errors(&mut self, now: u64) {
+        self.paths.read_errors(self.socket.as_raw_fd(), now);
     }
 }
 
@@ -210,22 +205,9 @@ impl AsFd for Socket {
     }
 }
 
-fn quinn_udp_too_long(error: &io::Error) -> bool {
-    quinn_udp::is_msg_size_err(error)
-}
-
-/// Asks the kernel for the path MTU, by a connected socket that sends nothing.
-fn path_mtu(to: SocketAddr) -> Option<usize> {
-    let any: IpAddr = if to.is_ipv4() { [0u8; 4].into() } else { [0u8; 16].into() };
-    let socket = UdpSocket::bind((any, 0)).ok()?;
-    socket.connect(to).ok()?;
-    let mut mtu: libc::c_int = 0;
-    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
-    let (level, option) =
-        if to.is_ipv4() { (libc::IPPROTO_IP, libc::IP_MTU) } else { (libc::IPPROTO_IPV6, libc::IPV6_MTU) };
-    // SAFETY: the option's value is an int that lives through the call, and so does its length.
-    let done = unsafe {
-        libc::getsockopt(socket.as_raw_fd(), level, option, std::ptr::from_mut(&mut mtu).cast(), &mut length)
-    };
-    if done == 0 { usize::try_from(mtu).ok() } else { None }
+/// Reports whether an error of a call may be an ICMP error about an earlier datagram.
+fn may_be_of_another(error: &io::Error) -> bool {
+    const CODES: [i32; 6] =
+        [libc::ECONNREFUSED, libc::EHOSTUNREACH, libc::ENETUNREACH, libc::EMSGSIZE, libc::EPROTO, libc::EACCES];
+    error.raw_os_error().is_some_and(|code| CODES.contains(&code))
 }

@@ -1,6 +1,6 @@
-//! The Internet checksum (RFC 1071) of headers, and its update.
+//! The Internet checksum (RFC 1071) of headers, and its incremental update.
 
-/// Adds 16-bit words to a sum.
+/// Adds the 16-bit words in `bytes` to a sum.
 pub fn add(mut sum: u64, bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<4>();
     for word in words {
@@ -21,13 +21,14 @@ pub fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// Returns the sum of the pseudo-header (RFC 9293, RFC 8200) without the length; the addresses follow each other.
+/// Returns the sum of the pseudo-header (RFC 9293, RFC 8200) without the length. `addresses` are the two addresses, one
+/// after the other.
 pub fn pseudo(addresses: &[u8], protocol: u8) -> u64 {
     add(u64::from(protocol), addresses)
 }
 
-/// Returns a field's new value if the checksum covers `old`, which becomes `new`. `partial`: the field holds the sum of
-/// the pseudo-header, and not the complement of a whole sum.
+/// Returns the new value of a checksum field after the bytes `old`, which the checksum covers, have become `new`.
+/// `partial` means that the field has the sum of the pseudo-header, and not the complement of a whole sum.
 pub fn update(field: u16, old: &[u8], new: &[u8], partial: bool) -> u16 {
     let removed = u64::from(!fold(add(0, old)));
     if partial {

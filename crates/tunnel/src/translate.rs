@@ -1,4 +1,5 @@
-//! Changing an address of a packet, with its checksums, and the address in the packet that an ICMP error quotes.
+//! Replaces an address in a packet and updates the checksums. If the packet is an ICMP error, also replaces the address
+//! in the packet that it quotes.
 
 use crate::packet::{Layout, TCP, UDP};
 use crate::sum;
@@ -7,15 +8,15 @@ use std::ops::Range;
 
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
-/// Bytes of an ICMP header in front of what it quotes.
+/// Length of an ICMP header in bytes; the quoted packet follows it.
 const ICMP_LEN: usize = 8;
 
-/// Which address of a packet.
+/// One of the two addresses of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The sender's.
+    /// The source address.
     Source,
-    /// The receiver's.
+    /// The destination address.
     Destination,
 }
 
@@ -37,7 +38,7 @@ impl Side {
     }
 }
 
-/// An address's bytes.
+/// The bytes of an address.
 #[derive(Clone, Copy)]
 struct Octets {
     bytes: [u8; 16],
@@ -59,8 +60,8 @@ impl Octets {
     }
 }
 
-/// Puts `new` in the place of an address. `partial`: the transport checksum is only begun. `None` if the families
-/// differ or the packet is too short: it must not be used then.
+/// Replaces an address by `new`. `partial` means that the transport checksum is partial. Returns `None` if the address
+/// families differ or the packet is too short; the packet must then not be used.
 pub fn translate(packet: &mut [u8], layout: &Layout, side: Side, new: IpAddr, partial: bool) -> Option<()> {
     if layout.is_ipv6 != new.is_ipv6() {
         return None;
@@ -106,19 +107,19 @@ fn put_address(packet: &mut [u8], is_ipv6: bool, side: Side, old: &Octets, new: 
     if is_ipv6 { Some(()) } else { update(packet, 10, old.get(), new.get(), false) }
 }
 
-/// Updates the checksum at `at`.
+/// Updates the checksum at the offset `at`.
 fn update(bytes: &mut [u8], at: usize, old: &[u8], new: &[u8], partial: bool) -> Option<()> {
     let field: &mut [u8; 2] = bytes.get_mut(at..)?.first_chunk_mut()?;
     *field = sum::update(u16::from_be_bytes(*field), old, new, partial).to_be_bytes();
     Some(())
 }
 
-/// Changes the address in the packet that an ICMP error quotes. The checksum of the quoted transport stays as it is:
-/// nobody checks it, and often it is cut off.
+/// Replaces the address in the packet that an ICMP error quotes. Leaves the checksum of the quoted transport unchanged,
+/// because nobody verifies it and it is often cut off.
 fn quoted(icmp: &mut [u8], is_ipv6: bool, side: Side, old: &Octets, new: &Octets) -> Option<()> {
     let Some(quoted) = icmp.get_mut(ICMP_LEN..) else { return Some(()) };
     if quoted.get(side.place(is_ipv6)) != Some(old.get()) {
-        // The error quotes something else: the receiver will not know it.
+        // The error quotes a packet with another address, which the receiver will not recognise.
         return Some(());
     }
     let before = if is_ipv6 { None } else { quoted.get(10..12).and_then(|sum| <[u8; 2]>::try_from(sum).ok()) };

@@ -1,94 +1,101 @@
-//! The verifier's ends of all tunnels: which packets come out of them, and which tunnel an answer goes into.
+//! The verifier's ends of all tunnels: which packets are allowed to come out of them, and into which tunnel an answer
+//! goes.
 
+use crate::agent_end::mode;
+use crate::flows::{Flow, Flows};
 use crate::inside::{Client, Inside};
-use crate::packet::{Layout, Virtio};
-use crate::pump::{End, Message, Opened, Times, Way};
+use crate::packet::{Layout, UDP, Virtio};
+use crate::pump::{End, How, Message, Sealed, Times, Way, note};
 use crate::random::Random;
 use crate::translate::{Side, translate};
-use engine::model::Sealing;
+use engine::model::{Compress, Sealing};
 use engine::tunnel::{Dropped, Limits, Millis, NotTaken, Outgoing, Packet, Received, Responder, TunnelId, TunnelInfo};
 use engine::verifier::Tables;
 use ipnet::IpNet;
-use seal::Batch;
-use std::collections::HashMap;
+use seal::{Batch, Mode};
 use std::net::{IpAddr, SocketAddr};
 use wire::map::FlowKey;
-use wire::seal::{Suite, Suites, Treatment};
+use wire::seal::{Compression, Part, Suites, Treatment};
 use wire::tail::{BLOCK_LEN, MAGIC};
-use wire::{Destination, DropReason, Handle};
+use wire::{Destination, DropReason, Epoch, GrantHeader, Handle, Holder};
 
-/// Time without packets after which a flow's treatment is forgotten. Answers are then encrypted until the client sends
-/// again.
-const FLOW_IDLE: Millis = 120_000;
-/// Maximum number of flows whose treatment is remembered.
-const FLOWS_MAX: usize = 65_536;
-/// Interval at which idle flows are looked for.
-const FLOW_SWEEP: Millis = 5_000;
-/// Intervals at which a flow's rule is asked for: while it is not known, and later, because the flow may belong to
-/// another grant by then.
-const ASK: (Millis, Millis) = (100, 1_000);
-
-/// The verifier's knowledge of grants and flows.
+/// Gives a [`VerifierEnd`] the verifier's knowledge of grants and flows.
 pub trait Knowledge: Send {
     /// Calls `work` with the verifier's tables.
     fn with_tables(&self, work: &mut dyn FnMut(&dyn Tables));
 
-    /// Returns what the rule demands of a flow, which `token` is to admit or an earlier one has admitted; `None` if the
-    /// authority has not told yet. Nobody has checked the token.
-    fn demanded(&self, flow: &FlowKey, token: Option<Handle>) -> Option<Sealing>;
+    /// Returns how the packets of `flow` must be sealed, as the rule of its grant demands. This is the grant that has
+    /// already admitted the flow or, if none has, the grant whose handle is `token`. The token is not verified yet, but
+    /// its handle is one of `account`, to which the flow's tunnel belongs. Returns `None` if there is neither, or if the
+    /// authority has not sent the rule yet.
+    fn demanded(&self, flow: &FlowKey, token: Option<Handle>, account: u32) -> Option<Sealing>;
 }
 
-/// Treatment of a flow.
-struct Flow {
-    demand: Option<Sealing>,
-    asked: Millis,
-    /// How the client's last packet was sealed.
-    treatment: Treatment,
-    suite: Suite,
-    seen: Millis,
+impl Flow {
+    /// Answers are treated like the client's packets. Where the rule leaves compression to the sender, they are
+    /// compressed if the client's are.
+    fn how(&self) -> How {
+        let by_client = self.compresses.then_some(Compress::Auto);
+        let compress = mode(self.demand.and_then(|demand| demand.compress).or(by_client));
+        let Sealed { treatment, suite, .. } = self.sealed;
+        How { treatment, suites: Suites::default().with(suite), compress }
+    }
 }
 
 /// Numbers of packets that were dropped, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drops {
-    /// By [`Dropped::ALL`].
+    /// Numbers of dropped records, one for each reason, in the order of [`Dropped::ALL`].
     pub records: [u64; Dropped::ALL.len()],
-    /// Initiations, by drop reason's number.
+    /// Numbers of dropped initiations, one for each reason; the index is the number of the drop reason.
     pub initiations: [u64; 16],
-    /// Packets in records that are weaker than the rule demands.
+    /// Number of packets whose records are sealed more weakly than the rule demands.
     pub weak: u64,
-    /// Packets that no inside address is left for.
+    /// Number of packets of clients for which no inside address is free.
     pub no_address: u64,
 }
 
-/// The verifier's ends.
+/// The verifier's ends of all its tunnels.
 pub struct VerifierEnd<K> {
     responder: Responder,
     knowledge: K,
-    /// The tunnels' service.
+    /// The service at which the verifier accepts tunnels.
     service: SocketAddr,
     inside: Inside,
-    flows: HashMap<FlowKey, Flow>,
-    swept: Millis,
-    /// Treatment and suites of the frame that was routed last.
-    routed: (Treatment, Suites),
+    flows: Flows,
+    /// The flow of the frame that was routed or admitted last.
+    latest: Option<FlowKey>,
     drops: Drops,
     outgoing: Vec<Outgoing>,
+    admitted: Option<Admitted>,
+}
+
+/// The packet that was admitted last. Those that follow it within the millisecond need no further look at the tables.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Admitted {
+    tunnel: TunnelId,
+    addresses: (IpAddr, IpAddr),
+    ports: (u16, u16),
+    protocol: u8,
+    sealed: Sealed,
+    at: Millis,
+    /// The client's inside address.
+    inside: IpAddr,
 }
 
 impl<K: Knowledge> VerifierEnd<K> {
-    /// Makes the ends of a service at this address, with clients in these networks.
+    /// Creates the ends for a service at this address. Clients get inside addresses in these networks.
     pub fn new(knowledge: K, service: SocketAddr, networks: Vec<IpNet>, seed: u64, limits: Limits) -> Self {
         Self {
             responder: Responder::new(limits, (Suites::ALL, seal::suites::helped())),
             knowledge,
             service,
             inside: Inside::new(networks, seed),
-            flows: HashMap::new(),
-            swept: 0,
-            routed: (Treatment::Encrypt, Suites::ALL),
+            flows: Flows::default(),
+            latest: None,
             drops: Drops::default(),
             outgoing: Vec::new(),
+            admitted: None,
         }
     }
 
@@ -97,10 +104,22 @@ impl<K: Knowledge> VerifierEnd<K> {
         self.responder.len()
     }
 
-    /// Returns the clients in tunnels, by inside address, with their tunnels.
+    /// Reports whether there are no tunnels, no flows and no assigned inside addresses.
+    pub fn is_empty(&self) -> bool {
+        self.responder.is_empty() && self.flows.is_empty() && self.inside.list().next().is_none()
+    }
+
+    /// Returns every client that has an inside address, with this address and its tunnel; `None` if it has no tunnel
+    /// now.
     pub fn clients(&self) -> Vec<(IpAddr, Client, Option<TunnelInfo>)> {
         let info = |client: &Client| self.responder.info(self.responder.of(client.holder)?);
         self.inside.list().map(|(address, client)| (address, client, info(&client))).collect()
+    }
+
+    /// Returns how the latest packet from the client of `flow` was sealed, and the compression ratio in hundredths if
+    /// packets were compressed. Returns `None` if the flow is not known.
+    pub fn sealed(&self, flow: &FlowKey, times: Times) -> Option<(Sealed, Option<u32>)> {
+        self.flows.get(flow, times.0).map(|flow| (flow.sealed, flow.ratio()))
     }
 
     /// Returns the numbers of dropped packets.
@@ -108,40 +127,45 @@ impl<K: Knowledge> VerifierEnd<K> {
         self.drops
     }
 
-    fn note(&mut self, why: NotTaken) {
-        let counter = match why {
-            NotTaken::Record(dropped) => {
-                let index = Dropped::ALL.iter().position(|known| *known == dropped);
-                index.and_then(|index| self.drops.records.get_mut(index))
+    /// Reports whether a record was sealed as well as its packet's rule demands. Remembers how if it was, and nothing
+    /// of a flow whose record was not.
+    fn is_enough(
+        &mut self,
+        key: FlowKey,
+        (tunnel, account): (TunnelId, u32),
+        packet: &[u8],
+        sealed: Sealed,
+        (now, wall): Times,
+    ) -> bool {
+        let token = token_header(packet);
+        let (mut demand, is_due) = self.flows.demand(&key, account, token.is_some(), now);
+        if is_due {
+            let own = token.and_then(|header| self.own_handle(&header, account, wall));
+            if let Some(told) = self.knowledge.demanded(&key, own, account) {
+                demand = Some(told);
+                self.responder.demand_rekey(tunnel, Millis::from(told.rekey) * 1000, now);
             }
-            NotTaken::Initiation(reason) => self.drops.initiations.get_mut(reason as usize),
-        };
-        if let Some(counter) = counter {
-            *counter += 1;
         }
+        let is_enough = demand.unwrap_or(Sealing::UNKNOWN).allows(sealed.treatment, sealed.suite);
+        if is_enough {
+            self.flows.note((key, account), demand, (sealed, token.is_some()), now);
+            self.flows.came_through(&key, tunnel);
+        } else {
+            self.flows.refused(&key, account, demand);
+        }
+        is_enough
     }
 
-    /// Reports whether a record was sealed as well as its packet's rule demands, and remembers how.
-    fn is_enough(&mut self, key: FlowKey, packet: &[u8], treatment: Treatment, suite: Suite, now: Millis) -> bool {
-        let token = token_handle(packet);
-        let is_full = self.flows.len() >= FLOWS_MAX;
-        if is_full && !self.flows.contains_key(&key) {
-            // Nothing is remembered: the demand is the strongest.
-            return Sealing::UNKNOWN.allows(treatment, suite);
-        }
-        let flow = self.flows.entry(key).or_insert(Flow { demand: None, asked: 0, treatment, suite, seen: now });
-        let pause = if flow.demand.is_none() { ASK.0 } else { ASK.1 };
-        if now.saturating_sub(flow.asked) >= pause || token.is_some() && flow.demand.is_none() {
-            flow.asked = now;
-            if let Some(demand) = self.knowledge.demanded(&key, token) {
-                flow.demand = Some(demand);
-            }
-        }
-        if !flow.demand.unwrap_or(Sealing::UNKNOWN).allows(treatment, suite) {
-            return false;
-        }
-        (flow.treatment, flow.suite, flow.seen) = (treatment, suite, now);
-        true
+    /// Returns the handle in a token that has not been verified, if the handle is one of this account. Nobody without a
+    /// verifier's key can make another account's handle, or another handle, look like one.
+    fn own_handle(&self, header: &GrantHeader, account: u32, wall: u32) -> Option<Handle> {
+        let mut is_own = false;
+        self.knowledge.with_tables(&mut |tables| {
+            let current = Epoch::at(wall.into(), tables.config().epoch_length.max(1));
+            let key = current.from_wire(header.epoch).and_then(|epoch| tables.key(epoch));
+            is_own = key.is_some_and(|key| Holder::of(header.handle, &key).account() == account);
+        });
+        is_own.then_some(header.handle)
     }
 
     fn reply(&mut self, source: Option<IpAddr>, replies: &mut Vec<Message>) {
@@ -150,50 +174,68 @@ impl<K: Knowledge> VerifierEnd<K> {
     }
 }
 
-/// Returns the handle in the token at the end of a packet. Nothing has checked the token.
-fn token_handle(packet: &[u8]) -> Option<Handle> {
+/// Returns the grant's header in the token at the end of a packet. The token has not been verified.
+fn token_header(packet: &[u8]) -> Option<GrantHeader> {
     let block = packet.last_chunk::<BLOCK_LEN>().filter(|block| block.starts_with(&MAGIC))?;
-    let header: &[u8; 16] = block.get(4..)?.first_chunk()?;
-    Some(wire::GrantHeader::decode(header).ok()?.handle)
+    GrantHeader::decode(block.get(4..)?.first_chunk()?).ok()
 }
 
 impl<K: Knowledge> End for VerifierEnd<K> {
     type Tunnel = TunnelId;
 
-    fn route(&mut self, packet: &mut [u8], layout: &Layout, virtio: Virtio, (now, _): Times) -> Option<Way<TunnelId>> {
+    fn route(
+        &mut self,
+        packet: &mut [u8],
+        layout: &Layout,
+        virtio: Virtio,
+        (now, _): Times,
+    ) -> Option<(Way<TunnelId>, How)> {
         let inside = layout.destination(packet);
         let client = self.inside.client(inside)?;
-        let tunnel = self.responder.of(client.holder)?;
         let (server_port, client_port) = layout.ports(packet);
         let key = FlowKey::new(inside, client_port, layout.source(packet), server_port, layout.protocol).within(true);
-        self.routed = match self.flows.get(&key) {
-            Some(flow) if now.saturating_sub(flow.seen) < FLOW_IDLE => {
-                (flow.treatment, Suites::default().with(flow.suite))
-            }
-            _ => (Treatment::Encrypt, Suites::ALL),
-        };
+        self.latest = Some(key);
+        let flow = self.flows.get(&key, now);
+        let how =
+            flow.map_or(How { treatment: Treatment::Encrypt, suites: Suites::ALL, compress: Mode::Never }, Flow::how);
+        // A client whose packet came behind the initiation of a newer tunnel no longer has the older tunnel.
+        let is_theirs =
+            |tunnel: &TunnelId| self.responder.info(*tunnel).is_some_and(|info| info.holder == client.holder);
+        let newest = self.responder.of(client.holder);
+        let newer = flow.and_then(|flow| flow.tunnel).filter(|last| Some(*last) > newest).filter(is_theirs);
+        let tunnel = newer.or(newest)?;
         translate(packet, layout, Side::Destination, client.address, virtio.partial)?;
         let to = self.responder.info(tunnel)?.address;
         let source = (!self.service.ip().is_unspecified()).then_some(self.service.ip());
-        Some(Way { tunnel, to, source })
+        Some((Way { tunnel, to, source }, how))
     }
 
-    fn seal(&mut self, tunnel: TunnelId, parts: [&[u8]; 2], partial: bool, times: Times, out: &mut Batch) -> bool {
-        let (treatment, suites) = self.routed;
-        let packet = Packet { treatment, suites, lane: 0, partial, parts: &parts };
-        self.responder.seal(tunnel, &packet, times, out).is_ok()
+    fn seal(&mut self, tunnel: TunnelId, packet: &Packet<'_>, times: Times, out: &mut Batch) -> bool {
+        self.responder.seal(tunnel, packet, times, out).is_ok()
     }
 
-    fn open<'d>(
+    fn seal_block<'p>(
+        &mut self,
+        tunnel: TunnelId,
+        (how, compression): (How, Compression),
+        parts: impl Iterator<Item = (Part, &'p [u8])>,
+        times: Times,
+        out: &mut Batch,
+    ) -> bool {
+        let how = ((how.treatment, compression), (how.suites, 0));
+        self.responder.seal_block(tunnel, how.0, how.1, parts, times, out).is_ok()
+    }
+
+    fn receive<'d>(
         &mut self,
         from: SocketAddr,
         to: Option<IpAddr>,
         datagram: &'d mut [u8],
         times: Times,
         replies: &mut Vec<Message>,
-    ) -> Option<Opened<'d>> {
+    ) -> Option<(TunnelId, Received<'d>)> {
         let address = to.unwrap_or(self.service.ip());
-        let service = Destination { address, protocol: 17, port: self.service.port() };
+        let service = Destination { address, protocol: UDP, port: self.service.port() };
         let (responder, outgoing) = (&mut self.responder, &mut self.outgoing);
         let mut datagram = Some(datagram);
         let mut received = Err(NotTaken::Record(Dropped::Malformed));
@@ -203,41 +245,76 @@ impl<K: Knowledge> End for VerifierEnd<K> {
             }
         });
         self.reply(Some(address), replies);
-        let (tunnel, received) = match received {
-            Ok(received) => received,
-            Err(why) => {
-                self.note(why);
-                return None;
+        match received {
+            Ok(received) => return Some(received),
+            Err(NotTaken::Record(dropped)) => note(&mut self.drops.records, dropped),
+            Err(NotTaken::Initiation(reason)) => {
+                if let Some(counter) = self.drops.initiations.get_mut(reason as usize) {
+                    *counter += 1;
+                }
             }
-        };
-        let Received::Packet { treatment, suite, partial, packet, .. } = received else { return None };
-        let layout = Layout::of(packet)?;
-        let holder = self.responder.info(tunnel)?.holder;
-        let client = Client { holder, address: layout.source(packet) };
-        let Some(inside) = self.inside.of(client, times.0) else {
-            self.drops.no_address += 1;
-            return None;
-        };
-        translate(packet, &layout, Side::Source, inside, partial)?;
-        let (client_port, server_port) = layout.ports(packet);
-        let key = FlowKey::new(inside, client_port, layout.destination(packet), server_port, layout.protocol);
-        if !self.is_enough(key.within(true), packet, treatment, suite, times.0) {
-            self.drops.weak += 1;
-            return None;
         }
-        Some(Opened { packet, layout, partial })
+        None
+    }
+
+    fn admit(
+        &mut self,
+        tunnel: TunnelId,
+        packet: &mut [u8],
+        layout: &Layout,
+        partial: bool,
+        sealed: Sealed,
+        times: Times,
+    ) -> bool {
+        let addresses = (layout.source(packet), layout.destination(packet));
+        let (ports, protocol, at) = (layout.ports(packet), layout.protocol, times.0);
+        let same =
+            |last: &Admitted| *last == Admitted { tunnel, addresses, ports, protocol, sealed, at, inside: last.inside };
+        if let Some(Admitted { inside, .. }) = self.admitted.filter(same)
+            && token_header(packet).is_none()
+        {
+            self.latest = Some(FlowKey::new(inside, ports.0, addresses.1, ports.1, protocol).within(true));
+            return translate(packet, layout, Side::Source, inside, partial).is_some();
+        }
+        (self.admitted, self.latest) = (None, None);
+        let Some(holder) = self.responder.info(tunnel).map(|info| info.holder) else { return false };
+        let client = Client { holder, address: addresses.0 };
+        let Some(inside) = self.inside.of(client, at) else {
+            self.drops.no_address += 1;
+            return false;
+        };
+        if translate(packet, layout, Side::Source, inside, partial).is_none() {
+            return false;
+        }
+        let key = FlowKey::new(inside, ports.0, addresses.1, ports.1, protocol).within(true);
+        let is_enough = self.is_enough(key, (tunnel, holder.account()), packet, sealed, times);
+        if is_enough {
+            self.latest = Some(key);
+            self.admitted = Some(Admitted { tunnel, addresses, ports, protocol, sealed, at, inside });
+        } else {
+            self.drops.weak += 1;
+        }
+        is_enough
+    }
+
+    fn compressed(&mut self, before: usize, after: usize) {
+        if let Some(flow) = self.latest.and_then(|key| self.flows.get_mut(&key)) {
+            flow.compressed[0] += before as u64;
+            flow.compressed[1] += after as u64;
+        }
+    }
+
+    fn woken(&mut self) {
+        self.responder.recheck();
     }
 
     fn poll(&mut self, times: Times, replies: &mut Vec<Message>) {
         let (responder, outgoing) = (&mut self.responder, &mut self.outgoing);
         self.knowledge.with_tables(&mut |tables| responder.poll(times, tables, &mut Random, outgoing));
         self.reply((!self.service.ip().is_unspecified()).then_some(self.service.ip()), replies);
-        if times.0.saturating_sub(self.swept) >= FLOW_SWEEP {
-            self.swept = times.0;
-            self.flows.retain(|_, flow| times.0.saturating_sub(flow.seen) < FLOW_IDLE);
-        }
+        self.flows.sweep(times.0);
     }
 }
 
-/// Reasons why an initiation was dropped have numbers below 16.
+/// Reasons for dropping an initiation have numbers below 16.
 const _: () = assert!((DropReason::NoAddress as usize) < 16);

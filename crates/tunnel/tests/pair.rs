@@ -1,10 +1,14 @@
 //! Real packets through both ends: TCP and UDP, IPv4 and IPv6, through a NAT, as an observer on the path sees them.
 //! Needs root.
 
+// Only tests without a network need its random numbers.
+#[allow(dead_code)]
 mod stage;
 
 use engine::model::Treatment::{Authenticate, Encrypt};
+use engine::model::{Compress, Sealing};
 use lab::Capture;
+use nix::sys::socket::{setsockopt, sockopt};
 use stage::{SERVER, SERVER6, Stage, demand, key};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -138,6 +142,57 @@ fn datagrams_of_all_lengths_that_fit_pass_and_come_back() {
 }
 
 #[test]
+fn compressed_streams_and_datagrams_pass_unchanged_both_ways() {
+    lab::test(|| {
+        for treatment in [Encrypt, Authenticate] {
+            let demand = Sealing { compress: Some(Compress::Always), ..demand(treatment) };
+            let stage = Stage::new(true, demand);
+            stage.leg(TCP, 9100, demand);
+            echo(&stage, address(SERVER, 9100));
+            // Numbers between the text make no two blocks alike; the noise in the middle does not shrink.
+            let mut bytes = pattern(5_000_000);
+            for (at, byte) in bytes.iter_mut().enumerate().skip(2_000_000).take(1_000_000) {
+                *byte = (at as u32).wrapping_mul(0x9e37_79b1).rotate_left(9) as u8 ^ (at >> 7) as u8;
+            }
+            assert!(exchange(&stage, address(SERVER, 9100), &bytes) == bytes, "other bytes came back");
+            for counts in [stage.agent.counts(), stage.verifier.counts()] {
+                let [from, to] = counts.compressed.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
+                assert!(from > 3_000_000 && to * 3 < from, "{from} bytes became {to}");
+                assert_eq!(counts.malformed.load(Ordering::Relaxed) + counts.not_taken.load(Ordering::Relaxed), 0);
+            }
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn datagrams_that_are_compressed_as_one_arrive_as_many() {
+    lab::test(|| {
+        let demand = Sealing { compress: Some(Compress::Always), ..demand(Encrypt) };
+        let stage = Stage::new(false, demand);
+        stage.leg(UDP, 7, demand);
+        assert!(lab::poll(PATIENCE, || {
+            stage.agent.end().show(tunnel::times()).iter().any(|shown| shown.key == key() && shown.is_open)
+        }));
+        let server = stage.server.enter(|| UdpSocket::bind(address(SERVER, 7)))?;
+        server.set_read_timeout(Some(PATIENCE))?;
+        let client = stage.client.enter(|| UdpSocket::bind("0.0.0.0:0"))?;
+        client.connect(address(SERVER, 7))?;
+        setsockopt(&client, sockopt::UdpGsoSegment, &1000)?;
+        let sent = pattern(4500);
+        client.send(&sent)?;
+        let mut room = [0; 2000];
+        for expected in sent.chunks(1000) {
+            let length = server.recv(&mut room)?;
+            assert!(room[..length] == *expected, "a datagram of {length} bytes");
+        }
+        let compressed = stage.agent.counts().compressed.each_ref().map(|bytes| bytes.load(Ordering::Relaxed));
+        assert!(compressed[0] > 4500 && compressed[1] < 1000, "{compressed:?}: one block");
+        Ok(())
+    });
+}
+
+#[test]
 fn a_record_that_is_weaker_than_the_rule_demands_brings_nothing() {
     lab::test(|| {
         let stage = Stage::new(false, demand(Encrypt));
@@ -162,7 +217,7 @@ fn packets_to_a_destination_without_a_tunnel_go_nowhere() {
         let capture = Capture::start(&stage.router, "lan")?;
         let to = address(SERVER, 9100);
         assert!(stage.client.enter(|| TcpStream::connect_timeout(&to, Duration::from_secs(1))).is_err());
-        assert_eq!(stage.agent.end().unknown().map(|to| to.port), Some(9100), "the agent is asked for it");
+        assert_eq!(stage.agent.end().unknown().map(|(_, to)| to.port), Some(9100), "the agent is asked for it");
         assert_eq!(capture.lines("tcp")?, Vec::<String>::new());
         Ok(())
     });

@@ -1,5 +1,4 @@
-//! The session that a command is about, and the party that answers: the agent, where it runs, else the user's own
-//! session.
+//! Where a command finds the session: at the agent if it runs, otherwise in the user's own folder.
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -9,7 +8,7 @@ use reach::{Places, agent};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// The agent to talk to, and the user to act for
+/// The agent's socket, and the user whose session is concerned
 #[derive(Args, Clone)]
 pub struct At {
     /// The agent's socket
@@ -20,10 +19,10 @@ pub struct At {
     uid: Option<u32>,
     #[command(flatten)]
     own: OwnPlace,
-    /// Whether the command is one of `vouchsafe agent`.
+    /// Whether the command is one of `vouchsafe agent`, which needs an agent.
     #[arg(skip)]
     agent_only: bool,
-    /// The own session, once it has answered: it holds a login that was started.
+    /// The user's own session, once it has answered a call. It is kept because it holds a login that has been started.
     #[arg(skip)]
     session: OnceLock<OwnSession>,
 }
@@ -50,9 +49,31 @@ pub struct Using {
 }
 
 impl Using {
-    /// Returns the places where the session may be.
+    /// Returns the two places where the session can be.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the user has no home folder.
     pub fn places(&self) -> Result<Places> {
         Ok(Places { socket: (!self.own.own).then(|| self.socket.clone()), dir: dir(self.own.session_dir.as_ref())? })
+    }
+
+    /// Asks the agent to seal all packets to protected destinations that this process, or any process that it starts,
+    /// sends.
+    ///
+    /// # Errors
+    /// Fails if the command uses the user's own session (`--own`), if no agent runs, or if the agent refuses
+    /// `treatment`.
+    pub fn treat(&self, treatment: &str) -> Result<()> {
+        if self.own.own {
+            bail!("--treatment: a session of your own has no sealed tunnels: leave out --own");
+        }
+        let call = Call::Treat { process: std::process::id(), treatment: treatment.to_owned() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        match runtime.block_on(agent::call(&self.socket, &Request { uid: None, call }))? {
+            Reply::Refused { text, .. } => bail!("--treatment: {text}"),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -63,12 +84,16 @@ impl std::fmt::Debug for At {
 }
 
 impl At {
-    /// Makes the command fail where no agent runs.
+    /// Makes the command fail if no agent runs.
     pub fn agent_only(&mut self) {
         self.agent_only = true;
     }
 
-    /// Makes a call.
+    /// Makes a call to the agent or, if none runs, to the user's own session.
+    ///
+    /// # Errors
+    ///
+    /// Fails if neither can answer.
     pub async fn call(&self, call: Call) -> Result<Reply> {
         let request = Request { uid: self.uid, call };
         if self.agent_only {

@@ -1,5 +1,5 @@
-//! Commands that ask about, or change, the user's session and grants: they parse arguments and print answers. The agent
-//! does the work, or the user's own session where no agent runs.
+//! Commands that query or change the user's session and grants. They parse arguments and print answers; the agent does
+//! the work or, if no agent runs, the user's own session.
 
 mod discover;
 mod login;
@@ -64,7 +64,7 @@ pub struct StatusArguments {
 pub enum GrantsCommand {
     /// List your grants and rules
     List {
-        /// The daemon to talk to, and the user to act for
+        /// The agent's socket, and the user whose session is concerned
         #[command(flatten)]
         at: At,
         /// Print JSON
@@ -74,7 +74,7 @@ pub enum GrantsCommand {
     /// Allow tokens in packets to a destination
     #[command(after_help = ALLOW)]
     Allow(RuleArguments),
-    /// Forbid tokens in packets to a destination: they are sent without identity
+    /// Forbid tokens in packets to a destination: these packets are sent without your identity
     Deny(RuleArguments),
     /// Forget the rule for a destination
     Forget(RuleArguments),
@@ -89,11 +89,11 @@ pub struct RuleArguments {
     destination: String,
 }
 
-/// Runs a command. The exit code is 1 if the answer is no, and 2 for errors.
+/// Runs a command. Returns exit code 1 if the answer is no.
 ///
 /// # Errors
 ///
-/// Fails if the command could not be carried out.
+/// Fails if the command could not be carried out; the caller then exits with code 2.
 pub async fn run(command: SessionCommand) -> Result<ExitCode> {
     match command {
         SessionCommand::Login(arguments) => login::run(*arguments).await,
@@ -105,11 +105,11 @@ pub async fn run(command: SessionCommand) -> Result<ExitCode> {
     }
 }
 
-/// Runs a command at the agent, and fails where none runs.
+/// Runs a command at the agent.
 ///
 /// # Errors
 ///
-/// Fails if the command could not be carried out.
+/// Fails if no agent runs, or if the command could not be carried out.
 pub async fn run_at_agent(mut command: SessionCommand) -> Result<ExitCode> {
     let at = match &mut command {
         SessionCommand::Login(arguments) => &mut arguments.at,
@@ -126,7 +126,7 @@ pub async fn run_at_agent(mut command: SessionCommand) -> Result<ExitCode> {
     run(command).await
 }
 
-/// Prints the reason for a negative answer; returns exit code 1.
+/// Prints the reason for a negative answer. Returns exit code 1.
 fn no(why: &str) -> Result<ExitCode> {
     eprintln!("vouchsafe: {why}");
     Ok(ExitCode::FAILURE)
@@ -187,6 +187,12 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
             "no agent puts tokens into packets here: the session is your own, in {}; use it by `vouchsafe connect`, \
              `run` and `proxy`",
             dir.display()
+        );
+    }
+    if status.tunnels.iter().any(|tunnel| tunnel.keys_exported) {
+        println!(
+            "DANGER: the agent writes the keys of your sealed tunnels to a file, for debugging; everybody who has this file \
+             can read what they carry"
         );
     }
     let own = status.session.as_ref().map(|session| session.authority.as_str());
@@ -258,7 +264,7 @@ async fn rule(arguments: RuleArguments, consent: Option<Consent>) -> Result<Exit
     Ok(code)
 }
 
-/// Parses a destination as users write it; a name stands for all its addresses.
+/// Parses a destination as users write it. A name stands for all its addresses.
 fn targets(text: &str) -> Result<Vec<Target>> {
     let error = match text.parse() {
         Ok(target) => return Ok(vec![target]),

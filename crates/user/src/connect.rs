@@ -1,5 +1,5 @@
-//! `vouchsafe connect`: one connection, passed to the caller as a descriptor, or copied from standard input and to
-//! standard output.
+//! `vouchsafe connect`: makes one connection. It passes the connection to the caller as a file descriptor, or copies
+//! between it and standard input and output.
 
 use crate::at::Using;
 use crate::copy;
@@ -30,11 +30,11 @@ pub struct ConnectArguments {
     wait: u64,
 }
 
-/// Runs the command.
+/// Runs the command `vouchsafe connect`.
 ///
 /// # Errors
 ///
-/// Fails if the session can't be opened, or the connection breaks.
+/// Fails if the session can't be opened, the connection can't be made, or it breaks.
 pub fn run(arguments: &ConnectArguments) -> Result<ExitCode> {
     let connected = Session::open(&arguments.using.places()?).and_then(|session| {
         session.consent();
@@ -69,8 +69,8 @@ fn pass(stream: &TcpStream) -> Result<()> {
     )
 }
 
-/// Copies between the connection and standard input and output. Ends with the connection, as `nc` does: input that
-/// nobody can take any more is not waited for.
+/// Copies between the connection and standard input and output. Ends when the connection ends, as `nc` does, and does
+/// not wait for input that could no longer be sent.
 fn pipe(stream: &TcpStream) -> Result<()> {
     let to_host = stream.try_clone()?;
     std::thread::spawn(move || {

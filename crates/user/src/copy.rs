@@ -1,12 +1,16 @@
-//! Copying a byte stream from one descriptor to another, on Linux without the bytes coming to this process.
+//! Copies a byte stream from one descriptor to another. On Linux, the bytes do not pass through this process's memory.
 
 use std::io;
 use std::os::fd::BorrowedFd;
 
-/// Most bytes that are moved at a time: the size of a pipe that users may have.
+/// Maximum number of bytes that are moved at a time: the size of a pipe that users may have.
 const CHUNK: usize = 1024 * 1024;
 
 /// Copies everything until `from` ends.
+///
+/// # Errors
+///
+/// Fails if reading or writing fails.
 pub fn all(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     if splice::all(from, to)? {
@@ -44,10 +48,15 @@ mod splice {
     use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
     use std::ptr::null_mut;
 
-    /// Copies everything; reports whether these descriptors can be copied so.
+    /// Copies everything until `from` ends. Returns `false`, and copies nothing, if `splice(2)` does not support these
+    /// descriptors.
+    ///
+    /// # Errors
+    ///
+    /// Fails if reading or writing fails.
     pub fn all(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<bool> {
         let (reader, writer) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        // The default size is what is left if the user's share of pipes is used up.
+        // If the user's share of memory for pipes is used up, the pipe keeps its default size.
         let _ = fcntl(&writer, FcntlArg::F_SETPIPE_SZ(CHUNK as i32));
         let mut moved = false;
         loop {
@@ -61,7 +70,7 @@ mod splice {
                 match step(reader.as_fd(), to, left) {
                     Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                     Ok(size) => left -= size,
-                    // `to` takes no splicing: a terminal, or a file in append mode.
+                    // `to` does not support splice: it is a terminal, or a file in append mode.
                     Err(Errno::EINVAL) if !moved => {
                         drop(writer);
                         super::through_memory(reader.as_fd(), to)?;
@@ -112,7 +121,7 @@ mod tests {
         copier.join().expect("no panic");
         assert!(came == sent);
 
-        // A file in append mode takes no splicing.
+        // A file in append mode does not support splice.
         let path = std::env::temp_dir().join(format!("vouchsafe-copy-{}", std::process::id()));
         let mut file = std::fs::OpenOptions::new().create(true).append(true).read(true).open(&path).expect("a file");
         let (mut in_end, from) = UnixStream::pair().expect("a pair");

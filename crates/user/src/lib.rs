@@ -1,4 +1,4 @@
-//! People's commands: for their session ([`commands`]), and for programs that reach protected destinations without an
+//! The commands for people: about their session ([`commands`]), and for reaching protected destinations without an
 //! agent ([`connect`], [`run`], [`proxy`]).
 
 pub mod at;
@@ -42,12 +42,12 @@ pub enum ReachCommand {
     Proxy(proxy::ProxyArguments),
 }
 
-/// Runs a command, on a thread that may block. The exit code is 1 if the answer is no, and 2 for errors; `run` returns
-/// the command's.
+/// Runs a command on a thread that may block. Returns exit code 1 if the answer is no; for `vouchsafe run`, returns the
+/// exit code of the command that it runs.
 ///
 /// # Errors
 ///
-/// Fails if the command could not be carried out.
+/// Fails if the command could not be carried out; the caller then exits with code 2.
 pub fn reach(command: ReachCommand) -> Result<ExitCode> {
     match command {
         ReachCommand::Connect(arguments) => connect::run(&arguments),

@@ -1,7 +1,7 @@
 //! `vouchsafe proxy`: SOCKS5 (RFC 1928) and HTTP CONNECT (RFC 9110, §9.3.6) on one port of this machine's loopback
 //! address.
 //!
-//! A client of the proxy uses this user's grants, so the proxy serves this user's own processes only: the kernel tells
+//! A client of the proxy uses this user's grants, so the proxy serves only processes of this user. The kernel tells
 //! which user opened each connection.
 
 mod greeting;
@@ -23,11 +23,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// How long a client may take to say where it wants to go.
+/// Maximum time for a client to say where it wants to connect.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Largest number of connections at a time.
+/// Maximum number of concurrent connections.
 const CONNECTIONS_MAX: usize = 1024;
-/// Room for the stack of a thread that only copies.
+/// Size of the stack of a thread that only copies, in bytes.
 const STACK: usize = 256 * 1024;
 
 /// Serve as a proxy
@@ -43,11 +43,11 @@ pub struct ProxyArguments {
     wait: u64,
 }
 
-/// Runs the command, until it is ended.
+/// Runs the proxy until its process is ended.
 ///
 /// # Errors
 ///
-/// Fails if the session can't be opened, or the address can't be listened on.
+/// Fails if the session can't be opened, or the proxy can't listen on the address.
 pub fn run(arguments: &ProxyArguments) -> Result<ExitCode> {
     ensure!(
         arguments.listen.ip().is_loopback(),
@@ -72,7 +72,7 @@ pub fn run(arguments: &ProxyArguments) -> Result<ExitCode> {
         let client = match listener.accept() {
             Ok((client, _)) => client,
             Err(error) => {
-                // Usually the process is out of descriptors: connections that end will free some.
+                // Usually the process has too many open descriptors; connections that end will release some.
                 tracing::warn!("cannot accept a connection: {error}");
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
@@ -95,7 +95,7 @@ pub fn run(arguments: &ProxyArguments) -> Result<ExitCode> {
     }
 }
 
-/// One of the connections that may be open at a time.
+/// One of the connections that may be open at the same time; released on drop.
 struct Place(Arc<AtomicUsize>);
 
 impl Place {

@@ -1,12 +1,15 @@
-//! `vouchsafe run`: a command whose connections to protected destinations carry tokens, whatever it is linked to.
+//! `vouchsafe run`: runs a command whose connections to protected destinations carry tokens, even if it is statically
+//! linked.
 //!
-//! Three processes take part. The *front*, which the caller started, waits, passes signals on, and ends as the command
-//! does. Its child, the *supervisor*, starts the command under a seccomp filter that has the kernel ask the supervisor
-//! about some system calls (seccomp_unotify(2)), and stays until the last descendant of the command has ended. It is
-//! the command's parent because Yama (ptrace_scope 1) lets only ancestors take a process's sockets.
+//! Three processes take part. The caller starts the *front*, which waits, passes signals on, and ends in the way in
+//! which the command ends. Its child, the *supervisor*, starts the command under a seccomp filter, by which the kernel
+//! asks the supervisor about some system calls (seccomp_unotify(2)). The supervisor stays until the last descendant of
+//! the command has ended. The supervisor is the command's parent because Yama (ptrace_scope 1) allows only ancestors to
+//! copy a process's sockets.
 //!
-//! Nothing of this is a security boundary: a command can avoid the filter's calls, or change a call's memory after the
-//! supervisor has read it. Then its packets carry no token, and the verifier drops them.
+//! This is not a security boundary. A command can avoid the system calls that the filter watches, or change the
+//! arguments of a call in memory after the supervisor has read them. The command's packets then carry no token, and the
+//! verifier drops them.
 
 mod child;
 mod datagrams;
@@ -38,23 +41,27 @@ pub struct RunArguments {
     /// Time to wait for a connection, in seconds; a program's own shorter time limit goes before
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     wait: u64,
+    /// Seal what the command sends to protected destinations, with this treatment (authenticate or encrypt, and
+    /// compress) or a stronger one that a rule demands; needs the agent
+    #[arg(long, value_name = "TREATMENT[,compress]")]
+    treatment: Option<String>,
     /// The command and its arguments
     #[arg(required = true, last = true)]
     command: Vec<OsString>,
 }
 
-/// How the supervisor treats calls.
+/// How the supervisor handles calls.
 #[derive(Clone, Copy, Debug)]
 struct Settings {
     tcp_only: bool,
     wait: Duration,
 }
 
-/// Runs the command; returns its exit code. The caller has one thread only.
+/// Runs the command and returns its exit code. This process must have only one thread.
 ///
 /// # Errors
 ///
-/// Fails if the session can't be opened, or the command not be started.
+/// Fails if the session can't be opened, or if the command can't be started.
 pub fn run(arguments: &RunArguments) -> Result<ExitCode> {
     let session = match Session::open(&arguments.using.places()?) {
         Ok(session) => session,
@@ -67,8 +74,11 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode> {
     let [program, rest @ ..] = &arguments.command[..] else { anyhow::bail!("no command given") };
     let mut command = Command::new(program);
     command.args(rest);
+    if let Some(treatment) = &arguments.treatment {
+        arguments.using.treat(treatment)?;
+    }
     if session.way() == Way::Agent {
-        // The agent puts tokens into every program's packets.
+        // The user is logged in at the agent, which puts tokens into every program's packets.
         let error = command.exec();
         return Ok(front::cannot_start(program, &error));
     }
@@ -76,7 +86,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode> {
     let (reports, reporter) = std::io::pipe().context("cannot make a pipe")?;
     let mut before = SigSet::empty();
     sigprocmask(SigmaskHow::SIG_BLOCK, Some(&front::signals()), Some(&mut before))?;
-    // SAFETY: this process has one thread, so that the child may do everything.
+    // SAFETY: this process has only one thread, so the child may do everything.
     match unsafe { fork() }.context("cannot start a process")? {
         ForkResult::Parent { child } => {
             drop(reporter);

@@ -1,5 +1,5 @@
-//! Inside addresses: which person has which address now, and which person had it before. Each person gets a number
-//! of their own, by which the kernel program refers to them.
+//! Inside addresses: which person has which address now, and which person had it before. Each person gets a number,
+//! which stands for the person in the kernel's tables.
 //!
 //! The kernel program chooses a person's address on their first packet.
 
@@ -15,16 +15,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 use wire::map::{Bearer, Flow, FlowKey, LeaseKey, NatNews, PersonName, nat_news};
 
-/// Largest number of addresses in a pool, per family: allocation scans all of them.
+/// Maximum number of addresses of each family in a pool. It is limited because the kernel program looks through all of
+/// them when it assigns one.
 pub const POOL_MAX: usize = 4096;
 /// Number of expired leases that stay listed.
 const PAST_MAX: usize = 10_000;
-/// How long a bearer outlives its grant, in seconds: allows for clock skew.
+/// Seconds after a grant's end for which its owner stays recorded, to allow for clock skew.
 const SKEW: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
-/// Handles that may wait until the authority is asked for their owners.
+/// Maximum number of handles that wait until the daemon asks the authority for their owners.
 pub const UNKNOWN_MAX: usize = 1024;
 
-/// Returns all host addresses of these networks, IPv4 first. A network of a single address yields that address.
+/// Returns all addresses in these networks that hosts can have, IPv4 first. If a network consists of a single address,
+/// returns this address.
+///
+/// # Errors
+///
+/// Fails if there are more than [`POOL_MAX`] addresses of one family.
 pub fn pool(networks: &[IpNet]) -> Result<Vec<IpAddr>> {
     let mut all = Vec::new();
     for network in networks {
@@ -48,7 +54,7 @@ pub fn pool(networks: &[IpNet]) -> Result<Vec<IpAddr>> {
     Ok(all)
 }
 
-/// Current and past leases of inside addresses.
+/// Current and past leases of inside addresses to persons.
 pub struct Addresses {
     tables: Arc<Tables>,
     people: Mutex<People>,
@@ -84,7 +90,12 @@ impl People {
 }
 
 impl Addresses {
-    /// Starts the listener for the kernel program's messages; handles whose owner it asks for go to `unknown`.
+    /// Starts a listener for the kernel program's messages. If the kernel program needs to know the owner of a grant,
+    /// the listener sends the grant's handle to `unknown`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel program's ring buffer can't be opened.
     pub fn new(tables: Arc<Tables>, pool: Vec<IpAddr>, unknown: mpsc::Sender<u64>) -> Result<Self> {
         let people = Mutex::new(People::read(&tables));
         let past: Arc<Mutex<VecDeque<_>>> = Arc::default();
@@ -103,8 +114,12 @@ impl Addresses {
         Ok(Self { tables, people, past, _listener: Listener::start("addresses", ring)? })
     }
 
-    /// Records the owner of a grant that another gateway reports, unless it is known already; returns the person's
-    /// number.
+    /// Records that a grant belongs to `person`, as another gateway reports, unless the grant's owner is already
+    /// recorded. Returns the number that stands for the person in the kernel's tables.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the person can't get a number, or if the tables have no room.
     pub fn note(&self, person: &str, handle: u64, expires: u32) -> Result<u32> {
         let number = self.number(person)?;
         self.tables
@@ -114,7 +129,8 @@ impl Addresses {
         Ok(number)
     }
 
-    /// Returns the inside address of a flow's client and the person who has it, even after the grant has ended.
+    /// Returns the inside address of a flow's client and the person who has this address, even after the flow's grant
+    /// has ended. Returns `None` if the client has no inside address or the person is unknown.
     pub fn holder(&self, flow: &Flow) -> Option<([u8; 16], String)> {
         let slot = self.tables.slots.get(&flow.inside.checked_sub(1)?).ok()??;
         let people = self.people.lock().unwrap_or_else(PoisonError::into_inner);
@@ -122,6 +138,10 @@ impl Addresses {
     }
 
     /// Writes the owner of a grant to the kernel's tables.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the person can't get a number, or if the tables have no room.
     pub fn learn(&self, owner: &GrantOwner) -> Result<()> {
         let number = self.number(&owner.person)?;
         let expires = u32::try_from(owner.expires).unwrap_or(u32::MAX);
@@ -166,7 +186,11 @@ impl Addresses {
         Ok(())
     }
 
-    /// Removes the owners of grants that have ended.
+    /// Removes the owners of grants that have ended from the kernel's tables.
+    ///
+    /// # Errors
+    ///
+    /// Fails if an entry can't be removed.
     pub fn tidy(&self) -> Result<()> {
         let now = now();
         let ended = |bearer: &Bearer| u64::from(bearer.expires) + SKEW < now;
@@ -185,14 +209,16 @@ impl Addresses {
         all
     }
 
-    /// Returns the inside address and port of a flow's client.
+    /// Returns the address and port under which the inside sees the client of a flow; `None` if the inside sees the
+    /// client's own address.
     pub fn of(&self, flow: &Flow, key: &FlowKey) -> Option<SocketAddr> {
         let slot = self.tables.slots.get(&flow.inside.checked_sub(1)?).ok()??;
         let address = wire::map::address_of(slot.address, key.family);
         Some((address, u16::from_be_bytes(flow.inside_port)).into())
     }
 
-    /// Returns the flows of a client, given its inside address and port.
+    /// Returns the keys of the flows whose client has this inside address and port. The returned keys contain the
+    /// client's own address and port in place of these.
     pub fn outside(&self, client: SocketAddr) -> Vec<FlowKey> {
         let (address, port) = (client.ip().to_canonical(), client.port());
         let keys = self.tables.ways_back.keys().into_iter().filter(|key| key.client() == (address, port));
@@ -203,7 +229,7 @@ impl Addresses {
         outside.collect()
     }
 
-    /// Returns the number of addresses with flows, and the number of all addresses.
+    /// Returns the number of inside addresses that have flows, and the number of all addresses in the pool.
     pub fn usage(&self) -> (usize, u32) {
         let used = self.tables.slots.entries().iter().filter(|(_, slot)| slot.flows > 0).count();
         (used, self.tables.slots.capacity())
@@ -228,7 +254,7 @@ fn list(tables: &Tables) -> Vec<view::InsideAddress> {
     leases.filter_map(lease).collect()
 }
 
-/// Logs a message of the kernel program; when an address gets a new owner, moves the previous lease to the past ones.
+/// Logs a message of the kernel program. If an address got a new owner, moves the previous lease to `past`.
 fn note(
     tables: &Tables,
     news: &NatNews,

@@ -1,5 +1,5 @@
-//! Adoption of TCP connections that are established when protection starts: found in the kernel's list of sockets,
-//! filtered by what is protected. Pure except for [`sockets`].
+//! Adoption of TCP connections that are already established when protection starts. They are selected from the kernel's
+//! list of sockets by their local address and port. Only [`sockets`] does IO.
 
 use crate::plan;
 use datapath::sockets::address;
@@ -18,6 +18,10 @@ pub struct Socket {
 }
 
 /// Returns the established TCP sockets of this network namespace.
+///
+/// # Errors
+///
+/// Fails if `/proc/self/net/tcp` can't be read.
 pub fn sockets() -> std::io::Result<Vec<Socket>> {
     let four = std::fs::read_to_string("/proc/self/net/tcp")?;
     // The file is absent if the kernel has no IPv6.
@@ -25,7 +29,7 @@ pub fn sockets() -> std::io::Result<Vec<Socket>> {
     Ok(four.lines().chain(six.lines()).filter_map(socket).collect())
 }
 
-/// Parses one line of `/proc/net/tcp` or `tcp6`; returns `None` if the connection is not established.
+/// Parses one line of `/proc/net/tcp` or `tcp6`; returns `None` if its connection is not established.
 pub fn socket(line: &str) -> Option<Socket> {
     let mut fields = line.split_whitespace().skip(1);
     let (local, peer, state) = (fields.next()?, fields.next()?, fields.next()?);
@@ -37,19 +41,19 @@ pub fn socket(line: &str) -> Option<Socket> {
     Some(Socket { local: address(local)?, peer: address(peer)? })
 }
 
-/// Returns the sockets whose local address and port are protected.
+/// Returns those sockets whose local address and port are protected.
 pub fn protected_sockets(sockets: &[Socket], protected: &[Protected]) -> Vec<Socket> {
     let is_protected = |s: &&Socket| plan::is_protected(protected, s.local.ip(), TCP, s.local.port());
     sockets.iter().filter(is_protected).copied().collect()
 }
 
-/// Returns the entry for the flow table that adopts a connection.
+/// Returns the key and the entry with which the flow table adopts the connection of `socket`.
 pub fn flow(socket: &Socket, now: u32) -> (FlowKey, Flow) {
     let key = FlowKey::new(socket.peer.ip(), socket.peer.port(), socket.local.ip(), socket.local.port(), TCP);
     (key, Flow { since: now, seen: now, origin: origin::ADOPTED, ..Flow::default() })
 }
 
-/// Parses the value of `SSH_CONNECTION` (`CLIENT PORT SERVER PORT`).
+/// Parses the value of `SSH_CONNECTION` (`CLIENT PORT SERVER PORT`); `None` if it is malformed.
 pub fn ssh_connection(text: &str) -> Option<Socket> {
     let mut fields = text.split(' ');
     let mut end = || {
@@ -60,15 +64,15 @@ pub fn ssh_connection(text: &str) -> Option<Socket> {
     Some(Socket { local, peer })
 }
 
-/// Returns the connection that the administrator may be working through: the one in `SSH_CONNECTION`, or else any
-/// established connection to the SSH port.
+/// Returns the connection through which the administrator is possibly working. This is the connection in
+/// `SSH_CONNECTION` or, without that, any established connection to the SSH port.
 pub fn operator(ssh_connection: Option<Socket>, sockets: &[Socket]) -> Option<Socket> {
     const SSH: u16 = 22;
     ssh_connection.or_else(|| sockets.iter().find(|socket| socket.local.port() == SSH).copied())
 }
 
 /// Returns a warning if starting protection could lock the administrator out, because they are logged in through a
-/// protected port. An adopted connection survives, but the next one needs a grant.
+/// protected port. If `adopt` is true, their connection is not cut, but their next connection needs a grant.
 pub fn lock_out(ssh: Option<&Socket>, protected: &[Protected], adopt: bool) -> Option<String> {
     let ssh = ssh.filter(|ssh| plan::is_protected(protected, ssh.local.ip(), TCP, ssh.local.port()))?;
     let cut = if adopt { "stays up, but the next one needs a grant" } else { "will be cut" };

@@ -5,9 +5,11 @@ use crate::control::{self, Request};
 use crate::directory::Directory;
 use crate::settings::{Flags, duration};
 use crate::{daemon, view};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use datapath::Pins;
+use datapath::transparent::Diversion;
+use follower::Enrolment;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shell::{print, println};
@@ -32,12 +34,12 @@ const RUN: &str = "Examples:
   vouchsafe verifier run --observe                 # drop nothing, say what would be dropped
   vouchsafe verifier run --try 5m                  # protect, for five minutes unless confirmed
   vouchsafe verifier run --interface eth0 --tcp-idle 2h";
-/// An address with a port.
+/// Parses an address with a port.
 fn endpoint(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| "write ADDR:PORT, such as 203.0.113.5:4711 or [2001:db8::5]:4711")
 }
 
-/// Protects this host, or what is behind it
+/// Protects this host, or the hosts behind it
 #[derive(Subcommand, Debug)]
 pub enum VerifierCommand {
     /// Make this verifier known to its authority
@@ -146,9 +148,30 @@ pub struct FirstRun {
     /// At the first run: the one-time code that `vouchsafe authority verifier add` printed
     #[arg(long, env = "VOUCHSAFE_CODE", hide_env_values = true, requires = "authority")]
     code: Option<String>,
+    /// At the first run: the file that contains the code
+    #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CODE_FILE", conflicts_with = "code", requires = "authority")]
+    code_file: Option<PathBuf>,
 }
 
-/// The daemon to talk to
+impl FirstRun {
+    /// Enrols the verifier in `directory`.
+    async fn enrol(&self, directory: &Directory) -> Result<Enrolment> {
+        let file = self.code_file.as_ref().map(|file| {
+            let code = std::fs::read_to_string(file);
+            code.with_context(|| format!("cannot read the code for the first run from {}", file.display()))
+        });
+        let code = self.code.clone().or(file.transpose()?);
+        let (Some(authority), Some(code)) = (&self.authority, code) else {
+            bail!(
+                "{} names no authority: run `vouchsafe verifier enrol`, or give --authority and --code",
+                directory.file().display()
+            )
+        };
+        directory.enrol(authority, self.ca.as_deref(), code.trim()).await
+    }
+}
+
+/// The daemon that the command talks to
 #[derive(Args, Debug)]
 pub struct Daemon {
     /// Name of the verifier, if several run on this host
@@ -201,6 +224,11 @@ fn instance(text: &str) -> Result<String, String> {
 }
 
 /// Runs a command. The exit code is 1 if the answer to a question is no, and 2 for errors.
+///
+/// # Errors
+///
+/// Fails if the arguments contradict each other, if enrolment fails, if the daemon can't start, or if the running
+/// daemon does not answer the command's question.
 pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
     match command {
         VerifierCommand::Enrol { home, at, again } => {
@@ -215,13 +243,9 @@ pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
         VerifierCommand::Run { home, daemon, at, r#try, flags } => {
             let directory = Directory::at(home.dir);
             let (enrolment, file) = directory.read()?;
-            let enrolment = match (enrolment, at.authority, at.code) {
-                (Some(stored), _, _) => directory.enrolment(&stored)?,
-                (None, Some(authority), Some(code)) => directory.enrol(&authority, at.ca.as_deref(), &code).await?,
-                (None, _, _) => bail!(
-                    "{} names no authority: run `vouchsafe verifier enrol`, or give --authority and --code",
-                    directory.file().display()
-                ),
+            let enrolment = match enrolment {
+                Some(stored) => directory.enrolment(&stored)?,
+                None => at.enrol(&directory).await?,
             };
             let settings = flags.or(file).settings();
             let trial = r#try.map(|seconds| Duration::from_secs(seconds.into()));
@@ -274,7 +298,7 @@ async fn detach(daemon: &Daemon) -> Result<ExitCode> {
             return Ok(ExitCode::SUCCESS);
         }
         Ok(None) => None,
-        // The daemon may be shutting down, which leaves the pins.
+        // The daemon may be shutting down, and leaves the pins behind.
         Err(error) => Some(error),
     };
     match (Pins::existing("verifier", &daemon.instance), trouble) {
@@ -289,6 +313,7 @@ async fn detach(daemon: &Daemon) -> Result<ExitCode> {
                 }
             }
             pins.remove()?;
+            Diversion::of(&pins.name()).clear()?;
             println!("detached: nothing is protected now");
             Ok(ExitCode::SUCCESS)
         }
@@ -358,5 +383,6 @@ mod tests {
         assert_eq!((flags.interface.len(), flags.tcp_idle), (2, Some(7200)));
         assert!(parse("run --replay-buckets 1000").is_err() && parse("run --max-flows 0").is_err());
         assert!(parse("run --instance ../x").is_err() && parse("run --code x").is_err());
+        assert!(parse("run --code-file x").is_err() && parse("run --authority a --code x --code-file x").is_err());
     }
 }

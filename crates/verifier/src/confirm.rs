@@ -1,14 +1,15 @@
-//! Confirms grants to the authority once this verifier knows them, so that the authority releases them to their
-//! clients.
+//! Confirms to the authority that this verifier knows a grant. The authority waits a short time for this confirmation
+//! before it sends the grant to its client.
 
 use api::{Confirm, LIVE_FLOWS_MAX};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::task::JoinHandle;
 
-/// Handles queued for confirmation; if the queue is full, clients wait until the authority's timeout.
+/// Maximum number of handles queued for confirmation. If the queue is full, a handle is not confirmed, and its client
+/// waits until the authority's timeout.
 const QUEUE: usize = LIVE_FLOWS_MAX;
 
-/// Sends confirmations in a task of its own.
+/// Sends confirmations to the authority, in a separate task.
 pub struct Confirmer {
     confirms: Confirm,
     handles: Sender<u64>,
@@ -16,13 +17,13 @@ pub struct Confirmer {
 }
 
 impl Confirmer {
-    /// Starts the task. `confirms` is the kind of grant that this verifier must know before it can admit the client.
+    /// Starts the task. `confirms` determines which kinds of grants are confirmed.
     pub fn new(authority: client::Authority, confirms: Confirm) -> Self {
         let (handles, queued) = channel(QUEUE);
         Self { confirms, handles, task: tokio::spawn(keep(authority, queued)) }
     }
 
-    /// Queues a handle for confirmation if this verifier confirms grants of this kind.
+    /// Queues a grant's handle for confirmation, if grants of this kind are confirmed.
     pub fn note(&self, kind: Confirm, handle: u64) {
         if kind <= self.confirms {
             let _ = self.handles.try_send(handle);

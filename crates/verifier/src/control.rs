@@ -1,8 +1,9 @@
-//! The control socket: one JSON object per line in, one per line out. A request is a [`Request`], such as
-//! `{"request":"whois","client":"203.0.113.5:4711"}`; the answer is `{"ok": …}` or `{"error":"one line for people"}`.
+//! The control socket: one JSON object per line in each direction. A request is a [`Request`], such as
+//! `{"request":"whois","client":"203.0.113.5:4711"}`. The answer is `{"ok": …}`, or `{"error": "…"}` with one line for
+//! people.
 //!
-//! The kernel reports the user behind each connection: root and the daemon's own user may make every request, the users
-//! of the setting `whois_users` may make `whois` requests, all others get an error.
+//! The kernel reports the user behind each connection. Root and the daemon's own user are allowed to make every
+//! request. The users in the setting `whois_users` are allowed to make `whois` requests. All other users get an error.
 
 use anyhow::{Context, Result};
 use serde::de::DeserializeOwned;
@@ -25,36 +26,37 @@ const MOST: u64 = 160 * 1024;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// The verifier at a glance: [`crate::view::Status`].
+    /// Requests an overview of the verifier. The answer is a [`crate::view::Status`].
     Status,
-    /// All flows: a list of [`crate::view::Flow`].
+    /// Requests all flows. The answer is a list of [`crate::view::Flow`].
     Flows,
-    /// Drops: [`crate::view::Drops`].
+    /// Requests the counters and the latest samples of dropped packets. The answer is a [`crate::view::Drops`].
     Drops {
         /// Only samples with this number or a later one.
         #[serde(default)]
         from: u64,
     },
-    /// The flows of one client: a list of [`crate::view::Flow`], empty if there is none.
+    /// Requests the flows of one client. The answer is a list of [`crate::view::Flow`], empty if there is none.
     Whois {
         /// The client's address and port, as the server sees it.
         client: SocketAddr,
-        /// The server's address and port, if the application knows them: much faster if there are many flows.
+        /// The server's address and port. With many flows, the answer is much faster if the application gives them.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         server: Option<SocketAddr>,
     },
-    /// Current and past leases of inside addresses: a list of [`crate::view::InsideAddress`].
+    /// Requests the current and past leases of inside addresses. The answer is a list of
+    /// [`crate::view::InsideAddress`].
     Addresses,
-    /// Whether this packet would pass: [`crate::view::Verdict`].
+    /// Asks whether a packet without a token would pass. The answer is a [`crate::view::Verdict`].
     ExplainPacket {
-        /// The client.
+        /// The client's address and port.
         from: SocketAddr,
-        /// The server.
+        /// The server's address and port.
         to: SocketAddr,
         /// The IP protocol number.
         protocol: u8,
     },
-    /// Whether this packet would pass, its token included: [`crate::view::Verdict`].
+    /// Asks whether a frame would pass, and checks its token. The answer is a [`crate::view::Verdict`].
     ExplainFrame {
         /// The whole Ethernet frame in hex.
         frame: String,
@@ -62,42 +64,42 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         time: Option<u64>,
     },
-    /// Whether the policy would let this person in: [`api::PersonExplanation`].
+    /// Asks whether the policy would grant a person access. The answer is an [`api::PersonExplanation`].
     ExplainPerson {
         /// The person, with assumed facts about them.
         #[serde(flatten)]
         requester: Requester,
-        /// The server.
+        /// The server's address and port.
         to: SocketAddr,
         /// The IP protocol number.
         protocol: u8,
     },
-    /// Keep the protection that is on trial; the answer is a sentence.
+    /// Confirms the protection that is on trial, so that it stays. The answer is a sentence.
     Confirm,
-    /// End protection; the answer is a sentence.
+    /// Ends protection and the daemon. The answer is a sentence.
     Detach,
 }
 
-/// A person, real or hypothetical, about whom the policy is asked.
+/// A person, real or hypothetical. The daemon is asked whether this person would get a grant.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Requester {
     /// The person's name.
     pub person: String,
-    /// The person's device, whose tags apply.
+    /// The device that the person uses, so that its tags apply; `None` for no device.
     #[serde(default)]
     pub device: Option<String>,
-    /// Groups in addition to those that the authority knows.
+    /// Groups to assume in addition to those that the authority knows of the person.
     #[serde(default)]
     pub groups: Vec<String>,
-    /// Tags in addition to those that the authority knows.
+    /// Device tags to assume in addition to those that the authority knows of the device.
     #[serde(default)]
     pub tags: Vec<String>,
-    /// The address from which the person would ask the authority.
+    /// The address from which the person would send requests to the authority; `None` for no address.
     #[serde(default)]
     pub source: Option<IpAddr>,
 }
 
-/// Instance of a verifier that was given no name. Part of the path of its pins.
+/// Name of the instance if the command line names none. It is part of the path of the verifier's pins.
 pub const DEFAULT_INSTANCE: &str = "main";
 
 /// Returns the path of an instance's control socket.
@@ -106,13 +108,16 @@ pub fn default_socket(instance: &str) -> PathBuf {
     Path::new("/run/vouchsafe").join(name)
 }
 
-/// Listens at `path`. Any user may connect; [`Access`] decides which requests are answered. Fails if another daemon
-/// listens.
+/// Listens at `path`. Every user can connect; [`Access`] decides which requests are answered.
+///
+/// # Errors
+///
+/// Fails if another daemon listens there, or if the socket can't be made.
 pub fn listen(path: &Path) -> Result<UnixListener> {
     control::listen(path, &ROLE)
 }
 
-/// Answers requests with `answer` until the future is dropped.
+/// Serves the control socket until the future is dropped. The function `answer` makes the answer to each request.
 pub async fn serve<F, A>(listener: UnixListener, access: Access, answer: F)
 where
     F: Fn(Request) -> A + Send + Sync + 'static,
@@ -127,13 +132,22 @@ where
     .await;
 }
 
-/// Sends a request to the daemon that listens at `path`.
+/// Sends a request to the daemon that listens at `path`, and returns its answer.
+///
+/// # Errors
+///
+/// Fails if no daemon listens at `path`, or if the daemon refuses the request or does not answer in time.
 pub async fn ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Result<T> {
     let answer = try_ask(path, request).await?;
     answer.with_context(|| format!("no verifier listens at {}: is `vouchsafe verifier run` running?", path.display()))
 }
 
-/// Like [`ask`], but returns `None` if no daemon listens.
+/// Sends a request to the daemon that listens at `path`, and returns its answer. Returns `None` if no daemon listens
+/// there.
+///
+/// # Errors
+///
+/// Fails if the daemon refuses the request, or does not answer in time.
 pub async fn try_ask<T: DeserializeOwned>(path: &Path, request: &Request) -> Result<Option<T>> {
     control::ask(path, &ROLE, request).await
 }

@@ -1,17 +1,20 @@
-//! `vouchsafe verifier run`: starts protection, follows the authority and does the upkeep. When the process ends,
-//! protection continues without it, unless it was on trial.
+//! `vouchsafe verifier run`: starts protection, follows the authority and maintains the kernel's tables. When the
+//! process ends, protection continues without it, unless protection was on trial.
 
 use crate::addresses::UNKNOWN_MAX;
 use crate::confirm::Confirmer;
 use crate::control;
 use crate::directory::Directory;
 use crate::drops::Ring;
+use crate::identity::complaints::Complainants;
+use crate::identity::endpoint;
 use crate::kernel::Kernel;
 use crate::peers::{self, Peers};
 use crate::recheck::Recheck;
 use crate::settings::Settings;
 use crate::shared::{Names, Shared};
-use crate::{adoption, now, report};
+use crate::unnamed::Unnamed;
+use crate::{adoption, now, relay, report};
 use anyhow::{Context, Result, bail};
 use api::Confirm;
 use datapath::Pins;
@@ -27,13 +30,14 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-mod follow;
+mod events;
 mod notify;
+mod sealing;
 
 /// Error of a verifier whose token the authority does not accept.
 const UNKNOWN: &str = "the authority does not know this verifier: run `vouchsafe verifier enrol --again`";
 
-/// Parameters of a daemon.
+/// The parameters with which the daemon starts.
 pub struct Start {
     /// The verifier's directory.
     pub directory: Directory,
@@ -41,21 +45,23 @@ pub struct Start {
     pub instance: String,
     /// The path of the control socket.
     pub socket: PathBuf,
-    /// The settings.
+    /// The verifier's settings.
     pub settings: Settings,
     /// The verifier's identity at the authority.
     pub enrolment: Enrolment,
-    /// End protection after this time unless it is confirmed.
+    /// Time after which protection ends unless somebody confirms it; `None` if protection is not on trial.
     pub trial: Option<Duration>,
 }
 
-/// Runs until a signal, an order to detach, or the end of a trial.
+/// Runs the daemon until a signal arrives, a client requests [`control::Request::Detach`], or a trial ends.
 pub async fn run(start: Start) -> Result<ExitCode> {
     let Start { directory, instance, socket, mut settings, enrolment, trial } = start;
     let mut signals = Signals::listen()?;
     let _lock = directory.lock()?;
     let access = access(&settings.whois_users)?;
+    let complainants = Complainants::new(&settings.complainants, number_of, |user| access.knows(user))?;
     let listener = control::listen(&socket)?;
+    let askers = settings.identity_socket.as_deref().map(endpoint::listen).transpose()?;
     let readers = match settings.metrics {
         Some(address) => Some(shell::metrics::listen(address).await?),
         None => None,
@@ -63,7 +69,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let authority = enrolment.caller()?;
     let pins = Pins::new("verifier", &instance)?;
     let _instance_lock = pins.lock()?;
-    // Programs that only observed protected nothing.
+    // Programs that only observed did not protect anything.
     let cold_start = pins.live_links()?.is_empty() || pins.is_observing();
     if !cold_start && trial.is_some() {
         bail!(
@@ -106,6 +112,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     kernel.write(&state.config, if withheld { &[] } else { &state.keys.keys }, now())?;
     kernel.write_proofs(&state)?;
     warn_of_lock_out(&kernel, &settings, trial, cold_start);
+    // Before anything is admitted, so that no client reaches a service directly that expects the relay's header.
+    let relayed = relay::prepare(&settings, &kernel.pins_name())?;
     let adopt = cold_start && settings.adopt;
     let mut adopted = if adopt { kernel.adopt()? } else { 0 };
     if cold_start {
@@ -113,7 +121,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     }
     kernel.attach()?;
     if adopt {
-        // Connections whose handshake ended between the first list and the attachment.
+        // Also adopt connections whose handshake ended between the first list and the attachment.
         adopted += kernel.adopt()?;
         tracing::info!(adopted, "adopted established connections");
     }
@@ -134,13 +142,13 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         };
         trouble = catch_up(&mut kernel, &mut state, answer, withheld)?;
     }
-    // A client gets an inside address only once the grant's owner is known, and packets are marked with a class only
-    // once the class is known.
-    let needs_owners = !settings.pool.is_empty() || settings.mark.is_some();
+    // A client gets an inside address only once the grant's owner is known, packets are marked with a class only once
+    // the class is known, and a tunnel's packets pass unencrypted only once the rule is known.
+    let needs_owners = !settings.pool.is_empty() || !settings.tunnel_pool.is_empty() || settings.mark.is_some();
     let confirms = if needs_owners { Confirm::Grants } else { Confirm::Pairs };
     let (following, folder) = (authority.clone(), directory.folder().clone());
     let mut follower = Follower::start(Following { authority: following, folder, state, trouble, confirms })?;
-    // Only after protection is on: at boot, the network between peers may not be up yet.
+    // Open this only after protection is on: at boot, the network between peers may not be up yet.
     let peer_listener = match settings.peer_listen {
         Some(address) => Some(peers::listen(address).await?),
         None => None,
@@ -165,16 +173,22 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let shared = Arc::new(Shared::new(names, settings.observe, peers.clone(), (caller, health), kernel, drops, orders));
     *shared.trial() = trial.map(|trial| (Instant::now() + trial).into_std());
     let answering = shared.clone();
+    let relaying = tokio::spawn(relay::serve(relayed, shared.clone()));
+    let identifying =
+        askers.map(|askers| tokio::spawn(endpoint::serve(askers, access.clone(), complainants, shared.clone())));
     let server = tokio::spawn(control::serve(listener, access, move |request| answering.clone().answer(request)));
     let measured = shared.clone();
     let measuring =
         readers.map(|readers| tokio::spawn(shell::metrics::serve(readers, move || measured.clone().metrics())));
     let reported = shared.clone();
     let reporting = tokio::spawn(follower::report(authority.clone(), move || report::figures(reported.clone())));
-    let naming = tokio::spawn(follow::name(shared.clone(), authority.clone(), unknown_grants));
+    let in_tunnels = Arc::new(Unnamed::default());
+    let naming = tokio::spawn(events::name(shared.clone(), authority.clone(), unknown_grants, in_tunnels.clone()));
     let confirmer = Confirmer::new(authority.clone(), confirms);
     let sharing = peer_listener.map(|listener| peers::start(&peers, listener, &shared)).transpose()?;
-    let daemon = Daemon {
+    #[cfg(feature = "seal")]
+    let sealed = sealing::Service::new(shared.clone(), settings.tunnel_pool.clone(), seed, in_tunnels);
+    let mut daemon = Daemon {
         peers,
         addresses,
         unknown,
@@ -186,19 +200,25 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         sweep_again: false,
         confirmer,
         last_status: String::new(),
+        #[cfg(feature = "seal")]
+        sealed,
     };
+    daemon.follow_tunnels(follower.state());
     let done = daemon.follow(&mut follower, ordered, signals, trial).await;
     server.abort();
     reporting.abort();
     naming.abort();
     drop(sharing);
     measuring.inspect(JoinHandle::abort);
+    identifying.inspect(JoinHandle::abort);
+    relaying.abort();
     let _ = std::fs::remove_file(&socket);
+    let _ = settings.identity_socket.map(std::fs::remove_file);
     done
 }
 
-/// Applies the authority's first answer after the programs were attached or, failing that, the cached keys. Returns a
-/// description of the problem if the authority could not be read.
+/// Applies the authority's first answer after the programs were attached or, if there is none, the cached keys. Returns
+/// a description of the problem if the authority's state could not be read.
 fn catch_up(
     kernel: &mut Kernel,
     state: &mut State,
@@ -229,8 +249,8 @@ fn catch_up(
     Ok(trouble)
 }
 
-/// Waits for the authority's first answer if no state is known from before. Fails at once if no earlier run's
-/// protection is on.
+/// Fetches the authority's state for a verifier that has none from an earlier run. If an earlier run's protection is
+/// on, waits until the authority answers; otherwise asks once.
 async fn first_state(authority: &client::Authority, cold_start: bool) -> Result<State> {
     let answer = if cold_start { State::fetch(authority.clone()).await } else { State::wait_for(authority).await };
     match answer {
@@ -242,14 +262,17 @@ async fn first_state(authority: &client::Authority, cold_start: bool) -> Result<
     }
 }
 
+/// Returns the number of a user, who is given by name or number.
+fn number_of(user: &str) -> Result<u32> {
+    if let Ok(number) = user.parse() {
+        return Ok(number);
+    }
+    let found = nix::unistd::User::from_name(user)?;
+    Ok(found.with_context(|| format!("no user is called {user:?}"))?.uid.as_raw())
+}
+
 fn access(users: &[String]) -> Result<Access> {
-    let number = |user: &String| {
-        if let Ok(number) = user.parse() {
-            return Ok(number);
-        }
-        let found = nix::unistd::User::from_name(user)?;
-        Ok(found.with_context(|| format!("whois_users: no user is called {user:?}"))?.uid.as_raw())
-    };
+    let number = |user: &String| number_of(user).context("whois_users");
     Ok(Access::new(users.iter().map(number).collect::<Result<_>>()?))
 }
 
@@ -267,9 +290,9 @@ fn warn_of_lock_out(kernel: &Kernel, settings: &Settings, trial: Option<Duration
 struct Daemon {
     /// The other gateways of this verifier.
     peers: Arc<Peers>,
-    /// Notified when this host's addresses change.
+    /// Notified when this host's addresses have changed.
     addresses: Arc<Notify>,
-    /// Grants whose owners the authority is to be asked for.
+    /// Channel for the grants whose owners the authority is to be asked for.
     unknown: mpsc::Sender<u64>,
     shared: Arc<Shared>,
     /// Whether there is no key for the current epoch.
@@ -277,10 +300,12 @@ struct Daemon {
     /// Asks the authority which flows that outlived their grant must end.
     recheck: Recheck,
     second_cut: Option<Instant>,
-    /// The sweep under way, if any; `sweep_again` says whether another is to follow.
+    /// The sweep under way, if any; `sweep_again` says whether another sweep has to follow.
     sweeping: Option<JoinHandle<u32>>,
     sweep_again: bool,
     confirmer: Confirmer,
     /// The last status line sent to the service manager.
     last_status: String,
+    #[cfg(feature = "seal")]
+    sealed: sealing::Service,
 }

@@ -1,5 +1,5 @@
-//! The verifier's directory: enrolment and settings, the replay seed, and the authority's last state. The directory has
-//! mode 0700, its files 0600; writes are atomic.
+//! The verifier's directory. It contains the enrolment and the settings, the replay seed, and the authority's last
+//! state. The directory has mode 0700, and its files 0600. Files are replaced atomically.
 
 use crate::settings::{self, Flags, StoredEnrolment, TEMPLATE};
 use anyhow::{Context, Result, bail};
@@ -26,12 +26,16 @@ impl Directory {
         Self(Folder::at(path))
     }
 
-    /// Returns the path of the file with enrolment and settings.
+    /// Returns the path of `verifier.toml`, the file with the enrolment and the settings.
     pub fn file(&self) -> PathBuf {
         self.0.file(FILE)
     }
 
-    /// Reads `verifier.toml`; if it is missing, there is no enrolment and every setting has its default.
+    /// Reads `verifier.toml`. If the file is missing, there is no enrolment, and every setting has its default.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file can't be read, is accessible to other users, or contains faults.
     pub fn read(&self) -> Result<(Option<StoredEnrolment>, Flags)> {
         let path = self.file();
         let text = match fs::read_to_string(&path) {
@@ -46,7 +50,13 @@ impl Directory {
         settings::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file(&path.display().to_string())))
     }
 
-    /// Enrols at the authority with the one-time code and stores the answer. Settings in the file are kept.
+    /// Enrols at the authority with the one-time code and stores the authority's answer in `verifier.toml`. If this
+    /// file exists, the settings in it are kept.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the directory can't be written, if the authority's URL is malformed, if the file `ca` can't be read, or
+    /// if the authority can't be reached or does not accept the code.
     pub async fn enrol(&self, authority: &str, ca: Option<&Path>, code: &str) -> Result<Enrolment> {
         let encode = |enrolment: &Enrolment| {
             let before = fs::read_to_string(self.file()).unwrap_or_else(|_| TEMPLATE.to_owned());
@@ -59,20 +69,29 @@ impl Directory {
         follower::enrol(&self.0, FILE, (authority, ca, code), encode).await
     }
 
-    /// Returns the stored enrolment, with the certificates to trust.
+    /// Returns the stored enrolment, together with the certificates in the file that it names as `ca`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file with the certificates can't be read.
     pub fn enrolment(&self, stored: &StoredEnrolment) -> Result<Enrolment> {
         let ca = stored.ca.as_ref().map(|ca| Enrolment::read_ca(&self.0.file(ca))).transpose()?;
         let StoredEnrolment { authority, verifier, token, .. } = stored;
         Ok(Enrolment { authority: authority.clone(), ca, verifier: verifier.clone(), token: token.to_string() })
     }
 
-    /// Returns the folder, which also keeps the authority's state.
+    /// Returns this directory as a [`Folder`], the form in which the crate `follower` needs it to store the authority's
+    /// last state.
     pub fn folder(&self) -> &Folder {
         &self.0
     }
 
-    /// Returns the random seed that picks a token's bucket. It is created once and stored, because tables that outlive
-    /// this process depend on it.
+    /// Returns the random seed of the hash that selects a token's bucket in the replay table. The seed is created once
+    /// and then stored, because a replay table that outlives this process depends on it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a new seed can't be made or stored.
     pub fn replay_seed(&self) -> Result<u64> {
         if let Ok(Some(bytes)) = self.0.read("replay_seed")
             && let Ok(bytes) = bytes.try_into()
@@ -84,7 +103,11 @@ impl Directory {
         Ok(seed)
     }
 
-    /// Takes the lock that excludes a second verifier; it is released when the file is dropped.
+    /// Takes the lock that excludes a second verifier. The lock is released when the returned file is dropped.
+    ///
+    /// # Errors
+    ///
+    /// Fails if another verifier holds the lock, or if the file of the lock can't be opened.
     pub fn lock(&self) -> Result<File> {
         self.0.lock("verifier")
     }

@@ -1,4 +1,5 @@
-//! The latest dropped packets: a bounded ring, filled from the kernel program's samples.
+//! The latest dropped packets. They are kept in a ring of limited length, which is filled from the kernel program's
+//! samples.
 
 use crate::view;
 use engine::model::protocol;
@@ -9,7 +10,7 @@ use wire::{DropReason, Handle};
 /// Largest number of drops that are kept.
 pub const DROPS_MAX: usize = 1024;
 
-/// The latest drops.
+/// A ring buffer of the latest dropped packets, at most [`DROPS_MAX`].
 #[derive(Default)]
 pub struct Ring {
     drops: VecDeque<view::Drop>,
@@ -17,7 +18,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Adds a drop, removing the oldest if the ring is full; returns it with its number.
+    /// Adds a drop, and removes the oldest drop if the ring is full. Returns the added drop with its number set.
     pub fn push(&mut self, mut dropped: view::Drop) -> &view::Drop {
         dropped.number = self.next;
         self.next += 1;
@@ -28,18 +29,18 @@ impl Ring {
         &self.drops[self.drops.len() - 1]
     }
 
-    /// Returns the drops numbered `from` or later, oldest first.
+    /// Returns the drops whose number is `from` or higher, oldest first.
     pub fn since(&self, from: u64) -> Vec<view::Drop> {
         self.drops.iter().filter(|dropped| dropped.number >= from).cloned().collect()
     }
 }
 
-/// Returns the name of a drop reason, or the number if a newer kernel program uses one without a name here.
+/// Returns the name of a drop reason. If this version has no name for the number, returns the number as text.
 pub fn reason(number: u8) -> String {
     DropReason::from_number(number).map_or_else(|| number.to_string(), |reason| reason.name().to_owned())
 }
 
-/// Converts a sample for display.
+/// Converts a sample of the kernel program for display. The result's number is 0 until [`Ring::push`] sets it.
 pub fn read(sample: &DropSample, interface: String, time: u64) -> view::Drop {
     let known = |flow: &FlowKey| flow.family == 4 || flow.family == 6;
     let flow = Some(&sample.flow).filter(|flow| known(flow));

@@ -1,5 +1,6 @@
-//! Extends protection to a host's other addresses: a service bound to all addresses also answers at those that no
-//! receiver names, such as link-local ones, those of other interfaces, broadcast and multicast. Pure.
+//! Extends protection to those addresses of a host that no receiver names, because a service that is bound to all
+//! addresses also answers there. These are link-local addresses, the addresses of other interfaces, and broadcast and
+//! multicast addresses. This module does no IO.
 
 use datapath::local::Local;
 use engine::model::{Receiver, Service};
@@ -8,24 +9,25 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use wire::packet::{TCP, UDP};
 
-/// Networks whose packets a host accepts regardless of its own addresses. Hosts that have no address yet may broadcast
-/// to the first one.
+/// Networks whose packets a host accepts regardless of its own addresses. Some hosts without an address broadcast to
+/// 0.0.0.0.
 const OF_HOSTS: [&str; 7] =
     ["0.0.0.0/32", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/4", "255.255.255.255/32", "fe80::/10", "ff00::/8"];
-/// The subset of these networks that no router forwards: a gateway extends protection to its own addresses only.
+/// Those of [`OF_HOSTS`] to which no router forwards packets: a gateway extends protection to its own addresses only.
 const OF_GATEWAYS: [&str; 6] =
     ["0.0.0.0/32", "127.0.0.0/8", "224.0.0.0/24", "255.255.255.255/32", "ff01::/16", "ff02::/16"];
 
-/// Services that are protected beyond the addresses that receivers name.
+/// Services that are protected at this host's other addresses, too, not only at those that receivers name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Extension {
-    /// The services.
+    /// The services that are protected at these other addresses.
     pub services: Vec<Service>,
-    /// The networks where the services are protected.
+    /// The networks that contain these other addresses.
     pub networks: Vec<IpNet>,
 }
 
-/// Returns what to protect on a host with these addresses in addition to what the receivers name.
+/// Returns the services that a host with the addresses `local` protects at its other addresses, too, not only at those
+/// that the receivers name. Returns also the networks that contain these other addresses.
 pub fn extension(receivers: &[Receiver], local: &Local, is_gateway: bool) -> Extension {
     let is_own = |receiver: &&Receiver| {
         let own = local.own.iter().filter(|(address, _)| !address.is_loopback());

@@ -1,4 +1,4 @@
-//! The verifier as a gateway: the interfaces that lead inside, the programs there that record the flows that the inside
+//! The verifier as a gateway: the interfaces that lead inside, the programs that record there which flows the inside
 //! opens, and the inside addresses of clients.
 
 use crate::addresses::Addresses;
@@ -15,7 +15,7 @@ use std::net::IpAddr;
 use tokio::sync::mpsc;
 use wire::map::{ReceivedAddress, VerifierConfig};
 
-/// The programs of a gateway, attached or not.
+/// The kernel programs of a gateway: loaded, and possibly attached to its interfaces.
 pub struct Gateway {
     programs: Programs,
     /// Names of the interfaces that lead inside.
@@ -28,8 +28,9 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Loads the gateway's programs in addition to those of admission if there is an inside; otherwise removes what an
-    /// earlier process left pinned. Handles whose owner the kernel program asks for go to `unknown`.
+    /// Loads the gateway's programs if the settings name inside interfaces; otherwise removes the programs and tables
+    /// that an earlier process left pinned, and returns `None`. If the kernel program needs the owner of a grant, the
+    /// grant's handle is sent to `unknown`.
     pub fn load(
         verifier: &Verifier,
         config: &VerifierConfig,
@@ -59,24 +60,30 @@ impl Gateway {
         Ok(Some(Self { programs, inside: settings.inside.clone(), attached, failed, addresses }))
     }
 
-    /// Returns the leases of inside addresses, if there is a pool.
+    /// Returns the leases of inside addresses; `None` if the gateway has no pool.
     pub fn addresses(&self) -> Option<&Addresses> {
         self.addresses.as_ref()
     }
 
-    /// Frees the inside addresses of flows that are gone.
+    /// Frees the inside addresses of flows that have ended, and forgets the owners of ended grants. `now` is in Unix
+    /// seconds.
     pub fn sweep(&self, now: u32) -> Result<()> {
         let Some(addresses) = &self.addresses else { return Ok(()) };
         self.programs.reclaim(now)?;
         addresses.tidy()
     }
 
-    /// Binds the flow of another gateway to the inside address that it has there. The result has the slot filled in.
+    /// Assigns an inside address to a flow that another gateway advertised. It is the same inside address that the flow
+    /// has at that gateway. Returns `received` with the slot of this inside address in it.
     pub fn bind_received(&self, received: ReceivedAddress) -> Result<ReceivedAddress> {
         self.programs.bind_received(received)
     }
 
-    /// Attaches to all inside interfaces; every one must exist.
+    /// Attaches to all inside interfaces.
+    ///
+    /// # Errors
+    ///
+    /// Fails if an inside interface does not exist or has no Ethernet header, or if attaching to it fails.
     pub fn attach(&mut self) -> Result<()> {
         for name in self.inside.clone() {
             let interface = Interface::named(&name)?;
@@ -97,13 +104,14 @@ impl Gateway {
         Ok(())
     }
 
-    /// Attaches to an outside interface, where packets are admitted.
+    /// Attaches to an outside interface, on which packets from clients are admitted.
     pub fn attach_outside(&mut self, interface: &Interface) -> Result<()> {
         self.attach_one(interface, Spot::Own)?;
         if self.addresses.is_some() { self.attach_one(interface, Spot::Inward) } else { Ok(()) }
     }
 
-    /// Reports whether an inside interface has appeared, disappeared or been replaced by another of its name.
+    /// Reports whether an inside interface has appeared, disappeared or been replaced by another interface of the same
+    /// name.
     pub fn has_changed(&self) -> bool {
         let known = |name: &String| {
             let attached = self.attached.get(&(name.clone(), side(Spot::Outward))).map(|(old, _)| old.index);
@@ -112,7 +120,8 @@ impl Gateway {
         self.inside.iter().any(|name| Interface::named(name).ok().map(|there| there.index) != known(name))
     }
 
-    /// Attaches to inside interfaces that have reappeared. While an interface is gone, no packets arrive from it.
+    /// Attaches to inside interfaces that have reappeared. While an interface is gone, no packets arrive from it. If
+    /// `lasting` is true, also pins the attachments, so that they outlive this process.
     pub fn attach_changed(&mut self, lasting: bool) -> Result<()> {
         for name in self.inside.clone() {
             let key = (name.clone(), side(Spot::Outward));
@@ -148,7 +157,7 @@ impl Gateway {
         }
     }
 
-    /// Pins the attachments, so that they outlive this process, and removes pins that are no longer wanted.
+    /// Pins the attachments, so that they outlive this process. Removes pinned attachments that are no longer wanted.
     pub fn last(&self) -> Result<()> {
         self.programs.last()
     }

@@ -1,4 +1,4 @@
-//! The kernel programs and their tables, as the daemon uses them. Decides nothing about packets.
+//! The kernel programs and their tables, as the daemon uses them. This module decides nothing about packets.
 
 use crate::drops::Ring;
 use crate::gateway::Gateway;
@@ -25,6 +25,7 @@ mod cut;
 mod exposed;
 mod grant_room;
 mod marked;
+mod optional;
 mod pairs;
 mod peer_flows;
 mod proofs;
@@ -35,7 +36,7 @@ pub use cut::Cut;
 /// Largest number of adopted connections that one log message names; `verifier flows` lists all.
 const ADOPTED_NAMED: usize = 64;
 
-/// The loaded programs, attached or not.
+/// The kernel programs: loaded, and possibly attached to interfaces.
 pub struct Kernel {
     verifier: Verifier,
     gateway: Option<Gateway>,
@@ -52,20 +53,23 @@ pub struct Kernel {
     open: Vec<OpenWay>,
     /// Whether attachments are to outlive this process.
     lasting: bool,
-    /// Set while a revocation found no room: all keys are cleared and nothing new is admitted.
+    /// Whether the verifier is closed because a revocation found no room: all keys are cleared and no new flow is
+    /// admitted.
     closed: AtomicBool,
     written: Mutex<exposed::Written>,
     pair_room: Mutex<pairs::Room>,
+    unannounced: Mutex<pairs::Holders>,
     grant_room: Mutex<grant_room::GrantRoom>,
-    /// Serialises sweeps: two at once would count the inside's flows twice, and one could remove the revocations that
-    /// another is to carry out.
+    /// Lock that a sweep holds. Two sweeps at once would count the inside's flows twice, and one could remove
+    /// revocations that the other still has to carry out.
     sweeping: Mutex<()>,
     drops: Arc<Mutex<Ring>>,
     _sampler: Listener,
 }
 
 impl Kernel {
-    /// Loads the programs, taking over pinned tables. Attaches nothing.
+    /// Loads the programs and takes over pinned tables, but attaches nothing. If the kernel program needs to know the
+    /// owner of a grant, the grant's handle is sent to `unknown`.
     pub fn load(
         pins: Pins,
         settings: Settings,
@@ -83,7 +87,7 @@ impl Kernel {
         let pair_room = Mutex::new(pairs::Room::new(settings.sizes.pairs));
         let grant_room = Mutex::new(grant_room::GrantRoom::new(kernel_config.grants_per_account));
         let gateway = Gateway::load(&verifier, &kernel_config, &settings, &pool, &pins, unknown)?;
-        Ok(Self {
+        let kernel = Self {
             verifier,
             gateway,
             proving,
@@ -98,14 +102,18 @@ impl Kernel {
             closed: AtomicBool::new(false),
             written: Mutex::default(),
             pair_room,
+            unannounced: Mutex::default(),
             grant_room,
             sweeping: Mutex::default(),
             drops,
             _sampler: sampler,
-        })
+        };
+        kernel.write_optional()?;
+        Ok(kernel)
     }
 
-    /// Writes the authority's state to the tables. Revocations come first: they are written even if the rest can't be.
+    /// Writes the authority's state to the tables. Revocations come first, so that they are written even if the rest of
+    /// the state can't be written.
     pub fn write(&self, config: &api::VerifierConfig, keys: &[api::EpochKey], now: u64) -> Result<()> {
         self.set_clock()?;
         // Keys for epochs of another length would replace those that the loaded programs can use.
@@ -129,14 +137,15 @@ impl Kernel {
         self.protect(&config.receivers)
     }
 
-    /// Reports whether the programs were loaded with these times of the authority.
+    /// Reports whether the epoch length and the maximum lifetime with which the programs were loaded are those in
+    /// `config`.
     pub fn is_loaded_for(&self, config: &api::VerifierConfig) -> bool {
         self.config == plan::kernel_config(self.settings.kernel, self.config.replay_seed, config)
             && self.proofs_are_loaded_for(config)
     }
 
-    /// Reloads the programs because the authority's times, which are fixed at load, changed; attachments are
-    /// transferred.
+    /// Reloads the programs after the authority's epoch length or maximum lifetime has changed, because both are fixed
+    /// when the programs are loaded. Attachments are transferred.
     pub fn reload(&mut self, config: &api::VerifierConfig) -> Result<()> {
         if let Some(proving) = &mut self.proving {
             proving.reload(config)?;
@@ -182,18 +191,20 @@ impl Kernel {
         Ok(())
     }
 
-    /// Sets the clock of the programs.
+    /// Sets the clock of the programs to the current time.
     pub fn set_clock(&self) -> Result<()> {
         self.proving.as_ref().map_or(Ok(()), |proving| proving.set_clock())?;
         self.verifier.set_clock(coarse_to_unix())
     }
 
-    /// Admits established connections to protected ports that have no flow yet; returns their number.
+    /// Adopts the established connections to protected ports that are not in the table of flows yet, except connections
+    /// to optional receivers, which need no flow. Returns the number of adopted connections.
     pub fn adopt(&self) -> Result<usize> {
         let sockets = adoption::sockets().context("cannot list this host's sockets")?;
         let now = now() as u32;
         let mut count = 0;
-        for socket in adoption::protected_sockets(&sockets, &self.protected()) {
+        let adopts = |socket: &adoption::Socket| !self.is_optional(socket.local);
+        for socket in adoption::protected_sockets(&sockets, &self.protected()).into_iter().filter(adopts) {
             let (key, flow) = adoption::flow(&socket, now);
             if self.verifier.flows.insert(&key, &flow)? {
                 if count < ADOPTED_NAMED {

@@ -1,8 +1,8 @@
 //! The verifier's daemon: supplies the kernel programs with keys, receivers and revocations, and reports what they do.
 //!
-//! This crate does IO around pure decisions: `plan` decides what to write into which table, `adoption` which
-//! connections to adopt. The kernel programs decide whether a packet passes, and keep running when this process ends;
-//! `engine::verifier` explains their decisions.
+//! This crate does the IO. Its modules `plan` and `adoption` do none: `plan` decides what to write into which table,
+//! and `adoption` decides which connections to adopt. The kernel programs decide whether a packet passes. They keep
+//! running when this process ends. `engine::verifier` explains their decisions.
 #![forbid(unsafe_code)]
 
 pub mod addresses;
@@ -15,6 +15,7 @@ pub mod directory;
 pub mod drops;
 mod exposure;
 mod gateway;
+mod identity;
 mod kernel;
 pub mod metrics;
 pub mod owners;
@@ -22,10 +23,14 @@ pub mod peers;
 pub mod plan;
 mod proving;
 mod recheck;
+mod relay;
 mod report;
 mod sampler;
+#[cfg(feature = "seal")]
+mod sealed;
 pub mod settings;
 mod shared;
+mod unnamed;
 pub mod view;
 
 pub use shell::clock::now;

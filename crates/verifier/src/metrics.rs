@@ -1,10 +1,10 @@
-//! The verifier's metrics: the numbers of `status` and `drops`, without the names of people.
+//! The verifier's metrics: the numbers that the commands `status` and `drops` show, without the names of people.
 
 use crate::view::{Drops, Peer, Status};
 use api::VerifierState;
 use shell::metrics::{Page, label};
 
-/// Returns the page of metrics.
+/// Builds the page of metrics.
 pub fn page(status: &Status, drops: &Drops, now: u64) -> Page {
     let mut page = Page::new("verifier");
     let packets = |outcomes: &[crate::view::Counter], name| {
@@ -15,6 +15,11 @@ pub fn page(status: &Status, drops: &Drops, now: u64) -> Page {
         "dropped_packets",
         "Packets that were dropped, or would have been when observing, by drop reason",
         packets(&drops.reasons, "reason"),
+    );
+    page.counters(
+        "dropped_tunnel_packets",
+        "Records and packets of sealed tunnels dropped before the decision on the packet, by reason",
+        packets(&drops.tunnel, "reason"),
     );
     if let Some(proofs) = &status.proofs {
         page.counters(

@@ -1,4 +1,4 @@
-//! The owners of grants by handle, as the authority reports them, kept for as long as they are of use. Bounded.
+//! The owners of grants by handle, as the authority reported them. Their number is limited.
 
 use api::GrantOwner;
 use std::collections::{HashMap, HashSet};
@@ -18,19 +18,20 @@ impl Owners {
         Self { by_handle: HashMap::new(), max }
     }
 
-    /// Stores an owner if there is room; otherwise the authority can be asked again.
+    /// Stores an owner if there is room. Without room, the verifier has to ask the authority again when it needs the
+    /// owner.
     pub fn remember(&mut self, owner: GrantOwner) {
         if self.by_handle.len() < self.max || self.by_handle.contains_key(&owner.handle) {
             self.by_handle.insert(owner.handle, owner);
         }
     }
 
-    /// Returns the owner of a handle.
+    /// Returns the owner of the grant with this handle, if the table contains it.
     pub fn of(&self, handle: u64) -> Option<&GrantOwner> {
         self.by_handle.get(&handle)
     }
 
-    /// Returns the number of owners.
+    /// Returns the number of owners in the table.
     pub fn count(&self) -> usize {
         self.by_handle.len()
     }
@@ -40,7 +41,7 @@ impl Owners {
         self.by_handle.len() > self.max / 2
     }
 
-    /// Forgets the owners of grants that have ended and have no flow any more.
+    /// Forgets the owners of those grants that have ended by `now` (Unix seconds) and are not in `with_flows`.
     pub fn forget(&mut self, now: u64, with_flows: &HashSet<u64>) {
         self.by_handle.retain(|handle, owner| owner.expires > now || with_flows.contains(handle));
     }

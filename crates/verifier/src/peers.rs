@@ -1,8 +1,9 @@
-//! Gateways side by side that are one verifier to the authority. Each advertises to the others the flows that begin,
-//! continue and end there, and takes over the flows that they advertise, so that a flow passes at whichever gateway it
-//! is routed to (wire.md §6.10).
+//! The exchange of flows between gateways that are one verifier to the authority. Each gateway advertises to the others
+//! the flows that begin, continue and end at it. It takes over the flows that the others advertise. Because of this, a
+//! flow passes at whichever gateway its packets are routed to (wire.md §6.10).
 //!
-//! There is one connection per direction, opened by the gateway that advertises. Decides nothing about packets.
+//! A gateway opens a connection to each gateway to which it advertises, so two gateways have one connection in each
+//! direction. This module decides nothing about packets.
 
 pub mod advertiser;
 pub mod channel;
@@ -25,11 +26,11 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Notify;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// How long setting up a connection may take.
+/// Maximum time for setting up a connection.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Silence after which a connection counts as lost: each side sends something every two seconds.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Number of latest gaps that are kept for the statistics.
+/// Number of latest gaps that are kept for the statistics; a gap is the time until a new flow passes at a peer.
 const GAPS: usize = 256;
 
 /// State of the exchange with the other gateways.
@@ -38,7 +39,8 @@ pub struct Peers {
     senders: Vec<PeerSender>,
     sources: Mutex<BTreeMap<u64, Source>>,
     received: Mutex<ReceivedFlows>,
-    /// Notified when a peer has advertised all its flows: some of them may have ended meanwhile.
+    /// Notified when a peer has advertised all its flows. While the peer was not connected, some of these flows were
+    /// possibly cut here, so they have to be checked again.
     pub recheck: Notify,
 }
 
@@ -120,6 +122,10 @@ impl PeerSender {
 
 impl Peers {
     /// Creates the state for peers at these addresses.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the system provides no random numbers.
     pub fn new(addresses: &[String]) -> Result<Self> {
         let state = |address: &String| PeerSender { address: address.clone(), inner: Mutex::default() };
         Ok(Self {
@@ -131,13 +137,13 @@ impl Peers {
         })
     }
 
-    /// Reports whether one of the configured peers has this address.
+    /// Reports whether a configured peer has this address.
     pub fn names(&self, address: IpAddr) -> bool {
         let host = |peer: &PeerSender| peer.address.rsplit_once(':')?.0.trim_matches(['[', ']']).parse::<IpAddr>().ok();
         self.senders.iter().any(|peer| host(peer) == Some(address))
     }
 
-    /// Returns the state of the sender to each peer.
+    /// Returns the state of the connection to each peer that this gateway advertises flows to.
     pub fn views(&self) -> Vec<view::Peer> {
         self.senders.iter().map(PeerSender::view).collect()
     }
@@ -168,7 +174,7 @@ impl Peers {
         }
     }
 
-    /// Removes a gateway whose connection ended, unless it has connected again meanwhile.
+    /// Removes a gateway whose connection ended, unless the gateway has connected again.
     fn forget_source(&self, id: u64, from: SocketAddr) {
         let mut sources = self.sources();
         if sources.get(&id).is_some_and(|source| source.from == from) {
@@ -177,7 +183,7 @@ impl Peers {
     }
 }
 
-/// Sends this gateway's id and returns that of the other.
+/// Sends this gateway's id and returns the other gateway's.
 async fn greet<S: AsyncRead + AsyncWrite + Unpin>(stream: &mut S, id: u64) -> Result<u64> {
     stream.write_all(Hello { version: VERSION, id: id.into() }.as_bytes()).await?;
     stream.flush().await?;

@@ -1,4 +1,5 @@
-//! Translates the authority's state into entries of the kernel's tables. Pure: time is an argument.
+//! Translates the authority's state into entries of the kernel's tables. This module does no IO: the time is an
+//! argument.
 
 use engine::model::protected::{self, Protected, TooManySpans};
 use engine::model::{Receiver, Service};
@@ -14,7 +15,8 @@ pub use engine::verifier::keys_until;
 pub const KEY_SLOTS: u32 = 256;
 const CLOCK_SKEW_MAX: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
 
-/// Returns the configuration that the kernel program is loaded with.
+/// Returns the configuration with which the kernel program is loaded: `set` (the part from the settings), completed
+/// with the replay seed, and with the epoch length and the maximum lifetime in the authority's `config`.
 pub fn kernel_config(set: VerifierConfig, replay_seed: u64, config: &api::VerifierConfig) -> VerifierConfig {
     VerifierConfig { replay_seed, epoch_length: config.epoch_length, max_lifetime: config.max_lifetime, ..set }
 }
@@ -26,7 +28,12 @@ pub struct BrokenKey {
     pub epoch: u64,
 }
 
-/// Returns the slots to fill at `now`: the previous, the current and later epochs. All other slots are to be cleared.
+/// Returns the verifier keys that the kernel's table has to contain at `now` (Unix seconds), by slot. These are the
+/// keys of the previous, the current and later epochs. The caller has to clear all other slots.
+///
+/// # Errors
+///
+/// Fails if a key is malformed.
 pub fn keys(keys: &[api::EpochKey], now: u64, epoch_length: u32) -> Result<Vec<(u32, EpochKey)>, BrokenKey> {
     let first = Epoch::at(now, epoch_length).0.saturating_sub(1);
     let wanted = keys.iter().filter(|key| (first..first + u64::from(KEY_SLOTS)).contains(&key.epoch));
@@ -40,7 +47,8 @@ pub fn keys(keys: &[api::EpochKey], now: u64, epoch_length: u32) -> Result<Vec<(
         .collect()
 }
 
-/// Returns the application server secrets for the keys in the slots (wire.md §5.6).
+/// Returns the application server secrets (wire.md §5.6) that derive from `keys`, by slot. Leaves out the secrets for
+/// epochs that are not in `kept`.
 pub fn secrets(keys: &[api::EpochKey], kept: &[(u32, EpochKey)]) -> Vec<(u32, SecretEntry)> {
     let read = |key: &api::EpochKey| {
         let (slot, _) = kept.iter().find(|(_, kept)| kept.epoch == key.epoch)?;
@@ -51,7 +59,12 @@ pub fn secrets(keys: &[api::EpochKey], kept: &[(u32, EpochKey)]) -> Vec<(u32, Se
     keys.iter().filter_map(read).collect()
 }
 
-/// Returns entries that protect everything, except inside `open`, where only what the receivers name is protected.
+/// Returns the entries that protect every service at every address, except in the networks `open`. In these networks,
+/// only the services that receivers name are protected.
+///
+/// # Errors
+///
+/// Fails if a prefix needs more spans of ports than an entry has room for.
 pub fn everything_but(receivers: &[Receiver], open: &[IpNet]) -> Result<Vec<Protected>, TooManySpans> {
     let named = protected::entries(receivers)?;
     let whole = |prefix| Receiver { name: "everything".into(), prefix, services: vec![Service::ALL] };
@@ -83,12 +96,12 @@ pub fn protected(table4: Vec<(Prefix4, Services)>, table6: Vec<(Prefix6, Service
     all
 }
 
-/// Returns the entry that the kernel program finds for an address: the one with the longest prefix.
+/// Returns the entry that the kernel program finds for an address: the entry with the longest matching prefix.
 pub fn services_of(protected: &[Protected], address: IpAddr) -> Option<&Protected> {
     protected.iter().filter(|entry| entry.prefix.contains(&address)).max_by_key(|entry| entry.prefix.prefix_len())
 }
 
-/// Reports whether a packet of `protocol` to `port` is for one of these services.
+/// Reports whether `services` include the port `port` of `protocol`.
 pub fn covers(services: &Services, protocol: u8, port: u16) -> bool {
     services.spans.iter().take(services.count as usize).any(|span| {
         let span = Service { protocol: span.protocol, first_port: span.first_port, last_port: span.last_port };
@@ -101,8 +114,9 @@ pub fn is_protected(protected: &[Protected], address: IpAddr, protocol: u8, port
     services_of(protected, address).is_some_and(|entry| covers(&entry.services, protocol, port))
 }
 
-/// Splits grants whose flows are to be cut into those that have ended and those that have not: no packet can be
-/// admitted by the former any more. `kept` returns a grant's expiry where the authority may not know it.
+/// Splits grants whose flows are to be cut into those that have ended, and those that have not. A grant that has ended
+/// can't admit packets any more. `kept` returns the expiry that was in a grant's tokens, which the authority possibly
+/// does not know.
 pub fn ended(
     grants: &[api::RevokedGrant],
     kept: impl Fn(u64) -> Option<u32>,

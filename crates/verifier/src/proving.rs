@@ -1,5 +1,5 @@
-//! The verifier of proofs (wire.md §8), next to admission: engines, their interfaces, keys and withdrawals. Decides
-//! nothing about packets.
+//! The verification of proofs (wire.md §8), which is independent of admission: its engines, their interfaces, keys and
+//! withdrawals. This module decides nothing about packets.
 
 mod crossing;
 mod program;
@@ -18,23 +18,24 @@ use wire::{DropReason, Epoch, ProofKey};
 const PASSED: [(u32, &str); 3] =
     [(counter::NOT_OURS, "not_ours"), (counter::FLOW, "remembered"), (counter::TOKEN, "computed")];
 
-/// An engine that checks proofs, attached to its interfaces or not.
+/// An engine that checks proofs: loaded, and possibly attached to its interfaces.
 pub trait Proving: Send + Sync {
-    /// Applies the authority's keys and withdrawals, and the endpoints of the settings. Withdrawals come first.
+    /// Writes the authority's withdrawals and then its keys, and the endpoints of the settings.
     fn write(&self, config: &api::VerifierConfig, keys: &api::EpochKeys) -> Result<()>;
-    /// Voids path segments. If there is no room for a withdrawal, nothing passes any more.
+    /// Voids the path segments that these withdrawals cover. If there is no room for a withdrawal, nothing passes any
+    /// more.
     fn withdraw(&self, withdrawn: &[Withdrawal]);
     /// Reports whether all keys are cleared because a withdrawal found no room.
     fn is_closed(&self) -> bool;
-    /// Reports whether the engine was loaded with these times of the authority.
+    /// Reports whether the engine was loaded with the epoch length and maximum lifetime in `config`.
     fn is_loaded_for(&self, config: &api::VerifierConfig) -> bool;
-    /// Reloads the engine with the authority's new times.
+    /// Reloads the engine with the epoch length and maximum lifetime in `config`.
     fn reload(&mut self, config: &api::VerifierConfig) -> Result<()>;
-    /// Attaches to the interfaces of the settings; every one must exist.
+    /// Attaches to the interfaces of the settings. Fails if one of them does not exist.
     fn attach(&mut self) -> Result<()>;
-    /// Reports whether an interface has appeared, disappeared or been replaced by another of its name.
+    /// Reports whether an interface has appeared, disappeared or been replaced by another interface of the same name.
     fn has_changed(&self) -> bool;
-    /// Attaches to interfaces that have appeared, and detaches from those that have gone.
+    /// Attaches to interfaces that have appeared, and detaches from interfaces that are gone.
     fn attach_changed(&mut self);
     /// Makes attachments outlive this process, if the engine supports that.
     fn last(&mut self) -> Result<()>;
@@ -48,8 +49,8 @@ pub trait Proving: Send + Sync {
     fn view(&self) -> Result<view::Proofs>;
 }
 
-/// Loads the engine that the settings name, if proofs are to be checked; removes what an earlier process left pinned
-/// and is not wanted.
+/// Loads the engine that the settings name. Returns `None` if the settings name none. Removes programs and tables that
+/// an earlier process left pinned and that this process does not need.
 pub fn load(settings: &Settings, config: &api::VerifierConfig, pins: &Pins) -> Result<Option<Box<dyn Proving>>> {
     let Some(proofs) = settings.proofs.clone() else { return pins.remove_proofs().map(|()| None) };
     let apart = |name: &String| !settings.interfaces.is_empty() && !settings.interfaces.contains(name);
@@ -60,16 +61,17 @@ pub fn load(settings: &Settings, config: &api::VerifierConfig, pins: &Pins) -> R
             anyhow::bail!("{why}: set hook = \"tc\" for tokens, or name other interfaces for them");
         }
         (Some(name), Engine::AfXdp) => {
-            let why =
-                format!("frames of {name} bypass the check of tokens, because they cross through the check of proofs");
+            let why = format!(
+                "the check of proofs takes all frames of {name} by AF_XDP, so the check of tokens would not see them"
+            );
             anyhow::bail!("{why}: name other interfaces for tokens");
         }
         _ => {}
     }
     ensure!(
         !settings.observe,
-        "`observe` and `[proofs]` exclude each other, because the check of proofs always drops packets: remove one of \
-         them"
+        "`observe` and `[proofs]` exclude each other, because the check of proofs would drop packets in spite of \
+         `observe`: remove one of them"
     );
     Ok(Some(match proofs.engine {
         Engine::Xdp => Box::new(program::Program::load(proofs, config, pins)?),

@@ -1,5 +1,6 @@
-//! Flows may outlive their grant, and then no revocation names it: this asks the authority which of the grants with
-//! live flows are to be cut. One request is under way at a time; a change meanwhile causes another.
+//! Asks the authority for the grants whose flows have to be cut. A flow can outlive its grant, and then no revocation
+//! names the grant. Only one request is under way at a time. If something changes during a request, another request
+//! follows.
 
 use crate::shared::Shared;
 use api::RevokedGrant;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
 
-/// Handles per call: fewer than the limit, so that others get their turn at the authority.
+/// Number of handles per call, fewer than the limit, so that other verifiers get their turn at the authority.
 const PER_CALL: usize = 2048;
 /// Grants whose flows are to be cut, and the error if the authority did not answer for all handles.
 type Answer = (Vec<RevokedGrant>, Option<Error>);
@@ -20,7 +21,7 @@ pub struct Recheck {
     shared: Arc<Shared>,
     authority: client::Authority,
     asking: Option<JoinHandle<Answer>>,
-    /// Whether to ask again after the request under way.
+    /// Whether to ask again after the request under way, because something has changed since it began.
     again: bool,
     /// When to retry after a failure; a new connection to the authority triggers a request before that.
     retry: Option<Instant>,
@@ -42,7 +43,7 @@ impl Recheck {
         }
     }
 
-    /// Asks now, or once the request under way is done.
+    /// Sends a request to the authority now, or as soon as the request that is under way has ended.
     pub fn want(&mut self) {
         self.again = self.asking.is_some();
         if self.asking.is_none() {
@@ -51,7 +52,8 @@ impl Recheck {
         }
     }
 
-    /// Waits for the next answer and returns the grants whose flows are to be cut. Cancel-safe.
+    /// Waits for the authority's next answer, and returns the grants whose flows have to be cut. The caller can cancel
+    /// the wait without losing an answer.
     pub async fn answer(&mut self) -> Vec<RevokedGrant> {
         loop {
             let Some(asking) = &mut self.asking else {
@@ -84,7 +86,7 @@ impl Recheck {
 
 async fn ask(shared: Arc<Shared>, authority: client::Authority) -> Answer {
     let mut cut = Vec::new();
-    // On a blocking thread: reading a long table takes a while.
+    // Use a blocking thread: reading a long table takes a while.
     let handles = match tokio::task::spawn_blocking(move || shared.kernel().handles()).await {
         Ok(handles) => handles,
         Err(error) => return (cut, Some(Error::Other(error.to_string()))),

@@ -1,4 +1,4 @@
-//! The verifier's figures for the authority's console, read from the kernel's tables, off the path of packets.
+//! Reports of the verifier's figures for the authority's console, read from the kernel's tables.
 
 use crate::shared::Shared;
 use crate::{now, view};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use wire::DropReason;
 use wire::map::{Flow, FlowKey};
 
-/// Reads a report, on a blocking thread: long tables take a while.
+/// Reads a report from the tables, on a thread for blocking work, because reading long tables takes a while.
 pub async fn figures(shared: Arc<Shared>) -> Result<Report> {
     tokio::task::spawn_blocking(move || read(&shared)).await?
 }
@@ -26,6 +26,7 @@ fn read(shared: &Shared) -> Result<Report> {
     let mut flows = table.entries();
     let live = flows.len() as u64;
     latest(&mut flows);
+    let sealed = shared.sealed(&flows);
     Ok(Report {
         state,
         keys_until,
@@ -35,7 +36,8 @@ fn read(shared: &Shared) -> Result<Report> {
         live,
         flows: {
             let owners = shared.owners();
-            flows.iter().map(|(key, flow)| reported(key, flow, owners.of(flow.handle))).collect()
+            let all = flows.iter().zip(sealed);
+            all.map(|((key, flow), sealed)| reported(key, flow, owners.of(flow.handle), sealed)).collect()
         },
     })
 }
@@ -54,7 +56,7 @@ fn latest(flows: &mut Vec<(FlowKey, Flow)>) {
     flows.sort_unstable_by_key(order);
 }
 
-fn reported(key: &FlowKey, flow: &Flow, owner: Option<&GrantOwner>) -> ReportedFlow {
+fn reported(key: &FlowKey, flow: &Flow, owner: Option<&GrantOwner>, sealed: Option<api::SealedFlow>) -> ReportedFlow {
     let ((client, client_port), (server, server_port)) = (key.client(), key.server());
     ReportedFlow {
         client,
@@ -67,7 +69,7 @@ fn reported(key: &FlowKey, flow: &Flow, owner: Option<&GrantOwner>) -> ReportedF
         seen: flow.seen.into(),
         packets: flow.packets,
         bytes: flow.bytes,
-        sealed: view::sealed(key, owner),
+        sealed: sealed.or_else(|| view::sealed(key, owner)),
     }
 }
 
@@ -95,7 +97,7 @@ mod tests {
 
         let mut few = vec![flow(1, 1001, 7), flow(2, 1001, 8), flow(3, 1002, 7)];
         latest(&mut few);
-        let latest_flows: Vec<_> = few.iter().map(|(key, flow)| reported(key, flow, None)).collect();
+        let latest_flows: Vec<_> = few.iter().map(|(key, flow)| reported(key, flow, None, None)).collect();
         assert_eq!(latest_flows.iter().map(|flow| flow.handle).collect::<Vec<_>>(), [Some(3), Some(2), None]);
     }
 }

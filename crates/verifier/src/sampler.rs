@@ -1,4 +1,4 @@
-//! Reads drop samples from the kernel's ring, adds the names of their interfaces, and logs them.
+//! Reads drop samples from the kernel's ring, adds the names of the interfaces to them, and logs them.
 
 use crate::drops::{self, Ring};
 use crate::{now, view};
@@ -8,7 +8,7 @@ use datapath::verifier::Verifier;
 use std::sync::{Arc, Mutex, PoisonError};
 use wire::map::DropSample;
 
-/// Adds samples to `drops` until the result is dropped.
+/// Adds the kernel's samples of dropped packets to `drops` until the returned listener is dropped.
 pub fn start(verifier: &Verifier, drops: Arc<Mutex<Ring>>) -> Result<Listener> {
     Listener::start("drops", verifier.samples(move |sample| note(&drops, &sample))?)
 }

@@ -1,5 +1,6 @@
-//! The settings: each is a flag, an environment variable and a key of `verifier.toml` of the same name.
-//! A flag wins over the environment, the environment over the file.
+//! The verifier's settings. Each is a flag, an environment variable and a key of `verifier.toml`, of the same name;
+//! only those of the section `[proofs]` are in the file alone. A flag takes precedence over the environment, and the
+//! environment over the file.
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
@@ -8,6 +9,7 @@ use datapath::verifier::Sizes;
 use engine::policy::GrantSuite;
 use ipnet::IpNet;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use wire::Carrier;
 use wire::map::advertises_flows;
 
@@ -17,13 +19,13 @@ mod values;
 
 pub use file::{StoredEnrolment, TEMPLATE, parse};
 pub use proofs::{Engine, ProofsSettings};
+pub use values::{Complainant, Mark, Verdict, duration};
 use values::{
-    FLOWS, MARK, MAX_FLOWS, MAX_PAIRS, SAMPLES, carrier, hook, idle, mark, network, peer, renewal, replay_buckets,
-    suite, verdict,
+    FLOWS, MARK, MAX_FLOWS, MAX_PAIRS, SAMPLES, carrier, complainant, hook, idle, mark, network, peer, renewal,
+    replay_buckets, service, suite, verdict,
 };
-pub use values::{Mark, Verdict, duration};
 
-/// Settings from one source; those that the source does not set are `None` or empty.
+/// Settings from one source. Settings that the source does not contain are `None`, empty or false.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Flags {
     /// An interface to protect; may be repeated [default: every Ethernet interface, including those that appear later]
@@ -42,9 +44,17 @@ pub struct Flags {
     /// Don't adopt connections that are established when protection starts: cut them
     #[arg(long, env = "VOUCHSAFE_NO_ADOPT", value_parser = FalseyValueParser::new())]
     pub no_adopt: bool,
-    /// A user besides root who may run `whois`, by name or number; may be repeated
+    /// A user besides root who is allowed to run `whois` and to use the identity socket, by name or number; may be
+    /// repeated
     #[arg(long, value_name = "USER", env = "VOUCHSAFE_WHOIS_USERS", value_delimiter = ',')]
     pub whois_users: Vec<String>,
+    /// A user of the identity socket whose complaints about the people behind connections to this service are passed on
+    /// to the authority; may be repeated [default: none]
+    #[arg(long, value_name = "USER=ADDR:PORT", env = "VOUCHSAFE_COMPLAINANTS", value_delimiter = ',', value_parser = complainant)]
+    pub complainants: Vec<Complainant>,
+    /// UNIX socket at which to answer, over HTTP, who is behind a connection [default: none]
+    #[arg(long, value_name = "PATH", env = "VOUCHSAFE_IDENTITY_SOCKET")]
+    pub identity_socket: Option<PathBuf>,
     /// Address at which to serve metrics for Prometheus, in plain HTTP [default: not served]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_METRICS")]
     pub metrics: Option<SocketAddr>,
@@ -54,20 +64,21 @@ pub struct Flags {
     /// Room for grants in use, 120 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_GRANTS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_grants: Option<u32>,
-    /// Room for accounts with flows here, 72 bytes each [default: 65536]
+    /// Room for accounts that have flows or tokens, 72 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_ACCOUNTS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_accounts: Option<u32>,
     /// Room for revoked grants, and for as many ended sessions, 64 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_REVOKED", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_revoked: Option<u32>,
-    /// Room for used tokens, in buckets of eight, 64 bytes each; a power of two [default: 65536]
+    /// Room for used tokens: the number of buckets, a power of two; a bucket has room for eight tokens in 64 bytes
+    /// [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_REPLAY_BUCKETS", value_parser = replay_buckets)]
     pub replay_buckets: Option<u32>,
     /// Largest number of flows of one grant [default: 1024]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_FLOWS_PER_GRANT", value_parser = clap::value_parser!(u32).range(FLOWS))]
     pub flows_per_grant: Option<u32>,
-    /// Largest number of flows of one account's grants together; also limits tokens to eight times as many in 64 s
-    /// [default: 4096]
+    /// Largest number of flows of all grants of one account together; in 64 s, the account can use eight times as many
+    /// tokens [default: 4096]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_FLOWS_PER_ACCOUNT", value_parser = clap::value_parser!(u32).range(FLOWS))]
     pub flows_per_account: Option<u32>,
     /// Largest number of one account's grants in use [default: 1024]
@@ -85,7 +96,7 @@ pub struct Flags {
     /// Idle time after which a TCP flow that its client has closed is forgotten [default: 30s]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_CLOSING_IDLE", value_parser = idle)]
     pub closing_idle: Option<u32>,
-    /// Dropped packets to report, per core and second; all are counted [default: 100]
+    /// Largest number of dropped packets that are reported, per core and second; all are counted [default: 100]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SAMPLES_PER_SECOND", value_parser = clap::value_parser!(u32).range(SAMPLES))]
     pub samples_per_second: Option<u32>,
     /// A carrier from which tokens are accepted: tail, shim or stream; may be repeated [default: tail, stream]
@@ -98,38 +109,55 @@ pub struct Flags {
     /// On a gateway: protect every address, including those that the policy doesn't name
     #[arg(long, env = "VOUCHSAFE_EVERYTHING", value_parser = FalseyValueParser::new())]
     pub everything: bool,
-    /// A network or address to exempt from `everything`, except what the policy names; may be repeated
+    /// A network or address to which `everything` does not apply: only what the policy names is protected there; may be
+    /// repeated
     #[arg(long, value_name = "NET", env = "VOUCHSAFE_OPEN", value_delimiter = ',', value_parser = network)]
     pub open: Vec<IpNet>,
+    /// A TCP service that everybody may reach, with or without a token; the verifier knows the people who bring one; may
+    /// be repeated [default: none]
+    #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_OPTIONAL", value_delimiter = ',', value_parser = service)]
+    pub optional: Vec<SocketAddr>,
+    /// On a gateway: a service behind it to which connections are relayed with a header of the PROXY protocol that names
+    /// the person; may be repeated [default: none]
+    #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_PROXY_PROTOCOL", value_delimiter = ',', value_parser = service)]
+    pub proxy_protocol: Vec<SocketAddr>,
     /// Largest number of flows opened by the inside [default: 131072]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_OUTBOUND", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_outbound: Option<u32>,
-    /// On a gateway: a network of inside addresses, one for each person, by which the inside sees clients; may be
-    /// repeated [default: clients' own addresses]
+    /// On a gateway: a network of inside addresses; each person gets one, which the inside sees as the address of the
+    /// person's clients; may be repeated [default: clients' own addresses]
     #[arg(long, value_name = "NET", env = "VOUCHSAFE_POOL", value_delimiter = ',', value_parser = network)]
     pub pool: Vec<IpNet>,
-    /// A suite of which tokens are accepted, siphash, aes-cmac or sha224; may be repeated [default: siphash, aes-cmac]
+    /// A network of inside addresses for clients in sealed tunnels, used for nothing else; may be repeated [default:
+    /// none, and no tunnels]
+    #[arg(long, value_name = "NET", env = "VOUCHSAFE_TUNNEL_POOL", value_delimiter = ',', value_parser = network)]
+    pub tunnel_pool: Vec<IpNet>,
+    /// A suite whose tokens are accepted: siphash, aes-cmac or sha224; may be repeated [default: siphash, aes-cmac]
     #[arg(long, value_name = "SUITE", env = "VOUCHSAFE_SUITES", value_delimiter = ',', value_parser = suite)]
     pub suites: Vec<GrantSuite>,
     /// Room for pairs of the suite sha224, 8 KiB each, if that suite is accepted [default: 1024]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_PAIRS", value_parser = clap::value_parser!(u32).range(MAX_PAIRS))]
     pub max_pairs: Option<u32>,
-    /// On a gateway: another gateway of this verifier to advertise flows to, so that they pass there, too; may be
-    /// repeated
+    /// Take every token of the suite sha224 that a secret of now yields, as the published scheme does: without having been
+    /// told of its pair, and as often as it comes
+    #[arg(long, env = "VOUCHSAFE_LS_STATELESS", value_parser = FalseyValueParser::new())]
+    pub ls_stateless: bool,
+    /// On a gateway: another gateway of this verifier, which learns this gateway's flows, so that they pass there, too;
+    /// may be repeated
     #[arg(long, value_name = "HOST:PORT", env = "VOUCHSAFE_PEERS", value_delimiter = ',', value_parser = peer)]
     pub peers: Vec<String>,
     /// On a gateway: the address at which to listen to other gateways [default: none]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_PEER_LISTEN")]
     pub peer_listen: Option<SocketAddr>,
-    /// How packets are treated: drop those that are not admitted, or mark those that are, for rules of nftables to
-    /// match [default: drop]
+    /// The verdict on packets: drop those that are not admitted, or mark those that are admitted, so that rules of
+    /// nftables can match them [default: drop]
     #[arg(long, value_name = "drop|mark", env = "VOUCHSAFE_VERDICT", value_parser = verdict)]
     pub verdict: Option<Verdict>,
     /// The mark of admitted packets, and the bits of a packet's mark that the verifier uses [default:
     /// 0x56000000/0xffff0000]
     #[arg(long, value_name = "MARK/MASK", env = "VOUCHSAFE_MARK", value_parser = mark)]
     pub mark: Option<Mark>,
-    /// The section `[proofs]` of the file, which has no flags.
+    /// The section `[proofs]` of `verifier.toml`. There are no flags for its settings.
     #[arg(skip)]
     pub proofs: Option<ProofsSettings>,
 }
@@ -138,17 +166,17 @@ const DEFAULT_PAIRS: u32 = 1024;
 /// Default limit of flows opened by the inside of a gateway: half of the default room for flows.
 const OUTBOUND: u32 = 131_072;
 
-/// Returns the bits of these suites in the kernel program's configuration; 0 for an empty list.
+/// Returns the bits that stand for these suites in the kernel program's configuration; 0 for an empty list.
 fn suite_bits(suites: &[GrantSuite]) -> u16 {
     suites.iter().fold(0, |all, suite| all | 1 << suite.number())
 }
 
-/// Settings with defaults filled in.
+/// All settings. A setting that no source contains has its default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Names of the interfaces to protect; empty for all.
     pub interfaces: Vec<String>,
-    /// The hook at which packets are checked.
+    /// The setting for the hook at which packets are checked.
     pub hook: Choice,
     /// Whether to only observe and drop nothing.
     pub observe: bool,
@@ -156,32 +184,44 @@ pub struct Settings {
     pub only_named: bool,
     /// Whether to adopt established connections when protection starts.
     pub adopt: bool,
-    /// Users besides root who may make `whois` requests.
+    /// Users besides root who are allowed to make `whois` requests and to use the identity socket.
     pub whois_users: Vec<String>,
-    /// Address at which metrics are served, if at all.
+    /// Users of the identity socket who may complain, and about which service's connections.
+    pub complainants: Vec<Complainant>,
+    /// Path of the identity socket; `None` if there is none.
+    pub identity_socket: Option<PathBuf>,
+    /// Address at which metrics are served; `None` if they are not served.
     pub metrics: Option<SocketAddr>,
     /// Sizes of the tables.
     pub sizes: Sizes,
     /// Interfaces behind which the protected hosts are; empty if this is no gateway.
     pub inside: Vec<String>,
+    /// Optional receivers: TCP services that everybody may reach.
+    pub optional: Vec<SocketAddr>,
+    /// Services behind this gateway to which connections are relayed with a header of the PROXY protocol.
+    pub proxy_protocol: Vec<SocketAddr>,
     /// Networks of inside addresses; empty if the inside sees clients' own addresses.
     pub pool: Vec<IpNet>,
-    /// The mark of admitted packets, if packets are marked and not dropped.
+    /// Networks of inside addresses for clients in sealed tunnels.
+    pub tunnel_pool: Vec<IpNet>,
+    /// The mark of admitted packets; `None` if packets are dropped rather than marked.
     pub mark: Option<Mark>,
     /// Addresses of the other gateways of this verifier.
     pub peers: Vec<String>,
     /// Address at which this gateway listens to the others.
     pub peer_listen: Option<SocketAddr>,
-    /// Networks to exempt when every address is protected; within these, only what the policy names is protected.
+    /// `None` to protect only the addresses and services that the policy names. Otherwise, every service at every
+    /// address is protected, except in these networks, in which only the services that the policy names are protected.
     pub everything_but: Option<Vec<IpNet>>,
-    /// Settings of the check of proofs, if there is one.
+    /// Settings for checking proofs; `None` if proofs are not checked.
     pub proofs: Option<ProofsSettings>,
-    /// The kernel program's configuration, except for the parts from the authority and the directory.
+    /// The kernel program's configuration. The parts that come from the authority and from the verifier's directory are
+    /// still missing.
     pub kernel: wire::map::VerifierConfig,
 }
 
 impl Flags {
-    /// Returns these settings, with those that are not set taken from `other`.
+    /// Returns these settings. Takes each setting that is missing here from `other`.
     pub fn or(self, other: Self) -> Self {
         let list = |first: Vec<String>, second| if first.is_empty() { second } else { first };
         Self {
@@ -191,6 +231,8 @@ impl Flags {
             only_named: self.only_named || other.only_named,
             no_adopt: self.no_adopt || other.no_adopt,
             whois_users: list(self.whois_users, other.whois_users),
+            complainants: if self.complainants.is_empty() { other.complainants } else { self.complainants },
+            identity_socket: self.identity_socket.or(other.identity_socket),
             metrics: self.metrics.or(other.metrics),
             max_flows: self.max_flows.or(other.max_flows),
             max_grants: self.max_grants.or(other.max_grants),
@@ -209,10 +251,14 @@ impl Flags {
             inside: list(self.inside, other.inside),
             everything: self.everything || other.everything,
             open: if self.open.is_empty() { other.open } else { self.open },
+            optional: if self.optional.is_empty() { other.optional } else { self.optional },
+            proxy_protocol: if self.proxy_protocol.is_empty() { other.proxy_protocol } else { self.proxy_protocol },
             max_outbound: self.max_outbound.or(other.max_outbound),
             pool: if self.pool.is_empty() { other.pool } else { self.pool },
+            tunnel_pool: if self.tunnel_pool.is_empty() { other.tunnel_pool } else { self.tunnel_pool },
             suites: if self.suites.is_empty() { other.suites } else { self.suites },
             max_pairs: self.max_pairs.or(other.max_pairs),
+            ls_stateless: self.ls_stateless || other.ls_stateless,
             peers: list(self.peers, other.peers),
             peer_listen: self.peer_listen.or(other.peer_listen),
             verdict: self.verdict.or(other.verdict),
@@ -221,7 +267,7 @@ impl Flags {
         }
     }
 
-    /// Fills in the defaults.
+    /// Returns these settings, with the default of each setting that is missing.
     pub fn settings(self) -> Settings {
         let (sizes, kernel) = (Sizes::default(), wire::map::VerifierConfig::default());
         let gateway = !self.inside.is_empty();
@@ -232,6 +278,7 @@ impl Flags {
         };
         let mark = (self.verdict == Some(Verdict::Mark)).then(|| self.mark.unwrap_or(MARK));
         let takes_pairs = self.suites.contains(&GrantSuite::Sha224);
+        let optional = !self.optional.is_empty();
         Settings {
             interfaces: self.interface,
             hook: match self.hook.unwrap_or_default() {
@@ -243,6 +290,8 @@ impl Flags {
             only_named: self.only_named,
             adopt: !self.no_adopt,
             whois_users: self.whois_users,
+            complainants: self.complainants,
+            identity_socket: self.identity_socket,
             metrics: self.metrics,
             sizes: Sizes {
                 flows: self.max_flows.unwrap_or(sizes.flows),
@@ -250,10 +299,17 @@ impl Flags {
                 accounts: self.max_accounts.unwrap_or(sizes.accounts),
                 replay_buckets: self.replay_buckets.unwrap_or(sizes.replay_buckets),
                 revoked: self.max_revoked.unwrap_or(sizes.revoked),
-                pairs: if takes_pairs { self.max_pairs.unwrap_or(DEFAULT_PAIRS) } else { sizes.pairs },
+                pairs: if takes_pairs && !self.ls_stateless {
+                    self.max_pairs.unwrap_or(DEFAULT_PAIRS)
+                } else {
+                    sizes.pairs
+                },
             },
             inside: self.inside,
+            optional: self.optional,
+            proxy_protocol: self.proxy_protocol,
             pool: self.pool,
+            tunnel_pool: self.tunnel_pool,
             peers: self.peers,
             peer_listen: self.peer_listen,
             everything_but: self.everything.then_some(self.open),
@@ -280,6 +336,8 @@ impl Flags {
                     0 => kernel.suites,
                     named => named,
                 },
+                ls_stateless: (takes_pairs && self.ls_stateless).into(),
+                optional: optional.into(),
                 ..kernel
             },
         }
@@ -308,6 +366,7 @@ mod tests {
             advertises_flows: advertises_flows::BOUND,
             mark: MARK.value,
             mark_mask: MARK.mask,
+            optional: 1,
             ..default.kernel
         };
         assert_eq!(sizes.kernel, kernel);
@@ -344,6 +403,26 @@ mod tests {
     }
 
     #[test]
+    fn optional_receivers_are_services_and_turn_their_check_on() {
+        let settings = |text: &str| parse(text).expect("valid").1.settings();
+        let some = settings("optional = [\"192.0.2.20:443\", \"[2001:db8::20]:443\"]");
+        assert_eq!((some.optional.len(), some.kernel.optional, settings("").kernel.optional), (2, 1, 0));
+        for wrong in ["192.0.2.20", "192.0.2.20:0", "0.0.0.0:443", "[::]:443", "192.0.2.0/24:443", "host:443"] {
+            assert!(faults(&format!("optional = \"{wrong}\"")).contains("ADDR:PORT"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_complainant_is_a_user_and_a_service() {
+        let known = |text: &str| parse(text).expect("valid").1.settings().complainants;
+        let expected = Complainant { user: "www-data".into(), service: "192.0.2.20:443".parse().expect("an address") };
+        assert_eq!(known("complainants = \"www-data=192.0.2.20:443\""), [expected]);
+        for wrong in ["www-data", "=192.0.2.20:443", "www-data=192.0.2.20", "www-data=:443", "www-data=0.0.0.0:443"] {
+            assert!(faults(&format!("complainants = \"{wrong}\"")).contains("USER=ADDR:PORT"), "{wrong}");
+        }
+    }
+
+    #[test]
     fn suites_are_those_that_are_named_and_pairs_have_room_where_theirs_is() {
         let settings = |text: &str| parse(text).expect("valid").1.settings();
         let (none, default) = (settings("max_pairs = 99"), Flags::default().settings());
@@ -351,6 +430,9 @@ mod tests {
         let ls = settings("suites = [\"sha224\", \"siphash\"]");
         assert_eq!((ls.kernel.suites, ls.sizes.pairs), (1 << 1 | 1 << 3, 1024));
         assert_eq!(settings("suites = \"sha224\"\nmax_pairs = 99").sizes.pairs, 99);
+        let stateless = settings("suites = \"sha224\"\nls_stateless = true\nmax_pairs = 99");
+        assert_eq!((stateless.sizes.pairs, stateless.kernel.ls_stateless), (1, 1));
+        assert_eq!((ls.kernel.ls_stateless, settings("ls_stateless = true").kernel.ls_stateless), (0, 0));
         assert!(faults("suites = \"md5\"").contains("siphash, aes-cmac or sha224"));
     }
 

@@ -8,7 +8,7 @@ use crate::owners::{OWNERS_MAX, Owners};
 use crate::peers::Peers;
 use crate::{metrics, now, view};
 use anyhow::{Context, Result};
-use api::{ExplainRequest, GrantOwner, VerifierState};
+use api::{Complaint, ExplainRequest, GrantOwner, Standing, VerifierState};
 use engine::verifier::{explain, explain_flow};
 use follower::Health;
 use serde::Serialize;
@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
 use wire::map::{Flow, FlowKey};
 
-/// How long a list of flows waits for the authority to report owners.
+/// Maximum time that a list of flows waits for the authority to report owners.
 const NAMING: Duration = Duration::from_secs(2);
-/// Largest number of owners that one answer asks the authority for.
+/// Maximum number of owners that one answer asks the authority for.
 const NAMED_MAX: usize = 256;
 
 /// A request that only the daemon's main loop can carry out.
@@ -31,7 +31,7 @@ pub enum Order {
     Detach,
 }
 
-/// State shared by the daemon's tasks.
+/// State that the daemon's tasks share.
 pub struct Shared {
     verifier: String,
     instance: String,
@@ -44,10 +44,22 @@ pub struct Shared {
     drops: Arc<Mutex<Ring>>,
     health: watch::Receiver<Health>,
     trial: Mutex<Option<Instant>>,
+    tunnels: Mutex<Option<TunnelView>>,
     orders: mpsc::Sender<(Order, oneshot::Sender<Result<String>>)>,
 }
 
-/// Names of this verifier and its authority.
+/// Returns how the packets of a flow are sealed and compressed; `None` if the tunnels' thread does not know the flow.
+type SealedFlow = dyn Fn(&FlowKey) -> Option<api::SealedFlow> + Send;
+
+/// Functions that ask the thread that serves the sealed tunnels.
+pub struct TunnelView {
+    /// Returns the numbers of packets that the tunnels dropped, by reason.
+    pub counts: Box<dyn Fn() -> Vec<view::Counter> + Send>,
+    /// Returns how the packets of a flow are sealed and compressed.
+    pub sealed: Box<SealedFlow>,
+}
+
+/// The verifier's id, and the names of its instance and its authority.
 pub struct Names {
     /// The verifier's id.
     pub verifier: String,
@@ -58,7 +70,7 @@ pub struct Names {
 }
 
 impl Shared {
-    /// `authority` is the authority, and whether it is being followed.
+    /// Creates the state. `health` receives the state of the connection to the authority.
     pub fn new(
         names: Names,
         observe: bool,
@@ -81,16 +93,18 @@ impl Shared {
             drops,
             health,
             trial: Mutex::default(),
+            tunnels: Mutex::default(),
             orders,
         }
     }
 
-    /// Locks the programs and tables, to read and to write entries.
+    /// Locks the programs and tables, for reading and writing entries of the tables. Several tasks can have this lock
+    /// at once.
     pub fn kernel(&self) -> RwLockReadGuard<'_, Kernel> {
         self.kernel.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the programs exclusively, to attach or replace them.
+    /// Locks the programs exclusively, for attaching or replacing them.
     pub fn kernel_mut(&self) -> RwLockWriteGuard<'_, Kernel> {
         self.kernel.write().unwrap_or_else(PoisonError::into_inner)
     }
@@ -100,7 +114,7 @@ impl Shared {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores a grant's owner, and passes it to the kernel's tables if they need it.
+    /// Stores a grant's owner. Writes the owner also to the kernel's tables, if these need it and have room.
     pub fn learn(&self, owner: GrantOwner) {
         if self.kernel().has_room_for(&owner, now()) {
             self.write_owner(&owner);
@@ -122,12 +136,19 @@ impl Shared {
         }
     }
 
-    /// Locks the end of the trial, `None` if there is no trial.
+    /// Locks the time at which the trial ends, for reading and changing it. The time is `None` if protection is not on
+    /// trial.
     pub fn trial(&self) -> MutexGuard<'_, Option<Instant>> {
         self.trial.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers a request.
+    /// Sets the functions through which other tasks ask the thread of the sealed tunnels.
+    #[cfg(feature = "seal")]
+    pub fn set_tunnels(&self, tunnels: TunnelView) {
+        *self.tunnels.lock().unwrap_or_else(PoisonError::into_inner) = Some(tunnels);
+    }
+
+    /// Answers a request from the control socket.
     pub async fn answer(self: Arc<Self>, request: Request) -> Result<serde_json::Value> {
         match request {
             Request::Status => self.look(|shared| Ok(shared.status())).await,
@@ -150,8 +171,7 @@ impl Shared {
             }
             Request::ExplainPacket { from, to, protocol } => {
                 self.look(move |shared| {
-                    let kernel = shared.kernel();
-                    let explained = explain_flow(&kernel.kernel_tables(), from, to, protocol, now() as u32);
+                    let explained = explain_flow(&shared.kernel().kernel_tables(), from, to, protocol, now() as u32);
                     let explained = explained.context("the two addresses are of different families")?;
                     Ok(shared.as_done(view::Verdict::new(explained)))
                 })
@@ -177,6 +197,15 @@ impl Shared {
         }
     }
 
+    /// Passes on an application's complaint to the authority.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority refuses the complaint, or can't be reached.
+    pub async fn complain(&self, complaint: &Complaint) -> Result<Standing, client::Error> {
+        self.authority.complain(complaint).await
+    }
+
     /// Returns the page of metrics.
     pub async fn metrics(self: Arc<Self>) -> Result<shell::metrics::Page> {
         let look = |shared: &Self| Ok(metrics::page(&shared.status(), &shared.kernel().counts()?, now()));
@@ -189,8 +218,8 @@ impl Shared {
         done.await.context("the verifier is stopping")?
     }
 
-    /// Reads tables on a blocking thread: long tables take a while.
-    async fn read<T: Send + 'static>(
+    /// Reads the tables on a blocking thread, because long tables take a while.
+    pub(crate) async fn read<T: Send + 'static>(
         self: Arc<Self>,
         read: impl FnOnce(&Self) -> Result<T> + Send + 'static,
     ) -> Result<T> {
@@ -204,8 +233,8 @@ impl Shared {
         json(&self.read(look).await?)
     }
 
-    /// Adds owners to flows. Asks the authority for unknown ones, but waits for a short time only.
-    async fn named(&self, flows: Vec<(FlowKey, Flow)>) -> Vec<view::Flow> {
+    /// Adds the owners to flows. Asks the authority for unknown owners, but waits for 2 s at most.
+    pub(crate) async fn named(&self, flows: Vec<(FlowKey, Flow)>) -> Vec<view::Flow> {
         let unknown: HashSet<u64> = {
             let owners = self.owners();
             let handles = flows.iter().filter(|(_, flow)| flow.by_grant()).map(|(_, flow)| flow.handle);
@@ -223,18 +252,38 @@ impl Shared {
         if tokio::time::timeout(NAMING, ask).await.is_err() {
             tracing::warn!("cannot look up the owners of all flows: the authority did not answer within {NAMING:?}");
         }
-        let (owners, kernel) = (self.owners(), self.kernel());
+        // Before the locks that the tunnels' thread takes, too.
+        let sealed = self.sealed(&flows);
+        // In the order in which everybody takes these two locks.
+        let kernel = self.kernel();
+        let owners = self.owners();
         let inside = |key: &FlowKey, flow: &Flow| kernel.addresses()?.of(flow, key);
-        flows.iter().map(|(key, flow)| view::Flow::new(key, flow, inside(key, flow), owners.of(flow.handle))).collect()
+        let view = |((key, flow), sealed): (&(FlowKey, Flow), Option<api::SealedFlow>)| {
+            let mut view = view::Flow::new(key, flow, inside(key, flow), owners.of(flow.handle));
+            view.sealed = sealed.or(view.sealed);
+            view
+        };
+        flows.iter().zip(sealed).map(view).collect()
+    }
+
+    /// Returns how the packets of these flows are sealed; `None` for each flow that the tunnels' thread does not know.
+    /// The caller must not hold the locks of the tables and owners, because that thread takes them, too.
+    pub fn sealed(&self, flows: &[(FlowKey, Flow)]) -> Vec<Option<api::SealedFlow>> {
+        let tunnels = self.tunnels.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = |key: &FlowKey| (tunnels.as_ref().filter(|_| key.tunnel == 1)?.sealed)(key);
+        flows.iter().map(|(key, _)| of(key)).collect()
     }
 
     fn dropped(&self, from: u64) -> Result<view::Drops> {
         let mut drops = self.kernel().counts()?;
+        let tunnels = self.tunnels.lock().unwrap_or_else(PoisonError::into_inner);
+        drops.tunnel = tunnels.iter().flat_map(|tunnels| (tunnels.counts)()).collect();
         drops.samples = self.drops.lock().unwrap_or_else(PoisonError::into_inner).since(from);
         Ok(drops)
     }
 
-    /// Adds to a verdict against a packet that it is not carried out, if the verifier only observes or marks.
+    /// Extends a verdict to drop a packet by the remark that it passes nevertheless, if the verifier only observes or
+    /// marks.
     fn as_done(&self, verdict: view::Verdict) -> view::Verdict {
         if verdict.passes {
             return verdict;
@@ -250,12 +299,12 @@ impl Shared {
         view::Verdict { text, ..verdict }
     }
 
-    /// Reports whether the verifier only observes.
+    /// Reports whether the verifier only observes, and thus drops no packet.
     pub fn observes(&self) -> bool {
         self.observe
     }
 
-    /// Returns what the verifier is doing: closed, trying, observing or protecting.
+    /// Returns the state of protection: closed, trying, observing or protecting.
     pub fn state(&self, kernel: &Kernel) -> VerifierState {
         match () {
             () if kernel.is_closed() => VerifierState::Closed,
@@ -292,6 +341,7 @@ impl Shared {
             epoch_length: kernel.config().epoch_length,
             max_lifetime: kernel.config().max_lifetime,
             protected: protected.collect(),
+            optional: kernel.optional(),
             extended: kernel.extended(),
             outside: kernel.outside(),
             tables: kernel.tables(),

@@ -1,5 +1,5 @@
-//! The verifier's answers, as types: one definition for the daemon, the command line and applications. Times are Unix
-//! seconds; handles are 16 hex digits, as many readers lose bits of JSON numbers beyond 2^53.
+//! Types of the verifier's answers, for the daemon, the command line and applications. Times are in Unix seconds.
+//! Handles are strings of 16 hexadecimal digits, because many JSON readers lose bits of numbers beyond 2^53.
 
 use api::{GrantOwner, SealedFlow};
 use engine::model::Service;
@@ -19,33 +19,34 @@ pub struct Flow {
     pub inside: Option<SocketAddr>,
     /// The server's address and port.
     pub server: SocketAddr,
-    /// `tcp`, `udp` or a number.
+    /// The protocol: `tcp`, `udp` or a number.
     pub protocol: String,
-    /// Handle of the grant that admitted the flow; none if the flow was adopted, or opened from inside.
+    /// Handle of the grant that admitted the flow; `None` if the flow was adopted, or opened from inside.
     pub handle: Option<String>,
-    /// Whether the flow was established when protection started.
+    /// Whether the flow was already established when protection started.
     pub adopted: bool,
-    /// Whether the inside of this gateway opened the flow: then `client` is the remote end.
+    /// Whether the inside of this gateway opened the flow; if so, `client` is the remote end.
     pub outbound: bool,
-    /// The person whom the grant is for; none if there is no grant, or neither the verifier nor the authority knows.
+    /// The person whom the grant is for; `None` if there is no grant, or if neither the verifier nor the authority
+    /// knows the person.
     pub person: Option<String>,
-    /// The device that the grant was issued to.
+    /// The device to which the grant was issued; `None` if `person` is `None`.
     pub device: Option<String>,
-    /// Name of the receiver.
+    /// Name of the receiver to which the grant applies; `None` if `person` is `None`.
     pub receiver: Option<String>,
-    /// The rule that allowed the grant.
+    /// Name of the rule that allowed the grant; `None` if `person` is `None`.
     pub rule: Option<String>,
-    /// When the flow was admitted or adopted.
+    /// When the flow was admitted or adopted; for TCP, when its client last sent a SYN.
     pub since: u64,
     /// When the flow's last packet arrived.
     pub seen: u64,
-    /// Packets towards the server.
+    /// Number of packets towards the server.
     pub packets: u64,
-    /// IP bytes towards the server.
+    /// Number of bytes in the IP packets towards the server.
     pub bytes: u64,
-    /// Whether the client has closed the flow.
+    /// Whether the client has closed the flow, or has not opened it completely yet.
     pub closing: bool,
-    /// How the flow's packets travel in a sealed tunnel; none if they travel outside.
+    /// How the flow's packets travel in a sealed tunnel; `None` if they travel outside of tunnels.
     #[serde(default)]
     pub sealed: Option<SealedFlow>,
 }
@@ -76,7 +77,8 @@ impl Flow {
     }
 }
 
-/// Returns how a flow travels in a sealed tunnel, as far as the authority's demand tells.
+/// Returns how a flow travels in a sealed tunnel; `None` if it travels outside. Contains only the treatment that the
+/// grant demands.
 pub(crate) fn sealed(key: &FlowKey, owner: Option<&GrantOwner>) -> Option<SealedFlow> {
     let treatment = owner.and_then(|owner| owner.sealing.as_ref()).map(|sealing| sealing.treatment.clone());
     (key.tunnel == 1).then(|| SealedFlow { treatment, ..SealedFlow::default() })
@@ -85,22 +87,22 @@ pub(crate) fn sealed(key: &FlowKey, owner: Option<&GrantOwner>) -> Option<Sealed
 /// A lease of an inside address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InsideAddress {
-    /// The address.
+    /// The inside address.
     pub address: IpAddr,
-    /// The person; none if the verifier no longer knows.
+    /// The person who has or had the address; `None` if the verifier no longer knows the person.
     pub person: Option<String>,
     /// When the lease began.
     pub since: u64,
-    /// When the address was leased to another person; none if it has not been.
+    /// When the address was leased to another person; `None` for a lease that has not ended.
     pub until: Option<u64>,
-    /// Number of flows of the address.
+    /// Number of flows that use the address.
     pub flows: u32,
 }
 
 /// A dropped packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drop {
-    /// Sequence number since the daemon started, without gaps.
+    /// Number of the drop, counted without gaps since the daemon started.
     pub number: u64,
     /// When the packet was dropped.
     pub time: u64,
@@ -110,10 +112,10 @@ pub struct Drop {
     pub client: Option<SocketAddr>,
     /// The server's address and port, if they could be read.
     pub server: Option<SocketAddr>,
-    /// `tcp`, `udp` or a number.
+    /// The protocol: `tcp`, `udp` or a number.
     pub protocol: String,
-    /// Handle of the grant that the packet's token names, if it had a readable one. Not proven unless the reason comes
-    /// after the check of the tag.
+    /// Handle of the grant that the packet's token names; `None` if the token could not be read. The sender has
+    /// possibly invented the handle, unless the drop reason shows that the tag was right.
     pub handle: Option<String>,
     /// The interface on which the packet arrived.
     pub interface: String,
@@ -123,25 +125,38 @@ pub struct Drop {
     pub observed: bool,
 }
 
-/// A counter.
+/// A counter of packets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counter {
-    /// Name of the outcome.
+    /// Name of the outcome that is counted.
     pub name: String,
-    /// Number of packets.
+    /// Number of packets with this outcome.
     pub packets: u64,
 }
 
-/// Dropped and passed packets.
+/// An optional receiver.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Optional {
+    /// The TCP service that everybody may reach.
+    pub service: SocketAddr,
+    /// Whether a receiver of the policy names the service. If not, nobody gets a grant for it, and nobody is known.
+    pub named: bool,
+}
+
+/// Numbers of dropped and passed packets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drops {
-    /// Packets per drop reason, since protection started.
+    /// Number of packets for each drop reason, since protection started.
     pub reasons: Vec<Counter>,
-    /// Packets per other outcome.
+    /// Number of packets for each outcome other than a drop.
     pub passed: Vec<Counter>,
-    /// Flows opened by the inside of a gateway, and those that it could not open for lack of room.
+    /// Number of flows that the inside of a gateway opened, and number of flows that the inside could not open because
+    /// the table was full.
     pub opened: Vec<Counter>,
-    /// Drops that were counted without a sample.
+    /// Records and packets of sealed tunnels that were dropped before the kernel's decision, by reason.
+    #[serde(default)]
+    pub tunnel: Vec<Counter>,
+    /// Number of dropped packets that were counted, but for which there is no sample.
     pub samples_lost: u64,
     /// Whether the verifier only observes: packets that it would drop pass.
     pub observing: bool,
@@ -149,7 +164,7 @@ pub struct Drops {
     pub samples: Vec<Drop>,
 }
 
-/// An interface under protection.
+/// An interface on which packets are checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interface {
     /// Name of the interface.
@@ -158,9 +173,9 @@ pub struct Interface {
     pub hook: String,
     /// How the program is attached: `native`, `generic` or `offloaded` at XDP, `tcx` or `clsact` at tc.
     pub mode: String,
-    /// Why this hook is used.
+    /// Reason why this hook is used.
     pub why: String,
-    /// The interface's driver, if known.
+    /// Name of the interface's kernel driver; `None` if it is not known.
     pub driver: Option<String>,
 }
 
@@ -169,143 +184,150 @@ pub struct Interface {
 pub struct NotAttached {
     /// Name of the interface.
     pub name: String,
-    /// The reason.
+    /// The reason why no program is attached.
     pub why: String,
-    /// Whether packets may reach protected services through this interface unchecked.
+    /// Whether packets can reach protected services through this interface without being checked.
     pub open: bool,
 }
 
-/// A bounded table.
+/// Size and use of a table in the kernel that can become full.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
     /// Name of the table.
     pub name: String,
-    /// Number of entries in use; none if they are not counted.
+    /// Number of entries in use; `None` if they are not counted.
     pub used: Option<u64>,
-    /// Largest number of entries.
+    /// Maximum number of entries.
     pub max: u64,
-    /// Bytes per entry.
+    /// Size of an entry in bytes.
     pub bytes: u64,
 }
 
-/// A protected prefix.
+/// A protected prefix, with its services.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Protected {
-    /// The prefix.
+    /// The prefix, such as `203.0.113.0/24`.
     pub prefix: String,
-    /// The services of the prefix that are protected.
+    /// The services that are protected in this prefix.
     pub services: Vec<Service>,
 }
 
-/// Protection beyond the addresses that receivers name.
+/// Services that are protected at this host's other addresses, too, not only at those that receivers name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extended {
-    /// The services that are protected at the other addresses of this host, too.
+    /// The services that are protected at these other addresses.
     pub services: Vec<Service>,
-    /// Networks of these addresses.
+    /// The networks that contain these other addresses.
     pub networks: Vec<String>,
-    /// Whether there were more services than one address has room for, so that ports between them are protected, too.
+    /// Whether there were more services than the entry of one address has room for. If so, ports between these services
+    /// are protected, too.
     pub crowded: bool,
 }
 
-/// A socket that receives packets that no program checks.
+/// A socket that packets reach without being checked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outside {
-    /// `tcp` or `udp`.
+    /// The protocol: `tcp` or `udp`.
     pub protocol: String,
-    /// The address and port that the socket is bound to.
+    /// The address and port to which the socket is bound.
     pub address: SocketAddr,
-    /// The addresses at which packets reach the socket unchecked.
+    /// The addresses at which packets reach the socket without being checked.
     pub at: Vec<IpAddr>,
-    /// Whether the socket is protected at its other addresses.
+    /// Whether packets to the socket are checked at its other addresses.
     pub partly: bool,
 }
 
-/// A gateway that this one advertises its flows to.
+/// A gateway to which this gateway advertises its flows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Peer {
-    /// Address of the peer, as configured.
+    /// Address of the peer, as in the settings.
     pub address: String,
-    /// Whether all flows have been advertised to the peer, and new ones are.
+    /// Whether the peer has got all flows of this gateway, and gets new flows as they begin.
     pub connected: bool,
-    /// The last error, while there is one.
+    /// The last error of the connection to the peer; `None` once the connection works again.
     pub trouble: Option<String>,
     /// Number of flows that the peer took over or refreshed.
     pub told: u64,
-    /// Number of flows that the peer refused: revoked, or without room or their inside address there.
+    /// Number of flows that the peer refused, because they are revoked there, or because the peer has no room for them
+    /// or for their inside addresses.
     pub refused: u64,
-    /// Median time from a flow's first packet here until the flow passes at the peer, over the latest flows;
-    /// microseconds.
+    /// Time in microseconds from a flow's first packet at this gateway until packets of the flow pass at the peer, too:
+    /// the median of the latest flows.
     pub gap_us: Option<u64>,
-    /// Longest such time among the latest flows, microseconds.
+    /// Like `gap_us`, but the maximum of the latest flows instead of the median.
     pub gap_max_us: Option<u64>,
 }
 
-/// A gateway that advertises its flows to this one.
+/// A gateway that advertises its flows to this gateway.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerSource {
     /// Address from which the peer connected.
     pub from: SocketAddr,
     /// When the peer connected.
     pub since: u64,
-    /// Number of flows taken over or refreshed.
+    /// Number of flows from the peer that this gateway took over or refreshed.
     pub taken: u64,
-    /// Number of flows refused.
+    /// Number of flows from the peer that this gateway refused.
     pub refused: u64,
 }
 
-/// The verifier at a glance.
+/// Overview of the verifier.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// The verifier's id.
     pub verifier: String,
     /// Name of the instance on this host.
     pub instance: String,
-    /// `protecting`, `observing`, `trying` (unless confirmed, protection ends) or `closed` (admits nothing new).
+    /// State of protection: `protecting`, `observing`, `trying` (protection ends unless somebody confirms it) or
+    /// `closed` (no new flow is admitted).
     pub state: String,
-    /// Seconds until the trial ends, if there is one.
+    /// Number of seconds until the trial ends; `None` if protection is not on trial.
     pub trial_left: Option<u64>,
-    /// The interfaces.
+    /// The interfaces on which packets are checked.
     pub interfaces: Vec<Interface>,
-    /// The interfaces that lead inside, if this is a gateway.
+    /// The interfaces that lead inside; empty if this is not a gateway.
     pub inside: Vec<String>,
-    /// Interfaces that are left out or can't be protected.
+    /// Interfaces to which no program is attached.
     pub not_attached: Vec<NotAttached>,
-    /// The mark of admitted packets and the bits that the verifier uses, if packets are marked and not dropped.
+    /// The mark of admitted packets and the bits that the verifier uses; `None` if packets are dropped rather than
+    /// marked.
     pub mark: Option<String>,
-    /// The gateways that this one advertises its flows to.
+    /// The gateways to which this gateway advertises its flows.
     pub peers: Vec<Peer>,
-    /// The gateways that advertise their flows to this one.
+    /// The gateways that advertise their flows to this gateway.
     pub peers_heard: Vec<PeerSource>,
     /// The authority's URL.
     pub authority: String,
-    /// Whether the event stream from the authority is up.
+    /// Whether the authority's events arrive at present.
     pub connected: bool,
-    /// The last problem with the authority, while there is one.
+    /// The last error of the connection to the authority; `None` once the connection works again.
     pub trouble: Option<String>,
-    /// When configuration and keys were last read.
+    /// When configuration and keys were last read from the authority.
     pub read: Option<u64>,
-    /// Until when there are keys; none if there is none for the current epoch.
+    /// Time until which there are keys; `None` if there is no key for the current epoch.
     pub keys_until: Option<u64>,
-    /// Length of an epoch, seconds.
+    /// Length of an epoch, in seconds.
     pub epoch_length: u32,
-    /// The longest lifetime of a grant, seconds.
+    /// Maximum lifetime of a grant, in seconds.
     pub max_lifetime: u32,
     /// The protected prefixes.
     pub protected: Vec<Protected>,
-    /// Protection beyond the addresses that receivers name.
+    /// The optional receivers: services that everybody may reach.
+    #[serde(default)]
+    pub optional: Vec<Optional>,
+    /// Services that are protected at this host's other addresses, too, not only at those that receivers name.
     pub extended: Extended,
-    /// Sockets of this host that are outside protection.
+    /// Sockets of this host that packets reach without being checked.
     pub outside: Vec<Outside>,
-    /// The bounded tables.
+    /// Size and use of the tables in the kernel that can become full.
     pub tables: Vec<Table>,
-    /// State of the check of proofs, if there is one.
+    /// State of the verification of proofs; `None` if proofs are not checked.
     pub proofs: Option<Proofs>,
-    /// Number of grants whose owners are known.
+    /// Number of grants whose owners the verifier knows.
     pub owners: u64,
 }
 
-/// State of the verifier of proofs.
+/// State of the verification of proofs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Proofs {
     /// The endpoints behind this verifier.
@@ -314,37 +336,37 @@ pub struct Proofs {
     pub interfaces: Vec<Interface>,
     /// The interfaces on which proofs can't be checked.
     pub not_attached: Vec<NotAttached>,
-    /// Number of statements of withdrawn consent that have not ended.
+    /// Number of withdrawals of consent that are still in force.
     pub withdrawn: u64,
-    /// Until when there are keys; none if there is none for the current epoch.
+    /// Time until which there are keys; `None` if there is no key for the current epoch.
     pub keys_until: Option<u64>,
-    /// Packets that passed, by outcome.
+    /// Number of packets that passed, for each outcome.
     pub passed: Vec<Counter>,
-    /// Packets that were dropped, by drop reason.
+    /// Number of packets that were dropped, for each drop reason.
     pub reasons: Vec<Counter>,
 }
 
-/// One check of a packet.
+/// One step of the decision about a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
     /// Name of the check.
     pub name: String,
-    /// Whether the packet passed it.
+    /// Whether the packet passed this check.
     pub passed: bool,
-    /// The finding, as text.
+    /// The finding of the check, as a text for people.
     pub text: String,
 }
 
-/// Whether a packet would pass, and why.
+/// The answer to the question whether a packet would pass.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// Whether the packet would pass.
     pub passes: bool,
-    /// `not_ours`, `flow`, `token`, `consumed`, `icmp_error`, or the drop reason's name.
+    /// Name of the outcome: `not_ours`, `flow`, `token`, `consumed`, `icmp_error`, or the drop reason's name.
     pub outcome: String,
-    /// The checks in order, up to the one that decided.
+    /// The checks in their order. The last one is the check that decided.
     pub checks: Vec<Check>,
-    /// The result as a sentence.
+    /// The result as a sentence for people.
     pub text: String,
 }
 

@@ -1,4 +1,4 @@
-//! The daemon as a process, with its kernel programs on a real interface and a real authority. Needs root.
+//! Tests of the daemon as a process, with its kernel programs on a real interface and a real authority. Needs root.
 
 mod boot;
 mod exposure;
@@ -22,7 +22,7 @@ use wire::map::{Flow, FlowKey};
 const XDP_DROP: u32 = 1;
 const XDP_PASS: u32 = 2;
 
-/// Runs the verifier's command line when the tests start their own executable as the verifier; otherwise does nothing.
+/// Acts as the verifier's program if the tests started their own executable for that; otherwise does nothing.
 #[test]
 fn the_program() {
     program();
@@ -187,12 +187,16 @@ fn a_detached_daemon_ends() {
 #[test]
 fn a_revoked_grant_loses_its_flows_within_a_second() {
     act(|stage| async move {
+        stage.apply(&[POLICY, SINGLE].concat()).await;
         let verifier = stage.run(&[]).await;
         verifier.connected().await;
         let alice = stage.alice().await;
-        let grants = [grant(&alice).await, grant(&alice).await];
+        let mut grants = Vec::new();
+        for _ in 0..4 {
+            grants.push(grant(&alice).await);
+        }
         let kernel = stage.kernel(Sizes::default());
-        for (index, grant) in grants.iter().enumerate() {
+        for (index, grant) in grants[..2].iter().enumerate() {
             let from = format!("10.77.0.2:{}", 4711 + index);
             assert_eq!(kernel.run(&syn(grant, &from, 1), 1).unwrap().code, XDP_PASS);
         }
@@ -214,13 +218,13 @@ fn a_revoked_grant_loses_its_flows_within_a_second() {
         until("the cut of one grant", || (kernel.flows.keys().len() == 1).then_some(())).await;
         assert!(stopwatch.elapsed() < Duration::from_secs(1), "took {:?}", stopwatch.elapsed());
         assert_eq!(kernel.run(&syn(&grants[0], "10.77.0.2:4711", 2), 1).unwrap().code, XDP_DROP);
-        assert_eq!(kernel.run(&syn(&grants[1], "10.77.0.2:4713", 2), 1).unwrap().code, XDP_PASS);
+        assert_eq!(kernel.run(&syn(&grants[2], "10.77.0.2:4713", 2), 1).unwrap().code, XDP_PASS);
 
         let stopwatch = Stopwatch::start();
         admin::revoke(&stage.authority, &Which::Person("alice".into())).await.unwrap();
         until("the cut of a person", || kernel.flows.keys().is_empty().then_some(())).await;
         assert!(stopwatch.elapsed() < Duration::from_secs(1), "took {:?}", stopwatch.elapsed());
-        assert_eq!(kernel.run(&syn(&grants[1], "10.77.0.2:4714", 3), 1).unwrap().code, XDP_DROP);
+        assert_eq!(kernel.run(&syn(&grants[3], "10.77.0.2:4714", 3), 1).unwrap().code, XDP_DROP);
         assert!(verifier.log().contains("revoked") && !verifier.log().contains("ERROR"), "{}", verifier.log());
     });
 }
@@ -271,6 +275,7 @@ fn a_session_that_ended_loses_its_flows_and_stays_ended_when_the_authority_is_ba
 #[test]
 fn flows_that_outlived_their_grant_are_cut_within_a_second_of_its_revocation() {
     act(|stage| async move {
+        stage.apply(&[POLICY, SINGLE].concat()).await;
         let verifier = stage.run(&["--max-revoked", "16"]).await;
         verifier.connected().await;
         let alice = stage.alice().await;
@@ -351,7 +356,7 @@ fn ten_thousand_flows_are_rechecked_within_a_second() {
         }
         let stopwatch = Stopwatch::start();
         stage.apply(&POLICY.replace("person:alice", "person:bob")).await;
-        // One pass cuts all flows. Waiting on a single one spares the authority, which runs on this thread.
+        // One pass cuts all flows. Polling a single flow spares the authority, which runs on this thread.
         until("the cut", || kernel.flows.get(&key(10_000)).unwrap().is_none().then_some(())).await;
         assert!(stopwatch.elapsed() < Duration::from_secs(1), "took {:?}", stopwatch.elapsed());
         until("the end of the pass", || kernel.flows.keys().is_empty().then_some(())).await;
@@ -368,7 +373,7 @@ fn flow(handle: u64) -> Flow {
 fn an_account_with_more_revoked_grants_than_there_is_room_for_is_shut_out_and_nobody_else() {
     const BOB: &str = "[[rules]]\nname = \"bob may\"\naction = \"allow\"\nwho = \"person:bob\"\nto = \"ssh\"\n";
     act(|stage| async move {
-        stage.apply(&[POLICY, BOB].concat()).await;
+        stage.apply(&[POLICY, SINGLE, BOB].concat()).await;
         let verifier = stage.run(&["--max-revoked", "16"]).await;
         verifier.connected().await;
         let (alice, bob) = (stage.alice().await, stage.person("bob").await);
@@ -492,7 +497,7 @@ fn a_pin_whose_interface_is_gone_is_no_protection() {
         verifier.end().await;
         stage.replace_interface();
         echo(SSH);
-        // A new interface drops packets until the kernel has noticed its carrier.
+        // The new interface drops packets until the kernel has noticed its carrier.
         let connection = until("a way over the new interface", || stage.connect(SSH).ok()).await;
         let late = stage.run(&[]).await;
         assert!(late.log().contains("adopted=1"), "{}", late.log());

@@ -1,5 +1,5 @@
-//! The command line: one binary for all roles and for people. Each role's crate does its work; this one handles
-//! arguments, logs, exit codes.
+//! The command line: one binary for all roles and for people. Each role's crate does the work; this crate handles
+//! arguments, logs and exit codes.
 #![forbid(unsafe_code)]
 
 use anyhow::{Context, Result};
@@ -36,7 +36,7 @@ enum Command {
     #[cfg(feature = "roles")]
     #[command(subcommand)]
     Authority(authority::admin::cli::AuthorityCommand),
-    /// Protect this host, or what is behind it
+    /// Protect this host, or the hosts behind it
     #[cfg(feature = "roles")]
     #[command(subcommand)]
     Verifier(verifier::cli::VerifierCommand),
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     start_logs(arguments.log_format);
     let done = match arguments.command {
-        // These block, and one of them forks while it has one thread.
+        // These commands block, and one of them forks, which requires that the process has one thread.
         Command::Reach(command) => user::reach(command),
         Command::Completions { shell } => completions(shell),
         Command::Man { dir } => man(&dir),

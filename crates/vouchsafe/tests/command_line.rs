@@ -273,7 +273,7 @@ fn a_policy_is_tried_applied_and_taken_back_from_the_command_line() {
     assert!(code == 2 && words.contains("no receivers in network `red`: in blue"), "{words}");
     let (code, words) = policy(&["explain", "alice", "-"]);
     assert!(code == 2 && words.contains("quotes"), "{words}");
-    assert_eq!(policy(&["replay", &first]), (0, "evaluated 0 grants and 0 refusals of the last 24 h again\n".into()));
+    assert_eq!(policy(&["replay", &first]), (0, "decided again: 0 grants and 0 refusals of the last 24 h\n".into()));
 
     let third = write("third.toml", &POLICY.replace("tcp/22\"\nverifier", "all\"\nverifier"));
     assert_eq!(policy(&["apply", &third]).0, 0);

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 const PASSWORD: &str = "correct horse";
+/// With `single`, each request gets a grant of its own, which is recorded.
 const POLICY: &str = "
 [[receivers]]
 name = \"git\"
@@ -24,6 +25,7 @@ verifier = \"edge\"
 action = \"allow\"
 who = \"everyone\"
 to = \"git\"
+single = true
 ";
 /// Clients that request grants concurrently, so that several grants are recorded together.
 const CALLERS: usize = 32;

@@ -1,7 +1,7 @@
-//! Computes the share of headers in each packet and the room left for tenants, compared with Ethernet and VXLAN.
+//! Computes, for several encapsulations, how long the headers of a packet are and how much room they leave for payload.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is VXLAN. The figures are computed, not
-//! measured: docs/overhead.md has them as a table, and a test compares the two.
+//! Prints one JSON object, which `cargo xtask bench` collects. Each figure is compared with that of VXLAN. The figures
+//! are computed, not measured. docs/overhead.md shows them as a table, and a test checks that the table is correct.
 
 #[path = "overhead/rows.rs"]
 mod rows;

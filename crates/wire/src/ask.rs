@@ -1,5 +1,5 @@
-//! Requests for path segments in one datagram, answered in one (wire.md §8.13). This module does not decide whether a
-//! request is new or how to answer it.
+//! Requests for path segments, and the answers to these requests (wire.md §8.13). Each request and each answer is one
+//! datagram. This module decides neither whether a request is new nor how to answer it.
 //!
 //! Every request has the same length, and every answer is shorter. An attacker who sends requests from a forged address
 //! therefore can't make the authority send more bytes to that address than the attacker sends.
@@ -10,18 +10,18 @@ use core::str;
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
-/// Bytes of a request.
+/// Length of a request in bytes.
 pub const REQUEST_LEN: usize = 256;
-/// Bytes of an answer.
+/// Length of an answer in bytes.
 pub const ANSWER_LEN: usize = 252;
 const _: () = assert!(ANSWER_LEN <= REQUEST_LEN, "whoever asks in another's name sends that one no more than it sent");
-/// Bytes of a question: the sealed part of a request.
+/// Length of a question, the sealed part of a request, in bytes.
 pub const QUESTION_LEN: usize = REQUEST_LEN - REQUEST_HEAD_LEN - TAG_LEN;
-/// Bytes of a reply: the sealed part of an answer.
+/// Length of a reply, the sealed part of an answer, in bytes.
 pub const REPLY_LEN: usize = ANSWER_LEN - ANSWER_HEAD_LEN - TAG_LEN;
 /// Maximum length of a virtual network's name, in bytes.
 pub const NAME_MAX: usize = 64;
-/// Maximum length of an option with a segment: five proofs, issued by an authority with an IPv6 address.
+/// Maximum length of an option with a segment, in bytes: five proofs, issued by an authority with an IPv6 address.
 pub const OPTION_MAX: usize = 4 + 16 + 16 + 16 * PROOFS_MAX as usize;
 /// Maximum length of a refusal's text, in bytes.
 pub const TEXT_MAX: usize = REPLY_LEN - 2;
@@ -35,12 +35,12 @@ const GIVEN_HEAD_LEN: usize = 28;
 const _: () =
     assert!(GIVEN_HEAD_LEN + OPTION_MAX + 16 * PROOFS_MAX as usize == REPLY_LEN, "there is room for the longest");
 
-/// An encoded request.
+/// An encoded request for a segment.
 pub type Request = [u8; REQUEST_LEN];
-/// An encoded answer.
+/// An encoded answer to a request for a segment.
 pub type Answer = [u8; ANSWER_LEN];
 
-/// The number of a line: random, reveals nothing about its owner.
+/// The number that identifies a line. It is random and reveals nothing about the line's owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LineNumber(pub u64);
 
@@ -48,7 +48,7 @@ pub struct LineNumber(pub u64);
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct LineKey([u8; 32]);
 
-/// Direction of a sealed datagram, part of its nonce.
+/// Direction of a sealed datagram. It is part of the nonce.
 #[derive(Clone, Copy)]
 enum Way {
     Request = 0,
@@ -66,8 +66,8 @@ impl LineKey {
         &self.0
     }
 
-    /// Seals a request. Every request sealed with this key must have a different counter. Returns `None` if the library
-    /// fails.
+    /// Seals a request. The caller must never use a counter twice with the same key. Returns `None` if the
+    /// cryptographic library fails.
     pub fn seal_request(&self, line: LineNumber, counter: u64, question: &[u8; QUESTION_LEN]) -> Option<Request> {
         let mut request = [0; REQUEST_LEN];
         let (head, sealed) = request.split_first_chunk_mut::<REQUEST_HEAD_LEN>()?;
@@ -76,15 +76,15 @@ impl LineKey {
         Some(request)
     }
 
-    /// Opens a request in place. `envelope` must be the result of [`envelope`] for it, and this must be the key of the
-    /// line that it names. Returns `None` if the request was not sealed with this key.
+    /// Opens a request in place. `envelope` must be the result of [`envelope`] for this request, and `self` the key of
+    /// the line that the envelope names. Returns `None` if the request was not sealed with this key.
     pub fn open_request<'a>(&self, envelope: Envelope, request: &'a mut [u8]) -> Option<&'a [u8; QUESTION_LEN]> {
         let (head, sealed) = request.split_first_chunk_mut::<REQUEST_HEAD_LEN>()?;
         self.open(Way::Request, envelope.counter, head, sealed)?.first_chunk()
     }
 
-    /// Seals the answer to the request with this counter; a request must get only one answer. Returns `None` if the
-    /// library fails.
+    /// Seals the answer to the request with this counter. The caller must never seal two answers to the same request.
+    /// Returns `None` if the cryptographic library fails.
     pub fn seal_answer(&self, counter: u64, reply: &[u8; REPLY_LEN]) -> Option<Answer> {
         let mut answer = [0; ANSWER_LEN];
         let (head, sealed) = answer.split_first_chunk_mut::<ANSWER_HEAD_LEN>()?;
@@ -93,8 +93,8 @@ impl LineKey {
         Some(answer)
     }
 
-    /// Opens an answer in place. Returns the counter of the request that it answers, and the reply, or `None` if the
-    /// datagram is not an answer that was sealed with this key.
+    /// Opens an answer in place. Returns the counter of the request and the reply. Returns `None` if the datagram is
+    /// not an answer that was sealed with this key.
     pub fn open_answer<'a>(&self, answer: &'a mut [u8]) -> Option<(u64, &'a [u8; REPLY_LEN])> {
         if answer.len() != ANSWER_LEN {
             return None;
@@ -145,16 +145,16 @@ fn answer_head(counter: u64) -> [u8; ANSWER_HEAD_LEN] {
     head
 }
 
-/// Unsealed fields of a request, readable without the key.
+/// The unsealed fields of a request, which can be read without the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Envelope {
-    /// The line that the request claims to belong to.
+    /// The line that the request names.
     pub line: LineNumber,
     /// The counter that the request claims to have.
     pub counter: u64,
 }
 
-/// Parses the unsealed fields of a request; returns `None` if the datagram is not a request.
+/// Parses the unsealed fields of a request. Returns `None` if `datagram` is not a request.
 pub fn envelope(datagram: &[u8]) -> Option<Envelope> {
     let (head, sealed) = datagram.split_first_chunk::<REQUEST_HEAD_LEN>()?;
     let (magic, numbers) = head.split_first_chunk::<4>()?;
@@ -165,22 +165,22 @@ pub fn envelope(datagram: &[u8]) -> Option<Envelope> {
     is_one.then_some(envelope)
 }
 
-/// The question in a request: whether this sender of a virtual network may send to this receiver.
+/// The question in a request: whether the authority allows this sender in a virtual network to send to this receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question<'a> {
     /// The virtual network's name: 1 to [`NAME_MAX`] printable ASCII characters.
     pub network: &'a str,
     /// The sender's address in the virtual network.
     pub sender: IpAddr,
-    /// The endpoint that the sender's packets come from.
+    /// The endpoint from which the sender's packets come.
     pub sending: IpAddr,
-    /// The receiver's address.
+    /// The receiver's address in the virtual network.
     pub receiver: IpAddr,
-    /// The protocol, which is not 0.
+    /// The number of the IP protocol, which is not 0.
     pub protocol: u8,
-    /// The receiver's port.
+    /// The port of the service at the receiver.
     pub port: u16,
-    /// The port that the sender sends from.
+    /// The port from which the sender sends.
     pub sender_port: u16,
 }
 
@@ -188,7 +188,7 @@ impl<'a> Question<'a> {
     const KIND: u8 = 1;
     const HEAD_LEN: usize = 56;
 
-    /// Encodes the question for sealing; returns `None` if the name or the protocol is invalid.
+    /// Encodes the question for sealing. Returns `None` if the name or the protocol is invalid.
     pub fn encode(&self) -> Option<[u8; QUESTION_LEN]> {
         let mut bytes = [0; QUESTION_LEN];
         if !name_is_valid(self.network.as_bytes()) || self.protocol == 0 {
@@ -208,7 +208,8 @@ impl<'a> Question<'a> {
         Some(bytes)
     }
 
-    /// Parses the sealed part of a request. Every question has exactly one encoding.
+    /// Parses the sealed part of a request. Returns `None` if it is not a valid question. Every question has exactly
+    /// one encoding.
     pub fn decode(bytes: &'a [u8; QUESTION_LEN]) -> Option<Self> {
         let (head, rest) = bytes.split_at(Self::HEAD_LEN);
         let ([kind, protocol, p0, p1, s0, s1, length, 0], addresses) = head.split_first_chunk()? else { return None };
@@ -229,7 +230,7 @@ impl<'a> Question<'a> {
     }
 }
 
-/// The reply in an answer.
+/// The content of an answer: a segment, or a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply<'a> {
     /// The authority issues the segment.
@@ -246,15 +247,16 @@ pub enum Reply<'a> {
 /// A segment that the authority issues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GivenReply<'a> {
-    /// The virtual network.
+    /// The number of the virtual network.
     pub vni: Vni,
-    /// The authority's clock, Unix seconds.
+    /// The time of the authority's clock, Unix seconds.
     pub now: u32,
-    /// The endpoint that packets have to be sent to.
+    /// The endpoint to which packets have to be sent.
     pub receiving: IpAddr,
-    /// The Geneve option with the segment, starting at its class: whole words, at most [`OPTION_MAX`] bytes.
+    /// The bytes of the Geneve option with the segment, from the option's class on: a multiple of 4 bytes, at most
+    /// [`OPTION_MAX`].
     pub option: &'a [u8],
-    /// The hops of a fixed path, in the order of the path.
+    /// The hops, in the order of the path, if the path is fixed; otherwise empty.
     pub hops: &'a [[u8; 16]],
 }
 
@@ -262,15 +264,15 @@ pub struct GivenReply<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Refusal {
-    /// A rule denies it.
+    /// A rule denies the segment.
     Denied = 1,
-    /// No rule allows it.
+    /// No rule allows the segment.
     NoRule = 2,
     /// The policy has no receiver at this address with this service.
     NoReceiver = 3,
-    /// The segment is impossible, regardless of the policy.
+    /// No segment is possible for this sender and receiver, whatever the policy says.
     NoSegment = 4,
-    /// Too many of the segments that were issued have not expired yet, or too many requests arrive at once.
+    /// Too many issued segments have not expired yet, or too many requests arrive at once.
     Busy = 5,
     /// The session ended.
     NotLoggedIn = 6,
@@ -283,7 +285,7 @@ impl Refusal {
     pub const ALL: [Self; 7] =
         [Self::Denied, Self::NoRule, Self::NoReceiver, Self::NoSegment, Self::Busy, Self::NotLoggedIn, Self::Internal];
 
-    /// Returns the refusal's name. It is also the problem type in the answer to the same question over HTTPS.
+    /// Returns the refusal's name. Over HTTPS, the answer to the same question has this name as its problem type.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Denied => "denied",
@@ -298,7 +300,7 @@ impl Refusal {
 }
 
 impl<'a> Reply<'a> {
-    /// Encodes the reply for sealing; returns `None` if the option, the hops or the text are too long.
+    /// Encodes the reply for sealing. Returns `None` if the option, the hops or the text are too long.
     pub fn encode(&self) -> Option<[u8; REPLY_LEN]> {
         let mut bytes = [0; REPLY_LEN];
         match self {
@@ -325,7 +327,8 @@ impl<'a> Reply<'a> {
         Some(bytes)
     }
 
-    /// Parses the sealed part of an answer. Every reply has exactly one encoding.
+    /// Parses the sealed part of an answer. Returns `None` if it is not a valid reply. Every reply has exactly one
+    /// encoding.
     pub fn decode(bytes: &'a [u8; REPLY_LEN]) -> Option<Self> {
         let [kind, length, rest @ ..] = bytes;
         if *kind != 0 {

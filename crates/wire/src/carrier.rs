@@ -1,16 +1,17 @@
 //! Token carriers (wire.md §4).
 
-/// A way for a token to travel in a packet. Each carrier's number is one bit, so that a verifier's settings can combine
-/// several carriers.
+/// A way for a token to travel in a packet. The number of each carrier is a single bit, so that a verifier's settings
+/// can combine several carriers in one number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Carrier {
-    /// Behind the payload of the first packet.
+    /// The token is appended to the payload of the first packet.
     #[default]
     Tail = 1,
-    /// In an option of an IPv4 header that is wrapped in another IPv4 header.
+    /// The token is in an option of an IPv4 header, which is wrapped in another IPv4 header.
     Shim = 2,
-    /// As the first bytes of a TCP stream: the whole payload of the SYN. A process without privileges can send it.
+    /// The token is in the first bytes of a TCP stream, which are the whole payload of the SYN. A process without
+    /// privileges can send it.
     Stream = 4,
 }
 
@@ -27,12 +28,12 @@ impl Carrier {
         }
     }
 
-    /// Returns the carrier with this name.
+    /// Returns the carrier with this name, if there is one.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|carrier| carrier.name() == name)
     }
 
-    /// Returns the carrier with this number.
+    /// Returns the carrier with this number, if there is one.
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|carrier| *carrier as u8 == number)
     }

@@ -1,10 +1,12 @@
-//! The Internet checksum (RFC 1071), and the two forms in which frames arrive: with a complete transport checksum, or
-//! (from a local sender that leaves the checksum to its network card) with only the pseudo-header's sum in the field.
+//! The Internet checksum (RFC 1071). The transport checksum of an arriving frame is complete or partial. It is partial
+//! if a local sender left the computation to its network card: the checksum field then holds only the sum of the
+//! pseudo-header.
 
 use crate::packet::{Packet, TCP};
 
-/// Reports whether the transport's checksum field holds only the pseudo-header's sum. A complete checksum that happens
-/// to have the same value is recognised by summing up the packet.
+/// Reports whether the transport's checksum field contains only the sum of the pseudo-header. A complete checksum can
+/// happen to have the same value; to recognise it, the function also computes the checksum of the whole packet. Returns
+/// `None` if the packet has no transport checksum.
 pub fn is_partial(frame: &[u8], packet: &Packet) -> Option<bool> {
     let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
     let len = u16::try_from(packet.end - packet.transport).ok()?;
@@ -16,7 +18,8 @@ pub fn is_partial(frame: &[u8], packet: &Packet) -> Option<bool> {
     Some(fold(pseudo + sum(frame.get(packet.transport..packet.end)?, false)) != 0xffff)
 }
 
-/// Computes the sum of the pseudo-header (RFC 9293, RFC 8200) with this transport length.
+/// Returns the sum of the pseudo-header (RFC 9293, RFC 8200) of `packet`. `len` is the length of transport header and
+/// payload together, in bytes.
 pub fn pseudo_header(packet: &Packet, len: u16) -> u32 {
     let address = |address| match address {
         Some(core::net::IpAddr::V4(a)) => sum(&a.octets(), false),
@@ -26,7 +29,7 @@ pub fn pseudo_header(packet: &Packet, len: u16) -> u32 {
     address(packet.source) + address(packet.destination) + u32::from(packet.protocol) + u32::from(len)
 }
 
-/// Sums big-endian 16-bit words; with `odd`, the bytes begin in the middle of a word.
+/// Returns the sum of the big-endian 16-bit words in `bytes`. If `odd`, the first byte is the low byte of a word.
 pub fn sum(bytes: &[u8], odd: bool) -> u32 {
     bytes
         .iter()
@@ -35,13 +38,13 @@ pub fn sum(bytes: &[u8], odd: bool) -> u32 {
         .fold(0, u32::wrapping_add)
 }
 
-/// Folds a sum to 16 bits, in one's complement.
+/// Folds a sum to 16 bits in one's complement arithmetic.
 pub const fn fold(sum: u32) -> u16 {
     let sum = (sum & 0xffff) + (sum >> 16);
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// Updates a checksum after one summand has changed from `old` to `new` (RFC 1624, equation 3).
+/// Updates a checksum after one 16-bit word has changed from `old` to `new` (RFC 1624, equation 3).
 pub const fn replace(checksum: u16, old: u16, new: u16) -> u16 {
     !fold(!checksum as u32 + !old as u32 + new as u32)
 }

@@ -1,6 +1,9 @@
 //! Drop reasons of a verifier: one numbered, append-only list (wire.md §6.7).
 //!
 //! `bpf/include/drop_reason.h` has the same numbers; a test in `datapath` compares them.
+//! [`DropReason::name`] is the word in metrics and lists. The sentence that explains why one packet was dropped is given
+//! where the check is made (`require` in `engine/src/verifier/token.rs` and `decide.rs`), and `explain.rs` collects it.
+//! docs/operations.md says what an operator can do about each reason.
 
 macro_rules! drop_reasons {
     ($($(#[$doc:meta])* $variant:ident = $number:literal, $name:literal;)*) => {
@@ -27,34 +30,34 @@ macro_rules! drop_reasons {
 }
 
 drop_reasons! {
-    /// A first packet to a protected destination without a token.
+    /// The packet is a first packet to a protected destination, without a token.
     NoToken = 1, "no_token";
-    /// A token or packet that breaks the format.
+    /// The token or the packet violates its format.
     Malformed = 2, "malformed";
-    /// A suite that this verifier does not accept.
+    /// The verifier does not accept the token's suite.
     UnknownSuite = 3, "unknown_suite";
-    /// An epoch that is neither the previous, the current nor the next, or whose key is missing.
+    /// The epoch is neither the previous, the current nor the next epoch, or the verifier has no key for it.
     UnknownEpoch = 4, "unknown_epoch";
     /// The grant has ended.
     Expired = 5, "expired";
-    /// The grant would live longer than this verifier allows.
+    /// The grant's remaining lifetime is longer than the verifier allows.
     LifetimeTooLong = 6, "lifetime_too_long";
-    /// The sender's clock is more than 30 s away.
+    /// The sender's clock differs from the verifier's by more than 30 s.
     ClockSkew = 7, "clock_skew";
-    /// The tag is not the one that the grant's key yields.
+    /// The tag is not the tag that the grant's key yields.
     BadTag = 8, "bad_tag";
     /// The grant was revoked.
     Revoked = 9, "revoked";
     /// The token was used before.
     Replayed = 10, "replayed";
-    /// The grant has as many flows as it may, or a table is full.
+    /// The grant or its account has as many flows as it may have, or a table is full.
     FlowLimit = 11, "flow_limit";
-    /// A fragment that belongs to no admitted flow.
+    /// The packet is a fragment that belongs to no admitted flow, or TCP with a fragment header.
     Fragment = 12, "fragment";
-    /// A mid-flow packet of an unknown flow.
+    /// The packet is not a first packet, and its flow is not admitted.
     NoFlow = 13, "no_flow";
-    /// The gateway has no inside address for the flow: none is free, or the gateway does not yet know whose grant it
-    /// is.
+    /// The gateway has no inside address for the flow: either no address is free, or the gateway does not yet know to
+    /// whom the grant was issued.
     NoAddress = 14, "no_address";
     /// The grant admits inside a sealed tunnel only, and the packet arrived outside of one.
     Unsealed = 15, "unsealed";

@@ -1,4 +1,4 @@
-//! Geneve with one option that carries a segment and its proofs (RFC 8926, wire.md §8.3, §8.4, §8.9).
+//! Geneve headers with the one option that carries a segment and its proofs (RFC 8926, wire.md §8.3, §8.4, §8.9).
 
 use crate::checksum;
 use crate::drop_reason::DropReason;
@@ -8,20 +8,21 @@ use core::net::IpAddr;
 
 /// Geneve's UDP port.
 pub const PORT: u16 = 6081;
-/// Bytes of Geneve's header without options.
+/// Length of Geneve's header without options, in bytes.
 pub const HEADER_LEN: usize = 8;
-/// Bytes of an option's header.
+/// Length of an option's header, in bytes.
 pub const OPTION_HEADER_LEN: usize = 4;
-/// The option's class, from the experimental range.
+/// Class of the option with the segment and its proofs, from the experimental range.
 pub const OPTION_CLASS: u16 = 0xff53;
-/// The option's type, with the critical bit: a receiver that does not know the option has to drop the packet.
+/// Type of the option with the segment and its proofs. The critical bit is set: a receiver that does not know the
+/// option has to drop the packet.
 pub const OPTION_TYPE: u8 = 0x81;
 /// Offset of the authority's address from the start of Geneve's header; the proofs follow the address.
 pub(crate) const PROOFS_AT: usize = HEADER_LEN + OPTION_HEADER_LEN + HEAD_LEN;
-/// Maximum length of Geneve's header with our option.
+/// Maximum length in bytes of Geneve's header with the option that carries a segment and its proofs.
 pub const ENCAPSULATION_MAX: usize = HEADER_LEN + OPTION_HEADER_LEN + HEAD_LEN + 16 + 5 * 16;
 
-/// Payload type of an encapsulation.
+/// Type of the packet that an encapsulation contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Payload {
@@ -49,20 +50,24 @@ impl Payload {
 pub struct Encapsulation<'a> {
     /// Type of the inner packet.
     pub payload: Payload,
-    /// The virtual network.
+    /// The number of the virtual network.
     pub vni: Vni,
-    /// The segment.
+    /// The segment, without its proofs.
     pub segment: Segment,
     /// The segment's proofs, as many as its `count`.
     pub proofs: &'a [[u8; 16]],
 }
 
 impl<'a> Encapsulation<'a> {
-    /// The flags of Geneve's header with only the bit for critical options set.
+    /// Geneve's flags when only the bit for critical options is set.
     pub const CRITICAL: u8 = 0x40;
 
-    /// Parses the payload of a UDP datagram. Returns the encapsulation and the bytes behind it, which are the inner
-    /// packet. The errors are `NoToken` if our option isn't the first, `Malformed`, and `UnknownSuite`.
+    /// Parses the payload of a UDP datagram. Returns the encapsulation and the bytes of the inner packet.
+    ///
+    /// # Errors
+    ///
+    /// Returns `NoToken` if the first option is not one with a segment. Returns `Malformed` or `UnknownSuite` if the
+    /// header has another fault.
     pub fn decode(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), DropReason> {
         let (header, rest) = bytes.split_first_chunk::<HEADER_LEN>().ok_or(DropReason::Malformed)?;
         let [lengths, flags, p0, p1, vni @ .., reserved] = *header;
@@ -85,8 +90,8 @@ impl<'a> Encapsulation<'a> {
         Ok((Self { payload, vni: vni.into(), segment, proofs }, inner))
     }
 
-    /// Writes the header into `room`; returns its length. Returns `None` if there is too little room, or the segment's
-    /// `count` is not the number of proofs.
+    /// Writes the header into `room` and returns its length in bytes. Returns `None` if `room` is too short, or if the
+    /// segment's `count` is not the number of proofs.
     pub fn encode(&self, room: &mut [u8]) -> Option<usize> {
         let authority: &[u8] = match &self.segment.authority {
             IpAddr::V4(address) => &address.octets(),
@@ -112,8 +117,8 @@ impl<'a> Encapsulation<'a> {
     }
 }
 
-/// Advances the pointer of a packet with a valid encapsulation, and updates the UDP checksum if there is one
-/// (wire.md §8.9). Returns `None` if the packet is not a UDP datagram, or too short.
+/// Adds one to the pointer of the segment in a packet with a valid encapsulation, and updates the UDP checksum if there
+/// is one (wire.md §8.9). Returns `None` if the packet is not a UDP datagram, or if it is too short.
 pub fn advance(frame: &mut [u8], packet: &Packet) -> Option<()> {
     if packet.protocol != UDP {
         return None;

@@ -5,12 +5,12 @@ use crate::key::{GrantKey, VerifierKey};
 use crate::mac::Suite;
 use core::net::IpAddr;
 
-/// Bytes of a grant header.
+/// Length of a grant header in bytes.
 pub const HEADER_LEN: usize = 16;
 /// The format version that this crate implements.
 pub const VERSION: u8 = 1;
 
-/// A grant's random identifier; it reveals nothing about the subject to an outsider.
+/// A grant's identifier. It looks random and reveals nothing about the subject to an outsider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Handle(pub u64);
 
@@ -20,7 +20,7 @@ impl core::fmt::Display for Handle {
     }
 }
 
-/// Error: a text is not 16 hex digits.
+/// Error: the text is not 16 hexadecimal digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoHandle;
 
@@ -35,7 +35,7 @@ impl core::error::Error for NoHandle {}
 impl core::str::FromStr for Handle {
     type Err = NoHandle;
 
-    /// Reads the form that `Display` writes.
+    /// Parses the form in which `Display` formats a handle.
     fn from_str(text: &str) -> Result<Self, NoHandle> {
         let is_handle = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         u64::from_str_radix(text, 16).ok().filter(|_| is_handle).map(Self).ok_or(NoHandle)
@@ -57,7 +57,7 @@ impl Flags {
     pub const SINGLE: Self = Self(8);
     /// The grant key itself travels as the proof in every packet. A token with this flag is malformed.
     pub const BEARER: Self = Self(16);
-    /// Addresses are IPv6.
+    /// The addresses of sender and receiver are IPv6.
     pub const IPV6: Self = Self(32);
     /// The grant admits inside a sealed tunnel only (wire.md §6.11).
     pub const SEALED: Self = Self(64);
@@ -68,25 +68,25 @@ impl Flags {
         self.0 & other.0 == other.0
     }
 
-    /// Returns these flags and those of `other`.
+    /// Returns the flags that are set in `self` or in `other`.
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
 
-/// Destination of a packet as the MACs cover it: address, protocol, port.
+/// Destination of a packet, in the parts that MACs cover: address, protocol, port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Destination {
     /// The receiver's address.
     pub address: IpAddr,
     /// The IP protocol number.
     pub protocol: u8,
-    /// The destination port; 0 where the protocol has none.
+    /// The destination port; 0 for protocols without ports.
     pub port: u16,
 }
 
-/// A block that a MAC covers: the scope or the source of a grant, or the destination of a packet. It has 8 to 24 bytes
-/// in a fixed buffer (wire.md §3.3, §3.4, §3.7).
+/// A block of data that a MAC covers: the scope of a grant, the source of a grant, or the destination of a packet. It
+/// is 8 to 24 bytes long (wire.md §3.3, §3.4, §3.7).
 #[derive(Clone, Copy)]
 pub struct Block {
     bytes: [u8; Self::MAX],
@@ -131,7 +131,7 @@ impl Block {
     }
 }
 
-/// Returns `address` with all bits behind the prefix cleared.
+/// Returns `address` with all bits after the first `prefix_length` bits cleared.
 pub fn mask(address: IpAddr, prefix_length: u8) -> IpAddr {
     match address {
         IpAddr::V4(a) => {
@@ -145,20 +145,20 @@ pub fn mask(address: IpAddr, prefix_length: u8) -> IpAddr {
     }
 }
 
-/// The fields of a grant that travel (wire.md §3.1).
+/// The fields of a grant that travel in tokens (wire.md §3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantHeader {
-    /// The MAC suite.
+    /// The MAC suite with which the grant's key and the tags of its tokens are made.
     pub suite: Suite,
-    /// The flags.
+    /// The grant's flags.
     pub flags: Flags,
-    /// The low 8 bits of the epoch.
+    /// The low 8 bits of the number of the epoch whose verifier key yields the grant's key.
     pub epoch: u8,
-    /// Number of leading bits of the destination that the grant fixes.
+    /// Number of leading bits of the destination address that are the same for all destinations of the grant.
     pub prefix_length: u8,
     /// Expiry of the grant, Unix seconds.
     pub expires: u32,
-    /// The grant's identifier.
+    /// The grant's handle.
     pub handle: Handle,
 }
 
@@ -175,8 +175,12 @@ impl GrantHeader {
         bytes
     }
 
-    /// Parses a header. The form is checked before the suite, in the order of wire.md §6.4: the errors are `Malformed`
-    /// (version, reserved flags, prefix length) and `UnknownSuite`.
+    /// Parses a header. The form is checked before the suite, in the order of wire.md §6.4.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Malformed` if version, reserved flags or prefix length are wrong. If these are right, returns
+    /// `UnknownSuite` if the suite is unknown.
     pub fn decode(bytes: &[u8; HEADER_LEN]) -> Result<Self, DropReason> {
         let [first, flags, epoch, prefix_length, e0, e1, e2, e3, handle @ ..] = *bytes;
         let flags = Flags(flags);
@@ -194,8 +198,9 @@ impl GrantHeader {
         })
     }
 
-    /// Derives the grant's key for packets from `source` to `to` (wire.md §3.5). Fields that the flags leave open
-    /// (port, source, low bits of the address) do not enter the key.
+    /// Derives the grant's key for packets from `source` to `to` (wire.md §3.5). The key does not depend on the address
+    /// bits after the prefix. It depends on protocol and port only with [`Flags::PORT`], and on `source` only with
+    /// [`Flags::SOURCE`].
     pub fn key(&self, verifier_key: &VerifierKey, to: &Destination, source: IpAddr) -> GrantKey {
         let fixed = self.flags.has(Flags::PORT);
         let scope = Block::destination(&Destination {

@@ -1,5 +1,5 @@
-//! Grant holders: a number in each grant's handle that the grant's verifier can read, but nobody on the path (wire.md
-//! §3.9).
+//! Grant holders. The handle of each grant contains the number of the grant's holder, in a form that only the grant's
+//! verifier can read, and nobody on the path (wire.md §3.9).
 
 use crate::grant::Handle;
 use crate::key::VerifierKey;
@@ -8,14 +8,14 @@ use crate::mac::Suite;
 
 const LABEL: &[u8; 4] = b"hold";
 
-/// A number that identifies an account together with one of its sessions. Verifiers use the account's part to count
-/// flows, grants and tokens per account. To end a session, the authority announces this number once, which ends all
+/// A number that identifies an account and one of its sessions. By this number, verifiers count the flows, grants and
+/// tokens of each account. To end a session, the authority announces this number to the verifiers, which then end all
 /// grants and flows of the session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Holder(pub u32);
 
 impl Holder {
-    /// The largest account number. An authority assigns each number once.
+    /// The largest account number. An authority never assigns the same number to two accounts.
     pub const ACCOUNT_MAX: u32 = (1 << 24) - 1;
 
     /// Returns the holder for this session of this account, or `None` if the account number exceeds
@@ -24,18 +24,19 @@ impl Holder {
         if account > Self::ACCOUNT_MAX { None } else { Some(Self(account << 8 | session as u32)) }
     }
 
-    /// Returns the number of the account, which is a person's or a service's.
+    /// Returns the number of the account. The account belongs to a person or to a service.
     pub const fn account(self) -> u32 {
         self.0 >> 8
     }
 
-    /// Returns the session's number within the account. The authority reuses it once no grant of the session is left.
+    /// Returns the session's number within the account. The authority assigns the number to another session once no
+    /// grant of this session is left.
     pub const fn session(self) -> u8 {
         self.0 as u8
     }
 
-    /// Makes a handle for a grant of this holder from random bits. A pair's handle begins with a zero byte
-    /// (wire.md §5.7), so random bits that would yield one are incremented.
+    /// Makes a handle for a grant of this holder from the random bits `chance`. Only a pair's handle begins with a zero
+    /// byte (wire.md §5.7): if the handle made from `chance` begins with a zero byte, tries `chance` + 1, and so on.
     pub fn handle(self, key: &VerifierKey, mut chance: u32) -> Handle {
         loop {
             let handle = Handle(u64::from(self.0 ^ mask(key, chance)) << 32 | u64::from(chance));
@@ -46,8 +47,8 @@ impl Holder {
         }
     }
 
-    /// Returns the holder in a grant's handle, decoded with the key of the grant's epoch. The result is meaningful only
-    /// if the grant's tag is right; a pair's handle contains no holder.
+    /// Returns the holder that a grant's handle contains; `key` must be the verifier key of the grant's epoch. The
+    /// result is meaningful only if the grant's tag is right. A pair's handle contains no holder.
     pub fn of(handle: Handle, key: &VerifierKey) -> Self {
         Self((handle.0 >> 32) as u32 ^ mask(key, handle.0 as u32))
     }

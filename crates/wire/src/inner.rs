@@ -1,7 +1,7 @@
 //! The inner packet of an encapsulation: the fields that a verifier of proofs reads (wire.md §8.7).
 //!
-//! This parser is stricter than [`crate::packet`]: it rejects packets with options or extension headers (other than a
-//! fragment header) in front of the ports.
+//! This parser is stricter than [`crate::packet`]. It rejects IPv4 packets with options, and IPv6 packets with any
+//! extension header other than one fragment header.
 
 use crate::drop_reason::DropReason;
 use crate::geneve::Payload;
@@ -24,21 +24,25 @@ pub enum Ports {
     Cut,
 }
 
-/// Sender, receiver and service of an inner packet.
+/// Sender, receiver, protocol and ports of an inner packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inner {
-    /// The sender.
+    /// The sender's address.
     pub sender: IpAddr,
-    /// The receiver.
+    /// The receiver's address.
     pub receiver: IpAddr,
-    /// The protocol.
+    /// The protocol's number.
     pub protocol: u8,
-    /// The ports.
+    /// The source and destination port, as far as they can be read.
     pub ports: Ports,
 }
 
 impl Inner {
-    /// Parses the packet behind Geneve's options; fails with `Malformed` unless the packet conforms to wire.md §8.7.
+    /// Parses the packet that follows Geneve's options.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Malformed` unless the packet conforms to wire.md §8.7.
     pub fn parse(payload: Payload, bytes: &[u8]) -> Result<Self, DropReason> {
         let inner = match payload {
             Payload::Ipv4 => Self::ipv4(bytes),

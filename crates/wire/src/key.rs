@@ -9,7 +9,7 @@ use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 const VERIFIER_KEY_SALT: &[u8] = b"vouchsafe verifier key v1";
 const PROOF_KEY_SALT: &[u8] = b"vouchsafe proof key v1";
 const PEER_SALT: &[u8] = b"vouchsafe peer v1";
-/// The longest verifier id, in bytes.
+/// Maximum length of a verifier's id, in bytes.
 pub const VERIFIER_ID_MAX: usize = 64;
 
 /// The number of a key period: Unix time divided by the epoch length (wire.md §2.1).
@@ -17,18 +17,18 @@ pub const VERIFIER_ID_MAX: usize = 64;
 pub struct Epoch(pub u64);
 
 impl Epoch {
-    /// Returns the epoch that `now` (Unix seconds) falls into; `length` is in seconds and not 0.
+    /// Returns the epoch that contains the time `now` (Unix seconds). `length` is in seconds and must not be 0.
     pub const fn at(now: u64, length: u32) -> Self {
         Self(if length == 0 { 0 } else { now / length as u64 })
     }
 
-    /// Returns the low 8 bits, which stand for the epoch on the wire (wire.md §2.3).
+    /// Returns the low 8 bits, which identify the epoch on the wire (wire.md §2.3).
     pub const fn on_wire(self) -> u8 {
         self.0 as u8
     }
 
-    /// Takes `self` as the current epoch, and returns the one of the previous, the current and the next epoch whose low
-    /// 8 bits are `low` (wire.md §2.3). Returns `None` if none has these bits.
+    /// Returns the epoch whose low 8 bits are `low`, if it is the epoch before `self`, `self`, or the epoch after
+    /// `self` (wire.md §2.3). Otherwise returns `None`.
     pub const fn from_wire(self, low: u8) -> Option<Self> {
         let around = [self.0.saturating_sub(1), self.0, self.0.saturating_add(1)];
         let mut index = 0;
@@ -42,12 +42,12 @@ impl Epoch {
     }
 }
 
-/// The authority's master key. It never leaves the authority.
+/// The authority's master key. The authority never sends it to anybody.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct MasterKey([u8; 32]);
 
 impl MasterKey {
-    /// Takes 32 random bytes as the master key.
+    /// Wraps 32 random bytes as the master key.
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -95,25 +95,27 @@ impl VerifierKey {
         Self(bytes)
     }
 
-    /// Returns all 32 bytes, to be sent to the verifier that they belong to.
+    /// Returns all 32 bytes, to be sent to the verifier that owns the key.
     pub const fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// Derives the seed by which a gateway authenticates to other gateways of the same verifier (wire.md §2.4).
+    /// Derives the seed of the key by which a gateway proves to the other gateways of a verifier that it belongs to the
+    /// same verifier (wire.md §2.4). Returns `None` if the cryptographic library fails.
     pub fn peer_seed(&self) -> Option<Zeroizing<[u8; 32]>> {
         let mut seed = Zeroizing::new([0; 32]);
         Hkdf::<Sha256>::new(Some(PEER_SALT), &self.0).expand(&[], &mut *seed).ok()?;
         Some(seed)
     }
 
-    /// Returns the half that `suite` uses.
+    /// Returns the half of the key that `suite` uses.
     pub fn of(&self, suite: Suite) -> &[u8; MAC_LEN] {
         half(&self.0, suite)
     }
 }
 
-/// A verifier's key for the proofs of one authority and epoch, in halves like a [`VerifierKey`] (wire.md §8.2).
+/// A verifier's key for the proofs that one authority issues in one epoch. It consists of two halves, like a
+/// [`VerifierKey`] (wire.md §8.2).
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct ProofKey([u8; 32]);
 
@@ -123,12 +125,12 @@ impl ProofKey {
         Self(bytes)
     }
 
-    /// Returns all 32 bytes, to be sent to the verifier that they belong to.
+    /// Returns all 32 bytes, to be sent to the verifier that owns the key.
     pub const fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
 
-    /// Returns the half that `suite` uses.
+    /// Returns the half of the key that `suite` uses.
     pub fn of(&self, suite: Suite) -> &[u8; MAC_LEN] {
         half(&self.0, suite)
     }
@@ -144,7 +146,7 @@ fn half(key: &[u8; 32], suite: Suite) -> &[u8; MAC_LEN] {
     }
 }
 
-/// The secret of a grant (wire.md §3.5). Possession of it suffices to make the grant's tokens.
+/// The secret of a grant (wire.md §3.5). Everybody who has it can make the grant's tokens.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct GrantKey([u8; MAC_LEN]);
 

@@ -1,8 +1,8 @@
 //! Formats on the wire and in kernel maps: suites, keys, grants, tokens, carriers, segments, proofs, requests for
 //! segments, sealed tunnels, drop reasons, packets.
 //!
-//! No standard library, no allocation, no panic: every decoder takes untrusted bytes. `wire.md §n` cites a clause of
-//! `docs/wire.md`. This crate decides nothing; the decisions are in `engine`.
+//! The crate needs no standard library, allocates nothing and never panics: every decoder accepts untrusted bytes.
+//! `wire.md §n` cites a clause of `docs/wire.md`. This crate decides nothing; the decisions are in `engine`.
 #![no_std]
 #![forbid(unsafe_code)]
 

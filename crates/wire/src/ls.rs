@@ -1,7 +1,7 @@
-//! The scheme of LS (wire.md §5): suite `sha224`, its client keys and tokens.
+//! The scheme of LS (wire.md §5): its suite `sha224`, its client keys and its tokens.
 //!
-//! A client key is worth as much as a password for every service behind a verifier: its tokens name neither destination
-//! nor time.
+//! A client key is as powerful as a password for every service behind a verifier, because its tokens name neither a
+//! destination nor a time.
 
 use crate::grant::Handle;
 use crate::key::VerifierKey;
@@ -14,18 +14,18 @@ use zeroize::{Zeroize, ZeroizeOnDrop};
 pub const SUITE: u8 = 1;
 /// Name of the suite in configuration and logs.
 pub const NAME: &str = "sha224";
-/// Bytes of a SHA-224 hash: of a client key, and of a token's tag.
+/// Length in bytes of a SHA-224 hash. Client keys and the tags of tokens have this length.
 pub const HASH_LEN: usize = 28;
-/// Bytes of a unique id and a nonce1.
+/// Length in bytes of a pair: a unique id and a nonce1.
 pub const PAIR_LEN: usize = 7;
-/// Bytes of a token.
+/// Length of a token in bytes.
 pub const TOKEN_LEN: usize = 37;
-/// Bytes of a key transfer.
+/// Length of a key transfer in bytes.
 pub const KEY_TRANSFER_LEN: usize = 35;
-/// Number of nonce2 values of a pair that each of an agent's two senders has: the kernel program has the lower half,
-/// the controller of switches the upper half (wire.md §5.8).
+/// Number of nonce2 values of a pair that each sender in an agent can use: half of all 65 536 values. The kernel
+/// program uses the lower half of the values, and the controller of switches the upper half (wire.md §5.8).
 pub const SENDERS_NONCES: u32 = 1 << 15;
-/// Bytes of an application server secret.
+/// Length of an application server secret in bytes.
 pub const SECRET_LEN: usize = 32;
 
 const SECRET_SALT: &[u8] = b"vouchsafe application server secret v1";
@@ -33,27 +33,28 @@ const SECRET_SALT: &[u8] = b"vouchsafe application server secret v1";
 /// Identifies a client key by its owner (the unique id) and by its number among the owner's keys (nonce1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Pair {
-    /// Random; reveals nothing about the subject to an outsider.
+    /// Random number that identifies the owner; it reveals nothing about the subject to an outsider.
     pub unique_id: [u8; 5],
-    /// Number of the client key. The authority issues another one before the nonces of this one are used up.
+    /// Number of the client key among the owner's keys. The authority issues another key before the nonces of this key
+    /// are used up.
     pub nonce1: [u8; 2],
 }
 
 impl Pair {
-    /// Returns the handle of the grant that the pair stands for: its seven bytes as a number (wire.md §5.7).
+    /// Returns the handle of the grant that the pair stands for: the pair's seven bytes as a number (wire.md §5.7).
     pub const fn handle(self) -> Handle {
         let [a, b, c, d, e] = self.unique_id;
         let [f, g] = self.nonce1;
         Handle(u64::from_be_bytes([0, a, b, c, d, e, f, g]))
     }
 
-    /// Builds a pair from a unique id and the nonce1 behind it.
+    /// Builds a pair from seven bytes: the unique id, then the nonce1.
     pub const fn from_bytes(bytes: [u8; PAIR_LEN]) -> Self {
         let [a, b, c, d, e, f, g] = bytes;
         Self { unique_id: [a, b, c, d, e], nonce1: [f, g] }
     }
 
-    /// Builds a pair from random bits, the first eight of which are ignored.
+    /// Builds a pair from random bits. Ignores the most significant eight bits.
     pub const fn from_random(bits: u64) -> Self {
         let [_, pair @ ..] = bits.to_be_bytes();
         Self::from_bytes(pair)
@@ -65,7 +66,7 @@ impl Pair {
         rest
     }
 
-    /// Returns the pair with this handle, or `None` if the handle is not a pair's. Handles of other grants do not begin
+    /// Returns the pair with this handle. Returns `None` if the handle is that of a grant: only a pair's handle begins
     /// with a zero byte (wire.md §5.7).
     pub const fn of(handle: Handle) -> Option<Self> {
         match handle.0.to_be_bytes() {
@@ -75,7 +76,7 @@ impl Pair {
     }
 }
 
-/// The secret that authority and verifier share for one epoch; client keys are derived from it.
+/// The secret that the authority and a verifier share for one epoch. Client keys derive from it.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct ServerSecret([u8; SECRET_LEN]);
 
@@ -85,7 +86,8 @@ impl ServerSecret {
         Self(bytes)
     }
 
-    /// Derives the secret of the epoch that the verifier key is for (wire.md §5.6).
+    /// Derives the secret for the epoch of the verifier key `key` (wire.md §5.6). Returns `None` if the cryptographic
+    /// library fails.
     pub fn of(key: &VerifierKey) -> Option<Self> {
         let mut secret = [0; SECRET_LEN];
         Hkdf::<Sha256>::new(Some(SECRET_SALT), key.bytes()).expand(&[], &mut secret).ok()?;
@@ -98,7 +100,7 @@ impl ServerSecret {
     }
 }
 
-/// The secret that a client makes tokens with (wire.md §5.2).
+/// The secret with which a client makes tokens (wire.md §5.2).
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct ClientKey([u8; HASH_LEN]);
 
@@ -122,16 +124,16 @@ impl ClientKey {
 /// A token of the scheme of LS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LsToken {
-    /// The pair of the client key.
+    /// The pair of the client key that made the token.
     pub pair: Pair,
-    /// A number that is never used twice with one pair.
+    /// A number that the sender never uses twice with the same pair.
     pub nonce2: u16,
     /// The hash that authenticates the token.
     pub tag: [u8; HASH_LEN],
 }
 
 impl LsToken {
-    /// Makes a token.
+    /// Makes the token for this pair and nonce2.
     pub fn new(pair: Pair, nonce2: u16, key: &ClientKey) -> Self {
         Self { pair, nonce2, tag: tag(pair, nonce2, key) }
     }
@@ -146,14 +148,14 @@ impl LsToken {
         bytes
     }
 
-    /// Parses a token; any 37 bytes are well-formed.
+    /// Parses a token. Every sequence of 37 bytes is a well-formed token.
     pub fn decode(bytes: &[u8; TOKEN_LEN]) -> Self {
         let [a, b, c, d, e, f, g, h, i, tag @ ..] = *bytes;
         let pair = Pair { unique_id: [a, b, c, d, e], nonce1: [f, g] };
         Self { pair, nonce2: u16::from_be_bytes([h, i]), tag }
     }
 
-    /// Reports whether the tag is the one that `key` yields, in constant time.
+    /// Reports whether the tag is the one that `key` yields. The comparison takes constant time.
     pub fn proves(&self, key: &ClientKey) -> bool {
         mac::tags_equal(&self.tag, &tag(self.pair, self.nonce2, key))
     }
@@ -162,7 +164,7 @@ impl LsToken {
 /// A client key that the authority sends to a client in band (wire.md §5.4).
 #[derive(Clone)]
 pub struct KeyTransfer {
-    /// The key.
+    /// The client key.
     pub key: ClientKey,
     /// The pair of the client key.
     pub pair: Pair,
@@ -178,7 +180,7 @@ impl KeyTransfer {
         bytes
     }
 
-    /// Parses a key transfer; any 35 bytes are well-formed.
+    /// Parses a key transfer. Every sequence of 35 bytes is a well-formed key transfer.
     pub fn decode(bytes: &[u8; KEY_TRANSFER_LEN]) -> Self {
         let [key @ .., a, b, c, d, e, f, g] = *bytes;
         Self { key: ClientKey::new(key), pair: Pair { unique_id: [a, b, c, d, e], nonce1: [f, g] } }

@@ -1,17 +1,16 @@
-//! MAC suites (wire.md §1). The primitives come from libraries; this module only selects one.
+//! MAC suites (wire.md §1). The MACs themselves come from libraries; this module selects the library for each suite.
 
 use crate::cmac::cmac;
 use core::hash::Hasher;
 use siphasher::sip128::{Hasher128, SipHasher24};
 use subtle::ConstantTimeEq;
 
-/// Bytes of a whole MAC.
+/// Length of a whole MAC in bytes.
 pub const MAC_LEN: usize = 16;
-/// Bytes of a token's tag, a prefix of the MAC (wire.md §1.2).
+/// Length in bytes of a token's tag, which is a prefix of the MAC (wire.md §1.2).
 pub const TAG_LEN: usize = 12;
 
-/// A MAC suite that tokens and proofs may use (wire.md §1.1). Suite number 1, `sha224`, is not one of them: see
-/// [`crate::ls`].
+/// A MAC suite for tokens and proofs (wire.md §1.1). Suite number 1, `sha224`, is not one of them: see [`crate::ls`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Suite {
@@ -45,7 +44,7 @@ impl Suite {
             Self::AesCmac => cmac(key, parts),
             Self::Siphash => {
                 let mut hasher = SipHasher24::new_with_key(key);
-                // Given one part, the library reads whole words; given several, it buffers the rest of each part.
+                // A single part lets the library read whole words; of several parts, it buffers the rest of each.
                 if let [message] = parts {
                     return hasher.hash(message).as_bytes();
                 }

@@ -1,6 +1,7 @@
-//! Layouts of the kernel maps, byte for byte as in `bpf/include/layout.h`; `datapath` checks that they agree.
+//! Layouts of the kernel maps, byte for byte as in `bpf/include/layout.h`. The crate `datapath` checks that both agree.
 //!
-//! Integers are in host byte order unless their type says otherwise: only programs on this machine read them.
+//! Integers are in host byte order unless their type says otherwise, because only programs on this machine read the
+//! maps.
 
 mod agent;
 mod class_set;
@@ -21,7 +22,10 @@ mod service;
 mod stack;
 mod svtep;
 
-pub use agent::{AgentConfig, Conversation, GrantEntry, GrantSlot, Owner, QueuedHeader, agent_counter, owner};
+pub use agent::{
+    ASKS, ASKS_BY_CGROUP, AgentConfig, Conversation, FirstPacket, GrantEntry, GrantSlot, KEEPS_FLOWS, Ladder, Owner,
+    QueuedHeader, Steered, Steering, agent_counter, owner,
+};
 pub use class_set::ClassSet;
 pub use config::VerifierConfig;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -37,7 +41,7 @@ pub use proofs::{ProofKeySlot, ProofsConfig, WithdrawalKey};
 pub use received::{FlowNews, ReceivedAddress, ReceivedFlow, advertises_flows, taken};
 pub use replay::{REPLAY_ENTRIES, ReplayBucket, ReplayLook};
 pub use revoked::{CLASSES_OF_ACCOUNTS, RevokedKey};
-pub use service::{Prefix4, Prefix6, SERVICES_MAX, Service, Services};
+pub use service::{OptionalService, Prefix4, Prefix6, SERVICES_MAX, Service, Services};
 pub use stack::StackLayout;
 pub use svtep::{
     Consent, Delivery, SegmentEntry, SegmentKey, SvtepConfig, Tenant, UnsentHeader, segment_state, svtep_counter,
@@ -55,7 +59,7 @@ pub fn address_bytes(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// Returns the address in a map's 16 bytes.
+/// Returns the address in the 16 bytes of a map's entry; `family` is 4 or 6.
 pub fn address_of(bytes: [u8; 16], family: u8) -> IpAddr {
     match bytes {
         [a, b, c, d, ..] if family == 4 => IpAddr::V4(Ipv4Addr::new(a, b, c, d)),

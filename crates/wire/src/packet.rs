@@ -1,7 +1,7 @@
-//! Frame parser: Ethernet, VLAN tags, IPv4 and IPv6 with options and extension headers, transports.
+//! Parser of frames: Ethernet, VLAN tags, IPv4 and IPv6 with options and extension headers, and transport headers.
 //!
-//! Parses only the fields that a verifier needs to decide about a packet (wire.md §6.5). The kernel programs parse in
-//! the same way (`bpf/include/parse.h`); the case table and the differential fuzzer keep both parsers in agreement.
+//! This parser reads only the fields that a verifier needs to decide about a packet (wire.md §6.5). The kernel programs
+//! parse in the same way (`bpf/include/parse.h`). The case table and the differential fuzzer compare the two parsers.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,17 +16,17 @@ pub const ICMPV6: u8 = 58;
 
 /// TCP flag bits.
 pub mod tcp_flags {
-    /// No more data from the sender.
+    /// FIN: the sender has no more data.
     pub const FIN: u8 = 1;
-    /// Synchronise.
+    /// SYN: synchronises sequence numbers.
     pub const SYN: u8 = 2;
-    /// Reset.
+    /// RST: resets the connection.
     pub const RST: u8 = 4;
-    /// Push.
+    /// PSH: asks the receiver to pass the data on at once.
     pub const PSH: u8 = 8;
-    /// Acknowledgement.
+    /// ACK: the acknowledgement number is valid.
     pub const ACK: u8 = 16;
-    /// Urgent.
+    /// URG: the urgent pointer is valid.
     pub const URG: u8 = 32;
 }
 
@@ -35,7 +35,7 @@ const VLAN_TAGS_MAX: usize = 2;
 pub(crate) const IPV4_LEN: usize = 20;
 pub(crate) const IPV6_LEN: usize = 40;
 const EXTENSION_HEADERS_MAX: usize = 8;
-/// The most addresses of a source route that are examined; a longer route counts as unknown.
+/// Maximum number of addresses of a source route that are examined. If a route has more, [`Route::unknown`] is set.
 pub const ROUTE_MAX: usize = 9;
 
 const HOP_BY_HOP: u8 = 0;
@@ -47,12 +47,12 @@ const DESTINATION_OPTIONS: u8 = 60;
 /// Fragmentation state of a packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fragment {
-    /// The whole datagram.
+    /// The packet is a whole datagram.
     #[default]
     Whole,
-    /// The first fragment, with the datagram's identification.
+    /// The packet is the first fragment of a datagram with this identification.
     First(u32),
-    /// A later fragment, without a transport header, with the datagram's identification.
+    /// The packet is a later fragment, without a transport header, of a datagram with this identification.
     Later(u32),
 }
 
@@ -61,7 +61,7 @@ pub enum Fragment {
 pub struct Route {
     addresses: [IpAddr; ROUTE_MAX],
     len: usize,
-    /// The route has more addresses, or they can't be read.
+    /// Whether the route has more addresses than were examined, or addresses that can't be read.
     pub unknown: bool,
 }
 
@@ -72,7 +72,7 @@ impl Default for Route {
 }
 
 impl Route {
-    /// Returns the addresses.
+    /// Returns the remaining addresses, as far as they were examined.
     pub fn addresses(&self) -> &[IpAddr] {
         self.addresses.get(..self.len).unwrap_or_default()
     }
@@ -91,9 +91,9 @@ impl Route {
 /// Result of parsing a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Neither IPv4 nor IPv6.
+    /// The frame contains neither IPv4 nor IPv6.
     NotIp,
-    /// The packet breaks the format or is cut short; [`Packet::destination`] may still be known.
+    /// The packet violates its format or is cut short. [`Packet::destination`] can be set nevertheless.
     Broken,
     /// All required fields were read.
     Whole,
@@ -102,7 +102,7 @@ pub enum Form {
 /// Parsed fields of one frame. Offsets are in bytes from the start of the frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet {
-    /// Result of parsing; the other fields are filled up to the point where parsing stopped.
+    /// Result of parsing. If the parser stopped early, only the fields that it had read by then are set.
     pub form: Form,
     /// Start of the IP header.
     pub network: usize,
@@ -110,19 +110,19 @@ pub struct Packet {
     pub transport: usize,
     /// Start of the transport's payload.
     pub payload: usize,
-    /// End of the IP packet; link padding may follow.
+    /// End of the IP packet. Link padding can follow.
     pub end: usize,
-    /// The sender.
+    /// The sender's address, if it was read.
     pub source: Option<IpAddr>,
-    /// The receiver.
+    /// The receiver's address, if it was read.
     pub destination: Option<IpAddr>,
-    /// The transport protocol.
+    /// Number of the transport protocol.
     pub protocol: u8,
     /// The sender's port; 0 if the protocol has none.
     pub source_port: u16,
     /// The receiver's port; 0 if the protocol has none.
     pub destination_port: u16,
-    /// TCP's flags.
+    /// Flag bits of the TCP header; 0 for other protocols.
     pub tcp_flags: u8,
     /// TCP's sequence number.
     pub sequence: u32,
@@ -130,10 +130,12 @@ pub struct Packet {
     pub acknowledgement: u32,
     /// Time to live or hop limit.
     pub hop_limit: u8,
-    /// ICMP type.
+    /// Type of the ICMP or ICMPv6 message.
     pub icmp_type: u8,
-    /// Whether this is a fragment.
+    /// Whether the packet is a fragment, and which.
     pub fragment: Fragment,
+    /// Whether the packet has a fragment header although it is whole (RFC 6946).
+    pub atomic: bool,
     /// Remaining destinations of a source route.
     pub route: Route,
 }
@@ -178,12 +180,13 @@ impl Packet {
             hop_limit: 0,
             icmp_type: 0,
             fragment: Fragment::Whole,
+            atomic: false,
             route: Route::default(),
         }
     }
 
-    /// Parses the packet that an ICMP error quotes at `at`: only source, destination, protocol and ports are filled,
-    /// and the quoted packet may be cut short after its ports.
+    /// Parses the packet that an ICMP error quotes at the offset `at`. Sets only source, destination, protocol and
+    /// ports. The quoted packet need not be complete after its ports.
     pub fn parse_quoted(frame: &[u8], at: usize, end: usize, ipv6: bool) -> Self {
         let mut packet = Self::unread();
         let form = frame.get(..end).and_then(|frame| packet.quoted(frame, at, ipv6));
@@ -219,7 +222,8 @@ impl Packet {
         }
     }
 
-    /// Reports whether this is neighbour discovery from the link itself (RFC 4861: hop limit 255).
+    /// Reports whether this is a packet of neighbour discovery that was sent on the same link, which its hop limit of
+    /// 255 shows (RFC 4861).
     pub fn neighbour_discovery(&self) -> bool {
         self.protocol == ICMPV6 && self.ipv6() && matches!(self.icmp_type, 133..=137) && self.hop_limit == 255
     }
@@ -287,7 +291,8 @@ impl Packet {
         Some(())
     }
 
-    /// Parses a loose or strict source route (RFC 791): pointers count from 1, the first address is at 4.
+    /// Parses a loose or strict source route (RFC 791). The option's pointer counts bytes from 1, and the first address
+    /// is at 4.
     fn ipv4_route(&mut self, option: &[u8]) {
         let pointer = option.get(2).copied().map_or(0, usize::from);
         if option.len() < 3 || pointer < 4 {
@@ -315,7 +320,7 @@ impl Packet {
         self.after_ip(frame, at + IPV6_LEN, header[6])
     }
 
-    /// Walks extension headers (and AH, which IPv4 has too), then parses the transport header.
+    /// Skips extension headers (and AH, which also occurs in IPv4), then parses the transport header.
     fn after_ip(&mut self, frame: &[u8], mut at: usize, mut next: u8) -> Option<Form> {
         let frame = frame.get(..self.end)?;
         let ipv6 = self.ipv6();
@@ -357,12 +362,14 @@ impl Packet {
             self.fragment = Fragment::Later(id);
         } else if field & 1 != 0 {
             self.fragment = Fragment::First(id);
+        } else {
+            self.atomic = true;
         }
     }
 
-    /// Parses a routing header. Type 4 lists whole addresses behind eight bytes (RFC 8754). The route of any other type
-    /// is unknown: hosts answer types 0 and 2 with an error, so that silence for some of the addresses in them would tell
-    /// that those are protected.
+    /// Parses a routing header. A type 4 header lists whole addresses after its first eight bytes (RFC 8754). The route
+    /// of any other type counts as unknown: hosts answer types 0 and 2 with an error, so silence for some of their
+    /// addresses would reveal which addresses are protected.
     fn ipv6_route(&mut self, frame: &[u8], at: usize, header: &[u8; 8]) {
         let [_, len, kind, segments_left, ..] = *header;
         if segments_left == 0 {
@@ -456,8 +463,8 @@ impl Packet {
     }
 }
 
-/// Returns the transport protocol of a quoted IPv6 packet and its offset, or `None` if the extension headers do not
-/// lead to one.
+/// Returns the transport protocol of a quoted IPv6 packet and its offset, or `None` if the extension headers can't be
+/// followed to a transport header.
 fn quoted_transport(frame: &[u8], mut at: usize, mut next: u8) -> Option<(u8, usize)> {
     for _ in 0..=EXTENSION_HEADERS_MAX {
         if !matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | AUTHENTICATION | DESTINATION_OPTIONS) {

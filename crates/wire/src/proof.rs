@@ -1,4 +1,4 @@
-//! Proofs: they show in every packet that the authority issued its segment (wire.md §8.6).
+//! Proofs. By a proof, a packet shows a verifier that the authority issued the packet's segment (wire.md §8.6).
 
 use crate::inner::{Inner, Ports};
 use crate::key::ProofKey;
@@ -7,10 +7,11 @@ use crate::packet::Packet;
 use crate::segment::{HEAD_LEN, PROOFS_MAX, Segment, SegmentFlags, Vni};
 use core::net::IpAddr;
 
-/// Length of the longest message that a proof covers: IPv6 addresses and the maximum number of hops.
+/// Length in bytes of the longest message that a proof covers: a message with IPv6 addresses and the maximum number of
+/// hops.
 pub const MESSAGE_MAX: usize = HEAD_LEN + (3 + PROOFS_MAX as usize) * 16;
 
-/// The addresses that a proof is bound to.
+/// The addresses to which a proof is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ends {
     /// Source of the outer packet: the sending endpoint.
@@ -24,7 +25,8 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Returns the addresses of a packet and of its inner packet.
+    /// Returns the endpoints from `packet`, and the sender and receiver from its inner packet. Returns `None` if the
+    /// parser did not find the addresses of `packet`.
     pub fn of(packet: &Packet, inner: &Inner) -> Option<Self> {
         Some(Self {
             sending: packet.source?,
@@ -34,7 +36,7 @@ impl Ends {
         })
     }
 
-    /// Returns the segment flags for the families of these addresses.
+    /// Returns the flags by which a segment states the families of these addresses: IPv4 or IPv6.
     pub const fn flags(&self) -> SegmentFlags {
         SegmentFlags(0)
             .with(SegmentFlags::UNDERLAY6, self.receiving.is_ipv6())
@@ -109,15 +111,16 @@ impl Proof {
         Self(segment.suite.mac(key.of(segment.suite), &[Message::new(segment, vni, ends).bytes()]))
     }
 
-    /// Reports whether this is the proof that `key` yields at the segment's pointer, in constant time.
+    /// Reports whether this proof is the one that `key` yields for the verifier at the segment's pointer. The
+    /// comparison takes constant time.
     pub fn proves(&self, key: &ProofKey, segment: &Segment, vni: Vni, ends: &Ends) -> bool {
         mac::tags_equal(&self.0, &Self::new(key, segment, vni, ends).0)
     }
 }
 
 impl Segment {
-    /// Reports whether the segment covers a packet of this protocol between these ports. If the packet's [`Ports`] are
-    /// not shown, only a segment for all services covers it.
+    /// Reports whether the segment covers a packet whose inner packet is `inner`. If the ports of `inner` could not be
+    /// read, only a segment for all services covers it.
     pub fn serves(&self, inner: &Inner) -> bool {
         if !self.flags.has(SegmentFlags::PORT) {
             return true;

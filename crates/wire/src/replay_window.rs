@@ -1,7 +1,7 @@
-//! The replay window: the latest numbers received, in a ring of bits. Lines (wire.md §8.13.7) and the lanes of sealed
-//! tunnels (§9.7.1) use it.
+//! The replay window: a ring of bits that records the latest numbers received. Lines use it (wire.md §8.13.7), and so
+//! do the lanes of sealed tunnels (§9.7.1).
 
-/// The numbers received, of which the latest `64 * WORDS` are recorded individually.
+/// The numbers received. For each of the latest `64 * WORDS` numbers, one bit records whether it was received.
 #[derive(Clone, Debug)]
 pub struct ReplayWindow<const WORDS: usize> {
     /// The highest number received plus one.
@@ -19,8 +19,8 @@ impl<const WORDS: usize> Default for ReplayWindow<WORDS> {
 impl<const WORDS: usize> ReplayWindow<WORDS> {
     const WIDTH: u64 = WORDS as u64 * 64;
 
-    /// Reports whether a number is known to be new. A number that is a window's width or more behind the highest one is
-    /// not known to be new; neither is `u64::MAX`, which no sender reaches.
+    /// Reports whether a number has certainly not been received yet. Returns `false` for a number that is `64 * WORDS`
+    /// or more below the highest number, and for `u64::MAX`, which no sender reaches.
     pub fn is_new(&self, number: u64) -> bool {
         if number >= self.next {
             return number != u64::MAX;
@@ -28,12 +28,12 @@ impl<const WORDS: usize> ReplayWindow<WORDS> {
         self.next - number <= Self::WIDTH && !self.has(number)
     }
 
-    /// Reports whether a number is higher than all received before.
+    /// Reports whether a number is higher than all numbers received before.
     pub fn is_highest(&self, number: u64) -> bool {
         number >= self.next
     }
 
-    /// Records a number that is new.
+    /// Records that `number` was received. The number must be new (see [`Self::is_new`]).
     pub fn note(&mut self, number: u64) {
         if number >= self.next {
             if number - self.next >= Self::WIDTH {
@@ -47,7 +47,7 @@ impl<const WORDS: usize> ReplayWindow<WORDS> {
         self.bits[word] |= bit;
     }
 
-    /// Clears the numbers from `first` to before `end`. There must be fewer of them than the window is wide.
+    /// Clears the numbers from `first` up to, but not including, `end`. They must be fewer than the window's width.
     fn forget(&mut self, first: u64, end: u64) {
         let mut number = first;
         while number < end {

@@ -1,5 +1,5 @@
-//! Fixed paths: segment routing headers (RFC 8754), and proofs that verifiers open in the order of the path
-//! (wire.md §8.12).
+//! Fixed paths: segment routing headers (RFC 8754), and proofs that verifiers unlock in the order of the path (wire.md
+//! §8.12).
 //!
 //! This module only reads routing headers: the sender adds them, and routers follow them.
 
@@ -16,20 +16,20 @@ const HEADER_LEN: usize = 8;
 /// The IP protocol number of routing headers.
 pub(crate) const ROUTING: u8 = 43;
 const SEGMENT_ROUTING: u8 = 4;
-/// Pointer value in the message of a lock, which no proof uses.
+/// Pointer value in the message from which a lock derives; no proof uses it.
 const LOCK: u8 = 7;
 
-/// The addresses that a fixed path leads through: one per verifier. The last one is the receiving endpoint.
+/// The addresses of a fixed path, one for each verifier. The last address is the receiving endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hops {
-    /// In the order of the header: the last hop first.
+    /// The hops in the order of the header: the last hop first.
     list: [[u8; 16]; PROOFS_MAX as usize],
     len: usize,
 }
 
 impl Hops {
-    /// Builds hops from addresses in the order of the path; returns `None` if there are none, or more than the maximum
-    /// number of proofs.
+    /// Builds hops from addresses in the order of the path. Returns `None` if there are no addresses, or more than the
+    /// maximum number of proofs.
     pub fn new(path: &[Ipv6Addr]) -> Option<Self> {
         let mut list = [[0; 16]; PROOFS_MAX as usize];
         if path.is_empty() || path.len() > list.len() {
@@ -39,7 +39,7 @@ impl Hops {
         Some(Self { list, len: path.len() })
     }
 
-    /// Reads the hops from the routing header of a packet with this segment, which has to be at the hop that the
+    /// Reads the hops from the routing header of a packet with this segment. The packet has to be at the hop that the
     /// segment's pointer indicates. Returns `None` unless the headers conform to wire.md §8.12.1.
     pub fn of(frame: &[u8], packet: &Packet, segment: &Segment) -> Option<Self> {
         let destination = match packet.destination? {
@@ -79,13 +79,14 @@ impl Hops {
 /// The data that the proofs of a fixed path cover.
 #[derive(Clone, Copy)]
 pub struct Routed<'a> {
-    /// The segment; its pointer selects the verifier.
+    /// The segment. Its pointer selects the verifier for which the proof is.
     pub segment: &'a Segment,
-    /// The virtual network.
+    /// The number of the virtual network.
     pub vni: Vni,
-    /// The addresses; the hops replace the receiving endpoint in the message.
+    /// The addresses of the endpoints, the sender and the receiver. In the message, the hops replace the receiving
+    /// endpoint.
     pub ends: &'a Ends,
-    /// The path.
+    /// The hops of the path.
     pub hops: &'a Hops,
 }
 
@@ -95,36 +96,38 @@ impl Routed<'_> {
         Message::routed(self.segment, self.vni, self.ends, self.hops.list())
     }
 
-    /// Computes the open proof for the verifier at the segment's pointer.
+    /// Computes the unlocked proof for the verifier at the segment's pointer.
     pub fn proof(&self, key: &ProofKey) -> Proof {
         Proof(self.segment.suite.mac(key.of(self.segment.suite), &[self.message().bytes()]))
     }
 
-    /// Reports whether `proof` is the one that `key` yields at the segment's pointer, in constant time.
+    /// Reports whether `proof` is the one that `key` yields for the verifier at the segment's pointer. The comparison
+    /// takes constant time.
     pub fn is_proved(&self, proof: &Proof, key: &ProofKey) -> bool {
         mac::tags_equal(&proof.0, &self.proof(key).0)
     }
 
-    /// Derives the lock with which the verifier at the segment's pointer opens the next verifier's proof. The authority
-    /// closes that proof with the same lock.
+    /// Derives the lock with which the verifier at the segment's pointer unlocks the next verifier's proof. The
+    /// authority has locked that proof with the same lock.
     pub fn lock(&self, key: &ProofKey) -> Lock {
         let segment = Segment { pointer: LOCK, ..*self.segment };
         Lock(Routed { segment: &segment, ..*self }.proof(key).0)
     }
 }
 
-/// A secret that opens or closes one proof. Only the authority and the verifier before the proof's own can derive it.
+/// A key stream that locks or unlocks one proof. Only the authority and the verifier before the one that checks the
+/// proof can derive it.
 pub struct Lock([u8; MAC_LEN]);
 
 impl Lock {
-    /// Closes an open proof, or opens a closed one.
+    /// Locks `proof` if it is unlocked, and unlocks it if it is locked.
     pub fn turn(&self, proof: &mut [u8; MAC_LEN]) {
         proof.iter_mut().zip(self.0).for_each(|(byte, key)| *byte ^= key);
     }
 }
 
-/// Opens the next proof in a packet that the verifier at the pointer forwards; does nothing if that verifier is the
-/// last. Returns `None` if the packet is too short.
+/// Unlocks the proof for the next verifier, in a packet that the verifier at the segment's pointer forwards. Does
+/// nothing if no verifier follows. Returns `None` if the packet is too short.
 pub fn open_next(frame: &mut [u8], packet: &Packet, segment: &Segment, lock: &Lock) -> Option<()> {
     let next = segment.pointer + 1;
     if next == segment.count {

@@ -13,11 +13,11 @@ pub use record::{BlockHead, Compression, Content, Counter, Index, Part, RecordHe
 pub use schedule::{Direction, Handshake, PhaseSecret, RecordKey, Shared};
 pub use suite::{Suite, Suites};
 
-/// A share of the key exchange: an X25519 public key, or 32 random bytes without forward secrecy (wire.md §9.5).
+/// The contribution of one end of a tunnel to the key exchange: an X25519 public key or, without forward secrecy, 32
+/// random bytes (wire.md §9.5).
 pub type Share = [u8; 32];
 
-/// Form of a datagram in a tunnel's UDP flow (wire.md §9.1, §9.2). Nothing in the datagram is authenticated at this
-/// point.
+/// Form of a datagram in a tunnel's UDP flow (wire.md §9.1, §9.2). Nothing in the datagram is authenticated yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Message {
     /// An initiation in the first [`INITIATION_LEN`] bytes, optionally followed by an early record.
@@ -26,12 +26,12 @@ pub enum Message {
     Response,
     /// A packet, block or control record.
     Record(RecordHeader),
-    /// The peer does not know a record's index.
+    /// A notice that the other end does not know a record's index.
     Unknown(Unknown),
 }
 
 impl Message {
-    /// Parses the form of a datagram; returns `None` if it is `malformed`.
+    /// Returns the form of a datagram with its fields. Returns `None` if the datagram is `malformed`.
     pub fn read(datagram: &[u8]) -> Option<Self> {
         match *datagram.first()? {
             handshake::INITIATION => {

@@ -1,12 +1,12 @@
-//! Wire format of path segments (wire.md §8.4, §8.5): the option's data except for the proofs.
+//! Wire format of path segments (wire.md §8.4, §8.5). A segment is the content of a Geneve option without the proofs.
 
 use crate::drop_reason::DropReason;
 use crate::mac::Suite;
 use core::net::IpAddr;
 
-/// Bytes of a segment's fixed head: everything before the authority's address.
+/// Length in bytes of a segment's fixed head, which precedes the authority's address.
 pub const HEAD_LEN: usize = 16;
-/// The most proofs that a packet may carry, limited by the size of an option.
+/// Maximum number of proofs in a packet. More do not fit into an option.
 pub const PROOFS_MAX: u8 = 5;
 
 /// The number of a virtual network: 24 bits.
@@ -24,7 +24,7 @@ impl Vni {
         self.0
     }
 
-    /// Returns the three bytes on the wire.
+    /// Returns the number as its three bytes on the wire.
     pub const fn bytes(self) -> [u8; 3] {
         let [_, bytes @ ..] = self.0.to_be_bytes();
         bytes
@@ -37,7 +37,7 @@ impl From<[u8; 3]> for Vni {
     }
 }
 
-/// An interface behind a receiving endpoint.
+/// The number of an interface behind a receiving endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct InterfaceId(pub u16);
 
@@ -48,11 +48,11 @@ pub struct SegmentFlags(pub u8);
 impl SegmentFlags {
     /// The segment is for one protocol and port.
     pub const PORT: Self = Self(1);
-    /// The segment is for answers.
+    /// The segment is for answers to received packets.
     pub const RETURN: Self = Self(2);
-    /// The receiver may answer.
+    /// The receiver is allowed to answer.
     pub const REPLY: Self = Self(4);
-    /// The segment is for one flow.
+    /// The segment is for one flow only.
     pub const SINGLE: Self = Self(8);
     /// The endpoints' addresses are IPv6.
     pub const UNDERLAY6: Self = Self(16);
@@ -68,7 +68,7 @@ impl SegmentFlags {
         self.0 & other.0 == other.0
     }
 
-    /// Returns these flags, plus those of `other` if `set`.
+    /// Returns the flags of `self` and, if `set` is true, also those of `other`.
     pub const fn with(self, other: Self, set: bool) -> Self {
         if set { Self(self.0 | other.0) } else { self }
     }
@@ -79,23 +79,23 @@ impl SegmentFlags {
 pub struct Segment {
     /// The MAC suite of the proofs.
     pub suite: Suite,
-    /// Number of proofs.
+    /// Number of proofs that travel with the segment.
     pub count: u8,
-    /// Number of verifiers that have checked their proofs.
+    /// Number of verifiers that have checked their proofs already. It selects the verifier that comes next.
     pub pointer: u8,
-    /// The flags.
+    /// The segment's flags.
     pub flags: SegmentFlags,
-    /// The protocol; 0 without PORT.
+    /// The protocol; 0 without [`SegmentFlags::PORT`].
     pub protocol: u8,
-    /// The low 8 bits of the epoch.
+    /// The low 8 bits of the number of the epoch whose proof keys made the proofs.
     pub epoch: u8,
-    /// Expiry, Unix seconds.
+    /// Expiry of the segment, Unix seconds.
     pub expires: u32,
-    /// The receiver's interface.
+    /// The number of the receiver's interface.
     pub interface: InterfaceId,
-    /// The service's port; 0 without PORT.
+    /// The service's port; 0 without [`SegmentFlags::PORT`].
     pub port: u16,
-    /// The port of the end that opened the flow; 0 without SINGLE.
+    /// The port of the end that opened the flow; 0 without [`SegmentFlags::SINGLE`].
     pub sender_port: u16,
     /// Address of the authority that issued the segment.
     pub authority: IpAddr,
@@ -116,8 +116,11 @@ impl Segment {
         bytes
     }
 
-    /// Parses the option's data; the rest of the data are the proofs. The form is checked before the suite: the errors
-    /// are `Malformed` and `UnknownSuite`.
+    /// Parses the option's data. Returns the segment and the proofs, which are the rest of the data.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Malformed`, or `UnknownSuite` if only the suite is unknown.
     pub fn decode(data: &[u8]) -> Result<(Self, &[[u8; 16]]), DropReason> {
         let (head, rest) = data.split_first_chunk::<HEAD_LEN>().ok_or(DropReason::Malformed)?;
         let [first, flags, protocol, epoch, e0, e1, e2, e3, i0, i1, p0, p1, s0, s1, z0, z1] = *head;

@@ -1,8 +1,8 @@
-//! The `shim` carrier: the packet in another IPv4 header, the token in an option of the inner header (wire.md §4.3 to
-//! §4.5).
+//! The `shim` carrier: the packet is wrapped in another IPv4 header, and the token is in an option of the inner header
+//! (wire.md §4.3 to §4.5).
 //!
-//! The 60 bytes of the inner header lie between the outer header and the transport header. Stripping the shim cuts them
-//! out and restores the length, protocol and checksum of the outer header.
+//! The 60 bytes of the inner header lie between the outer header and the transport header. To remove a shim, these 60
+//! bytes are cut out, and the length, protocol and checksum of the outer header get their original values again.
 
 use crate::checksum::{fold, replace, sum};
 use crate::drop_reason::DropReason;
@@ -10,33 +10,33 @@ use crate::ls;
 use crate::packet::{Form, Fragment, Packet};
 use crate::token;
 
-/// Protocol number of IPv4 in IP.
+/// IP protocol number for IPv4 in IP.
 pub const IPIP: u8 = 4;
-/// Bytes that the carrier adds: the length of the inner header.
+/// Number of bytes that the carrier adds: the length of the inner header.
 pub const SHIM_LEN: usize = IPV4_LEN + OPTION_LEN;
-/// Bytes of the inner header's options.
+/// Length of the inner header's options in bytes.
 pub const OPTION_LEN: usize = 40;
-/// The option's type: copied, class 0, experimental number 30 (RFC 4727).
+/// Type of the option in the inner header: copied, class 0, experimental number 30 (RFC 4727).
 pub const OPTION_TYPE: u8 = 0x9e;
 
 const IPV4_LEN: usize = 20;
 
-/// Kinds of the option (wire.md §4.4).
+/// Kinds of content of the option in the inner header (wire.md §4.4).
 pub mod kind {
-    /// The sender's network supports the scheme.
+    /// An announcement of the sender that it accepts client keys in band.
     pub const SUPPORT: u8 = 1;
     /// A client key.
     pub const KEY_TRANSFER: u8 = 2;
     /// A token of the scheme of LS.
     pub const LS_TOKEN: u8 = 3;
-    /// A token of wire.md §3.
+    /// A token as in wire.md §3.
     pub const TOKEN: u8 = 4;
 }
 
-/// Content of the option.
+/// Content of the option in the inner header.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// No data: the sender's network supports the scheme.
+    /// No data. The option announces that the sender's network supports the scheme.
     Support,
     /// A client key.
     KeyTransfer([u8; ls::KEY_TRANSFER_LEN]),
@@ -46,7 +46,7 @@ pub enum Content {
     Token([u8; token::TOKEN_LEN]),
 }
 
-/// Shows the kind only, since a key transfer contains a client key.
+/// Shows only the kind, because a key transfer contains a client key.
 impl core::fmt::Debug for Content {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
@@ -59,7 +59,7 @@ impl core::fmt::Debug for Content {
 }
 
 impl Content {
-    /// Returns the 40 bytes of options.
+    /// Encodes the content as the 40 bytes of options of the inner header.
     pub fn encode(&self) -> [u8; OPTION_LEN] {
         let (kind, data): (u8, &[u8]) = match self {
             Self::Support => (kind::SUPPORT, &[]),
@@ -73,7 +73,11 @@ impl Content {
         bytes
     }
 
-    /// Parses the 40 bytes of options: `Malformed` unless they are one of the four kinds, padded with zeros.
+    /// Parses the 40 bytes of options.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Malformed` unless the options are of one of the four kinds and padded with zeros.
     pub fn decode(bytes: &[u8; OPTION_LEN]) -> Result<Self, DropReason> {
         let [_, _, kind, data @ ..] = bytes;
         let first = |length: usize| data.get(..length).unwrap_or_default();
@@ -88,9 +92,10 @@ impl Content {
     }
 }
 
-/// Looks for a shim. Returns `None` if the packet has none: it is an ordinary IP-in-IP packet, or not IP-in-IP at all.
-/// Otherwise returns the content of the option and the packet as it was before the shim was added: same addresses, its
-/// own protocol and ports, with a header that is 80 bytes long. Returns `Malformed` if the shim is invalid.
+/// Looks for a shim. Returns `None` if the packet has no shim, because it is an ordinary IP-in-IP packet or not
+/// IP-in-IP at all. Otherwise returns the content of the option, and the fields of the packet as they were before the
+/// shim was added. These fields include the original protocol and ports, but the header still has 80 bytes. Returns
+/// `Malformed` if the shim is invalid.
 pub fn open(frame: &[u8], packet: &Packet) -> Option<Result<(Packet, Content), DropReason>> {
     let plain = packet.form == Form::Whole && packet.fragment == Fragment::Whole && packet.protocol == IPIP;
     if !plain || packet.ipv6() || packet.transport != packet.network + IPV4_LEN {
@@ -119,8 +124,9 @@ fn read(frame: &[u8], packet: &Packet, inner: &[u8; SHIM_LEN]) -> Option<(Packet
     Some((opened, content))
 }
 
-/// Removes the shim: restores the length, protocol and checksum of the original packet in `frame` and returns the
-/// frame's new length (link padding is removed too). `opened` is the packet that [`open`] returned.
+/// Removes the shim: restores the length, protocol and checksum of the original packet in `frame`, and returns the
+/// frame's new length. Link padding is removed, too. `opened` must be the packet that [`open`] returned. Returns `None`
+/// if `opened` does not fit `frame`.
 pub fn strip(frame: &mut [u8], opened: &Packet) -> Option<usize> {
     let end = opened.end.checked_sub(SHIM_LEN)?;
     let start = opened.network + IPV4_LEN;
@@ -130,8 +136,8 @@ pub fn strip(frame: &mut [u8], opened: &Packet) -> Option<usize> {
     Some(end)
 }
 
-/// Reports whether a packet can carry a shim: it is IPv4, not a fragment, has no options of its own, and stays short
-/// enough for its length field.
+/// Reports whether a packet can carry a shim. It must be an IPv4 packet without options that is not a fragment, and its
+/// length with the shim must fit into the length field.
 pub fn fits(packet: &Packet) -> bool {
     packet.form == Form::Whole
         && packet.fragment == Fragment::Whole
@@ -140,8 +146,8 @@ pub fn fits(packet: &Packet) -> bool {
         && packet.end - packet.network + SHIM_LEN <= usize::from(u16::MAX)
 }
 
-/// Adds a shim to the packet: `frame` must have room for [`SHIM_LEN`] bytes behind `packet.end`, with nothing else in
-/// that room. Returns the frame's new length.
+/// Adds a shim to the packet and returns the frame's new length. After `packet.end`, `frame` must have [`SHIM_LEN`]
+/// bytes of room and nothing else. Returns `None` if the packet can't carry a shim, or if `frame` has too little room.
 pub fn insert(frame: &mut [u8], packet: &Packet, content: &Content) -> Option<usize> {
     let end = packet.end + SHIM_LEN;
     if !fits(packet) || frame.len() < end {
@@ -162,7 +168,7 @@ pub fn insert(frame: &mut [u8], packet: &Packet, content: &Content) -> Option<us
     Some(end)
 }
 
-/// Changes the protocol and length of an IPv4 header. A checksum that was wrong stays wrong.
+/// Changes the protocol and length of an IPv4 header and updates its checksum. A wrong checksum stays wrong.
 fn change_header(header: &mut [u8; IPV4_LEN], protocol: u8, len: usize) -> Option<()> {
     let len = u16::try_from(len).ok()?;
     let word = |at: usize, header: &[u8; IPV4_LEN]| u16::from_be_bytes([header[at], header[at + 1]]);

@@ -1,5 +1,5 @@
-//! The carriers `tail`, a token behind the payload of a first packet (wire.md §4.1, §4.2, §4.5), and `stream`, a token
-//! as the first bytes of a TCP stream (§4.6).
+//! The carriers `tail`, a token after the payload of a first packet (wire.md §4.1, §4.2, §4.5), and `stream`, a token
+//! in the first bytes of a TCP stream (§4.6).
 //!
 //! A transport checksum stays in the form in which it arrived, complete or partial (see [`crate::checksum`]).
 
@@ -8,19 +8,19 @@ use crate::checksum::{fold, is_partial, pseudo_header, replace, sum};
 use crate::packet::{Form, Fragment, Packet, TCP, UDP};
 use crate::token::TOKEN_LEN;
 
-/// The first bytes of the block.
+/// The first bytes of the block of `tail`.
 pub const MAGIC: [u8; 4] = *b"VSF1";
-/// The first bytes of the block in a stream.
+/// The first bytes of the block of `stream`.
 pub const STREAM_MAGIC: [u8; 4] = *b"VSS1";
-/// Bytes of the block: magic and token.
+/// Length of a block in bytes: the first bytes that identify it, and the token.
 pub const BLOCK_LEN: usize = MAGIC.len() + TOKEN_LEN;
 
-/// Returns the block that carries a token behind a payload.
+/// Returns the block with which `tail` carries a token.
 pub fn block(token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
     with_magic(MAGIC, token)
 }
 
-/// Returns the block that carries a token in a stream.
+/// Returns the block with which `stream` carries a token.
 pub fn stream_block(token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
     with_magic(STREAM_MAGIC, token)
 }
@@ -32,7 +32,7 @@ fn with_magic(magic: [u8; 4], token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
     block
 }
 
-/// Returns the token at the end of a packet's payload, and its carrier, if there is one.
+/// Returns the token in a packet's payload and its carrier, if there is a token.
 pub fn find<'a>(frame: &'a [u8], packet: &Packet) -> Option<(&'a [u8; TOKEN_LEN], Carrier)> {
     if packet.form != Form::Whole || packet.fragment != Fragment::Whole || !fills_ip(frame, packet) {
         return None;
@@ -46,7 +46,8 @@ pub fn find<'a>(frame: &'a [u8], packet: &Packet) -> Option<(&'a [u8; TOKEN_LEN]
     }
 }
 
-/// Reports whether the transport's data ends where the IP packet ends. UDP's length may be shorter (RFC 9868).
+/// Reports whether the transport's data ends where the IP packet ends. UDP's own length field may be shorter (RFC
+/// 9868).
 fn fills_ip(frame: &[u8], packet: &Packet) -> bool {
     match packet.protocol {
         TCP => true,
@@ -55,8 +56,8 @@ fn fills_ip(frame: &[u8], packet: &Packet) -> bool {
     }
 }
 
-/// Removes the block: restores the lengths and checksums of the original packet in `frame` and returns the frame's new
-/// length (link padding is removed too). If the carrier is `stream`, also advances the sequence number past the block.
+/// Removes the block: restores the lengths and checksums of the original packet in `frame`, and returns the frame's new
+/// length. Link padding is removed, too. If the carrier is `stream`, advances the sequence number past the block.
 /// Returns `None` if there is no block.
 pub fn strip(frame: &mut [u8], packet: &Packet) -> Option<usize> {
     let (_, carrier) = find(frame, packet)?;
@@ -70,8 +71,9 @@ pub fn strip(frame: &mut [u8], packet: &Packet) -> Option<usize> {
     Some(start)
 }
 
-/// Appends the block to the payload: `frame` must have room for [`BLOCK_LEN`] bytes behind `packet.end`, with nothing
-/// else in that room. Returns the frame's new length.
+/// Appends the block to the payload and returns the frame's new length. After `packet.end`, `frame` must have
+/// [`BLOCK_LEN`] bytes of room and nothing else. Returns `None` if the packet can't carry a block, or if `frame` has
+/// too little room.
 pub fn append(frame: &mut [u8], packet: &Packet, block: &[u8; BLOCK_LEN]) -> Option<usize> {
     if packet.form != Form::Whole || packet.fragment != Fragment::Whole || !fills_ip(frame, packet) {
         return None;

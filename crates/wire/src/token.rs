@@ -1,11 +1,11 @@
-//! Tokens: they prove a grant in a first packet (wire.md §3.6 to §3.8).
+//! Tokens. By a token, a first packet proves a grant (wire.md §3.6 to §3.8).
 
 use crate::drop_reason::DropReason;
 use crate::grant::{Block, Destination, Flags, GrantHeader, HEADER_LEN};
 use crate::key::GrantKey;
 use crate::mac::{self, TAG_LEN};
 
-/// Bytes of a token.
+/// Length of a token in bytes.
 pub const TOKEN_LEN: usize = 36;
 
 /// A token as it travels: header, time, nonce, tag.
@@ -17,12 +17,12 @@ pub struct Token {
     pub time: u32,
     /// A number that a sender never uses twice with the same handle and time (wire.md §3.8).
     pub nonce: u32,
-    /// The first bytes of the MAC.
+    /// The first bytes of the MAC, which prove that the token was made with the grant's key.
     pub tag: [u8; TAG_LEN],
 }
 
 impl Token {
-    /// Makes the token for one packet to `to`.
+    /// Makes the token for one packet with the destination `to`.
     pub fn new(header: GrantHeader, key: &GrantKey, time: u32, nonce: u32, to: &Destination) -> Self {
         let tag = tag(&header, key, time, nonce, to);
         Self { header, time, nonce, tag }
@@ -38,8 +38,12 @@ impl Token {
         bytes
     }
 
-    /// Parses a token from a packet; `ipv6` is the packet's family. The errors are `Malformed` if the header's form or
-    /// the family is wrong or the grant is a bearer grant (wire.md §3.2), and `UnknownSuite`.
+    /// Parses a token from a packet; `ipv6` is whether the packet is IPv6.
+    ///
+    /// # Errors
+    ///
+    /// Returns `Malformed` if the header's form or address family is wrong, or if the grant is a bearer grant (wire.md
+    /// §3.2). Otherwise, returns `UnknownSuite` if the suite is unknown.
     pub fn decode(bytes: &[u8; TOKEN_LEN], ipv6: bool) -> Result<Self, DropReason> {
         let (Some(header), Some(time), Some(nonce), Some(tag)) =
             (bytes.first_chunk(), bytes[16..].first_chunk(), bytes[20..].first_chunk(), bytes.last_chunk())
@@ -58,7 +62,8 @@ impl Token {
         })
     }
 
-    /// Reports whether the tag is the one that `key` yields for a packet to `to`, in constant time.
+    /// Reports whether the tag is the one that `key` yields for a packet with the destination `to`. The comparison
+    /// takes constant time.
     pub fn proves(&self, key: &GrantKey, to: &Destination) -> bool {
         mac::tags_equal(&self.tag, &tag(&self.header, key, self.time, self.nonce, to))
     }

@@ -1,13 +1,14 @@
-//! Requests for segments by datagram: the sealed form and the content.
+//! Requests for segments by UDP: the sealed request, and the content of requests and replies.
 
 use engine::issuing::lines::{Lines, Unanswered};
 use std::net::{IpAddr, Ipv4Addr};
 use wire::ask::{LineKey, LineNumber, QUESTION_LEN, Question, REPLY_LEN, Reply, envelope};
 
-/// Line number of the vectors.
+/// Number of the line in the published vectors.
 const LINE: LineNumber = LineNumber(0x1122_3344_5566_7788);
 
-/// A request is accepted once, and only if it is unchanged; a question or reply that decodes encodes to the same bytes.
+/// Checks that a request is accepted only once and only if it is unchanged. Also checks that the content of a request
+/// or reply encodes to the same bytes if it can be decoded.
 pub fn ask(input: &[u8]) {
     asked(input);
     let key = || LineKey::new(std::array::from_fn(|index| index as u8));
@@ -33,7 +34,8 @@ pub fn ask(input: &[u8]) {
     }
 }
 
-/// Returns why a request on the vectors' line is not answered, if it is not. A repeated request never is.
+/// Treats the input as a request on the line of the published vectors. Returns the reason why the request is not
+/// answered; `None` if it is answered. Checks that a repetition of the request is not answered.
 pub fn asked(input: &[u8]) -> Option<Unanswered> {
     let mut lines = Lines::default();
     assert!(lines.give((), LINE, LineKey::new(std::array::from_fn(|index| index as u8))));
@@ -48,7 +50,7 @@ pub fn asked(input: &[u8]) -> Option<Unanswered> {
     first.err()
 }
 
-/// Pads the input to `N` bytes.
+/// Returns the input, padded with zeros to `N` bytes; `None` if it is longer.
 fn padded<const N: usize>(input: &[u8]) -> Option<[u8; N]> {
     let mut bytes = [0; N];
     bytes.get_mut(..input.len())?.copy_from_slice(input);

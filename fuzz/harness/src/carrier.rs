@@ -1,4 +1,4 @@
-//! The carriers, and the agent that adds them.
+//! The carriers, and the agent's code that adds them to packets.
 
 use crate::world::{self, NOW};
 use engine::agent::Frame;
@@ -13,7 +13,7 @@ use wire::tail::{self, BLOCK_LEN};
 use wire::token::TOKEN_LEN;
 use wire::{Carrier, Destination, DropReason, Epoch, Flags, GrantHeader, Handle, Suite};
 
-/// Appends a block to a frame and strips it again; the input's first 36 bytes are the token.
+/// Appends a block to a frame and strips it again. The first 36 bytes of the input are the token.
 pub fn tail(input: &[u8]) {
     let Some((token, frame)) = input.split_first_chunk::<TOKEN_LEN>() else { return };
     let packet = Packet::parse(frame);
@@ -41,7 +41,8 @@ pub fn tail(input: &[u8]) {
     }
 }
 
-/// Strips a frame's shim if it has one, and adds one; the input's first 40 bytes are the option.
+/// Strips the shim of a frame that has one. Then adds a shim to the original frame and strips it again. The first 40
+/// bytes of the input are the shim's option; the rest is the frame.
 pub fn shim(input: &[u8]) {
     let Some((option, frame)) = input.split_first_chunk::<OPTION_LEN>() else { return };
     let packet = Packet::parse(frame);
@@ -77,8 +78,8 @@ pub fn shim(input: &[u8]) {
     }
 }
 
-/// Reports whether IPv4's checksum is one that a sender computes. One's complement has two zeros, and the other may
-/// come back.
+/// Reports whether the IPv4 header's checksum is one that a sender computes. One's complement has two representations
+/// of zero, and updating a checksum may turn the one into the other.
 fn header_sum_is_clear(frame: &[u8], packet: &Packet) -> bool {
     packet.ipv6() || frame[packet.network + 10..packet.network + 12] != [0xff, 0xff]
 }
@@ -91,8 +92,8 @@ fn sum_is_right(frame: &[u8], packet: &Packet) -> bool {
 }
 
 /// Reports whether the transport's checksum is either right or partial, and IPv4's is one that a sender computes. A
-/// wrong checksum stays wrong, but may come back as the other of one's complement's two zeros. A checksum that is right
-/// and partial, which is one partial sum in 65 536, counts as complete.
+/// wrong checksum stays wrong, but one representation of zero may turn into the other (one's complement has two). A
+/// checksum that is both right and partial, as one partial checksum in 65,536 is, counts as complete.
 fn sums_are_clear(frame: &[u8], packet: &Packet) -> bool {
     let Some(transport) = frame.get(packet.transport..packet.end) else { return false };
     let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
@@ -109,8 +110,8 @@ fn sums_are_clear(frame: &[u8], packet: &Packet) -> bool {
     ip_is_clear && transport_is_clear
 }
 
-/// Sends a packet from the client's stack through the agent and the verifier to the server's stack: the same bytes
-/// arrive (wire.md §4.5). The input's first byte selects suite, flags and carrier.
+/// Sends a packet from the client's stack through the agent and the verifier to the server's stack, and checks that the
+/// same bytes arrive (wire.md §4.5). The input's first byte selects suite, flags and carrier.
 pub fn journey(input: &[u8]) {
     let Some((choice, frame)) = input.split_first() else { return };
     let packet = Packet::parse(frame);
@@ -158,9 +159,8 @@ pub fn journey(input: &[u8]) {
     }
 }
 
-/// Queues a frame in the agent and sends it again: datagrams that left as one are split without losing payload, and
-/// checksums that the network card would have completed are right. The input's first two bytes are segment size and
-/// kind of link.
+/// Queues a frame in the agent and releases it. Checks that splitting a super-packet loses no payload, and that each
+/// part has the right checksum or none. The input's first two bytes are the segment size and the kind of link.
 pub fn queued(input: &[u8]) {
     let Some(([segment, kind], frame)) = input.split_first_chunk() else { return };
     let link_header = if kind & 1 == 0 { 14 } else { 0 };
@@ -185,7 +185,7 @@ pub fn queued(input: &[u8]) {
     assert_eq!(payload, original.get(whole.payload..whole.end).unwrap_or_default());
 }
 
-/// Returns the frame, with a link header added if the interface has none.
+/// Returns the frame, with an Ethernet header added if `link_header` is 0.
 fn framed(link_header: u32, ether_type: u16, frame: &[u8]) -> Vec<u8> {
     if link_header != 0 {
         return frame.to_vec();

@@ -1,5 +1,5 @@
-//! The fixed formats and the packet parser: accepted input encodes to the same bytes, and offsets stay inside the
-//! frame.
+//! The formats of fixed length, and the packet parser. Input that can be decoded must encode to the same bytes, and the
+//! offsets that the packet parser returns must be inside the frame.
 
 use wire::ls::KeyTransfer;
 use wire::packet::{Form, Fragment, Packet, ROUTE_MAX, TCP, UDP};
@@ -7,7 +7,7 @@ use wire::shim::Content;
 use wire::token::TOKEN_LEN;
 use wire::{DropReason, Flags, GrantHeader, LsToken, Token};
 
-/// Decodes a token in an IPv4 packet, then the same bytes in an IPv6 packet.
+/// Decodes the input as a token of an IPv4 packet, and then as a token of an IPv6 packet.
 pub fn token(input: &[u8]) {
     let Some(bytes) = input.first_chunk::<TOKEN_LEN>() else { return };
     for ipv6 in [false, true] {
@@ -22,7 +22,7 @@ pub fn token(input: &[u8]) {
     }
 }
 
-/// Decodes a grant header.
+/// Decodes a grant header, and checks that it encodes to the same bytes.
 pub fn grant_header(input: &[u8]) {
     let Some(bytes) = input.first_chunk() else { return };
     match GrantHeader::decode(bytes) {
@@ -51,7 +51,7 @@ pub fn option(input: &[u8]) {
     }
 }
 
-/// Parses an Ethernet frame.
+/// Parses an Ethernet frame, and checks the offsets that the parser returns.
 pub fn packet(input: &[u8]) {
     let packet = Packet::parse(input);
     assert!(packet.end <= input.len());
@@ -70,12 +70,12 @@ pub fn packet(input: &[u8]) {
         Fragment::First(_) => assert!(packet.transport <= packet.payload),
         Fragment::Later(_) => assert_eq!((packet.source_port, packet.destination_port), (0, 0)),
     }
-    // Link padding behind the IP packet has no influence.
+    // Link padding after the IP packet must have no influence.
     let cut = Packet::parse(&input[..packet.end]);
     assert_eq!((cut.form, cut.payload, cut.end), (packet.form, packet.payload, packet.end));
 }
 
-/// Parses the packet that an ICMP error quotes; the input's first two bytes select its family and offset.
+/// Parses the packet that an ICMP error quotes. The first two bytes of the input select the family and the offset.
 pub fn quoted(input: &[u8]) {
     let Some(([family, at], frame)) = input.split_first_chunk() else { return };
     for end in [frame.len(), frame.len() / 2, frame.len() + 1] {

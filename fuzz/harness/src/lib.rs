@@ -1,7 +1,8 @@
 //! Properties that must hold for every input of a decoder. Each function takes arbitrary bytes and panics if a property
 //! is violated.
 //!
-//! The fuzz targets of `fuzz/` call these; `tests/corpus.rs` calls them with every file of the committed corpus.
+//! The fuzz targets of `fuzz/` call these functions; `tests/corpus.rs` calls them with every file of the committed
+//! corpus.
 
 mod asking;
 mod carrier;
@@ -24,10 +25,10 @@ pub use switches::{GENERATION, openflow};
 pub use texts::{api, document, policy};
 pub use verifying::{Between, happened, outcomes, verifier};
 
-/// Runs a target on an input.
+/// A function that runs a target on an input.
 pub type Target = fn(&[u8]);
 
-/// Every target, by the name of its fuzz target and corpus.
+/// Every target, with the name that its fuzz target and its corpus have.
 pub const TARGETS: &[(&str, Target)] = &[
     ("token", token),
     ("grant_header", grant_header),

@@ -1,10 +1,10 @@
-//! Answers of resolvers, genuine or spoofed, to the agent.
+//! Answers of resolvers to the agent, genuine or spoofed.
 
 use engine::discovery::message::{self, Overheard};
 use engine::discovery::{Answer, Domain, Record};
 
-/// Parsing an answer never panics, whatever the input; a record that it contains is in bounds and encodes to the same
-/// text.
+/// Checks that parsing an answer never panics, and that a record found in the answer stays the same
+/// when it is written as text and parsed again.
 pub fn answer(input: &[u8]) {
     let Ok(domain) = "example.org".parse::<Domain>() else { return };
     let id = input.first_chunk().map_or(0, |id| u16::from_be_bytes(*id));

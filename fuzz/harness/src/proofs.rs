@@ -8,7 +8,7 @@ use wire::packet::Packet;
 use wire::segment::HEAD_LEN;
 use wire::{Epoch, Inner, MasterKey, SegmentFlags};
 
-/// Returns the first verifier of the table of cases.
+/// Returns a verifier with the keys of the first verifier in the published table of cases.
 fn verifier() -> Verifier {
     let prefixes = ["192.0.2.0/24", "2001:db8:1::/64"].map(|prefix| prefix.parse().expect("a prefix"));
     let mut verifier = Verifier::new(prefixes.to_vec(), EPOCH_LENGTH, 3600);
@@ -24,13 +24,14 @@ fn verifier() -> Verifier {
     verifier
 }
 
-/// A decoded encapsulation encodes to the same bytes. A frame that passes has its pointer advanced, its UDP checksum
-/// updated and, on a fixed path, its next proof opened; every other frame is unchanged.
+/// Checks that a decoded encapsulation encodes to the same bytes. In a frame that passes, the verifier must have
+/// advanced the pointer to the next proof, updated the UDP checksum and, on a fixed path, removed the lock from the
+/// next proof. It must not have changed any other frame.
 pub fn proof(input: &[u8]) {
     judged(input);
 }
 
-/// Returns the outcome of a frame in [`proof`].
+/// Returns the outcome of the frame, with the checks of [`proof`].
 pub fn judged(input: &[u8]) -> Outcome {
     let packet = Packet::parse(input);
     if let Some(Ok((read, inner))) = input.get(packet.payload..packet.end).map(Encapsulation::decode) {

@@ -1,4 +1,4 @@
-//! Sealed tunnels: the formats, and opening records.
+//! Sealed tunnels: the formats of their messages, and the opening of records.
 
 use seal::{Decompressor, Joiner, Keys};
 use wire::seal::record::BLOCK_MAX;
@@ -7,10 +7,10 @@ use wire::seal::{
     RecordHeader, Response, Treatment,
 };
 
-/// Outcome of a record.
+/// Outcome of trying to open a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unsealed {
-    /// The form is not a record's.
+    /// The input does not have the form of a record.
     Malformed,
     /// The record was not sealed with the key.
     BadTag,
@@ -18,13 +18,13 @@ pub enum Unsealed {
     Opened,
 }
 
-/// Returns the keys of the corpus's records.
+/// Returns the keys with which the records in the corpus are sealed.
 pub fn keys(direction: Direction) -> Keys {
     Keys::new(PhaseSecret::new([7; 32]), direction)
 }
 
-/// Decoded input has exactly one encoding; a record opens only unchanged and with its own key; no block decompresses
-/// beyond its bound.
+/// Checks that decoded input has exactly one encoding, that a record opens only unchanged and with its own key, and
+/// that no block decompresses to more than its limit.
 pub fn seal(input: &[u8]) {
     forms(input);
     unsealed(input);
@@ -59,8 +59,8 @@ fn forms(input: &[u8]) {
     }
 }
 
-/// Returns the outcome of the input as a record from the initiator. A record that opens was sealed with this key: no
-/// other key opens it, and sealing its body yields it again.
+/// Tries to open the input as a record from the initiator, and returns the outcome. If the record opens, checks that no
+/// other key opens it, and that sealing its body again yields the same record.
 pub fn unsealed(input: &[u8]) -> Unsealed {
     let Some(header) = RecordHeader::of(input) else { return Unsealed::Malformed };
     let mine = keys(Direction::FromInitiator);
@@ -76,8 +76,8 @@ pub fn unsealed(input: &[u8]) -> Unsealed {
     Unsealed::Opened
 }
 
-/// Seals `body` with every parameter selected by the first byte, and changes each byte of the header and some of the
-/// rest.
+/// Seals `body` with every parameter that the first byte selects. Checks that the record does not open after a change
+/// of any byte of the header or of some others.
 fn sealed(pick: u8, body: &[u8]) {
     if body.is_empty() || body.len() > 2000 {
         return;
@@ -121,7 +121,7 @@ fn unpacked(input: &[u8]) {
     }
 }
 
-/// Reads the input as parts: four bytes of header (part, lane, counter, length) and a body each.
+/// Reads the input as parts of blocks: each has a header of four bytes (part, lane, counter, length) and a body.
 fn joined(input: &[u8]) {
     let mut joiner = Joiner::default();
     let mut rest = input;

@@ -1,4 +1,4 @@
-//! Messages of an OpenFlow switch, and the handling of packets that it elevates.
+//! Messages of an OpenFlow switch, and the packets that it elevates.
 
 use engine::agent::Subject;
 use engine::model::protected::Protected;
@@ -10,12 +10,12 @@ use wire::{Carrier, Epoch, Flags, GrantHeader, Handle, Suite};
 
 const NOW: u32 = 1_800_000_000;
 const WHO: Subject = Subject::of_user(1000);
-/// Generation of the rules by which the seeds' packets are elevated.
+/// Generation of the rules that elevated the packets in the corpus.
 pub const GENERATION: u16 = 5;
 
-/// The result does not depend on how a switch's stream is split, and every answer is one whole message. An elevated
-/// packet is queued for a grant or forwarded; once the grant exists, it is not queued again. The input's first byte says
-/// where to split the stream.
+/// Checks that the result does not depend on how a switch's stream is split, and that every answer is one whole
+/// message. An elevated packet must be queued for a grant or forwarded, and must not be queued again once the grant
+/// exists. The input's first byte selects where to split the stream.
 pub fn openflow(input: &[u8]) {
     let Some((cut, said)) = input.split_first() else { return };
     let whole = hear(&[said]);
@@ -70,7 +70,7 @@ fn elevated(plane: &mut Plane, in_port: u32, frame: &[u8]) {
     };
     let Fate::Forward { rules, frames } = fate else { return };
     assert!(rules.is_empty() || rules.len() == 2, "rules for one direction");
-    // The carrier adds its bytes once: to the packet, or to one that goes ahead.
+    // The carrier must add its bytes once: to the packet, or to a packet that is sent ahead of it.
     assert!(matches!(frames.len(), 1 | 2));
     assert!(frames.iter().all(|sent| sent.len() <= frame.len() + wire::shim::SHIM_LEN));
 }

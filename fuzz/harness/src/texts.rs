@@ -1,4 +1,4 @@
-//! Input written by people and peers: policies, TOML documents, the API's JSON.
+//! Text that people and peers write: policies, TOML documents, the API's JSON.
 
 use engine::document::{Reader, duration, hint, seconds};
 use engine::model::{Given, Receiver, Target, protected};
@@ -7,8 +7,8 @@ use engine::policy::{Action, Compiled, Decision, Policy, Request, Subject};
 use serde::{Serialize, de::DeserializeOwned};
 use wire::{Destination, Ends, Vni};
 
-/// Reads a policy file: the positions of faults are inside the text, and an accepted policy answers every question,
-/// with an explanation that agrees with the decision.
+/// Reads a policy file. Checks that the positions of faults are inside the text, and that an accepted policy decides
+/// every request, with an explanation that agrees with the decision.
 pub fn policy(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let policy = match Policy::parse(text, 3600) {
@@ -19,7 +19,7 @@ pub fn policy(input: &[u8]) {
             return assert!(faults.all().iter().all(|fault| (1..=lines).contains(&fault.line) && fault.column > 0));
         }
     };
-    // Refusing a policy that would take too much memory is fine.
+    // The authority may refuse a policy that would take too much memory.
     let Ok(compiled) = Compiled::new(policy) else { return };
     let policy = compiled.policy();
     assert!(compiled.failures().len() <= policy.expectations().len());
@@ -29,9 +29,9 @@ pub fn policy(input: &[u8]) {
     let mut persons = policy.persons();
     persons.insert("somebody");
     let receivers: Vec<_> = policy.receivers().iter().flat_map(|receiver| receiver.entries()).collect();
-    // Refusing too many spans is fine; panicking is not.
+    // Too many spans may be refused, but must not cause a panic.
     let _ = protected::entries(&receivers);
-    // Step from one change to the next, as the authority's clock does.
+    // Steps from one change to the next, as the authority's clock does.
     let times: Vec<_> = std::iter::successors(policy.next_change(0), |at| policy.next_change(*at)).take(4).collect();
     assert!(times.is_sorted_by(|one, other| one < other));
     let now = times.first().copied().unwrap_or(0);
@@ -47,7 +47,7 @@ pub fn policy(input: &[u8]) {
     }
 }
 
-/// A decision about a grant and its explanation agree.
+/// Checks that a decision about a grant and its explanation agree.
 fn decide(compiled: &Compiled, request: &Request<'_>) {
     let to = &request.to;
     let decision = compiled.policy().decide(request);
@@ -68,7 +68,8 @@ fn decide(compiled: &Compiled, request: &Request<'_>) {
     }
 }
 
-/// Reads a TOML document with every getter, then the same text as a time and as the target of a consent.
+/// Reads a TOML document with every getter. Then parses the text twice more: as if it were a time, and as if it were the
+/// target of a consent.
 pub fn document(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     let known = ["text", "list", "yes", "number", "seconds", "tables"];
@@ -102,8 +103,8 @@ pub fn document(input: &[u8]) {
     }
 }
 
-/// Reads a JSON body as every type that a peer may send: an accepted body is written, and reading it again yields the
-/// same value.
+/// Reads a JSON body as every type that a peer may send. Checks that writing an accepted body and reading it again
+/// yields the same value.
 pub fn api(input: &[u8]) {
     again::<api::Event>(input);
     again::<api::Login>(input);
@@ -120,6 +121,8 @@ pub fn api(input: &[u8]) {
     again::<api::Reported>(input);
     again::<api::EpochKeys>(input);
     again::<api::GrantOwner>(input);
+    again::<api::Complaint>(input);
+    again::<api::Standing>(input);
     again::<api::ExplainRequest>(input);
     again::<api::Explanation>(input);
     again::<api::PersonExplanation>(input);
@@ -140,7 +143,7 @@ pub fn api(input: &[u8]) {
     }
 }
 
-/// Reads the segment of a request: an accepted one is written, and reading it again yields the same value.
+/// Checks that writing the segment in a request and reading it again yields the same value, if it was accepted.
 fn shown(request: &api::AnswerRequest) {
     let &api::AnswerRequest { vni, sending, receiving, sender, receiver, ref option, ref hops } = request;
     let ends = Ends { sending, receiving, sender, receiver };

@@ -1,16 +1,16 @@
-//! A verifier, and everything that can happen to it.
+//! A verifier, and all events that can happen to it.
 
 use crate::world::{self, NOW};
 use engine::verifier::{Outcome, Verifier};
 use std::collections::{BTreeMap, BTreeSet};
 use wire::map::{Flow, FlowKey, GrantUse};
-use wire::packet::{Form, Packet, UDP};
+use wire::packet::{Form, Packet, TCP, UDP};
 use wire::shim::{self, Content, SHIM_LEN};
 use wire::tail::{self, BLOCK_LEN};
 use wire::token::TOKEN_LEN;
 use wire::{Destination, DropReason, Epoch, Handle, Holder, LsToken, Token, ls};
 
-/// A sequence of operations on a verifier, encoded in bytes; most operations are frames.
+/// A sequence of operations on a verifier, encoded in bytes. Most operations are frames.
 struct Script<'a>(&'a [u8]);
 
 impl<'a> Script<'a> {
@@ -20,7 +20,7 @@ impl<'a> Script<'a> {
         Some(*byte)
     }
 
-    /// Reads a frame that follows its two-byte length; the last frame may be shorter.
+    /// Reads the next frame, which follows its length of two bytes. The last frame may be shorter than its length.
     fn frame(&mut self) -> Option<&'a [u8]> {
         let (length, rest) = self.0.split_first_chunk()?;
         let length = usize::from(u16::from_be_bytes(*length)).min(rest.len());
@@ -30,15 +30,14 @@ impl<'a> Script<'a> {
     }
 }
 
-/// Events between frames: operations 0 to 3 in the last three bits of a byte, with the event selected by its other
-/// bits.
+/// An event that can happen between two frames. A byte of the input selects it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Between {
-    /// The clock advances by seconds.
+    /// The clock advances by some seconds.
     Forward,
     /// The clock leaps ahead by minutes, up to hours.
     Leap,
-    /// The clock is set back by seconds.
+    /// The clock is set back by some seconds.
     Back,
     /// The clock is set back by minutes, up to hours.
     FarBack,
@@ -46,46 +45,47 @@ pub enum Between {
     EpochEnds,
     /// The daemon restarts and writes its in-memory state again.
     Restart,
-    /// Upkeep runs.
+    /// The verifier sweeps its tables.
     Sweep,
     /// A grant is revoked.
     Revoke,
     /// A session ends.
     EndSession,
-    /// A connection from before is adopted.
+    /// A connection that was established before protection started is adopted.
     Adopt,
-    /// A frame's token is changed to another grant's.
+    /// The handle in a frame's token is replaced by that of another grant.
     OtherGrant,
     /// A frame's packet comes out of a sealed tunnel.
     Inside,
 }
 
-/// A verifier, the events so far, and the properties that must always hold.
+/// A verifier, the events so far, and the state that the checks need.
 struct World {
     verifier: Verifier,
     now: u32,
     /// Tokens that have admitted a packet.
     used: BTreeSet<Vec<u8>>,
-    /// Revoked grants, and the latest expiry of the tokens that the revocation covers.
+    /// Revoked grants, each with the latest expiry of the tokens that the revocation covers.
     revoked: BTreeMap<Handle, u32>,
     ended: BTreeMap<Holder, u32>,
     outcomes: Vec<Outcome>,
     happened: BTreeMap<Between, u32>,
 }
 
-/// Plays frames and events in any order. No frame makes the verifier panic; a frame passes unchanged, or without the
-/// bytes that its carrier added; only a right tag adds a flow to the tables (wire.md §6.6); a token admits once,
-/// whatever the clock does; a revoked grant admits nothing.
+/// Plays frames and events in the order of the input. Checks that no frame makes the verifier panic, and that a frame
+/// that passes is unchanged, or lacks only the bytes that its carrier added. Also checks that only a packet with a
+/// right tag adds a flow to the tables (wire.md §6.6), that no token admits two packets, whatever the clock does, and
+/// that a revoked grant admits none.
 pub fn verifier(input: &[u8]) {
     play(input);
 }
 
-/// Returns the outcome of each frame in [`verifier`].
+/// Returns the outcome of each frame that [`verifier`] plays for this input.
 pub fn outcomes(input: &[u8]) -> Vec<Outcome> {
     play(input).outcomes
 }
 
-/// Returns the events between the frames of an input for [`verifier`], and their counts.
+/// Returns the events that [`verifier`] plays for this input, each with how often it happens.
 pub fn happened(input: &[u8]) -> BTreeMap<Between, u32> {
     play(input).happened
 }
@@ -200,7 +200,7 @@ impl World {
         check_counts(&self.verifier);
     }
 
-    /// Sets the clock; the verifier then has the keys of the surrounding epochs, as with the daemon.
+    /// Sets the clock, and gives the verifier the keys of the surrounding epochs, as the daemon would.
     fn jump(&mut self, to: u32) {
         let to = to.clamp(NOW - 86_400, NOW + 86_400);
         self.verifier.forgotten.jump(self.now, to);
@@ -212,8 +212,8 @@ impl World {
         }
     }
 
-    /// Restarts the daemon. The tables are the kernel's and stay. The daemon writes the authority's state: a pair that
-    /// is already there keeps its used nonces.
+    /// Restarts the daemon. The tables stay, because they are the kernel's. The daemon writes the authority's state
+    /// again: a pair that is in the table already keeps its used nonces.
     fn restart(&mut self) {
         let fresh = world::verifier();
         for (handle, pair) in fresh.ls_grants.into_iter().filter(|(_, pair)| pair.expires > self.now) {
@@ -235,8 +235,8 @@ impl World {
         self.admitted(frame, outcome);
     }
 
-    /// Has the packet of an Ethernet frame come out of a sealed tunnel. Nothing passes there but what a token admitted,
-    /// and no flow of the outside changes.
+    /// Verifies the packet of an Ethernet frame as if it came out of a sealed tunnel. Checks that it passes only if a
+    /// token admitted it or its flow, and that it changes no flow outside of tunnels.
     fn verify_inside(&mut self, frame: &[u8]) {
         let Some((link, packet)) = frame.split_at_checked(14) else { return };
         let outside = side(&self.verifier, false);
@@ -250,7 +250,7 @@ impl World {
         assert_eq!(side(&self.verifier, false), outside, "no packet inside touches a flow outside");
         let new = side(&self.verifier, true).len() > before;
         assert!(!new || matches!(outcome, Outcome::Token | Outcome::Consumed));
-        // The kernel knows the family by the version, whatever the link header says.
+        // In a tunnel, the kernel determines the family by the IP version, whatever the link header says.
         let kind = if packet.first().is_some_and(|first| first >> 4 == 6) { [0x86, 0xdd] } else { [0x08, 0x00] };
         self.admitted(&[&link[..12], &kind, packet].concat(), outcome);
     }
@@ -266,7 +266,7 @@ impl World {
         assert!(revoked.is_none_or(|until| until < expires), "{handle} was revoked");
     }
 
-    /// Returns the unique part of a frame's token, its grant, the grant's expiry, and its holder.
+    /// Returns the part of a frame's token that makes it unique, and its grant, with the grant's expiry and holder.
     fn claim(&self, frame: &[u8]) -> Option<(Vec<u8>, Handle, u32, Holder)> {
         let (place, packet) = carried(frame, &Packet::parse(frame))?;
         let bytes: [u8; TOKEN_LEN] = match place {
@@ -288,13 +288,13 @@ impl World {
     }
 }
 
-/// Returns the flows inside sealed tunnels, or those outside.
+/// Returns the flows inside sealed tunnels if `tunnel` is set, and otherwise those outside.
 fn side(verifier: &Verifier, tunnel: bool) -> BTreeMap<FlowKey, Flow> {
     let flows = verifier.flows.iter().filter(|(key, _)| (key.tunnel == 1) == tunnel);
     flows.map(|(key, flow)| (*key, *flow)).collect()
 }
 
-/// Changes a frame's token to another grant's; the caller mends the tag afterwards.
+/// Changes a frame's token to have another grant's handle. The caller has to correct the tag.
 fn swap_grant(frame: &mut [u8], other: u8) -> bool {
     let Some((Carried::Tail(at), _)) = carried(frame, &Packet::parse(frame)) else { return false };
     let Some(first) = frame.get_mut(at + 8) else { return false };
@@ -302,7 +302,7 @@ fn swap_grant(frame: &mut [u8], other: u8) -> bool {
     true
 }
 
-/// Position of a frame's token; comes with the packet that the token is about, which is the inner one with a shim.
+/// Where a frame's token is. Found together with the packet that the token is about, which in a shim is the inner one.
 enum Carried {
     Tail(usize),
     Shim(Content),
@@ -315,8 +315,9 @@ fn carried(frame: &[u8], packet: &Packet) -> Option<(Carried, Packet)> {
     }
 }
 
-/// Gives a frame's token the right tag and, unless `mending` is 5, first a fresh time and expiry, so that mutated input
-/// gets past the MAC. The frame's checksum is left wrong: the verifier doesn't check it.
+/// Gives a frame's token the right tag, so that mutated input passes the check of the MAC. Unless `mending` is 5, first
+/// gives it the current time and a later expiry. Leaves the frame's checksum wrong, because the verifier does not check
+/// it.
 fn mend(frame: &mut [u8], mending: u8, now: u32) {
     let Some((place, packet)) = carried(frame, &Packet::parse(frame)) else { return };
     let at = match place {
@@ -375,6 +376,8 @@ fn verify(verifier: &mut Verifier, frame: &[u8], now: u32) -> Outcome {
     }
     let admitted_before = FlowKey::to_server(&about).is_some_and(|key| before.flows.contains_key(&key));
     let is_right = tag_is_right(&before, frame, &packet, now);
+    let passes = matches!(outcome, Outcome::Token | Outcome::Consumed | Outcome::Flow);
+    assert!(!(passes && packet.protocol == TCP && packet.atomic), "TCP with a fragment header");
     match outcome {
         Outcome::Token | Outcome::Consumed => {
             assert!(is_right, "{outcome:?}");
@@ -402,7 +405,7 @@ fn verify(verifier: &mut Verifier, frame: &[u8], now: u32) -> Outcome {
     outcome
 }
 
-/// Returns the number of used tokens.
+/// Returns the number of tokens that were used.
 fn spent(verifier: &Verifier) -> usize {
     let nonces = verifier.ls_grants.values().flat_map(|pair| pair.used).map(|word| word.count_ones() as usize);
     verifier.tokens.len() + nonces.sum::<usize>()
@@ -428,7 +431,7 @@ fn tag_is_right(verifier: &Verifier, frame: &[u8], packet: &Packet, now: u32) ->
     token.proves(&token.header.key(key, &to, source), &to)
 }
 
-/// Checks that every grant counts the flows that it admitted.
+/// Checks that the counts of each grant and account are those of its flows and grants.
 fn check_counts(verifier: &Verifier) {
     let mut flows = BTreeMap::new();
     for flow in verifier.flows.values().filter(|flow| flow.has_grant()) {

@@ -1,4 +1,4 @@
-//! The verifier, the agent and the time that all inputs run with.
+//! The verifier, the agent and the time with which all inputs run.
 
 use engine::model::protected::{self, Protected};
 use engine::model::{Receiver, Service};
@@ -8,13 +8,13 @@ use wire::{Carrier, ClientKey, Epoch, Holder, MasterKey, Pair, ServerSecret, Ver
 
 /// Start time of every run, as in the published vectors.
 pub const NOW: u32 = 1_800_000_000;
-/// Length of an epoch, seconds.
+/// Length of an epoch, in seconds.
 pub const EPOCH_LENGTH: u32 = 3600;
 
-/// The only pair of the scheme of LS that the verifier has.
+/// The only pair of the published scheme that the verifier has.
 pub const PAIR: Pair = Pair { unique_id: *b"alice", nonce1: [1, 2] };
 
-/// Returns the client key of a pair.
+/// Returns the client key of a pair, in the epoch at [`NOW`].
 pub fn client_key(pair: Pair) -> ClientKey {
     let key = verifier_key(Epoch::at(NOW.into(), EPOCH_LENGTH));
     ClientKey::of(pair, ServerSecret::of(&key).expect("a length that fits").bytes())
@@ -26,7 +26,8 @@ pub fn verifier_key(epoch: Epoch) -> VerifierKey {
     master.verifier_key("edge-1", epoch).expect("the id is short")
 }
 
-/// The protected destinations: one server with two ports, one with all, one network with a span; in both families.
+/// Returns the protected destinations, in both families: a server with two protected ports, a server with all ports,
+/// and a network with a span of ports.
 pub fn protected() -> Vec<Protected> {
     let two_ports: &[_] = &[(6, 22, 22), (17, 443, 443)];
     let all: &[_] = &[(0, 0, u16::MAX)];
@@ -51,8 +52,8 @@ fn receiver(prefix: &str, services: &[(u8, u16, u16)]) -> Receiver {
     }
 }
 
-/// Returns a verifier that accepts every carrier and suite, with few flows per grant and the keys around [`NOW`], one
-/// more on each side than it accepts.
+/// Returns a verifier that accepts every suite, and tokens by `tail` and `shim`, with small limits. The verifier has
+/// the keys of the epochs around [`NOW`]: on each side, one more epoch than it accepts.
 pub fn verifier() -> Verifier {
     let default = VerifierConfig::default();
     let config = VerifierConfig {

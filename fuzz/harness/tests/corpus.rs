@@ -56,7 +56,7 @@ fn the_corpus_reaches_every_outcome() {
     let inputs = files.map(|file| fs::read(file.expect("a file").path()).expect("readable"));
     let reached: BTreeSet<_> = inputs.flat_map(|input| harness::outcomes(&input)).map(Outcome::counter).collect();
     let outcomes = [Outcome::NotOurs, Outcome::Flow, Outcome::Token, Outcome::Consumed, Outcome::IcmpError];
-    // Inside addresses are assigned after the decision that is fuzzed.
+    // Inside addresses are assigned after the decision that this target tests.
     let reasons = DropReason::ALL.iter().filter(|reason| **reason != DropReason::NoAddress);
     for outcome in reasons.map(|reason| Outcome::Drop(*reason)).chain(outcomes) {
         assert!(reached.contains(&outcome.counter()), "{outcome:?}");
@@ -90,7 +90,7 @@ fn the_corpus_reaches_every_outcome_of_asking() {
     let files = fs::read_dir(corpus().join("ask")).expect("corpus/ask/");
     let inputs = files.map(|file| fs::read(file.expect("a file").path()).expect("readable"));
     let reached: BTreeSet<_> = inputs.map(|input| harness::asked(&input)).collect();
-    // Limits and repetition take several requests.
+    // The other outcomes, which are limits and repetition, take several requests.
     let outcomes = [Unanswered::NotOurs, Unanswered::NoLine, Unanswered::Forged, Unanswered::Malformed].map(Some);
     assert_eq!(reached, outcomes.into_iter().chain([None]).collect());
 }

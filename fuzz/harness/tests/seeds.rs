@@ -1,4 +1,4 @@
-//! Writes the seeds that fuzzing starts from: `cargo test -p harness --test seeds -- --ignored`.
+//! Writes the seeds that fuzzing starts with: `cargo test -p harness --test seeds -- --ignored`.
 
 use engine::openflow::message::Message;
 use engine::openflow::rules;
@@ -43,8 +43,8 @@ fn block(to: &Destination, nonce: u32) -> [u8; tail::BLOCK_LEN] {
     tail::block(&Token::new(header, &key, NOW, nonce, to).encode())
 }
 
-/// Builds a DNS answer: the question's name and type, then entries of (owner, type, data). An owner is written out, or
-/// points at the question if it is empty.
+/// Builds a DNS answer: the question's name and type, then entries of (owner, type, data). An empty owner becomes a
+/// pointer to the question's name.
 fn dns(flags: u16, asked: (&str, u16), entries: &[(&str, u16, Vec<u8>)]) -> Vec<u8> {
     let name = |text: &str| -> Vec<u8> {
         let labels = text.split('.').filter(|label| !label.is_empty());
@@ -61,7 +61,8 @@ fn dns(flags: u16, asked: (&str, u16), entries: &[(&str, u16, Vec<u8>)]) -> Vec<
     bytes
 }
 
-/// Returns packets of every form: name, packet without a token, and the frame with a token if it can carry one.
+/// Returns packets of every form, each with its name, its frame without a token, and its frame with one if it can carry
+/// one.
 fn frames() -> Vec<(String, Vec<u8>, Option<Vec<u8>>)> {
     let mut frames = Vec::new();
     for (family, client, server) in
@@ -118,7 +119,8 @@ fn operation(kind: u8, frame: &[u8]) -> Vec<u8> {
     [&[kind][..], &(frame.len() as u16).to_be_bytes(), frame].concat()
 }
 
-/// Writes a frame in shims: with its token, with an LS token that is used again, with neither.
+/// Writes three seeds with a frame in a shim: with the frame's token, with a token of the published scheme, and with a
+/// support option.
 fn write_shims(name: &str, plain: &[u8], carrying: Option<&[u8]>) {
     let parsed = wire::packet::Packet::parse(plain);
     let wrapped = |content: &Content| {
@@ -174,7 +176,7 @@ fn write_packets() {
         if name.contains("tagged") || name.contains("checksum") {
             continue;
         }
-        // Admitted, replayed, with a mended tag, revoked, swept.
+        // The frame is admitted, replayed, played with a corrected tag, revoked, and swept.
         let story = [operation(4, &carrying), operation(4, &carrying), operation(6, &carrying), vec![2, 0, 40, 1]];
         write("verifier", &name, [&story.concat()[..], &operation(7, &carrying), &operation(4, &plain)].concat());
     }
@@ -196,8 +198,8 @@ fn write_packets() {
     }
 }
 
-/// Writes sequences of the same frames with jumps of the clock, restarts of the daemon, ends of epochs, and ends of
-/// grants and sessions in between.
+/// Writes seeds that play the same frames several times. In between, the clock jumps, the daemon restarts, epochs end,
+/// and grants and sessions end.
 #[test]
 #[ignore = "writes the corpus"]
 fn write_sequences() {
@@ -280,7 +282,7 @@ fn write_sealing() {
         let block =
             compressor.compress(seal::Mode::Always, &mut seal::Habit::default(), how, &text).expect("it shrinks");
         write("seal", how.name(), block);
-        // Two parts, the last one first.
+        // Write a block in two parts, the last part first.
         let (front, back) = block.split_at(20);
         let part = |detail: u8, number: u8, bytes: &[u8]| [&[detail, 0, number, bytes.len() as u8], bytes].concat();
         write("seal", &format!("parts-{}", how.name()), [part(0x81, 8, back), part(0, 7, front)].concat());
@@ -291,7 +293,7 @@ fn write_sealing() {
 #[ignore = "writes the corpus"]
 fn write_switches() {
     let greeting = [Message::Hello, Message::FeaturesReply { datapath: 7 }];
-    let [rule] = &rules::standing(&[], harness::GENERATION)[..] else { panic!("one rule") };
+    let [rule] = &rules::standing(&[], &[], harness::GENERATION)[..] else { panic!("one rule") };
     let say = |name: &str, cut: u8, messages: &[Message]| {
         let said = (1..).zip(greeting.iter().chain(messages));
         let said: Vec<u8> = said.flat_map(|(xid, message)| message.encode(xid).expect("it is short")).collect();
@@ -307,7 +309,7 @@ fn write_switches() {
             total_len: frame.len() as u16,
             frame: frame.to_vec(),
         };
-        // Elevate each frame by tail and by shim, and again with a token already.
+        // Elevate each frame by tail and by shim, and again when it already has a token.
         let again: Vec<_> = [Some(plain.clone()), carrying].into_iter().flatten().collect();
         let messages: Vec<_> = again.iter().flat_map(|frame| [up(2, frame), up(3, frame)]).collect();
         say(&name, 60, &messages);

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 480.0;
-/// Margins: left, right, top, bottom.
+/// Margins of the picture: left, right, top, bottom.
 const MARGIN: [f64; 4] = [60.0, 220.0, 40.0, 50.0];
 /// Colour and dash of each curve; the dashes distinguish curves in print.
 const STROKES: [(&str, &str); 8] = [
@@ -22,15 +22,15 @@ const STROKES: [(&str, &str); 8] = [
     ("#2e7d4f", "2 2"),
 ];
 
-/// A curve of the picture.
+/// A curve to draw: the distribution of the samples that one measurement took.
 pub struct Curve {
     /// Name of the curve in the legend.
     pub name: String,
-    /// The samples.
+    /// The samples, in microseconds.
     pub microseconds: Vec<f64>,
 }
 
-/// Writes `target/bench/NAME.svg`; the axis of time is logarithmic.
+/// Writes the curves to `target/bench/NAME.svg`, with a logarithmic axis of time, and returns the file's path.
 pub fn write(name: &str, title: &str, curves: &[Curve]) -> Result<PathBuf> {
     let all = || curves.iter().flat_map(|curve| &curve.microseconds).copied();
     ensure!(all().count() > 0, "nothing to draw");

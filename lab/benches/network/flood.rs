@@ -1,5 +1,5 @@
-//! Measures the effect of a flood of forged first packets on an admitted transfer, against the same flood dropped by a
-//! program that drops it without verification.
+//! Measures the effect of a flood of forged first packets on an admitted transfer. The baseline is the same transfer
+//! during the same flood, with an XDP program that drops the flood's packets without verification.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -21,13 +21,13 @@ use crate::throughput::attach;
 
 const ROUNDS: usize = 9;
 const TIME: Duration = Duration::from_millis(1500);
-/// Packets per second: as many as one core can send while a transfer runs on both sides.
+/// Packets of the flood per second: as many as one core can send while a transfer runs on both sides.
 const RATE: u64 = 50_000;
 const FORGED: u16 = 512;
 const DISCARD: u16 = 9;
 const PORT: u16 = 9500;
 
-/// Measures the figure.
+/// Measures the throughput of a transfer during a flood.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let bare = Network::new(Way::Direct)?;
     let _drop = attach(&bare, true)?;
@@ -35,7 +35,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     let key = || guarded.authority.master_key();
     let (bare_flood, our_flood) =
         (Flood::new(&bare, Mint::new(key()?, VERIFIER))?, Flood::new(&guarded.network, Mint::new(key()?, VERIFIER))?);
-    // Fetches the grants, so that no round waits for one.
+    // Fetch the grants now, so that no round waits for a grant.
     transfer(&guarded.network)?;
     let judged = || Ok::<_, anyhow::Error>(guarded.verifier.counters()?.dropped(DropReason::BadTag));
     let (before, mut sent) = (judged()?, 0);
@@ -64,7 +64,7 @@ fn transfer(network: &Network) -> Result<f64> {
     Ok(Transfer::start(&network.alice, SocketAddr::new(address, PORT), TIME, None)?.finish()?.megabits())
 }
 
-/// Forged first packets, sent from the router on the server's own cable.
+/// A flood of forged first packets, which the router sends on the server's own cable.
 struct Flood {
     port: Port,
     frames: Vec<Vec<u8>>,
@@ -77,7 +77,7 @@ impl Flood {
         let (from, at) = (network.internet.mac("dc")?, network.server.mac("eth0")?);
         let frames = (0..FORGED).map(|index| {
             let mut block = mint.block(&mint_grant(&mint, index, to, source))?;
-            // Flips a bit in the tag's last byte: the form is right, the tag is wrong.
+            // Flips a bit in the tag's last byte, so that the token has the right form and a wrong tag.
             block[39] ^= 1;
             let syn = Packet::new(source, to.address).ethernet(from, at).tcp(Tcp::syn(1024 + index, to.port));
             Ok(syn.payload(&block).frame())
@@ -85,7 +85,7 @@ impl Flood {
         Ok(Self { frames: frames.collect::<Result<_>>()?, port: Port::open(&network.internet, "dc")? })
     }
 
-    /// Floods while `work` runs; returns its result and the number of packets sent.
+    /// Floods while `work` runs; returns the result of `work` and the number of packets sent.
     fn during<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
         let (end, sent) = (AtomicBool::new(false), AtomicU64::new(0));
         thread::scope(|scope| {
@@ -96,7 +96,7 @@ impl Flood {
                         break;
                     }
                     match self.port.send(frame) {
-                        // The cable's queue or the socket's buffer is full.
+                        // The cable's queue or the socket's buffer is full, so try again.
                         Err(error) if matches!(error.downcast_ref(), Some(Errno::ENOBUFS | Errno::EAGAIN)) => continue,
                         done => done?,
                     }

@@ -1,5 +1,5 @@
-//! Measures the throughput of admitted flows through a gateway, against a router that only forwards: without and with
-//! inside addresses.
+//! Measures the throughput of admitted flows through a gateway, without and with inside addresses. The baseline is a
+//! router that only forwards.
 
 use anyhow::Result;
 use lab::world::{Network, POOL, Way};
@@ -10,7 +10,8 @@ use crate::throughput::side_by_side;
 
 const OPENINGS: usize = 10;
 
-/// Measures at tc, because the cables are virtual. Both paths cross the gateway's host.
+/// Measures a gateway without inside addresses, and one with them. Both check packets at tc, because the cables are
+/// virtual. The baseline is the same network with a plain router in the place of the gateway.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let plain = Network::behind_gateway(Way::Direct)?;
     let without_pool = Guarded::behind_gateway(&["--hook", "tc"])?;

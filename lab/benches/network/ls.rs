@@ -1,6 +1,7 @@
-//! Reproduces figure 4 of LS (validation by the application server): the round-trip time of first packets without a
-//! controller, with a controller that only forwards (pro forma), and with one that inserts tokens; on the router's
-//! switch (4a), on the client's switch (4b), and by the client's kernel program, which the paper does not have.
+//! Reproduces figure 4 of LS (validation by the application server). It measures the round-trip time of first packets
+//! without a controller, with a controller that only forwards (pro forma), and with a controller that inserts tokens.
+//! The tokens are inserted on the router's switch (4a), on the client's switch (4b), or by the client's kernel program,
+//! which the paper does not have.
 //!
 //! The figures named `ls.fig3` add a delay between switch and controller, those named `ls.fig4` do not. Figure 3 of the
 //! paper measures the transfer of keys, which this bench does not.
@@ -10,7 +11,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use lab::switch::{CONTROLLER, Switch};
+use lab::switch::{self, BRIDGE, CONTROLLER, Switch};
 use lab::world::{Agent, Authority, Network, Verifier, Way, policy};
 use measure::{Bound, Figures, Yardstick, median};
 
@@ -18,18 +19,17 @@ use crate::cdf::{self, Curve};
 use crate::connect::{PORT, connects, listen};
 use crate::relay::{self, Relay};
 
-const BRIDGE: &str = "lan-switch";
 const ROUNDS: usize = 25;
 const CONNECTS: usize = 20;
-/// Number of parts of a run that yield a yardstick's samples.
+/// Number of parts into which a run is split; each yields one sample of the yardstick.
 const PARTS: usize = 5;
-/// Rounds with a delay: each takes longer, and there is less noise to average out.
+/// Number of rounds with a delay. Each takes longer, and there is less noise to average out.
 const ROUNDS_DELAYED: usize = 5;
 /// Round-trip time between switch and controller in milliseconds, as in the paper's set-up.
 /// `VOUCHSAFE_BENCH_CONTROLLER_DELAY_MS` overrides it.
 const DELAY_MS: u64 = 40;
 
-/// Place of the agent.
+/// Where the agent runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// The agent drives a switch on the router.
@@ -40,12 +40,12 @@ enum Place {
     ClientKernel,
 }
 
-/// Function of the agent.
+/// The agent's part in forwarding packets.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     /// There is no agent.
     None,
-    /// Packets go up to the agent and come down unchanged.
+    /// Packets go up to the agent and come down unchanged (pro forma).
     ProForma,
     /// The agent inserts tokens.
     Full,
@@ -99,23 +99,8 @@ impl Site {
         listen(&network.server, &[PORT])?;
         let switch = match place {
             Place::ClientKernel => None,
-            Place::Router => {
-                let switch = Switch::start(&network.router)?;
-                switch.add_bridge(BRIDGE)?;
-                switch.add_port(&network.router, BRIDGE, "lan-alice")?;
-                switch.settle(&network.router, BRIDGE, "10.1.0.254/24")?;
-                network.alice.offload("eth0", "tx", false)?;
-                Some(switch)
-            }
-            Place::ClientSwitch => {
-                let switch = Switch::start(&network.alice)?;
-                switch.add_bridge(BRIDGE)?;
-                switch.add_port(&network.alice, BRIDGE, "eth0")?;
-                switch.settle(&network.alice, BRIDGE, "10.1.0.1/24")?;
-                network.alice.route("default", "10.1.0.254")?;
-                network.router.offload("lan-alice", "tx", false)?;
-                Some(switch)
-            }
+            Place::Router => Some(Switch::between(&network, switch::Place::Router)?),
+            Place::ClientSwitch => Some(Switch::between(&network, switch::Place::Client)?),
         };
         let mut site = Self { mode, agent: None, switch, verifier, authority, network };
         if mode != Mode::None {
@@ -161,7 +146,8 @@ impl Site {
     }
 }
 
-/// Measures the figures with and without a delay, for each place.
+/// Measures the round-trip times for each place at which tokens are inserted, with and without a delay between switch
+/// and controller.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let delay = std::env::var("VOUCHSAFE_BENCH_CONTROLLER_DELAY_MS").ok().map(|text| text.parse()).transpose()?;
     let delay = Duration::from_millis(delay.unwrap_or(DELAY_MS));
@@ -194,7 +180,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// Returns the duration of every connect in microseconds, per site; sites take turns.
+/// Returns the durations of all connects in microseconds, per site. The sites take turns.
 fn take_turns(
     figures: &mut Figures,
     figure: &str,
@@ -218,7 +204,7 @@ fn take_turns(
         ensure!(tokens >= expected && (expected > 0 || tokens == 0), "{tokens} tokens in {flows} flows");
         if site.mode != Mode::None && site.switch.is_some() {
             let name = format!("ls.{figure}.{}.{}.trips_per_flow", place.name(), site.mode.name());
-            // A retransmitted SYN on a busy machine goes up to the controller again.
+            // On a busy machine, SYNs are retransmitted, and each goes up to the controller again.
             figures.count(&name, "trips", up as f64 / flows as f64, Some(1.05));
         }
     }

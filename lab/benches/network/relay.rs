@@ -15,7 +15,8 @@ use lab::Namespace;
 /// The address that switches connect to.
 pub const ADDRESS: &str = "127.0.0.1:6654";
 
-/// Forwards bytes in both directions, each half the round trip later. Ends when dropped.
+/// A running relay. It forwards bytes in both directions, and delays them in each direction by half of the
+/// `round_trip` given to [`Self::start`]. Dropping the relay ends it.
 pub struct Relay {
     end: Arc<AtomicBool>,
     handed_on: Arc<AtomicU64>,
@@ -53,8 +54,8 @@ impl Relay {
         Ok(Self { end, handed_on, thread: Some(thread) })
     }
 
-    /// Reports whether enough messages have passed for switch and controller to have exchanged hellos and for the
-    /// switch to have its rules.
+    /// Reports whether the relay has forwarded at least as many messages as switch and controller need to exchange
+    /// their hellos and the rules.
     pub fn is_used(&self) -> bool {
         self.handed_on.load(Relaxed) >= 8
     }

@@ -13,20 +13,21 @@ use nix::unistd::Pid;
 use crate::Guarded;
 use crate::lane::Lane;
 
-/// Length of a turn. The speed of a shared machine changes within tenths of a second, by far more than the difference
-/// to be measured. Two adjacent turns see about the same speed, and over a thousand pairs the remaining error is below
-/// a hundredth.
+/// Length of a turn. The speed of a shared machine changes within tenths of a second, and by far more than the
+/// difference to be measured. Two adjacent turns see about the same speed. Over a thousand pairs the remaining error is
+/// below a hundredth.
 const TURN: Duration = Duration::from_millis(20);
 const TURNS: usize = 50;
-/// How often the connections are opened again, because their threads stay on the same processors for a while.
+/// Number of times that the connections are opened, because their threads stay on the same processors for a while.
 const OPENINGS: usize = 10;
-/// Openings of a single connection, whose throughput depends more on chance: on whether one side sleeps when the other
-/// has work.
+/// Number of openings of a single connection. Its throughput depends more on chance: whether one side sleeps when the
+/// other has work.
 const OPENINGS_OF_ONE: usize = 24;
 
-/// Measures one and five clients, each hook against a path without it. XDP makes a virtual cable copy every packet and
-/// carry only small ones, whatever the program does. Its baseline is therefore the empty program; the rate relative to
-/// the plain path is printed as well.
+/// Measures the throughput of one client and of five, with the verifier at tc and at XDP. The baseline of tc is a path
+/// without Vouchsafe. With any XDP program, a virtual cable copies every packet and carries only small ones. The
+/// baseline of XDP is therefore a path with an empty XDP program; its rate is also compared with the path without
+/// Vouchsafe.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let plain = Network::new(Way::Direct)?;
     let empty = Network::new(Way::Direct)?;
@@ -42,13 +43,14 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
         figures.add(&format!("throughput.{name}_xdp_of_plain"), "Mbit/s", ours.rate(), &plain, Bound::None);
         ours.add(figures, &format!("throughput.{name}_xdp"), Bound::AtLeast(0.97));
     }
-    // With sender, path and receiver on one processor, none waits for another, so that every nanosecond of ours shows.
+    // If sender, path and receiver share one processor, none waits for another, so every nanosecond of Vouchsafe's work
+    // shows.
     let ours = on_one_processor(|| side_by_side(&tc.network, &plain, 1, OPENINGS))?;
     ours.add(figures, "throughput.one_processor", Bound::AtLeast(0.97));
     Ok(())
 }
 
-/// Rates of two paths in Mbit/s. Each opening of connections yields one rate: the mean of the middle half of its turns.
+/// Rates of a path with Vouchsafe and of its baseline path, in Mbit/s.
 #[derive(Default)]
 pub struct Rates {
     ours: Vec<f64>,
@@ -56,35 +58,37 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Adds a rate of each path, measured one after the other.
+    /// Adds two rates that were measured one after the other: `ours` with Vouchsafe, `beside` on the baseline path.
     pub fn push(&mut self, ours: f64, beside: f64) {
         self.ours.push(ours);
         self.beside.push(beside);
     }
 
-    /// Returns the rate of our path.
+    /// Returns the rate of the path with Vouchsafe, in Mbit/s.
     pub fn rate(&self) -> f64 {
         mean_of_middle(&self.ours)
     }
 
-    /// Returns the rate of the baseline path.
+    /// Returns the rates of the baseline path as a yardstick.
     pub fn yardstick(&self) -> Yardstick {
         Yardstick::new(self.beside.clone())
     }
 
-    /// Adds the rate of our path to the figures, with the baseline as yardstick.
+    /// Adds the rate of the path with Vouchsafe to the figures, with the baseline as yardstick.
     pub fn add(&self, figures: &mut Figures, name: &str, bound: Bound) {
         let pairs: Vec<_> = self.ours.iter().copied().zip(self.beside.iter().copied()).collect();
         figures.add_pairs(name, "Mbit/s", &pairs, bound);
     }
 }
 
-/// Returns the rates of two networks' paths, which take turns.
+/// Opens lanes in two networks and measures them as [`in_turns`] does.
 pub fn side_by_side(one: &Network, other: &Network, clients: u16, openings: usize) -> Result<Rates> {
     in_turns(openings, || Ok((Lane::open(one, clients)?, Lane::open(other, clients)?)))
 }
 
-/// Returns the rates of two lanes, which take turns in going first.
+/// Opens two lanes, `openings` times. Each time, the lanes send in turns, and each lane goes first in half of the
+/// turns. Returns, for each opening, one rate per lane: the mean rate of its turns, without the slowest quarter and the
+/// fastest quarter of them.
 pub fn in_turns(openings: usize, open: impl Fn() -> Result<(Lane, Lane)>) -> Result<Rates> {
     let mut rates = Rates { ours: Vec::new(), beside: Vec::new() };
     for _ in 0..openings {
@@ -120,7 +124,8 @@ pub fn on_one_processor<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     result
 }
 
-/// Attaches an XDP program in the verifier's place that passes everything or, if `drop_syns`, drops the flood.
+/// Attaches an XDP program in the verifier's place. If `drop_syns` is set, the program drops the packets of the flood;
+/// it passes all others.
 pub fn attach(network: &Network, drop_syns: bool) -> Result<Attached> {
     let probe = Probe::load()?;
     network.server.enter(|| probe.attach_xdp(&Interface::named("eth0")?, drop_syns))

@@ -1,5 +1,5 @@
-//! Measures the throughput of tenants' packets through a tunnel with a proof in each packet, against the kernel's own
-//! VXLAN on the same path.
+//! Measures the throughput of tenants' packets through a tunnel with a proof in each packet. The baseline is the
+//! kernel's own VXLAN on the same path.
 
 use anyhow::{Context, Result};
 use lab::Namespace;
@@ -31,7 +31,7 @@ impl Ours {
         let (from, to) = (a.tenant(100, 1, TENANTS[0])?, b.tenant(100, 1, TENANTS[1])?);
         core.give((&a, &from), (&b, &to), None, SegmentFlags::REPLY)?;
         core.give((&b, &to), (&a, &from), None, SegmentFlags::RETURN)?;
-        // A segment for one service, as an authority would issue it. The lookup tries the service first.
+        // Issues a segment for one service, as an authority would. The endpoint's lookup tries the service first.
         for service in 0..2 {
             core.give_both((&a, &from), (&b, &to), (TCP, crate::lane::PORT + service))?;
         }
@@ -44,7 +44,7 @@ impl Ours {
     }
 }
 
-/// Two tenants connected by VXLAN devices and bridges in place of our programs.
+/// Two tenants connected by VXLAN devices and bridges in place of Vouchsafe's programs.
 struct Vxlan {
     _hosts: Vec<Namespace>,
     tenants: [Namespace; 2],
@@ -85,7 +85,7 @@ impl Vxlan {
     }
 }
 
-/// Measures one connection, on all processors and on one only, where every nanosecond shows.
+/// Measures one connection: on all processors, and on a single one, where every nanosecond of extra work shows.
 pub fn measure(figures: &mut Figures) -> Result<()> {
     let (ours, vxlan) = (Ours::new()?, Vxlan::new()?);
     let turns = || in_turns(OPENINGS, || Ok((ours.lane()?, vxlan.lane()?)));

@@ -9,12 +9,12 @@ use crate::driver::Browser;
 
 /// Text of the page on which a user approves the login of an agent.
 pub const QUESTION: &str = "Approve only if you started this";
-/// The box that a user ticks to approve.
+/// CSS selector of the box that a user ticks to approve.
 const BOX: &str = "input[name=confirmed]";
 
 /// Returns the first URL that a login prints.
 pub fn address(login: &mut Process) -> Result<String> {
-    // The line of the URL is complete once another line follows.
+    // The line of the URL is complete only once another line follows.
     ensure!(
         poll(SOON, || login.log().split("https://").nth(1).is_some_and(|rest| rest.contains('\n'))),
         "{}",
@@ -25,14 +25,14 @@ pub fn address(login: &mut Process) -> Result<String> {
     Ok(line.context("no address")?.to_owned())
 }
 
-/// Returns the code that a browser login prints for comparison.
+/// Returns the code that a browser login prints for the user to compare.
 pub fn comparison(login: &Process) -> Result<String> {
     let log = login.log();
     let code = log.split("shows this code:").nth(1).and_then(|rest| rest.split_whitespace().next());
     Ok(code.context("no code")?.to_owned())
 }
 
-/// Logs in at the provider.
+/// Logs a person in at the identity provider.
 pub fn enter(browser: &Browser<'_>, person: &str) -> Result<()> {
     browser.fill("input[name=login]", person)?;
     browser.fill("input[name=password]", PASSWORD)?;
@@ -48,7 +48,8 @@ pub fn approve(browser: &Browser<'_>, login: &Process, person: &str) -> Result<(
     browser.click("button[value=approve]")
 }
 
-/// Ticks the box. The page ignores clicks within the first second.
+/// Ticks the page's check box. Repeats the click until the box is ticked, because the page ignores clicks within the
+/// first second.
 pub fn confirm(browser: &Browser<'_>) -> Result<()> {
     let is_ticked = || browser.script(&format!("return document.querySelector('{BOX}').checked"));
     let ticked = poll(SOON, || browser.click(BOX).is_ok() && is_ticked().is_ok_and(|ticked| ticked == true));

@@ -31,7 +31,7 @@ pub enum Who {
     Administrator,
 }
 
-/// A page.
+/// A page of the console.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
     /// Name of the page's picture.
@@ -51,6 +51,7 @@ pub const PAGES: &[Page] = &[
     page("login", "/console/login", Who::Anybody),
     page("overview", "/console", Who::Person),
     page("devices", "/console/devices", Who::Person),
+    page("this-device", "/console/network", Who::Person),
     page("grants", "/console/grants", Who::Person),
     page("identity", "/console/identity", Who::Person),
     page("sessions", "/console/sessions", Who::Person),
@@ -68,10 +69,11 @@ pub const PAGES: &[Page] = &[
     page("audit", "/console/admin/audit", Who::Administrator),
 ];
 
-/// How long a client without a grant waits for an answer.
+/// Time limit for the connection attempt of a client without a grant.
 const KNOCK: Duration = Duration::from_millis(500);
 
-/// An account that may use the front; its agent is logged in and has a grant in use.
+/// An account that is allowed to use the receiver `front`. It is logged in at the agent of [`Scene`], which has a grant
+/// in use.
 pub const PERSON: &str = "ben";
 /// An account that is an administrator.
 pub const ADMINISTRATOR: &str = "olga";
@@ -96,7 +98,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Starts everything, and causes one admitted flow and one drop.
+    /// Starts all parts of the organisation, and causes one admitted flow and one drop.
     pub fn new() -> Result<Self> {
         let network = Network::new(Way::Nat)?;
         let services = Services::start(&network)?;
@@ -127,7 +129,7 @@ impl Scene {
         &self.network.alice
     }
 
-    /// Logs out any user, then logs in the user `who`.
+    /// Logs out the present user, if there is one, and logs in the user `who`.
     pub fn become_one(&self, browser: &Browser<'_>, who: Who) -> Result<()> {
         browser.open(&format!("{}/console", url()))?;
         if !browser.url()?.contains("/console/login") {
@@ -151,8 +153,8 @@ impl Scene {
     }
 }
 
-/// Begins an agent's login and opens the page that asks the user to approve it. The login goes on until the process is
-/// dropped.
+/// Begins an agent's login and opens the page that asks the user to approve it. The login continues until the returned
+/// process is dropped.
 pub fn question(scene: &Scene, browser: &Browser<'_>) -> Result<Process> {
     let mut login = scene.agent.begin_login(&scene.authority, &[])?;
     browser.open(&approval::address(&mut login)?)?;
@@ -166,7 +168,7 @@ pub fn url() -> String {
     format!("https://{NAME}:8443")
 }
 
-/// Returns the code of a second factor, `ahead` seconds from now.
+/// Returns the one-time code of a second factor that is valid `ahead` seconds from now. `secret` is in base32.
 pub fn code(secret: &str, ahead: u64) -> Result<String> {
     let secret = totp_rs::Secret::try_from_base32(secret).ok().context("a secret in base32")?;
     let totp: totp_rs::Totp = totp_rs::Builder::new().with_secret(secret).build()?;
@@ -212,7 +214,7 @@ pub struct Look {
 }
 
 impl Look {
-    /// Every combination.
+    /// Every combination of colour scheme and width.
     pub const ALL: [Self; 4] = [
         Self { dark: false, phone: false },
         Self { dark: true, phone: false },
@@ -220,7 +222,7 @@ impl Look {
         Self { dark: true, phone: true },
     ];
 
-    /// Applies this appearance to the page that is open and to those that follow.
+    /// Applies this appearance to the open page and to all pages opened later.
     pub fn of(self, browser: &Browser<'_>) -> Result<()> {
         let (width, height) = self.screen();
         let screen = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": self.phone });
@@ -234,7 +236,7 @@ impl Look {
         if self.phone { (360, 740) } else { (1280, 800) }
     }
 
-    /// Takes a picture of the page from its top, as PNG.
+    /// Takes a picture of the page, as PNG. It shows at most the first 1100 pixels from the top of the page.
     pub fn picture(self, browser: &Browser<'_>) -> Result<Vec<u8>> {
         let height = browser.script("return document.documentElement.scrollHeight")?.as_u64().context("no height")?;
         let (width, _) = self.screen();
@@ -245,7 +247,8 @@ impl Look {
     }
 }
 
-/// Returns everything that hinders a user of the open page, in every appearance and by keyboard.
+/// Checks the open page in every [`Look`], and then by keyboard. Returns one line for each fault that would hinder a
+/// user.
 pub fn hindrances(browser: &Browser<'_>) -> Result<Vec<String>> {
     let mut wrong = Vec::new();
     for look in Look::ALL {
@@ -263,8 +266,12 @@ pub fn hindrances(browser: &Browser<'_>) -> Result<Vec<String>> {
     Ok(wrong)
 }
 
-/// Returns the violations that axe-core finds on a page (WCAG 2.2, A and AA, and its best practices), one line per
-/// element. Fails if axe-core checked nothing.
+/// Returns the violations that axe-core finds on the page (WCAG 2.2, A and AA, and its best practices), one line per
+/// element.
+///
+/// # Errors
+///
+/// Fails if axe-core is not installed or checked nothing.
 pub fn faults(browser: &Browser<'_>) -> Result<Vec<String>> {
     let rules = json!(["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]);
     if browser.script("return typeof axe")? == "undefined" {

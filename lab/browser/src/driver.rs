@@ -1,4 +1,4 @@
-//! Headless Chromium in a namespace, driven by WebDriver the way a person would use it.
+//! Headless Chromium in a namespace, which a test drives by WebDriver the way a person would use it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use lab::net::Namespace;
 use lab::process::Process;
 use lab::world::AUTHORITY;
 
-/// The authority's host name in the standard world, as browsers use it.
+/// The authority's host name in the URLs that browsers open.
 pub const NAME: &str = "authority.example.org";
 /// The environment variables that name the Chromium and chromedriver to use.
 const CHROMIUM: &str = "VOUCHSAFE_CHROMIUM";
@@ -36,7 +36,7 @@ pub struct Browser<'n> {
 }
 
 impl<'n> Browser<'n> {
-    /// Starts a browser in `namespace`. It accepts every certificate, because it knows no scenario's CA.
+    /// Starts a browser in `namespace`. It accepts every certificate, because no scenario's CA is known to it.
     pub fn start(namespace: &'n Namespace) -> Result<Self> {
         let profile = tempfile::Builder::new().prefix("browser-").tempdir_in(namespace.dir())?.keep();
         let mut command = namespace.command(program(DRIVER, &["chromedriver"])?);
@@ -52,7 +52,8 @@ impl<'n> Browser<'n> {
         let settings = json!({ "webauthn.allow_with_broken_certs": true });
         let binary = program(CHROMIUM, &["chromium", "google-chrome", "chromium-browser"])?;
         let options = json!({ "args": arguments(&profile), "binary": binary, "prefs": settings });
-        // With "eager", a page counts as loaded when a person can use it, even if it still fetches from elsewhere.
+        // With "eager", a page counts as loaded when a person can use it, even if it still fetches resources from
+        // elsewhere.
         let wanted = json!({
             "goog:chromeOptions": options, "acceptInsecureCerts": true, "pageLoadStrategy": "eager",
         });
@@ -62,7 +63,7 @@ impl<'n> Browser<'n> {
         Ok(Self { namespace, runtime, client: Some(client), driver })
     }
 
-    /// Opens an address.
+    /// Opens a URL.
     pub fn open(&self, url: &str) -> Result<()> {
         self.run(async |client| client.goto(url).await).with_context(|| format!("open {url}"))
     }
@@ -106,8 +107,8 @@ impl<'n> Browser<'n> {
         self.act(css, None).with_context(|| format!("click on {css}"))
     }
 
-    /// Types into the element that `css` finds, or clicks on it; if the page is replaced meanwhile, retries on the new
-    /// page.
+    /// Types into the element that `css` finds, or clicks on it. Retries on the new page if the page is replaced in the
+    /// meantime.
     fn act(&self, css: &str, text: Option<&str>) -> Result<()> {
         let deadline = Instant::now() + SOON;
         self.run(async |client| {
@@ -154,7 +155,7 @@ impl<'n> Browser<'n> {
         self.run(async |client| client.issue_cmd(command).await).with_context(|| format!("{method} of the browser"))
     }
 
-    /// Runs any other WebDriver command.
+    /// Runs any WebDriver command that has no method here.
     pub fn run<T: Send, E: std::error::Error + Send + Sync + 'static>(
         &self,
         work: impl AsyncFnOnce(&Client) -> Result<T, E> + Send,
@@ -165,7 +166,7 @@ impl<'n> Browser<'n> {
     }
 }
 
-/// A DevTools command that chromedriver passes on.
+/// A command of the Chrome DevTools Protocol, which chromedriver passes to the browser.
 #[derive(Debug)]
 struct DevTools(Value);
 
@@ -194,14 +195,14 @@ fn arguments(profile: &Path) -> Vec<String> {
     let words = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
                  --disable-background-networking --disable-component-update --disable-sync --window-size=1280,900";
     let profile = format!("--user-data-dir={}", profile.display());
-    // Namespaces have no name servers, and no test should wait for one: the browser gets this one name and otherwise
-    // uses addresses.
+    // Namespaces have no name servers, and no test should wait for one. So the browser resolves this one name, and uses
+    // addresses otherwise.
     let named = format!("MAP {NAME} {AUTHORITY}");
     let names = format!("--host-resolver-rules={named}, MAP * ~NOTFOUND, EXCLUDE *.*.*.*, EXCLUDE localhost");
     words.split_whitespace().map(str::to_owned).chain([profile, names]).collect()
 }
 
-/// Finds a program by one of its names, or at the path that the environment variable gives.
+/// Finds a program at the path that the environment variable gives, or else by one of its names.
 fn program(variable: &str, names: &[&str]) -> Result<PathBuf> {
     if let Some(path) = env::var_os(variable) {
         return Ok(path.into());
@@ -223,7 +224,7 @@ fn program(variable: &str, names: &[&str]) -> Result<PathBuf> {
     }
 }
 
-/// Reports whether the program starts a snap: because it is `snap` under another name or, as in Ubuntu's packages, a
+/// Reports whether the program starts a snap. It does if it is `snap` under another name or, as in Ubuntu's packages, a
 /// script.
 fn is_snap(program: &Path) -> bool {
     let script = |bytes: Vec<u8>| bytes.starts_with(b"#!") && bytes.windows(10).any(|part| part == b"/snap/bin/");

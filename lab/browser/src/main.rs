@@ -69,7 +69,7 @@ fn keep(file: &Path, look: Look, browser: &Browser<'_>) -> Result<()> {
 }
 
 /// Returns the same picture in fewer bytes: without transparency, and with at most 256 colours. The most frequent
-/// colours stay; every other becomes the nearest of those.
+/// colours stay; every other colour becomes the nearest of these.
 fn packed(picture: &[u8]) -> Result<Vec<u8>> {
     let mut reader = png::Decoder::new(Cursor::new(picture)).read_info()?;
     let mut pixels = vec![0; reader.output_buffer_size().context("a picture too large to be one of a page")?];

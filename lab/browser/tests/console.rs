@@ -1,4 +1,4 @@
-//! The console in a real browser: accessibility, the ways to log in, and the effects of actions.
+//! Tests of the console in a real browser: accessibility, the ways to log in, and the effects of actions.
 //!
 //! A scene and a browser take longer to start than most checks take to run, so some tests check several facts in one
 //! scene. Each check leaves the state that the next one expects.
@@ -89,7 +89,7 @@ fn a_second_factor_is_set_up_and_asked_for(browser: &Browser<'_>) -> Result<()> 
     };
     enter("")?;
     browser.wait_for("needs the six digits")?;
-    // A code is valid once. The next code, as a clock that is ahead would show it, is accepted.
+    // A code is valid once. The next code, which a clock that is ahead would show, is accepted.
     enter(&code(secret, 30)?)?;
     browser.wait_for(&format!("You are logged in as {PERSON}"))
 }
@@ -125,7 +125,7 @@ fn a_group_of_the_identity_provider_makes_administrators(scene: &mut Scene) -> R
     browser.fill("input[name=password]", provider::PASSWORD)?;
     browser.click("button[type=submit]")?;
     browser.wait_for("You are an administrator")?;
-    // The provider removes her from the group, and the authority learns of it.
+    // The provider removes alice from the group, and the authority learns of it.
     scene.provider.set_groups("alice", &["staff"])?;
     scene.authority.refresh_sessions()?;
     browser.open(&format!("{}/console/admin", url()))?;
@@ -146,7 +146,7 @@ fn connection(scene: &Scene) -> Result<TcpStream> {
 fn a_flow_is_shown_and_ended(scene: &Scene, browser: &Browser<'_>) -> Result<()> {
     let mut flow = connection(scene)?;
     let from = flow.local_addr()?.port();
-    // Verifiers report every two seconds. The NAT keeps ports where it can.
+    // Verifiers report every two seconds. The NAT keeps source ports where it can.
     let shown = poll(SOON, || {
         let opened = browser.open(&format!("{}/console/admin/flows", url()));
         let text = opened.and_then(|()| browser.text()).unwrap_or_default();

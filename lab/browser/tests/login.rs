@@ -1,5 +1,5 @@
-//! Logins of people and machines as in production: a person in a real browser at a real identity provider, by device
-//! code on another machine, and a machine with its key. The provider's groups decide on access.
+//! Tests of logins as in production: of a person in a real browser at a real identity provider, of a person by device
+//! code on another machine, and of a machine with its key. The provider's groups decide on access.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -61,7 +61,7 @@ fn echo() -> SocketAddr {
     format!("{FRONT4}:{ECHO}").parse().expect("an address")
 }
 
-/// Waits until a login has ended with success or failure, as `well` requires; returns its output.
+/// Waits until a login has ended, checks that it succeeded if `well` and failed otherwise, and returns its output.
 fn finished(login: &mut Process, well: bool) -> Result<String> {
     let status = login.wait(SOON)?;
     ensure!(status.success() == well, "the login ended with {status}:\n{}", login.log());
@@ -120,8 +120,8 @@ fn a_login_that_another_user_of_the_machine_began_ends_at_a_question() {
         browser.wait_for("You are logged in as alice")?;
         let own = world.authority.sessions()?;
 
-        // Another user of her machine begins a login and sends her browser, which is logged in at the provider, to its
-        // URL.
+        // Another user of Alice's machine begins a login and sends its URL to her browser, which is logged in at the
+        // provider.
         let mut theirs = world.agent.begin_login_as(NOBODY, &world.authority, &[])?;
         browser.open(&address(&mut theirs)?)?;
         let asked = || browser.text().is_ok_and(|said| said.contains(QUESTION));
@@ -135,7 +135,7 @@ fn a_login_that_another_user_of_the_machine_began_ends_at_a_question() {
         ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
         ensure!(theirs.exit().is_none() && world.authority.sessions()? == own, "logged in without an answer");
 
-        // One click approves nothing: an attacker may have prepared it in another window.
+        // One click must not approve the login: an attacker may have prepared it in another window.
         browser.click("button[value=approve]")?;
         ensure!(browser.text()?.contains(QUESTION), "one click was enough: {}", browser.text()?);
         confirm(&browser)?;
@@ -156,7 +156,7 @@ fn a_person_logs_in_by_device_code_and_somebody_in_no_group_gets_nothing() {
         // In this configuration the ID token contains no groups: the authority has to query the UserInfo endpoint.
         let organisation = Organisation::new(|_| Options { claims_at_userinfo: true, ..Options::default() })?;
         let world = &organisation.world;
-        // The browser is on another machine than the agent.
+        // The browser is on another machine than the agent, as a device code allows.
         for (person, admitted) in [("mallory", false), ("alice", true)] {
             let browser = Browser::start(&world.network.mallory)?;
             let mut login = world.agent.begin_login(&world.authority, &["--device-code"])?;
@@ -215,7 +215,7 @@ fn whoever_logs_out_is_told_how_to_log_out_at_the_provider_too() {
         world.agent.logout()?;
         ensure!(world.authority.sessions()?.is_empty(), "the session lives on");
 
-        // The provider's own session continues, so that it does not ask for a password.
+        // The provider's own session continues, so the provider does not ask for a password.
         let again = || -> Result<Process> {
             let mut login = world.agent.begin_login(&world.authority, &[])?;
             browser.open(&address(&mut login)?)?;

@@ -39,7 +39,7 @@ pub struct Scene<'t> {
 }
 
 impl<'t> Scene<'t> {
-    /// Starts at step 0.
+    /// Creates the state before the first step.
     pub fn new(table: &'t mut Table, way: Way) -> Self {
         Self { table, way, number: 0 }
     }
@@ -138,7 +138,7 @@ impl<'t> Scene<'t> {
             for number in 0..MANY {
                 let mut block = mint.block(&forgery)?;
                 if name == "forged" {
-                    // A valid block except for one flipped bit of the tag.
+                    // Flip one bit of the tag; the rest of the block is valid.
                     block[39] ^= 1;
                 }
                 let port = 3000 + kind as u16 * MANY + number;
@@ -213,7 +213,8 @@ impl<'t> Scene<'t> {
         Ok(())
     }
 
-    /// Measures the cost of an admitted flow, in turns with the same network without Vouchsafe.
+    /// Measures in turns the throughput of an admitted flow, and of a flow in the same kind of network without
+    /// Vouchsafe.
     pub fn throughput(&mut self, world: &World, time: Duration) -> Result<()> {
         self.step("What it costs to be admitted: copying to the server, with and without Vouchsafe, in turns");
         let plain = Network::new(self.way)?;
@@ -277,7 +278,7 @@ impl<'t> Scene<'t> {
     }
 }
 
-/// Returns the names of the probes of sshd's port that were answered.
+/// Returns the names of those probes of sshd's port that were answered.
 fn scan(network: &Network, place: Place) -> Result<Vec<String>> {
     let outsider = Outsider::new(network, place, false)?;
     let target = Target {

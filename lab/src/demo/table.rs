@@ -17,7 +17,7 @@ impl Table {
     /// Adds a row; `same` states whether the observed result is the expected one.
     pub fn row(&mut self, what: &str, expected: &str, seen: impl fmt::Display, same: bool) {
         let seen = seen.to_string();
-        println!("   {} {seen}", if same { "->" } else { "NOT AS EXPECTED:" });
+        println!("   {what}: {}{seen}", if same { "" } else { "NOT AS EXPECTED: " });
         self.0.push(Row { what: what.to_owned(), expected: expected.to_owned(), seen, same });
     }
 
@@ -26,7 +26,7 @@ impl Table {
         !self.0.is_empty() && self.0.iter().all(|row| row.same)
     }
 
-    /// Returns a one-line summary.
+    /// Returns a summary for the beginning of a sentence: how many rows are as expected.
     pub fn verdict(&self) -> String {
         match self.0.iter().filter(|row| !row.same).count() {
             0 => format!("All {} as expected,", self.0.len()),

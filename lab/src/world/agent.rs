@@ -25,6 +25,7 @@ pub struct Agent {
     flags: Vec<String>,
     /// The resolver configuration, if it differs from the host's.
     resolver: Option<PathBuf>,
+    program: PathBuf,
 }
 
 impl Agent {
@@ -33,27 +34,37 @@ impl Agent {
         Self::start_with(namespace, &["--interface".to_owned(), "eth0".to_owned()])
     }
 
-    /// Starts an agent with `flags` in place of those for `eth0`.
+    /// Starts an agent with `flags` in place of `--interface eth0`.
     pub fn start_with(namespace: &Namespace, flags: &[String]) -> Result<Self> {
-        let (dir, flags) = (namespace.dir().join("agent-state"), flags.to_vec());
-        let net = namespace.path();
-        let mut this = Self { process: None, instance: Instance::new("agent"), net, dir, flags, resolver: None };
+        Self::begin_daemon(crate::vouchsafe(), namespace, flags.to_vec(), None)
+    }
+
+    /// Does the same as [`Self::start`], but runs `program` in place of the binary under test.
+    pub fn start_program(program: PathBuf, namespace: &Namespace) -> Result<Self> {
+        Self::begin_daemon(program, namespace, vec!["--interface".to_owned(), "eth0".to_owned()], None)
+    }
+
+    fn begin_daemon(
+        program: PathBuf,
+        namespace: &Namespace,
+        flags: Vec<String>,
+        resolver: Option<PathBuf>,
+    ) -> Result<Self> {
+        let (dir, net) = (namespace.dir().join("agent-state"), namespace.path());
+        let mut this = Self { process: None, instance: Instance::new("agent"), net, dir, flags, resolver, program };
         this.run()?;
         Ok(this)
     }
 
-    /// Starts an agent that resolves names at the authority's [name server](super::NameServer), as all programs of its
-    /// machine would.
+    /// Starts an agent on a machine that is configured to resolve names at the authority's [name
+    /// server](super::NameServer).
     pub fn start_resolving(namespace: &Namespace, flags: &[&str]) -> Result<Self> {
         let flags = ["--interface", "eth0"].iter().chain(flags).map(|flag| (*flag).to_owned()).collect();
-        let (dir, net) = (namespace.dir().join("agent-state"), namespace.path());
         let resolver = Some(names::resolver_file(namespace.dir())?);
-        let mut this = Self { process: None, instance: Instance::new("agent"), net, dir, flags, resolver };
-        this.run()?;
-        Ok(this)
+        Self::begin_daemon(crate::vouchsafe(), namespace, flags, resolver)
     }
 
-    /// Runs the daemon (again) and waits until it answers.
+    /// Starts the daemon, or starts it again after it has ended, and waits until it answers.
     pub fn run(&mut self) -> Result<()> {
         let mut command = match &self.resolver {
             Some(file) => self.agent(names::resolving(self.inside(), file), "run"),
@@ -68,7 +79,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Restarts the daemon, with other flags from now on.
+    /// Starts the daemon again, with `flags` in place of its former flags.
     pub fn run_with(&mut self, flags: &[String]) -> Result<()> {
         self.flags = flags.to_vec();
         self.run()
@@ -83,8 +94,17 @@ impl Agent {
         Ok(())
     }
 
-    /// Tries to log in with the password of the authority's accounts; returns whether the login succeeded, and its
-    /// output.
+    /// Logs another user of the agent's machine in as `person`.
+    pub fn login_as(&self, uid: u32, authority: &Authority, person: &str) -> Result<()> {
+        let mut command = self.command("login");
+        command.args(["--authority", &authority.url(), "--user", person, "--device", "laptop", "--password-stdin"]);
+        command.args(["--uid", &uid.to_string()]).arg("--ca").arg(authority.ca());
+        let (done, text) = answer(command.stdin(File::open(authority.password_file())?))?;
+        ensure!(done, "{person} can't log in as user {uid}: {text}");
+        Ok(())
+    }
+
+    /// Tries to log in with a password at the authority; returns whether the login succeeded, and its output.
     pub fn try_login(&self, authority: &Authority, person: &str) -> Result<(bool, String)> {
         let mut command = self.command("login");
         command.args(["--authority", &authority.url(), "--user", person, "--device", "laptop", "--password-stdin"]);
@@ -92,7 +112,8 @@ impl Agent {
         answer(&mut command)
     }
 
-    /// Tries to log in by a domain's name; returns whether the login succeeded, and its output.
+    /// Tries to log in with a password at the authority that DNS names for `domain`; returns whether the login
+    /// succeeded, and its output.
     pub fn try_login_by(&self, domain: &str, authority: &Authority, person: &str) -> Result<(bool, String)> {
         let mut command = self.command("login");
         command.args([domain, "--user", person, "--device", "laptop", "--password-stdin"]);
@@ -106,7 +127,7 @@ impl Agent {
         answer(command.args([domain, "--json"]))
     }
 
-    /// Returns the records that the agent knows, by domain.
+    /// Returns the discovery records that the agent knows, by domain.
     pub fn discovered(&self) -> Result<BTreeMap<String, Value>> {
         let status = self.status()?;
         let list = status["discovered"].as_array().cloned().unwrap_or_default();
@@ -151,15 +172,22 @@ impl Agent {
         process.wait(SOON).map(drop)
     }
 
-    /// Runs `vouchsafe agent status`.
+    /// Returns the answer of `vouchsafe agent status`, as JSON.
     pub fn status(&self) -> Result<Value> {
         ask_json(self.command("status").arg("--json"))
     }
 
-    /// Returns the grants that the agent holds.
+    /// Returns the grants that the agent holds, as JSON.
     pub fn grants(&self) -> Result<Value> {
         let mut command = self.command("grants list");
         ask_json(command.arg("--json"))
+    }
+
+    /// Runs `vouchsafe agent ping` for a destination, and returns its answer as JSON. The answer may be that the
+    /// destination does not answer.
+    pub fn ping(&self, to: &str) -> Result<Value> {
+        let output = self.command("ping").args([to, "--json"]).output().context("vouchsafe ping")?;
+        serde_json::from_slice(&output.stdout).with_context(|| crate::nobody::said(&output))
     }
 
     fn command(&self, word: &str) -> Command {
@@ -167,7 +195,7 @@ impl Agent {
     }
 
     fn agent(&self, mut command: Command, word: &str) -> Command {
-        command.arg(crate::vouchsafe()).arg("agent").args(word.split(' ')).arg("--socket");
+        command.arg(&self.program).arg("agent").args(word.split(' ')).arg("--socket");
         command.arg(self.dir.with_file_name("agent.sock"));
         command
     }

@@ -94,7 +94,7 @@ impl Authority {
         (self.dir.join("tls.pem"), self.dir.join("tls.key"))
     }
 
-    /// Makes the authority check all sessions with the identity provider.
+    /// Makes the authority check all sessions with the identity provider now. Returns the command's output.
     pub fn refresh_sessions(&self) -> Result<String> {
         self.command(&["session", "refresh"], &[])
     }
@@ -112,24 +112,24 @@ impl Authority {
         self.command(&["service", "remove"], &[name]).map(drop)
     }
 
-    /// Returns the path of a file with the password of every account.
+    /// Returns the path of a file that contains the password of every account.
     pub fn password_file(&self) -> PathBuf {
         self.dir.with_file_name("password")
     }
 
-    /// Returns the master key, which only a test may read: the last one, if there are several.
+    /// Returns the authority's newest master key. In operation, nobody but the authority reads this key.
     pub fn master_key(&self) -> Result<MasterKey> {
         let bytes = fs::read(self.dir.join("master.key")).context("cannot read the authority's master.key")?;
         let last = bytes.last_chunk().context("master.key is shorter than a key")?;
         Ok(MasterKey::new(*last))
     }
 
-    /// Rotates the master key: from the epoch after the next on or, if `compromised`, at once.
+    /// Rotates the master key: the new key is used from the epoch after the next on or, if `compromised`, at once.
     pub fn rotate_master_key(&self, compromised: bool) -> Result<String> {
         self.command(&["rotate-master-key"], if compromised { &["--compromised"] } else { &[] })
     }
 
-    /// Applies another policy.
+    /// Writes a policy to the authority's policy file and makes the authority load it.
     pub fn apply(&self, policy: &str) -> Result<String> {
         fs::write(self.dir.join("policy.toml"), policy)?;
         self.command(&["policy", "reload"], &[])
@@ -150,19 +150,19 @@ impl Authority {
         self.command(&["revoke"], &["--grant", handle])
     }
 
-    /// Returns the grants in force.
+    /// Returns the grants in force, as JSON.
     pub fn grants(&self) -> Result<Vec<Value>> {
         let list =
             ask_json(Command::new(crate::vouchsafe()).args(["authority", "grants", "--json", "--dir"]).arg(&self.dir))?;
         Ok(list.as_array().cloned().unwrap_or_default())
     }
 
-    /// Runs `vouchsafe authority segments`: the segments in force, as a list for people or as JSON.
+    /// Returns the output of `vouchsafe authority segments`: the segments in force, as a table or as JSON.
     pub fn segments(&self, arguments: &[&str]) -> Result<String> {
         self.command(&["segments"], arguments)
     }
 
-    /// Returns the sessions.
+    /// Returns the sessions, as JSON.
     pub fn sessions(&self) -> Result<Vec<Value>> {
         let mut command = Command::new(crate::vouchsafe());
         let list = ask_json(command.args(["authority", "session", "list", "--json", "--dir"]).arg(&self.dir))?;
@@ -177,20 +177,21 @@ impl Authority {
         }
     }
 
-    /// Runs the server (again).
+    /// Starts the server, or starts it again after [`Self::stop`].
     pub fn run(&mut self) -> Result<()> {
         self.process = Some((self.start)()?);
         Ok(())
     }
 
-    fn command(&self, words: &[&str], rest: &[&str]) -> Result<String> {
+    /// Runs `vouchsafe authority`: the words of the command, and its further arguments. Returns the output.
+    pub fn command(&self, words: &[&str], rest: &[&str]) -> Result<String> {
         let mut command = Command::new(crate::vouchsafe());
         command.arg("authority").args(words).arg("--dir").arg(&self.dir).args(rest);
         process::output(&mut command)
     }
 }
 
-/// Returns whether a command's answer was yes, and its output.
+/// Runs a command; returns whether its answer was yes, and its output.
 pub(super) fn answer(command: &mut Command) -> Result<(bool, String)> {
     let output = ask(command)?;
     Ok((output.status.success(), text(&output.stdout) + &text(&output.stderr)))

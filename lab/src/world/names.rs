@@ -1,4 +1,4 @@
-//! The authority's name server, and the programs that query it.
+//! The authority's name server, and programs that query it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub const OPEN_NAME: &str = "www.example.org";
 /// The name server's address.
 pub const NAME_SERVER: &str = "198.51.100.10:53";
 
-/// `vouchsafe authority dns` at the authority, for [`DOMAIN`].
+/// The name server `vouchsafe authority dns` for [`DOMAIN`], on the authority's host.
 pub struct NameServer {
     _process: Process,
 }
@@ -54,7 +54,7 @@ impl NameServer {
     }
 }
 
-/// Returns the output of `dig` with these arguments, run in a namespace.
+/// Runs `dig` with these arguments in a namespace, and returns its output.
 pub fn dig(from: &Namespace, words: &[&str]) -> Result<String> {
     let (address, port) = NAME_SERVER.split_once(':').unwrap_or((NAME_SERVER, "53"));
     let server = format!("@{address}");
@@ -62,7 +62,7 @@ pub fn dig(from: &Namespace, words: &[&str]) -> Result<String> {
     from.run(fixed.iter().chain(words).copied())
 }
 
-/// Writes a resolv.conf and an nsswitch.conf for [`resolving`]; returns the path of the former.
+/// Writes a resolv.conf and an nsswitch.conf for [`resolving`]; returns the path of the resolv.conf.
 pub(super) fn resolver_file(dir: &Path) -> Result<PathBuf> {
     let (address, _) = NAME_SERVER.split_once(':').unwrap_or((NAME_SERVER, "53"));
     let file = dir.join("resolv.conf");
@@ -71,7 +71,8 @@ pub(super) fn resolver_file(dir: &Path) -> Result<PathBuf> {
     Ok(file)
 }
 
-/// Wraps a command so that it and its children see these files in place of the system's.
+/// Changes a command so that it and its children use `resolver`, and the nsswitch.conf beside it, in place of the
+/// system's files.
 pub(super) fn resolving(mut command: Command, resolver: &Path) -> Command {
     let script = "for file in resolv.conf nsswitch.conf; do [ ! -e /etc/$file ] || mount --bind \"$0/$file\" /etc/$file; done; \
                   exec \"$@\"";

@@ -25,53 +25,53 @@ pub const PUBLIC4: &str = "203.0.113.1";
 pub const PUBLIC6: &str = "2001:db8:1::1";
 /// Alice's address at home.
 pub const INSIDE4: &str = "10.1.0.1";
-/// Inside addresses of a gateway: about a hundred of each family.
+/// Inside addresses of a gateway's pool: about a hundred of each family.
 pub const POOL: &str = "10.9.0.0/25,fd09::/121";
 /// The authority's address.
 pub const AUTHORITY: &str = "198.51.100.10";
 
-/// How clients reach the Internet.
+/// The way by which clients reach the Internet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// Through a strict NAT that shares one public address.
     Nat,
-    /// Each with its own address, unchanged on the way.
+    /// By routing only: packets keep each client's own address.
     Direct,
 }
 
-/// Namespaces and cables. Each client's device is `eth0`; so is the server's and the authority's.
+/// Namespaces and cables. The device of each client, of the server and of the authority is `eth0`.
 pub struct Network {
     /// The client with access.
     pub alice: Namespace,
     /// The client without access.
     pub mallory: Namespace,
-    /// Their home router: `alice`, `mallory` inside, `wan` outside.
+    /// The clients' home router. Its devices are `lan-alice` and `lan-mallory` inside, and `wan` outside.
     pub router: Namespace,
-    /// A router that only forwards: `home`, `dc` (the server's cable), `auth`.
+    /// A router that only forwards. Its devices are `home`, `dc` (the server's cable) and `auth`.
     pub internet: Namespace,
-    /// A router before the server, if there is one: `eth0` outside, `eth1` inside.
+    /// The router before the server, if there is one. Its devices are `eth0` outside and `eth1` inside.
     pub gateway: Option<Namespace>,
     /// The host of the services.
     pub server: Namespace,
     /// The host of the authority.
     pub authority: Namespace,
-    /// How clients reach the Internet.
+    /// The way by which clients reach the Internet.
     pub way: Way,
 }
 
 impl Network {
-    /// Builds the network.
+    /// Builds the network, without a gateway.
     pub fn new(way: Way) -> Result<Self> {
         Self::build(way, None)
     }
 
-    /// Builds the network with a router before the server.
+    /// Builds the network, with a gateway before the server.
     pub fn behind_gateway(way: Way) -> Result<Self> {
         Self::build(way, Some(Namespace::new("gateway")?))
     }
 
-    /// Returns the host that faces the Internet on the server's side with its `eth0`: the gateway, or the server
-    /// itself.
+    /// Returns the host whose `eth0` faces the Internet on the server's side: the gateway if there is one, or else the
+    /// server.
     pub fn front(&self) -> &Namespace {
         self.gateway.as_ref().unwrap_or(&self.server)
     }
@@ -138,7 +138,7 @@ impl Network {
     }
 }
 
-/// Parses `sixth` as an address if `six`, else `four`.
+/// Parses `sixth` as an address if `six` is set, and `four` otherwise.
 pub fn in_family(six: bool, four: &str, sixth: &str) -> IpAddr {
     (if six { sixth } else { four }).parse().expect("a constant address")
 }

@@ -1,4 +1,4 @@
-//! Daemons of tunnel endpoints, and of the verifiers of proofs between them.
+//! Daemons of tunnel endpoints, and of verifiers that check proofs between them.
 
 use std::ffi::OsString;
 use std::fs;
@@ -24,8 +24,8 @@ pub struct Svtep {
 }
 
 impl Svtep {
-    /// Enrols a tunnel endpoint at `authority` as `id`, with `settings` for its configuration. The daemon is not
-    /// started.
+    /// Enrols a tunnel endpoint at `authority` under the id `id`, and writes `settings` to its configuration file. Does
+    /// not start the daemon.
     pub fn enrol(namespace: &Namespace, authority: &Authority, id: &str, settings: &str) -> Result<Self> {
         let dir = namespace.dir().join("svtep-state");
         let this = Self { process: None, instance: Instance::new("svtep"), net: namespace.path(), dir };
@@ -37,7 +37,8 @@ impl Svtep {
         Ok(this)
     }
 
-    /// Runs the daemon (again), and waits until it is connected to the authority and has attached all tenants.
+    /// Starts the daemon, or starts it again after it has ended, and waits until it is connected to the authority and
+    /// has attached all tenants.
     pub fn run(&mut self) -> Result<()> {
         self.launch()?;
         let mut status = Value::Null;
@@ -51,7 +52,8 @@ impl Svtep {
         Ok(())
     }
 
-    /// Runs the daemon (again) and waits until it answers, connected to the authority or not.
+    /// Starts the daemon, or starts it again after it has ended, and waits until it answers, connected to the authority
+    /// or not.
     pub fn run_alone(&mut self) -> Result<()> {
         self.launch()?;
         let up = poll(SOON, || self.status().is_ok() || self.has_ended());
@@ -67,24 +69,24 @@ impl Svtep {
         Ok(())
     }
 
-    /// Runs `vouchsafe svtep check` with more arguments; returns whether all is well, and the output.
+    /// Runs `vouchsafe svtep check` with additional arguments; returns whether no fault was found, and the output.
     pub fn check(&self, more: &[&str]) -> Result<(bool, String)> {
         let mut command = inside(&self.net);
         command.args(["svtep", "check", "--config"]).arg(self.config()).arg("--dir").arg(&self.dir);
         answer(command.args(more))
     }
 
-    /// Runs `vouchsafe svtep status`.
+    /// Returns the answer of `vouchsafe svtep status`, as JSON.
     pub fn status(&self) -> Result<Value> {
         ask_json(self.daemon("status").arg("--json"))
     }
 
-    /// Runs `vouchsafe svtep segments`.
+    /// Returns the answer of `vouchsafe svtep segments`, as JSON.
     pub fn segments(&self) -> Result<Vec<Value>> {
         Ok(ask_json(self.daemon("segments").arg("--json"))?.as_array().cloned().unwrap_or_default())
     }
 
-    /// Returns a counter of one of the lists in the status: `packets`, `passed`, `reasons`, `answers`.
+    /// Returns the counter `name` from one of the lists in the status: `packets`, `passed`, `reasons` or `answers`.
     pub fn count(&self, list: &str, name: &str) -> Result<u64> {
         let status = self.status()?;
         let counters = status[list].as_array().with_context(|| format!("no {list} in {status}"))?;
@@ -115,7 +117,7 @@ impl Svtep {
         process.wait(SOON).map(drop)
     }
 
-    /// Removes the kernel programs and tables, whether the daemon runs or not.
+    /// Removes the kernel programs and tables, whether or not the daemon runs.
     pub fn detach(&mut self) -> Result<()> {
         process::output(&mut self.daemon("detach"))?;
         match self.process.take() {
@@ -136,7 +138,7 @@ impl Svtep {
     }
 }
 
-/// A verifier's daemon that checks nothing but proofs.
+/// The daemon of a verifier that checks only proofs.
 pub struct Prover {
     _process: Process,
     _instance: Instance,
@@ -145,7 +147,7 @@ pub struct Prover {
 }
 
 impl Prover {
-    /// Enrols a verifier at `authority` as `id` and runs it in front of these endpoints, on these interfaces.
+    /// Enrols a verifier at `authority` under the id `id`, and runs it for these endpoints and on these interfaces.
     pub fn start(
         namespace: &Namespace,
         authority: &Authority,
@@ -160,7 +162,7 @@ impl Prover {
         enrol.args(["verifier", "enrol", "--authority", &authority.url(), "--code", &code, "--dir"]).arg(&dir);
         process::output(enrol.arg("--ca").arg(authority.ca()))?;
         let file = dir.join("verifier.toml");
-        // Tokens are checked on the loopback interface only, where none arrive.
+        // Tokens are checked on the loopback interface only, where no tokens arrive.
         let own = format!(
             "interface = [\"lo\"]\nhook = \"tc\"\n[proofs]\nendpoints = {endpoints:?}\ninterface = {interfaces:?}\n"
         );
@@ -174,7 +176,7 @@ impl Prover {
         Ok(Self { _process: process, _instance: instance, net, socket })
     }
 
-    /// Returns how many packets passed or were dropped, by `remembered`, `computed` or the drop reason.
+    /// Returns the verifier's counter of packets `name`: `remembered`, `computed`, or a drop reason.
     pub fn count(&self, name: &str) -> Result<u64> {
         let status = ask_json(inside(&self.net).args(["verifier", "status", "--json", "--socket"]).arg(&self.socket))?;
         let lists = ["passed", "reasons"].map(|list| status["proofs"][list].as_array().cloned().unwrap_or_default());
@@ -184,7 +186,7 @@ impl Prover {
     }
 }
 
-/// Prepares `vouchsafe` to run in a namespace.
+/// Prepares a command that runs `vouchsafe` in a namespace.
 fn inside(net: &std::path::Path) -> Command {
     let mut option = OsString::from("--net=");
     option.push(net);

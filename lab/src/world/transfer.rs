@@ -8,7 +8,7 @@ use super::SOON;
 use crate::net::Namespace;
 use crate::process::Process;
 
-/// A running `vouchsafe transfer` on `eth0`.
+/// A running `vouchsafe transfer` that sends keys on `eth0`.
 pub struct Transfer {
     process: Process,
     socket: PathBuf,
@@ -25,7 +25,7 @@ impl Transfer {
         Ok(Self { process, socket })
     }
 
-    /// Returns the line that authority.toml needs.
+    /// Returns the line by which authority.toml names this daemon.
     pub fn setting(&self) -> String {
         format!("key_transfer = \"{}\"\n", self.socket.display())
     }

@@ -26,18 +26,29 @@ pub struct Verifier {
     instance: Instance,
     net: PathBuf,
     dir: PathBuf,
+    program: PathBuf,
 }
 
 impl Verifier {
-    /// Enrols a verifier at `authority` and runs it; when this function returns, it protects.
+    /// Enrols a verifier at `authority` and runs it. Returns once the verifier protects.
     pub fn start(namespace: &Namespace, authority: &Authority) -> Result<Self> {
         Self::start_with(namespace, authority, &[])
     }
 
-    /// Enrols a verifier at `authority` and runs it with additional flags; when this function returns, it protects.
+    /// Enrols a verifier at `authority` and runs it with additional flags. Returns once the verifier protects.
     pub fn start_with(namespace: &Namespace, authority: &Authority, flags: &[&str]) -> Result<Self> {
+        Self::start_program(crate::vouchsafe(), namespace, authority, flags)
+    }
+
+    /// Does the same as [`Self::start_with`], but runs `program` in place of the binary under test.
+    pub fn start_program(
+        program: PathBuf,
+        namespace: &Namespace,
+        authority: &Authority,
+        flags: &[&str],
+    ) -> Result<Self> {
         let dir = namespace.dir().join("verifier-state");
-        let mut this = Self { process: None, instance: Instance::new("verifier"), net: namespace.path(), dir };
+        let mut this = Self { process: None, instance: Instance::new("verifier"), net: namespace.path(), dir, program };
         let code = authority.enrolment_code(ID)?;
         let mut enrol = this.command("enrol");
         enrol.arg("--dir").arg(&this.dir).args(["--authority", &authority.url(), "--code", &code, "--ca"]);
@@ -50,13 +61,14 @@ impl Verifier {
     pub fn twin(&self, namespace: &Namespace, flags: &[&str]) -> Result<Self> {
         let dir = namespace.dir().join("verifier-state");
         process::output(Command::new("cp").arg("-a").arg(&self.dir).arg(&dir))?;
-        let mut this = Self { process: None, instance: Instance::new("verifier"), net: namespace.path(), dir };
+        let (instance, program) = (Instance::new("verifier"), self.program.clone());
+        let mut this = Self { process: None, instance, net: namespace.path(), dir, program };
         this.run(flags)?;
         Ok(this)
     }
 
-    /// Runs the daemon (again), and waits until it protects (with `--observe`: observes) and is connected to the
-    /// authority.
+    /// Starts the daemon, or starts it again after it has ended, and waits until it protects (with `--observe`:
+    /// observes) and is connected to the authority.
     pub fn run(&mut self, flags: &[&str]) -> Result<()> {
         self.launch(flags)?;
         let mut status = Value::Null;
@@ -65,12 +77,12 @@ impl Verifier {
             let state = if flags.contains(&"--observe") { "observing" } else { "protecting" };
             (status["state"] == state && status["connected"] == true) || self.has_ended()
         });
-        let log = self.process.as_ref().map(Process::log).unwrap_or_default();
-        ensure!(up && !self.has_ended(), "the verifier does not protect: {status}\n{log}");
+        ensure!(up && !self.has_ended(), "the verifier does not protect: {status}\n{}", self.log());
         Ok(())
     }
 
-    /// Runs the daemon (again) and waits until it protects, connected to the authority or not.
+    /// Starts the daemon, or starts it again after it has ended, and waits until it protects, connected to the
+    /// authority or not.
     pub fn run_alone(&mut self) -> Result<()> {
         self.launch(&[])?;
         ensure!(poll(SOON, || self.status().is_ok_and(|status| status["state"] == "protecting")), "no protection");
@@ -80,18 +92,23 @@ impl Verifier {
     fn launch(&mut self, flags: &[&str]) -> Result<()> {
         let mut command = self.daemon_command("run");
         command.arg("--dir").arg(&self.dir).args(["--interface", "eth0"]).args(flags);
-        // By default, a verifier uses tc on virtual cables, where a capture also sees packets that are about to be
-        // dropped. Scenarios check which packets got past the verifier.
+        // By default, a verifier uses tc on virtual cables, where a capture also contains packets that tc is about to
+        // drop. Scenarios have to see only packets that got past the verifier.
         if !flags.iter().any(|flag| ["--hook", "--verdict"].contains(flag)) {
             command.args(["--hook", "xdp"]);
         }
-        // The server's addresses stand for those of several hosts.
+        // The server has several addresses, which stand for several hosts.
         if !flags.contains(&"--inside") {
             command.arg("--only-named");
         }
         let logs = self.dir.parent().context("the folder has no parent folder")?;
         self.process = Some(Process::start(command, logs)?);
         Ok(())
+    }
+
+    /// Returns the daemon's log since its last start.
+    pub fn log(&self) -> String {
+        self.process.as_ref().map(Process::log).unwrap_or_default()
     }
 
     fn has_ended(&mut self) -> bool {
@@ -105,41 +122,46 @@ impl Verifier {
         process.wait(SOON).map(drop)
     }
 
-    /// Ends protection; the kernel state is lost.
+    /// Ends protection, and removes the kernel programs and their tables.
     pub fn detach(&mut self) -> Result<()> {
         process::output(&mut self.daemon_command("detach"))?;
         self.process.take().context("no verifier runs")?.wait(SOON).map(drop)
     }
 
-    /// Runs `vouchsafe verifier status`.
+    /// Returns the answer of `vouchsafe verifier status`, as JSON.
     pub fn status(&self) -> Result<Value> {
         ask_json(self.daemon_command("status").arg("--json"))
     }
 
-    /// Returns the packets per outcome since protection started.
+    /// Returns the number of packets per outcome since protection started.
     pub fn counters(&self) -> Result<Counters> {
         let drops = ask_json(self.daemon_command("drops").arg("--json"))?;
-        let lists = [&drops["reasons"], &drops["passed"], &drops["opened"]];
+        let lists = [&drops["reasons"], &drops["passed"], &drops["opened"], &drops["tunnel"]];
         let entries = lists.iter().flat_map(|list| list.as_array().into_iter().flatten());
         let read = |entry: &Value| Some((entry["name"].as_str()?.to_owned(), entry["packets"].as_u64()?));
         Ok(Counters(entries.filter_map(read).collect()))
     }
 
-    /// Runs `vouchsafe verifier whois` for a client.
+    /// Returns the answer of `vouchsafe verifier whois` for a client, as JSON.
     pub fn whois(&self, client: SocketAddr) -> Result<Value> {
         ask_json(self.daemon_command("whois").arg("--json").arg(client.to_string()))
     }
 
-    /// Returns the inside addresses with their present and former holders.
+    /// Returns the current and past leases of inside addresses, as JSON.
     pub fn addresses(&self) -> Result<Vec<Value>> {
         let list = ask_json(self.daemon_command("addresses").arg("--json"))?;
         Ok(list.as_array().cloned().unwrap_or_default())
     }
 
-    /// Returns the admitted flows.
+    /// Returns the admitted flows, as JSON.
     pub fn flows(&self) -> Result<Vec<Value>> {
         let flows = ask_json(self.daemon_command("flows").arg("--json"))?;
         Ok(flows.as_array().cloned().unwrap_or_default())
+    }
+
+    /// Returns the admitted flows, as the table for people.
+    pub fn flow_table(&self) -> Result<String> {
+        answer(&mut self.daemon_command("flows")).map(|(_, said)| said)
     }
 
     /// Returns the folder in which the daemon has pinned the kernel's tables.
@@ -147,7 +169,7 @@ impl Verifier {
         self.instance.pins().join("maps")
     }
 
-    /// Reports whether a person would get a grant, and why.
+    /// Asks the verifier whether a person would get a grant; returns the answer and its explanation.
     pub fn explain_person(&self, person: &str, to: SocketAddr) -> Result<(bool, String)> {
         answer(self.daemon_command("explain").args(["--person", person, "--to", &to.to_string()]))
     }
@@ -168,22 +190,22 @@ impl Verifier {
         let mut net = OsString::from("--net=");
         net.push(&self.net);
         let mut command = Command::new("nsenter");
-        command.arg(net).arg("--").arg(crate::vouchsafe()).args(["verifier", word]);
+        command.arg(net).arg("--").arg(&self.program).args(["verifier", word]);
         command
     }
 }
 
-/// Packets per outcome.
+/// Numbers of packets per outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counters(BTreeMap<String, u64>);
 
 impl Counters {
-    /// Returns the packets dropped for this reason.
+    /// Returns the number of packets dropped for this reason.
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.named(reason.name())
     }
 
-    /// Returns the packets counted under this name: a drop reason, `token`, `flow`, …
+    /// Returns the number of packets counted under this name: a drop reason, `token`, `flow`, …
     pub fn named(&self, name: &str) -> u64 {
         self.0.get(name).copied().unwrap_or_default()
     }

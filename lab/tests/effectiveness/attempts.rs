@@ -1,4 +1,4 @@
-//! Packets that a verifier must drop, for each reason that a packet can provoke.
+//! Builds packets that a verifier must drop, for each drop reason that an outsider's packet can cause.
 
 use std::net::IpAddr;
 
@@ -11,12 +11,12 @@ use lab::{Outsider, World, poll};
 use wire::packet::{TCP, UDP};
 use wire::{Destination, DropReason, Flags, Suite};
 
-/// Returns the drop reasons in order, except the last, which concerns clients with a grant.
+/// Returns the drop reasons in order, without [`DropReason::NoAddress`], which concerns clients with a grant only.
 pub fn reasons() -> impl Iterator<Item = DropReason> {
     DropReason::ALL.iter().copied().filter(|reason| *reason != DropReason::NoAddress)
 }
 
-/// Makes packets that the verifier must drop.
+/// Builds packets that the verifier must drop.
 pub struct Attempts {
     mint: Mint,
     to: IpAddr,
@@ -24,19 +24,19 @@ pub struct Attempts {
     used: Option<Vec<u8>>,
 }
 
-/// Handles that no authority issued.
+/// Handles that the authority has not issued.
 const SINGLE: u64 = 0x5151_5151;
 const UNUSED: u64 = 0x7272_7272;
 
 impl Attempts {
-    /// Makes attempts against the echo at `to`.
+    /// Prepares to build packets to the echo service at `to`.
     pub fn new(world: &World, to: IpAddr) -> Result<Self> {
         let mint = Mint::new(world.authority.master_key()?, VERIFIER);
         Ok(Self { mint, to, revoked: None, used: None })
     }
 
-    /// Creates the state that this reason requires: a revoked grant, a used token, an admitted flow. A datagram that
-    /// contains only a token admits a flow without an answer.
+    /// Creates the state that attempts of this reason require: a revoked grant, a used token, or an admitted flow. A
+    /// datagram that contains only a token admits a flow and gets no answer.
     pub fn prepare(&mut self, world: &World, outsider: &Outsider, reason: DropReason) -> Result<()> {
         match reason {
             DropReason::Revoked => {
@@ -70,7 +70,7 @@ impl Attempts {
             }
             _ => return Ok(()),
         }
-        // Waits until the counters are stable, before the attempts begin.
+        // Wait until the counters are stable before the attempts begin.
         let mut last = world.verifier.counters()?;
         let settled = poll(SOON, || {
             let next = world.verifier.counters().unwrap_or_default();
@@ -80,7 +80,7 @@ impl Attempts {
         Ok(())
     }
 
-    /// Makes attempt `number`; consecutive numbers alternate between kinds.
+    /// Builds attempt `number`. Consecutive numbers alternate between protocols and between ways to be wrong.
     pub fn frame(&mut self, outsider: &Outsider, reason: DropReason, number: u16) -> Result<Vec<u8>> {
         let port = 1024 + reason as u16 * 1500 + number;
         let protocol = if number.is_multiple_of(2) { TCP } else { UDP };
@@ -90,7 +90,7 @@ impl Attempts {
             DropReason::NoToken => return Ok(self.carry(outsider, protocol, port, &[])),
             DropReason::Malformed | DropReason::UnknownSuite => {}
             DropReason::UnknownEpoch => header.epoch = epoch(if number.is_multiple_of(3) { 2 } else { -2 }),
-            // At least two seconds: the verifier's own clock may be a tick behind ours.
+            // At least two seconds, because the verifier's clock may be a tick behind this one.
             DropReason::Expired => header.expires = now() - 2 - u32::from(number) % 100,
             DropReason::LifetimeTooLong => header.expires = now() + MAX_LIFETIME + 60 + u32::from(number),
             DropReason::ClockSkew => {
@@ -126,7 +126,7 @@ impl Attempts {
             }
         }
         let mut block = self.mint.block(&forgery)?;
-        // After the block's magic: version and suite, flags, epoch, prefix length.
+        // The four bytes after the block's magic: version and suite, flags, epoch, prefix length.
         match (reason, number % 4) {
             (DropReason::Malformed, 0) => block[4] = 2 << 4 | 3,
             (DropReason::Malformed, 1) => block[5] |= 0x80,
@@ -139,12 +139,12 @@ impl Attempts {
         Ok(self.carry(outsider, protocol, port, &block))
     }
 
-    /// Makes a token that would be admitted.
+    /// Returns a forgery that is right, so that its token would be admitted.
     fn right(&self, protocol: u8, port: u16, source: IpAddr, handle: u64) -> Forgery {
         self.mint.grant(handle, Destination { address: self.to, protocol, port }, source)
     }
 
-    /// Makes the token valid in form, but for something else.
+    /// Changes a right forgery so that its token has the right form but proves something else.
     fn spoil(&self, forgery: &mut Forgery, number: u16) {
         match number / 2 % 6 {
             0 => forgery.to.port = SSH,
@@ -157,7 +157,7 @@ impl Attempts {
             4 => forgery.header.epoch = epoch(1),
             _ => forgery.header.suite = Suite::AesCmac,
         }
-        // The last two are still valid; this makes them wrong after the key was chosen.
+        // Suite and epoch alone would still be valid, so the token is also made for another port.
         if number / 2 % 6 > 3 {
             forgery.to.port = ECHO + 1;
         }

@@ -1,5 +1,5 @@
-//! Without a valid token no packet gets in and no answer comes back; with one, every flow is admitted at the first try.
-//! Real daemons, real sockets, a thousand of each.
+//! Tests that without a valid token no packet gets in and no answer comes back, and that with a valid token every flow
+//! is admitted at the first try. They use real daemons and sockets, and a thousand packets or flows of each kind.
 
 mod attempts;
 mod suites;
@@ -18,7 +18,7 @@ use lab::{Port, World, poll, test};
 use wire::{DropReason, tail::BLOCK_LEN};
 
 const SOON: Duration = Duration::from_secs(5);
-/// How long to wait for an answer that must not come.
+/// Time to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
 const MANY: u64 = 1000;
 
@@ -26,8 +26,8 @@ fn front(six: bool) -> SocketAddr {
     (in_family(six, FRONT4, FRONT6), ECHO).into()
 }
 
-/// Makes a thousand attempts for each reason that a packet can provoke. The verifier drops each for that reason and no
-/// other; nothing comes back, and nothing reaches the server's stack.
+/// Makes a thousand attempts for each reason that a packet can cause. The verifier must drop each attempt for that
+/// reason and no other. Nothing may come back or reach the server's stack.
 fn a_thousand_wrong_packets_of_each_kind(place: Place, six: bool) -> Result<()> {
     wrong_packets_come_to_nothing(&World::new(Way::Nat)?, place, six)
 }
@@ -81,8 +81,8 @@ fn a_thousand_wrong_packets_of_each_kind_come_to_nothing_at_a_gateway_that_gives
     });
 }
 
-/// Reports whether packets of this kind pass the router, which reassembles fragments and drops packets that belong to
-/// no connection.
+/// Reports whether packets of this kind pass the home router, which reassembles fragments and drops packets that belong
+/// to no connection.
 fn passes_a_router(reason: DropReason) -> bool {
     !matches!(reason, DropReason::Fragment | DropReason::NoFlow)
 }
@@ -107,7 +107,7 @@ fn a_thousand_wrong_ipv6_packets_of_each_kind_come_to_nothing_through_the_nat() 
     test(|| a_thousand_wrong_packets_of_each_kind(Place::Home, true));
 }
 
-/// Opens a thousand connections and sends a thousand datagrams, each of which must be answered at the first try.
+/// Opens a thousand connections and sends a thousand datagrams. Each must be answered at the first try.
 fn a_thousand_right_flows_of_each_kind(way: Way, six: bool) -> Result<()> {
     let world = World::new(way)?;
     let (alice, to) = (&world.network.alice, front(six));
@@ -115,7 +115,7 @@ fn a_thousand_right_flows_of_each_kind(way: Way, six: bool) -> Result<()> {
     alice.enter(|| -> Result<()> {
         for number in 0..MANY {
             dial(to, SOON).with_context(|| format!("connection {number}"))?;
-            // Each datagram has its own port: two datagrams from one port would be one flow.
+            // Send each datagram from a port of its own, because two datagrams from one port would be one flow.
             send(20000 + number as u16, to, SOON).with_context(|| format!("datagram {number}"))?;
         }
         Ok(())

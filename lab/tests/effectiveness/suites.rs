@@ -24,7 +24,7 @@ use crate::{MANY, QUIET, SOON, front};
 /// Number of concurrent connection attempts, below the limit of open files of a process.
 const TOGETHER: u64 = 250;
 
-/// Returns how many of a thousand connections without an agent are established.
+/// Tries a thousand connections without an agent, and returns how many are established.
 fn without_token(world: &World) -> Result<usize> {
     let to = SockaddrStorage::from(front(false));
     world.network.mallory.enter(|| {
@@ -54,7 +54,7 @@ fn without_token(world: &World) -> Result<usize> {
     })
 }
 
-/// Makes a SYN with a token that is wrong in one of two ways: it names an existing grant, or one that does not exist.
+/// Builds a SYN with a wrong token. In turns, the token has the handle of an existing grant, or of none.
 fn wrong(
     world: &World,
     outsider: &Outsider,

@@ -1,11 +1,11 @@
-//! One account with valid credentials attacks, at full rate, every table that accounts share: sessions and grants of
-//! the authority; flows, grants, tokens and accounts of a gateway; and its inside addresses. Another account's flows
-//! must all be admitted. Those that fetch a grant first may take five times as long as without the attack, at p50 and
-//! at p99.
+//! One account with valid credentials attacks, at full rate, every table that accounts share: the authority's sessions
+//! and grants, a gateway's flows, grants, tokens and accounts, and the gateway's inside addresses. The test checks that
+//! all flows of another account are admitted. At p50 and at p99, flows that fetch a grant first may take five times as
+//! long as without the attack.
 //!
-//! Mallory's machine shares its few cores with the authority and the gateway that she attacks, unlike in production. So
-//! "without the attack" has the same load: a Mallory who does the same, at the same rate, to an authority and a gateway
-//! that Alice does not use. The duration of Alice's first connections on the quiet machine is printed for comparison.
+//! Unlike in production, Mallory's machine shares its few cores with the authority and the gateway that she attacks. So
+//! the comparison has the same load: a Mallory who does the same, at the same rate, to an authority and a gateway that
+//! Alice does not use. The test also prints the duration of Alice's first connections on the quiet machine.
 
 mod mallory;
 mod scene;
@@ -27,26 +27,26 @@ use wire::DropReason;
 /// Number of Alice's flows during the attack.
 const FLOWS: u32 = 1000;
 const TIME: Duration = Duration::from_secs(60);
-/// One in this many flows goes to a destination for which Alice has no grant yet.
+/// One in this many of Alice's flows goes to a destination for which she has no grant yet.
 const FIRST: u32 = 5;
-/// Number of first connections for each of the two yardsticks.
+/// Number of first connections for each of the two comparisons.
 const YARDSTICK: u32 = 200;
-/// Time after which a flow counts as refused.
+/// Time after which an attempt to open a flow counts as refused.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Number of refusals after which the test stops.
 const ENOUGH: usize = 10;
-/// Maximum ratio of first connections under attack to those without.
+/// Maximum ratio of the duration of first connections under attack to their duration without.
 const BOUND: f64 = 5.0;
 /// Default limit of flows per account.
 const BUDGET: usize = 4096;
 
-/// Alice's destinations: those for which she has a grant, and those for which she has none yet.
+/// Alice's destinations: those for which she has a grant, and an iterator over those for which she has none.
 struct Alice<P> {
     known: Vec<SocketAddr>,
     new: P,
 }
 
-/// Durations of her connects: those that fetched a grant first, and the others.
+/// Durations of Alice's connects: of those that fetched a grant first, and of the others.
 #[derive(Default)]
 struct Times {
     first: Vec<Duration>,
@@ -55,7 +55,7 @@ struct Times {
 }
 
 impl<P: Iterator<Item = SocketAddr>> Alice<P> {
-    /// Opens flows at an even pace, one in `first` of them to a destination without a grant.
+    /// Opens `count` flows at an even pace, one in `first` of them to a destination without a grant.
     fn flows(&mut self, count: u32, first: u32) -> Result<Times> {
         let (mut times, begun) = (Times::default(), Instant::now());
         for nth in 0..count {
@@ -76,7 +76,7 @@ impl<P: Iterator<Item = SocketAddr>> Alice<P> {
 }
 
 impl Times {
-    /// Opens a flow, sends a message and expects its echo.
+    /// Opens a flow, exchanges a message with the echo service, and records the duration of the connect or the refusal.
     fn note(&mut self, to: SocketAddr, first: bool) {
         let begun = Instant::now();
         let connected = TcpStream::connect_timeout(&to, PATIENCE);
@@ -92,7 +92,7 @@ impl Times {
         }
     }
 
-    /// Prints the figures, and returns p50 and p99 of the first connections.
+    /// Prints the statistics, and returns p50 and p99 of the first connections, in seconds.
     fn show(&mut self, when: &str) -> [f64; 2] {
         for (what, times) in [("first connections", &mut self.first), ("later ones", &mut self.later)] {
             times.sort_unstable();
@@ -106,7 +106,7 @@ impl Times {
     }
 }
 
-/// Checks that Mallory's actions amounted to an attack.
+/// Checks that Mallory did enough for an attack.
 fn has_attacked(deeds: &Deeds) -> Result<()> {
     println!("{deeds:?}");
     let (granted, sessions, tokens) = (&deeds.granted, &deeds.sessions, &deeds.tokens);
@@ -151,8 +151,8 @@ fn one_account_at_full_rate_keeps_nobody_elses_flows_out_and_does_not_make_them_
         ensure!(attacked.refused.is_empty(), "{:#?} were refused; the verifier: {state}", attacked.refused);
         is_attack?;
         ensure!(hers > BUDGET * 9 / 10, "she has only {hers} flows, which fill nothing; the verifier: {state}");
-        // The authority waits half a second for the gateway to acknowledge a grant; after that, a first packet may come
-        // too soon and is dropped.
+        // The authority waits half a second for the gateway to acknowledge a grant. After that, the gateway may drop
+        // the first packet, because it does not know the grant yet.
         let too_soon = grown.get(DropReason::NoAddress.name()).copied().unwrap_or_default();
         ensure!(too_soon == 0, "{too_soon} first packets came before the word of their grants; the verifier: {state}");
         for (part, under_attack, without) in

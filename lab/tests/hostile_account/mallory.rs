@@ -1,4 +1,4 @@
-//! Mallory: a person with an account, who does everything that one account can do, as fast as possible.
+//! Mallory, a person with an account, does everything that one account can do, as fast as possible.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -27,8 +27,10 @@ const SESSIONS: usize = 4;
 const AT_ONCE: usize = 32;
 /// Number of requests per session, the authority's limit of grants per session.
 const OF_SESSION: usize = 1024;
-/// Number of grants that the packets are made with.
+/// Number of grants with which Mallory makes tokens for her packets.
 const ARMS: usize = 512;
+/// Number of sessions in which Mallory fetches them: within a session, repeated requests get the same grant.
+const LOGINS: usize = 16;
 
 /// Counters of Mallory's actions.
 #[derive(Debug, Default)]
@@ -45,7 +47,7 @@ pub struct Deeds {
     pub tokens: AtomicU64,
 }
 
-/// Mallory's means of attack.
+/// Mallory, with the grants that she uses in the attack.
 pub struct Mallory<'n> {
     network: &'n Network,
     url: String,
@@ -61,7 +63,7 @@ struct Arm {
 }
 
 impl<'n> Mallory<'n> {
-    /// Logs in, and fetches the grants for the packets: for TCP at these addresses, and for UDP.
+    /// Logs in, and fetches the grants for the packets: for TCP at the addresses of `hosts`, and for UDP.
     pub fn new(network: &'n Network, authority: &world::Authority, hosts: &[IpAddr]) -> Result<Self> {
         ignore_answers(&network.mallory)?;
         let ca = std::fs::read(authority.ca()).context("the authority's certificate")?;
@@ -70,17 +72,19 @@ impl<'n> Mallory<'n> {
         let tcp = hosts.iter().map(|address| Destination { address: *address, protocol: TCP, port: ECHO });
         let aims: Vec<_> = tcp.flat_map(|tcp| [tcp, dark]).cycle().take(ARMS).collect();
         this.arms = this.block_on(async |this| {
-            let session = this.log_in().await.context("mallory can't log in")?;
             let mut arms = Vec::new();
-            for to in aims {
-                arms.push(Arm::new(&session.grant(&request(&to)).await.context("mallory gets no grant")?, to)?);
+            for aims in aims.chunks(ARMS / LOGINS) {
+                let session = this.log_in().await.context("mallory can't log in")?;
+                for to in aims {
+                    arms.push(Arm::new(&session.grant(&request(to)).await.context("mallory gets no grant")?, *to)?);
+                }
             }
             Ok(arms)
         })?;
         Ok(this)
     }
 
-    /// Attacks while `work` runs.
+    /// Runs `work` while Mallory attacks, and returns its result.
     pub fn during<T>(&self, work: impl FnOnce(&Deeds) -> Result<T>) -> Result<T> {
         let (end, deeds) = (AtomicBool::new(false), Deeds::default());
         thread::scope(|scope| {
@@ -96,7 +100,7 @@ impl<'n> Mallory<'n> {
         })
     }
 
-    /// Begins sessions that request all the grants they may have, and ends them, repeatedly.
+    /// Repeatedly begins sessions, requests all the grants that each may have, and ends them.
     async fn ask(&self, deeds: &Deeds, end: &AtomicBool) -> Result<()> {
         let sessions = (0..SESSIONS).map(|_| async {
             while !end.load(Relaxed) {
@@ -122,8 +126,8 @@ impl<'n> Mallory<'n> {
         Ok(authority.with_token(&session.token))
     }
 
-    /// Sends first packets with valid tokens from all her ports in turn: a SYN, an ACK that acknowledges nothing, and a
-    /// datagram.
+    /// Sends first packets with valid tokens from all of Mallory's ports in turn: SYNs, ACKs that acknowledge nothing,
+    /// and datagrams.
     fn send(&self, deeds: &Deeds, end: &AtomicBool) -> Result<()> {
         let source: IpAddr = ADDRESS.parse()?;
         let port = Port::open(&self.network.mallory, "eth0")?;
@@ -152,7 +156,7 @@ impl<'n> Mallory<'n> {
         Ok(())
     }
 
-    /// Runs a future on a thread in her namespace, so that its sockets belong to the namespace.
+    /// Runs a future on a thread in Mallory's namespace, to which its sockets then belong.
     fn block_on<T: Send>(&self, work: impl AsyncFnOnce(&Self) -> Result<T> + Send) -> Result<T> {
         self.network.mallory.enter(|| {
             let runtime = Builder::new_current_thread().enable_all().build().context("a runtime")?;
@@ -161,7 +165,7 @@ impl<'n> Mallory<'n> {
     }
 }
 
-/// Ends the threads, even if the work panics.
+/// A guard that tells the threads to end when it is dropped, even if the work panics.
 struct Ends<'e>(&'e AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -180,7 +184,7 @@ impl Arm {
     }
 }
 
-/// Requests as many grants as a session may have, many concurrently.
+/// Requests as many grants as a session may have, many of them concurrently.
 async fn fetch(session: &Authority, deeds: &Deeds, end: &AtomicBool) -> Result<()> {
     let to = request(&Destination { address: FRONT4.parse()?, protocol: TCP, port: ECHO });
     let (mut asked, mut left) = (JoinSet::new(), OF_SESSION);
@@ -207,7 +211,7 @@ fn request(to: &Destination) -> GrantRequest {
     GrantRequest { address, protocol, port, consented: false, in_band: false }
 }
 
-/// Sends a frame, unless the queue of the cable or the socket is full: that is the maximum rate.
+/// Sends a frame. Drops it if the queue of the cable or of the socket is full, because that is the maximum rate.
 fn put(port: &Port, frame: &[u8]) -> Result<()> {
     match port.send(frame) {
         Err(error) if matches!(error.downcast_ref(), Some(Errno::ENOBUFS | Errno::EAGAIN)) => Ok(()),
@@ -215,7 +219,7 @@ fn put(port: &Port, frame: &[u8]) -> Result<()> {
     }
 }
 
-/// Keeps her network stack from answering the servers with resets, which would end her flows.
+/// Keeps Mallory's network stack from answering the servers with resets, which would end her flows.
 fn ignore_answers(namespace: &Namespace) -> Result<()> {
     let rules = format!(
         "table inet mute {{

@@ -1,4 +1,4 @@
-//! A gateway with inside addresses before many hosts, which Alice and Mallory may both use.
+//! A gateway with inside addresses, before many hosts that Alice and Mallory may both use.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
@@ -6,13 +6,13 @@ use anyhow::Result;
 use lab::service::Echo;
 use lab::world::{Authority, ECHO, Network, POOL, Services, Verifier, Way, policy};
 
-/// Number of hosts, each with every service; every pair of host and service needs a grant of its own.
+/// Number of hosts. Each has every service, and each pair of host and service needs a grant of its own.
 const HOSTS: u32 = 200;
 const FIRST_HOST: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 30);
 /// TCP ports of the services.
 const SERVICES: [u16; 3] = [ECHO, 77, 78];
 
-/// All parts except the clients. Fields are declared in the order in which they are dropped.
+/// All parts of the test except the clients. Fields are declared in the order in which they are dropped.
 pub struct Scene {
     /// The verifier on the gateway.
     pub verifier: Verifier,
@@ -24,10 +24,10 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// Starts everything; nobody is logged in.
+    /// Starts everything. Nobody is logged in.
     pub fn new() -> Result<Self> {
         let network = Network::behind_gateway(Way::Direct)?;
-        // Started before the hosts' addresses exist, because an echo runs a thread for each address that it finds.
+        // Start these before the hosts' addresses exist, because an echo runs a thread for each address that it finds.
         let echoes = SERVICES[1..].iter().map(|port| Echo::start(&network.server, *port)).collect::<Result<_>>()?;
         let services = (Services::start(&network)?, echoes);
         let addresses: Vec<_> = hosts().iter().map(|host| format!("{host}/24")).collect();
@@ -38,18 +38,18 @@ impl Scene {
     }
 }
 
-/// Returns the hosts' addresses.
+/// Returns the addresses of the hosts.
 pub fn hosts() -> Vec<IpAddr> {
     (0..HOSTS).map(|nth| Ipv4Addr::from_bits(FIRST_HOST.to_bits() + nth).into()).collect()
 }
 
-/// Returns every service of every host.
+/// Returns the addresses and ports of every service of every host.
 pub fn places() -> impl Iterator<Item = SocketAddr> {
     SERVICES.iter().flat_map(|port| hosts().into_iter().map(|host| SocketAddr::new(host, *port)))
 }
 
-/// Both accounts may use the hosts. Mallory may also use destinations whose grants are short-lived, so that the
-/// authority keeps issuing new ones to her.
+/// Returns rules by which both accounts may use the hosts. Mallory may also use destinations whose grants are
+/// short-lived, so that the authority keeps issuing new grants to her.
 fn rules() -> String {
     let hosts: Vec<_> = hosts().iter().map(|host| format!("\"{host}\"")).collect();
     let services = SERVICES.map(|port| format!("\"tcp/{port}\""));
@@ -76,6 +76,7 @@ action = "allow"
 who = "person:mallory"
 to = "front"
 lifetime = "20s"
+granularity = "flow"
 "#,
         policy("5m"),
         hosts.join(", "),

@@ -1,4 +1,4 @@
-//! The library in programs of other languages: the examples beside its header.
+//! Tests of the library in programs of other languages: the examples next to its header file.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,15 +10,15 @@ use lab::{Nobody, process, test};
 
 use super::stage::Stage;
 
-/// Words that no token contains.
+/// Data that no token contains.
 const WORDS: &str = "from another language";
 
-/// Returns the folder of the library's crate.
+/// Returns the folder of the crate that the library is built from.
 fn embed() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/embed")
 }
 
-/// Builds the library, and returns the folder that it is in.
+/// Builds the library, and returns the folder that contains it.
 fn library() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     process::output(Command::new(cargo).args(["build", "-q", "-p", "embed"]).current_dir(embed()))?;
@@ -28,7 +28,7 @@ fn library() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Gives the library to a user.
+/// Copies the library to a user's home folder.
 fn give(nobody: &Nobody<'_>, folder: &Path) -> Result<()> {
     let library = std::fs::read(folder.join("libvouchsafe.so"))?;
     nobody.write("libvouchsafe.so", library, 0o755).map(drop)

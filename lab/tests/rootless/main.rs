@@ -1,5 +1,5 @@
-//! A user without privileges reaches protected destinations, through a strict NAT: by `connect`, `run` and `proxy`, from
-//! programs in several languages, and nobody else does.
+//! Tests that a user without privileges reaches protected destinations through a strict NAT, and that nobody else does.
+//! The user runs `connect`, `run` and `proxy`, and programs in several languages.
 
 mod embedded;
 mod programs;
@@ -94,6 +94,11 @@ fn status_ping_and_logout_know_the_users_own_session() {
         succeed(&mut nobody.vouchsafe(["logout"]))?;
         ensure!(nobody.vouchsafe(["status"]).output()?.status.code() == Some(1), "still logged in");
         ensure!(stage.authority.grants()?.is_empty(), "grants outlive the session");
+        nobody.login(&stage.authority, "alice")?;
+        succeed(&mut nobody.vouchsafe(["status"]))?;
+        stage.authority.revoke("alice")?;
+        let revoked = nobody.vouchsafe(["status"]).output()?;
+        ensure!(revoked.status.code() == Some(1) && said(&revoked).contains("not logged in"), "{}", said(&revoked));
         Ok(())
     });
 }
@@ -107,7 +112,7 @@ fn nobody_gets_in_without_a_grant() {
         let nobody = stage.alice()?;
         let seen = || (stage.services.echo.connections(), stage.services.echo.datagrams());
         let before = seen();
-        // Alice's machine without her session, and Mallory with a session that may go nowhere.
+        // Try from Alice's machine without her session, and as Mallory, whose session may use no destination.
         ensure!(call(&stage.network.alice, echo(), QUIET).is_err(), "without a token");
         let script = mallory.write("try.py", programs::TRY, 0o644)?;
         let script = script.to_string_lossy();
@@ -118,7 +123,7 @@ fn nobody_gets_in_without_a_grant() {
             ensure!(!tried.status.success(), "{host}: {}", said(&tried));
         }
         ensure!(seen() == before, "somebody got in: {:?}", seen());
-        // A stolen cache of grants is of no use to a session that does not list their receivers.
+        // A stolen cache of grants must not help a session that does not list their receivers.
         succeed(&mut nobody.vouchsafe(["ping", &format!("{FRONT4}:{ECHO}")]))?;
         ensure!(poll(SOON, || seen().0 == before.0 + 1), "{:?}", seen());
         let cache = std::fs::read(nobody.path(".config/vouchsafe/grants.json"))?;
@@ -150,7 +155,7 @@ fn no_token_leaves_for_addresses_that_the_authority_does_not_list() {
         let stage = Stage::new()?;
         let nobody = stage.alice()?;
         let capture = Capture::start(&stage.network.alice, "eth0")?;
-        // Routers, on which nothing listens.
+        // These addresses belong to routers, on which nothing listens.
         for to in ["192.0.2.254", "198.51.100.254"] {
             let tried = nobody.vouchsafe(["connect", "--wait", "1", to, "7"]).output()?;
             ensure!(tried.status.code() == Some(2), "{}", said(&tried));

@@ -1,4 +1,4 @@
-//! Programs in several languages, statically linked and not, blocking and not, under `vouchsafe run`.
+//! Tests of programs in several languages, static and dynamic, blocking and non-blocking, under `vouchsafe run`.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -12,12 +12,13 @@ use nix::sys::signal::Signal;
 
 use super::stage::Stage;
 
-/// Port of the web server on the dark host.
+/// Port of the web server on the server.
 pub const WEB: u16 = 8080;
-/// The page that the web server has.
+/// The page that the web server returns.
 pub const PAGE: &str = "<title>inside</title>";
 
-/// Connects to HOST PORT, twice, exchanges some words, and ends with 1 if that fails.
+/// Python program that connects to HOST PORT, calls connect(2) again, and exchanges a message. It ends with exit code 1
+/// if that fails.
 pub const TRY: &str = r#"
 import socket, sys
 try:
@@ -33,8 +34,8 @@ except OSError as error:
     sys.exit(f"{error}")
 "#;
 
-/// Opens as many connections as it is told, in 16 threads, half of them non-blocking ones, and checks that each echoes
-/// what was sent on it and nothing else.
+/// Python program that opens a given number of connections in 16 threads, half of them non-blocking. It checks that
+/// each connection echoes what was sent on it and nothing else.
 pub const MANY: &str = r#"
 import os, select, socket, sys, threading
 host, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -80,7 +81,7 @@ threads = [threading.Thread(target=work) for _ in range(16)]
 print(good, "of", count)
 "#;
 
-/// Connects with sockets whose options do not go with a token, and with a plain one.
+/// Python program that connects sockets with options that are incompatible with a token, and an ordinary socket.
 pub const ODD_SOCKETS: &str = r#"
 import socket, struct, sys
 host, port = sys.argv[1], int(sys.argv[2])
@@ -104,7 +105,7 @@ socket.create_connection((host, port)).close()
 print("plain connected")
 "#;
 
-/// Talks UDP on a connected socket by `send`, on an unconnected one by `sendto` and by `sendmsg`.
+/// Python program that exchanges datagrams by `send` on a connected socket, and by `sendto` and `sendmsg` on others.
 const UDP: &str = r#"
 import socket, sys
 host, port = sys.argv[1], int(sys.argv[2])
@@ -130,7 +131,8 @@ assert patiently(lambda: d.sendto(b"x" * 1300, (host, port)), d) == b"x" * 1300
 print("all answered")
 "#;
 
-/// Exchanges words by TCP, from a goroutine for each of 20 connections, while the scheduler sends itself signals.
+/// Go program that exchanges messages over 20 TCP connections, each in a goroutine, while the scheduler sends itself
+/// signals.
 const GO: &str = r#"
 package main
 
@@ -214,7 +216,8 @@ fn curl_and_a_static_program_fetch_a_page() {
             let page = succeed(&mut nobody.supervised(["curl", "-sS", "--max-time", "10", &url]))?;
             ensure!(page == PAGE, "curl: {page}");
         }
-        // A static program. Debian's static `wget` dies while it looks up the host, with and without us.
+        // `busybox` is a static program. Debian's static `wget` crashes while it resolves the name, with or without
+        // `vouchsafe run`.
         for host in [DARK4, DARK6] {
             let ask = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | busybox nc {host} {WEB}");
             let page = succeed(&mut nobody.supervised(["sh", "-c", &ask]))?;
@@ -222,7 +225,7 @@ fn curl_and_a_static_program_fetch_a_page() {
         }
         let linked = process::output(Command::new("readelf").args(["-l", "/bin/busybox"]))?;
         ensure!(!linked.contains("INTERP"), "busybox is to be linked statically: {linked}");
-        // A shell, its children, and one that has left their session.
+        // Run a shell, its children, and one child that has left their session.
         let url = format!("http://{DARK4}:{WEB}/");
         let script = format!("(curl -sS {url}; exec curl -sS {url}) | cat; setsid -w sh -c 'curl -sS {url}'");
         let pages = succeed(&mut nobody.supervised(["sh", "-c", &script]))?;
@@ -297,12 +300,12 @@ fn the_commands_exit_code_and_signals_are_its_own() {
         ensure!(nobody.supervised([nobody.path("ca.pem")]).output()?.status.code() == Some(126));
         let killed = shell("kill -KILL $$").output()?;
         ensure!(killed.status.signal() == Some(9), "{}", said(&killed));
-        // A signal to `vouchsafe run` reaches the command, whose answer is its own.
+        // A signal to `vouchsafe run` reaches the command, which decides on the exit code.
         let trap = shell("trap 'echo caught; exit 3' TERM; echo ready; while :; do sleep 0.05; done");
         let mut running = nobody.start(trap, "ready")?;
         running.signal(Signal::SIGTERM)?;
         ensure!(running.wait(SOON)?.code() == Some(3) && running.log().contains("caught"), "{}", running.log());
-        // The output ends with the command, though a descendant lives on, which then still connects.
+        // The output ends when the command ends, even if a descendant lives on. The descendant can still connect.
         let script = nobody.write("try.py", TRY, 0o644)?;
         let connects = format!("/usr/bin/python3 {} {FRONT4} {ECHO}", script.display());
         let late = format!("(sleep 1; {connects} && touch late) >/dev/null 2>&1 & echo done");

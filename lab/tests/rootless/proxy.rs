@@ -1,4 +1,4 @@
-//! `vouchsafe proxy`: its user's programs and browser get through it, and nobody else.
+//! Tests of `vouchsafe proxy`: programs and a browser of its user get through, and nobody else does.
 
 use std::env;
 use std::process::Command;
@@ -11,7 +11,7 @@ use lab::{Nobody, Process, test};
 use super::programs::{PAGE, WEB, web};
 use super::stage::Stage;
 
-/// Starts a proxy, and returns its address.
+/// Starts a proxy, and returns it with its address.
 fn start(nobody: &Nobody<'_>) -> Result<(Process, String)> {
     let proxy = nobody.start(nobody.vouchsafe(["proxy", "--listen", "127.0.0.1:0"]), "listening on")?;
     let log = proxy.log();

@@ -1,5 +1,5 @@
-//! Many connections on a way that loses, doubles and delays SYNs: each is admitted, and its stream holds the client's
-//! bytes only.
+//! Tests many connections over a path that loses, doubles and delays SYNs. Each connection must be admitted, and its
+//! stream must contain only the client's bytes.
 
 use std::sync::atomic::Ordering::Relaxed;
 

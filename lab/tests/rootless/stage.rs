@@ -1,10 +1,10 @@
-//! The network of these tests: services, authority and verifier of the standard world, and no agent.
+//! The network of these tests: services, authority and verifier of the standard world, without an agent.
 
 use anyhow::Result;
 use lab::Nobody;
 use lab::world::{Authority, Network, Services, Verifier, Way, policy};
 
-/// A running world without an agent. Fields are declared in the order in which they are dropped.
+/// The standard world without an agent. Fields are declared in the order in which they are dropped.
 pub struct Stage {
     pub verifier: Verifier,
     pub authority: Authority,
@@ -13,7 +13,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Starts everything, behind a strict NAT.
+    /// Starts everything, with clients behind a strict NAT.
     pub fn new() -> Result<Self> {
         let network = Network::new(Way::Nat)?;
         let services = Services::start(&network)?;
@@ -22,7 +22,7 @@ impl Stage {
         Ok(Self { verifier, authority, services, network })
     }
 
-    /// Logs a user without privileges in as Alice.
+    /// Creates a user without privileges and logs them in as Alice.
     pub fn alice(&self) -> Result<Nobody<'_>> {
         let nobody = Nobody::new(&self.network.alice)?;
         nobody.login(&self.authority, "alice")?;

@@ -1,4 +1,4 @@
-//! The kinds of forged first packets, and the fields that become random.
+//! The kinds of forged first packets, and those of their fields that are randomised.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -12,11 +12,11 @@ use lab::world::{DARK4, DARK6, ECHO, Network, in_family};
 use wire::shim::Content;
 use wire::{Destination, Flags};
 
-/// Forged packets have source addresses in networks that begin like these.
+/// Forged packets have random source addresses in the networks of these addresses.
 const FROM4: &str = "45.0.0.1";
 const FROM6: &str = "2001:db8:f000:1::1";
 
-/// A kind of first packet.
+/// A kind of forged first packet.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     six: bool,
@@ -24,15 +24,15 @@ pub struct Kind {
     shim: bool,
 }
 
-/// A frame whose token is right except for its tag, and the fields that become random.
+/// A frame whose token is right except for its tag, and the fields that are randomised.
 pub struct Forgery {
     /// The frame, from its Ethernet header.
     pub frame: Vec<u8>,
-    /// The fields, in the order of their offsets.
+    /// The fields to randomise, in the order of their offsets.
     pub fields: Vec<Field>,
 }
 
-/// Reports whether forged packets use this source address.
+/// Reports whether forged packets may use this source address.
 pub fn is_forged(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => address.octets()[0] == 45,
@@ -51,18 +51,18 @@ impl Kind {
         Self { six: false, protocol: UDP, shim: true },
     ];
 
-    /// Makes a packet of this kind with a token for the present time.
+    /// Builds a packet of this kind, with a token for the current time.
     pub fn forge(self, network: &Network, mint: &mut Mint) -> Result<Forgery> {
         let to = Destination { address: in_family(self.six, DARK4, DARK6), protocol: self.protocol, port: ECHO };
         let source = in_family(self.six, FROM4, FROM6);
         let mut grant = mint.grant(0, to, source);
-        // The grant covers all ports of the host, so that it fits any random port.
+        // Let the grant cover all ports of the host, so that it fits any random port.
         grant.header.flags = Flags(grant.header.flags.0 & !Flags::PORT.0);
         let block = mint.block(&grant)?;
         let packet = Packet::new(source, to.address).ethernet(network.internet.mac("dc")?, network.server.mac("eth0")?);
         let packet = if self.protocol == TCP { packet.tcp(Tcp::syn(1, ECHO)) } else { packet.udp(1, ECHO) };
         let token: [u8; wire::token::TOKEN_LEN] = *block.last_chunk().context("a block ends in a token")?;
-        // A datagram that contains nothing but a token is consumed by the verifier.
+        // The verifier consumes a datagram that contains nothing but a token, so this one contains more.
         let said: &[u8] = if self.protocol == UDP { b"anybody there?" } else { b"" };
         let frame = if self.shim {
             packet.payload(said).shimmed(&Content::Token(token).encode()).frame()
@@ -74,8 +74,8 @@ impl Kind {
         Ok(Forgery { frame, fields })
     }
 
-    /// Returns the fields that become random: addresses, ports, TCP's sequence number; of the token, handle, nonce and
-    /// tag.
+    /// Returns the fields to randomise: addresses, ports and TCP's sequence number, and the token's handle, nonce and
+    /// tag. `token` is the offset of the token.
     fn fields(self, token: u16) -> Vec<Field> {
         const ETHERNET: u16 = 14;
         let network = ETHERNET + if self.shim { 20 } else { 0 };
@@ -110,7 +110,7 @@ impl Kind {
     }
 }
 
-/// Makes these bytes random. Fields are pairs of bytes, the unit of checksums.
+/// Adds these bytes to the fields to randomise, in pairs, because checksums are sums of pairs of bytes.
 fn random(fields: &mut Vec<Field>, bytes: Range<u16>, checksums: [u16; 2]) {
     for at in (bytes.start & !1..bytes.end).step_by(2) {
         let mask = [at, at + 1].map(|at| if bytes.contains(&at) { 0xff } else { 0 });

@@ -1,8 +1,8 @@
-//! An unauthenticated sender floods a verifier with forged first packets at the kernel's full rate. Every header field
-//! is valid; addresses, ports, handles and tags are random, over IPv4 and IPv6, TCP and UDP, by both carriers. The
-//! verifier must neither admit nor answer any of them, and its tables must not grow.
+//! Tests a flood of forged first packets from an unauthenticated sender at the kernel's full rate. Every header field
+//! is valid; addresses, ports, handles and tags are random. The packets use IPv4 and IPv6, TCP and UDP, and both
+//! carriers. The verifier must neither admit nor answer any of them, and its tables must not grow.
 //!
-//! `cargo xtask soak --forged N` sends N of them and prints the figures; the ordinary test sends ten million.
+//! `cargo xtask soak --forged N` sends N packets and prints the figures. The ordinary test sends ten million.
 
 mod frames;
 mod tables;
@@ -23,11 +23,11 @@ use serde_json::json;
 use wire::DropReason;
 
 const FORGED: u64 = 10_000_000;
-/// Number of frames of one kind per round; the next round makes tokens with a new time.
+/// Number of frames of one kind per round. Each round makes tokens with the current time.
 const ROUND: u32 = 200_000;
 const SOON: Duration = Duration::from_secs(10);
 
-/// Returns how many forged packets the verifier is to check.
+/// Returns the number of forged packets that the verifier has to check.
 fn wanted() -> Result<u64> {
     let Ok(text) = std::env::var("VOUCHSAFE_SOAK_FORGED") else { return Ok(FORGED) };
     text.parse().with_context(|| format!("VOUCHSAFE_SOAK_FORGED is {text:?}, and should be a number"))
@@ -40,7 +40,7 @@ fn forged_first_packets_admit_nobody_and_leave_nothing() {
         let network = Network::new(Way::Direct)?;
         let _services = Services::start(&network)?;
         let authority = Authority::start(&network.authority, &policy("5m"))?;
-        // Virtual cables pass injected frames to a program at XDP only.
+        // Virtual cables pass injected frames only to programs at XDP.
         let flags = ["--hook", "xdp", "--carriers", "tail,shim"];
         let verifier = Verifier::start_with(&network.server, &authority, &flags)?;
         let agent = Agent::start(&network.alice)?;
@@ -75,7 +75,7 @@ fn forged_first_packets_admit_nobody_and_leave_nothing() {
         listen(&heard, Duration::from_secs(1), &mut answers);
         exchange(&mut kept).context("a flow from before was lost")?;
 
-        // The sweep may be running.
+        // A sweep may be under way, so poll.
         let mut after = tables()?;
         let is_more = |now: &tables::Tables| now.iter().any(|(name, count)| before.0.get(name) < Some(count));
         let no_more = poll(SOON, || {
@@ -94,7 +94,8 @@ fn forged_first_packets_admit_nobody_and_leave_nothing() {
         ensure!(answers.is_empty(), "{} were answered, the first by {:?}", answers.len(), answers.first());
         ensure!(no_more, "tables grew: {:?}, then {after:?}", before.0);
         ask(&network.alice, echo, SOON).context("a first packet of somebody who may, afterwards")?;
-        // The same frames without random fields have the right tag. An answer to one of them would have been received.
+        // Without random fields, the same frames have the right tag, and must be answered. So the test would see an
+        // answer to a forged frame.
         for kind in Kind::ALL {
             let right = kind.forge(&network, &mut mint)?;
             network.internet.enter(|| forger.send(&cable, &right.frame, &[], 1))?;
@@ -109,7 +110,7 @@ fn forged_first_packets_admit_nobody_and_leave_nothing() {
     });
 }
 
-/// Records every frame that the server sent to an address of a forged packet. Alice has none of these addresses.
+/// Records every frame that the server sent to a source address of forged packets. Alice has none of these addresses.
 fn listen(heard: &Port, patience: Duration, answers: &mut Vec<Seen>) {
     heard.receive(patience, |frame| {
         let seen = Seen::frame(frame)?;

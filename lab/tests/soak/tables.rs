@@ -1,4 +1,4 @@
-//! Reads from the kernel how full a verifier's tables are.
+//! Counts the entries in a verifier's tables in the kernel.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,13 +6,13 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 
-/// Packet counters, and tables that the daemon or the sweep may replace at any time, do not record who sent what.
+/// Tables that do not count: they hold no state per sender, and may change at any time.
 const NOT_MEMORY: [&str; 2] = ["counters", "clock"];
 
-/// Number of entries per table; an array's entry counts if it is not zero.
+/// Number of entries per table. An array's entry counts if it is not zero.
 pub type Tables = BTreeMap<String, usize>;
 
-/// Reads the tables that are pinned in this folder.
+/// Reads the tables that are pinned in the folder `folder`.
 pub fn read(folder: &Path) -> Result<Tables> {
     let names = std::fs::read_dir(folder).with_context(|| format!("{}", folder.display()))?;
     let mut tables = Tables::new();

@@ -1,4 +1,5 @@
-//! Tunnel endpoints as operators run them: daemons, a real authority, tenants in namespaces, consent per application.
+//! Tests of tunnel endpoints as operators run them: daemons, a real authority, tenants in namespaces, consent per
+//! application.
 
 mod stage;
 mod stream;
@@ -16,7 +17,7 @@ use stage::{Core, Endpoint, Tenant, receiver};
 use stream::Stream;
 
 const SOON: Duration = Duration::from_secs(20);
-/// How long to wait for an answer that must not come.
+/// Time to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
 const WEB: u16 = 443;
 const OTHER: u16 = 80;
@@ -52,7 +53,7 @@ fn three_tenants_with_the_same_addresses_reach_their_own_by_what_the_authority_c
                 "nor by whom one may call"
             );
         }
-        // A tenant that uses another address than its own.
+        // The tenant uses an address that is not its own.
         of_blue.0.net.address("eth0", "10.0.0.9/24")?;
         let spoofing = of_blue.0.net.enter(|| UdpSocket::bind("10.0.0.9:0"))?;
         spoofing.send_to(b"it's me", of_blue.1.at(WEB))?;
@@ -76,7 +77,7 @@ fn three_tenants_with_the_same_addresses_reach_their_own_by_what_the_authority_c
     });
 }
 
-/// Makes one network with a tenant behind each of two endpoints; the second one is the receiver.
+/// Creates a network with a tenant behind each of two endpoints. The second tenant is the receiver.
 fn pair(core: &mut Core, path: &[&str], policy: &str) -> Result<[(Endpoint, Tenant); 2]> {
     let (mut a, mut b) = (core.host(1)?, core.host(2)?);
     core.networks(&[("blue", 100)]);
@@ -88,7 +89,7 @@ fn pair(core: &mut Core, path: &[&str], policy: &str) -> Result<[(Endpoint, Tena
     Ok([(core.run(a)?, from), (core.run(b)?, to)])
 }
 
-/// Checks that `svtep check` finds exactly one fault, with this text, in both forms of its output.
+/// Checks that `svtep check` finds exactly one fault, which contains this text, as JSON and as a table.
 fn finds(endpoint: &Endpoint, text: &str) -> Result<()> {
     let (is_fine, json) = endpoint.svtep.check(&["--json"])?;
     let found: Vec<Value> = serde_json::from_str(&json)?;
@@ -141,7 +142,7 @@ fn a_check_compares_tenants_with_the_authority_which_lists_their_segments() {
         ] {
             said(&text, tenant)?;
             if fault == "behind another endpoint" {
-                // The network around it is then without a tenant, too.
+                // The network around this place then has no tenant either.
                 ensure!(a.svtep.check(&[])?.1.contains(fault), "{}", a.svtep.check(&[])?.1);
             } else {
                 finds(&a, fault)?;
@@ -173,7 +174,7 @@ fn the_receivers_withdrawal_cuts_a_live_flow_where_it_begins_and_where_it_ends()
         core.apply(&policy)?;
         ensure!(poll(SOON, || stream.heard() > before + 50), "on new consent it goes on: {}", a.svtep.log());
 
-        // A client that keeps sending under a void segment is stopped by the receiver's endpoint.
+        // If a client keeps sending under a void segment, the receiver's endpoint drops its packets.
         a.svtep.kill()?;
         let revoked = count(&b, "reasons", "revoked");
         let cut = stream.cut(|| core.apply(""), || count(&b, "reasons", "revoked") > revoked + 20)?;

@@ -1,4 +1,4 @@
-//! Endpoints on one underlay, run by daemons, with tenants behind them, and a real authority.
+//! The stage of these tests: endpoints on one underlay, run by daemons, with tenants behind them, and a real authority.
 //!
 //! ```text
 //! tenants ── endpoint 1 ──┐
@@ -14,7 +14,7 @@ use lab::Namespace;
 use lab::net::veth;
 use lab::world::{AUTHORITY, Authority, Svtep};
 
-/// The router between endpoints and the authority.
+/// The router between the endpoints and the authority, and the authority's configuration.
 pub struct Core {
     pub authority: Authority,
     _host: Namespace,
@@ -22,7 +22,7 @@ pub struct Core {
     networks: String,
 }
 
-/// An endpoint that is not enrolled yet.
+/// The host of an endpoint that is not enrolled yet.
 pub struct Host {
     pub net: Namespace,
     pub number: u8,
@@ -53,7 +53,7 @@ pub fn address(number: u8) -> String {
 }
 
 impl Core {
-    /// Starts an authority without networks.
+    /// Starts an authority that has no networks yet.
     pub fn new() -> Result<Self> {
         let (core, host) = (Namespace::new("core")?, Namespace::new("authority")?);
         core.forward()?;
@@ -64,7 +64,7 @@ impl Core {
         Ok(Self { authority, _host: host, core, networks })
     }
 
-    /// Adds a host to the underlay.
+    /// Adds a host to the underlay, with a service account.
     pub fn host(&self, number: u8) -> Result<Host> {
         let (device, net) = (format!("e{number}"), Namespace::new(&format!("e{number}"))?);
         let gateway = format!("192.0.2.{}", 4 * number + 1);
@@ -77,7 +77,7 @@ impl Core {
         Ok(Host { net, number, settings })
     }
 
-    /// Adds virtual networks to the configuration.
+    /// Adds virtual networks to the authority's configuration.
     pub fn networks(&mut self, networks: &[(&str, u32)]) {
         for (name, vni) in networks {
             self.networks += &format!("[[networks]]\nname = \"{name}\"\nvni = {vni}\n");
@@ -89,7 +89,7 @@ impl Core {
         self.networks += &format!("[[paths]]\nto = \"{}\"\nverifiers = {verifiers:?}\n", address(to));
     }
 
-    /// Adds a tenant of a network behind a host, with this id and address.
+    /// Adds a tenant of a network behind a host, with this interface id and address.
     pub fn tenant(&mut self, host: &mut Host, network: (&str, u32), id: u16, address: &str) -> Result<Tenant> {
         let (device, (name, vni)) = (format!("t{id}"), network);
         let net = Namespace::new(&format!("{name}-{id}"))?;
@@ -106,10 +106,10 @@ impl Core {
         Ok(Tenant { net, address: address.parse()? })
     }
 
-    /// Applies networks and policy.
+    /// Makes the authority use the networks, paths and places added so far, and this policy.
     pub fn apply(&self, policy: &str) -> Result<()> {
         fs::write(self.authority.dir().join("networks.toml"), &self.networks)?;
-        // Service accounts are added to groups by hand.
+        // `service add --group` makes service accounts members of the group, so the policy names none.
         self.authority.apply(&format!("[groups]\nhosts = []\n{policy}")).map(drop)
     }
 
@@ -122,7 +122,7 @@ impl Core {
     }
 }
 
-/// Returns the policy of a receiver in a network, with the senders that it accepts.
+/// Returns a policy with one receiver in a network, and a rule by which it accepts senders on these terms.
 pub fn receiver(network: &str, address: &str, services: &str, terms: &str) -> String {
     format!(
         "[[receivers]]\nname = \"{network}-web\"\naddress = \"{address}\"\nservices = [{services}]\nnetwork = \"{network}\"\n\

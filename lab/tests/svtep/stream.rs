@@ -1,4 +1,4 @@
-//! A live flow of numbered datagrams, which records when it is cut.
+//! A live flow of numbered datagrams that records when it is cut.
 
 use std::net::UdpSocket;
 use std::sync::Arc;
@@ -19,12 +19,12 @@ const PACE: Duration = Duration::from_millis(2);
 struct Counts {
     sent: AtomicU64,
     heard: AtomicU64,
-    /// Microseconds from the beginning until the last datagram arrived.
+    /// Time from the beginning until the last datagram arrived, in microseconds.
     last: AtomicU64,
     end: AtomicBool,
 }
 
-/// The flow; it ends when dropped.
+/// The flow. Dropping it ends the flow.
 pub struct Stream {
     began: Instant,
     counts: Arc<Counts>,
@@ -32,7 +32,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Sends from one tenant to another's port, from now on.
+    /// Starts to send from one tenant to a port of another.
     pub fn start(from: &Tenant, to: &Tenant, port: u16) -> Result<Self> {
         let receiver = to.net.enter(|| UdpSocket::bind(("0.0.0.0", port)))?;
         receiver.set_read_timeout(Some(Duration::from_millis(50)))?;
@@ -41,7 +41,7 @@ impl Stream {
         let (sending, hearing) = (counts.clone(), counts.clone());
         let send = move || {
             while !sending.end.load(SeqCst) {
-                // Counted before it is sent, so that no datagram is missed.
+                // Count before sending, so that no datagram is missed.
                 let number = sending.sent.fetch_add(1, SeqCst) + 1;
                 let _ = sender.send_to(&number.to_le_bytes(), at);
                 sleep(PACE);
@@ -59,13 +59,13 @@ impl Stream {
         Ok(Self { began, counts, threads: vec![spawn(send), spawn(hear)] })
     }
 
-    /// Returns the highest number that arrived.
+    /// Returns the highest number of a datagram that arrived.
     pub fn heard(&self) -> u64 {
         self.counts.heard.load(SeqCst)
     }
 
-    /// Runs `cut`, waits until the flow `is_cut`, and checks that no later datagram arrives. Returns the time from the
-    /// start of `cut` to the last datagram that arrived.
+    /// Runs `cut`, waits until `is_cut` returns true, and checks that no datagram sent later arrives. Returns the time
+    /// from the start of `cut` until the last datagram arrived.
     pub fn cut(&self, cut: impl FnOnce() -> Result<()>, is_cut: impl Fn() -> bool) -> Result<Duration> {
         let began = self.began.elapsed();
         cut()?;

@@ -1,4 +1,4 @@
-//! Attacks on the underlay with a segment that was issued to another sender.
+//! Tests of attacks on the underlay with a segment that was issued to another sender.
 
 use std::net::IpAddr;
 
@@ -18,10 +18,10 @@ use crate::SOON;
 use crate::stage::{Core, Endpoint};
 
 const PORT: u16 = 443;
-/// Offset of the option's data in Geneve's header.
+/// Offset of the option's data behind the start of a Geneve header.
 const SEGMENT_AT: usize = geneve::HEADER_LEN + geneve::OPTION_HEADER_LEN;
 
-/// A tunnelled datagram, which an attack changes.
+/// A tunnelled datagram, whose parts an attack changes.
 struct Capsule {
     from: IpAddr,
     to: IpAddr,
@@ -108,7 +108,7 @@ fn what_is_stolen_forged_or_moved_does_not_pass() {
             send(&capsule)?;
             ensure!(poll(SOON, || count().is_ok_and(|count| count > before)), "{name}: not {}", reason.name());
         }
-        // The same proof, sent to another receiving endpoint.
+        // Send the same proof to another receiving endpoint.
         let count = || c.program.proofs.counts().map(|counts| counts[BadTag as usize]);
         send(&of(&|it| it.to = c.address)?)?;
         ensure!(poll(SOON, || count().is_ok_and(|count| count == 1)), "another receiving endpoint");
@@ -130,8 +130,8 @@ struct Way<'a> {
 }
 
 impl Way<'_> {
-    /// Returns the index at which a frame is stopped. A compromised verifier passes everything on as if it had checked
-    /// it.
+    /// Returns the index of the verifier that stops a frame; `None` if the frame arrives. The verifier with the index
+    /// `compromised` passes every frame on as if it had checked it.
     fn stops(&self, mut frame: Vec<u8>, compromised: Option<usize>) -> Result<Option<usize>> {
         const PLACE_AT: usize = 14 + 20 + 8 + SEGMENT_AT;
         for (index, verifier) in self.verifiers.iter().enumerate() {
@@ -139,7 +139,7 @@ impl Way<'_> {
                 frame[PLACE_AT] += 1;
                 continue;
             }
-            // Counts proofs that were computed or remembered.
+            // Count proofs that were computed or remembered.
             let passed = || verifier.counts().map(|of| of[counter::TOKEN as usize] + of[counter::FLOW as usize]);
             let before = passed()?;
             let ran = verifier.run(&frame, 1)?;
@@ -173,7 +173,7 @@ fn of_three_verifiers_in_a_row_two_stop_what_a_compromised_one_lets_through() {
         let (segment, ends) = core.segment((&a, &from), (&b, &to), Some((UDP, PORT)));
         let path = ["first", "second", &b.id];
         let given = core.giver.prove(segment, to.vni, ends, &path)?;
-        // A segment forged with the one additional secret of a compromised verifier: its own key.
+        // Forge a segment with the one additional secret that a compromised verifier has: its own key.
         let forged = |compromised: usize| -> Result<Minted> {
             let stolen = Segment { interface: InterfaceId(1), expires: segment.expires + 9, ..segment };
             let own = core.giver.prove(stolen, to.vni, ends, &path)?;
@@ -194,7 +194,7 @@ fn of_three_verifiers_in_a_row_two_stop_what_a_compromised_one_lets_through() {
             ensure!(stopped == Some(next(compromised)), "{compromised} compromised: stopped by {stopped:?}");
             ensure!(way.stops(frame(&given)?, whom)?.is_none(), "{compromised} compromised: what is right arrives");
         }
-        // A compromised verifier that skips the next one: the pointer is two ahead.
+        // A compromised verifier tries to skip the next one: it advances the pointer by two.
         let mut skipping = Capsule::new(&given)?;
         skipping.geneve[SEGMENT_AT] += 1;
         ensure!(way.stops(skipping.frame(&a, a.next)?, Some(0))? == Some(1), "a pointer that spares a verifier");

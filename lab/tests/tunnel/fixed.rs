@@ -1,5 +1,5 @@
-//! A tenant's packets on a path that segment routing fixes, through Linux routers: the core, which checks proofs on
-//! ingress, and a verifier off the direct way.
+//! Tests of a tenant's packets on a path that segment routing fixes, through Linux routers: the core, which checks
+//! proofs on ingress, and a verifier off the direct way.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -23,7 +23,7 @@ use crate::{QUIET, SOON, WEB, at, transfer};
 const EDGE: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xa, 0, 0, 0, 0, 1);
 const ASIDE: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xb, 0, 0, 0, 0, 1);
 
-/// Starts a verifier in front of its hop, on the devices where packets arrive.
+/// Attaches the program of a verifier with this hop to the devices on which packets arrive.
 fn verifier(giver: &Giver, host: &Namespace, devices: &[&str], id: &str, hop: Ipv6Addr) -> Result<Proofs> {
     host.address("lo", &format!("{hop}/128"))?;
     for devices in ["all", "default"].iter().chain(devices) {
@@ -44,7 +44,7 @@ fn verifier(giver: &Giver, host: &Namespace, devices: &[&str], id: &str, hop: Ip
     Ok(verifier)
 }
 
-/// Installs at a tenant's endpoint a segment along the path.
+/// Installs a segment along the path at a tenant's endpoint.
 fn lead(
     core: &Core,
     from: (&Endpoint, &Tenant),
@@ -62,7 +62,7 @@ fn lead(
     Ok(given)
 }
 
-/// Installs a segment in each direction, along the same verifiers.
+/// Installs a segment in each direction, both along the same verifiers.
 fn lead_both(core: &Core, from: (&Endpoint, &Tenant), to: (&Endpoint, &Tenant), service: (u8, u16)) -> Result<Minted> {
     lead(core, to, from, service, SegmentFlags::RETURN)?;
     lead(core, from, to, service, SegmentFlags::REPLY)
@@ -87,7 +87,7 @@ fn a_tenants_packets_take_the_fixed_path_and_no_other() {
         exchange(&mut call(&from.host, at(&to, WEB), SOON)?)?;
         ask(&from.host, at(&to, WEB), SOON)?;
         let passed = |verifier: &Proofs| verifier.counts().map(|counts| counts[counter::TOKEN as usize]);
-        // Packets in transit between the two verifiers arrive soon.
+        // Packets between the two verifiers are still in transit, and arrive soon.
         let both = || Ok::<_, anyhow::Error>((passed(&edge)?, passed(&aside.0)?));
         ensure!(poll(SOON, || both().is_ok_and(|(edge, aside)| edge > 0 && edge == aside)), "{:?} passed", both());
         ensure!(
@@ -98,10 +98,10 @@ fn a_tenants_packets_take_the_fixed_path_and_no_other() {
         );
         drop(echo);
 
-        // Super-packets take the path, too.
+        // Super-packets follow the path, too.
         transfer(&from.host, &to.host, at(&to, WEB), 1 << 20)?;
 
-        // The sender's endpoint routes packets by other hops.
+        // Now the sender's endpoint routes packets by other hops.
         let (key, right) = given.entry(from.interface)?;
         let IpAddr::V6(end) = b.address else { unreachable!("it is of IPv6") };
         let plain = Minted { hops: None, ..given.clone() }.entry(from.interface)?.1;

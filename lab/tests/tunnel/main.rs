@@ -1,4 +1,4 @@
-//! Tenants of virtual networks behind tunnel endpoints, with consent in every packet (wire.md §8).
+//! Tests of tenants of virtual networks behind tunnel endpoints, with consent in every packet (wire.md §8).
 
 mod attacks;
 mod fixed;
@@ -20,7 +20,7 @@ use wire::map::svtep_counter as tunnel;
 use wire::packet::{TCP, UDP};
 
 const SOON: Duration = Duration::from_secs(20);
-/// How long to wait for an answer that must not come.
+/// Time to wait for an answer that must not come.
 const QUIET: Duration = Duration::from_millis(300);
 const WEB: u16 = 443;
 const OTHER: u16 = 80;
@@ -55,7 +55,7 @@ fn three_tenants_with_the_same_addresses_reach_their_own_by_what_was_consented_t
         for (web, other) in &services {
             ensure!((web.connections(), other.connections(), other.datagrams()) == (1, 0, 0), "each got its own only");
         }
-        // The third endpoint, whose network has the same addresses, received no packet of the other network.
+        // The third endpoint serves another network with the same addresses. It must not have received a packet.
         ensure!(
             c.program.count(tunnel::UNDELIVERED)? == 0 && c.program.proofs.counts()?[DropReason::BadTag as usize] == 0
         );
@@ -63,7 +63,7 @@ fn three_tenants_with_the_same_addresses_reach_their_own_by_what_was_consented_t
     });
 }
 
-/// Sends this many bytes over TCP and waits until they have arrived.
+/// Sends `bytes` bytes over TCP, and waits until they have arrived.
 fn transfer(from: &Namespace, to: &Namespace, at: SocketAddr, bytes: usize) -> Result<()> {
     use std::io::Write;
     let sink = Sink::start(to, at.port())?;
@@ -99,7 +99,7 @@ fn super_packets_are_cut_up_where_the_underlay_asks_for_it() {
         let core = Core::new()?;
         let (mut a, mut b) = (core.endpoint(1)?, core.endpoint(2)?);
         let (from, to) = (a.tenant(100, 1, "10.0.0.1")?, b.tenant(100, 1, "10.0.0.2")?);
-        // Without these offloads, the kernel segments super-packets before the underlay and copies the headers.
+        // Without these offloads, the kernel segments super-packets before the underlay, and copies the headers.
         for feature in ["tx-udp_tnl-segmentation", "tx-gso-partial", "tso", "gso", "tx"] {
             a.host.offload("underlay", feature, false)?;
         }
@@ -125,7 +125,8 @@ fn a_sensor_is_heard_and_can_not_be_reached_by_its_hub() {
         ensure!(poll(SOON, || echo.datagrams() == 1), "the hub hears");
         ensure!(b.program.consents.keys().is_empty(), "there is nothing to show to the authority");
         ensure!(ask(&hub.host, at(&sensor, WEB), QUIET).is_err() && a.program.count(tunnel::DELIVERED)? == 0);
-        // With REPLY the receiver learns a consent, and the segment that the authority makes of it leads back.
+        // With the flag REPLY, the receiver's endpoint records a consent, and the authority makes of it the segment
+        // that leads back.
         core.give((&a, &sensor), (&b, &hub), Some((UDP, WEB)), SegmentFlags::REPLY)?;
         ensure!(ask(&sensor.host, at(&hub, WEB), QUIET).is_err(), "nobody has asked for the way back yet");
         let mut noted = Vec::new();
@@ -162,7 +163,7 @@ fn withdrawn_consent_lets_nothing_through_that_is_sent_afterwards() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while !end.load(SeqCst) {
-                    // Counted before it is sent, so that no datagram is missed.
+                    // Count before sending, so that no datagram is missed.
                     let number = sent.fetch_add(1, SeqCst) + 1;
                     let _ = sender.send_to(&number.to_le_bytes(), at(&to, WEB));
                     std::thread::sleep(Duration::from_millis(1));

@@ -1,4 +1,4 @@
-//! Endpoints on one underlay, tenants behind them, and an authority's segments, installed directly.
+//! The stage of these tests: endpoints on one underlay, tenants behind them, and segments that are installed directly.
 
 use std::net::IpAddr;
 
@@ -16,7 +16,7 @@ use wire::{Ends, InterfaceId, Segment, SegmentFlags, Vni};
 /// MTU of the underlay.
 pub const MTU: u32 = 1500;
 
-/// The router between endpoints.
+/// The router between the endpoints, and the issuer of segments.
 pub struct Core {
     pub host: Namespace,
     pub giver: Giver,
@@ -33,7 +33,7 @@ pub struct Endpoint {
     pub program: Svtep,
 }
 
-/// A machine behind an interface of an endpoint.
+/// A machine behind an interface of an endpoint, in a virtual network.
 pub struct Tenant {
     pub host: Namespace,
     pub address: IpAddr,
@@ -50,12 +50,12 @@ impl Core {
         Ok(Self { host, giver: Giver::new([9; 32]) })
     }
 
-    /// Makes an endpoint with the address `198.51.100.(4 × number + 2)`.
+    /// Creates an endpoint with the address `198.51.100.(4 × number + 2)`.
     pub fn endpoint(&self, number: u8) -> Result<Endpoint> {
         self.endpoint_at(number, [1, 2].map(|last| IpAddr::from([198, 51, 100, 4 * number + last])), 30)
     }
 
-    /// Makes an endpoint with the address `2001:db8:(number)::2`.
+    /// Creates an endpoint with the address `2001:db8:(number)::2`.
     pub fn endpoint6(&self, number: u8) -> Result<Endpoint> {
         let part = u16::from(number);
         self.endpoint_at(number, [1, 2].map(|last| IpAddr::from([0x2001, 0xdb8, part, 0, 0, 0, 0, last])), 64)
@@ -82,7 +82,7 @@ impl Core {
         Ok(Endpoint { host, address, id, next: self.host.mac(&device)?, program })
     }
 
-    /// Makes a segment without issuing it to an endpoint.
+    /// Returns a segment without proofs, which is not installed at an endpoint.
     pub fn segment(
         &self,
         from: (&Endpoint, &Tenant),
@@ -94,7 +94,7 @@ impl Core {
         (self.giver.segment(&ends, to.1.id, service), ends)
     }
 
-    /// Installs at a tenant's endpoint a segment that the other tenant's endpoint checks.
+    /// Installs a segment at the endpoint of the tenant `from`. The endpoint of the tenant `to` is its only verifier.
     pub fn give(
         &self,
         from: (&Endpoint, &Tenant),
@@ -110,7 +110,7 @@ impl Core {
         Ok(given)
     }
 
-    /// Installs a segment, and one for its answers.
+    /// Installs a segment, and one for the answers.
     pub fn give_both(&self, from: (&Endpoint, &Tenant), to: (&Endpoint, &Tenant), service: (u8, u16)) -> Result<()> {
         self.give(from, to, Some(service), SegmentFlags::REPLY)?;
         self.give(to, from, Some(service), SegmentFlags::RETURN).map(drop)
@@ -118,7 +118,7 @@ impl Core {
 }
 
 impl Endpoint {
-    /// Adds a tenant of a virtual network with this address, behind a new interface.
+    /// Adds a tenant that has this address in a virtual network, behind a new interface.
     pub fn tenant(&mut self, network: u32, id: u16, address: &str) -> Result<Tenant> {
         let (device, vni) = (format!("t{id}"), Vni::new(network).context("24 bits")?);
         let host = Namespace::new(&format!("n{network}-{id}"))?;

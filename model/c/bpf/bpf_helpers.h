@@ -14,6 +14,8 @@
 #define __always_inline inline __attribute__((always_inline))
 #undef __noinline
 #define __noinline __attribute__((noinline))
+#define likely(condition) __builtin_expect(!!(condition), 1)
+#define unlikely(condition) __builtin_expect(!!(condition), 0)
 #define barrier_var(variable) asm volatile("" : "+r"(variable))
 
 /* A table's shape, from its definition. */

@@ -1,4 +1,4 @@
-//! A verifier in front of one server, clients with grants, and their frames.
+//! The setting of the tests: a verifier in front of one server, clients with grants, and their frames.
 
 use lab::forge::{Packet, Tcp, flag};
 use model::memory::Memory;
@@ -34,7 +34,7 @@ pub struct Grant {
     expires: u32,
 }
 
-/// Returns the grant of this number, issued at this time.
+/// Returns the grant with this number, issued at the time `made`.
 pub fn grant(number: u32, made: u32) -> Grant {
     Grant {
         handle: 0x0100_0000_0000_0000 | u64::from(number),
@@ -43,7 +43,7 @@ pub fn grant(number: u32, made: u32) -> Grant {
     }
 }
 
-/// Returns the grant of this number, held by an account.
+/// Returns the grant with this number that an account holds, issued at [`NOW`].
 pub fn held(account: u32, number: u32) -> Grant {
     let epoch = Epoch::at(NOW.into(), EPOCH_LENGTH);
     let holder = Holder::new(account, 1).expect("a small account");
@@ -65,12 +65,12 @@ impl Grant {
         tail::block(&wire::Token::new(header, &grant_key, time, nonce, &to).encode()).to_vec()
     }
 
-    /// Returns a SYN from this port with a token of this time and nonce.
+    /// Returns a SYN from this port, with a token that has this time and nonce.
     pub fn syn(&self, client_port: u16, time: u32, nonce: u32) -> Job {
         Job::Frame(packet().tcp(Tcp::syn(client_port, SSH)).payload(&self.token(TCP, SSH, time, nonce)).frame())
     }
 
-    /// Returns a datagram from this port with a token of this time and nonce.
+    /// Returns a datagram from this port, with a token that has this time and nonce.
     pub fn datagram(&self, client_port: u16, time: u32, nonce: u32) -> Job {
         let payload = [b"payload".to_vec(), self.token(UDP, QUIC, time, nonce)].concat();
         Job::Frame(packet().udp(client_port, QUIC).payload(&payload).frame())
@@ -81,7 +81,7 @@ fn packet() -> Packet {
     Packet::new(address("198.51.100.7"), address(SERVER))
 }
 
-/// Returns a segment of an established connection.
+/// Returns a segment of an established connection, with these flags.
 pub fn segment(client_port: u16, flags: u8) -> Job {
     let tcp = Tcp { sequence: 2, acknowledgement: 1, ..Tcp::new(client_port, SSH, flags | flag::ACK) };
     Job::Frame(packet().tcp(tcp).frame())
@@ -92,24 +92,26 @@ pub struct Scene {
     pub name: &'static str,
     pub edits: &'static [Edit],
     pub config: VerifierConfig,
-    /// Largest number of elements, by table.
+    /// Maximum number of elements, by table.
     pub room: &'static [(&'static str, usize)],
-    /// Frames that arrived before the scripts start.
+    /// Frames that arrive before the scripts start.
     pub before: Vec<Job>,
     pub scripts: Vec<Vec<Job>>,
     pub tokens: Vec<Token>,
     pub cuts: Vec<Cut>,
     pub flows_max: usize,
-    /// Revocations, as jobs: (core, handle, expires) is put first in that core's script, followed by a sweep.
+    /// Revocations (core, handle, expires). Each becomes two jobs at the beginning of that core's script: the
+    /// revocation, and a sweep.
     pub revokes: Vec<(usize, u64, u32)>,
-    /// Ends of sessions, as jobs in the same place: (core, a grant of the session, expires).
+    /// Ends of sessions (core, a grant of the session, expires). Each becomes two jobs at the beginning of that core's
+    /// script.
     pub ends: Vec<(usize, Grant, u32)>,
-    /// The time at which the first frame arrives.
+    /// The time at the start, in Unix seconds.
     pub clock: u32,
 }
 
-/// An account that has used its limit of flows asks for another one, while another account asks for its first. The
-/// table has room for one more.
+/// Returns a scene in which an account that has used its limit of flows asks for another flow, while another account
+/// asks for its first. The table has room for one more flow.
 pub fn greedy(name: &'static str) -> Scene {
     let scripts = vec![vec![held(1, 2).syn(40001, NOW, 7)], vec![held(2, 3).syn(40002, NOW, 7)]];
     let scene = Scene::new(name, scripts).used_token(&[(0, 0)]).token(&[(1, 0)]);
@@ -117,8 +119,9 @@ pub fn greedy(name: &'static str) -> Scene {
     Scene { config, room: &[("flows4", 2)], before: vec![held(1, 1).syn(40000, NOW, 7)], flows_max: 2, ..scene }
 }
 
-/// In the last second of a window, a grant that has its one flow shows a token, which is refused and refunded. On the
-/// other core the next window begins, with the first token of the account's other grant.
+/// Returns a scene at the end of a rate window. In its last second, a grant that has its one flow uses another token,
+/// which is refused and refunded. On the other core, the next window begins with the first token of the account's other
+/// grant.
 pub fn refunded(name: &'static str) -> Scene {
     let late = held(1, 1).syn(40001, NOW, 8);
     let scripts = vec![vec![late], vec![Job::Tick(1), held(1, 2).syn(40002, NOW, 7)]];
@@ -151,13 +154,13 @@ impl Scene {
         }
     }
 
-    /// Adds the token of these frames, one of which must be admitted.
+    /// Adds the token that these frames carry; one of the frames must be admitted.
     pub fn token(mut self, frames: &[(usize, usize)]) -> Self {
         self.tokens.push(Token { frames: frames.to_vec(), must: true });
         self
     }
 
-    /// Adds the token of these frames, which may all be refused.
+    /// Adds the token that these frames carry; all of the frames may be refused.
     pub fn used_token(mut self, frames: &[(usize, usize)]) -> Self {
         self.tokens.push(Token { frames: frames.to_vec(), must: false });
         self

@@ -15,8 +15,8 @@ type Module = Vec<String>;
 /// The modules that each module's file uses.
 pub type Uses = BTreeMap<Module, BTreeSet<Module>>;
 
-/// Returns the cycles below a `src` folder: for each, its modules, and for each module the others of the cycle that it
-/// uses.
+/// Returns the import cycles below the folder `source`. For each cycle, returns its modules, each with the other
+/// modules of the cycle that it uses.
 pub fn find(source: &Path) -> Result<Vec<Uses>> {
     let mut texts = BTreeMap::new();
     read(source, &Module::new(), &mut texts)?;
@@ -54,7 +54,7 @@ fn read(folder: &Path, parent: &Module, texts: &mut BTreeMap<Module, String>) ->
     Ok(())
 }
 
-/// Returns the modules that a file uses, except those around it and inside it.
+/// Returns the modules that a file uses, except the modules that contain it and those that it contains.
 fn used(module: &Module, text: &str, texts: &BTreeMap<Module, String>) -> BTreeSet<Module> {
     let mut found = BTreeSet::new();
     for path in paths(&without_tests(text)) {
@@ -77,7 +77,7 @@ fn without_tests(text: &str) -> String {
     text[..end.unwrap_or(text.len())].to_owned()
 }
 
-/// Returns every path that the text imports or writes out.
+/// Returns every path in the text, in `use` declarations and elsewhere.
 fn paths(text: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for (at, _) in text.match_indices("use ") {
@@ -97,7 +97,7 @@ fn paths(text: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// Collects the paths of a tree of imports.
+/// Collects the paths of a `use` declaration's tree. `before` is the path up to the tree.
 fn tree(before: &[String], text: &str, found: &mut Vec<Vec<String>>) {
     let (mut depth, mut start) = (0, 0);
     let mut parts = Vec::new();
@@ -132,7 +132,7 @@ fn is_word(character: char) -> bool {
     character.is_alphanumeric() || character == '_'
 }
 
-/// Returns a path from the crate's root, if it leads into this crate.
+/// Returns a path from the crate's root; `None` if the path leads out of the crate.
 fn absolute(module: &Module, path: &[String], texts: &BTreeMap<Module, String>) -> Option<Module> {
     let first = path.first()?;
     if first == "crate" {
@@ -148,7 +148,7 @@ fn absolute(module: &Module, path: &[String], texts: &BTreeMap<Module, String>) 
     (steps > 0 || is_child()).then_some(target)
 }
 
-/// Returns the strongly connected components with more than one module, each module with only its uses within the
+/// Returns the strongly connected components with more than one module. Each module has only its uses within the
 /// component.
 fn cycles(uses: &Uses) -> Vec<Uses> {
     let reached: BTreeMap<_, _> = uses.keys().map(|module| (module, reach(module, uses))).collect();
@@ -164,7 +164,7 @@ fn cycles(uses: &Uses) -> Vec<Uses> {
     found
 }
 
-/// Returns the modules that can be reached by at least one use.
+/// Returns the modules that can be reached from `from` by one or more uses.
 fn reach(from: &Module, uses: &Uses) -> BTreeSet<Module> {
     let mut found = BTreeSet::new();
     let mut next: Vec<_> = uses[from].iter().cloned().collect();

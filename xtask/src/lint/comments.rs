@@ -1,6 +1,6 @@
-//! The check on comments: no sentence begins with a relative clause, unless it is a question.
+//! Checks that no sentence in a comment begins with a relative clause, unless the sentence is a question.
 
-/// The openings that make a reader look for the subject.
+/// Openings of relative clauses, after which a reader has to look for the sentence's subject.
 const OPENINGS: [&str; 12] = [
     "Who ",
     "Whom ",
@@ -17,7 +17,7 @@ const OPENINGS: [&str; 12] = [
 ];
 
 /// Returns line number and text of each sentence in a comment of `text` that begins with a relative clause. `marks` are
-/// the openings of comment lines in the file's language, the longest first.
+/// the markers of comment lines in the file's language, the longest first.
 pub fn relative_clauses(text: &str, marks: &[&str]) -> Vec<(usize, String)> {
     let mut findings = Vec::new();
     let mut block: Vec<(usize, &str)> = Vec::new();
@@ -31,14 +31,14 @@ pub fn relative_clauses(text: &str, marks: &[&str]) -> Vec<(usize, String)> {
     findings
 }
 
-/// Returns the words of a line that is a comment.
+/// Returns the text of a comment line without its marker; `None` if the line is not a comment.
 fn comment<'l>(line: &'l str, marks: &[&str]) -> Option<&'l str> {
     let line = line.trim_start();
     let words = marks.iter().find_map(|mark| line.strip_prefix(mark))?;
     Some(words.trim().trim_end_matches("*/").trim_end())
 }
 
-/// Returns the findings in consecutive comment lines, which are read as one text.
+/// Returns the findings in consecutive comment lines, which form one text.
 fn in_block(block: &[(usize, &str)]) -> Vec<(usize, String)> {
     let mut starts = Vec::new();
     let mut whole = String::new();
@@ -60,7 +60,7 @@ fn in_block(block: &[(usize, &str)]) -> Vec<(usize, String)> {
     found.collect()
 }
 
-/// Returns the positions of punctuation after which a sentence may begin: each stands before a space.
+/// Returns the positions of punctuation marks after which a sentence may begin, because a space follows them.
 fn ends(text: &str) -> impl Iterator<Item = usize> {
     text.match_indices(['.', '?', '!', ':', ';']).map(|(at, _)| at).filter(|at| text[at + 1..].starts_with(' '))
 }

@@ -1,4 +1,4 @@
-//! Draws distributions as SVG: the share of the samples that is at most a given value.
+//! Draws distributions as SVG: for each value, the share of the samples that are at most as large.
 
 use std::fmt::Write as _;
 
@@ -8,9 +8,9 @@ const LEFT: f64 = 60.0;
 const RIGHT: f64 = 240.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 50.0;
-/// Number of points of a curve.
+/// Number of points with which each curve is drawn.
 const POINTS: usize = 250;
-/// Colour and dash of each curve; the dashes distinguish curves in print.
+/// Colour and dash of each curve. The dashes distinguish the curves in print.
 const STROKES: [(&str, &str); 6] = [
     ("#2e7d4f", ""),
     ("#b5502a", ""),
@@ -20,7 +20,7 @@ const STROKES: [(&str, &str); 6] = [
     ("#1b6ca8", ""),
 ];
 
-/// Range of values on the axis; curves are not drawn beyond it.
+/// The axis of values. Curves are not drawn beyond its range.
 pub struct Axis {
     pub title: &'static str,
     pub unit: &'static str,
@@ -52,7 +52,7 @@ fn write(svg: &mut String, axis: &Axis, curves: &[Curve]) -> std::fmt::Result {
          <text x=\"{LEFT}\" y=\"24\" font-size=\"16\">{}</text>",
         axis.title
     )?;
-    // Five steps, because both pictures' ranges of values divide evenly into them.
+    // Five steps, because the ranges of both pictures divide evenly into them.
     for step in 0..=5 {
         let value = axis.from + span * f64::from(step) / 5.0;
         line(svg, (x(value), y(0.0)), (x(value), y(1.0)))?;

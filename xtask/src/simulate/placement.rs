@@ -1,13 +1,13 @@
-//! Places authorization delegates, chooses the one that a sender asks, and computes the time that this takes.
+//! Places authorization delegates, chooses the delegate that a sender asks, and computes how long the request takes.
 
 use super::times::Times;
 
-/// Regions of a receiver's delegates.
+/// The regions in which a receiver's delegates are.
 #[derive(Clone, Copy)]
 pub enum Placement {
-    /// One, in the receiver's own region.
+    /// One delegate, in the receiver's own region.
     Receiver,
-    /// This many delegates, each in a different region drawn at random; the sender asks the nearest one.
+    /// This many delegates, each in a different region drawn at random. The sender asks the nearest one.
     Drawn(usize),
 }
 
@@ -30,13 +30,14 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Returns the sum of both round trips as a multiple of the direct one.
+    /// Returns the sum of both round-trip times as a multiple of the direct one.
     pub fn inflation(&self) -> f64 {
         f64::from(self.asking + self.direct) / f64::from(self.direct)
     }
 }
 
-/// Returns a sample for every pair of sender and receiver in two regions and for each of `draws` draws of delegates.
+/// Returns a sample for every pair of a sender and a receiver in different regions, for each of `draws` draws of
+/// delegates.
 pub fn samples(times: &Times, placement: Placement, seed: u64, draws: u32) -> Vec<Sample> {
     let mut chance = Chance(seed);
     let mut samples = Vec::new();
@@ -57,7 +58,7 @@ pub fn samples(times: &Times, placement: Placement, seed: u64, draws: u32) -> Ve
     samples
 }
 
-/// A pseudorandom generator that repeats its sequence for the same seed: SplitMix64 (Steele, Lea, Flood: Fast
+/// A pseudorandom generator whose sequence is the same for the same seed: SplitMix64 (Steele, Lea, Flood: Fast
 /// Splittable Pseudorandom Number Generators, 2014).
 struct Chance(u64);
 
@@ -70,7 +71,7 @@ impl Chance {
         mixed ^ mixed >> 31
     }
 
-    /// Draws `count` different numbers below `end`, or all of them if there are not more.
+    /// Draws `count` different numbers below `end`, or all numbers if there are no more than `count`.
     fn draw(&mut self, count: usize, end: usize) -> Vec<usize> {
         let mut all: Vec<_> = (0..end).collect();
         let count = count.min(end);

@@ -29,7 +29,7 @@ fn with_delegates_everywhere_asking_takes_nothing() {
 
 #[test]
 fn the_nearest_of_two_delegates_is_asked() {
-    // With two delegates in three regions, either one is in the sender's region, or both other regions have one and the
+    // With two delegates in three regions, either the sender's region has one, or both other regions have one and the
     // sender asks the nearer.
     let samples = samples(&small(), Placement::Drawn(2), 3, 200);
     let asked = |time| samples.iter().filter(|sample| sample.asking == time).count();
@@ -41,8 +41,8 @@ fn the_nearest_of_two_delegates_is_asked() {
 fn one_delegate_at_random_is_asked_as_often_as_it_is_drawn() {
     let samples = samples(&small(), Placement::Drawn(1), 1, 2_000);
     let mean = samples.iter().map(|sample| f64::from(sample.asking)).sum::<f64>() / samples.len() as f64;
-    // Every sender and every delegate is equally likely, so the expectation is the mean of all nine times, including
-    // those of 0.
+    // Every sender and every delegate is equally likely, so the expected value is the mean of all nine times, including
+    // the three times of 0.
     let expected = f64::from(10 + 100 + 10 + 90 + 110 + 90) / 9.0;
     assert!((mean - expected).abs() < 2.0, "{mean} {expected}");
 }

@@ -2,15 +2,15 @@
 
 use anyhow::{Context, Result, ensure};
 
-/// Round-trip times from each region to each, in milliseconds. Within a region the time is 0, because tables have no
-/// entry for it.
+/// Round-trip times between every two regions, in milliseconds. Within a region the time is 0, because the table has no
+/// value for it.
 pub struct Times {
     rows: Vec<Vec<u32>>,
 }
 
 impl Times {
-    /// Parses CSV. The first line names the columns' regions; each further line has its own region and then the times
-    /// in the order of the columns. The field is empty where both are the same region.
+    /// Parses CSV. The first line names the regions of the columns. Each further line has its own region, and then the
+    /// times in the order of the columns. The field for the line's own region is empty.
     pub fn read(text: &str) -> Result<Self> {
         let mut lines = text.lines();
         let regions: Vec<_> = lines.next().context("the file is empty")?.split(',').skip(1).collect();

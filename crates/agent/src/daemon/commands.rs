@@ -39,6 +39,10 @@ impl Daemon {
                 let place = Destination { address: address.to_canonical(), protocol, port };
                 return self.explain(subject, place, false, reply);
             }
+            Call::Rungs { address, protocol, port } => {
+                let to = Destination { address: address.to_canonical(), protocol, port };
+                Reply::Rungs { rungs: self.rungs(subject, to) }
+            }
             Call::Discover { domain } => return self.discover(domain.as_deref(), reply),
             Call::Status => self.status(uid),
             Call::Grants => {
@@ -51,6 +55,7 @@ impl Daemon {
                 }
             }
             Call::Rule { target, consent } => self.rule(uid, target, consent),
+            Call::Treat { process, treatment } => self.treat(uid, process, &treatment),
         };
         let _ = reply.send(answer);
     }
@@ -101,15 +106,16 @@ impl Daemon {
 
     pub(super) fn interfaces(&self) -> Vec<Interface> {
         let switches = self.switches.iter().flat_map(Switches::shown);
-        self.kernel.interfaces().into_iter().chain(switches).collect()
+        self.kernel.interfaces().into_iter().chain(switches).chain(self.broken_tunnels()).collect()
     }
 
-    /// Returns the counters of the kernel program and of the side of switches.
+    /// Returns the counters of the kernel program and of the switches, by name.
     pub(super) fn counters(&self) -> Result<BTreeMap<String, u64>> {
         let mut counters = self.kernel.counters().context("cannot read the kernel's counters")?;
         for (name, count) in self.switches.iter().flat_map(Switches::counters) {
             *counters.entry(name.to_owned()).or_default() += count;
         }
+        counters.extend(self.tunnel_counters());
         Ok(counters)
     }
 
@@ -150,6 +156,7 @@ impl Daemon {
                 discovered: self.discovered(),
                 now: self.agent.unix(now(), subject),
                 own: None,
+                tunnels: self.tunnels_of(subject),
             })),
         }
     }

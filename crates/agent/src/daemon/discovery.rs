@@ -1,5 +1,5 @@
-//! Discovery (wire.md §7): records that users or the configuration ask for, records that are overheard, and the display
-//! of both. A record's only effect is one request to an authority that a user has logged in to.
+//! Discovery (wire.md §7): records that users or the configuration request, overheard records, and the display of both.
+//! The only effect that a record has is one request, which goes to an authority to which a user has logged in.
 
 use super::{Daemon, Message, now};
 use engine::agent::Subject;
@@ -11,12 +11,12 @@ use reach::resolver;
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
 
-/// Largest number of domains asked for at a time.
+/// Maximum number of domains that are queried at a time.
 const ASKING_MAX: usize = 32;
-/// Largest number of clients that wait for the same domain.
+/// Maximum number of clients that wait for the same domain.
 const WAITING_MAX: usize = 64;
 
-/// Known records, and clients that wait for an answer.
+/// Known records, and clients that wait for records.
 #[derive(Default)]
 pub(super) struct Discovery {
     cache: Cache,
@@ -24,7 +24,7 @@ pub(super) struct Discovery {
 }
 
 impl Daemon {
-    /// Answers a user who asks for a domain, or for all known ones.
+    /// Answers a user who requests the record of a domain, or all known records.
     pub(super) fn discover(&mut self, domain: Option<&str>, reply: oneshot::Sender<Reply>) {
         let Some(domain) = domain else {
             let _ = reply.send(Reply::Discovered { domains: self.discovered() });
@@ -45,7 +45,7 @@ impl Daemon {
         }
     }
 
-    /// Asks for configured domains whose answers have expired.
+    /// Queries name servers for configured domains whose results have expired.
     pub(super) fn look_around(&mut self) {
         for domain in self.settings.discover.clone() {
             let is_open = self.discovery.asking.contains_key(&domain);
@@ -89,7 +89,7 @@ impl Daemon {
         self.hint(&record);
     }
 
-    /// Has the state machine ask the authority that the record names, for users who are logged in to it.
+    /// Makes the state machine ask the authority that the record names, on behalf of users who are logged in to it.
     fn hint(&mut self, record: &Record) {
         for (uid, kept) in &self.kept {
             let session = kept.session.as_ref();
@@ -99,7 +99,7 @@ impl Daemon {
         }
     }
 
-    /// Returns every domain with a record that names an authority.
+    /// Returns every domain whose record names an authority.
     pub(super) fn discovered(&self) -> Vec<Discovered> {
         let proposals = self.discovery.cache.proposals(now()).into_iter();
         proposals.map(|proposal| self.shown(proposal.domain, proposal.record, proposal.source)).collect()

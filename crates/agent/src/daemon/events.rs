@@ -7,17 +7,17 @@ use engine::agent::{Event, Subject};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A report from the task that follows an authority's events. Until the loop has handled it, that task sends no other
-/// one: an authority that sends events without end fills no more than its place in the queue of messages.
+/// A report from the task that follows an authority's events. The task sends the next report only once the loop has
+/// handled this one, so an authority that sends events without end has at most one report in the queue.
 pub(super) struct Report {
     update: Update,
     _turn: OwnedSemaphorePermit,
 }
 
 enum Update {
-    /// The authority sent an event; `None` if it is none that concerns agents.
+    /// The authority sent an event; `None` if the event does not concern agents.
     Event(Option<Event>),
-    /// There are no more events.
+    /// The authority has closed the event stream, for this reason.
     Ended(Error),
     /// The connection broke, for this reason.
     Lost(String),

@@ -1,7 +1,7 @@
 //! Logging in and out: with a password, through a browser or a device code, with a service account's key.
 //!
-//! A login with an identity provider has two halves, which this daemon connects: only the daemon knows the verifier, so
-//! the callback from a browser is of no use to anyone else. Both are in [`reach::login`].
+//! A login with an identity provider has two halves, both in [`reach::login`], which the daemon connects. Nobody else
+//! can use the callback from the browser, because only the daemon knows the code verifier.
 
 use super::{Daemon, Message};
 use api::{self, Callback, LoggedOut, LoginOutcome, ServiceKey};
@@ -12,19 +12,20 @@ use reach::protocol::{LoginWay, Reply};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// How long a logout waits for the authority to name the identity provider's own session.
+/// Maximum time that a logout waits for the authority to name the identity provider's own session.
 const LOGOUT_TIME: Duration = Duration::from_secs(4);
 
-/// The authority to log in to.
+/// The authority at which a user logs in.
 pub(super) struct At {
     pub url: String,
-    /// The certificates to trust, PEM; the system's if absent.
+    /// The certificates to trust, in PEM; `None` for the system's certificates.
     pub ca: Option<String>,
-    /// The user who logs in. The connection is made on their behalf, so that it carries no token of root's.
+    /// The user who logs in. The connection to the authority is made on behalf of this user, so that its packets do not
+    /// carry the tokens of root, who runs the daemon.
     pub uid: u32,
 }
 
-/// A login with an identity provider that a user has started. No `Debug`: it contains a secret.
+/// A login with an identity provider that a user has started. Has no `Debug` because it contains a secret.
 pub(super) struct Started {
     at: At,
     pending: Pending,
@@ -37,7 +38,7 @@ impl At {
 }
 
 impl Daemon {
-    /// Checks that the configuration permits logins to this authority; if not, refuses the client's call.
+    /// Checks that the configuration permits logins to this authority. If it does not, refuses the client's call.
     fn takes(&self, url: &str, reply: oneshot::Sender<Reply>) -> Option<oneshot::Sender<Reply>> {
         if self.settings.may_log_in_to(url) {
             return Some(reply);
@@ -86,8 +87,8 @@ impl Daemon {
         });
     }
 
-    /// Finishes a login with an identity provider. `callback` comes from the browser; it is absent for a device code,
-    /// and when the client asks whether the person has answered.
+    /// Finishes a login with an identity provider. `callback` comes from the browser. It is `None` for a device code,
+    /// and if the client only asks whether the person has answered.
     pub(super) fn finish_login(&mut self, uid: u32, callback: Option<Callback>, reply: oneshot::Sender<Reply>) {
         let Some(Started { at, pending }) = self.started.get(&uid) else {
             drop(reply.send(refused("wrong_login", "no login is in progress: run `vouchsafe login`".to_owned())));
@@ -112,7 +113,7 @@ impl Daemon {
         });
     }
 
-    /// Requests a session and passes it to the loop.
+    /// Requests a session and passes the result to the loop.
     fn enter<F>(
         &self,
         uid: u32,
@@ -146,8 +147,10 @@ impl Daemon {
             let authority = before.authority.clone();
             tokio::spawn(async move { authority.logout().await });
         }
+        self.forget_tunnels(subject);
         self.connect(subject, authority);
         let (expires, receivers, sealed) = (kept.expires, kept.receivers.clone(), kept.sealed.clone());
+        self.note_destinations(subject, &receivers, &sealed, None);
         self.agent.login(subject, Login { expires, receivers, sealed, skew: 0 });
         self.agent.sync_clock(subject, time.value, time.requested, time.answered);
         kept.skew = self.agent.skew(subject);
@@ -162,10 +165,11 @@ impl Daemon {
     pub(super) fn logout(&mut self, subject: Subject, reply: oneshot::Sender<Reply>) {
         let uid = subject.user();
         self.agent.logout(subject);
+        self.forget_tunnels(subject);
         let session = self.kept.get_mut(&uid).and_then(|kept| kept.session.take());
         self.save(uid);
         let authority = self.connections.remove(&subject).map(|connection| connection.authority.clone());
-        // A task, so that the logout completes even if the client stops waiting.
+        // The logout runs in a task of its own, so that it completes even if the client stops waiting.
         let logout = tokio::spawn(async move {
             let answer = authority?.logout().await;
             answer.inspect_err(|error| tracing::warn!(uid, "cannot log out at the authority: {error}")).ok()?

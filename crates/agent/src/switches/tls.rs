@@ -1,4 +1,4 @@
-//! TLS with switches: both sides present a certificate, the agent's from a file, the switch's from a configured CA.
+//! TLS with switches. The agent presents a certificate from a file; switches present certificates of a configured CA.
 
 use anyhow::{Context, Result, bail, ensure};
 use rustls::server::WebPkiClientVerifier;
@@ -12,24 +12,28 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// Timeout of a handshake.
+/// Maximum duration of a handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// The first byte of a TLS handshake (RFC 8446 §5.1).
 const HANDSHAKE: u8 = 22;
 
-/// The files for TLS.
+/// The files for TLS with switches.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// The agent's certificate, and intermediate certificates up to a CA that switches trust.
+    /// The agent's certificate and its intermediate certificates, up to a CA that the switches trust.
     pub certificate: PathBuf,
     /// The private key for the certificate.
     pub key: PathBuf,
-    /// The CA that signs switches' certificates.
+    /// The CA that signs the certificates of switches.
     pub ca: PathBuf,
 }
 
 impl Files {
-    /// Combines the options; either all or none must be present.
+    /// Combines the three settings. Returns `None` if none of them is present.
+    ///
+    /// # Errors
+    ///
+    /// Fails if some of them are present, but not all.
     pub fn all(certificate: Option<PathBuf>, key: Option<PathBuf>, ca: Option<PathBuf>) -> Result<Option<Self>> {
         match (certificate, key, ca) {
             (None, None, None) => Ok(None),
@@ -40,7 +44,11 @@ impl Files {
         }
     }
 
-    /// Reads the files.
+    /// Reads the files, and returns the acceptor for connections.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a file can't be read, or if it does not contain the certificates or the key.
     pub fn acceptor(&self) -> Result<TlsAcceptor> {
         let chain = certificates(&self.certificate)?;
         let key = PrivateKeyDer::from_pem_file(&self.key);
@@ -65,6 +73,10 @@ impl Files {
 }
 
 /// Performs the handshake with a switch that has just connected.
+///
+/// # Errors
+///
+/// Fails if the handshake fails or takes too long.
 pub async fn accept(acceptor: &TlsAcceptor, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
     let handshake = async {
         let mut first = [0];

@@ -1,8 +1,10 @@
-//! Backup and restore: the directory as one tar file. SQLite copies the database while the server runs. A restore is
-//! validated first and never replaces an existing directory.
+//! Backup and restore of the authority's directory as one tar file. The server may be running during a backup, because
+//! SQLite copies the database consistently. A restore checks the backup before it creates the directory, and never
+//! replaces an existing directory.
 //!
 //! A backup contains every secret of the authority. It is not encrypted, because the encryption key would need the same
-//! protection as the backup itself. It is written with mode 0600, or to standard output for a program that encrypts it.
+//! protection as the backup itself. It is written to a file of mode 0600, or to standard output for a program that
+//! encrypts it.
 
 use crate::admin::verify_audit;
 use crate::storage::{AuditEvent, Database, Head, Operator, Verdict};
@@ -13,11 +15,17 @@ use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Files that the server creates for itself.
+/// Files that are not copied from the directory: the server's locks and socket, and the database, of which a copy is
+/// added separately.
 const LEFT_OUT: &[&str] =
     &["lock", "rotate.lock", "control.sock", "authority.db", "authority.db-wal", "authority.db-shm"];
 
-/// Writes a backup to `out`. The server may run meanwhile.
+/// Writes a backup of `directory` to `out`, whether the server is running or not. The audit trail records the backup
+/// under the name `named`.
+///
+/// # Errors
+/// A file of the directory cannot be read, the directory contains an unexpected entry that is not a regular file, or
+/// `out` cannot be written.
 pub fn write(directory: &Directory, out: impl Write, named: &str) -> Result<()> {
     let mut database = Database::open(&directory.database())?;
     database.audit(&AuditEvent::new("backup").detail(named).by(&Operator::current()), now())?;
@@ -47,6 +55,9 @@ pub fn write(directory: &Directory, out: impl Write, named: &str) -> Result<()> 
 }
 
 /// Writes a backup to a new file of mode 0600, completely or not at all.
+///
+/// # Errors
+/// The file exists already or cannot be written, or [`write()`] fails.
 pub fn write_file(directory: &Directory, path: &Path) -> Result<()> {
     let path = std::path::absolute(path)?;
     ensure!(!path.exists(), "{} already exists: name a new file", path.display());
@@ -60,13 +71,16 @@ pub fn write_file(directory: &Directory, path: &Path) -> Result<()> {
 }
 
 /// Restores `directory` from a backup and returns the heads of its audit trails. Ends all sessions unless
-/// `keep_sessions` is set, because some may have been ended after the backup was made. Refuses a directory that is not
-/// empty, and an incomplete backup.
+/// `keep_sessions` is set, because some of them may have been ended after the backup was made. Error messages call the
+/// backup `named`.
+///
+/// # Errors
+/// The directory exists and is not empty, or the backup is damaged or incomplete. In each case nothing is restored.
 pub fn restore(directory: &Directory, backup: impl Read, named: &str, keep_sessions: bool) -> Result<Vec<Head>> {
     directory.make(|aside| {
         let mut archive = tar::Archive::new(backup);
         for entry in archive.entries().with_context(|| format!("{named} is not a backup"))? {
-            // The underlying error would quote the beginning of the file, which may be a secret.
+            // The tar error is dropped, because it would quote the beginning of the file, which may be a secret.
             let mut entry = entry.ok().with_context(|| format!("{named} is not a backup, or is damaged"))?;
             let name = entry.path()?.into_owned();
             let is_plain = name.file_name() == Some(name.as_os_str()) && entry.header().entry_type().is_file();
@@ -97,7 +111,10 @@ fn check(directory: &Directory) -> Result<()> {
     }
 }
 
-/// Opens a backup file.
+/// Opens a backup file for reading.
+///
+/// # Errors
+/// The file cannot be opened.
 pub fn open(path: &Path) -> Result<File> {
     File::open(path).with_context(|| format!("cannot read {}", path.display()))
 }

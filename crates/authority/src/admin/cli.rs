@@ -1,8 +1,10 @@
-//! `vouchsafe authority …`: parses arguments and prints results. The modules `admin` and `http::server` do the work.
+//! `vouchsafe authority …`: parses the arguments and prints the results. The modules `admin` and `http::server` do the
+//! work.
 
 mod audit;
 mod dns;
 mod policy;
+mod score;
 mod segments;
 mod service;
 mod session;
@@ -11,7 +13,7 @@ use crate::admin::control::{self, Command};
 use crate::admin::{self, Factor, Revoked, backup};
 use crate::directory::default_names;
 use crate::http::openapi;
-use crate::storage::{Database, Which};
+use crate::storage::{Database, RevokedCounts, Which};
 use crate::{Directory, Server, now, settings, tls};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
@@ -26,9 +28,9 @@ use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 use zeroize::Zeroizing;
 
-const WRITE_DEVICE: &str = "write a device as PERSON/DEVICE, as `device list` shows it";
+const WRITE_DEVICE: &str = "write the device as PERSON/DEVICE, as `vouchsafe authority device list` shows it";
 
-/// The directory of the authority.
+/// The option that names the authority's directory.
 #[derive(Args, Debug)]
 pub struct At {
     /// The authority's directory
@@ -49,7 +51,7 @@ impl At {
 /// Options of a command that prints a list.
 #[derive(Args, Debug)]
 pub struct List {
-    /// Where the authority lives
+    /// The authority's directory
     #[command(flatten)]
     at: At,
     /// Print JSON
@@ -62,49 +64,49 @@ pub struct List {
 pub enum AuthorityCommand {
     /// Make the directory: configuration, master key, TLS certificate, example policy, database
     Init {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// A DNS name or address by which clients reach the authority; may be repeated [default: this host's name,
         /// localhost, 127.0.0.1, ::1]
         #[arg(long = "name", value_name = "HOST")]
         names: Vec<String>,
-        /// Where the API listens
+        /// Address and port at which the API listens
         #[arg(long, value_name = "ADDR:PORT", default_value_t = settings::DEFAULT_LISTEN)]
         listen: SocketAddr,
     },
     /// Run the server
     Run {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
-        /// Listen here instead of where the configuration says
+        /// Listen at this address instead of the configured one
         #[arg(long, value_name = "ADDR:PORT")]
         listen: Option<SocketAddr>,
     },
     /// Serve the domain of [dns] with the record by which agents find this authority, or print that record
     Dns(dns::DnsArguments),
-    /// Accounts
+    /// Manage accounts
     #[command(subcommand)]
     User(UserCommand),
-    /// Devices and their tags
+    /// Manage devices and their tags
     #[command(subcommand)]
     Device(DeviceCommand),
-    /// Service accounts: machines that log in with a key
+    /// Manage service accounts: machines that log in with a key
     #[command(subcommand)]
     Service(service::ServiceCommand),
-    /// Sessions
+    /// List sessions, and renew them with the identity provider
     #[command(subcommand)]
     Session(session::SessionCommand),
-    /// Verifiers
+    /// Manage verifiers
     #[command(subcommand)]
     Verifier(VerifierCommand),
-    /// The policy
+    /// Check, compare, try and apply policies
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
     /// End grants early; established flows are cut
     Revoke {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// The grants to end
@@ -119,12 +121,19 @@ pub enum AuthorityCommand {
         /// Include grants that expired or were revoked
         #[arg(long)]
         all: bool,
+        /// List only the grant that has or had this handle, live or ended
+        #[arg(long, conflicts_with = "all")]
+        handle: Option<wire::Handle>,
     },
-    /// List the path segments in force: those that the running server issued, which neither ended nor were withdrawn
+    /// List and reset people's scores, which applications lower by complaints
+    #[command(subcommand)]
+    Score(score::ScoreCommand),
+    /// List the path segments in force: those that the running server issued and that have neither ended nor been
+    /// withdrawn
     Segments(segments::SegmentsArgs),
     /// Write configuration, policy, keys and database to a new file of mode 0600; the server may be running
     Backup {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// The file to write; `-` is standard output, for example to an encryption program
@@ -132,7 +141,7 @@ pub enum AuthorityCommand {
     },
     /// Recreate the directory from a backup; refuses a directory that is not empty
     Restore {
-        /// Where the authority is to live
+        /// The directory to create
         #[command(flatten)]
         at: At,
         /// The backup file; `-` is standard input
@@ -143,7 +152,7 @@ pub enum AuthorityCommand {
     },
     /// Make a new master key, used from the epoch after the next; grants and flows are not affected
     RotateMasterKey {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// The old key is compromised: use the new one at once. Flows continue, agents request new grants
@@ -156,12 +165,12 @@ pub enum AuthorityCommand {
     Audit(audit::AuditArgs),
 }
 
-/// Accounts
+/// Manage accounts
 #[derive(Subcommand, Debug)]
 pub enum UserCommand {
     /// Add an account; asks for its password
     Add {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// The person's name
@@ -169,7 +178,7 @@ pub enum UserCommand {
         /// Give the account a second factor and print the address for the authenticator app
         #[arg(long)]
         totp: bool,
-        /// Where the password comes from
+        /// The source of the password
         #[command(flatten)]
         password: Password,
     },
@@ -177,7 +186,7 @@ pub enum UserCommand {
     List(List),
     /// Remove an account, or forget a person of the identity provider; sessions and grants end
     Remove {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// The person's name
@@ -185,7 +194,7 @@ pub enum UserCommand {
     },
     /// Change a password; the account's sessions and grants end, and its passkeys are removed
     Passwd {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// The person's name
@@ -196,18 +205,19 @@ pub enum UserCommand {
         /// Remove the account's second factor
         #[arg(long, conflicts_with = "totp")]
         no_totp: bool,
-        /// Where the password comes from
+        /// The source of the password
         #[command(flatten)]
         password: Password,
     },
 }
 
-/// Devices and their tags
+/// Manage devices and their tags
 #[derive(Subcommand, Debug)]
 pub enum DeviceCommand {
-    /// Set a device's tags, for rules about "tag:NAME"; replaces all previous tags, without tags removes them
+    /// Set the tags of a device, for rules about "tag:NAME"; replaces all previous tags, and removes them if no tag is
+    /// given
     Tag {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// The device
@@ -221,7 +231,7 @@ pub enum DeviceCommand {
     List(List),
 }
 
-/// Where a password comes from
+/// The place from which a command takes a password
 #[derive(Args, Debug)]
 pub struct Password {
     /// Read the password from this file [default: prompt, or standard input if it is not a terminal]
@@ -229,12 +239,12 @@ pub struct Password {
     password_file: Option<PathBuf>,
 }
 
-/// Verifiers
+/// Manage verifiers
 #[derive(Subcommand, Debug)]
 pub enum VerifierCommand {
     /// Add a verifier and print its one-time enrolment code, valid for 24 hours
     Add {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// The verifier's id, as the policy names it
@@ -247,7 +257,7 @@ pub enum VerifierCommand {
     List(List),
     /// Remove a verifier; its token becomes invalid and the grants for it end
     Remove {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// The verifier's id
@@ -255,7 +265,7 @@ pub enum VerifierCommand {
     },
 }
 
-/// The grants to end
+/// The grants and sessions to end
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 pub struct Revocation {
@@ -273,7 +283,8 @@ pub struct Revocation {
 impl Revocation {
     fn which(self) -> Result<Which> {
         if let Some(handle) = self.grant {
-            let handle = handle.parse().ok().context("a handle has 16 hex digits, as `grants` lists it")?;
+            let handle =
+                handle.parse().ok().context("a handle has 16 hex digits, as `vouchsafe authority grants` shows it")?;
             return Ok(Which::Grant(handle));
         }
         match (self.person, self.device.as_deref().and_then(|device| device.split_once('/'))) {
@@ -305,7 +316,10 @@ impl Password {
     }
 }
 
-/// Runs the command. Returns exit code 1 if the answer to a query is no; errors become exit code 2.
+/// Runs `command`. Returns exit code 1 if `command` is a query and the answer is no.
+///
+/// # Errors
+/// The command could not be carried out; the caller then exits with code 2.
 pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
     match command {
         AuthorityCommand::Init { at, names, listen } => init(&at, names, listen)?,
@@ -318,8 +332,12 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
         AuthorityCommand::Verifier(command) => verifier(command).await?,
         AuthorityCommand::Policy(command) => return policy::run(command).await,
         AuthorityCommand::Revoke { at, which } => return revoke(&at, &which.which()?).await,
-        AuthorityCommand::Grants { list, all } => {
-            let grants = list.at.database()?.grants(now(), all)?;
+        AuthorityCommand::Grants { list, all, handle } => {
+            let database = list.at.database()?;
+            let grants = match handle {
+                Some(handle) => database.grant(handle)?.into_iter().collect(),
+                None => database.grants(now(), all)?,
+            };
             show(&list, &grants, &["HANDLE", "PERSON", "DEVICE", "TO", "RECEIVER", "RULE", "UNTIL"], |grant| {
                 let until = match grant.revoked {
                     Some(time) if time < grant.expires => format!("revoked {}", utc(time)),
@@ -332,6 +350,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
                 texts.map(Clone::clone).to_vec()
             })?;
         }
+        AuthorityCommand::Score(command) => return score::run(command).await,
         AuthorityCommand::Segments(arguments) => return segments::run(arguments).await,
         AuthorityCommand::Backup { at, file } => {
             if file.as_os_str() == "-" {
@@ -403,19 +422,29 @@ async fn serve(at: &At, listen: Option<SocketAddr>) -> Result<()> {
 async fn revoke(at: &At, which: &Which) -> Result<ExitCode> {
     if !at.database()?.has(which)? {
         match which {
-            Which::Grant(handle) => println!("there is no grant {handle}: `grants --all` lists them"),
-            Which::Device(person, device) => println!("no device {person}/{device}: `device list` shows them"),
-            Which::Person(person) | Which::OwnGrant(person, _) => {
-                println!("no person or service {person}: `user list` and `service list` show them");
+            Which::Grant(handle) => {
+                println!("there is no grant {handle}: `vouchsafe authority grants --all` lists the grants")
             }
-            Which::Session(_) => println!("no such session: `session list` shows them"),
+            Which::Device(person, device) => {
+                println!("no device {person}/{device}: `vouchsafe authority device list` lists the devices")
+            }
+            Which::Person(person) | Which::OwnGrant(person, _) => {
+                println!(
+                    "no person or service {person}: `vouchsafe authority user list` and `service list` list the accounts"
+                );
+            }
+            Which::Session(_) => {
+                println!("there is no such session: `vouchsafe authority session list` lists the sessions")
+            }
         }
         return Ok(ExitCode::FAILURE);
     }
-    let Revoked { grants, announced } = admin::revoke(&at.directory(), which).await?;
-    let grants = count(grants, "grant");
+    let Revoked { counts: RevokedCounts { sessions, grants }, announced } =
+        admin::revoke(&at.directory(), which).await?;
+    let ended = if sessions > 0 { format!("{} ended, ", count(sessions, "session")) } else { String::new() };
+    let grants = format!("{ended}{}", count(grants, "grant"));
     if announced {
-        println!("{grants} revoked; their flows are cut, and those of revoked grants that had expired");
+        println!("{grants} revoked; verifiers cut their flows, and the flows of revoked grants that had expired");
     } else {
         println!(
             "{grants} revoked, but the authority is not running: verifiers receive the revocation when it starts. \
@@ -431,7 +460,7 @@ async fn user(command: UserCommand) -> Result<()> {
             let address = admin::add_account(&at.directory(), &name, &password.read()?, totp).await?;
             println!("added {name}");
             if let Some(address) = address {
-                println!("the second factor, shown only this once:\n{}", *address);
+                println!("the second factor for the authenticator app, which cannot be shown again:\n{}", *address);
             }
         }
         UserCommand::List(list) => {
@@ -457,14 +486,14 @@ async fn user(command: UserCommand) -> Result<()> {
             let (passkeys, address) = changed;
             println!("changed the password of {name}; its sessions ended; passkeys removed: {passkeys}");
             if let Some(address) = address {
-                println!("the second factor, shown only this once:\n{}", *address);
+                println!("the second factor for the authenticator app, which cannot be shown again:\n{}", *address);
             }
         }
     }
     Ok(())
 }
 
-/// Formats a list of names as a table cell.
+/// Formats a list of names as a table cell; an empty list becomes `-`.
 fn or_dash(names: &[String]) -> String {
     if names.is_empty() { "-".into() } else { names.join(", ") }
 }

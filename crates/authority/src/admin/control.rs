@@ -1,5 +1,5 @@
-//! The control socket: commands notify the running server that the database or the policy file changed. Only root and
-//! the directory's owner may use it.
+//! The control socket, through which commands tell the running server that the database or the policy file changed.
+//! Only root and the directory's owner may use it.
 
 use crate::Directory;
 use crate::segments::listed::SegmentFilter;
@@ -16,28 +16,28 @@ use std::time::Duration;
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 
-/// Time limit for each side to wait for the other.
+/// Time limit for the command to wait for the server's reply, and for the server to serve one command.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Pause after a failure to accept a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum length of a message, in bytes.
+/// Maximum length of a message, in bytes: a policy of maximum length still fits after JSON has escaped its characters.
 const MOST: u64 = 8 * engine::policy::MOST_TEXT as u64;
 
-/// A command to the server.
+/// A command that the command line sends to the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Command {
-    /// The database changed.
+    /// Synchronise the server's memory with the database, because the database changed.
     Sync,
-    /// An input of the policy changed in the database: a device's tags, or groups.
+    /// Evaluate all grants again, because an input of the policy changed in the database: tags or groups.
     #[serde(rename = "judge")]
     Reevaluate,
-    /// The master keys changed.
+    /// Read the master keys again, because they changed.
     ReloadKeys {
-        /// Whether the keys in use changed too, not only future ones.
+        /// Whether the keys that are in use changed too, and not only future keys.
         anew: bool,
     },
-    /// Put another policy in force.
+    /// Put a policy in force.
     ApplyPolicy {
         /// The policy's text; without it the server reads the policy file.
         text: Option<String>,
@@ -46,9 +46,9 @@ pub enum Command {
         /// The operator who makes the change, if known.
         by: Option<Operator>,
     },
-    /// Check sessions with the identity provider now, all of them or those of one person.
+    /// Renew all sessions, or the sessions of one person, with the identity provider now.
     RenewSessions {
-        /// The person whose sessions to check.
+        /// The person whose sessions are renewed; the sessions of all persons if absent.
         person: Option<String>,
     },
     /// List the path segments in force; answered by a [`SegmentList`](crate::segments::listed::SegmentList).
@@ -59,18 +59,25 @@ pub enum Command {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply<T> {
-    /// Done: one line for the operator, or what the command asked for.
+    /// The server has carried out the command. The value is one line for the operator, or the data that the command
+    /// requests.
     Done(T),
-    /// Refused, with the reason.
+    /// The server refused the command, or could not carry it out. The text is the reason.
     Refused(String),
 }
 
-/// Sends a command that is answered by one line for the operator. Returns `None` if no server runs.
+/// Sends a command whose reply is one line for the operator. Returns `None` if no server is running.
+///
+/// # Errors
+/// As for [`ask`].
 pub async fn send(directory: &Directory, command: Command) -> Result<Option<Reply<String>>> {
     ask(directory, command).await
 }
 
-/// Sends a command to the server of `directory`. Returns `None` if no server runs.
+/// Sends a command to the server of `directory` and returns its reply, or `None` if no server is running.
+///
+/// # Errors
+/// The server's control socket cannot be opened, the server does not reply within 30 s, or the reply is malformed.
 pub async fn ask<T: DeserializeOwned>(directory: &Directory, command: Command) -> Result<Option<Reply<T>>> {
     let path = directory.control_socket();
     let stream = match UnixStream::connect(&path).await {
@@ -89,7 +96,11 @@ pub async fn ask<T: DeserializeOwned>(directory: &Directory, command: Command) -
         .map(Some)
 }
 
-/// Listens on the control socket of the directory. The caller must hold the directory's lock.
+/// Listens on the control socket of the directory, and replaces a socket that an earlier server left behind. The caller
+/// must hold the directory's lock.
+///
+/// # Errors
+/// The earlier socket cannot be removed, or the new one cannot be created.
 pub fn listen(directory: &Directory) -> Result<UnixListener> {
     let path = directory.control_socket();
     match std::fs::remove_file(&path) {
@@ -99,16 +110,19 @@ pub fn listen(directory: &Directory) -> Result<UnixListener> {
                 path.display()
             )
         }),
-        _ => UnixListener::bind(&path).with_context(|| format!("cannot listen at {}", path.display())),
+        _ => UnixListener::bind(&path).with_context(|| format!("cannot create the control socket {}", path.display())),
     }
 }
 
-/// Serves commands until the future is dropped.
+/// Serves commands, one after the other, until the future is dropped.
+///
+/// # Errors
+/// The directory's owner cannot be read.
 pub(crate) async fn serve(listener: UnixListener, authority: Arc<Authority>) -> Result<()> {
     let owner = authority.directory.owner()?;
     loop {
         let Ok((stream, _)) = listener.accept().await else {
-            // Usually out of file descriptors; connections that end will free some.
+            // The process has usually run out of file descriptors; connections that end will free some.
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
@@ -134,7 +148,7 @@ async fn answer(stream: UnixStream, authority: &Arc<Authority>) -> Result<()> {
     let (reader, mut writer) = stream.into_split();
     let command = read(reader).await?;
     let authority = authority.clone();
-    // Run as a separate task, so that a command completes even if its caller's time limit expires.
+    // The command runs as a separate task, so that it completes even if the time limit expires.
     let done = tokio::spawn(async move { act(&authority, command).await }).await?;
     let reply = done.map_or_else(|error| Reply::Refused(format!("{error:#}")), Reply::Done);
     Ok(writer.write_all(&lines::encode(&reply)?).await?)
@@ -144,7 +158,7 @@ async fn act(authority: &Arc<Authority>, command: Command) -> Result<Value> {
     let line = match command {
         Command::Segments(filter) => {
             let authority = authority.clone();
-            // The list is long work for a thread that other calls wait for.
+            // Listing takes long, so it runs on a blocking thread and does not delay other tasks.
             let list = tokio::task::spawn_blocking(move || authority.segments.list(&filter)).await??;
             return Ok(serde_json::to_value(list)?);
         }

@@ -1,5 +1,5 @@
-//! The pages for administrators: current activity, access rights, and the actions that change them. An action does the
-//! same as the matching command and is recorded in the audit trail under the administrator's name.
+//! The pages for administrators: current activity, access rights, and the actions that change them. An action has the
+//! same effect as the matching command, and the audit trail records it under the administrator's name.
 
 mod audit;
 mod drops;
@@ -29,7 +29,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 /// Limits the number of long database reads that run concurrently.
 static LOOKS: Semaphore = Semaphore::const_new(2);
 
-/// Returns the routes of every page for administrators.
+/// Returns the routes of all pages for administrators.
 pub fn routes() -> Router<Arc<Authority>> {
     Router::new()
         .route("/", get(overview::show))
@@ -50,8 +50,8 @@ pub fn routes() -> Router<Arc<Authority>> {
         .route("/policy/versions/{version}/policy.toml", get(policy::download))
 }
 
-/// Reads the database in a separate thread over a separate connection, so that searches do not delay the issuing of
-/// grants.
+/// Runs `look` on a new database connection in a separate thread, so that long searches do not delay the issuing of
+/// grants. Waits while too many such reads are running.
 async fn read<T: Send + 'static>(
     directory: &Directory,
     look: impl FnOnce(&mut Database) -> anyhow::Result<T> + Send + 'static,
@@ -59,7 +59,7 @@ async fn read<T: Send + 'static>(
     Ok(Turn::wait(&LOOKS).await?.read(directory, look).await?)
 }
 
-/// A permit for one long database read.
+/// A permit for one long database read, which counts against [`LOOKS`].
 struct Turn(SemaphorePermit<'static>);
 
 impl Turn {
@@ -91,7 +91,7 @@ impl Turn {
     }
 }
 
-/// Lists services in the notation of a policy.
+/// Formats a list of services in the notation of a policy.
 fn services(services: &[Service]) -> String {
     services.iter().map(service).collect::<Vec<_>>().join(", ")
 }

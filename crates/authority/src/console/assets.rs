@@ -1,5 +1,5 @@
-//! The style sheet and the script, compiled into the binary. Each URL contains a hash of the content, so browsers may
-//! cache the file indefinitely.
+//! The style sheet and the script, which are compiled into the binary. Each URL contains a hash of the content, so
+//! browsers may cache the file indefinitely.
 
 use crate::login::credentials::token_hash;
 use crate::state::Authority;
@@ -36,7 +36,7 @@ fn path(name: &str, text: &str) -> String {
 const STYLE_TEXT: &str = include_str!("console.css");
 const SCRIPT_TEXT: &str = include_str!("console.js");
 
-/// The style sheet.
+/// The console's style sheet.
 pub static STYLE: Asset = Asset {
     name: "/console.css",
     kind: "text/css; charset=utf-8",
@@ -44,7 +44,7 @@ pub static STYLE: Asset = Asset {
     path: LazyLock::new(|| path("console.css", STYLE_TEXT)),
 };
 
-/// The script.
+/// The console's script.
 pub static SCRIPT: Asset = Asset {
     name: "/console.js",
     kind: "text/javascript; charset=utf-8",

@@ -51,6 +51,17 @@ for (const section of document.querySelectorAll("[data-live]")) {
   }, 5000);
 }
 
+// Sends the network's switch a new key for this device while the page is open, as often as the page says (in seconds).
+for (const device of document.querySelectorAll("[data-renew]")) {
+  const renew = async () => {
+    const answer = await fetch(device.dataset.at).catch(() => null);
+    // The device's session has ended, and the authority leads to the login; or the device has moved, and the page says so.
+    const moved = answer?.status === 409 && (await answer.text()) !== "";
+    if (answer?.redirected || answer?.status === 401 || moved) location.reload();
+  };
+  setInterval(renew, 1000 * device.dataset.renew);
+}
+
 // Adds a button that fills a text field from a file.
 for (const text of document.querySelectorAll("textarea[data-file]")) {
   const [button, file] = [document.createElement("button"), document.createElement("input")];

@@ -1,20 +1,22 @@
-//! The console's cookies. The prefix of their names makes browsers accept them only from this host over TLS, never from
-//! a subdomain. Scripts cannot read any of them, and browsers do not send them with requests that other sites embed or
-//! post.
+//! The console's cookies. Because of the prefix of their names, browsers accept them only from this host over TLS,
+//! never from a subdomain. Scripts cannot read them, and browsers do not send them with requests that other sites embed
+//! or post.
 
 use axum::http::header::{COOKIE, SET_COOKIE};
 use axum::http::{HeaderMap, HeaderValue};
 use zeroize::Zeroizing;
 
-/// A cookie's name.
+/// The kinds of cookies that the console sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cookie {
     /// Identifies a session.
     Session,
     /// Identifies a browser until a person logs in with it.
     Visit,
-    /// Identifies the login for which the browser is at the identity provider.
+    /// Identifies the login for which the browser was sent to the identity provider.
     Away,
+    /// Holds the bearer token of the session of the device that the browser runs on.
+    Device,
 }
 
 impl Cookie {
@@ -23,23 +25,26 @@ impl Cookie {
             Self::Session => "__Host-vouchsafe",
             Self::Visit => "__Host-vouchsafe-visit",
             Self::Away => "__Host-vouchsafe-away",
+            Self::Device => "__Host-vouchsafe-device",
         }
     }
 
-    /// Returns the cookie's value from a request if it consists of hex digits.
+    /// Returns the cookie's value from the headers of a request. Returns `None` unless the cookie occurs exactly once
+    /// and consists of 1 to 128 hex digits.
     pub fn read(self, headers: &HeaderMap) -> Option<Zeroizing<String>> {
         let all = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok()).flat_map(|all| all.split(';'));
         let mut own = all.filter_map(|pair| pair.trim().split_once('=')).filter(|(name, _)| *name == self.name());
         let (_, value) = own.next()?;
         let is_ours = (1..=128).contains(&value.len()) && value.bytes().all(|byte| byte.is_ascii_hexdigit());
-        // Of two cookies with the same name, at least one was set by someone else.
+        // If there are two cookies with the same name, at least one was not set by the authority.
         (is_ours && own.next().is_none()).then(|| Zeroizing::new(value.to_owned()))
     }
 
-    /// Sets the cookie to `value`, a string of hex digits, for `seconds` seconds.
+    /// Sets the cookie to `value`, a string of hex digits, for `seconds` seconds. Adds the header for this to the
+    /// `headers` of a response.
     ///
-    /// `Lax`, not `Strict`: a person who returns from the identity provider, or follows a link in a message, is still
-    /// logged in.
+    /// The cookie is `Lax`, not `Strict`, so that a person who returns from the identity provider, or follows a link in
+    /// a message, is still logged in.
     pub fn set(self, headers: &mut HeaderMap, value: &str, seconds: u32) {
         let text = Zeroizing::new(format!(
             "{}={value}; Path=/; Max-Age={seconds}; Secure; HttpOnly; SameSite=Lax",
@@ -51,7 +56,7 @@ impl Cookie {
         }
     }
 
-    /// Deletes the cookie.
+    /// Deletes the cookie. Adds the header for this to the `headers` of a response.
     pub fn forget(self, headers: &mut HeaderMap) {
         self.set(headers, "", 0);
     }

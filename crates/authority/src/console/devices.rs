@@ -1,4 +1,4 @@
-//! A person's devices, and the revocation of a lost one.
+//! The page of a person's devices, on which the person can revoke a lost device.
 
 use super::ending::end;
 use super::overview::Said;

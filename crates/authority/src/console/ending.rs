@@ -1,13 +1,16 @@
-//! Actions that end sessions and grants and then notify the affected verifiers and agents. An action runs to completion
-//! even if the browser disconnects. If it ended nothing, no notification is sent.
+//! Actions that end sessions and grants and then notify the affected verifiers and agents. An action completes even if
+//! the browser disconnects. If it ended nothing, it notifies nobody.
 
 use crate::http::problems::Problem;
 use crate::storage::{Database, Storage};
 use crate::sync::Synchroniser;
 use std::sync::Arc;
 
-/// Runs `work` in this person's queue. If `work` returns a value, something has ended, and the authority sends
-/// notifications.
+/// Runs `work` with the database, in the queue of `person`. `work` must return `Some` if it ended sessions or grants.
+/// The authority then notifies verifiers and agents.
+///
+/// # Errors
+/// `work` fails, or the database cannot be written.
 pub async fn end<T: Send + 'static>(
     storage: &Arc<Storage>,
     sync: &Arc<Synchroniser>,

@@ -1,7 +1,7 @@
-//! Fields of forms. The error of a field stands beside it, and the browser puts the focus on the first field that has
-//! one.
+//! Fields of forms. A page shows the error of a field beside it, and the browser puts the focus on the first field that
+//! has an error.
 
-use super::words::sentence;
+use super::format::sentence;
 use maud::{Markup, html};
 
 /// An error of a field.
@@ -17,7 +17,8 @@ impl Fault {
         Self { field: field.into(), text: sentence(text) }
     }
 
-    /// Reports whether the id of the field is `form`, a hyphen, and its name.
+    /// Reports whether the error belongs to a field of the form named `form`. The ids of the form's fields begin with
+    /// this name and a hyphen.
     pub fn is_of(&self, form: &str) -> bool {
         self.field.strip_prefix(form).is_some_and(|rest| rest.starts_with('-'))
     }
@@ -39,36 +40,36 @@ pub fn summary(faults: &[Fault]) -> Markup {
 pub struct Input<'a> {
     /// The id of the field, unique on its page.
     pub id: &'a str,
-    /// The name under which the form sends it.
+    /// The name under which the form sends the value.
     pub name: &'a str,
-    /// Its name for people.
+    /// The label that people see.
     pub label: &'a str,
-    /// The type of the element. Empty means `text`.
+    /// The `type` of the HTML element; empty means `text`.
     pub kind: &'a str,
-    /// The text in the field. Passwords and codes are never repeated.
+    /// The text that is already in the field. Passwords and codes are never shown again.
     pub value: Option<&'a str>,
-    /// Help for the person.
+    /// A sentence of help, shown below the label.
     pub hint: Option<&'a str>,
-    /// Kind of value that browsers may fill in.
+    /// The kind of value that browsers may fill in (attribute `autocomplete`).
     pub autocomplete: Option<&'a str>,
-    /// The keyboard that phones show.
+    /// The keyboard that phones show (attribute `inputmode`).
     pub inputmode: Option<&'a str>,
     /// The regular expression that the text has to match.
     pub pattern: Option<&'a str>,
-    /// An example.
+    /// An example value, shown while the field is empty.
     pub placeholder: Option<&'a str>,
-    /// The maximum length.
+    /// The maximum number of characters.
     pub maxlength: Option<u32>,
-    /// Whether the form is not sent without it.
+    /// Whether the browser refuses to send the form while the field is empty.
     pub required: bool,
-    /// Whether the text is a name or an address, which neither spelling checks nor capital letters improve.
+    /// Whether the text is a name or an address, for which browsers must neither check spelling nor capitalise.
     pub verbatim: bool,
     /// The types of the problems that the script shows beside this field, separated by spaces.
     pub problems: Option<&'a str>,
 }
 
 impl Input<'_> {
-    /// Renders the field with its label, and with its error if `faults` has one for it.
+    /// Renders the field with its label, and with its error if `faults` contains an error of this field.
     pub fn show(&self, faults: &[Fault]) -> Markup {
         let Self { id, hint, .. } = self;
         let (fault, state) = (fault(id, faults), State::of(id, faults));
@@ -91,9 +92,9 @@ impl Input<'_> {
 
 /// The attributes of a field that depend on its error.
 pub struct State {
-    /// The id of the error, if the field has one.
+    /// The id of the element that shows the field's error; `None` if the field has no error.
     pub described: Option<String>,
-    /// The value of `aria-invalid`.
+    /// The value of `aria-invalid`; `None` if the field has no error.
     pub invalid: Option<&'static str>,
     /// Whether the field has the first error of the page.
     pub is_first: bool,
@@ -108,7 +109,7 @@ impl State {
     }
 }
 
-/// Renders the error of the field with this id, if it has one.
+/// Renders the error of the field with this id; renders nothing if the field has no error.
 pub fn fault(id: &str, faults: &[Fault]) -> Markup {
     let own = faults.iter().find(|fault| fault.field == id);
     html! { @if let Some(Fault { text, .. }) = own { p.fault id={ (id) "-fault" } { (text) } } }

@@ -1,4 +1,4 @@
-//! A person's grants: the receivers to which the person's devices may send now.
+//! The page of a person's grants: the receivers to which the person's devices may send now.
 
 use super::ending::end;
 use super::overview::Said;
@@ -45,10 +45,10 @@ async fn show(Part(storage): Part<Storage>, visitor: Visitor, Query(said): Query
         .collect();
     let columns = [text("Receiver"), text("Covers"), text("Device"), text("Until"), text("By rule"), actions()];
     Ok(Page::new("Grants").of(Some(&visitor)).at("/grants").done(said.done.as_deref()).show(&html! {
-        p { "Destinations that your devices may send to now. A grant lasts minutes and is renewed while it is used. \
-             Revoking one cuts its flows; the device may request another, unless you choose where your identity may \
-             not go." }
-        @if rows.is_empty() { p { "There are none." } }
+        p { "Destinations that your devices may send to now. A grant gives a device minutes at a time, and is renewed \
+             while it is used, until the time shown at the latest. Revoking one cuts its flows; the device may request \
+             another, unless you choose where your identity may not go." }
+        @if rows.is_empty() { p { "You have no live grants." } }
         @else { (table("Your grants", &columns, rows)) }
     }))
 }

@@ -1,8 +1,9 @@
-//! Middleware that every request to the console passes. It identifies the visitor, checks that a submitted form is one
-//! of ours, and adds the security headers to every response.
+//! Middleware that every request to the console passes. It identifies the visitor, accepts only forms that the console
+//! rendered for this browser, and adds the security headers to every response.
 //!
-//! A form is accepted only if the browser reports that a page of this origin sent it *and* it contains the token that
-//! is bound to the browser's session, or, before a login, to the cookie that the login page set.
+//! The guard accepts a form only under two conditions. The browser must report that a page of this origin sent it. And
+//! the form must contain the token that is bound to the browser's session or, before a login, to the cookie that the
+//! login page set.
 
 use super::ROOT;
 use super::cookie::Cookie;
@@ -29,10 +30,10 @@ use subtle::ConstantTimeEq;
 const BODY_TIME: Duration = Duration::from_secs(10);
 /// Maximum length of a form, in bytes.
 const MOST_FORM: usize = 16 * 1024;
-/// Maximum length of an administrator's form, in bytes. It may contain a policy, of which every byte may take three
-/// when encoded.
+/// Maximum length of an administrator's form, in bytes. The form may contain a policy, each byte of which may take
+/// three when encoded.
 const MOST_FORM_OF_ADMINISTRATOR: usize = 3 * engine::policy::MOST_TEXT + MOST_FORM;
-/// Interval at which the use of a session is recorded, in seconds.
+/// Minimum time between two extensions of a session's lifetime because it is used, in seconds.
 const NOTE: u64 = 60;
 
 const POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; \
@@ -43,7 +44,7 @@ const HEADERS: [(HeaderName, HeaderValue); 8] = [
     (header::STRICT_TRANSPORT_SECURITY, HeaderValue::from_static("max-age=31536000")),
     (header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
     (header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
-    // Not `no-referrer`: browsers would then hide the origin of forms, which the guard checks.
+    // The policy is not `no-referrer`, because browsers would then hide the origin of forms, which the guard checks.
     (header::REFERRER_POLICY, HeaderValue::from_static("same-origin")),
     (HeaderName::from_static("cross-origin-opener-policy"), HeaderValue::from_static("same-origin")),
     (HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin")),
@@ -53,13 +54,15 @@ const HEADERS: [(HeaderName, HeaderValue); 8] = [
     ),
 ];
 
-/// Checks a request, passes it on, and completes the response.
+/// Checks a request and, if the check succeeds, passes the request on to its handler. If not, the response reports the
+/// problem. Adds the security headers to the response in both cases.
 pub async fn guard(State(authority): State<Arc<Authority>>, peer: Peer, request: Request, next: Next) -> Response {
-    // The URI that the browser requested; the nested router's paths begin below the console's root.
+    // The URI that the browser requested. Paths in the nested router begin below the console's root.
     let requested = request.extensions().get().map_or_else(|| request.uri(), |OriginalUri(uri)| uri);
     let path = requested.path_and_query().map_or("", |path| path.as_str()).to_owned();
     let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-    let visit = match visit(&authority, &peer, request.headers()).await {
+    let is_used = !path.strip_prefix(ROOT).is_some_and(|path| path.starts_with(super::network::RENEW));
+    let visit = match visit(&authority, &peer, request.headers(), is_used).await {
         Ok(visit) => visit,
         Err(error) => return finish(Problem::Internal(error).into_response(), None, &path, reads),
     };
@@ -72,21 +75,22 @@ pub async fn guard(State(authority): State<Arc<Authority>>, peer: Peer, request:
         Err(problem) => problem.into_response(),
     };
     let mut response = finish(response, visit.visitor.as_ref(), &path, reads);
-    // A response that caches may store must not carry one browser's cookie to others.
+    // A response that caches may store must not contain a cookie, which would reach other browsers.
     if visit.is_new && response.headers().get(header::CACHE_CONTROL).is_some_and(|kept| kept == "no-store") {
         Cookie::Visit.set(response.headers_mut(), &visit.secret, super::login::VISIT_TIME);
     }
     response
 }
 
-/// Identifies the browser and its session.
-async fn visit(authority: &Authority, peer: &Peer, headers: &HeaderMap) -> anyhow::Result<Visit> {
+/// Identifies the browser and its session. If the person uses the console by this request, the session lasts longer.
+async fn visit(authority: &Authority, peer: &Peer, headers: &HeaderMap, is_used: bool) -> anyhow::Result<Visit> {
     if let Some(secret) = Cookie::Session.read(headers) {
         let token = token_hash(&secret);
         if let Some(session) = authority.sessions.at_console(&token) {
             peer.prove(|| Member::Person(session.person.clone()));
             let idle = authority.settings.console.idle;
-            if session.ends.is_some_and(|ends| ends > session.expires)
+            if is_used
+                && session.ends.is_some_and(|ends| ends > session.expires)
                 && now() + u64::from(idle) >= session.expires + NOTE.min(u64::from(idle) / 2)
             {
                 authority.sessions.prolong(&authority.storage, token, &session.person, idle).await?;
@@ -106,7 +110,7 @@ async fn visit(authority: &Authority, peer: &Peer, headers: &HeaderMap) -> anyho
     Ok(Visit { form: form_token(&secret), secret, is_new, visitor: None })
 }
 
-/// Rate-limits logged-in visitors. Requests of unauthenticated senders are charged where they are processed.
+/// Rate-limits logged-in visitors. Handlers charge requests of other visitors themselves, where these cost something.
 fn charge(throttle: &Throttle, visitor: Option<&Visitor>, reads: bool) -> Result<(), Problem> {
     let Some(visitor) = visitor else { return Ok(()) };
     let person = visitor.person().to_owned();
@@ -114,7 +118,7 @@ fn charge(throttle: &Throttle, visitor: Option<&Visitor>, reads: bool) -> Result
     throttle.charge(&[key], Instant::now()).map_err(Problem::TooMany)
 }
 
-/// Checks and reads the form, and attaches the visit and the form to the request.
+/// Checks and reads the form of a request that changes something, and attaches the visit and the form to the request.
 async fn pass(visit: &Visit, request: Request, reads: bool) -> Result<Request, Problem> {
     let (mut parts, body) = request.into_parts();
     if !reads {
@@ -141,7 +145,7 @@ async fn pass(visit: &Visit, request: Request, reads: bool) -> Result<Request, P
     Ok(Request::from_parts(parts, Body::empty()))
 }
 
-/// Reports whether, according to the browser, one of our own pages sent the request.
+/// Reports whether, according to the browser, a page of the console sent the request.
 fn is_from_here(headers: &HeaderMap, uri: &Uri) -> bool {
     let site = headers.get("sec-fetch-site");
     if site.is_some_and(|site| site != "same-origin") {
@@ -153,7 +157,7 @@ fn is_from_here(headers: &HeaderMap, uri: &Uri) -> bool {
     let origin = headers.get(header::ORIGIN).and_then(|origin| origin.to_str().ok());
     match (origin, host) {
         (Some(origin), Some(host)) => origin.strip_prefix("https://") == Some(host),
-        // No browser omits both headers.
+        // A browser names a host in every request, and sends `Origin` with every form.
         _ => false,
     }
 }
@@ -163,7 +167,7 @@ fn form_token(secret: &str) -> Arc<str> {
     hex::encode(token_hash(&format!("vouchsafe console form v1 {secret}"))).into()
 }
 
-/// Renders errors as pages and sets the security headers of the response.
+/// Renders a problem as a page, or redirects to the login page, and sets the security headers of the response.
 fn finish(mut response: Response, visitor: Option<&Visitor>, path: &str, reads: bool) -> Response {
     if let Some(problem) = response.extensions_mut().remove::<api::Problem>() {
         let outcome = response.extensions_mut().remove::<Outcome>();

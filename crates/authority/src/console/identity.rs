@@ -1,5 +1,5 @@
-//! The destinations to which agents may present a person's identity. The person makes a choice for each destination,
-//! and the authority follows the choice even where the policy would allow more.
+//! The page of the destinations to which agents may present a person's identity. The person makes a choice for each
+//! destination. The authority follows this choice even if the policy would allow more.
 
 use super::ROOT;
 use super::form::{Fault, Input, summary};
@@ -37,7 +37,7 @@ async fn show(
     overview(&policy, &preferences, &visitor, said.done.as_deref(), &Attempted::default()).await
 }
 
-/// A choice that was sent in vain.
+/// A choice that was submitted with errors, and is shown again with them.
 #[derive(Default)]
 struct Attempted<'a> {
     target: Option<&'a str>,
@@ -152,7 +152,8 @@ async fn choose(
         None => Some(fields.text("choice")?.parse().map_err(|()| Problem::WrongForm)?),
     };
     let (person, by) = (visitor.person().to_owned(), visitor.operator());
-    // In a task of its own, so that grants which the choice no longer allows end even if the browser disconnects.
+    // The change runs in a task of its own, so that grants which the choice no longer allows end even if the browser
+    // disconnects.
     let prefer = async move { choices.choose(&person, target, choice, by).await };
     tokio::spawn(prefer).await.map_err(anyhow::Error::from)??;
     Ok(page::done("/identity", "chosen").into_response())

@@ -1,12 +1,14 @@
-//! Login to the console and logout. Every login begins a session with a new name, so a cookie that the browser sent
-//! before is worthless afterwards.
+//! Login to the console, and logout. Every login begins a session with a new cookie, so a cookie that an attacker
+//! placed in the browser before is worthless afterwards.
 
 mod approval;
 
 use super::ROOT;
+use super::browser::browser;
 use super::cookie::Cookie;
 use super::ending;
 use super::form::{Fault, Input, summary};
+use super::network;
 use super::page::{self, Page};
 use super::visitor::{Form, Visit, Visitor};
 use crate::http::extractors::Part;
@@ -21,7 +23,7 @@ use crate::storage::{AuditEvent, Database, Proof, Session, Storage};
 use crate::sync::Synchroniser;
 use axum::extract::{Query, State};
 use axum::http::Uri;
-use axum::http::header::{HeaderMap, RETRY_AFTER, USER_AGENT};
+use axum::http::header::{HeaderMap, RETRY_AFTER};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -36,9 +38,10 @@ use zeroize::Zeroizing;
 pub const VISIT_TIME: u32 = 3600;
 /// Path to which the identity provider sends browsers back, below the authority's URL.
 const CALLBACK: &str = "/console/login/callback";
-/// Message for a browser that the provider sends back without an authorization code.
+/// Message for a person whose browser the provider sends back without an authorization code.
 const NOT_LOGGED_IN: &str = "the identity provider did not complete your login";
-/// Maximum length of the address that follows a login, in bytes: the authority stores it for unauthenticated senders.
+/// Maximum length of the address that follows a login, in bytes. The limit exists because the authority stores this
+/// address for unauthenticated senders.
 const MOST_WAY_BACK: usize = 512;
 
 type Shared = State<Arc<Authority>>;
@@ -69,7 +72,7 @@ async fn show(State(authority): Shared, visit: Visit, Query(parameters): Query<P
     form(&authority, &visit, &to, parameters.done.as_deref(), &Attempted::default()).into_response()
 }
 
-/// The previous attempt to log in.
+/// A failed attempt to log in, which the login page shows again.
 #[derive(Default)]
 struct Attempted {
     /// The name that the person typed.
@@ -161,8 +164,9 @@ async fn by_passkey(
     Form(fields): Form,
 ) -> Result<Response, Problem> {
     let passkeys = Option::as_ref(&authority.passkeys).ok_or(Problem::NotFound(NO_PASSKEYS))?;
-    // Nothing is charged here: the start was charged, and only an answer that uses up a start is examined. Passkeys
-    // cannot be guessed, so an attacker who guesses passwords must not lock out the holders of passkeys.
+    // The throttle is not charged here, because the start was charged, and only an answer that uses up a start is
+    // examined. Passkeys cannot be guessed, so an attacker who guesses passwords must not lock out the holders of
+    // passkeys.
     let failed = async |person: Option<&str>| {
         let event = AuditEvent::new("login_failed").source(peer.address).detail("passkey");
         let event = if let Some(person) = person { event.person(person) } else { event };
@@ -227,7 +231,8 @@ async fn by_password(
     }
 }
 
-/// Begins a session for a person who has authenticated.
+/// Begins a console session for a person who has authenticated, ends the browser's earlier session, and redirects to
+/// `to`.
 async fn begin(
     authority: &Arc<Authority>,
     visit: &Visit,
@@ -279,11 +284,11 @@ async fn depart(State(authority): Shared, visit: Visit, peer: Peer, Form(fields)
     Ok(response)
 }
 
-/// Renders the page that sends a browser to the identity provider. It is a page, not a redirect, because our own
+/// Renders the page that sends a browser to the identity provider. It is a page, not a redirect, because the console's
 /// content security policy restricts form targets to this origin.
 fn to_provider(provider: &Option<Provider>, address: &str) -> Markup {
     let issuer = provider.as_ref().map_or("the identity provider", |provider| &provider.settings.issuer);
-    Page::new("Log in").onward(address).show(&html! { p { a href=(address) { "Go on to " (host(issuer)) } } })
+    Page::new("Log in").onward(address).show(&html! { p { a href=(address) { "Continue to " (host(issuer)) } } })
 }
 
 #[derive(Deserialize)]
@@ -302,7 +307,7 @@ async fn arrive(
 ) -> Result<Response, Problem> {
     let provider = Option::as_ref(&authority.provider).ok_or(Problem::NoProvider)?;
     let brought = Brought { code, state: state.unwrap_or_default(), iss };
-    // The states of the console's own logins contain no login name.
+    // A state that contains a point belongs to an agent's login; the states of the console's own logins contain none.
     if let Some((login, _)) = brought.state.clone().split_once('.') {
         return approval::arrive(
             &authority.provider,
@@ -329,16 +334,18 @@ async fn arrive(
 }
 
 async fn logout(
-    Part(storage): Part<Storage>,
-    Part(sync): Part<Synchroniser>,
-    Part(provider): Part<Option<Provider>>,
+    State(authority): Shared,
+    peer: Peer,
+    headers: HeaderMap,
     visitor: Visitor,
 ) -> Result<Response, Problem> {
-    let refresh_token = end(&storage, &sync, &visitor).await?;
-    if let Some(refresh_token) = refresh_token {
-        handlers::forget(provider, refresh_token);
-    }
     let mut response = page::done("/login", "logged-out").into_response();
+    // Before the end of the console's session, which ends the device's session without telling the switch.
+    network::log_out(&authority, &peer, &headers, &mut response).await?;
+    let refresh_token = end(&authority.storage, &authority.sync, &visitor).await?;
+    if let Some(refresh_token) = refresh_token {
+        handlers::forget(authority.provider.clone(), refresh_token);
+    }
     Cookie::Session.forget(response.headers_mut());
     Ok(response)
 }
@@ -371,27 +378,6 @@ fn local(to: Option<&str>) -> String {
     to.filter(|to| is_ours(to).is_some()).unwrap_or(ROOT).to_owned()
 }
 
-/// Returns the name of a console session in lists: the browser and its system, chosen from our own lists.
-fn browser(headers: &HeaderMap) -> String {
-    let said = headers.get(USER_AGENT).and_then(|said| said.to_str().ok()).unwrap_or_default();
-    let known =
-        |known: &[(&str, &'static str)]| known.iter().find(|(sign, _)| said.contains(sign)).map(|(_, name)| *name);
-    let browsers = [("Firefox/", "Firefox"), ("Edg/", "Edge"), ("Chrome/", "Chrome"), ("Safari/", "Safari")];
-    let systems = [
-        ("Android", "Android"),
-        ("iPhone", "iPhone"),
-        ("iPad", "iPad"),
-        ("Windows", "Windows"),
-        ("Mac OS", "macOS"),
-        ("Linux", "Linux"),
-    ];
-    match (known(&browsers), known(&systems)) {
-        (Some(browser), Some(system)) => format!("{browser} on {system}"),
-        (Some(name), None) | (None, Some(name)) => name.to_owned(),
-        (None, None) => "a browser".to_owned(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -421,19 +407,5 @@ mod tests {
             assert_eq!(local(Some(elsewhere)), ROOT, "{elsewhere}");
         }
         assert_eq!(local(None), ROOT);
-    }
-
-    #[test]
-    fn a_browser_has_a_name_of_ours() {
-        let name = |said: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert(USER_AGENT, said.parse().unwrap());
-            browser(&headers)
-        };
-        let chrome =
-            "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/140.0.0.0 Safari/537.36";
-        assert_eq!(name(chrome), "Chrome on Linux");
-        assert_eq!(name("<script>alert(1)</script>"), "a browser");
-        assert_eq!(browser(&HeaderMap::new()), "a browser");
     }
 }

@@ -1,4 +1,4 @@
-//! The first page that a person sees.
+//! The overview page, which a person sees first after logging in.
 
 use super::page::{Page, time};
 use super::visitor::Visitor;
@@ -6,10 +6,10 @@ use axum::extract::Query;
 use maud::{Markup, html};
 use serde::Deserialize;
 
-/// Query parameters of a page.
+/// The query parameter that names the visitor's last action, which the page then reports.
 #[derive(Deserialize)]
 pub struct Said {
-    /// The word of the last action.
+    /// The word for the last action. The page shows the message that `page.rs` contains for this word.
     pub done: Option<String>,
 }
 

@@ -1,10 +1,10 @@
-//! The frame of every page (head, skip link, navigation, the line that reports the last action) and the small parts
-//! that pages share: times, tables, action buttons.
+//! The frame of every page (head, skip link, navigation, the line that reports the last action), and parts that pages
+//! share: times, action buttons.
 
 use super::ROOT;
 use super::assets::{SCRIPT, STYLE};
+use super::format;
 use super::visitor::Visitor;
-use super::words;
 use crate::now;
 use api::Problem;
 use axum::response::Redirect;
@@ -42,6 +42,7 @@ impl Area {
             Self::Account => &[
                 ("", "Overview"),
                 ("/devices", "Devices"),
+                ("/network", "This device"),
                 ("/grants", "Grants"),
                 ("/identity", "Destinations"),
                 ("/sessions", "Sessions"),
@@ -59,7 +60,7 @@ impl Area {
     }
 }
 
-/// Messages that report the last action, by the word in the URL. Unknown words show no message.
+/// The messages that report the last action, by the word in the URL. An unknown word shows no message.
 const DONE: &[(&str, &str)] = &[
     ("logged-out", "You are logged out."),
     ("applied", "The policy is in force. Flows that it no longer allows are being cut."),
@@ -74,6 +75,13 @@ const DONE: &[(&str, &str)] = &[
     (
         "passkey-removed",
         "The passkey is removed and can no longer be used to log in. Delete it from its device as well.",
+    ),
+    ("device-in", "The key is on its way to your network's switch."),
+    ("device-out", "This device is logged out, and its grants have ended."),
+    ("device-renewed", "Another key is on its way to your network's switch."),
+    (
+        "device-not-renewed",
+        "This connection takes no keys: close the other pages of this site, and try again in a minute.",
     ),
     ("sessions-ended", "All your other sessions and their grants have ended."),
 ];
@@ -93,12 +101,12 @@ impl<'a> Page<'a> {
         Self { title, here: "-", done: None, onward: None, visitor: None }
     }
 
-    /// Sets the logged-in visitor, if any.
+    /// Sets the visitor for whom the page is rendered; `None` if nobody is logged in.
     pub fn of(self, visitor: Option<&'a Visitor>) -> Self {
         Self { visitor, ..self }
     }
 
-    /// Sets the current navigation entry, as a path below the console's root.
+    /// Marks a navigation entry as the current one. `here` is the entry's path below the console's root.
     pub fn at(self, here: &'a str) -> Self {
         Self { here, ..self }
     }
@@ -108,7 +116,8 @@ impl<'a> Page<'a> {
         Self { onward: Some(address), ..self }
     }
 
-    /// Sets the message that reports the last action, by its word (see [`done`]).
+    /// Sets the message that reports the last action: the message that [`DONE`] contains for `word`. An unknown word
+    /// sets no message.
     pub fn done(self, word: Option<&str>) -> Self {
         let said = word.and_then(|word| DONE.iter().find(|(known, _)| *known == word));
         Self { done: said.map(|(_, text)| *text), ..self }
@@ -165,8 +174,8 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Renders the navigation of the current area: next to the page where the screen is wide enough, otherwise as a
-    /// menu that opens without script. The style sheet shows one of the two.
+    /// Renders the navigation of the current area: beside the page where the screen is wide enough, otherwise as a menu
+    /// that opens without a script. The style sheet shows one of the two.
     fn navigation(&self, visitor: &Visitor) -> Markup {
         let area = if visitor.is_administrator { Area::of(self.here) } else { Area::Account };
         let (name, pages) = (area.name(), area.pages());
@@ -191,15 +200,15 @@ impl<'a> Page<'a> {
     /// Renders an error page for `problem`.
     pub fn problem(&self, problem: &Problem) -> Markup {
         self.show(&html! {
-            p.wrong role="alert" data-problem=(problem.r#type) { (words::sentence(&problem.title)) }
+            p.wrong role="alert" data-problem=(problem.r#type) { (format::sentence(&problem.title)) }
             @if let Some(detail) = &problem.detail { p { (detail) } }
             p { a href=(ROOT) { "To the overview" } }
         })
     }
 }
 
-/// Redirects to a page that reports the last action. `path` is relative to the console's root; `word` must be a key of
-/// [`DONE`].
+/// Returns a redirect to a page that reports the last action. `path` is relative to the console's root; `word` must be
+/// a key of [`DONE`].
 pub fn done(path: &str, word: &'static str) -> Redirect {
     debug_assert!(DONE.iter().any(|(known, _)| *known == word), "{word} says nothing");
     Redirect::to(&format!("{ROOT}{path}?done={word}"))
@@ -210,19 +219,19 @@ pub fn encoded(text: &str) -> String {
     byte_serialize(text.as_bytes()).collect()
 }
 
-/// Renders a time relative to now. The title holds the exact time, which the script converts to the browser's time
-/// zone.
+/// Renders a time, given in Unix seconds, relative to now. The attribute `title` contains the exact time, which the
+/// script converts to the browser's time zone.
 pub fn time(time: u64) -> Markup {
-    html! { time datetime=(utc(time)) title=(words::exact(time)) { (words::relative(time, now())) } }
+    html! { time datetime=(utc(time)) title=(format::exact(time)) { (format::relative(time, now())) } }
 }
 
-/// Renders an exact time, which the script converts to the browser's time zone.
+/// Renders an exact time, given in Unix seconds, which the script converts to the browser's time zone.
 pub fn exact_time(time: u64) -> Markup {
-    html! { time datetime=(utc(time)) data-exact { (words::exact(time)) } }
+    html! { time datetime=(utc(time)) data-exact { (format::exact(time)) } }
 }
 
-/// Renders a button in its own form with these hidden fields. `what` completes the button's name for screen readers,
-/// whose users may not see the row around the button.
+/// Renders a form that consists of a button with the label `name`, and of the hidden fields that it posts to `action`.
+/// `what` completes the label for screen readers, whose users do not see the row around the button.
 pub fn act(visitor: &Visitor, action: &str, fields: &[(&str, &str)], name: &str, what: &str) -> Markup {
     html! {
         form.act method="post" action={ (ROOT) (action) } {

@@ -8,7 +8,10 @@ use std::fmt::Write;
 /// Width of the light margin around a code, in modules, as QR readers require.
 const MARGIN: i32 = 4;
 
-/// Draws a QR code of `text`. `name` is its description for screen readers.
+/// Draws a QR code that contains `text`. `name` describes it to screen readers.
+///
+/// # Errors
+/// The text is too long for a QR code.
 pub fn drawing(text: &str, name: &str) -> Result<Markup> {
     let code =
         QrCode::encode_text(text, QrCodeEcc::Medium).map_err(|error| anyhow!("cannot create the QR code: {error}"))?;
@@ -21,7 +24,7 @@ pub fn drawing(text: &str, name: &str) -> Result<Markup> {
     let side = code.size() + 2 * MARGIN;
     Ok(html! {
         svg.code viewBox={ "0 0 " (side) " " (side) } role="img" aria-label=(name) {
-            // Dark on light regardless of the page's colours, because many readers cannot read inverted codes.
+            // The code is dark on light in every colour scheme, because many readers cannot read inverted codes.
             rect width=(side) height=(side) fill="#ffffff" {}
             path d=(path) fill="#000000" {}
         }

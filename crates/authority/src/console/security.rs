@@ -1,5 +1,5 @@
-//! Second factor and passkeys of a person with an account. Every change requires the password again, because the
-//! browser may have been left unattended.
+//! The page for a person's second factor and passkeys. Every change requires the password again, because the browser
+//! may have been left unattended.
 
 use super::ROOT;
 use super::form::{Fault, Input, summary};
@@ -45,7 +45,7 @@ async fn show(
     overview(&storage, &passkeys, &visitor, said.done.as_deref(), &Attempted::default()).await
 }
 
-/// A form of the page that was sent in vain.
+/// A form that was submitted with errors, and is shown again with them.
 #[derive(Default)]
 struct Attempted<'a> {
     /// The name that the person typed for a passkey.
@@ -54,8 +54,8 @@ struct Attempted<'a> {
 }
 
 impl<'a> Attempted<'a> {
-    /// Returns the form whose fields [`proof`] rendered with this `name`, if `problem` is about one of them; else the
-    /// problem.
+    /// Returns the form named `name`, with the problem as the error of its password or code field. Returns the problem
+    /// itself if it is about neither.
     fn proof(name: &str, problem: Problem) -> Result<Self, Problem> {
         let field = match problem {
             Problem::WrongPassword => "password",
@@ -66,7 +66,7 @@ impl<'a> Attempted<'a> {
         Ok(Self { name: None, faults })
     }
 
-    /// Renders the page again, with the errors.
+    /// Renders the page again, with the errors of the form.
     async fn again(
         self,
         storage: &Storage,
@@ -77,7 +77,7 @@ impl<'a> Attempted<'a> {
         Ok((status, overview(storage, passkeys, visitor, None, &self).await?).into_response())
     }
 
-    /// Reports whether this form, of [`proof`] with this `name`, has an error.
+    /// Reports whether the form named `name` has an error.
     fn is_of(&self, name: &str) -> bool {
         self.faults.iter().any(|fault| fault.is_of(name))
     }
@@ -153,12 +153,12 @@ fn list(visitor: &Visitor, passkeys: &[Passkey], has_factor: bool, attempted: &A
         .collect();
     let columns = [text("Name"), text("Added"), text("Used"), actions()];
     html! {
-        @if rows.is_empty() { p { "You have none." } }
+        @if rows.is_empty() { p { "You have no passkeys." } }
         @else { (table("Your passkeys", &columns, rows)) }
     }
 }
 
-/// Returns the name of the form that removes a passkey.
+/// Returns the name of the form that removes the passkey with this id.
 fn removal(id: &[u8]) -> String {
     let end = id.len().min(8);
     format!("remove-{}", hex::encode(&id[..end]))
@@ -191,8 +191,8 @@ fn add_form(visitor: &Visitor, has_factor: bool, attempted: &Attempted<'_>) -> M
     }
 }
 
-/// Form fields that ask for the password, and for the code if the account has a second factor. `name` distinguishes the
-/// fields of several forms on one page.
+/// Renders the fields that ask for the password and, if the account has a second factor, for its code. `name`
+/// distinguishes the fields of several forms on one page.
 fn proof(name: &str, has_factor: bool, faults: &[Fault]) -> Markup {
     let password = Input {
         id: &format!("{name}-password"),

@@ -1,4 +1,4 @@
-//! A person's sessions, and logging out elsewhere.
+//! The page of a person's sessions, on which the person can end them.
 
 use super::ending;
 use super::overview::Said;

@@ -1,4 +1,4 @@
-//! `[console]` of authority.toml.
+//! The table `[console]` of authority.toml.
 
 use crate::storage::Session;
 use engine::document::{Fields, Reader};
@@ -6,15 +6,16 @@ use engine::policy::{Policy, Subject, name_is_valid};
 use openidconnect::url::{Origin, Url};
 
 const KEYS: &[&str] = &["url", "administrators", "idle", "lifetime"];
-/// Half an hour and half a day, in seconds.
+/// Default idle time: half an hour, in seconds.
 const DEFAULT_IDLE: u32 = 30 * 60;
+/// Default lifetime: half a day, in seconds.
 const DEFAULT_LIFETIME: u32 = 12 * 3600;
 
 /// Configuration of the console.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConsoleSettings {
-    /// Origin by which browsers reach the authority: `https://`, a name, and a port if it is not 443. Without it, the
-    /// console offers neither passkeys nor logins with the identity provider.
+    /// The origin by which browsers reach the authority: `https://`, a name, and a port if it is not 443. Without this
+    /// setting, the console offers neither passkeys nor logins with the identity provider.
     pub url: Option<String>,
     /// The administrators. Default: none.
     pub administrators: Vec<Administrator>,
@@ -40,7 +41,8 @@ pub enum Administrator {
 }
 
 impl ConsoleSettings {
-    /// Reads the table. Returns the defaults if the file has none.
+    /// Reads the table `[console]` and reports its faults to `reader`. Returns the defaults if the file has no such
+    /// table.
     pub fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Self {
         let Some(value) = fields.value("console") else { return Self::default() };
         let Some(table) = value.get_ref().as_table() else {
@@ -53,7 +55,7 @@ impl ConsoleSettings {
             if url.is_none() {
                 reader.fault(
                     text.span(),
-                    "`url` must have a scheme, a name and a port: \"https://authority.example.org:8443\"",
+                    "`url` must be https://, a name and a port, without a path: \"https://authority.example.org:8443\"",
                 );
             }
             url
@@ -91,7 +93,7 @@ impl ConsoleSettings {
     }
 }
 
-/// Returns the origin in the form in which browsers write it.
+/// Returns an `https` origin in the form in which browsers write it; `None` if the text is no such origin.
 fn origin(text: &str) -> Option<String> {
     let url = Url::parse(text).ok()?;
     let bare = url.path() == "/" && url.query().is_none() && url.fragment().is_none();

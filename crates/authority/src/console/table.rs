@@ -1,5 +1,5 @@
-//! Tables. On narrow screens, the style sheet turns every row into a card in which each value stands beside the name
-//! of its column.
+//! HTML tables. On narrow screens, the style sheet turns every row into a card that shows each value beside the name of
+//! its column.
 
 use maud::{Markup, html};
 
@@ -23,19 +23,20 @@ pub const fn text(name: &str) -> Column<'_> {
     Column { name, kind: Kind::Text }
 }
 
-/// Returns a column of long names, addresses or sentences, which may break anywhere so that the table stays narrow.
+/// Returns a column of long names, addresses or sentences. Their lines can break at any character, so that the table
+/// stays narrow.
 pub const fn long(name: &str) -> Column<'_> {
     Column { name, kind: Kind::Long }
 }
 
-/// Returns a column of numbers, which are aligned at their right.
+/// Returns a column of numbers, which are right-aligned.
 pub const fn figures(name: &str) -> Column<'_> {
     Column { name, kind: Kind::Number }
 }
 
-/// Returns the column of links and buttons that act on the row.
+/// Returns the column for links and buttons that act on the row.
 pub const fn actions() -> Column<'static> {
-    Column { name: "Act", kind: Kind::Actions }
+    Column { name: "Action", kind: Kind::Actions }
 }
 
 impl Column<'_> {
@@ -48,17 +49,17 @@ impl Column<'_> {
         }
     }
 
-    /// Returns the name that a card shows beside the value. Links and buttons speak for themselves.
+    /// Returns the name that a card shows beside the value. Links and buttons need none.
     fn label(&self) -> Option<&str> {
         (self.kind != Kind::Actions).then_some(self.name)
     }
 }
 
-/// Renders a table. Each row has one cell per column; the first cell is the heading of the row. Where even a wide
-/// screen is too narrow, the table scrolls on its own.
+/// Renders a table. Each row has one cell per column; the first cell is the heading of the row. If even a wide screen
+/// is too narrow, the table scrolls separately from the page.
 ///
-/// The roles repeat what the elements mean, because some browsers drop the meaning of a table whose layout the style
-/// sheet changes.
+/// The `role` attributes repeat the meaning of the elements, because some browsers drop the meaning of a table whose
+/// layout the style sheet changes.
 pub fn table(caption: &str, columns: &[Column<'_>], rows: impl IntoIterator<Item = Vec<Markup>>) -> Markup {
     let cell = |nth: usize, content: &Markup| {
         let column = columns.get(nth).copied().unwrap_or_else(|| text(""));

@@ -10,12 +10,12 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use zeroize::Zeroizing;
 
-/// A browser, logged in or not. No `Debug`: it holds secrets.
+/// The browser that sent a request, logged in or not. Has no `Debug`, because it holds secrets.
 #[derive(Clone)]
 pub struct Visit {
     /// The value of the browser's cookie.
     pub secret: Zeroizing<String>,
-    /// The token that the browser's forms contain.
+    /// The token that forms for this browser contain.
     pub form: Arc<str>,
     /// Whether the request came without a cookie.
     pub is_new: bool,
@@ -30,10 +30,10 @@ impl Visit {
     }
 }
 
-/// A logged-in person. No `Debug`: it holds a secret.
+/// A logged-in person. Has no `Debug`, because it holds a secret.
 #[derive(Clone)]
 pub struct Visitor {
-    /// The session.
+    /// The person's session at the console.
     pub session: Arc<Session>,
     /// The hash of the session's token.
     pub token: TokenHash,
@@ -41,7 +41,7 @@ pub struct Visitor {
     pub source: IpAddr,
     /// Whether the person may see the pages for administrators.
     pub is_administrator: bool,
-    /// The token that the session's forms contain.
+    /// The token that forms for this session contain.
     pub form: Arc<str>,
 }
 
@@ -56,7 +56,7 @@ impl Visitor {
         token(&self.form)
     }
 
-    /// Returns the author of an action for the audit trail.
+    /// Returns the name under which the audit trail records the visitor's actions.
     pub fn operator(&self) -> Operator {
         Operator::at_console(self.person())
     }
@@ -82,7 +82,7 @@ impl<S: Sync> FromRequestParts<S> for Visitor {
     }
 }
 
-/// A person who may see the pages for administrators.
+/// A visitor who is an administrator. As an argument of a handler, it rejects other visitors.
 #[derive(Clone)]
 pub struct Administrator(pub Visitor);
 
@@ -95,20 +95,23 @@ impl<S: Sync> FromRequestParts<S> for Administrator {
     }
 }
 
-/// Number of form fields that are read. No form of the console has as many.
+/// Maximum number of form fields that are read. No form of the console has as many.
 const MOST_FIELDS: usize = 64;
 
-/// The fields of a submitted form. No `Debug`: it may hold passwords.
+/// The fields of a submitted form. Has no `Debug`, because it may hold passwords.
 pub struct Fields(Vec<(Zeroizing<String>, Zeroizing<String>)>);
 
 impl Fields {
-    /// Parses a form, up to [`MOST_FIELDS`].
+    /// Parses the first [`MOST_FIELDS`] fields of a form.
     pub fn read(bytes: &[u8]) -> Self {
         let own = |text: std::borrow::Cow<'_, str>| Zeroizing::new(text.into_owned());
         Self(form_urlencoded::parse(bytes).take(MOST_FIELDS).map(|(name, value)| (own(name), own(value))).collect())
     }
 
     /// Returns the value of a field that must occur exactly once.
+    ///
+    /// # Errors
+    /// The field is missing or repeated.
     pub fn text(&self, name: &str) -> Result<&str, Problem> {
         match self.all(name)[..] {
             [value] => Ok(value),
@@ -127,7 +130,7 @@ impl Fields {
     }
 }
 
-/// The form of a request. Only requests whose form passed the guard have one.
+/// The form of a request. As an argument of a handler, it rejects requests whose form the guard has not accepted.
 pub struct Form(pub Arc<Fields>);
 
 impl<S: Sync> FromRequestParts<S> for Form {

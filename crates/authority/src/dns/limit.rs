@@ -1,18 +1,21 @@
-//! Response rate limiting: an attacker who forges a victim's address can make this server send the victim only a
-//! trickle.
+//! Response rate limiting. An attacker who forges a victim's address can make this server send the victim only a few
+//! packets per second.
 //!
-//! A keyed hash selects the bucket of a network in a table of fixed size: an attacker cannot choose the bucket.
+//! The number of token buckets is fixed. A keyed hash of a network selects its bucket, so an attacker cannot choose the
+//! bucket.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::time::Instant;
 
-/// Sustained rate in answers per second for a network (an IPv4 /24, an IPv6 /56), and the size of a burst.
+/// Sustained rate for a network (an IPv4 /24 or an IPv6 /56), in answers per second.
 pub const RATE: u32 = 20;
+/// Maximum number of answers to a network in a burst.
 const BURST: u32 = 60;
+/// Number of token buckets. Networks may share a bucket.
 const BUCKETS: usize = 16_384;
 
-/// Decision about an answer.
+/// The decision about an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Send the answer.
@@ -25,11 +28,11 @@ pub enum Verdict {
 
 #[derive(Clone, Copy)]
 struct Bucket {
-    /// Remaining answers, in thousandths.
+    /// Tokens left, in thousandths of an answer.
     left: u32,
-    /// Time of the last refill, in milliseconds since the start.
+    /// Time of the last refill, in milliseconds since the start of the [`Limit`].
     filled: u32,
-    /// Whether the previous answer over the limit was dropped.
+    /// Whether the previous answer beyond the rate was dropped. The next one is then shortened.
     dropped: bool,
 }
 
@@ -41,13 +44,14 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// Creates a table of full buckets.
+    /// Creates a table in which all buckets are full at the time `start`.
     pub fn new(start: Instant) -> Self {
         let full = Bucket { left: BURST * 1000, filled: 0, dropped: false };
         Self { start, secret: RandomState::new(), buckets: vec![full; BUCKETS] }
     }
 
-    /// Counts an answer to `to` and decides about it.
+    /// Decides whether to send, shorten or drop an answer to the address `to`. If the bucket of this address contains a
+    /// token, takes the token and decides to send. If the bucket is empty, decides alternately to drop and to shorten.
     pub fn charge(&mut self, to: IpAddr, now: Instant) -> Verdict {
         let place = self.secret.hash_one(network(to)) as usize % BUCKETS;
         let bucket = &mut self.buckets[place];

@@ -1,4 +1,4 @@
-//! The server: receives queries by UDP and TCP, sends answers, and reloads the zone when its files change.
+//! The name server: receives queries by UDP and TCP, sends answers, and reloads the zone when its files change.
 
 use super::limit::{Limit, Verdict};
 use super::zone::{Transport, shortened};
@@ -18,15 +18,16 @@ use tokio::time::timeout;
 
 /// Maximum number of concurrent connections; one source may use a quarter of them.
 const MOST_CONNECTIONS: u32 = 256;
-/// Maximum number of queries on one connection, and the idle timeout of a connection.
+/// Maximum number of queries on one connection.
 const MOST_QUESTIONS: u32 = 100;
+/// Maximum time that a connection may stay silent.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Interval at which the files are checked for changes.
+/// Interval at which the server checks whether the files changed.
 const LOOK: Duration = Duration::from_secs(1);
 const NO_ZONE: &str = "[dns] sets no `zone`: the file with the domain's other records. For another name server, \
                        `vouchsafe authority dns --record` prints the record";
 
-/// A running name server. Dropping it stops it.
+/// A running name server. Dropping this value stops the name server.
 pub struct Server {
     directory: Directory,
     files: Vec<PathBuf>,
@@ -37,7 +38,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves the domain of a directory. `listen` replaces the configuration's addresses unless it is empty.
+    /// Starts a server for the domain of a directory's configuration. The addresses in `listen`, if there are any,
+    /// replace the configured ones.
+    ///
+    /// # Errors
+    /// The configuration, the policy or the zone file cannot be read or is not valid, or an address cannot be bound.
     pub async fn start(directory: Directory, listen: &[SocketAddr]) -> Result<Self> {
         let (zone, path) = read(&directory)?;
         let files = vec![directory.path().join("authority.toml"), directory.policy(), path];
@@ -63,7 +68,8 @@ impl Server {
         &self.addresses
     }
 
-    /// Reloads the files. On an error, the previous zone stays.
+    /// Reloads configuration, policy and zone. If a file cannot be read or is not valid, the server logs the error and
+    /// keeps the previous zone.
     pub fn reload(&mut self) {
         self.seen = self.changed();
         match read(&self.directory) {
@@ -79,7 +85,7 @@ impl Server {
         }
     }
 
-    /// Runs until an error occurs.
+    /// Checks for changed files every second and serves queries until an error occurs; returns the error.
     pub async fn run(&mut self) -> anyhow::Error {
         let mut ticks = tokio::time::interval(LOOK);
         loop {
@@ -102,7 +108,7 @@ impl Server {
     }
 }
 
-/// Reads the zone of a directory; returns it with the path of its file.
+/// Reads the zone of a directory. Returns it with the path of the zone file.
 fn read(directory: &Directory) -> Result<(Zone, PathBuf)> {
     let Published { domain, record, ttl } = Published::read(directory)?;
     let file = directory.settings()?.dns.and_then(|dns| dns.zone).context(NO_ZONE)?;
@@ -113,7 +119,7 @@ fn read(directory: &Directory) -> Result<(Zone, PathBuf)> {
     Ok((zone, path))
 }
 
-/// Binds UDP and TCP to the same port. If the address leaves the port open, a port is chosen that is free for both.
+/// Binds UDP and TCP to the same port. If the port of `address` is 0, a port is chosen that is free for both.
 async fn bind(address: SocketAddr) -> Result<(UdpSocket, TcpListener)> {
     const TRIES: usize = 16;
     for _ in 1..TRIES {
@@ -135,7 +141,7 @@ async fn datagrams(socket: UdpSocket, zone: Arc<RwLock<Arc<Zone>>>, limit: Arc<M
     loop {
         let (size, from) = match socket.recv_from(&mut bytes).await {
             Ok(received) => received,
-            // Reports that an earlier answer could not be delivered.
+            // Such an error usually means that an earlier answer could not be delivered.
             Err(error) => {
                 tracing::debug!("the name server cannot receive a query: {error}");
                 continue;
@@ -167,7 +173,7 @@ async fn connections(listener: TcpListener, zone: Arc<RwLock<Arc<Zone>>>, limit:
         let (stream, from) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Usually the process has run out of file descriptors; connections that end will free some.
+                // The process has usually run out of file descriptors; connections that end will free some.
                 tracing::warn!("the name server cannot accept a TCP connection: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;

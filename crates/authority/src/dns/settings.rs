@@ -1,4 +1,4 @@
-//! `[dns]` of authority.toml.
+//! The table `[dns]` of authority.toml.
 
 use engine::discovery::{AuthorityUrl, Domain};
 use engine::document::{Fields, Reader};
@@ -13,7 +13,7 @@ const DEFAULT_TTL: u32 = 300;
 /// Configuration of discovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DnsSettings {
-    /// The domain to which the record belongs.
+    /// The domain to which the discovery record belongs.
     pub domain: Domain,
     /// URL at which agents reach the authority. Default: the URL of the console.
     pub authority: Option<AuthorityUrl>,
@@ -28,7 +28,8 @@ pub struct DnsSettings {
 }
 
 impl DnsSettings {
-    /// Reads the table; returns `None` if the file has none.
+    /// Reads the table `[dns]` and reports its faults to `reader`. Returns `None` if the file has no such table or its
+    /// domain is not valid.
     pub fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Self> {
         let value = fields.value("dns")?;
         let Some(table) = value.get_ref().as_table() else {

@@ -1,4 +1,4 @@
-//! The zone: parses its file and answers queries. No I/O: bytes in, bytes out.
+//! The zone: parses a zone file and answers queries from it. Does no I/O: queries and answers are byte strings.
 
 use anyhow::{Context, Result, bail, ensure};
 use engine::discovery::{Domain, Record as Discovery};
@@ -8,9 +8,9 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use hickory_proto::serialize::txt::Parser;
 use std::collections::BTreeMap;
 
-/// Maximum length of a UDP answer for a client that does not advertise a size (512), and for any client (1232, which
-/// fits in one packet on every path).
+/// Maximum length of a UDP answer for a client that does not advertise a size, in bytes.
 const LEAST_UDP: u16 = 512;
+/// Maximum length of a UDP answer for any client, in bytes: such an answer fits in one packet on every path.
 const MOST_UDP: u16 = 1232;
 /// Maximum number of aliases that are followed.
 const ALIASES: usize = 8;
@@ -20,7 +20,7 @@ const HEADER: usize = 12;
 /// The transport by which a query arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// A datagram, whose source address may be forged.
+    /// A datagram, whose source address is possibly forged.
     Udp,
     /// A TCP connection.
     Tcp,
@@ -28,20 +28,24 @@ pub enum Transport {
 
 type Sets = BTreeMap<RecordType, Vec<Record>>;
 
-/// The records of a domain.
+/// The records of a domain, and its discovery record.
 pub struct Zone {
     origin: Name,
     soa: Record,
-    /// Record sets by lower-case name. Includes empty non-terminals: names that have no records but have names below
-    /// them.
+    /// Record sets by lower-case name. A name that has no records but has names below it (an empty non-terminal) has an
+    /// empty entry.
     names: BTreeMap<Name, Sets>,
     discovery: Discovery,
-    /// The discovery record at the domain itself.
+    /// The discovery record as a TXT record of the domain itself.
     text: Record,
 }
 
 impl Zone {
-    /// Parses a zone file, and adds the domain's discovery record.
+    /// Parses a zone file, and adds the domain's discovery record with the time to live `ttl`, in seconds.
+    ///
+    /// # Errors
+    /// The file is malformed, has records outside of the domain, lacks a SOA or NS record, or contains a discovery
+    /// record.
     pub fn read(file: &str, domain: &Domain, discovery: Discovery, ttl: u32) -> Result<Self> {
         let origin = Name::from_ascii(format!("{domain}."))?;
         let (_, sets) = Parser::new(file, None, Some(origin.clone())).parse().context("it is malformed")?;
@@ -79,7 +83,7 @@ impl Zone {
             }
             set.push(text(name));
         }
-        // Empty non-terminals exist as well.
+        // Queries for empty non-terminals must find that the name exists.
         for name in names.keys().cloned().collect::<Vec<_>>() {
             let mut above = name.base_name();
             while origin.zone_of(&above) {
@@ -95,7 +99,8 @@ impl Zone {
         self.names.values().filter(|sets| !sets.is_empty()).count()
     }
 
-    /// Answers a query; returns `None` if the message cannot be a query.
+    /// Answers a query, with an error code if the query cannot be served. Returns `None` if the message cannot be a
+    /// query.
     pub fn answer(&self, bytes: &[u8], transport: Transport) -> Option<Vec<u8>> {
         let Ok(question) = Message::from_vec(bytes) else { return malformed(bytes) };
         if question.metadata.message_type != MessageType::Query {
@@ -162,7 +167,7 @@ impl Zone {
         }
     }
 
-    /// Adds the domain's record to an answer that contains a protected address (wire.md §7.1).
+    /// Adds the domain's discovery record to an answer that contains a protected address (wire.md §7.1).
     fn add_text(&self, answer: &mut Message) {
         let mut addresses = answer.answers.iter().filter_map(|record| record.data.ip_addr());
         if addresses.any(|address| self.discovery.covers(address)) {
@@ -170,7 +175,8 @@ impl Zone {
         }
     }
 
-    /// Returns the records of a name, or those of the wildcard that matches it (RFC 4592).
+    /// Returns the record sets of a name, or those of the wildcard that matches it (RFC 4592); `None` if the name does
+    /// not exist.
     fn sets(&self, name: &Name) -> Option<&Sets> {
         let name = name.to_lowercase();
         if let Some(sets) = self.names.get(&name) {
@@ -183,7 +189,7 @@ impl Zone {
         self.names.get(&above.prepend_label("*").ok()?)
     }
 
-    /// Refers the client to another server if the name belongs to a delegated part of the zone.
+    /// Refers the client to other servers if the name belongs to a delegated part of the zone. Reports whether it did.
     fn refer(&self, answer: &mut Message, name: &Name) -> bool {
         let name = name.to_lowercase();
         let depth = usize::from(self.origin.num_labels()) + 1..=usize::from(name.num_labels());
@@ -210,7 +216,8 @@ impl Zone {
     }
 }
 
-/// Returns an empty truncated answer, which makes the client retry by TCP.
+/// Returns an empty answer with the flag for truncation, which makes the client retry by TCP. Returns `None` if the
+/// message is not a query, or if the answer would be longer than the query.
 pub fn shortened(bytes: &[u8]) -> Option<Vec<u8>> {
     let question = Message::from_vec(bytes).ok()?;
     let is_question = question.metadata.message_type == MessageType::Query && question.queries.len() == 1;
@@ -222,8 +229,8 @@ pub fn shortened(bytes: &[u8]) -> Option<Vec<u8>> {
 fn reply_to(question: &Message) -> Message {
     let mut answer = Message::response(question.metadata.id, question.metadata.op_code);
     answer.metadata = Metadata::response_from_request(&question.metadata);
-    // Only one question is ever answered. Several questions, written again without compression, could be far longer
-    // than the query.
+    // The server answers messages with one question only. Several questions, written again without compression, could
+    // be far longer than the query.
     if question.queries.len() == 1 {
         answer.queries.clone_from(&question.queries);
     }

@@ -1,8 +1,9 @@
-//! Limits the number of connections, such that neither one source nor its network can take all of them.
+//! Limits the number of connections, so that neither one source nor one network can take all of them.
 //!
-//! When no more connections are allowed, the oldest unauthenticated connection of the network with the most unauthenticated connections
-//! gives way: strangers displace each other, not a newcomer from elsewhere. An authenticated connection stays, unless
-//! one person or verifier has many: a single credential must not lock out all others.
+//! When the limit is reached, a new connection displaces the oldest unauthenticated connection of the network that has
+//! the most unauthenticated connections. So attackers displace each other, and not a person who connects from
+//! elsewhere. An authenticated connection stays, unless its person or verifier has many connections: the holder of one
+//! credential must not lock out all others.
 
 use crate::http::peer::{Member, Peer};
 use crate::http::throttle::Key;
@@ -12,10 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Notify;
 
-/// Connections that a member keeps even when the limit is reached: enough for agents on several machines, and browsers.
+/// Number of connections that a person or verifier keeps even when the limit is reached: enough for agents on several
+/// machines, and browsers.
 const KEPT_BY_MEMBER: usize = 8;
 
-/// The open connections, and how many there may be.
+/// The open connections, and the limits on their number.
 pub struct ConnectionLimit {
     most: u32,
     most_of_source: u32,
@@ -27,7 +29,7 @@ pub struct ConnectionLimit {
 #[derive(Default)]
 struct Taken {
     next: u64,
-    /// By number, so that the oldest connection comes first.
+    /// The connections by number. Numbers rise, so the oldest connection comes first.
     holders: BTreeMap<u64, Holder>,
     by_source: HashMap<IpAddr, u32>,
     by_network: HashMap<IpAddr, u32>,
@@ -40,7 +42,7 @@ struct Holder {
     leave: Arc<Notify>,
 }
 
-/// Permits one connection, until this is dropped.
+/// The permit for one connection. Dropping it makes room for another connection.
 pub struct ConnectionPermit {
     limit: Arc<ConnectionLimit>,
     number: u64,
@@ -48,22 +50,24 @@ pub struct ConnectionPermit {
 }
 
 impl ConnectionPermit {
-    /// Waits until the connection must make way for another.
+    /// Waits until the connection must close, because another connection takes its place.
     pub async fn evicted(&self) {
         self.leave.notified().await;
     }
 }
 
 impl ConnectionLimit {
-    /// Allows this many connections. One source gets at most a quarter, its network (see [`Key::network`]) at most half.
+    /// Creates a limit of `most` connections. One source may have at most a quarter of them, and its network (see
+    /// [`Key::network`]) at most half.
     pub fn new(most: u32) -> Self {
         let taken = Mutex::default();
         let (most_of_source, most_of_network) = (most.div_ceil(4), most.div_ceil(2));
         Self { most, most_of_source, most_of_network, taken, turned_away: AtomicU64::default() }
     }
 
-    /// Permits a connection of a peer. If necessary, evicts an unauthenticated connection, or else one of a member with
-    /// many.
+    /// Returns a permit for a new connection of a peer. If a limit is reached, evicts an unauthenticated connection or,
+    /// if there is none, a connection of a person or verifier that has many. If no connection can be evicted, the new
+    /// one must be refused, and the result is `None`.
     pub fn admit(self: &Arc<Self>, peer: &Peer) -> Option<ConnectionPermit> {
         let (source, network) = (Key::source(peer.address), Key::network(peer.address));
         let mut taken = self.lock();
@@ -91,7 +95,7 @@ impl ConnectionLimit {
         Some(ConnectionPermit { limit: self.clone(), number, leave })
     }
 
-    /// Returns the number of authenticated and of unauthenticated connections.
+    /// Returns the numbers of connections: the authenticated ones, then the unauthenticated ones.
     pub fn count(&self) -> (u32, u32) {
         let taken = self.lock();
         let proven = taken.holders.values().filter(|holder| holder.is_proven()).count() as u32;
@@ -103,7 +107,7 @@ impl ConnectionLimit {
         self.turned_away.load(Ordering::Relaxed)
     }
 
-    /// Counts a connection that was closed before it requested a permit.
+    /// Counts a connection that was refused before it requested a permit.
     pub fn turn_away(&self) {
         self.turned_away.fetch_add(1, Ordering::Relaxed);
     }
@@ -120,9 +124,9 @@ impl Holder {
 }
 
 impl Taken {
-    /// Chooses the holder that gives way: the oldest unauthenticated one that matches `strangers`; if there is none,
-    /// the oldest one of the member with the most connections among those that match `members`, provided that it has more
-    /// than a member keeps.
+    /// Returns the number of the connection that must close: the oldest unauthenticated one that matches `strangers`.
+    /// If there is none, it is the oldest connection of the person or verifier with the most connections among those
+    /// that match `members`. If that member has no more than [`KEPT_BY_MEMBER`], the result is `None`.
     fn longest(&self, strangers: impl Fn(&Holder) -> bool, members: impl Fn(&Holder) -> bool) -> Option<u64> {
         let mut unproven = self.holders.iter().filter(|(_, holder)| !holder.is_proven() && strangers(holder));
         if let Some((number, _)) = unproven.next() {
@@ -130,7 +134,7 @@ impl Taken {
         }
         let mut counts: HashMap<&Member, (usize, u64)> = HashMap::new();
         for (number, holder) in self.holders.iter().filter(|(_, holder)| members(holder)) {
-            // Numbers rise, so the first is the oldest connection.
+            // Numbers rise, so the first one found is the oldest connection.
             if let Some(member) = holder.member.get() {
                 counts.entry(member).or_insert((0, *number)).0 += 1;
             }

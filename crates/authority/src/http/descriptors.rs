@@ -1,12 +1,14 @@
-//! Limit on open files and sockets: connections must not use up the descriptors that the rest of the process needs.
+//! The limit on open files and sockets. Connections must not use up the file descriptors that the rest of the process
+//! needs.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Descriptors reserved for other uses: the database and its readers, the identity provider, sockets, logs.
+/// Number of file descriptors reserved for other uses: the database and its readers, the identity provider, sockets,
+/// logs.
 const RESERVED: u64 = 128;
 
-/// Raises the limit on open files to the maximum that the system allows. Returns how many of the `wanted` connections
-/// fit.
+/// Raises the process's limit on open files to the maximum that the system allows. Returns how many of the `wanted`
+/// connections this limit allows.
 pub fn connections(wanted: u32) -> u32 {
     let (soft, hard) = match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok(limits) => limits,

@@ -1,4 +1,4 @@
-//! Limits how many audit trails are downloaded concurrently.
+//! Limits how many downloads of the audit trail run concurrently.
 
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -6,7 +6,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Maximum number of concurrent downloads.
 const MOST: usize = 2;
 
-/// The downloads of the audit trail.
+/// The permits for concurrent downloads of the audit trail.
 pub struct Downloads(Arc<Semaphore>);
 
 impl Default for Downloads {
@@ -16,7 +16,8 @@ impl Default for Downloads {
 }
 
 impl Downloads {
-    /// Permits one download until the permit is dropped; returns `None` if too many are in progress.
+    /// Returns a permit for one download, or `None` if too many downloads are in progress. The permit must be dropped
+    /// when the download ends.
     pub fn begin(&self) -> Option<OwnedSemaphorePermit> {
         self.0.clone().try_acquire_owned().ok()
     }

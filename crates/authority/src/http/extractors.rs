@@ -1,5 +1,5 @@
-//! Extractors for handlers: the caller, its address and the request body. They reject unreadable or unauthenticated
-//! requests.
+//! Extractors for handlers: the caller, the caller's address and the request body. They reject unreadable and
+//! unauthenticated requests.
 
 use crate::http::peer::{Member, Peer};
 use crate::http::problems::Problem;
@@ -21,10 +21,10 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Time limit for receiving a body.
+/// Time limit for receiving the body of a request.
 const BODY_TIME: Duration = Duration::from_secs(10);
 
-/// A part of the authority.
+/// A part of the authority, such as its storage. A handler that has an argument of this type receives the part `P`.
 pub struct Part<P>(pub Arc<P>);
 
 impl<P> FromRequestParts<Arc<Authority>> for Part<P>
@@ -39,7 +39,11 @@ where
     }
 }
 
-/// Throttles calls on a connection that has not shown a credential, whichever call it is.
+/// Middleware that limits the rate of calls from one source on connections that have shown no credential. One limit
+/// applies to all kinds of calls together.
+///
+/// # Errors
+/// The source exceeds the rate.
 pub async fn slow_strangers(
     State(throttle): State<Arc<Throttle>>,
     peer: Peer,
@@ -65,7 +69,7 @@ impl<S: Sync> FromRequestParts<S> for Peer {
     }
 }
 
-/// A JSON body.
+/// A request body, read from JSON.
 pub struct Body<T>(pub T);
 
 impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
@@ -91,7 +95,7 @@ pub enum Caller {
 }
 
 impl Caller {
-    /// Returns the identity of the caller in the push channel.
+    /// Returns the caller as a listener of the push channel.
     pub fn listener(&self) -> Listener {
         match self {
             Self::Session(caller) => Listener::Session(caller.token),
@@ -133,11 +137,11 @@ impl FromRequestParts<Arc<Authority>> for Caller {
 
 /// A logged-in person.
 pub struct SessionCaller {
-    /// The hash of the token.
+    /// The hash of the session's bearer token.
     pub token: TokenHash,
-    /// The session.
+    /// The session in which the person makes the call.
     pub session: Arc<Session>,
-    /// The connection that the call came on.
+    /// The remote end of the connection on which the call arrived.
     pub peer: Peer,
 }
 

@@ -1,5 +1,7 @@
 //! The handlers of the HTTPS API (`api`), and the router that serves the API together with the console.
 
+mod complaints;
+
 use crate::grants::GrantIssuer;
 use crate::http::extractors::{Body, Caller, Part, SessionCaller, VerifierCaller, slow_strangers};
 use crate::http::key_transfer::KeyTransfer;
@@ -9,6 +11,7 @@ use crate::http::problems::Problem;
 use crate::http::throttle::{Key, Throttle};
 use crate::http::turns::RequestQueue;
 use crate::keys::Keyring;
+use crate::leases::Leases;
 use crate::login::{self, Attempt, PasswordCheck, Provider, SessionManager, Sessions, credentials};
 use crate::policy::PolicyInForce;
 use crate::push::events::Push;
@@ -62,7 +65,7 @@ const DEFAULT_AHEAD: u64 = 2;
 
 type Authorized<T> = Result<Json<T>, Problem>;
 
-/// Returns the routes of every call, with their descriptions.
+/// Returns the routes of all API calls, with their OpenAPI descriptions.
 pub fn routes() -> OpenApiRouter<Arc<Authority>> {
     OpenApiRouter::with_openapi(parts::Head::openapi())
         .routes(routes!(login_by_password))
@@ -83,6 +86,7 @@ pub fn routes() -> OpenApiRouter<Arc<Authority>> {
         .routes(routes!(acknowledge).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
         .routes(routes!(report).layer(DefaultBodyLimit::max(REPORT_LIMIT)))
         .routes(routes!(explain))
+        .merge(complaints::routes())
         .routes(routes!(health))
 }
 
@@ -102,10 +106,10 @@ pub fn router(authority: Arc<Authority>, description: &str) -> Router {
         .with_state(authority)
 }
 
-/// The state of the authority and the time of its clock
+/// The authority's state and clock
 #[derive(Serialize, ToSchema)]
 struct Health {
-    /// `ok`.
+    /// Always `ok`.
     status: &'static str,
     /// The time of the authority's clock, in Unix seconds.
     now: u64,
@@ -136,7 +140,10 @@ async fn login_by_password(
     Ok(Json(session))
 }
 
-/// Checks a name that a person gives a device.
+/// Checks the name that a person gives a device.
+///
+/// # Errors
+/// The name is not 1 to 64 printable characters.
 pub(crate) fn check_device(device: &str) -> Result<(), Problem> {
     if device.is_empty() || device.chars().count() > 64 || device.contains(char::is_control) {
         return Err(Problem::Malformed("a device's name must have 1 to 64 printable characters".into()));
@@ -287,7 +294,7 @@ struct EventsQuery {
 /// Subscribe to server-sent events about changes
 #[utoipa::path(
     get, path = "/v1/events", security(("session" = []), ("verifier" = [])),
-    params(("confirm" = Option<Confirm>, Query, description = "What this verifier confirms; nothing if absent")),
+    params(("confirm" = Option<Confirm>, Query, description = "The events that this verifier confirms; nothing if absent")),
     responses((status = 200, body = api::Event, content_type = "text/event-stream"), Problem)
 )]
 async fn events(
@@ -304,7 +311,8 @@ async fn events(
         drop(queue.turn(&caller.session.person).await);
     }
     let stream = ReceiverStream::new(push.open(caller.listener(), confirm.unwrap_or_default()));
-    // The token may have ended between the look-up and the opening of the stream, when no stream existed to be closed.
+    // The token may have become invalid after it was looked up and before the stream was opened, when there was no
+    // stream to close.
     if !caller.is_known(&sessions, &verifiers) {
         return Err(Problem::NotLoggedIn);
     }
@@ -344,6 +352,7 @@ async fn config(
     Part(policy): Part<PolicyInForce>,
     Part(segments): Part<SegmentIssuer>,
     Part(storage): Part<Storage>,
+    Part(leases): Part<Leases>,
     Part(queue): Part<RequestQueue>,
     caller: VerifierCaller,
 ) -> Authorized<VerifierConfig> {
@@ -361,6 +370,11 @@ async fn config(
         })
     };
     let (revoked, revoked_sessions, pairs) = storage.read_for_verifier(&verifier, read).await?;
+    let mut handles = Vec::with_capacity(revoked.len());
+    for grant in &revoked {
+        handles.extend(leases.handles(grant, &verifier, now)?);
+    }
+    let revoked = handles;
     let withdrawn = segments.withdrawn(&verifier);
     Ok(Json(VerifierConfig {
         verifier,
@@ -376,7 +390,7 @@ async fn config(
     }))
 }
 
-/// Get the places behind the tunnel endpoints that the calling verifier stands before
+/// Get the places of addresses behind the tunnel endpoints that the calling verifier protects
 #[utoipa::path(
     get, path = "/v1/verifier/places", security(("verifier" = [])),
     responses((status = 200, body = EndpointPlaces), Problem)
@@ -396,7 +410,7 @@ struct KeysQuery {
     ahead: Option<u64>,
 }
 
-/// Get the verifier's keys: those of the previous and the current epoch and of some epochs ahead
+/// Get the verifier's keys for the previous epoch, the current one and some epochs ahead
 #[utoipa::path(
     get, path = "/v1/verifier/keys", security(("verifier" = [])),
     params(("ahead" = Option<u64>, Query, maximum = 48, description = "Number of epochs ahead; 2 if absent")),
@@ -436,6 +450,7 @@ async fn keys(
 async fn grant_owner(
     Part(storage): Part<Storage>,
     Part(policy): Part<PolicyInForce>,
+    Part(leases): Part<Leases>,
     Part(queue): Part<RequestQueue>,
     caller: VerifierCaller,
     Path(handle): Path<String>,
@@ -443,15 +458,18 @@ async fn grant_owner(
     let handle: Handle = handle.parse().map_err(|error: NoHandle| Problem::Malformed(error.to_string()))?;
     let _turn = queue.turn_of_verifier(&caller.id).await;
     let id = caller.id.clone();
-    let read = move |database: &mut Database| database.grant_owner(&id, handle);
-    let mut owner = storage.read_for_verifier(&caller.id, read).await?;
+    let read = move |database: &mut Database| {
+        database.snapshot(|database| Ok((database.grant_owner(&id, handle)?, database.lease_terms(handle)?)))
+    };
+    let (mut owner, terms) = storage.read_for_verifier(&caller.id, read).await?;
     if let Some(owner) = &mut owner {
+        owner.expires = terms.map_or(owner.expires, |terms| leases.ends_of(handle, &terms, owner.expires));
         owner.class = policy.with(|policy| policy.class_of(&owner.rule)).await;
     }
     owner.map(Json).ok_or(Problem::NotFound("grant of this verifier"))
 }
 
-/// Returns the handles, or an error if there are too many.
+/// Returns the handles, or an error if there are more than [`LIVE_FLOWS_MAX`].
 fn checked(handles: Vec<u64>) -> Result<Vec<Handle>, Problem> {
     let count = handles.len();
     if count > LIVE_FLOWS_MAX {
@@ -460,7 +478,7 @@ fn checked(handles: Vec<u64>) -> Result<Vec<Handle>, Problem> {
     Ok(handles.into_iter().map(Handle).collect())
 }
 
-/// Ask which of these flows must be cut
+/// Ask which live flows must be cut
 #[utoipa::path(
     post, path = "/v1/verifier/flows", security(("verifier" = [])), request_body = LiveFlows,
     responses((status = 200, body = FlowsToCut), Problem)
@@ -480,7 +498,7 @@ async fn flows(
     Ok(Json(FlowsToCut { cut }))
 }
 
-/// Confirm that the verifier has received these grants
+/// Confirm that the verifier has received the events about grants
 #[utoipa::path(
     post, path = "/v1/verifier/heard", operation_id = "heard", security(("verifier" = [])), request_body = Acknowledgement,
     responses((status = 204, description = "Noted"), Problem)
@@ -516,7 +534,7 @@ async fn report(
     Ok(Json(Reported { pause, now }))
 }
 
-/// Explain whether the policy lets a person in at a receiver of the calling verifier
+/// Explain whether the policy lets a person reach a receiver of the calling verifier
 #[utoipa::path(
     post, path = "/v1/verifier/explain", security(("verifier" = [])), request_body = ExplainRequest,
     responses((status = 200, body = PersonExplanation), Problem)
@@ -551,8 +569,8 @@ async fn explain(
     Ok(Json(PersonExplanation { explanation: convert::explanation(explanation), taken }))
 }
 
-/// Lists the facts that an explanation is based on, and those that are unknown. Facts that only the authority knows have
-/// no names here: the caller is a verifier, which has no business with people's groups and devices.
+/// Lists the facts that an explanation is based on, and the facts that are unknown. It does not name facts that only
+/// the authority knows, because the caller is a verifier, which need not know people's groups and devices.
 fn taken(device: Option<&str>, groups: &[String], tags: &[String], source: Option<IpAddr>) -> Vec<String> {
     let list = |known: &str, given: &[String]| {
         let given = given.join(", ");

@@ -1,6 +1,6 @@
-//! Client keys in band (wire.md §5.4): the authority asks `vouchsafe transfer`, the process that has the kernel
-//! programs, to send a key on the connection on which the grant was requested. If this process is unavailable, the key
-//! goes by HTTPS as usual.
+//! Client keys in band (wire.md §5.4). The authority asks `vouchsafe transfer`, the process that has the kernel
+//! programs, to send a key on the connection on which the client requested the grant. If this process is unavailable,
+//! the client gets the key in the HTTPS response.
 
 use crate::http::peer::Peer;
 use anyhow::{Context, Result, bail};
@@ -13,7 +13,7 @@ use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use zeroize::Zeroize;
 
-/// Time limit for `vouchsafe transfer` to answer: it runs on this host, and its work is two writes to the kernel.
+/// Time limit for the answer of `vouchsafe transfer`, which runs on this host and only writes to the kernel twice.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum length of an answer, in bytes.
 const MOST: u64 = 4096;
@@ -22,12 +22,29 @@ const MOST: u64 = 4096;
 pub struct KeyTransfer(Option<PathBuf>);
 
 impl KeyTransfer {
-    /// Uses the process that listens at this socket.
+    /// Creates a transfer through the process that listens at `socket`. Without a socket, no key is sent in band.
     pub fn new(socket: Option<PathBuf>) -> Self {
         Self(socket)
     }
 
-    /// Sends the key of a pair in band and removes it from `grant`. Reports whether the key was sent.
+    /// Reports whether keys can be sent on this connection at all: a process for it is configured, and the connection
+    /// runs over IPv4. Whether the client takes keys, only that process knows.
+    pub const fn is_possible(&self, peer: &Peer) -> bool {
+        self.0.is_some() && peer.ends.is_some()
+    }
+
+    /// Sends a key of zeros in band, by which a switch's controller forgets the device's key (wire.md §5.4.4). If that
+    /// fails, the controller goes on making tokens, which verifiers drop.
+    pub async fn withdraw(&self, peer: &Peer) {
+        let (Some(socket), Some((client, server))) = (&self.0, peer.ends) else { return };
+        let question = HandOver { client, server, content: "0".repeat(2 * wire::ls::KEY_TRANSFER_LEN) };
+        if !matches!(tokio::time::timeout(PATIENCE, ask(socket, &question)).await, Ok(Ok(true))) {
+            tracing::debug!(%client, "the device's switch is not told of the logout");
+        }
+    }
+
+    /// Sends the key of a pair in band and removes it from `grant`. Returns false, and leaves `grant` unchanged, if the
+    /// grant is no pair, the connection does not run over IPv4, or the key could not be sent.
     pub async fn take_over(&self, peer: &Peer, grant: &mut Grant) -> bool {
         let (Some(socket), Some((client, server))) = (&self.0, peer.ends) else { return false };
         // The header of a pair has seven bytes; other grants have sixteen, and their keys are never sent in band.

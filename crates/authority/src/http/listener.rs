@@ -1,4 +1,4 @@
-//! Accepts connections and applies TLS, time limits and the connection limit.
+//! Accepts connections, and applies TLS, time limits and the connection limit to them.
 
 use crate::http::connection_limit::ConnectionLimit;
 use crate::http::peer::Peer;
@@ -18,9 +18,9 @@ use tokio_rustls::TlsAcceptor;
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// Time limit for receiving the head of an HTTP/1 request.
 const HEAD_TIME: Duration = Duration::from_secs(10);
-/// How long a connection may stay without a valid credential.
+/// Maximum time that a connection may stay open without a valid credential.
 const UNPROVEN_TIME: Duration = Duration::from_secs(30);
-/// Silence after which an HTTP/2 client is pinged, and the time limit for its answer.
+/// Time of silence after which an HTTP/2 client is pinged, and the time limit for its answer.
 const PING: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(10));
 
 /// Maximum number of concurrent calls on one HTTP/2 connection; with [`WINDOW`], this bounds the memory that an
@@ -29,7 +29,8 @@ const STREAMS: u32 = 32;
 /// Flow-control window in bytes, per HTTP/2 stream and per connection.
 const WINDOW: u32 = 64 * 1024;
 
-/// Serves `router` until the future is dropped, which closes all connections.
+/// Serves `router` on the connections that `listener` accepts. Never returns; dropping the future closes all
+/// connections.
 pub async fn serve(
     listener: TcpListener,
     tls: Arc<ServerConfig>,
@@ -47,7 +48,7 @@ pub async fn serve(
         let (stream, address) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Usually out of file descriptors; connections that end will free some.
+                // The process has usually run out of file descriptors; connections that end will free some.
                 tracing::warn!("cannot accept an HTTPS connection; trying again: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;

@@ -1,4 +1,4 @@
-//! The OpenAPI 3.1 description of the API, generated from the handlers, so that no route lacks a description.
+//! The OpenAPI 3.1 description of the API. It is generated from the handlers, so that no route lacks a description.
 
 pub mod parts;
 
@@ -13,19 +13,19 @@ impl IntoResponses for Problem {
         let schema = Ref::from_schema_name(api::Problem::name());
         let content = ContentBuilder::new().schema(Some(schema)).build();
         let problem = ResponseBuilder::new()
-            .description("What failed, and the way out")
+            .description("The reason of the failure, and how to solve it")
             .content("application/problem+json", content)
             .build();
         BTreeMap::from([("default".to_owned(), problem.into())])
     }
 }
 
-/// Returns the description.
+/// Returns the OpenAPI description of the API.
 pub fn description() -> utoipa::openapi::OpenApi {
     handlers::routes().into_openapi()
 }
 
-/// Returns the description as JSON, in the form in which it is served and printed.
+/// Returns the OpenAPI description as JSON, in the form in which it is served and printed.
 pub fn text() -> String {
     let mut text = description().to_pretty_json().expect("INVARIANT: a description is plain data");
     text.push('\n');

@@ -3,14 +3,16 @@
 use std::net::{IpAddr, SocketAddr, SocketAddrV4};
 use std::sync::{Arc, OnceLock};
 
-/// The remote end of a connection.
+/// The remote end of a connection. Clones share the record of the credential that the peer has shown.
 #[derive(Clone)]
 pub struct Peer {
     /// The peer's address. An IPv4-mapped IPv6 address is stored as IPv4.
     pub address: IpAddr,
-    /// Both ends of the connection, the peer's first, if it runs over IPv4.
+    /// The addresses and ports of both ends of the connection, the peer's first; `None` if the connection does not run
+    /// over IPv4.
     pub ends: Option<(SocketAddrV4, SocketAddrV4)>,
-    /// The holder of the first valid credential shown on the connection. Connections that show none are closed.
+    /// The holder of the first valid credential shown on the connection. The listener closes connections that show
+    /// none.
     pub member: Arc<OnceLock<Member>>,
 }
 
@@ -24,8 +26,8 @@ pub enum Member {
 }
 
 impl Peer {
-    /// Creates the peer of a connection from `address` that has shown no credential yet; `local` is the authority's
-    /// end.
+    /// Creates the peer of a connection from `address` that has shown no credential yet. `local` is the authority's end
+    /// of the connection.
     pub fn new(address: SocketAddr, local: Option<SocketAddr>) -> Self {
         let v4 = |end: SocketAddr| match end.ip().to_canonical() {
             IpAddr::V4(ip) => Some(SocketAddrV4::new(ip, end.port())),
@@ -35,7 +37,8 @@ impl Peer {
         Self { address: address.ip().to_canonical(), ends, member: Arc::default() }
     }
 
-    /// Records that the peer has shown a valid credential of this member.
+    /// Records that the peer has shown a valid credential, whose holder `who` returns. Does nothing and does not call
+    /// `who` if an earlier credential of this connection was recorded.
     pub fn prove(&self, who: impl FnOnce() -> Member) {
         self.member.get_or_init(who);
     }

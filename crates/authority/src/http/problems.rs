@@ -1,5 +1,5 @@
-//! Converts every error into an HTTP answer (RFC 9457), which the console renders as a page. Internal errors are logged
-//! and their details are not disclosed.
+//! Converts every error into an HTTP response (RFC 9457), which the console renders as a page. Internal errors are
+//! logged, and the response does not contain their details.
 
 use crate::metrics::counters::Outcome;
 use axum::Json;
@@ -8,11 +8,12 @@ use axum::response::{IntoResponse, Response};
 
 use engine::policy::preference::{Choice, Preference};
 use engine::policy::{Decision, Explanation, Request};
+use std::net::IpAddr;
 use std::time::Duration;
 
-/// Reason why a call fails.
+/// The reason why a call fails.
 pub enum Problem {
-    /// The body, the query or the path can't be parsed.
+    /// The body, the query or the path is malformed; with a message for the caller.
     Malformed(String),
     /// The body exceeds the API's limit.
     TooLarge,
@@ -36,45 +37,48 @@ pub enum Problem {
     NameTaken(String),
     /// No identity provider is configured.
     NoProvider,
-    /// There is no page on which a person who logs in with a browser could confirm.
+    /// The authority has no page on which a person could approve a login in a browser, because the console has no
+    /// `url`.
     NoBrowserLogin,
-    /// The person declined the login.
+    /// The person denied the login.
     LoginDenied,
-    /// The identity provider refused the person, or the authority does not accept its statement.
+    /// The identity provider refused the person, or its answer failed verification; with a message for the person.
     ProviderRefused(String),
     /// The identity provider can't be reached or does not work.
     ProviderUnavailable(anyhow::Error),
-    /// The assertion failed verification.
+    /// The assertion of a service account failed verification.
     WrongAssertion,
     /// The enrolment code is wrong, used or expired.
     WrongCode,
-    /// The policy denies the request.
+    /// The policy denies the request; with the explanation and the problem's type.
     Denied(Explanation, &'static str),
     /// The policy allows the request, but the person withholds their identity from the destination.
     Withheld(Preference),
     /// The policy allows the request, but no grant can be issued.
     CantIssue(engine::issuing::grant::IssueError),
-    /// The policy may allow the request, but no path segment can be issued.
+    /// No path segment can be issued, whether or not the policy allows the request; with a message for the caller.
     NoSegment(String),
-    /// The named item does not exist.
+    /// The device has another address than at its login, so it may be in another network; with the address at login.
+    Moved(IpAddr),
+    /// The item does not exist. The text names the kind of item after "no such".
     NotFound(&'static str),
     /// The path exists, but not with this method.
     WrongMethod,
-    /// Too many attempts; the time to wait.
+    /// There were too many attempts; with the time to wait.
     TooMany(Duration),
-    /// Too many live grants; the time until one ends.
+    /// The session or account has too many live grants; with the time until one ends.
     TooManyGrants(Duration),
     /// The form did not come from a page of the console in the same browser session.
     WrongForm,
     /// The page is for administrators only.
     NotAdministrator,
-    /// The limit on concurrent operations of this kind is reached.
+    /// The limit on concurrent operations of this kind is reached. The text names them after "too many".
     Busy(&'static str),
     /// An internal error of the authority.
     Internal(anyhow::Error),
 }
 
-/// Text for [`Problem::NotFound`] on a page about passkeys, if this authority cannot have any.
+/// The text of [`Problem::NotFound`] on pages about passkeys if this authority cannot use passkeys.
 pub const NO_PASSKEYS: &str =
     "page: passkeys are possible only if [console] in the authority's configuration has a `url` with a DNS name";
 
@@ -89,7 +93,7 @@ impl Problem {
         Self::Denied(decision.explain(request), kind)
     }
 
-    /// Returns the RFC 9457 body of the problem.
+    /// Returns the body of the response (RFC 9457) that reports this problem.
     pub fn said(&self) -> api::Problem {
         let (status, kind, title) = self.parts();
         let detail = match self {
@@ -116,6 +120,7 @@ impl Problem {
             }
             Self::CantIssue(error) => return (S::FORBIDDEN, "cant_issue", error.to_string()),
             Self::NoSegment(why) => return (S::FORBIDDEN, "no_segment", why.clone()),
+            Self::Moved(before) => return (S::CONFLICT, "moved", moved(*before)),
             Self::NotFound(what) => return (S::NOT_FOUND, "not_found", format!("no such {what}")),
             Self::NameTaken(person) => {
                 let title =
@@ -183,6 +188,14 @@ impl Problem {
         };
         (status, kind, title.to_owned())
     }
+}
+
+/// Says why a device that has moved gets no key, and what its person can do.
+pub fn moved(before: IpAddr) -> String {
+    format!(
+        "this device was logged in at the address {before} and has another one now, so it may be in another network. Keys \
+         travel in clear, so no key was sent. If you trust this network, log the device out and log it in again"
+    )
 }
 
 impl From<anyhow::Error> for Problem {

@@ -1,4 +1,4 @@
-//! The running server: API, control socket and periodic work, from start to stop.
+//! The server: API, control socket and periodic work, from start to stop.
 
 use crate::admin::control;
 use crate::http::{handlers, listener, openapi};
@@ -16,13 +16,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-/// Interval between the events that show listeners that the stream is alive.
+/// Interval between events by which listeners notice that their stream still works.
 const ALIVE: Duration = Duration::from_secs(10);
-/// Interval at which the database is checked for changes that no command announced.
+/// Interval at which the server checks whether another process has written to the database.
 const LOOK: Duration = Duration::from_secs(1);
 /// Minimum pause between two checks for expired sessions.
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
-/// Interval at which segments issued by UDP are written to the database.
+/// Interval at which audit entries about segments issued by UDP are written to the database.
 const SETTLE: Duration = Duration::from_millis(250);
 /// Interval at which expired records are deleted.
 const PRUNE: Duration = Duration::from_secs(3600);
@@ -38,7 +38,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts the authority of `directory`; `listen` overrides the configured address.
+    /// Starts the authority of `directory`. `listen` replaces the configured listen address of the API.
+    ///
+    /// # Errors
+    /// A server is already running in the directory, a file in it cannot be read or is not valid, or an address cannot
+    /// be bound.
     pub async fn start(directory: Directory, listen: Option<SocketAddr>) -> Result<Self> {
         let lock = directory.lock()?;
         let tls = tls::server_config(&directory.certificate(), &directory.certificate_key())?;
@@ -101,23 +105,23 @@ impl Server {
         self.address
     }
 
-    /// Returns the address where metrics are served, if they are.
+    /// Returns the address where metrics are served; `None` if they are not served.
     pub fn metrics(&self) -> Option<SocketAddr> {
         self.metrics
     }
 
-    /// Returns the address for segment requests by UDP, if they are served.
+    /// Returns the address that receives segment requests by UDP; `None` if they are not served.
     pub fn segments(&self) -> Option<SocketAddr> {
         self.segments.as_ref().map(|(_, address)| *address)
     }
 
-    /// Returns the latest report of each verifier and its time of arrival, by id.
+    /// Returns for each verifier its id, the time of its latest report in Unix seconds, and the report; sorted by id.
     pub fn reports(&self) -> Vec<(Arc<str>, u64, Report)> {
         let latest = self.authority.reports.latest(now()).into_iter();
         latest.map(|latest| (latest.verifier, latest.time, latest.report)).collect()
     }
 
-    /// Waits until the server fails. It never ends without an error.
+    /// Waits until a part of the server fails, and returns the error.
     pub async fn failed(&mut self) -> anyhow::Error {
         match self.tasks.join_next().await {
             Some(Ok(Err(error))) => error,
@@ -126,7 +130,7 @@ impl Server {
         }
     }
 
-    /// Stops the server: closes all connections and releases the directory.
+    /// Stops the server: closes all connections, writes the last audit entries, and releases the directory.
     pub async fn stop(mut self) {
         self.tasks.shutdown().await;
         if let Some((answering, _)) = self.segments.take() {
@@ -147,7 +151,7 @@ impl Server {
 
 async fn bind(address: SocketAddr) -> Result<TcpListener> {
     match TcpListener::bind(address).await {
-        // `[::]` includes IPv4; on a host without IPv6, listen on `0.0.0.0` instead.
+        // `[::]` includes IPv4. On a host without IPv6, the server listens on `0.0.0.0` instead.
         Err(error) if error.raw_os_error() == Some(EAFNOSUPPORT) && address.ip().is_unspecified() => {
             Ok(TcpListener::bind((IpAddr::V4(Ipv4Addr::UNSPECIFIED), address.port())).await?)
         }
@@ -202,7 +206,7 @@ async fn keep_expiry(sessions: Arc<SessionManager>) -> Result<()> {
                 None
             }
         };
-        // A session that begins during the sleep lasts longer than one interval.
+        // A session that begins during the sleep lasts longer than one interval, so its end is not missed.
         let next = next.and_then(|next| next.duration_since(SystemTime::now()).ok());
         tokio::time::sleep(next.unwrap_or(LOOK).clamp(LEAST_PAUSE, LOOK)).await;
     }
@@ -221,6 +225,7 @@ async fn keep_house(authority: Arc<Authority>) -> Result<()> {
             }
             authority.audit.settle_refusals(now() / 60).await?;
             authority.enforcer.follow_time().await?;
+            authority.scores.follow_time().await?;
             if pruned.elapsed() >= PRUNE {
                 pruned = tokio::time::Instant::now();
                 authority.prune().await?;

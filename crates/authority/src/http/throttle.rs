@@ -1,9 +1,10 @@
-//! Slows down guessing: token buckets per source, per account and source, and for all sources together, in bounded
-//! memory.
+//! Rate limits against guessing: token buckets per source, per account and source, and for all sources together, in
+//! bounded memory.
 //!
-//! An attacker who guesses must not lock the owner out. Therefore no bucket of an account alone is charged before the
-//! password was right; an address from which the account was logged in to before has buckets of its own; and attempts
-//! from a network that has made none recently do not compete with those from networks that have (docs/decisions/0026).
+//! An attacker who guesses must not lock the owner out (docs/decisions/0026). Therefore a bucket that counts the
+//! attempts on an account from all sources is charged only after a right password. A source from which an account was
+//! logged in to before has buckets of its own for this account. The first attempts from a network do not compete with
+//! attempts from networks that have made several.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -11,36 +12,38 @@ use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum number of buckets of strangers: about 10 MB.
+/// Maximum number of buckets in [`Tier::Strangers`]: about 10 MB.
 const MOST_BUCKETS: usize = 65_536;
-/// Maximum number of networks remembered for recent attempts: about 6 MB.
+/// Maximum number of buckets in [`Tier::Tried`]: about 6 MB.
 const MOST_TRIED: usize = 65_536;
-/// Maximum number of pairs of an account and a source from which it was logged in to: about 10 MB.
+/// Maximum number of remembered pairs of an account and a source from which it was logged in to: about 10 MB.
 const MOST_KNOWN: usize = 65_536;
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// The subject of a token bucket.
+/// The key of a token bucket: the kind of attempts that the bucket counts, and the account, source or network whose
+/// attempts these are.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Key {
-    /// Login attempts from all sources, except those on an account from a source where it was logged in to before, and
-    /// those that [`Self::Newcomers`] counts.
+    /// Login attempts from all sources. Does not count attempts that [`Self::FamiliarSource`] or [`Self::Newcomers`]
+    /// counts.
     Everybody,
-    /// The first attempts from each network, all networks together.
+    /// The first login attempts from each network, for all networks together.
     Newcomers,
-    /// The first attempts from one network.
+    /// The first login attempts from one network.
     Newcomer(IpAddr),
-    /// Second factors that one network may show before its passwords when it has to wait for other networks.
+    /// Second factors that are checked before the password, for one network. With this check, a source can attempt a
+    /// login although other attempts have emptied the buckets for logins.
     EarlyFactor(IpAddr),
-    /// Attempts from one source, except those on an account that was logged in to from there before: attackers behind
-    /// the same address leave its owner a way in.
+    /// Login attempts from one source, except those on an account that was logged in to from this source before:
+    /// attackers behind the same address must not lock the owner out.
     Source(IpAddr),
-    /// Attempts from one network, with the same exception as [`Self::Source`]: one customer of a provider has many
-    /// sources.
+    /// Login attempts from one network, with the same exception as [`Self::Source`]. One customer of a provider
+    /// possibly has many sources.
     Network(IpAddr),
-    /// Logins started from all sources, except those from sources where any account was logged in to before, and those
-    /// that [`Self::NewStarts`] counts.
+    /// Logins started from all sources. Does not count logins that [`Self::NewStarts`] counts, nor logins from sources
+    /// from which an account was logged in to before.
     Starts,
-    /// The first logins started from each network, all networks together.
+    /// The first logins started from each network, for all networks together.
     NewStarts,
     /// The first logins started from one network.
     NewStart(IpAddr),
@@ -56,57 +59,60 @@ pub enum Key {
     Stranger(IpAddr),
     /// Enrolment attempts from one source.
     Enrolment(IpAddr),
-    /// Attempts on one account from one source.
+    /// Login attempts on one account from one source.
     Account(String, IpAddr),
-    /// Attempts on one account from a source where it was logged in to before.
+    /// Login attempts on one account from a source from which this account was logged in to before.
     FamiliarSource(String, IpAddr),
     /// Wrong second factors for one account after a right password.
     SecondFactor(String),
-    /// Wrong second factors for one account from a source where it was logged in to before.
+    /// Wrong second factors for one account from a source from which this account was logged in to before.
     FamiliarFactor(String, IpAddr),
     /// Requests of one person in all sessions: grants, path segments, lists of destinations.
     Requests(String),
     /// Pages that one person reads at the console, in all browsers.
     Console(String),
-    /// Forms that one person sends at the console: each may write to the disk, which delays grants.
+    /// Forms that one person sends at the console. Each may write to the disk, which delays grants.
     Forms(String),
 }
 
-/// The table that holds a key's bucket, which decides what gives way when there is no room.
+/// The table that contains a key's bucket. It decides which buckets are dropped when there is no room.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tier {
-    /// New strangers find no room; existing buckets stay.
+    /// When the table is full, attempts that need a new bucket are refused. Existing buckets stay.
     Strangers,
-    /// The oldest buckets are dropped: an attempt long ago counts least.
+    /// When the table is full, the buckets that were used least recently are dropped.
     Tried,
-    /// No bucket is dropped: there are no more than remembered pairs of account and source, and logged-in persons.
+    /// Only full buckets are dropped. The table is bounded, because there are only as many keys as remembered pairs of
+    /// account and source, and logged-in persons.
     Familiar,
 }
 
 impl Key {
-    /// Returns the source of an address, as wide as a subscriber's network usually is: an IPv4 address or an IPv6 /64.
+    /// Returns the source that an address belongs to: an IPv4 address or an IPv6 /64. One subscriber's network usually
+    /// has this size.
     pub fn source(address: IpAddr) -> IpAddr {
         wire::grant::mask(address, if address.is_ipv4() { 32 } else { 64 })
     }
 
-    /// Returns the network of an address, as wide as one customer of a provider easily gets: an IPv4 /24 or an IPv6
-    /// /48.
+    /// Returns the network that an address belongs to: an IPv4 /24 or an IPv6 /48. One customer of a provider easily
+    /// gets a network of this size.
     pub fn network(address: IpAddr) -> IpAddr {
         wire::grant::mask(address, if address.is_ipv4() { 24 } else { 48 })
     }
 
-    /// Returns the origin of a newcomer: an IPv4 /24, or an IPv6 /32, which a provider easily gets.
+    /// Returns the network by which first attempts are counted: an IPv4 /24 or an IPv6 /32. A provider easily gets an
+    /// IPv6 /32.
     pub fn origin(address: IpAddr) -> IpAddr {
         wire::grant::mask(address, if address.is_ipv4() { 24 } else { 32 })
     }
 
-    /// Returns the bucket's capacity, and the time until one more attempt is available.
+    /// Returns the capacity of the bucket, and the time in which it gains one token.
     fn limit(&self) -> (f64, Duration) {
         match self {
             Self::Everybody | Self::Newcomers => (300.0, Duration::from_millis(100)),
             Self::Newcomer(_) | Self::NewStart(_) => (3.0, DAY / 3),
-            // An attacker who has a password and this many networks may try as many codes: two per day and network are
-            // few.
+            // An attacker who knows a password and controls this many networks can try as many codes. Two per day and
+            // network are few enough.
             Self::EarlyFactor(_) => (2.0, DAY / 2),
             Self::Network(_) => (60.0, Duration::from_secs(2)),
             // Thousands of agents may share an address, and reconnect together after the authority restarts.
@@ -160,7 +166,10 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// Takes one token from each bucket, or from none; in that case returns the time to wait.
+    /// Takes one token from the bucket of each key, or no token if one of these buckets is empty.
+    ///
+    /// # Errors
+    /// A bucket is empty; the error is the time until it has a token.
     pub fn charge(&self, keys: &[Key], now: Instant) -> Result<(), Duration> {
         let mut buckets = lock(&self.buckets);
         buckets.make_room(keys.len(), now);
@@ -179,7 +188,7 @@ impl Throttle {
         Ok(())
     }
 
-    /// Returns the tokens that [`Self::charge`] took, because the attempt was legitimate.
+    /// Puts one token back into the bucket of each key, to undo [`Self::charge`], because the attempt was legitimate.
     pub fn refund(&self, keys: &[Key]) {
         let mut buckets = lock(&self.buckets);
         for key in keys {
@@ -189,7 +198,11 @@ impl Throttle {
         }
     }
 
-    /// Charges a login attempt. Returns the keys that were charged, or the time to wait.
+    /// Charges a login attempt on the account `person`; `None` stands for a name that is not valid. Returns the keys
+    /// that were charged.
+    ///
+    /// # Errors
+    /// The attempt must wait; the error is the time to wait.
     pub fn login(&self, person: Option<&str>, source: IpAddr, now: Instant) -> Result<Vec<Key>, Duration> {
         let (from, origin) = (Key::source(source), Key::origin(source));
         if let Some(person) = person.filter(|person| self.knows(person, source)) {
@@ -201,12 +214,14 @@ impl Throttle {
         self.charge_first([new, [Key::Everybody].into_iter().chain(own()).collect()], now)
     }
 
-    /// Charges a second factor from a source that would have to wait; it is verified before the password.
+    /// Charges the check of a second factor before the password. The caller uses this check for a login attempt that
+    /// would have to wait otherwise. Returns the keys that were charged, or `None` if the source must wait for this
+    /// check, too.
     pub fn early_factor(&self, source: IpAddr, now: Instant) -> Option<Vec<Key>> {
         self.charge_first([vec![Key::EarlyFactor(Key::origin(source))]], now).ok()
     }
 
-    /// Returns the key to which a second factor after a right password is charged.
+    /// Returns the key of the bucket that the caller charges when it checks a second factor after a right password.
     pub fn second_factor(&self, person: &str, source: IpAddr) -> Key {
         match self.knows(person, source) {
             true => Key::FamiliarFactor(person.into(), Key::source(source)),
@@ -214,8 +229,11 @@ impl Throttle {
         }
     }
 
-    /// Charges the start of a login at the identity provider or of a service account, before the name is known. Returns
-    /// the keys that were charged, or the time to wait.
+    /// Charges the start of a login whose account is not known yet: at the identity provider, with a passkey, or of a
+    /// service account. Returns the keys that were charged.
+    ///
+    /// # Errors
+    /// The start must wait; the error is the time to wait.
     pub fn start(&self, source: IpAddr, now: Instant) -> Result<Vec<Key>, Duration> {
         let (from, origin) = (Key::source(source), Key::origin(source));
         if lock(&self.sources).contains_key(&from) {
@@ -225,7 +243,8 @@ impl Throttle {
         self.charge_first([new, vec![Key::Starts, Key::Start(from)]], now)
     }
 
-    /// Records that an account was logged in to from a source.
+    /// Records that the account `person` was logged in to from `source`. From now on, this source has buckets of its
+    /// own for the account.
     pub fn remember(&self, person: String, source: IpAddr) {
         let (source, now) = (Key::source(source), Instant::now());
         note(&mut lock(&self.sources), source, now);
@@ -236,7 +255,7 @@ impl Throttle {
         lock(&self.known).contains_key(&(person.to_owned(), Key::source(source)))
     }
 
-    /// Charges the first set of keys that has tokens left, or returns the time to wait for the last set.
+    /// Charges the first set of keys whose buckets all have tokens. The error is the time to wait for the last set.
     fn charge_first(&self, ways: impl IntoIterator<Item = Vec<Key>>, now: Instant) -> Result<Vec<Key>, Duration> {
         let mut wait = Duration::ZERO;
         for keys in ways {
@@ -263,13 +282,13 @@ impl Buckets {
         let full = tier == Tier::Strangers && self.strangers.len() >= MOST_BUCKETS;
         match self.tier(tier).get(key) {
             Some(bucket) => refilled(key, bucket, now),
-            // No room to count another stranger: those already counted come first.
+            // There is no room for another bucket, and buckets in use are not dropped.
             None if full => 0.0,
             None => key.limit().0,
         }
     }
 
-    /// Makes room by dropping full buckets and, if necessary, those of the networks whose attempts are the oldest.
+    /// Makes room by dropping full buckets and, if necessary, the least recently used buckets of [`Tier::Tried`].
     fn make_room(&mut self, more: usize, now: Instant) {
         for (buckets, most) in
             [(&mut self.strangers, MOST_BUCKETS), (&mut self.tried, MOST_TRIED), (&mut self.known, 4 * MOST_KNOWN)]
@@ -360,7 +379,7 @@ mod tests {
         assert!((300..=600).contains(&tried), "{tried} guesses at once");
         let wait = throttle.login(Some("alice"), network(301), now).err().unwrap_or_default();
         assert!(wait <= Duration::from_secs(1), "{wait:?}");
-        // The attack continues: each network has three attempts as a newcomer, which three hundred networks use up in a
+        // The attack continues. Each network has three attempts as a newcomer, which three hundred networks use up in a
         // minute.
         for _ in 0..100 {
             now += Duration::from_secs(1);

@@ -1,6 +1,6 @@
-//! Limits how many requests of one account are processed concurrently; the others wait. A request of another account
-//! then competes only with these few, for the processor and at verifiers, which confirm grants in the order of their
-//! arrival.
+//! Limits how many requests of one account are processed concurrently; further requests wait. So the requests of
+//! another account compete only with these few requests. They compete for the processor, and at verifiers, which
+//! confirm grants in the order of their arrival.
 
 use crate::http::throttle::{Key, Throttle};
 use crate::storage::verifiers_line;
@@ -12,21 +12,22 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Maximum number of concurrent requests of one account. An agent that needs more waits some milliseconds.
 const AT_WORK: usize = 4;
 
-/// Makes each account's requests wait for its earlier ones, and for its rate.
+/// Makes requests wait while too many requests of the same account are in progress, or while the account exceeds its
+/// rate.
 pub struct RequestQueue {
     turns: Turns,
     throttle: Arc<Throttle>,
 }
 
 impl RequestQueue {
-    /// Creates a queue whose rates `throttle` counts.
+    /// Creates a queue that limits the rate of each account with a token bucket in `throttle`.
     pub fn new(throttle: Arc<Throttle>) -> Self {
         Self { turns: Turns::default(), throttle }
     }
 
-    /// Waits until an account may make another request: until few of its requests are in progress, and it has made no
-    /// more than 200 in a second. The turn lasts until it is dropped. Refusing would not help, because a refused client
-    /// asks again at once.
+    /// Waits until the account is allowed to make another request: at most four are processed concurrently, and 200 in
+    /// a second on average. The turn lasts until it is dropped. Requests wait and are not refused, because a refused
+    /// client would ask again at once.
     pub async fn turn(&self, person: &str) -> Turn<'_> {
         let turn = self.turns.wait(person).await;
         while let Err(wait) = self.throttle.charge(&[Key::Requests(person.into())], Instant::now()) {
@@ -35,23 +36,23 @@ impl RequestQueue {
         turn
     }
 
-    /// Like [`Self::turn`], for the requests of a verifier that read the database.
+    /// Waits for the turn of a verifier's request that reads the database; see [`Self::turn`].
     pub async fn turn_of_verifier(&self, verifier: &str) -> Turn<'_> {
         self.turn(&verifiers_line(verifier)).await
     }
 
-    /// Waits until all requests of an account that have their [turn](Self::turn) now are done. Its later requests wait
-    /// meanwhile.
+    /// Waits until all requests of an account that hold a [turn](Self::turn) now are done. Later requests of the
+    /// account wait meanwhile.
     pub async fn drain(&self, person: &str) {
         drop(self.turns.wait_for(person, AT_WORK as u32).await);
     }
 }
 
-/// The accounts with requests, and the places of each.
+/// For each account with requests, the semaphore for its concurrent requests.
 #[derive(Default)]
 struct Turns(Mutex<HashMap<String, Arc<Semaphore>>>);
 
-/// A place among an account's concurrent requests, until this is dropped.
+/// A permit for one request of an account. Dropping it lets the account's next request proceed.
 pub struct Turn<'t> {
     turns: &'t Turns,
     person: String,
@@ -60,16 +61,16 @@ pub struct Turn<'t> {
 }
 
 impl Turns {
-    /// Waits until one of the account's places is free, in order of arrival.
+    /// Waits for a permit for one request of the account, in order of arrival.
     async fn wait(&self, person: &str) -> Turn<'_> {
         self.wait_for(person, 1).await
     }
 
     async fn wait_for(&self, person: &str, count: u32) -> Turn<'_> {
         let permits = self.lock().entry(person.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(AT_WORK))).clone();
-        // Created before waiting, so that a request that is cancelled meanwhile is cleaned up too.
+        // Created before waiting, so that the table is cleaned up even if the request is cancelled while it waits.
         let mut turn = Turn { turns: self, person: person.to_owned(), permits: Some(permits.clone()), permit: None };
-        // Fails only if the semaphore is closed, which never happens.
+        // `acquire_many_owned` fails only if the semaphore is closed, which never happens.
         turn.permit = permits.acquire_many_owned(count).await.ok();
         turn
     }
@@ -84,7 +85,7 @@ impl Drop for Turn<'_> {
         self.permit = None;
         let mut all = self.turns.lock();
         self.permits = None;
-        // Only the table still refers to the semaphore: no other request of the account waits or runs.
+        // If only the table still refers to the semaphore, no other request of the account waits or runs.
         if all.get(&self.person).is_some_and(|permits| Arc::strong_count(permits) == 1) {
             all.remove(&self.person);
         }

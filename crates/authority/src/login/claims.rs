@@ -1,4 +1,4 @@
-//! The claims of an identity provider about a person that the authority uses.
+//! The claims of an identity provider about a person, as far as the authority uses them.
 
 use super::ProviderSettings;
 use engine::policy::name_is_valid;
@@ -16,14 +16,18 @@ pub struct Identity {
     pub subject: String,
     /// The person's name at this authority.
     pub person: String,
-    /// The groups, sorted.
+    /// The names of the person's groups, sorted. Names that no policy can contain are left out.
     pub groups: Vec<String>,
     /// The provider's identifier for its own session, for back-channel logouts.
     pub sid: Option<String>,
 }
 
 impl Identity {
-    /// Reads verified claims. The error is a message for the person who logs in.
+    /// Reads claims that have been verified.
+    ///
+    /// # Errors
+    /// A claim is missing or malformed, or the provider has not verified the e-mail address; the error is a message for
+    /// the person who logs in.
     pub fn read(settings: &ProviderSettings, claims: &Map<String, Value>) -> Result<Self, String> {
         let text = |name: &str| claims.get(name).and_then(Value::as_str);
         let subject = text("sub").ok_or("the identity provider's answer has no `sub` claim")?;
@@ -51,7 +55,7 @@ impl Identity {
         if groups.len() > MOST_GROUPS {
             return Err(format!("the identity provider lists {} groups; the maximum is {MOST_GROUPS}", groups.len()));
         }
-        // A group whose name no policy can contain has no effect.
+        // A policy cannot contain such a name, so the group has no effect.
         groups.retain(|group| name_is_valid(group));
         groups.sort();
         groups.dedup();
@@ -59,8 +63,9 @@ impl Identity {
         Ok(Self { issuer: settings.issuer.clone(), subject: subject.into(), person: person.into(), groups, sid })
     }
 
-    /// Adds the claims of the provider's UserInfo response to those of its ID token. The ID token takes precedence.
-    /// UserInfo's `email_verified` refers to UserInfo's `email` (OpenID Connect Core, §5.1), so the two stay together.
+    /// Adds the claims of the provider's UserInfo response to the claims of its ID token. If both contain a claim, the
+    /// one of the ID token takes precedence. UserInfo's `email_verified` refers to UserInfo's `email` (OpenID Connect
+    /// Core, §5.1). So `email_verified` of one response is never combined with `email` of the other.
     pub fn add_user_info(claims: &mut Map<String, Value>, mut user_info: Map<String, Value>) {
         match claims.get("email") {
             Some(email) if user_info.get("email") != Some(email) => {
@@ -76,7 +81,8 @@ impl Identity {
         }
     }
 
-    /// Reports whether a configured claim is missing that the UserInfo endpoint may supply.
+    /// Reports whether `claims` lacks the claim that `settings` names for the person, or the one for the groups. The
+    /// provider's UserInfo endpoint possibly supplies it.
     pub fn lacks(settings: &ProviderSettings, claims: &Map<String, Value>) -> bool {
         [&settings.person_claim, &settings.groups_claim].iter().any(|name| !claims.contains_key(*name))
     }

@@ -1,4 +1,4 @@
-//! Creation, storage and verification of passwords, second factors, bearer tokens and one-time codes.
+//! Creates, hashes and verifies passwords, second factors, bearer tokens and one-time codes.
 
 use crate::storage::{Account, TokenHash};
 use anyhow::{Context, Result, anyhow, bail};
@@ -14,7 +14,10 @@ const LEAST_PASSWORD: usize = 8;
 /// Maximum length of a password that is hashed, in bytes.
 pub const MOST_PASSWORD: usize = 1024;
 
-/// Hashes a new password: argon2id with the crate's defaults (19 MiB, two passes: OWASP's first choice).
+/// Hashes a new password with argon2id and the crate's defaults (19 MiB, two passes: OWASP's first choice).
+///
+/// # Errors
+/// The password is too short or too long, or the system provides no randomness.
 pub fn hash_password(password: &str) -> Result<String> {
     if password.chars().count() < LEAST_PASSWORD || password.len() > MOST_PASSWORD {
         bail!("a password must have at least {LEAST_PASSWORD} characters and at most {MOST_PASSWORD} bytes");
@@ -24,12 +27,15 @@ pub fn hash_password(password: &str) -> Result<String> {
     Ok(hash.map_err(|error| anyhow!("cannot hash the password: {error}"))?.to_string())
 }
 
-/// Reusable memory for verifying passwords, 19 MiB after the first use. Reused because the allocator would retain as
-/// much freed memory for every thread that ever verified a password.
+/// Memory for verifying passwords, 19 MiB after the first use. Callers reuse this memory. If every verification
+/// allocated its own, the allocator would retain 19 MiB of freed memory for every thread that has verified a password.
 #[derive(Default)]
 pub struct Scratch(Vec<Block>);
 
-/// Reports whether `password` matches `hash`.
+/// Reports whether `password` matches `hash`, an argon2 hash in PHC form.
+///
+/// # Errors
+/// The hash is malformed.
 pub fn password_matches(password: &str, hash: &str, scratch: &mut Scratch) -> Result<bool> {
     let broken = |error: &dyn std::fmt::Display| anyhow!("a stored password hash is malformed: {error}");
     let hash = PasswordHash::new(hash).map_err(|error| broken(&error))?;
@@ -46,7 +52,11 @@ pub fn password_matches(password: &str, hash: &str, scratch: &mut Scratch) -> Re
     Ok(found.ct_eq(expected.as_bytes()).into())
 }
 
-/// Returns a new account for a password and, with `totp`, the `otpauth://` address for an authenticator app.
+/// Returns a new account with this password. With `totp`, the account has a second factor, and the function also
+/// returns its `otpauth://` address for an authenticator app.
+///
+/// # Errors
+/// The password is too short or too long, or the system provides no randomness.
 pub fn new_account(person: &str, password: &str, totp: bool) -> Result<(Account, Option<Zeroizing<String>>)> {
     let password = hash_password(password)?;
     if !totp {
@@ -57,6 +67,9 @@ pub fn new_account(person: &str, password: &str, totp: bool) -> Result<(Account,
 }
 
 /// Returns a new TOTP secret and its `otpauth://` address for an authenticator app.
+///
+/// # Errors
+/// The system provides no randomness.
 pub fn new_totp(person: &str) -> Result<(Zeroizing<Vec<u8>>, Zeroizing<String>)> {
     let secret = Zeroizing::new(random::<20>()?.to_vec());
     let (_, address) = totp_address(person, &secret);
@@ -71,7 +84,11 @@ pub fn totp_address(person: &str, secret: &[u8]) -> (Zeroizing<String>, Zeroizin
     (base32, Zeroizing::new(address))
 }
 
-/// Returns the time step of a code if it is valid around `now` (RFC 6238, 30 s, one step of tolerance).
+/// Returns the time step of a TOTP code, or `None` if the code is not valid at `now` (RFC 6238, 30 s, one step of
+/// tolerance).
+///
+/// # Errors
+/// The stored secret is malformed.
 pub fn totp_step(secret: &[u8], code: &str, now: u64) -> Result<Option<u64>> {
     let totp: Totp =
         Builder::new().with_secret(secret.to_vec()).build().context("a stored TOTP secret is malformed")?;
@@ -82,19 +99,25 @@ pub fn totp_step(secret: &[u8], code: &str, now: u64) -> Result<Option<u64>> {
 }
 
 /// Returns a new bearer token or one-time code of `BYTES` random bytes, in hex, and the hash to store.
+///
+/// # Errors
+/// The system provides no randomness.
 pub fn new_token<const BYTES: usize>() -> Result<(Zeroizing<String>, TokenHash)> {
     let token = Zeroizing::new(hex::encode(Zeroizing::new(random::<BYTES>()?)));
     let hash = token_hash(&token);
     Ok((token, hash))
 }
 
-/// Returns the hash that is stored for a token. Tokens are random, so a plain hash is enough, and the timing of a
-/// look-up by hash reveals nothing useful.
+/// Returns the hash that is stored in place of a token. Tokens are random, so a plain hash is enough, and the timing of
+/// a look-up by hash reveals nothing useful.
 pub fn token_hash(token: &str) -> TokenHash {
     Sha256::digest(token.as_bytes()).into()
 }
 
 /// Returns random bytes from the system.
+///
+/// # Errors
+/// The system provides no randomness.
 pub fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     getrandom::fill(&mut bytes).map_err(|error| anyhow!("cannot get random numbers: {error}"))?;

@@ -1,4 +1,5 @@
-//! The API calls for logins with the identity provider and of machines (`api`).
+//! The handlers of the API calls for two kinds of logins: those at the identity provider, and those of service
+//! accounts.
 
 use super::pending::agent::{AgentLogin, PAGE, Proven, Requester};
 use super::pending::{Abort, BROWSER_TIME, CHALLENGE_TIME, CodeLogin, Finish, Rest, Started, Way};
@@ -89,7 +90,7 @@ async fn browser(
 ) -> Result<Json<BrowserLoginStarted>, Problem> {
     configured(&provider)?;
     let console = settings.console.url.as_ref().ok_or(Problem::NoBrowserLogin)?;
-    // The caller chooses only the port: a browser is never redirected to another machine than its own.
+    // The caller chooses only the port, so a browser is never redirected to another machine.
     if port < 1024 {
         return Err(Problem::Malformed("the port must be 1024 or higher".into()));
     }
@@ -177,7 +178,11 @@ async fn finish(
     Ok(Json(LoginOutcome::LoggedIn(session)))
 }
 
-/// Evaluates the provider's answer. A refusal by the provider is recorded in the audit trail.
+/// Returns the person and the proof from the provider's verified answer. Records a refusal by the provider in the audit
+/// trail.
+///
+/// # Errors
+/// The provider refused or failed, or the database cannot be written.
 pub(crate) async fn proved(
     audit: &AuditLog,
     peer: &Peer,
@@ -198,7 +203,7 @@ pub(crate) async fn proved(
     Ok(Proven { person, proof: Proof::Provider { identity, refresh_token } })
 }
 
-/// Get a challenge for a machine to sign in order to log in
+/// Get a challenge that a machine signs to log in with its key
 #[utoipa::path(post, path = "/v1/login/challenge", responses((status = 200, body = Challenge), Problem))]
 async fn challenge(
     Part(throttle): Part<Throttle>,
@@ -212,7 +217,7 @@ async fn challenge(
     Ok(Json(Challenge { nonce }))
 }
 
-/// Log a machine in
+/// Log in as a service account, with an assertion signed by its key
 #[utoipa::path(
     post, path = "/v1/login/service", request_body = ServiceLogin, responses((status = 200, body = Session), Problem)
 )]
@@ -276,8 +281,7 @@ async fn backchannel_logout(
         verified => verified?,
     };
     throttle.refund(&key);
-    // A login that still waits for the person's answer must not succeed for a person who was logged out in the
-    // meantime.
+    // A login that still waits for the person's answer must not succeed after the person was logged out.
     logins.forget_subject(&logout.subject);
     let end = {
         let super::provider::Logout { subject, sid } = logout;
@@ -289,12 +293,12 @@ async fn backchannel_logout(
     Ok((StatusCode::OK, [(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))]))
 }
 
-/// Returns the identity provider.
+/// Returns the identity provider, or an error if none is configured.
 fn configured(provider: &Option<Provider>) -> Result<&Provider, Problem> {
     provider.as_ref().ok_or(Problem::NoProvider)
 }
 
-/// Values that both kinds of login with the provider need.
+/// The values that logins at the provider need, in a browser and by device code.
 struct Prepared {
     challenge: [u8; 32],
     charged: Vec<Key>,

@@ -1,4 +1,5 @@
-//! The HTTP client for the identity provider: TLS, no redirects, limits on time and size.
+//! The HTTP client for the identity provider: it requires TLS, follows no redirects, and limits the duration of a call
+//! and the size of an answer.
 
 use super::settings::is_confidential;
 use crate::tls;
@@ -13,11 +14,11 @@ const TIMES: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs
 /// Maximum length of an answer, in bytes.
 const MOST_ANSWER: usize = 1024 * 1024;
 
-/// HTTP client for calls to a provider.
+/// An HTTP client for calls to an identity provider.
 #[derive(Clone)]
 pub struct Http(reqwest::Client);
 
-/// Reason why a call failed.
+/// The reason why a call failed.
 #[derive(Debug)]
 pub struct Failure(String);
 
@@ -37,7 +38,10 @@ impl From<reqwest::Error> for Failure {
 }
 
 impl Http {
-    /// Creates a client that trusts the certificates in `ca_pem`, or the system's.
+    /// Creates a client that trusts the certificates in `ca_pem` or, if it is `None`, the certificates of the system.
+    ///
+    /// # Errors
+    /// A certificate in `ca_pem` is malformed, or `ca_pem` contains none.
     pub fn new(ca_pem: Option<&[u8]>) -> Result<Self> {
         // A redirect could lead anywhere in the authority's network.
         let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());

@@ -1,7 +1,8 @@
 //! Passkeys (WebAuthn): the challenges for browsers, and the verification of their answers. A passkey replaces both
-//! password and second factor, so the authenticator has to verify its holder (by a finger, a face, a PIN).
+//! password and second factor, so the authenticator must verify its holder (by a finger, a face or a PIN).
 //!
-//! `webauthn_rp` implements the ceremonies; this module limits their number and stores them between request and answer.
+//! `webauthn_rp` implements the ceremonies (registrations and logins). This module limits their number and stores them
+//! until the browser's answer arrives.
 
 use crate::http::problems::Problem;
 use crate::storage::{Passkey, PasskeyHandle};
@@ -22,13 +23,14 @@ use webauthn_rp::{
     DiscoverableCredentialRequestOptions, PublicKeyCredentialCreationOptions, Registration, RegistrationServerState,
 };
 
-/// Maximum number of pending ceremonies of each kind; each lasts five minutes at most. The charge for starting one
-/// keeps unauthenticated senders from reaching this number.
+/// Maximum number of pending registrations, and of pending logins. Each lasts five minutes at most. The throttle's
+/// charge for starting one keeps unauthenticated senders from reaching this number.
 const MOST: usize = 8192;
 
 type Key = CompressedPubKey<[u8; 32], [u8; 32], [u8; 48], Vec<u8>>;
 
-/// The passkeys of one origin, with their pending ceremonies.
+/// Registers passkeys and verifies logins with them, for one origin. Contains the registrations and logins that wait
+/// for the browser's answer.
 pub struct Passkeys {
     id: RpId,
     origin: String,
@@ -37,8 +39,8 @@ pub struct Passkeys {
 }
 
 impl Passkeys {
-    /// Creates the verifier for the console at `url`. Returns `None` if the URL has no host name, because passkeys are
-    /// bound to a name.
+    /// Creates the passkey service for the console at `url`. Returns `None` if the URL has no host name, because
+    /// passkeys are bound to a name.
     pub fn new(url: &str) -> Option<Self> {
         let parsed = Url::parse(url).ok()?;
         let Some(Host::Domain(name)) = parsed.host() else { return None };
@@ -47,8 +49,12 @@ impl Passkeys {
         Some(Self { id, origin: url.to_owned(), registrations: Mutex::new(registrations), logins: Mutex::new(logins) })
     }
 
-    /// Returns the options for a browser that is to create a passkey for `person`, who already has the passkeys in
+    /// Returns the options with which a browser creates a passkey for `person`, who already has the passkeys in
     /// `known`.
+    ///
+    /// # Errors
+    /// WebAuthn does not accept the person's name, a stored passkey is malformed, or too many registrations are
+    /// pending.
     pub fn begin_registration(&self, person: &str, handle: PasskeyHandle, known: &[Passkey]) -> Result<Value> {
         let handle = UserHandle64::decode(handle)?;
         let user = PublicKeyCredentialUserEntity {
@@ -67,8 +73,8 @@ impl Passkeys {
             })
         });
         let mut options = PublicKeyCredentialCreationOptions::passkey(&self.id, user, known.collect::<Result<_>>()?);
-        // Requiring `credProtect` would exclude authenticators that do not support it. The holder is verified at every
-        // login anyway.
+        // `credProtect` is not required, because this would exclude authenticators that do not support it. The holder
+        // is verified at every login anyway.
         options.extensions.cred_protect = CredProtect::None;
         let (server, client) = options.start_ceremony().map_err(|error| anyhow!("{error}"))?;
         let mut going = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
@@ -76,7 +82,11 @@ impl Passkeys {
         Ok(serde_json::to_value(client)?)
     }
 
-    /// Returns the new passkey from a browser's answer, which must have been made for this handle.
+    /// Verifies a browser's answer to [`Self::begin_registration`] and returns the new passkey. The answer must have
+    /// been made for the account with this `handle`.
+    ///
+    /// # Errors
+    /// The answer fails verification, or its registration is not pending.
     pub fn finish_registration(
         &self,
         answer: &str,
@@ -112,7 +122,10 @@ impl Passkeys {
         })
     }
 
-    /// Returns the options for a browser that logs in with a passkey.
+    /// Returns the options with which a browser logs in with a passkey.
+    ///
+    /// # Errors
+    /// Too many logins are pending.
     pub fn begin_login(&self) -> Result<Value> {
         let options = DiscoverableCredentialRequestOptions::passkey(&self.id);
         let (server, client) = options.start_ceremony().map_err(|error| anyhow!("{error}"))?;
@@ -121,17 +134,24 @@ impl Passkeys {
         Ok(serde_json::to_value(client)?)
     }
 
-    /// Parses a browser's answer and matches it to its pending ceremony, which it uses up.
+    /// Parses a browser's answer and finds the pending login to which it belongs. No other answer to this login is
+    /// accepted afterwards.
+    ///
+    /// # Errors
+    /// The answer is malformed, or its login is not pending.
     pub fn read_login(&self, answer: &str) -> Result<Answer, Problem> {
         let read =
             DiscoverableAuthentication64::from_json_relaxed(answer.as_bytes()).map_err(|_| Problem::WrongPasskey)?;
         let challenge = read.challenge_relaxed().map_err(|_| Problem::WrongPasskey)?;
-        // The ceremony is used up, whether the answer turns out to be valid or not.
+        // The pending login is used up, whether the answer turns out to be valid or not.
         let server = self.logins.lock().unwrap_or_else(PoisonError::into_inner).take(&challenge);
         Ok(Answer { read, server: server.ok_or(Problem::WrongLogin)? })
     }
 
-    /// Verifies an answer against the passkey that it names; returns the passkey's new state.
+    /// Verifies an answer against the stored passkey that it names. Returns the passkey's new state.
+    ///
+    /// # Errors
+    /// The answer fails verification, or the stored passkey is malformed.
     pub fn verify(&self, answer: Answer, handle: PasskeyHandle, known: &Passkey) -> Result<[u8; 7], Problem> {
         let broken = || anyhow!("the stored passkey {:?} is malformed", known.name);
         let handle = UserHandle64::decode(handle).map_err(anyhow::Error::from)?;
@@ -159,7 +179,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Returns the id of the passkey.
+    /// Returns the id of the passkey that the answer names.
     pub fn id(&self) -> Vec<u8> {
         self.read.raw_id().as_ref().to_vec()
     }

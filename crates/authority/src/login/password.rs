@@ -1,5 +1,5 @@
-//! Checks a name, a password and a second factor. Attempts are rate-limited, and the answer does not reveal which of
-//! name and password is wrong.
+//! Checks a name, a password and a second factor. The throttle limits the rate of attempts, and the response does not
+//! reveal whether the name or the password is wrong.
 
 use super::credentials::{self, MOST_PASSWORD, Scratch};
 use crate::http::peer::Peer;
@@ -20,23 +20,23 @@ const SLOTS: usize = 2;
 /// Maximum time that a login waits for a password slot.
 const PASSWORD_WAIT: Duration = Duration::from_secs(5);
 
-/// Credentials of a login attempt. No `Debug`: it holds secrets.
+/// The credentials of a login attempt. Has no `Debug`, because it holds secrets.
 pub struct Attempt {
     /// The account's name.
     pub person: String,
-    /// The password.
+    /// The password that the caller sent.
     pub password: Zeroizing<String>,
-    /// The six digits of the second factor, if sent.
+    /// The six digits of the second factor, if the caller sent them.
     pub code: Option<String>,
 }
 
-/// Limits how many passwords are checked concurrently, and reuses the memory of these checks.
+/// Limits how many passwords are checked concurrently, and keeps the memory of finished checks for the next.
 struct PasswordSlots {
     free: Arc<Semaphore>,
     idle: Mutex<Vec<Scratch>>,
 }
 
-/// A slot for one password check.
+/// The permit and the memory for one password check.
 struct Slot {
     scratch: Scratch,
     slots: Arc<PasswordSlots>,
@@ -49,7 +49,7 @@ impl PasswordSlots {
         Arc::new(Self { free: Arc::new(Semaphore::new(most)), idle: Mutex::default() })
     }
 
-    /// Waits for a free slot.
+    /// Waits until another password may be checked.
     async fn take(self: &Arc<Self>) -> anyhow::Result<Slot> {
         let permit = self.free.clone().acquire_owned().await?;
         let scratch = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default();
@@ -59,7 +59,7 @@ impl PasswordSlots {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // Before the permit is released, so that the next holder finds the memory.
+        // This runs before the permit is released, so that the next holder finds the memory.
         let scratch = std::mem::take(&mut self.scratch);
         self.slots.idle.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
     }
@@ -71,22 +71,30 @@ pub struct PasswordCheck {
     audit: Arc<AuditLog>,
     throttle: Arc<Throttle>,
     slots: Arc<PasswordSlots>,
-    /// Password hash that is verified in place of an unknown person's, so that response times don't reveal which names
+    /// The password hash that is verified if the person is unknown, so that response times do not reveal which names
     /// exist.
     nobodys_password: String,
 }
 
 impl PasswordCheck {
     /// Creates a check against the accounts in `storage`.
+    ///
+    /// # Errors
+    /// The system provides no randomness.
     pub fn new(storage: Arc<Storage>, audit: Arc<AuditLog>, throttle: Arc<Throttle>) -> anyhow::Result<Self> {
         let nobodys_password = credentials::hash_password(&hex::encode(credentials::random::<16>()?))?;
         Ok(Self { storage, audit, throttle, slots: PasswordSlots::new(SLOTS), nobodys_password })
     }
 
-    /// Checks a login attempt, and records a failed one in the audit trail.
+    /// Checks a login attempt, and records a failed one in the audit trail. Returns the person's name and the proof for
+    /// the session.
+    ///
+    /// # Errors
+    /// Name, password or second factor is wrong, the second factor is missing, the throttle makes the caller wait, too
+    /// many passwords are being checked, or the database fails.
     pub async fn check(&self, attempt: Attempt, peer: &Peer) -> Result<(String, Proof), Problem> {
         let Attempt { person, password, code } = attempt;
-        // Names that no account can have are answered like wrong ones, and are never stored.
+        // A name that no account can have gets the same response as a wrong one, and is never stored.
         let known_form = name_is_valid(&person) && password.len() <= MOST_PASSWORD;
         let charged = self.throttle.login(known_form.then_some(person.as_str()), peer.address, Instant::now());
         let keys = match charged {
@@ -110,7 +118,8 @@ impl PasswordCheck {
         let hash = account.as_ref().map_or(&self.nobodys_password, |account| &account.password).clone();
         let slot = tokio::time::timeout(PASSWORD_WAIT, self.slots.take()).await;
         let mut slot = slot.map_err(|_| Problem::Busy("logins"))??;
-        // The slot stays taken until the check is done: a client that disconnects does not free it for another check.
+        // The slot stays taken until the check has finished: a client that disconnects does not free it for another
+        // check.
         let checked =
             tokio::task::spawn_blocking(move || credentials::password_matches(&password, &hash, &mut slot.scratch));
         let matches = checked.await.map_err(anyhow::Error::from)??;
@@ -139,9 +148,9 @@ impl PasswordCheck {
         Ok((person, Proof::Password(account.password)))
     }
 
-    /// Checks the second factor of a throttled caller, which an attacker who only guesses passwords cannot present. If
-    /// it is valid, returns the throttle keys that were charged instead, so the login may proceed. The answer is the
-    /// same whether such an account exists or not.
+    /// Checks the second factor of a caller whose attempt the throttle delays. An attacker who only guesses passwords
+    /// cannot present a valid second factor. If the factor is valid, returns the throttle keys that were charged, and
+    /// the login proceeds. The response does not reveal whether such an account exists.
     async fn early_factor(
         &self,
         person: &str,

@@ -1,5 +1,5 @@
-//! Logins in progress. Unauthenticated senders start them, so they are limited in number and time, and shared fairly
-//! among sources.
+//! Logins in progress. Unauthenticated senders can start them, so their number and duration are limited. If there is
+//! no room for a new login, a login of the network or source with the most logins is removed.
 
 pub mod agent;
 
@@ -21,31 +21,31 @@ use tokio::task::AbortHandle;
 
 /// Time limit for a person to log in at the provider in a browser.
 pub const BROWSER_TIME: Duration = Duration::from_secs(600);
-/// Maximum number of concurrent logins in browsers, for the console and for agents each: some 4 MB per kind.
+/// Maximum number of concurrent logins in browsers, for the console and for agents each: about 4 MB per kind.
 const MOST_BROWSER: usize = 4096;
 /// Maximum number of concurrent logins in browsers from one source. The throttle lets a source start 230 within
 /// [`BROWSER_TIME`], so an attacker cannot push out the login of a person behind the same address.
 const MOST_OF_SOURCE: usize = 256;
 /// Maximum number of concurrent logins by device code. For each, the authority polls the provider, but only as often as
-/// its agent asks for the result. The throttle lets all networks together start ten a second, so that an attacker with
-/// a network for each needs minutes to fill this.
+/// the agent asks for the result. The throttle lets all networks together start ten a second, so an attacker who
+/// controls as many networks needs minutes to reach this number.
 const MOST_DEVICE: usize = 4096;
 /// Maximum number of concurrent logins by device code from one network.
 const MOST_DEVICE_OF_NETWORK: usize = 512;
 /// Maximum number of outstanding challenges for machines.
 const MOST_CHALLENGES: usize = 4096;
-/// Lifetime of a challenge.
+/// Lifetime of a challenge for a service account.
 pub const CHALLENGE_TIME: Duration = Duration::from_secs(60);
 
-/// The way in which a login proceeds.
+/// The kind of a login in progress, with its state.
 pub enum Way {
-    /// The console has sent a browser to the provider; with the page that follows the login.
+    /// A login at the console: a browser was sent to the provider. The text is the page that follows the login.
     Console(Departure, String),
-    /// A person is asked in a browser to approve an agent's login.
+    /// A login of an agent that a person approves in a browser.
     Agent(Box<AgentLogin>),
-    /// A person has to enter a code at the provider.
+    /// A login of an agent by device code: a person enters a code at the provider.
     Code(CodeLogin),
-    /// A machine has to sign a challenge.
+    /// A login of a service account: a machine signs a challenge.
     Challenge,
 }
 
@@ -53,15 +53,15 @@ pub enum Way {
 pub struct CodeLogin {
     /// The device name that the agent gave.
     pub device: String,
-    /// The provider's answer.
+    /// Receives the provider's verified answer.
     pub outcome: oneshot::Receiver<Result<Verified, Refusal>>,
-    /// Notified when the agent asks for the result: the provider is polled only then.
+    /// Notified when the agent asks for the result. The provider is polled only then.
     pub wanted: Arc<Notify>,
     /// The task that polls the provider.
     pub task: Abort,
 }
 
-/// Ends a task when dropped.
+/// The handle of a task. When the handle is dropped, the task is aborted.
 pub struct Abort(pub AbortHandle);
 
 impl Drop for Abort {
@@ -72,15 +72,16 @@ impl Drop for Abort {
 
 /// A login in progress.
 pub struct Started {
-    /// Hash of the secret of the caller or browser that may finish the login.
+    /// The hash of a secret, by which the caller or browser that began the login is recognised when it finishes the
+    /// login.
     pub challenge: [u8; 32],
-    /// Source address from which the login was started, as the throttle counts sources.
+    /// The source from which the login was started, in the form in which the throttle counts sources.
     pub source: IpAddr,
     /// Time at which the login is forgotten.
     pub until: Instant,
-    /// Throttle keys that were charged for the start and are refunded after a successful login.
+    /// The throttle keys that were charged for the start. They are refunded after a successful login.
     pub charged: Vec<Key>,
-    /// The way in which the login proceeds.
+    /// The kind of the login, with its state.
     pub way: Way,
 }
 
@@ -95,40 +96,41 @@ pub struct Brought {
 }
 
 impl Brought {
-    /// Reports whether these parameters belong to this departure. A code of another provider must not be sent to this
-    /// one (mix-up attack, RFC 9207).
+    /// Reports whether these parameters belong to `departure`: the state matches, and so does the issuer if the
+    /// parameters contain one. A code of another provider must not be sent to the provider `issuer` (mix-up attack,
+    /// RFC 9207).
     pub fn belongs_to(&self, departure: &Departure, issuer: &str) -> bool {
         let same_state = bool::from(self.state.as_bytes().ct_eq(departure.state.as_bytes()));
         same_state && self.iss.as_ref().is_none_or(|from| from == issuer)
     }
 }
 
-/// Result of an attempt to finish an agent's login.
+/// The result of an attempt to finish an agent's login.
 pub enum Finish {
-    /// The person has not logged in at the provider yet, or has not answered.
+    /// The person has not logged in at the provider yet, or has not answered yet.
     Pending,
-    /// The person has approved.
+    /// The person has approved the login in a browser.
     Approved(Proven, Rest),
-    /// The provider has answered.
+    /// The provider has answered the login by device code.
     Verified(Result<Verified, Refusal>, Rest),
 }
 
-/// Further data of a login that is used up.
+/// Data about a finished login that the caller needs besides the result.
 pub struct Rest {
     /// The device name that the agent gave.
     pub device: String,
-    /// Throttle keys that were charged for the start.
+    /// The throttle keys that were charged for the start.
     pub charged: Vec<Key>,
 }
 
-/// The logins in progress, by name.
+/// The logins in progress, by their random names.
 #[derive(Default)]
 pub struct Logins(Mutex<HashMap<String, Started>>);
 
 impl Logins {
-    /// Records a login and returns its name. If there is no room, another login gives way: the oldest of the same
-    /// source or network if that has its full share, else one of the network that has most. A login that was answered
-    /// gives way only if its network has no other.
+    /// Records a login and returns its name. If there is no room, removes another login of the same kind, which
+    /// [`greediest`] chooses. The choice is among the logins of the same source if this source has its full share,
+    /// among those of the same network if this network has its full share, and among all logins if neither has.
     ///
     /// # Errors
     /// The system provides no randomness.
@@ -156,11 +158,12 @@ impl Logins {
         Ok(name)
     }
 
-    /// Finishes an agent's login for a caller who knows its name and verifier. Without a callback, a login in a browser
-    /// is not finished, but the caller learns if it was denied or refused.
+    /// Finishes an agent's login for a caller who knows its `name` and its `verifier`. A login in a browser is finished
+    /// only with the `callback` that the browser brought to the agent. Without `callback`, the result of such a login
+    /// is [`Finish::Pending`], or an error if the login was denied or refused.
     ///
     /// # Errors
-    /// There is no such login in progress, or it belongs to another caller, or it was denied or refused.
+    /// No such login is in progress, it belongs to another caller, or it was denied or refused.
     pub fn finish(&self, name: &str, verifier: &str, callback: Option<&Callback>) -> Result<Finish, Problem> {
         let mut all = self.lock();
         let login = all.get_mut(name).filter(|login| login.until > Instant::now()).ok_or(Problem::WrongLogin)?;
@@ -183,7 +186,7 @@ impl Logins {
             },
             _ => Err(Problem::WrongLogin),
         };
-        // The login is used up, whatever the result.
+        // The login cannot be used again, whatever the result.
         let Some(Started { way, charged, .. }) = all.remove(name) else { return Err(Problem::WrongLogin) };
         let device = match way {
             Way::Agent(agent) => agent.requester.device,
@@ -197,8 +200,9 @@ impl Logins {
         })
     }
 
-    /// Finishes a login at the console for the browser with this secret. If the secret matches, the login is used up,
-    /// whatever the result. Returns the departure, the page that follows the login, and the charged throttle keys.
+    /// Finishes a login at the console for the browser with this secret. If the secret matches, the login cannot be
+    /// used again, whatever the result. Returns the departure, the page that follows the login, and the charged
+    /// throttle keys.
     ///
     /// # Errors
     /// There is no such login in progress, or it belongs to another browser, or the parameters do not match its
@@ -228,8 +232,8 @@ impl Logins {
         }
     }
 
-    /// Uses up a challenge. Returns the throttle keys that were charged for it, or `None` if there is no challenge of
-    /// this name.
+    /// Uses up the challenge with this name. Returns the throttle keys that were charged for it, or `None` if no such
+    /// challenge is outstanding.
     pub fn answer(&self, name: &str) -> Option<Vec<Key>> {
         let mut all = self.lock();
         match all.get(name) {
@@ -245,14 +249,15 @@ impl Logins {
     }
 }
 
-/// Outcome of an agent's login.
+/// The outcome of an agent's login.
 enum Ended {
     Approved(Proven),
     Verified(Result<Verified, Refusal>),
 }
 
-/// Returns the login that gives way: of the network with most logins one that is not answered, of these one of the
-/// source with most logins, of these the oldest. So nobody is pushed out while others have more.
+/// Returns the name of the login to remove. It belongs to the network with the most logins. Among the logins of this
+/// network, those that are not answered come first, then those of the source with the most logins, then the oldest. So
+/// a network or source with few logins keeps them while another has more.
 fn greediest<'l, I: Iterator<Item = (&'l String, &'l Started)>>(logins: impl Fn() -> I) -> Option<String> {
     let (mut networks, mut sources) = (HashMap::<_, usize>::new(), HashMap::<_, usize>::new());
     for (_, login) in logins() {
@@ -265,7 +270,7 @@ fn greediest<'l, I: Iterator<Item = (&'l String, &'l Started)>>(logins: impl Fn(
     logins().max_by_key(|(_, login)| weight(login)).map(|(name, _)| name.clone())
 }
 
-/// Maximum numbers of logins of one kind.
+/// The maximum numbers of logins of one kind: in all, of one network, and of one source.
 struct Room {
     all: usize,
     of_network: usize,
@@ -282,7 +287,8 @@ impl Way {
         Room { all, of_network, of_source }
     }
 
-    /// Reports whether the person has approved the login, or the provider has answered, so that it can be finished.
+    /// Reports whether the person has approved the login, or the provider has answered, so that the agent can finish
+    /// it.
     fn is_answered(&self) -> bool {
         match self {
             Self::Agent(agent) => agent.is_approved(),
@@ -385,7 +391,7 @@ mod tests {
     async fn a_lone_login_by_device_code_stays_while_a_network_is_crowded() {
         let logins = Logins::default();
         let honest = logins.begin(by_code(0xc000_0201).0).unwrap();
-        // Two from each network: more than there is room for.
+        // Two logins from each network are more than there is room for.
         for nth in 0..MOST_DEVICE as u32 + 100 {
             logins.begin(by_code(elsewhere(nth / 2)).0).unwrap();
         }
@@ -399,7 +405,7 @@ mod tests {
         let (login, answer) = by_code(0xc000_0201);
         let approved = logins.begin(login).unwrap();
         assert!(answer.send(Err(Refusal::No("x".into()))).is_ok());
-        // From the same source, and from other sources of its network.
+        // These logins come from the same source and from other sources of its network.
         for nth in 0..2 * MOST_DEVICE_OF_NETWORK as u32 {
             logins.begin(by_code(0xc000_0201 + nth % 200).0).unwrap();
         }

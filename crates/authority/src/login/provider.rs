@@ -1,4 +1,5 @@
-//! The relying party's view of the identity provider: requests to the provider, and the verification of its answers.
+//! Requests to the identity provider, and the verification of its answers. The authority is the provider's relying
+//! party.
 
 use super::http::{Failure, Http};
 use super::{Identity, ProviderSettings, settings};
@@ -25,17 +26,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, Notify};
 
-/// Age at which the provider's cached metadata, including its keys, is fetched again.
+/// Age at which the cached metadata of the provider, including its keys, is fetched again.
 const METADATA_TIME: Duration = Duration::from_secs(600);
-/// Minimum time between a failure or a lookup and the next request for the metadata.
+/// Minimum time between a fetch of the metadata, successful or not, and the next one.
 const METADATA_PAUSE: Duration = Duration::from_secs(5);
 /// Maximum time that a logout waits for the provider's metadata.
 const FAREWELL_TIME: Duration = Duration::from_secs(2);
-/// Tolerated difference between the provider's clock and ours where ages matter, in seconds.
+/// Tolerated difference between the provider's clock and the authority's when ages are checked, in seconds.
 const SKEW: i64 = 60;
-/// Default scopes, as far as the provider supports them.
+/// Scopes that are requested by default, as far as the provider supports them.
 const SCOPES: [&str; 4] = ["profile", "email", "groups", "offline_access"];
-/// Accepted signature algorithms: none with a shared secret, and not `none`.
+/// Accepted signature algorithms. Algorithms with a shared secret, and `none`, are not among them.
 const SIGNATURES: [CoreJwsSigningAlgorithm; 9] = [
     CoreJwsSigningAlgorithm::RsaSsaPkcs1V15Sha256,
     CoreJwsSigningAlgorithm::RsaSsaPkcs1V15Sha384,
@@ -54,12 +55,12 @@ const LOGOUT: &str = "http://schemas.openid.net/event/backchannel-logout";
 const ID_TYPES: [&str; 1] = ["JWT"];
 const LOGOUT_TYPES: [&str; 2] = ["JWT", "logout+jwt"];
 
-/// Every claim that the standard does not define.
+/// The claims that OpenID Connect does not define.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Claims(Map<String, Value>);
 impl AdditionalClaims for Claims {}
 
-/// Provider metadata beyond OpenID Connect Discovery.
+/// Provider metadata that OpenID Connect Discovery does not define.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Endpoints {
     device_authorization_endpoint: Option<DeviceAuthorizationUrl>,
@@ -113,12 +114,12 @@ type Client = openidconnect::Client<
 >;
 type Token = IdToken<Claims, CoreGenderClaim, CoreJweContentEncryptionAlgorithm, CoreJwsSigningAlgorithm>;
 
-/// Reason why a login or a renewal failed.
+/// The reason why a login or a renewal failed.
 pub enum Refusal {
-    /// The provider refused the person, or its answer did not pass verification; with a one-line message for the
+    /// The provider refused the person, or its answer failed verification. The text is a one-line message for the
     /// person.
     No(String),
-    /// The provider is unreachable or does not work.
+    /// The provider cannot be reached, or its answer is not one that the protocol allows.
     Unavailable(anyhow::Error),
 }
 
@@ -126,11 +127,11 @@ pub enum Refusal {
 pub struct Verified {
     /// The person's identity.
     pub identity: Identity,
-    /// The token for the next renewal. Secret.
+    /// The token for the next renewal, if the provider issued one. Secret.
     pub refresh_token: Option<RefreshToken>,
 }
 
-/// A browser's redirect to the provider, and the values that must come back.
+/// A browser's redirect to the provider, and the values by which the authority recognises the browser's return.
 pub struct Departure {
     /// The URL to which the browser is sent.
     pub url: String,
@@ -144,7 +145,7 @@ pub struct Departure {
     pub redirect: RedirectUrl,
 }
 
-/// A back-channel logout: the session with this name, or all sessions of this subject, have ended.
+/// A back-channel logout by the provider: one session of a subject has ended, or all of them.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Logout {
     /// The provider's identifier for the person.
@@ -168,7 +169,10 @@ pub struct Provider {
 }
 
 impl Provider {
-    /// Reads the files that the configuration names. Does not contact the provider yet.
+    /// Reads the client secret and the CA certificates that the configuration names. Does not contact the provider.
+    ///
+    /// # Errors
+    /// A file cannot be read, the certificates are malformed, or the issuer is not a URL.
     pub fn new(settings: ProviderSettings, directory: &Directory) -> Result<Self> {
         let read = |file: &std::path::Path| {
             let path = directory.path().join(file);
@@ -182,11 +186,11 @@ impl Provider {
         Ok(Self { settings, http, issuer, secret, cached: Mutex::new(None) })
     }
 
-    /// Returns where to send a browser that is to come back to `redirect`. The state is prefixed with `name` and a
-    /// point, if there is a name.
+    /// Prepares to send a browser to the provider for a login. The provider later sends the browser back to the URL
+    /// `redirect`. If `name` is given, the state begins with this name and a point.
     ///
     /// # Errors
-    /// The provider does not publish its endpoints, or `redirect` is not a valid URL.
+    /// The provider's metadata cannot be fetched, or `redirect` is not a valid URL.
     pub async fn depart(&self, redirect: String, name: Option<&str>) -> Result<Departure, Refusal> {
         let metadata = self.metadata(false).await?;
         let redirect = RedirectUrl::new(redirect).map_err(|error| Refusal::Unavailable(error.into()))?;
@@ -207,7 +211,11 @@ impl Provider {
         Ok(Departure { url: url.into(), state: state.into_secret(), nonce, verifier, redirect })
     }
 
-    /// Exchanges the authorization code that a browser brought back.
+    /// Redeems at the provider the authorization code that a browser brought back, and verifies the tokens in the
+    /// provider's answer.
+    ///
+    /// # Errors
+    /// The provider refuses the code or cannot be reached, or its tokens fail verification.
     pub async fn arrive(&self, departure: Departure, code: String) -> Result<Verified, Refusal> {
         let metadata = self.metadata(false).await?;
         let client = self.client(&metadata).set_redirect_uri(departure.redirect);
@@ -216,7 +224,10 @@ impl Provider {
         self.verified(&tokens, &departure.nonce, None).await
     }
 
-    /// Begins a login by device code.
+    /// Begins a login by device code (RFC 8628) and returns the provider's codes and addresses.
+    ///
+    /// # Errors
+    /// The provider does not support device codes, refuses the request, or cannot be reached.
     pub async fn device(&self) -> Result<CoreDeviceAuthorizationResponse, Refusal> {
         let metadata = self.metadata(false).await?;
         let url = metadata.additional_metadata().device_authorization_endpoint.clone();
@@ -227,8 +238,12 @@ impl Provider {
         request.request_async(&self.http).await.map_err(refused)
     }
 
-    /// Polls until the person has entered the code or the code has expired, no more often than the provider allows, and
-    /// no more often than `wanted` is notified: logins that nobody waits for cost the provider nothing.
+    /// Polls the provider until the person has entered the code or the code has expired. Between two polls, waits for
+    /// the pause that the provider demands and for a notification by `wanted`, so that a login whose agent has gone
+    /// costs the provider nothing.
+    ///
+    /// # Errors
+    /// The person denied the login, the code expired, the provider cannot be reached, or its tokens fail verification.
     pub async fn await_device(
         &self,
         details: &CoreDeviceAuthorizationResponse,
@@ -242,11 +257,16 @@ impl Provider {
             wanted.notified().await;
         };
         let tokens = request.request_async(&self.http, pause, None).await.map_err(refused)?;
-        // No nonce: the authority received the token over its own connection, for its own code.
+        // There is no nonce to check: the authority received the token over its own connection, for its own code.
         self.verified(&tokens, |_: Option<&Nonce>| Ok(()), None).await
     }
 
-    /// Renews the identity of a person who logged in before.
+    /// Asks the provider again about the identity of a person who logged in before. If the provider sends no new
+    /// refresh token, the result contains the old one.
+    ///
+    /// # Errors
+    /// The provider refuses the token or cannot be reached, or its answer fails verification or is about another
+    /// subject.
     pub async fn renew(&self, subject: &str, token: &RefreshToken) -> Result<Verified, Refusal> {
         let metadata = self.metadata(false).await?;
         let client = self.client(&metadata);
@@ -257,7 +277,11 @@ impl Provider {
         Ok(renewed)
     }
 
-    /// Revokes a refresh token, if the provider supports this.
+    /// Revokes a refresh token at the provider. Does nothing if the provider does not support this or its metadata
+    /// cannot be fetched.
+    ///
+    /// # Errors
+    /// The provider refuses to revoke the token, or does not answer the request to revoke it.
     pub async fn forget(&self, token: RefreshToken) -> Result<()> {
         let Ok(metadata) = self.metadata(false).await else { return Ok(()) };
         let Some(url) = metadata.additional_metadata().revocation_endpoint.clone() else { return Ok(()) };
@@ -265,9 +289,9 @@ impl Provider {
         client.revoke_token(token.into())?.request_async(&self.http).await.context("cannot revoke the refresh token")
     }
 
-    /// Returns where a browser ends the provider's own session, if the provider publishes such an endpoint and answers
-    /// in time (OpenID Connect RP-Initiated Logout 1.0). The provider asks the person for confirmation, because the
-    /// authority keeps no ID token to send as a hint.
+    /// Returns the address at which a browser ends the provider's own session (OpenID Connect RP-Initiated Logout 1.0).
+    /// Returns `None` if the provider publishes no such address or does not answer within two seconds. The provider
+    /// asks the person for confirmation, because the authority keeps no ID token to send as a hint.
     pub async fn farewell(&self) -> Option<String> {
         let metadata = tokio::time::timeout(FAREWELL_TIME, self.metadata(false)).await.ok()?.ok()?;
         let place = metadata.additional_metadata().end_session_endpoint.clone();
@@ -276,7 +300,10 @@ impl Provider {
         Some(request.http_get_url().into())
     }
 
-    /// Verifies a logout token.
+    /// Verifies a logout token (OpenID Connect Back-Channel Logout 1.0).
+    ///
+    /// # Errors
+    /// The token is malformed or fails verification, or the provider's keys cannot be fetched.
     pub async fn logout(&self, token: &str) -> Result<Logout, Refusal> {
         let token: Token =
             token.parse().map_err(|_| Refusal::No("the value of `logout_token` is not a token".into()))?;
@@ -306,7 +333,7 @@ impl Provider {
                 self.check_hash(token, &claims, tokens.access_token()).await?;
                 claims
             }
-            // A renewal may return no ID token (OpenID Connect Core, §12.2): then UserInfo is requested.
+            // A renewal may return no ID token (OpenID Connect Core, §12.2). The claims then come from UserInfo.
             (None, Some(subject)) if self.settings.reauthenticate.is_none() => {
                 Map::from_iter([("sub".to_owned(), subject.into())])
             }
@@ -327,8 +354,8 @@ impl Provider {
         Ok(Verified { identity, refresh_token: tokens.refresh_token().cloned() })
     }
 
-    /// Returns the claims of an ID token after checking issuer, audience, signature, expiry and nonce. If this fails,
-    /// the keys are fetched once more, because the provider may have changed them.
+    /// Returns the claims of an ID token or logout token after checking issuer, audience, signature, expiry and nonce.
+    /// If a check fails, the keys are fetched once more, because the provider may have changed them.
     async fn claims<N: NonceVerifier + Clone>(
         &self,
         token: &Token,
@@ -368,8 +395,7 @@ impl Provider {
         }
     }
 
-    /// Checks that the access token belongs to the ID token, whose verified claims these are, if the ID token contains
-    /// `at_hash`.
+    /// Checks that the access token belongs to the ID token with these verified `claims`, if they contain `at_hash`.
     async fn check_hash(
         &self,
         token: &Token,
@@ -420,7 +446,8 @@ impl Provider {
         }
     }
 
-    /// Returns the provider's metadata; with `anew`, fetches it again unless that was done a moment ago.
+    /// Returns the provider's metadata. With `anew`, fetches it again unless it was fetched within the last
+    /// [`METADATA_PAUSE`].
     async fn metadata(&self, anew: bool) -> Result<Arc<Metadata>, Refusal> {
         let mut cached = self.cached.lock().await;
         let age = if anew { METADATA_PAUSE } else { METADATA_TIME };
@@ -437,7 +464,8 @@ impl Provider {
             Err(error) => {
                 let error = format!("cannot fetch the metadata of {}: {:#}", self.settings.issuer, anyhow!(error));
                 match cached.take().map(|cached| cached.metadata) {
-                    // A stranger can cause this fetch by a log-out token with an unknown key: if it fails, the copy stays.
+                    // An unauthenticated sender can cause this fetch with a logout token that names an unknown key. So
+                    // if it fails, the earlier copy stays.
                     Some(Ok(before)) if anew => {
                         *cached = Some(Cached { metadata: Ok(before), since: Instant::now() });
                         return Err(unavailable(error));

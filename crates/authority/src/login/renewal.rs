@@ -1,5 +1,5 @@
-//! Periodic renewal of the identities of logged-in people: a person who leaves a group or the organisation loses the
-//! access that depended on it.
+//! Periodic renewal of the identities of logged-in people, so that a person who leaves a group or the organisation
+//! loses the access that depended on it.
 
 use super::provider::{Provider, Refusal, Verified};
 use crate::now;
@@ -13,21 +13,22 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Interval at which the authority looks for sessions that are due.
+/// Interval at which the authority looks for sessions whose renewal is due.
 pub const LOOK: Duration = Duration::from_secs(5);
-/// Number of sessions that are renewed concurrently.
+/// Maximum number of sessions that are renewed concurrently.
 const AT_A_TIME: usize = 8;
 
-/// Result of a round of renewals.
+/// The result of a round of renewals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Renewals {
-    /// Sessions for which the provider was asked.
+    /// Number of logins about which the provider was asked.
     pub checked: usize,
-    /// Sessions whose person's groups changed.
+    /// Number of logins whose person's groups changed.
     pub changed: usize,
-    /// Sessions that ended.
+    /// Number of sessions that ended, sessions of devices that were logged in from another session included.
     pub ended: usize,
-    /// Sessions for which the provider gave no answer; they continue.
+    /// Number of logins about which the provider gave no answer, or an answer that could not be recorded. Their sessions
+    /// continue.
     pub failed: usize,
     /// Number of revoked grants.
     pub revoked: usize,
@@ -45,7 +46,7 @@ impl fmt::Display for Renewals {
     }
 }
 
-/// Renews the identities behind sessions.
+/// Renews the identities of the people in sessions that began at the identity provider.
 pub struct Renewal {
     pub(crate) provider: Arc<Option<Provider>>,
     pub(crate) storage: Arc<Storage>,
@@ -55,7 +56,11 @@ pub struct Renewal {
 }
 
 impl Renewal {
-    /// Renews the sessions that are due.
+    /// Renews the sessions whose last renewal is longer ago than the configured interval. Does nothing without an
+    /// identity provider.
+    ///
+    /// # Errors
+    /// The database cannot be read or written. A provider that does not answer is not an error.
     pub async fn renew_due(&self) -> Result<()> {
         let Some(provider) = &*self.provider else { return Ok(()) };
         let before = now().saturating_sub(provider.settings.refresh.into());
@@ -66,7 +71,10 @@ impl Renewal {
         Ok(())
     }
 
-    /// Renews every session, or every session of one person, now.
+    /// Renews all sessions, or all sessions of `person`, now.
+    ///
+    /// # Errors
+    /// The authority has no identity provider, or the database cannot be read or written.
     pub async fn renew_now(&self, person: Option<String>) -> Result<Renewals> {
         anyhow::ensure!(
             self.provider.is_some(),
@@ -79,19 +87,19 @@ impl Renewal {
         let _round = self.round.lock().await;
         let due = self.storage.call(move |database| database.renewable(person.as_deref(), before, now())).await?;
         let done = Mutex::new(Renewals { checked: due.len(), ..Renewals::default() });
-        let note = |change: fn(&mut Renewals)| change(&mut done.lock().unwrap_or_else(PoisonError::into_inner));
+        let note = |change: &dyn Fn(&mut Renewals)| change(&mut done.lock().unwrap_or_else(PoisonError::into_inner));
         futures_util::stream::iter(due)
             .for_each_concurrent(AT_A_TIME, |session| async {
                 match self.renew_one(session).await {
                     Ok(Some(Renewed::Same)) => {}
-                    Ok(Some(Renewed::Groups)) => note(|done| done.changed += 1),
-                    Ok(Some(Renewed::Ended)) => note(|done| done.ended += 1),
-                    Ok(None) => note(|done| done.failed += 1),
+                    Ok(Some(Renewed::Groups)) => note(&|done| done.changed += 1),
+                    Ok(Some(Renewed::Ended(sessions))) => note(&|done| done.ended += sessions),
+                    Ok(None) => note(&|done| done.failed += 1),
                     Err(error) => {
                         tracing::error!(
                             "cannot record a session that was checked with the identity provider: {error:#}"
                         );
-                        note(|done| done.failed += 1);
+                        note(&|done| done.failed += 1);
                     }
                 }
             })
@@ -104,24 +112,24 @@ impl Renewal {
         Ok(done)
     }
 
-    /// Renews one session; returns `None` if the provider gave no answer.
-    async fn renew_one(&self, session: Renewable) -> Result<Option<Renewed>> {
+    /// Renews the sessions of one login. Returns `None` if the provider gave no answer.
+    async fn renew_one(&self, login: Renewable) -> Result<Option<Renewed>> {
         let Some(provider) = &*self.provider else { return Ok(None) };
-        let token = RefreshToken::new(session.refresh_token.to_string());
-        match provider.renew(&session.subject, &token).await {
+        let token = RefreshToken::new(login.refresh_token.to_string());
+        match provider.renew(&login.subject, &token).await {
             Ok(Verified { identity, refresh_token }) => {
                 let token = refresh_token.unwrap_or(token).into_secret();
                 let token = zeroize::Zeroizing::new(token);
                 let renew =
-                    move |database: &mut crate::storage::Database| database.renew(&session, &identity, &token, now());
+                    move |database: &mut crate::storage::Database| database.renew(&login, &identity, &token, now());
                 self.storage.call(renew).await.map(Some)
             }
             Err(Refusal::No(why)) => {
-                self.storage.call(move |database| database.end_by_provider(&session, &why, now())).await?;
-                Ok(Some(Renewed::Ended))
+                let end = move |database: &mut crate::storage::Database| database.end_by_provider(&login, &why, now());
+                Ok(Some(Renewed::Ended(self.storage.call(end).await?)))
             }
             Err(Refusal::Unavailable(error)) => {
-                tracing::warn!(person = session.person, "cannot check a session with the identity provider: {error:#}");
+                tracing::warn!(person = login.person, "cannot check a session with the identity provider: {error:#}");
                 Ok(None)
             }
         }

@@ -1,5 +1,5 @@
-//! Service accounts: a machine signs a challenge with the key that `authority service add` wrote for it, as a JWT whose
-//! issuer and subject are the service (in the manner of RFC 7523).
+//! Service accounts: to log in, a machine signs a JWT about a challenge, with the key that `authority service add`
+//! wrote for it. Issuer and subject of the JWT are the service account (in the manner of RFC 7523).
 
 use anyhow::{Context, Result};
 use api::ServiceKey;
@@ -7,21 +7,28 @@ use openidconnect::core::{CoreIdToken, CoreJsonCurveType, CoreJsonWebKey, CoreJw
 use openidconnect::{ClientId, IdTokenVerifier, IssuerUrl, JsonWebKeySet, Nonce};
 use rcgen::{KeyPair, PKCS_ED25519, PublicKeyData};
 
-/// Creates a key for a service; returns it with its public half in hex.
+/// Creates a key for a service account. Returns the key file's content and the public key in hex.
+///
+/// # Errors
+/// The system provides no randomness.
 pub fn new_key(service: &str, audience: String, ca: String) -> Result<(ServiceKey, String)> {
     let pair = KeyPair::generate_for(&PKCS_ED25519)?;
     let key = ServiceKey { service: service.to_owned(), audience, ca, key: pair.serialize_pem() };
     Ok((key, hex::encode(pair.der_bytes())))
 }
 
-/// Checks the assertions of service accounts.
+/// Verifies the assertions of service accounts.
 pub struct AssertionCheck {
-    /// Audience of the assertions: the fingerprint of the authority's CA.
+    /// The required audience of assertions: the fingerprint of the authority's CA.
     pub(crate) audience: String,
 }
 
 impl AssertionCheck {
-    /// Reports whether `assertion` is this service's answer to the challenge `nonce`.
+    /// Reports whether `assertion` is the answer of `service` to the challenge `nonce`, signed with the key whose
+    /// public half is `public_key`, in hex.
+    ///
+    /// # Errors
+    /// The public key is malformed.
     pub fn is_genuine(&self, assertion: &str, service: &str, nonce: &str, public_key: &str) -> Result<bool> {
         let bytes = hex::decode(public_key)
             .with_context(|| format!("the stored key of the service account {service} is malformed"))?;

@@ -26,7 +26,10 @@ pub struct SessionManager {
 }
 
 impl SessionManager {
-    /// Records an agent's login whose proof was verified, and returns the session for its holder.
+    /// Records an agent's login whose proof was verified. Returns the session with its bearer token.
+    ///
+    /// # Errors
+    /// As for [`Self::begin`].
     pub async fn begin_for_agent(
         &self,
         person: String,
@@ -43,7 +46,12 @@ impl SessionManager {
         Ok(api::Session { token: token.to_string(), person, device, expires, now })
     }
 
-    /// Records a login whose proof was verified, and returns a new token for its holder.
+    /// Records a login whose proof was verified. Returns a new bearer token for the session. If the person's groups
+    /// changed, grants are evaluated again.
+    ///
+    /// # Errors
+    /// The proof is no longer valid, the person's name belongs to another identity, the account has no free slot for a
+    /// session, or the database cannot be written.
     pub async fn begin(
         &self,
         mut session: Session,
@@ -80,7 +88,11 @@ impl SessionManager {
         Ok(token)
     }
 
-    /// Ends expired sessions in the database and at the verifiers. Returns when the next one expires, in Unix seconds.
+    /// Ends expired sessions in the database and announces this to the verifiers. Returns the time at which the next
+    /// session expires, in Unix seconds.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub async fn end_expired(&self) -> Result<Option<u64>> {
         let time = now();
         if self.sessions.next_expiry().is_some_and(|expires| expires <= time) {

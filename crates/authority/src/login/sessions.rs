@@ -1,4 +1,4 @@
-//! The sessions that have not ended, in memory.
+//! The table of sessions that have not ended, in memory.
 
 use crate::now;
 use crate::storage::{Database, Session, Storage, TokenHash};
@@ -8,18 +8,19 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 type Table = HashMap<TokenHash, Arc<Session>>;
 
-/// The sessions by the hash of their token. Written by the storage's thread only, in the order of its writes to the
-/// database, which is authoritative.
+/// The sessions by the hash of their token. Only the storage thread writes this table, in the order of its writes to
+/// the database, which is authoritative.
 #[derive(Default)]
 pub struct Sessions(RwLock<Table>);
 
 impl Sessions {
-    /// Returns the session of a bearer token, if it has not ended. A browser's console session is not one.
+    /// Returns the agent's session with this token, if it has not ended. Returns `None` for a browser's console
+    /// session.
     pub fn get(&self, token: &TokenHash) -> Option<Arc<Session>> {
         self.any(token).filter(|session| session.ends.is_none())
     }
 
-    /// Returns the session of each token, or `None`, as [`Self::get`] does for one.
+    /// Returns for each token the agent's session, or `None`, as [`Self::get`] does.
     pub fn get_all<'t>(&self, tokens: impl Iterator<Item = &'t TokenHash>) -> Vec<Option<Arc<Session>>> {
         let (sessions, now) = (self.read(), now());
         let lives = |session: &&Arc<Session>| session.expires > now && session.ends.is_none();
@@ -31,40 +32,45 @@ impl Sessions {
         self.any(token).filter(|session| session.ends.is_some())
     }
 
-    /// Returns the session of a token, of either kind, if it has not ended.
+    /// Returns the session with this token, an agent's or a browser's, if it has not ended.
     pub fn any(&self, token: &TokenHash) -> Option<Arc<Session>> {
         self.read().get(token).filter(|session| session.expires > now()).cloned()
     }
 
-    /// Returns the number of sessions.
+    /// Returns the number of sessions in the table. It includes sessions that expired a moment ago.
     pub fn count(&self) -> usize {
         self.read().len()
     }
 
-    /// Returns the tokens of a person's sessions.
+    /// Returns the token hashes of a person's sessions.
     pub fn tokens_of(&self, person: &str) -> Vec<TokenHash> {
         self.read().iter().filter(|(_, session)| session.person == person).map(|(token, _)| *token).collect()
     }
 
-    /// Returns when the next session expires, in Unix seconds.
+    /// Returns the time at which the next session expires, in Unix seconds, or `None` if there is no session.
     pub fn next_expiry(&self) -> Option<u64> {
         self.read().values().map(|session| session.expires).min()
     }
 
-    /// Reports whether a person's sessions differ in their groups: those of the newest login count.
+    /// Reports whether two of a person's sessions have different groups. This is the case if the person's groups
+    /// changed at the latest login. The groups of the latest login then apply to all sessions of the person.
     pub fn groups_differ(&self, person: &str) -> bool {
         let sessions = self.read();
         let mut own = sessions.values().filter(|session| session.person == person).map(|session| &session.groups);
         own.next().is_some_and(|first| own.any(|groups| groups != first))
     }
 
-    /// Adds a session that the database contains. To be called by the storage's thread, which also replaces all
-    /// sessions when it synchronises them: it then misses none.
+    /// Adds a session that the database contains. Must be called on the storage thread, which also runs
+    /// [`Self::replace`]: otherwise a replacement that was read earlier could remove the session.
     pub fn insert(&self, token: TokenHash, session: Session) {
         self.write().insert(token, Arc::new(session));
     }
 
-    /// Extends a console session after use, in the database and here.
+    /// Extends a console session to `idle` seconds from now, but not beyond its latest end, in the database and in the
+    /// table.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub async fn prolong(self: &Arc<Self>, storage: &Storage, token: TokenHash, person: &str, idle: u32) -> Result<()> {
         let (expires, sessions) = (now() + u64::from(idle), self.clone());
         let prolong = move |database: &mut Database| {
@@ -78,7 +84,7 @@ impl Sessions {
         storage.call_for(person, prolong).await
     }
 
-    /// Replaces the table by what the database contains. To be called by the storage's thread.
+    /// Replaces the table by the sessions that the database contains. Must be called on the storage thread.
     pub fn replace(&self, sessions: Table) {
         *self.write() = sessions;
     }

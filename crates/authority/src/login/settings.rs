@@ -1,4 +1,4 @@
-//! `[oidc]` of authority.toml: the identity provider.
+//! The table `[oidc]` of authority.toml: the identity provider.
 
 use engine::document::{Fields, Reader};
 use openidconnect::IssuerUrl;
@@ -23,7 +23,8 @@ pub struct ProviderSettings {
     pub issuer: String,
     /// The client identifier of this authority at the provider.
     pub client_id: String,
-    /// The file with the client secret, relative to the authority's directory; none for a public client.
+    /// The file with the client secret, relative to the authority's directory; `None` for a public client, which has no
+    /// secret.
     pub client_secret_file: Option<PathBuf>,
     /// Scopes to request in addition to `openid`. Default: those of `profile`, `email`, `groups` and `offline_access`
     /// that the provider supports.
@@ -37,13 +38,13 @@ pub struct ProviderSettings {
     pub refresh: u32,
     /// Maximum age of a login at the provider, in seconds. Default: unlimited.
     pub reauthenticate: Option<u32>,
-    /// CA certificates (PEM) for connections to the provider, relative to the authority's directory. Default: those of
-    /// the system.
+    /// The file with the CA certificates (PEM) for connections to the provider, relative to the authority's directory.
+    /// Default: the CA certificates of the system.
     pub ca_file: Option<PathBuf>,
 }
 
 impl ProviderSettings {
-    /// Reads the table; returns `None` if the file has none.
+    /// Reads the table `[oidc]` and reports its faults to `reader`. Returns `None` if the file has no such table.
     pub fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Self> {
         let value = fields.value("oidc")?;
         let Some(table) = value.get_ref().as_table() else {

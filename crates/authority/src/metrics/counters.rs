@@ -1,4 +1,4 @@
-//! The counters, and the page that shows them.
+//! The counters of calls, and the metrics page.
 
 use crate::storage::{Head, Trail};
 use prometheus_client::metrics::counter::Counter;
@@ -6,11 +6,12 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use shell::metrics::{Labels, Page, label};
 
-/// The result by which a response is counted: the problem's type, which `problem` adds to the response's extensions.
+/// The result under which a response is counted: the type of the problem that it reports. Each response carries its
+/// result in its extensions.
 #[derive(Clone, Copy)]
 pub struct Outcome(pub &'static str);
 
-/// Metrics that are updated continuously.
+/// The counters that are updated continuously: calls and their durations.
 #[derive(Clone)]
 pub struct Metrics {
     calls: Family<Labels, Counter>,
@@ -26,7 +27,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts a call with its result and its duration in seconds.
+    /// Counts a call to the route `call` with its result and its duration in seconds.
     pub fn note(&self, call: &str, result: &str, seconds: f64) {
         let call = label("call", call);
         self.durations.get_or_create(&call).observe(seconds);
@@ -37,15 +38,15 @@ impl Metrics {
 /// Values that are collected when the page is requested.
 #[derive(Debug, Default)]
 pub struct Snapshot {
-    /// Sessions that have not ended.
+    /// Number of sessions that have not ended.
     pub sessions: usize,
-    /// Enrolled verifiers.
+    /// Number of enrolled verifiers.
     pub verifiers: usize,
-    /// Open event streams of sessions and of verifiers.
+    /// Numbers of open event streams: those of sessions, then those of verifiers.
     pub listeners: (usize, usize),
-    /// Connections that have presented a credential, and those that have not.
+    /// Numbers of connections: those that have presented a credential, then those that have not.
     pub connections: (u32, u32),
-    /// Connections that were refused or closed because too many were open.
+    /// Number of connections that were refused or closed because too many were open.
     pub turned_away: u64,
     /// Number of UDP requests for segments, by outcome.
     pub datagrams: Vec<(&'static str, u64)>,
@@ -57,7 +58,7 @@ pub struct Snapshot {
 pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
     let mut page = Page::new("authority");
     page.metric("calls", "Calls by result: ok, or the problem's type", metrics.calls.clone());
-    page.metric("call_seconds", "Time until calls were answered", metrics.durations.clone());
+    page.metric("call_seconds", "Time until calls were answered, in seconds", metrics.durations.clone());
     page.gauge("sessions", "Active sessions", snapshot.sessions as f64);
     page.gauge("verifiers", "Enrolled verifiers", snapshot.verifiers as f64);
     let (sessions, verifiers) = snapshot.listeners;
@@ -71,17 +72,21 @@ pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
     let datagrams = snapshot.datagrams.iter().map(|(result, count)| (label("result", *result), *count));
     page.counters(
         "segment_datagrams",
-        "Requests for segments by UDP: issued, refused, or the reason for no answer",
+        "Requests for segments by UDP: given, the reason for a refusal, or the reason for no answer",
         datagrams,
     );
     let trails = Trail::ALL.map(|trail| snapshot.heads.iter().find(|head| head.trail == trail));
     let ids = trails.iter().flatten().map(|head| (label("trail", head.trail.name()), head.id as f64));
-    page.gauges("audit_head_id", "The last entry of an audit trail", ids);
-    // Few enough bits for a float to represent exactly; `audit verify --head` accepts these 12 hex digits.
+    page.gauges("audit_head_id", "The number of the last entry of an audit trail", ids);
+    // A float represents 48 bits exactly. `audit verify --head` accepts the same 12 hex digits.
     let hashes = trails.iter().flatten().map(|head| {
         let first = head.hash[..6].iter().fold(0_u64, |bits, byte| bits << 8 | u64::from(*byte));
         (label("trail", head.trail.name()), first as f64)
     });
-    page.gauges("audit_head_hash", "The first 48 bits of its hash, as a number", hashes);
+    page.gauges(
+        "audit_head_hash",
+        "The first 48 bits of the hash of the last entry of an audit trail, as a number",
+        hashes,
+    );
     page
 }

@@ -1,4 +1,4 @@
-//! A policy that may be put in force, and the handling of its text and memory.
+//! A policy that is fit to be put in force, and functions to read its text and to keep it in memory.
 
 use crate::Directory;
 use anyhow::{Context, Result, bail};
@@ -8,10 +8,10 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// Maximum number of failing tests that an error message lists.
+/// Maximum number of failing tests that a message lists.
 pub const MOST_LISTED: usize = 20;
 
-/// A policy that may be put in force: it is valid and not too large, and its own tests pass.
+/// A policy that is fit to be put in force: it is valid and not too large, and its own tests passed.
 pub struct Candidate {
     /// The policy, in compiled form.
     pub policy: Compiled,
@@ -20,14 +20,22 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// Reads and checks a policy file: `file`, or the directory's own.
+    /// Reads the policy from `file` or, if it is `None`, from the directory's own policy file, and runs the policy's
+    /// own tests.
+    ///
+    /// # Errors
+    /// The configuration or the policy file cannot be read, the policy is not valid or too large, or one of its tests
+    /// fails.
     pub fn read(directory: &Directory, file: Option<&Path>) -> Result<Self> {
         let (policy, text) = directory.read_policy(file)?;
         let path = file.map_or_else(|| directory.policy(), Path::to_owned);
         Self::tested(policy, text, &path.display().to_string())
     }
 
-    /// Checks a policy text. Errors refer to it as `name`.
+    /// Parses a policy and runs its own tests. Error messages call the text `name`.
+    ///
+    /// # Errors
+    /// The policy is not valid or too large, or one of its tests fails.
     pub fn new(text: String, name: &str, max_lifetime: u32) -> Result<Self> {
         match Policy::parse(&text, max_lifetime) {
             Ok(policy) => Self::tested(policy, text, name),
@@ -35,7 +43,7 @@ impl Candidate {
         }
     }
 
-    /// Returns the numbers of receivers and rules in words.
+    /// Returns the numbers of receivers and rules in words, such as `3 receivers and 1 rule`.
     pub fn summary(&self) -> String {
         let policy = self.policy.policy();
         format!("{} and {}", count(policy.receiver_count(), "receiver"), count(policy.rules().len(), "rule"))
@@ -50,13 +58,16 @@ impl Candidate {
         let listed = failures.iter().take(MOST_LISTED);
         let mut lines: Vec<_> = listed.map(|failure| format!("{name}:{}: {}", failure.line, failure.message)).collect();
         if failures.len() > MOST_LISTED {
-            lines.push(format!("… and {} more: `policy test` shows them", failures.len() - MOST_LISTED));
+            lines.push(format!(
+                "… and {} more: `vouchsafe authority policy test` shows all",
+                failures.len() - MOST_LISTED
+            ));
         }
         bail!("{}\n{} of the policy's own tests fail; nothing was changed", lines.join("\n"), failures.len());
     }
 }
 
-/// Moves a large policy into huge pages, in the background: the policy is accessed at random.
+/// Moves the process's memory into huge pages, in the background, because decisions access a large policy at random.
 pub(crate) fn into_huge_pages() {
     tokio::task::spawn_blocking(|| match shell::memory::into_huge_pages() {
         Ok(0) => {}
@@ -65,7 +76,11 @@ pub(crate) fn into_huge_pages() {
     });
 }
 
-/// Reads the text of a policy. A file that is longer than a policy may be is not read to its end.
+/// Reads the text of a policy. At most one byte more than the maximum length of a policy is read, however long the file
+/// is.
+///
+/// # Errors
+/// The file cannot be read, is too long, or is not valid UTF-8.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
     let shown = path.display();
     let file = File::open(path).with_context(|| format!("cannot read {shown}"))?;

@@ -1,33 +1,35 @@
-//! Puts changes into effect: of the policy, of its inputs, and of the master keys. Each change revokes what it forbids.
+//! Puts changes into effect: changes of the policy, of its inputs, and of the master keys. Each change revokes the
+//! grants that it forbids.
 
 use super::candidate::{Candidate, into_huge_pages};
 use super::in_force::PolicyInForce;
 use crate::grants::GrantIssuer;
 use crate::keys::{Keyring, MasterKeys};
+use crate::leases::Leases;
 use crate::push::events::{Listener, Push};
 use crate::segments::SegmentIssuer;
-use crate::storage::{Operator, PolicyChange, Storage};
+use crate::storage::{Database, Operator, PolicyChange, Storage};
 use crate::sync::Synchroniser;
 use crate::{Directory, Settings, now};
 use anyhow::Result;
-use api::Event;
+use api::{Event, RevokedGrant};
 use engine::policy::Compiled;
 use shell::table::count;
 use std::fmt;
 use std::sync::Arc;
 
-/// A version of the policy that was put in force, and what that did.
+/// A version of the policy that was put in force, and how many grants and segments it ended.
 #[derive(Debug)]
 pub struct Applied {
-    /// The number of the version.
+    /// The number of the version of the policy.
     pub version: i64,
     /// The numbers of receivers and rules in words.
     pub summary: String,
-    /// The grants and segments that are no longer allowed.
+    /// The numbers of grants and segments that the version ended.
     pub ended: Reevaluated,
 }
 
-/// The grants and segments that a re-evaluation ended.
+/// The numbers of grants and segments that a re-evaluation ended.
 #[derive(Debug, Default)]
 pub struct Reevaluated {
     /// Number of grants that were revoked.
@@ -53,13 +55,14 @@ impl fmt::Display for Applied {
     }
 }
 
-/// Puts changes into effect.
+/// Puts changes of the policy, of its inputs and of the master keys into effect.
 pub struct Enforcer {
     pub(crate) settings: Arc<Settings>,
     pub(crate) directory: Arc<Directory>,
     pub(crate) storage: Arc<Storage>,
     pub(crate) policy: Arc<PolicyInForce>,
     pub(crate) keyring: Arc<Keyring>,
+    pub(crate) leases: Arc<Leases>,
     pub(crate) grants: Arc<GrantIssuer>,
     pub(crate) segments: Arc<SegmentIssuer>,
     pub(crate) push: Arc<Push>,
@@ -67,9 +70,14 @@ pub struct Enforcer {
 }
 
 impl Enforcer {
-    /// Puts a policy and the current `networks.toml` in force. `text`, if given, also replaces the policy file; without
-    /// it, the file is read. Nothing changes if the policy is invalid, or if `after` is given and is not the version in
-    /// force.
+    /// Puts a policy and the current `networks.toml` in force. If `text` is given, it is the policy, and also replaces
+    /// the content of the policy file. If not, the policy is read from the policy file. Holds the policy's write lock
+    /// while the new version is recorded.
+    ///
+    /// # Errors
+    /// The policy or `networks.toml` cannot be read or is not valid, a test of the policy fails, `after` is given and
+    /// is not the version in force, or the database or the policy file cannot be written. If the new version was not
+    /// recorded, nothing changes.
     pub async fn apply(
         &self,
         text: Option<String>,
@@ -89,7 +97,7 @@ impl Enforcer {
         let (candidate, networks) = tokio::task::spawn_blocking(read).await??;
         let (summary, Candidate { policy, text }) = (candidate.summary(), candidate);
         let mut in_force = self.policy.write().await;
-        // A decision that begins from here on waits for the lock, and is then made by the new policy.
+        // A decision that begins after this line waits for the lock, and the new policy makes it.
         self.storage.end_basis();
         let time = now();
         let forbidden = self.grants.forbidden(&policy, time).await?;
@@ -110,8 +118,8 @@ impl Enforcer {
         *in_force = policy;
         drop(in_force);
         into_huge_pages();
-        // Announce receivers before revocations: a verifier that reads its configuration at the first event then sees
-        // both.
+        // Announce the policy before the revocations: a verifier that reads its configuration at the first event then
+        // sees both.
         self.push.broadcast(&Event::Policy);
         self.segments.announce(&withdrawn);
         self.sync.run().await?;
@@ -121,7 +129,11 @@ impl Enforcer {
         Ok(applied)
     }
 
-    /// Re-evaluates the grants if time windows of the policy opened or closed; to be called every second.
+    /// Re-evaluates grants and segments if a time window of the policy opened or closed since the last evaluation. The
+    /// server calls this every second.
+    ///
+    /// # Errors
+    /// As for [`Self::reevaluate`].
     pub async fn follow_time(&self) -> Result<()> {
         if self.policy.evaluation_is_due(now()) {
             self.reevaluate("a time window opened or closed").await?;
@@ -129,11 +141,15 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Re-evaluates grants and segments after an input of the policy changed: the time, the tags of a device, the
-    /// groups of a person. Revokes what is no longer allowed, and makes all listeners fetch the policy's answers again.
+    /// Re-evaluates grants and segments after an input of the policy changed: the time, the tags of a device, or the
+    /// groups of a person. Revokes the grants that are no longer allowed, and withdraws consent to the segments that
+    /// are no longer allowed. Then makes all listeners read their configuration or destinations again.
+    ///
+    /// # Errors
+    /// The database cannot be read or written.
     pub async fn reevaluate(&self, why: &'static str) -> Result<Reevaluated> {
         self.sync.run().await?;
-        // With the write lock, no segment that was decided under the earlier state can be recorded afterwards.
+        // While this holds the write lock, no segment that was decided under the earlier state can be recorded.
         let policy = self.policy.write().await;
         self.storage.end_basis();
         let revoked = self.revoke_forbidden(&policy, why).await?;
@@ -147,8 +163,11 @@ impl Enforcer {
         Ok(ended)
     }
 
-    /// Revokes the live grants that the policy denies, and records until when these decisions hold. Returns the number
-    /// of revoked grants.
+    /// Revokes the live grants that the policy denies, and records the time of this evaluation. Returns the number of
+    /// revoked grants.
+    ///
+    /// # Errors
+    /// The database cannot be read or written.
     pub async fn revoke_forbidden(&self, policy: &Compiled, why: &'static str) -> Result<usize> {
         let now = now();
         let forbidden = self.grants.forbidden(policy, now).await?;
@@ -160,23 +179,39 @@ impl Enforcer {
         Ok(count)
     }
 
-    /// Puts other master keys in use and makes verifiers fetch theirs. With `anew`, the keys in use changed too:
-    /// sessions are then notified that their grants ended, so that agents request new ones. Admitted flows continue.
-    /// Returns the number of grants that ended.
+    /// Puts new master keys in use and makes verifiers fetch their keys. `anew` states that the new keys also replace
+    /// those of current and earlier epochs, so that all live grants end. The authority then tells sessions that their
+    /// grants ended, so that agents request new ones. Admitted flows continue. Returns the number of grants that ended.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub async fn replace_keys(&self, keys: MasterKeys, anew: bool) -> Result<usize> {
-        // With the write lock, no segment that was made with the previous key can be recorded afterwards.
+        // While this holds the write lock, no segment that was made with the previous key can be recorded.
         let policy = self.policy.write().await;
+        let time = now();
+        self.storage.end_basis();
+        let (ended, told) = if anew { self.end_leases(time).await? } else { (0, Vec::new()) };
         self.keyring.replace(keys);
         self.storage.end_basis();
         self.segments.forget_keys();
-        let time = now();
-        let live =
-            if anew { self.storage.call(move |database| database.live_of_sessions(time)).await? } else { Vec::new() };
         drop(policy);
         self.push.broadcast(&Event::Policy);
-        let ended = live.len();
-        self.push.announce_revoked(live.into_iter().map(|(session, grant)| (Listener::Session(session), grant)));
+        self.push.announce_revoked(told);
         tracing::info!(anew, ended, "rotated the master key");
         Ok(ended)
+    }
+
+    /// Ends the leases of all live grants. Returns the number of these grants, and what to tell their sessions. Must be
+    /// called before the keys are replaced, because the grants' handles are computed from the keys.
+    async fn end_leases(&self, time: u64) -> Result<(usize, Vec<(Listener, RevokedGrant)>)> {
+        let leases = self.leases.clone();
+        let end = move |database: &mut Database| {
+            let live = database.live_of_sessions(time)?;
+            leases.clear();
+            let mut told = leases.announcements(&live, time);
+            told.retain(|(listener, _)| matches!(listener, Listener::Session(_)));
+            Ok((live.len(), told))
+        };
+        self.storage.call(end).await
     }
 }

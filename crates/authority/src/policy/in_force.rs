@@ -1,4 +1,4 @@
-//! The policy in force, and the time at which its decisions next change by themselves.
+//! The policy in force, and the time at which its decisions change next because a time window opens or closes.
 
 use crate::convert;
 use api::Receiver;
@@ -8,15 +8,17 @@ use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The policy in force.
 ///
-/// Never locked while waiting for an account's queue (see `storage/thread.rs`). A grant that was decided before a change
-/// is not recorded after it ([`Storage::end_basis`](crate::storage::Storage::end_basis)); a segment is recorded under the
-/// read lock. A task that changes an input of the policy takes the write lock and then revokes.
+/// A task must not hold a lock of the policy while it waits for an account's queue (see `storage/thread.rs`). A grant
+/// that was decided before a change of the policy is not recorded after the change
+/// ([`Storage::end_basis`](crate::storage::Storage::end_basis)). A segment is decided and recorded under one read lock.
+/// A task that changes an input of the policy takes the write lock and then revokes the grants that are no longer
+/// allowed.
 pub struct PolicyInForce {
     compiled: RwLock<Compiled>,
     evaluated: Mutex<Evaluated>,
 }
 
-/// When grants were last re-evaluated, and when the decisions next change with time.
+/// The time at which grants were last re-evaluated, and the time at which decisions change next.
 #[derive(Clone, Copy, Default)]
 struct Evaluated {
     at: u64,
@@ -24,7 +26,7 @@ struct Evaluated {
 }
 
 impl PolicyInForce {
-    /// Puts a first policy in force.
+    /// Creates the value when the server starts, with `policy` in force.
     pub fn new(policy: Compiled) -> Self {
         Self { compiled: RwLock::new(policy), evaluated: Mutex::default() }
     }
@@ -34,7 +36,7 @@ impl PolicyInForce {
         self.compiled.read().await
     }
 
-    /// Takes the read lock on a thread that runs no tasks.
+    /// Takes the read lock. Blocks the thread, so it must not be called from an asynchronous task.
     pub fn blocking_read(&self) -> RwLockReadGuard<'_, Compiled> {
         self.compiled.blocking_read()
     }
@@ -44,7 +46,7 @@ impl PolicyInForce {
         self.compiled.write().await
     }
 
-    /// Calls `look` with the policy.
+    /// Calls `look` with the policy, under the read lock.
     pub async fn with<T>(&self, look: impl FnOnce(&Policy) -> T) -> T {
         look(self.read().await.policy())
     }
@@ -64,10 +66,10 @@ impl PolicyInForce {
             Evaluated { at: now, until: policy.next_change(now) };
     }
 
-    /// Reports whether a time window has opened or closed since grants were re-evaluated.
+    /// Reports whether a time window has opened or closed since grants were last re-evaluated.
     pub fn evaluation_is_due(&self, now: u64) -> bool {
         let Evaluated { at, until } = *self.evaluated.lock().unwrap_or_else(PoisonError::into_inner);
-        // After the clock was set back, the time may be before a change that was already applied.
+        // If the clock was set back, the new time may be before a change that was already applied.
         until.is_some_and(|until| until <= now || now < at)
     }
 }

@@ -1,5 +1,5 @@
-//! Persons' choices about where their identity may go. A choice applies from the moment it is made, including to grants
-//! that were issued before.
+//! Changes of persons' choices about where their identity may go. A choice applies from the moment it is made, and also
+//! to grants that were issued before.
 
 use super::preference_table::PreferenceTable;
 use crate::http::problems::Problem;
@@ -25,8 +25,12 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// Stores or deletes a choice, revokes the grants that it withholds, and makes the person's agents request again.
-    /// Returns the number of revoked grants.
+    /// Stores a person's choice about `target`, or deletes it if `choice` is `None`. Then revokes the grants that the
+    /// choices forbid, and makes the person's agents read their destinations again. Returns the number of revoked
+    /// grants.
+    ///
+    /// # Errors
+    /// The person has made the maximum number of choices, or the database cannot be read or written.
     pub async fn choose(
         &self,
         person: &str,
@@ -39,8 +43,8 @@ impl Choices {
         if !self.storage.call_for(person, set).await? {
             return Err(Problem::Malformed("too many destinations: remove some first".into()));
         }
-        // From here on, requests are decided by the new choice. Those that were decided before are recorded when the
-        // person's requests under way are done, or are queued before the revocation.
+        // From here on, the new choice decides the person's requests. Grants decided earlier are recorded before
+        // `drain` returns, or their recording is queued before the revocation.
         self.sync.run().await?;
         self.queue.drain(person).await;
         let (preferences, time) = (self.preferences.of(person), now());

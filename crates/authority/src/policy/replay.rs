@@ -1,5 +1,5 @@
-//! Replay of recent requests, issued and refused, against a draft of a policy. Persons' devices are taken with their
-//! current tags.
+//! Replay: a draft of a policy decides recent requests again, both granted and refused ones. A person's devices have
+//! their current tags, not those at the time of the request.
 
 use crate::storage::{Database, GrantEntry};
 use anyhow::Result;
@@ -8,29 +8,29 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use wire::Destination;
 
-/// Requests that the draft would have decided differently.
+/// The requests that the draft would have decided differently.
 #[derive(Debug, Serialize)]
 pub struct Replay {
-    /// Number of grants evaluated.
+    /// Number of grants that the draft decided again.
     pub grants: usize,
-    /// Number of refusals evaluated.
+    /// Number of refusals that the draft decided again.
     pub refusals: usize,
-    /// Requests that were granted and would be refused.
+    /// Requests that were granted and that the draft would refuse.
     pub refused: Vec<Case>,
-    /// Requests that were refused and would be allowed.
+    /// Requests that were refused and that the draft would allow.
     pub allowed: Vec<Case>,
-    /// Requests that were granted, and would be granted with another treatment in a sealed tunnel.
+    /// Requests that were granted and that the draft would grant with another treatment in a sealed tunnel.
     pub treated: Vec<Case>,
 }
 
-/// Identical requests, with their number.
+/// Requests of one person and device for one destination that the draft decides for the same reason.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Case {
     /// The person who made the requests.
     pub person: String,
     /// The device that the requests came from.
     pub device: String,
-    /// The destination requested.
+    /// The requested destination.
     pub to: String,
     /// Number of requests.
     pub times: usize,
@@ -43,7 +43,10 @@ pub struct Case {
 type Cases = BTreeMap<(String, String, String, String), (usize, u64)>;
 
 impl Replay {
-    /// Evaluates the requests since a time.
+    /// Lets `draft` decide the requests since the time `since`, in Unix seconds.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn of(draft: &Compiled, database: &Database, since: u64) -> Result<Self> {
         let (grants, refusals) = (database.grants_since(since)?, database.refusals(since)?);
         let (mut refused, mut allowed, mut treated) = (Cases::new(), Cases::new(), Cases::new());
@@ -60,8 +63,8 @@ impl Replay {
     }
 }
 
-/// Counts a request if the draft decides it as `wanted`. A destination that the draft does not protect counts as
-/// allowed.
+/// Adds a request to `cases` if the draft decides it as `wanted`. A destination that the draft does not protect counts
+/// as allowed.
 fn note(
     draft: &Compiled,
     subject: Subject<'_>,
@@ -83,7 +86,7 @@ fn note(
     }
 }
 
-/// Counts a grant if the draft would issue it with another treatment.
+/// Adds a grant to `cases` if the draft would issue it with another treatment.
 fn note_treatment(draft: &Compiled, grant: &GrantEntry, to: Destination, cases: &mut Cases) {
     let request = Request { subject: grant.subject(), to, now: grant.issued };
     let decision = draft.decide(&request);

@@ -1,4 +1,5 @@
-//! Acknowledgements that verifiers have received a grant: a first packet must not overtake its grant's announcement.
+//! Acknowledgements by which verifiers confirm that they received a grant's announcement. The authority waits for them,
+//! so that no first packet overtakes the announcement.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,21 +8,22 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use wire::Handle;
 
-/// Time limit for a confirmation. A verifier that hangs delays a grant by this much; the client may then have to send
-/// its first packet twice.
+/// Maximum time that the authority waits for confirmations. A verifier that hangs delays a grant by this much, and the
+/// client may then have to send its first packet twice.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// Maximum number of confirmations counted per grant: two from each of a verifier's streams.
+/// Maximum number of confirmations counted per grant: two (for a pair and for its owner) from each of a verifier's
+/// streams.
 const MOST: usize = 8;
 
 /// A verifier's id and a grant's handle.
 type Key = (String, Handle);
 
-/// Acknowledgements that the authority waits for.
+/// The acknowledgements that the authority waits for.
 #[derive(Default)]
 pub struct Acknowledgements(Mutex<HashMap<Key, Arc<Semaphore>>>);
 
 impl Acknowledgements {
-    /// Starts counting a verifier's confirmations of a grant.
+    /// Starts counting a verifier's confirmations of a grant. Counting ends when the result is dropped.
     pub fn expect(&self, verifier: &str, handle: Handle) -> Expected<'_> {
         let (key, acks) = ((verifier.to_owned(), handle), Arc::new(Semaphore::new(0)));
         self.lock().insert(key.clone(), acks.clone());
@@ -52,7 +54,7 @@ pub struct Expected<'a> {
 }
 
 impl Expected<'_> {
-    /// Waits for `count` confirmations, for at most `PATIENCE`. Reports whether they arrived.
+    /// Waits until `count` confirmations have arrived, for at most 500 ms. Reports whether they arrived.
     pub async fn wait(&self, count: usize) -> bool {
         let count = count.min(MOST) as u32;
         timeout(PATIENCE, self.acks.acquire_many(count)).await.is_ok()

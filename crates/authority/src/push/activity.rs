@@ -1,26 +1,26 @@
-//! History of verifiers' reports: admitted and dropped packets, at fine resolution for an hour and at coarse resolution
-//! for a day. Bounded per verifier. Times are the authority's; the increase of a counter is assigned to the time of the
-//! report.
+//! The history of a verifier's reports: admitted and dropped packets, in steps of ten seconds for an hour and in steps
+//! of a minute for a day. Memory is bounded per verifier. All times are read from the authority's clock. The increase
+//! of a counter is assigned to the time at which the report with the new value arrived.
 
 use api::Report;
 use std::collections::VecDeque;
 use wire::DropReason;
 
-/// Packets dropped, by drop reason.
+/// Numbers of dropped packets, by drop reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drops {
     by_reason: [u64; DropReason::ALL.len()],
-    /// Packets dropped for reasons that this program does not know.
+    /// Number of packets dropped for reasons that this version does not know.
     pub others: u64,
 }
 
 impl Drops {
-    /// Returns the number dropped for one reason.
+    /// Returns the number of packets dropped for one reason.
     pub fn of(&self, reason: DropReason) -> u64 {
         self.by_reason[reason as usize - 1]
     }
 
-    /// Returns the number dropped for all reasons.
+    /// Returns the number of packets dropped for all reasons together.
     pub fn total(&self) -> u64 {
         self.by_reason.iter().fold(self.others, |sum, packets| sum.saturating_add(*packets))
     }
@@ -44,7 +44,7 @@ impl Drops {
         self.others = self.others.saturating_add(more.others);
     }
 
-    /// Returns the increase of each counter; `None` if one has decreased.
+    /// Returns the increase of each counter since `before`, or `None` if a counter has decreased.
     fn since(&self, before: &Self) -> Option<Self> {
         let mut rise = Self { others: self.others.checked_sub(before.others)?, ..Self::default() };
         for (index, packets) in rise.by_reason.iter_mut().enumerate() {
@@ -54,12 +54,12 @@ impl Drops {
     }
 }
 
-/// Packets admitted and dropped within some time.
+/// Numbers of packets admitted and dropped during a period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// First packets that were admitted by a token.
+    /// Number of first packets that were admitted by a token.
     pub admitted: u64,
-    /// Packets dropped.
+    /// Numbers of dropped packets.
     pub drops: Drops,
 }
 
@@ -73,7 +73,8 @@ impl Amount {
         self.drops.add(&more.drops);
     }
 
-    /// Returns the increase of the counters. If one has decreased, all have started again from 0.
+    /// Returns the increase of the counters since `before`. If a counter has decreased, the verifier has restarted, and
+    /// all its counters have started again from 0.
     fn since(self, before: &Self) -> Self {
         match (self.admitted.checked_sub(before.admitted), self.drops.since(&before.drops)) {
             (Some(admitted), Some(drops)) => Self { admitted, drops },
@@ -82,7 +83,7 @@ impl Amount {
     }
 }
 
-/// Length of the history to show.
+/// The length of time that the history at the console covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Span {
     /// A quarter of an hour, in columns of ten seconds.
@@ -98,7 +99,7 @@ impl Span {
     #[cfg(test)]
     pub const ALL: [Self; 3] = [Self::Quarter, Self::Hour, Self::Day];
 
-    /// Returns the seconds per column.
+    /// Returns the time that one column covers, in seconds.
     pub const fn step(self) -> u64 {
         match self {
             Self::Quarter => FINE.step,
@@ -117,10 +118,10 @@ impl Span {
     }
 }
 
-/// One column of a span.
+/// One column of the history that the console shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Column {
-    /// Start of the column.
+    /// The start of the column, in Unix seconds.
     pub start: u64,
     /// Packets counted in the column; `None` if no report arrived.
     pub amount: Option<Amount>,
@@ -135,7 +136,8 @@ pub struct Activity {
 }
 
 impl Activity {
-    /// Records a report. The first one only sets the start values of the counters.
+    /// Records a report that arrived at `now`, in Unix seconds. The first report only sets the start values of the
+    /// counters.
     pub fn note(&mut self, report: Report, now: u64) {
         let counted = Amount::reported(&report);
         let before = self.latest.as_ref().map_or(counted, |(_, before)| Amount::reported(before));
@@ -145,13 +147,13 @@ impl Activity {
         self.latest = Some((now, report));
     }
 
-    /// Returns the latest report and the time at which it arrived.
+    /// Returns the latest report and the time at which it arrived, in Unix seconds.
     pub fn latest(&self) -> Option<(u64, &Report)> {
         self.latest.as_ref().map(|(time, report)| (*time, report))
     }
 }
 
-/// Returns the totals of several verifiers within a span that ends `now`, oldest column first.
+/// Returns the totals of several verifiers in the columns of a span that ends at `now`, oldest column first.
 pub fn columns<'a>(of: impl IntoIterator<Item = &'a Activity>, span: Span, now: u64) -> Vec<Column> {
     let (step, count) = (span.step(), span.columns());
     let first = (now / step).saturating_sub(count as u64 - 1);
@@ -193,7 +195,7 @@ struct Ring(VecDeque<Slot>);
 impl Ring {
     fn add(&mut self, amount: &Amount, now: u64, grain: Grain) {
         let start = now - now % grain.step;
-        // After the clock was set back, slots that now lie in the future are meaningless.
+        // If the clock was set back, slots that now lie in the future are meaningless.
         while self.0.back().is_some_and(|last| last.start > start) {
             self.0.pop_back();
         }

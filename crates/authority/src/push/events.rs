@@ -1,5 +1,6 @@
-//! The push channel: its listeners, and the events that they receive. A listener that doesn't keep up is disconnected;
-//! it fetches the full state when it reconnects, so it misses nothing.
+//! The listeners of the push channel, and the events that the authority sends to them. A listener that does not read
+//! its events in time is disconnected. It misses nothing, because it reads the full state when it reconnects.
+//! `sync.rs` and `policy/enforcer.rs` announce what has ended; `http/handlers.rs` writes the events to the streams.
 
 use crate::storage::TokenHash;
 use api::{Confirm, Event, RevokedGrant, RevokedSession, Withdrawal};
@@ -7,25 +8,25 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 
-/// Maximum number of events that wait for a listener.
+/// Maximum number of events that wait to be read by one listener's stream.
 const QUEUE: usize = 256;
 /// Maximum number of streams per listener; a new stream closes the oldest.
 const MOST_STREAMS: usize = 4;
 /// Maximum number of revoked grants or sessions in one event: about 32 KiB.
 const REVOKED_PER_EVENT: usize = 512;
-/// Maximum number of withdrawals in one event: some 32 KiB.
+/// Maximum number of withdrawals in one event: about 32 KiB.
 const WITHDRAWN_PER_EVENT: usize = 256;
 
-/// A listener on the push channel.
+/// A listener on the push channel: a session or a verifier.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Listener {
-    /// A session.
+    /// A session, by the hash of its token.
     Session(TokenHash),
     /// A verifier, by id.
     Verifier(String),
 }
 
-/// An open stream, and the events that its listener confirms.
+/// An open stream, and the kinds of events that its listener confirms.
 struct Stream {
     sender: Sender<Arc<str>>,
     confirms: Confirm,
@@ -46,7 +47,8 @@ pub struct Push {
 }
 
 impl Push {
-    /// Opens a stream of JSON events that begins with `Hello`.
+    /// Opens a stream of events in JSON, which begins with the event `Hello`. `confirms` states which events the
+    /// listener confirms. If the listener has too many streams, the oldest is closed.
     pub fn open(&self, listener: Listener, confirms: Confirm) -> Receiver<Arc<str>> {
         let (sender, receiver) = channel(QUEUE);
         let _ = sender.try_send(text(&Event::Hello));
@@ -60,7 +62,8 @@ impl Push {
         receiver
     }
 
-    /// Sends an event to one listener and returns the number of confirmations to expect.
+    /// Sends an event to all streams of one listener, and closes the streams whose queue is full. Returns the number of
+    /// confirmations to expect.
     pub fn send(&self, listener: &Listener, event: &Event) -> usize {
         let mut streams = self.lock();
         let Some(open_streams) = streams.get_mut(listener) else { return 0 };
@@ -84,7 +87,7 @@ impl Push {
         });
     }
 
-    /// Notifies verifiers of ended sessions: one statement per session, however many grants it had.
+    /// Tells verifiers which sessions ended. A session is announced as a whole, however many grants it had.
     pub fn announce_ended(&self, ended: Vec<(String, RevokedSession)>) {
         let mut of_verifiers: HashMap<String, Vec<RevokedSession>> = HashMap::new();
         for (verifier, session) in ended {
@@ -99,7 +102,7 @@ impl Push {
         }
     }
 
-    /// Notifies listeners of revoked grants.
+    /// Tells each listener which of its grants were revoked.
     pub fn announce_revoked(&self, revoked: impl IntoIterator<Item = (Listener, RevokedGrant)>) {
         let mut of_listeners: HashMap<Listener, Vec<RevokedGrant>> = HashMap::new();
         for (listener, grant) in revoked {
@@ -115,14 +118,15 @@ impl Push {
         }
     }
 
-    /// Notifies a listener of withdrawn consent to segments.
+    /// Tells a listener which consent to segments was withdrawn.
     pub fn announce_withdrawn(&self, listener: &Listener, withdrawn: &[Withdrawal]) {
         for withdrawn in withdrawn.chunks(WITHDRAWN_PER_EVENT) {
             self.send(listener, &Event::Withdrawn { withdrawn: withdrawn.to_vec() });
         }
     }
 
-    /// Closes the streams of listeners that are no longer known; sessions among them receive a final `LoggedOut`.
+    /// Closes the streams of the listeners for which `known` returns false. If such a listener is a session, it first
+    /// receives the event `LoggedOut`.
     pub fn close_unless(&self, known: impl Fn(&Listener) -> bool) {
         self.lock().retain(|listener, open_streams| {
             let stays = known(listener);
@@ -136,7 +140,7 @@ impl Push {
         });
     }
 
-    /// Returns the number of open streams of sessions and of verifiers.
+    /// Returns the numbers of open streams: those of sessions, then those of verifiers.
     pub fn count(&self) -> (usize, usize) {
         self.lock().iter().fold((0, 0), |(sessions, verifiers), (listener, open_streams)| {
             let open = open_streams.iter().filter(|stream| !stream.sender.is_closed()).count();

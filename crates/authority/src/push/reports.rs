@@ -1,4 +1,4 @@
-//! Verifiers' reports, in memory only: the latest of each enrolled verifier, and its activity over a day.
+//! The reports of the enrolled verifiers, in memory only: the latest report of each, and its activity over a day.
 
 use crate::push::activity::{Activity, Column, Span, columns};
 use api::Report;
@@ -19,7 +19,7 @@ pub struct Latest {
     pub verifier: Arc<str>,
     /// Time of arrival, in Unix seconds.
     pub time: u64,
-    /// Whether the report is current: the verifier is not silent.
+    /// Whether the report is current. If not, the verifier is silent: its next report is overdue.
     pub is_current: bool,
     /// The contents of the report.
     pub report: Report,
@@ -30,19 +30,20 @@ pub struct Latest {
 pub struct Reports(Mutex<BTreeMap<Arc<str>, Activity>>);
 
 impl Reports {
-    /// Records a verifier's report and returns the seconds until the next one is due.
+    /// Records a report that arrived at `now`, and returns the number of seconds until the verifier's next report is
+    /// due.
     pub fn note(&self, verifier: Arc<str>, report: Report, now: u64) -> u32 {
         let mut reports = self.lock();
         reports.entry(verifier).or_default().note(report, now);
         pause(reports.len())
     }
 
-    /// Removes the reports of verifiers that are no longer known.
+    /// Removes the reports of the verifiers for which `known` returns false.
     pub fn keep(&self, known: impl Fn(&str) -> bool) {
         self.lock().retain(|verifier, _| known(verifier));
     }
 
-    /// Returns the latest report of each verifier, by id.
+    /// Returns the latest report of each verifier, sorted by id. `now` decides which reports are current.
     pub fn latest(&self, now: u64) -> Vec<Latest> {
         let reports = self.lock();
         let silence = u64::from(SILENCE.0.max(pause(reports.len()).saturating_mul(SILENCE.1)));
@@ -54,7 +55,7 @@ impl Reports {
         latest.collect()
     }
 
-    /// Returns the activity of one verifier, or of all together, within a span.
+    /// Returns the activity of one verifier, or of all verifiers together, in the columns of a span that ends at `now`.
     pub fn columns(&self, verifier: Option<&str>, span: Span, now: u64) -> Vec<Column> {
         let reports = self.lock();
         let wanted = reports.iter().filter(|(id, _)| verifier.is_none_or(|wanted| wanted == &***id));

@@ -1,4 +1,4 @@
-//! The enrolled verifiers, by the hash of their token.
+//! The table of enrolled verifiers by the hash of their token, in memory.
 
 use crate::storage::TokenHash;
 use std::collections::{HashMap, HashSet};
@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 pub struct Verifiers(RwLock<HashMap<TokenHash, Arc<str>>>);
 
 impl Verifiers {
-    /// Returns the id of the verifier with this token.
+    /// Returns the id of the verifier with this token, if one is enrolled.
     pub fn id(&self, token: &TokenHash) -> Option<Arc<str>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(token).cloned()
     }
@@ -24,7 +24,7 @@ impl Verifiers {
         self.0.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Replaces the table by what the database contains.
+    /// Replaces the table by the verifiers that the database contains.
     pub fn replace(&self, verifiers: HashMap<TokenHash, Arc<str>>) {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = verifiers;
     }

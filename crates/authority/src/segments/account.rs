@@ -1,5 +1,6 @@
-//! Segments issued and refused by UDP that have yet to be written to the audit trail. Repeated requests within a short
-//! time become one entry with a count. A segment is not issued if there is no room to record it.
+//! Audit entries about segments that were issued or denied by UDP, until they are written to the audit trail. The same
+//! request repeated within a short time becomes one entry with a count. If there is no room for an entry, the segment
+//! is not issued.
 
 use super::book::octets;
 use crate::storage::{AuditEvent, Session, TokenHash};
@@ -10,14 +11,14 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wire::{Destination, Vni};
 
-/// Maximum number of waiting entries: some 30 MB.
+/// Maximum number of waiting entries: about 30 MB.
 const MOST: usize = 65_536;
 /// Maximum number of waiting entries of one person or service account, over all sessions.
 const MOST_OF_PERSON: usize = MOST / 8;
-/// Entries per transaction: other work of the database waits for a transaction.
+/// Number of entries per transaction. Other work of the database waits for the end of a transaction.
 const TOGETHER: usize = 1024;
 
-/// The entries that wait to be written.
+/// The audit entries that wait to be written to the database.
 #[derive(Default)]
 pub struct Account(Mutex<Waiting>);
 
@@ -25,11 +26,11 @@ pub struct Account(Mutex<Waiting>);
 struct Waiting {
     given: HashMap<Given, (Box<Details>, u64)>,
     of_persons: HashMap<String, usize>,
-    /// Few, because the rate of recorded denials is already limited.
+    /// There are few, because the rate of recorded denials is already limited.
     denied: Vec<AuditEvent>,
 }
 
-/// An issued segment: the session, the source, the destination and the rule.
+/// The key of an entry about an issued segment: session, source, network, sender, destination and rule.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Given {
     token: TokenHash,
@@ -37,11 +38,11 @@ pub struct Given {
     vni: Vni,
     sender: IpAddr,
     to: Destination,
-    /// Address of the rule's name, which [`Details`] keep alive there.
+    /// The address in memory of the rule's label, which identifies the rule. [`Details`] keep the label alive.
     rule: usize,
 }
 
-/// The details of an issued segment for the audit trail.
+/// The details of an issued segment that the audit entry contains.
 pub struct Details {
     /// The session that requested the segment.
     pub session: Arc<Session>,
@@ -49,15 +50,15 @@ pub struct Details {
     pub network: String,
     /// The receiver's name.
     pub receiver: String,
-    /// The label of the rule.
+    /// The label of the rule that allowed the segment.
     pub rule: Arc<str>,
 }
 
-/// Error: there is no room for the entry.
+/// Error: there is no room for another audit entry.
 pub struct Full;
 
 impl Given {
-    /// Creates the entry of a segment that is issued to this session, requested from `source`.
+    /// Creates the key for a segment that was issued to this session and requested from `source`.
     pub fn new(
         token: TokenHash,
         source: IpAddr,
@@ -70,7 +71,7 @@ impl Given {
 }
 
 impl Hash for Given {
-    /// Hashes whole words: hashing field by field takes several times as long.
+    /// Hashes whole words, because hashing field by field takes several times as long.
     fn hash<S: Hasher>(&self, state: &mut S) {
         let Destination { address, protocol, port } = self.to;
         let [high, low] = port.to_be_bytes();
@@ -82,7 +83,11 @@ impl Hash for Given {
 }
 
 impl Account {
-    /// Records an issued segment. `details` is called unless the same segment is already waiting.
+    /// Adds an entry for an issued segment, or increments the count of the waiting entry with the same key. `details`
+    /// is called only for a new entry.
+    ///
+    /// # Errors
+    /// There is no room for a new entry, either in total or for this person.
     pub fn given(&self, given: Given, details: impl FnOnce() -> Details) -> Result<(), Full> {
         let mut waiting = self.lock();
         if let Some((_, count)) = waiting.given.get_mut(&given) {
@@ -98,7 +103,10 @@ impl Account {
         Ok(())
     }
 
-    /// Records a denial.
+    /// Adds an entry for a denial.
+    ///
+    /// # Errors
+    /// There is no room for another entry.
     pub fn denied(&self, denied: AuditEvent) -> Result<(), Full> {
         let mut waiting = self.lock();
         if waiting.len() >= MOST {
@@ -135,21 +143,21 @@ impl Waiting {
     }
 }
 
-/// An entry of the audit trail; of an issued segment, with the number of requests.
+/// An entry for the audit trail. An entry about an issued segment has the number of requests.
 enum Entry {
     Given(Given, Box<Details>, u64),
     Denied(AuditEvent),
 }
 
-/// Entries that are being written. Entries that were not written when this is dropped go back to waiting: the trail may
-/// rather contain an entry twice than miss one.
+/// Entries that are being written. When this is dropped, the entries that were not written wait again: an entry may
+/// appear twice in the trail, but none is lost.
 pub(super) struct Taken<'a> {
     of: &'a Account,
     entries: Vec<Entry>,
 }
 
 impl Taken<'_> {
-    /// Returns the events of the last entries, as many as are written in one transaction.
+    /// Returns the audit events of the last entries, as many as fit in one transaction.
     pub(super) fn next_events(&self) -> Vec<AuditEvent> {
         let event = |entry: &Entry| match entry {
             Entry::Given(given, details, count) => given.event(details, *count),
@@ -158,7 +166,7 @@ impl Taken<'_> {
         self.entries[self.entries.len().saturating_sub(TOGETHER)..].iter().map(event).collect()
     }
 
-    /// Removes the last `count` entries, which are written.
+    /// Removes the last `count` entries, which have been written.
     pub(super) fn forget_last(&mut self, count: usize) {
         self.entries.truncate(self.entries.len().saturating_sub(count));
     }

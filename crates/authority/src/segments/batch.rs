@@ -10,34 +10,36 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use wire::ask::{ANSWER_LEN, Answer, REQUEST_LEN};
 
-/// Maximum number of datagrams in a batch. Every answer waits until the whole batch has been processed, some tenth of a
-/// millisecond.
+/// Maximum number of datagrams in a batch. Every answer waits until the whole batch has been processed, which takes
+/// about a tenth of a millisecond.
 pub const MOST: usize = 64;
 /// Time without a datagram after which `receive` returns, in microseconds.
 const TURN: i64 = 100_000;
 /// Receive buffer of the socket in bytes; the kernel may impose a lower limit.
 const ROOM: usize = 1 << 20;
 
-/// Sending must not block on an answer that waits for neighbour resolution.
+/// Flags for sending. A send must not block while the kernel resolves the address of a neighbour.
 const FLAGS: MsgFlags = MsgFlags::MSG_NOSIGNAL.union(MsgFlags::MSG_DONTWAIT);
 
 /// Buffer for a datagram: one byte longer than a request, so that longer datagrams are recognised.
 type Room = [u8; REQUEST_LEN + 1];
 
-/// A socket with the buffers of a batch.
+/// A socket with the buffers for one batch of datagrams.
 pub struct Batches {
     socket: UdpSocket,
     received: MultiHeaders<SockaddrStorage>,
-    /// Separate from `received`: headers that were used for sending keep pointers to destination addresses.
+    /// Headers for sending. They are separate from `received`, because headers that were used for sending keep pointers
+    /// to destination addresses.
     sent: MultiHeaders<SockaddrStorage>,
     rooms: Vec<Room>,
     /// The received datagrams: source, buffer index and length, sorted by source.
     from: Vec<(SocketAddr, usize, usize)>,
-    /// Whether the kernel segments several answers to one address (udp(7), UDP_SEGMENT).
+    /// Whether the kernel splits one buffer with several answers for the same address into datagrams (udp(7),
+    /// UDP_SEGMENT).
     takes_apart: bool,
 }
 
-/// The answers to a batch, and the indices of the datagrams that they answer, in ascending order.
+/// The answers to a batch, and for each the index of the datagram that it answers, in ascending order.
 #[derive(Default)]
 pub struct Answers {
     places: Vec<usize>,
@@ -45,14 +47,17 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Adds the answer to the datagram with the index `place`.
+    /// Adds `answer`, which answers the datagram with the index `place`.
     pub fn push(&mut self, place: usize, answer: Answer) {
         self.places.push(place);
         self.answers.push(answer);
     }
 }
 
-/// Binds a socket for batched reception.
+/// Binds a socket for [`Batches`]. On a host without IPv6, `0.0.0.0` replaces `[::]`.
+///
+/// # Errors
+/// The address cannot be bound, or the socket's options cannot be set.
 pub fn bind(address: SocketAddr) -> std::io::Result<UdpSocket> {
     let is_missing = |error: &std::io::Error| error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32);
     let socket = match UdpSocket::bind(address) {
@@ -76,7 +81,11 @@ impl Batches {
         Self { socket, received, sent, rooms, from: Vec::with_capacity(MOST), takes_apart }
     }
 
-    /// Receives the queued datagrams, or waits briefly for one; returns their number, which may be 0.
+    /// Receives the datagrams that are queued, or waits up to 100 ms for one. Returns their number, which can be 0.
+    ///
+    /// # Errors
+    /// The socket fails. An interrupted wait, and a report that an earlier answer could not be delivered, are not
+    /// errors.
     pub fn receive(&mut self) -> std::io::Result<usize> {
         self.from.clear();
         let mut slices: Vec<_> = self.rooms.iter_mut().map(|room| [IoSliceMut::new(room)]).collect();
@@ -99,7 +108,7 @@ impl Batches {
         Ok(self.from.len())
     }
 
-    /// Returns the received datagrams, in order of their indices, with their source addresses.
+    /// Returns the received datagrams with their source addresses, in the order of their indices.
     pub fn datagrams(&mut self) -> impl Iterator<Item = (&mut [u8], IpAddr)> {
         let mut rooms: Vec<_> = self.rooms.iter_mut().map(Some).collect();
         self.from.iter().map(move |(source, room, length)| {
@@ -109,7 +118,8 @@ impl Batches {
         })
     }
 
-    /// Sends answers. Undeliverable answers are lost, as any datagram may be.
+    /// Sends answers to the senders of the received datagrams. An answer that cannot be sent is lost, as any datagram
+    /// can be.
     pub fn send(&mut self, Answers { places, answers }: &Answers) {
         let to = |place: &usize| self.from.get(*place).map(|(from, ..)| *from);
         let mut end = 0;
@@ -137,9 +147,9 @@ impl Batches {
         }
     }
 
-    /// Sends answers one by one, with segmentation turned off, on a route that does not support it. Such a route
-    /// refuses even a single answer that might be segmented. This applies to IPsec, to links with the smallest MTUs,
-    /// and before Linux 6.11 to interfaces without transmit checksum offload.
+    /// Sends answers one by one, with segmentation turned off. Some routes do not support segmentation, and refuse even
+    /// a single answer that might be segmented. This is the case with IPsec, on links with the smallest MTUs, and
+    /// before Linux 6.11 on interfaces without transmit checksum offload.
     fn send_apart(&self, answers: &[u8], to: Option<&SockaddrStorage>) {
         for answer in answers.chunks(ANSWER_LEN) {
             let (slice, whole) = ([IoSlice::new(answer)], [ControlMessage::UdpGsoSegments(&0)]);
@@ -157,8 +167,8 @@ mod tests {
     use std::process::Command;
     use std::time::Duration;
 
-    /// In a separate network namespace whose MTU is smaller than an answer: answers travel in fragments if the kernel
-    /// accepts them.
+    /// Runs in a network namespace of its own, whose MTU is smaller than an answer: answers travel in fragments if the
+    /// kernel accepts them.
     #[test]
     fn answers_arrive_where_none_may_leave_together() {
         let alone = std::thread::spawn(|| {
@@ -203,8 +213,8 @@ mod tests {
             client
         });
         let marked = |client: usize, number: usize| [client as u8, number as u8];
-        // Interleaved, more than a batch takes; from the first client as many as fill a batch alone; and some that are
-        // too long.
+        // The clients send more requests than a batch takes, interleaved. The first client alone fills another batch.
+        // Some requests are too long.
         let each = MOST / clients.len() + 1;
         let numbers = |place: usize| 0..if place == 0 { each + MOST } else { each };
         let is_long = |number: usize| number % 16 == 7;

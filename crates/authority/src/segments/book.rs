@@ -1,5 +1,5 @@
-//! The issued segments that have not expired, and their withdrawals: in memory, bounded. Segments issued before a
-//! restart expire on their own.
+//! The book: the issued segments that have not expired, and the withdrawals of consent to them. It is in memory and
+//! bounded. A restarted authority does not know the segments issued earlier, which expire on their own.
 
 use crate::storage::TokenHash;
 use api::Withdrawal;
@@ -10,16 +10,16 @@ use std::hash::{Hash, Hasher};
 use std::net::IpAddr;
 use wire::{Destination, SegmentFlags, Vni};
 
-/// Maximum number of entries: some 300 MB.
+/// Maximum number of entries: about 300 MB.
 const MOST: usize = 1 << 20;
 /// Maximum number of entries of one person or service account, over all sessions: each entry may become two
 /// withdrawals.
 const MOST_OF_PERSON: usize = 1 << 13;
-/// Maximum number of withdrawal statements about single senders. Beyond this number, statements say that a receiver
-/// consents to no sender at all. A verifier holds 65 536 statements, and keeps those it has received until they expire.
+/// Maximum number of withdrawal statements about single senders. Beyond this number, statements withdraw a receiver's
+/// consent to all senders. A verifier holds 65 536 statements, and keeps those that it has received until they expire.
 const MOST_STATEMENTS: usize = 1 << 14;
 
-/// Sender and receiver in one network.
+/// A sender and a receiver in one network.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Pair {
     vni: Vni,
@@ -27,20 +27,21 @@ struct Pair {
     receiver: IpAddr,
 }
 
-/// Distinguishes the segments of one session and pair.
+/// The fields that distinguish a segment from other segments with the same network, sender and receiver. Also contains the
+/// sender.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     /// The session that requested the segment.
     pub token: TokenHash,
-    /// The sender's address.
+    /// The sender's address in the virtual network, which is the same in all these segments.
     pub sender: IpAddr,
-    /// The one service of the segment, or `None` for all services.
+    /// The service (protocol and port) for which the segment is, or `None` if it is for all services.
     pub service: Option<(u8, u16)>,
     /// Which of the flags SINGLE, REPLY and RETURN the segment has.
     pub flags: SegmentFlags,
 }
 
-/// Hashes whole words: hashing field by field takes several times as long.
+/// Hashes whole words, because hashing field by field takes several times as long.
 impl Hash for Pair {
     fn hash<S: Hasher>(&self, state: &mut S) {
         let [a, b, c] = self.vni.bytes();
@@ -49,7 +50,7 @@ impl Hash for Pair {
     }
 }
 
-/// Hashes only a part of the token, long enough that no attacker can find a collision.
+/// Hashes only a part of the token, which is long enough that no attacker can find a collision.
 impl Hash for Key {
     fn hash<S: Hasher>(&self, state: &mut S) {
         let (protocol, port) = self.service.unwrap_or_default();
@@ -59,7 +60,7 @@ impl Hash for Key {
     }
 }
 
-/// Returns an address in the form in which it is hashed.
+/// Returns the 16 bytes of an address that enter a hash; an IPv4 address is mapped to IPv6.
 pub(super) fn octets(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -74,8 +75,8 @@ pub struct Entry {
     pub person: String,
     /// The network's name.
     pub network: String,
-    /// The destination of the request. For a segment for answers: the answering service, with the address that receives
-    /// the answers.
+    /// The destination of the request. If the segment is for answers, the destination is the address that receives the
+    /// answers, with protocol and port of the service that sends them.
     pub to: Destination,
     /// The endpoint of the sender at the time of the request.
     pub sending: IpAddr,
@@ -83,7 +84,8 @@ pub struct Entry {
     pub place: Place,
 }
 
-/// For each pair, the segments that were issued and the latest expiry.
+/// The issued segments by sender and receiver, with the latest expiry of each segment, and the withdrawals of consent
+/// to them.
 #[derive(Default)]
 pub struct Book {
     given: HashMap<Pair, HashMap<Key, (Box<Entry>, u32)>>,
@@ -91,24 +93,28 @@ pub struct Book {
     of_persons: HashMap<String, usize>,
     /// For each withdrawal statement, the latest expiry of the segments that it voids.
     withdrawn: BTreeMap<Statement, u32>,
-    /// Time of the last removal of expired entries, which scans the whole book.
+    /// The time at which expired entries were last removed, which scans the whole book.
     swept: u64,
 }
 
-/// Error: there is no room for the entry.
+/// Error: there is no room for another segment.
 pub struct Full;
 
-/// Withdrawals of consent that were not announced before.
+/// Withdrawals of consent that have not been announced yet.
 #[derive(Debug, Default)]
 pub struct Withdrawn {
-    /// All statements.
+    /// All withdrawals, for the verifiers.
     pub statements: Vec<Withdrawal>,
-    /// For each session, the statements that void its own segments or the answers to them.
+    /// For each session, the withdrawals that void its own segments or the segments for answers to these.
     pub by_session: BTreeMap<TokenHash, Vec<Withdrawal>>,
 }
 
 impl Book {
-    /// Records an issued segment. `entry` is called unless a segment with the same key is recorded.
+    /// Records an issued segment, or extends the expiry of the recorded segment with the same key. `entry` is called
+    /// only for a new key. If the book is full, expired entries are removed first, at most once a second.
+    ///
+    /// # Errors
+    /// There is no room for a new entry, either in total or for this person.
     pub fn note(
         &mut self,
         token: TokenHash,
@@ -135,8 +141,8 @@ impl Book {
         Ok(())
     }
 
-    /// Reports whether a presented segment was issued and has not been withdrawn. A valid proof is not sufficient,
-    /// because the verifier that checks it could have made it itself.
+    /// Reports whether a presented segment was issued and has not been withdrawn. The proofs in the segment are not
+    /// enough evidence, because a verifier on the path could have made them itself.
     pub fn has(&self, shown: &Given) -> bool {
         let (pair, service, flags) = what(shown);
         self.given.get(&pair).into_iter().flatten().any(|(key, (entry, expires))| {
@@ -146,7 +152,7 @@ impl Book {
         })
     }
 
-    /// Returns the latest expiry of the void segments from `sender` to `receiver`, if any are void.
+    /// Returns the latest expiry of the void segments from `sender` to `receiver`, or `None` if none are void.
     pub fn withdrawn(&self, vni: Vni, sender: IpAddr, receiver: IpAddr) -> Option<u32> {
         voids(&self.withdrawn, &Pair { vni, sender, receiver }).map(|(_, until)| until).max()
     }
@@ -162,7 +168,8 @@ impl Book {
         self.given.is_empty()
     }
 
-    /// Returns the segments that have neither expired nor been withdrawn: network, receiver, key, request and expiry.
+    /// Returns the segments that have neither expired nor been withdrawn: network, receiver, key, request, and expiry
+    /// in Unix seconds.
     pub fn in_force(&self, now: u64) -> impl Iterator<Item = (Vni, IpAddr, &Key, &Entry, u32)> {
         self.given.iter().flat_map(move |(pair, of_pair)| {
             let live = of_pair.iter().filter(move |(_, (_, expires))| u64::from(*expires) > now);
@@ -170,7 +177,7 @@ impl Book {
         })
     }
 
-    /// Withdraws the segments that must not live on.
+    /// Withdraws the segments for which `may_live` returns false, and returns the withdrawals to announce.
     pub fn reevaluate(&mut self, now: u64, may_live: impl Fn(&TokenHash, Vni, &Key, &Entry) -> bool) -> Withdrawn {
         self.forget_ended(now);
         self.withdrawn.retain(|_, until| u64::from(*until) >= now);
@@ -180,7 +187,7 @@ impl Book {
             for (key, (_, expires)) in forbidden {
                 let until = void.entry(*pair).or_default();
                 *until = expires.max(until).to_owned();
-                // A sender that may no longer send must not receive answers either.
+                // A sender that may no longer send must not receive answers either, so answers become void as well.
                 if key.flags.has(SegmentFlags::REPLY) {
                     let until = void.entry(pair.back()).or_default();
                     *until = expires.max(until).to_owned();
@@ -208,9 +215,9 @@ impl Book {
         Withdrawn { statements: withdrawals(stated), by_session }
     }
 
-    /// Records what is void, and returns the statements to announce. If verifiers could not hold that many, receivers
-    /// with several withdrawn senders are stated to consent to no sender; senders that are still allowed request new
-    /// segments.
+    /// Records which segments are void until when, and returns the statements to announce. If verifiers could not hold
+    /// that many statements, each receiver with several withdrawn senders gets one statement for all senders. Senders
+    /// that are still allowed then request new segments.
     fn state(&mut self, void: HashMap<Pair, u32>) -> BTreeMap<Statement, u32> {
         let mut stated = BTreeMap::new();
         for (pair, until) in void {
@@ -263,19 +270,19 @@ impl Book {
 }
 
 impl Pair {
-    /// Returns the pair of the answers.
+    /// Returns the pair with sender and receiver exchanged, to which answers belong.
     fn back(&self) -> Self {
         Self { sender: self.receiver, receiver: self.sender, ..*self }
     }
 
-    /// Returns the statement about this pair, and the statement about all senders to its receiver.
+    /// Returns the statement about this pair, and the statement about all senders to the same receiver.
     const fn statements(&self) -> (Statement, Statement) {
         let all = Statement { vni: self.vni, receiver: self.receiver, sender: None };
         (Statement { sender: Some(self.sender), ..all }, all)
     }
 }
 
-/// Returns the key of a segment in the book, without the session.
+/// Returns pair, service and flags of a segment: its key in the book, without the session.
 fn what(given: &Given) -> (Pair, Option<(u8, u16)>, SegmentFlags) {
     let segment = &given.segment;
     let pair = Pair { vni: given.vni, sender: given.ends.sender, receiver: given.ends.receiver };
@@ -284,14 +291,14 @@ fn what(given: &Given) -> (Pair, Option<(u8, u16)>, SegmentFlags) {
     (pair, service, SegmentFlags(segment.flags.0 & distinguishing))
 }
 
-/// Raises the expiry of a statement to at least `until`; returns the result.
+/// Raises the expiry of a statement to at least `until`, and returns the new expiry.
 fn raise(all: &mut BTreeMap<Statement, u32>, what: Statement, until: u32) -> u32 {
     let kept = all.entry(what).or_default();
     *kept = until.max(*kept);
     *kept
 }
 
-/// Returns the statements that void segments of this pair, each with the latest expiry of these segments.
+/// Returns the statements that make segments of this pair void, each with the latest expiry of these segments.
 fn voids(stated: &BTreeMap<Statement, u32>, pair: &Pair) -> impl Iterator<Item = (Statement, u32)> {
     let (one, all) = pair.statements();
     [one, all].into_iter().filter_map(|what| Some((what, *stated.get(&what)?)))

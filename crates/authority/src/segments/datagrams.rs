@@ -1,5 +1,5 @@
-//! Answers requests for segments that arrive by UDP (wire.md §8.13): a thread reads, decides and answers batch by
-//! batch.
+//! Answers requests for segments that arrive by UDP (wire.md §8.13). One thread receives requests, decides them and
+//! sends the answers, batch by batch.
 
 use super::account::{self, Account, Details, Full};
 use super::batch::{self, Answers, Batches};
@@ -22,7 +22,7 @@ use std::time::Instant;
 use tokio::sync::oneshot;
 use wire::ask::{GivenReply, REPLY_LEN, Refusal as Reason, Reply, TEXT_MAX};
 
-/// Handle of the answering thread. The thread ends soon after the handle is dropped.
+/// A handle of the thread that answers requests. The thread ends soon after the handle is dropped.
 pub struct Answering {
     ends: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -35,8 +35,11 @@ impl Drop for Answering {
 }
 
 impl Answering {
-    /// Starts to serve requests at this address; returns the handle, the bound address, and a receiver of the error if
-    /// the thread fails.
+    /// Starts a thread that serves requests at this address. Returns the handle, the bound address, and a receiver that
+    /// gets the error if the thread fails.
+    ///
+    /// # Errors
+    /// The address cannot be bound, or the thread cannot be started.
     pub fn start(
         address: SocketAddr,
         service: Arc<DatagramService>,
@@ -77,10 +80,10 @@ struct InBatch<'d> {
     request: LineRequest<'d, TokenHash>,
 }
 
-/// A segment and its permit, or the reason why it is refused.
+/// An issued segment with the policy's permit, or the reason why the segment is refused.
 type Decided<'p> = Result<(Given, Permit<'p>), Refusal>;
 
-/// Number of requests by outcome.
+/// The numbers of requests, by outcome.
 #[derive(Default)]
 struct Counts {
     given: AtomicU64,
@@ -88,7 +91,7 @@ struct Counts {
     unanswered: [AtomicU64; Unanswered::ALL.len()],
 }
 
-/// Answers requests for segments by UDP.
+/// Answers requests for segments that arrive by UDP.
 pub struct DatagramService {
     pub(crate) issuer: Arc<SegmentIssuer>,
     pub(crate) lines: Arc<RequestLines>,
@@ -114,7 +117,7 @@ impl DatagramService {
         Self { issuer, lines, sessions, policy, audit, storage, account, counts }
     }
 
-    /// Returns the number of requests by the name of the outcome.
+    /// Returns the number of requests for each outcome, with the outcome's name.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         let Counts { given, refused, unanswered } = &self.counts;
         let refused = Reason::ALL.iter().zip(refused).map(|(reason, count)| (reason.name(), count));
@@ -209,12 +212,15 @@ impl DatagramService {
     fn refuse(&self, refusal: Refusal) -> [u8; REPLY_LEN] {
         let (reason, text) = in_words(refusal);
         count(&self.counts.refused[reason as usize - 1]);
-        // A reply with a truncated text always fits.
+        // `encode` cannot fail here, because a truncated text always fits.
         Reply::Refused { reason, text: fitting(&text) }.encode().unwrap_or([0xff; REPLY_LEN])
     }
 
-    /// Writes the segments and refusals since the last call to the audit trail. Entries that cannot be written keep
-    /// waiting.
+    /// Writes to the audit trail which segments were issued and denied since the last call. Entries that cannot be
+    /// written wait for the next call.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub async fn settle_account(&self) -> Result<()> {
         let mut taken = self.account.take();
         loop {
@@ -246,7 +252,7 @@ fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Returns the reason code and the text of a refusal.
+/// Returns the reason code and the message of a refusal.
 fn in_words(refusal: Refusal) -> (Reason, String) {
     let problem = match refusal {
         Refusal::Internal(error) => {
@@ -259,7 +265,7 @@ fn in_words(refusal: Refusal) -> (Reason, String) {
     (reason.unwrap_or(Reason::NoSegment), problem.title)
 }
 
-/// Truncates a text to the room in an answer.
+/// Truncates a text to the maximum length that an answer can contain.
 fn fitting(text: &str) -> &str {
     text.get(..text.floor_char_boundary(TEXT_MAX)).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Cache of the verifiers' proof keys, one epoch long: deriving a key takes longer than issuing a segment.
+//! A cache of the verifiers' proof keys, because deriving a key takes longer than issuing a segment.
 
 use anyhow::Result;
 use std::collections::HashMap;
@@ -6,11 +6,12 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 use wire::{Epoch, ProofKey};
 
-/// Maximum number of cached epochs and authority addresses: those of segments being issued, and of segments being
-/// answered.
+/// Maximum number of cached combinations of epoch and authority address. Segments that are being issued and segments
+/// that are being answered may belong to different epochs.
 const EPOCHS: usize = 3;
 
-/// The keys, by epoch and the authority's address, then by the verifiers of a path. Has no `Debug`.
+/// The cached keys: by epoch and authority address, then by the verifiers of a path. Has no `Debug`, because keys are
+/// secret.
 #[derive(Default)]
 pub struct Keys(RwLock<HashMap<Of, OfPaths>>);
 
@@ -18,7 +19,10 @@ type Of = (u64, IpAddr);
 type OfPaths = HashMap<Vec<String>, Arc<[ProofKey]>>;
 
 impl Keys {
-    /// Returns the keys of these verifiers; derives them if they are not cached.
+    /// Returns the keys of these verifiers, in the same order. Calls `make` to derive them if they are not cached.
+    ///
+    /// # Errors
+    /// `make` failed.
     pub fn of(
         &self,
         verifiers: &[String],
@@ -43,7 +47,7 @@ impl Keys {
         Ok(made)
     }
 
-    /// Empties the cache, because other keys are in force.
+    /// Empties the cache. Must be called when new master keys come into force.
     pub fn forget(&self) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).clear();
     }

@@ -1,4 +1,4 @@
-//! The lines of sessions: each is a key for requests for segments by UDP.
+//! Lines: each gives a session a number and a key with which it requests segments by UDP (wire.md §8.13).
 
 use crate::http::problems::Problem;
 use crate::login::{Sessions, credentials};
@@ -13,17 +13,20 @@ use wire::ask::{LineKey, LineNumber};
 pub struct RequestLines {
     sessions: Arc<Sessions>,
     lines: Mutex<Lines<TokenHash>>,
-    /// The port of the UDP service, once it runs.
+    /// The port of the UDP service; set when the service starts.
     pub(super) port: OnceLock<u16>,
 }
 
 impl RequestLines {
-    /// Creates an empty table.
+    /// Creates an empty table of lines.
     pub fn new(sessions: Arc<Sessions>) -> Self {
         Self { sessions, lines: Mutex::default(), port: OnceLock::new() }
     }
 
-    /// Opens a new line for a session, which replaces its previous line.
+    /// Opens a line for the session with this token. The new line replaces the session's earlier line.
+    ///
+    /// # Errors
+    /// The authority serves no requests by UDP, the session has ended, or the system provides no randomness.
     pub fn open(&self, token: TokenHash, expires: u64) -> Result<Line, Problem> {
         let port = *self
             .port

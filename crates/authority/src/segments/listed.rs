@@ -11,27 +11,27 @@ use wire::{SegmentFlags, Vni};
 /// Maximum number of segments in one list.
 pub const MOST: usize = 10_000;
 
-/// Which segments to list.
+/// The criteria by which segments are listed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentFilter {
-    /// Only those of this network.
+    /// Lists only segments of this network.
     pub network: Option<String>,
-    /// Only those that this person or service account requested.
+    /// Lists only segments that this person or service account requested.
     pub person: Option<String>,
     /// Maximum number of segments to list; at most [`MOST`].
     pub limit: usize,
 }
 
-/// The segments in force.
+/// A list of the segments in force that match a [`SegmentFilter`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentList {
     /// Number of segments that match the filter, whether they are listed or not.
     pub total: usize,
-    /// End of the last of them, in Unix seconds.
+    /// The latest end of a matching segment, in Unix seconds; `None` if no segment matches.
     pub last_expires: Option<u64>,
-    /// The segments, by network, receiver and sender.
+    /// The listed segments, sorted by network, receiver and sender.
     pub segments: Vec<SegmentEntry>,
-    /// The authority's clock.
+    /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
 }
 
@@ -46,37 +46,38 @@ pub struct SegmentEntry {
     pub sender: IpAddr,
     /// The receiver's address in the network.
     pub receiver: IpAddr,
-    /// The IP protocol number, if the segment is for one service only.
+    /// The IP protocol number, if the segment is for one service only; `None` if it is for all services.
     pub protocol: Option<u8>,
-    /// The port of that service: the receiver's, or in a segment for answers the sender's.
+    /// The port of that service, if the segment is for one service only. In a segment for answers, it is the sender's
+    /// port.
     pub port: Option<u16>,
     /// Whether the segment is for a single flow.
     pub single: bool,
-    /// Whether the receiver may answer.
+    /// Whether the receiver is allowed to request a segment for its answers.
     pub reply: bool,
-    /// Whether this is a segment for such answers.
+    /// Whether this is a segment for answers to another segment.
     pub answers: bool,
     /// The person or service account that requested the segment.
     pub person: String,
-    /// The device of the session that it was requested in.
+    /// The device of the session in which the segment was requested; `None` if the session has ended.
     pub device: Option<String>,
-    /// The endpoint that sends.
+    /// The outer address of the sender's tunnel endpoint.
     pub sending: IpAddr,
-    /// The endpoint that receives.
+    /// The outer address of the receiver's tunnel endpoint.
     pub receiving: IpAddr,
     /// The end of the segment, in Unix seconds.
     pub expires: u64,
 }
 
-/// A segment of the book.
+/// A segment in the book: network, receiver, key, request and expiry.
 type Found<'b> = (Vni, IpAddr, &'b Key, &'b Entry, u32);
 
 impl SegmentIssuer {
-    /// Lists the segments in force. It scans the whole book, during which nobody gets a segment: some 100 ms if the book
-    /// is full.
+    /// Lists the segments in force that match `filter`. Scans the whole book and keeps it locked meanwhile, for about
+    /// 100 ms if the book is full. The authority issues no segment during this time.
     ///
     /// # Errors
-    /// If there is no such network.
+    /// The network in `filter` does not exist.
     pub fn list(&self, filter: &SegmentFilter) -> Result<SegmentList> {
         if let Some(network) = &filter.network {
             let is_known = self.networks().vni(network).is_some();

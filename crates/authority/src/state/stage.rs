@@ -12,7 +12,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 pub const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-/// Lets alice and mallory use git.
+/// A policy that lets alice and mallory use git.
 pub const POLICY: &str = r#"
 [[receivers]]
 name = "git"
@@ -44,20 +44,20 @@ impl Stage {
         Self { authority: Arc::new(Authority::load(directory).await.unwrap()), _room: room }
     }
 
-    /// Logs a person in.
+    /// Logs a person in, and returns the hash of the session's token.
     pub async fn login(&self, person: &str) -> TokenHash {
         let proof = self.proof(person).await;
         self.begin(person, proof).await
     }
 
-    /// Returns what a login proves.
+    /// Returns the proof of a login with the person's password.
     pub async fn proof(&self, person: &str) -> Proof {
         let of = person.to_owned();
         let account = self.authority.storage.call(move |database| database.account(&of)).await.unwrap();
         Proof::Password(account.unwrap().password)
     }
 
-    /// Begins a session.
+    /// Begins a session, and returns the hash of its token.
     pub async fn begin(&self, person: &str, proof: Proof) -> TokenHash {
         let session = Session {
             person: person.into(),
@@ -72,21 +72,22 @@ impl Stage {
         token_hash(&begun.unwrap_or_else(|problem| panic!("{:?}", problem.said())))
     }
 
-    /// Returns what keeps further work of an account out of its queues, once the work that the account has queued when
-    /// this is first polled is done.
+    /// Waits until the account's queues have completed all work that they contain when this future is first polled.
+    /// Then lets no further work of the account into its queues until the result is dropped.
     pub async fn hold_next(&self, whose: &'static str) -> Held {
         let storage = self.authority.storage.clone();
         self.authority.storage.call(move |_| Ok(storage.hold(whose))).await.unwrap()
     }
 }
 
-/// A request for a grant for git.
+/// Returns a request for a grant for git.
 pub fn git() -> GrantRequest {
     let address = "203.0.113.10".parse().unwrap();
     GrantRequest { address, protocol: 6, port: 22, consented: false, in_band: false }
 }
 
-/// Waits for something that nothing may delay for long.
+/// Awaits `what` and returns its result. Panics if this takes more than five seconds, because the work of another
+/// account then delays `what`.
 pub async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(5), what).await.expect("it does not wait for another account")
 }

@@ -1,4 +1,5 @@
-//! Nobody waits for another account's queue: each test leaves no room in mallory's, and others go on.
+//! Tests that no account waits for another account's queue: each test leaves no room in mallory's queue, while other
+//! accounts work.
 
 use super::Authority;
 use super::stage::{POLICY, SOURCE, Stage, git, soon};
@@ -44,7 +45,7 @@ async fn a_choice_that_waits_in_its_accounts_queue_delays_nobody() {
     let stage = Stage::new().await;
     let (authority, alice) = (&stage.authority, stage.login("alice").await);
     let mut choice = Box::pin(never(authority));
-    // The choice itself is stored; the revocation that follows finds no room.
+    // The choice is stored. The revocation that follows finds no room in the queue.
     let stored = std::future::poll_fn(|context| std::task::Poll::Ready(choice.as_mut().poll(context).is_ready()));
     let (done, held) = tokio::join!(biased; stored, stage.hold_next("mallory"));
     assert!(!done);
@@ -62,13 +63,13 @@ async fn a_choice_that_waits_in_its_accounts_queue_delays_nobody() {
 async fn no_grant_that_was_decided_before_a_choice_outlives_it() {
     let stage = Stage::new().await;
     let (authority, mallory) = (&stage.authority, stage.login("mallory").await);
-    // A request is under way while the choice is made.
+    // A request of mallory is in progress while the choice is made.
     let turn = authority.queue.turn("mallory").await;
     let choice = begin(never(authority)).await;
     while authority.preferences.of("mallory").all().is_empty() {
         yield_now().await;
     }
-    // The request was decided by what held before.
+    // The request is decided by the earlier choices.
     let chosen = authority.preferences.replace(HashMap::new());
     assert!(authority.grants.issue(&turn, mallory, &git(), SOURCE).await.is_ok());
     authority.preferences.replace(chosen);
@@ -132,7 +133,7 @@ async fn a_refusal_that_waits_in_its_accounts_queue_delays_no_policy() {
     assert!(matches!(asking.await.unwrap(), Err(Problem::Denied(..))));
 }
 
-/// A client can end its request at any moment: by hanging up.
+/// The work completes although the client ends its request, for example by closing the connection.
 #[tokio::test]
 async fn a_revocation_is_announced_though_the_request_that_synchronises_ends() {
     let stage = Stage::new().await;

@@ -1,4 +1,4 @@
-//! Accounts and devices.
+//! Password accounts.
 
 use super::{AuditEvent, Database, Operator, holders, identities, names, persons, sessions};
 use anyhow::{Result, bail};
@@ -6,7 +6,7 @@ use rusqlite::{OptionalExtension, params};
 use serde::Serialize;
 use zeroize::Zeroizing;
 
-/// The credentials that a login is checked against. Has no `Debug`.
+/// The stored credentials of an account, against which logins are checked. Has no `Debug`, because it holds secrets.
 pub struct Account {
     /// The password's argon2id hash in PHC form.
     pub password: String,
@@ -14,7 +14,7 @@ pub struct Account {
     pub totp: Option<Zeroizing<Vec<u8>>>,
 }
 
-/// Change to an account's second factor together with its password. Has no `Debug`.
+/// The effect of a password change on the account's second factor. Has no `Debug`, because it holds a secret.
 pub enum SecondFactor {
     /// The second factor, if any, stays.
     Kept,
@@ -24,7 +24,7 @@ pub enum SecondFactor {
     New(Zeroizing<Vec<u8>>),
 }
 
-/// An account as it is listed.
+/// An entry of the list of accounts: a password account, or a person of the identity provider.
 #[derive(Debug, Serialize)]
 pub struct AccountEntry {
     /// The person's name.
@@ -42,12 +42,15 @@ pub struct AccountEntry {
 }
 
 impl Database {
-    /// Adds an account.
+    /// Adds a password account.
+    ///
+    /// # Errors
+    /// The name is in use, or the database cannot be written.
     pub fn add_account(&mut self, person: &str, account: &Account, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             if identities::is_known(transaction, person)? {
                 bail!(
-                    "{person} is the name of a person of the identity provider or of a service: `user list` shows them"
+                    "the name {person} belongs to a person of the identity provider or to a service account: choose another name"
                 );
             }
             let added = transaction.execute(
@@ -55,15 +58,18 @@ impl Database {
                 params![person, account.password, account.totp.as_ref().map(|totp| totp.as_slice()), now.cast_signed()],
             )?;
             if added == 0 {
-                bail!("the account {person} already exists: `user passwd` changes its password");
+                bail!("the account {person} already exists: `vouchsafe authority user passwd` changes its password");
             }
             let factor = if account.totp.is_some() { "with second factor" } else { "" };
             AuditEvent::new("account_added").person(person).detail(factor).by(by).write(transaction, now)
         })
     }
 
-    /// Changes a password, ends the account's sessions and their grants, and removes its passkeys, which an attacker
-    /// who knew the password may have added. Returns the number of passkeys removed.
+    /// Changes a password, ends the account's sessions and their grants, and removes its passkeys, because an attacker
+    /// who knew the old password has possibly added them. Returns the number of passkeys removed.
+    ///
+    /// # Errors
+    /// There is no such account, or the database cannot be written.
     pub fn change_password(
         &mut self,
         person: &str,
@@ -74,7 +80,7 @@ impl Database {
     ) -> Result<usize> {
         self.write(|transaction| {
             if transaction.execute("UPDATE accounts SET password = ?2 WHERE person = ?1", [person, password])? == 0 {
-                bail!("no account {person}: `user list` shows them");
+                bail!("no account {person}: `vouchsafe authority user list` lists the accounts");
             }
             let (secret, said) = match factor {
                 SecondFactor::Kept => (None, ""),
@@ -92,12 +98,16 @@ impl Database {
         })
     }
 
-    /// Removes an account with its devices, and ends its sessions and grants.
+    /// Removes the account of `person`, or the records about a person of the identity provider with this name. Also
+    /// removes the person's devices, and ends the person's sessions and grants.
+    ///
+    /// # Errors
+    /// There is no such person, or the database cannot be written.
     pub fn remove_account(&mut self, person: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             let removed = transaction.execute("DELETE FROM accounts WHERE person = ?1", [person])?;
             if removed + transaction.execute("DELETE FROM identities WHERE person = ?1", [person])? == 0 {
-                bail!("no account {person}: `user list` shows them");
+                bail!("no account {person}: `vouchsafe authority user list` lists the accounts");
             }
             persons::forget(transaction, person)?;
             holders::forget(transaction, person)?;
@@ -106,7 +116,10 @@ impl Database {
         })
     }
 
-    /// Returns the account of a person.
+    /// Returns the password account of a person, or `None` if there is none.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn account(&self, person: &str) -> Result<Option<Account>> {
         let mut statement = self.connection.prepare_cached("SELECT password, totp FROM accounts WHERE person = ?1")?;
         let read = |row: &rusqlite::Row<'_>| {
@@ -115,8 +128,11 @@ impl Database {
         Ok(statement.query_row([person], read).optional()?)
     }
 
-    /// Consumes the TOTP code of a time step. Returns false if this code or a later one was used before: a code works
-    /// once.
+    /// Records that the TOTP code of a time step was used. Returns false if this code or a later one was used before,
+    /// because a code is valid only once.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn use_totp_step(&mut self, person: &str, step: u64) -> Result<bool> {
         self.write(|transaction| {
             let used = transaction.execute(
@@ -127,14 +143,20 @@ impl Database {
         })
     }
 
-    /// Reports whether a name is taken: by an account, a person of the identity provider, or a service account.
+    /// Reports whether a name is in use: by an account, a person of the identity provider, or a service account.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn knows(&self, person: &str) -> Result<bool> {
         let known = "SELECT EXISTS (SELECT 1 FROM accounts WHERE person = ?1)
                          OR EXISTS (SELECT 1 FROM identities WHERE person = ?1)";
         Ok(self.connection.query_row(known, [person], |row| row.get(0))?)
     }
 
-    /// Returns every account and every person that the identity provider vouched for, by name.
+    /// Returns all password accounts and all persons of the identity provider who have logged in, sorted by name.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn accounts(&self) -> Result<Vec<AccountEntry>> {
         let mut devices = self.connection.prepare("SELECT device FROM devices WHERE person = ?1 ORDER BY device")?;
         let mut statement = self.connection.prepare(

@@ -1,4 +1,4 @@
-//! Events and entries of the audit trails: event, time, person, device, receiver and rule.
+//! The events that are written to the audit trails, and the entries that are read from them.
 
 pub(super) mod chain;
 mod dedup;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 
-/// The local user who runs a command, or an administrator at the console.
+/// The author of a change: the local user who runs a command, or an administrator at the console.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Operator(String);
@@ -38,7 +38,7 @@ impl Operator {
     }
 }
 
-/// An event for the audit trail.
+/// An event to be written to an audit trail.
 #[derive(Clone, Debug, Default)]
 pub struct AuditEvent {
     event: &'static str,
@@ -52,7 +52,7 @@ pub struct AuditEvent {
 }
 
 impl AuditEvent {
-    /// Creates an event with a stable name, such as `login` or `denied`.
+    /// Creates an event with this name, such as `login` or `denied`. Names are stable.
     pub fn new(event: &'static str) -> Self {
         Self { event, ..Self::default() }
     }
@@ -77,7 +77,7 @@ impl AuditEvent {
         Self { receiver: Some(receiver.into()), ..self }
     }
 
-    /// Sets the rule that decided.
+    /// Sets the rule of the policy that decided the request.
     pub fn rule(self, rule: &str) -> Self {
         Self { rule: Some(rule.into()), ..self }
     }
@@ -87,12 +87,12 @@ impl AuditEvent {
         Self { detail: detail.into(), ..self }
     }
 
-    /// Sets the operator who gave the command.
+    /// Sets the operator who caused the event.
     pub fn by(self, operator: &Operator) -> Self {
         Self { operator: Some(operator.clone()), ..self }
     }
 
-    /// Returns the key by which repeated events are counted.
+    /// Returns the key by which repeated events are counted: name, person and source.
     pub(crate) fn subject(&self) -> Subject {
         Subject { event: self.event, person: self.person.clone(), source: self.source }
     }
@@ -129,7 +129,7 @@ impl AuditEvent {
     }
 }
 
-/// The key by which repeated events are counted.
+/// The key by which repeated events are counted: name of the event, person and source.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Subject {
     event: &'static str,
@@ -138,7 +138,8 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Returns the event that reports how many more events there were in the minute from `time`.
+    /// Returns the event that reports that `count` more events with this key occurred in the minute from `time`, in
+    /// Unix seconds.
     pub(crate) fn left_out(self, count: u64, time: u64) -> AuditEvent {
         let detail = format!("{count} more in the minute from {time} were not recorded individually");
         let Self { event, person, source } = self;
@@ -146,10 +147,10 @@ impl Subject {
     }
 }
 
-/// An audit entry as it is listed.
+/// An entry of an audit trail, as it is listed and exported.
 #[derive(Debug, Serialize)]
 pub struct AuditEntry {
-    /// The entry's number; numbers rise across both trails.
+    /// The entry's number. Numbers rise across both trails.
     pub id: i64,
     /// Name of the entry's trail.
     pub trail: String,
@@ -165,46 +166,56 @@ pub struct AuditEntry {
     pub source: Option<String>,
     /// The receiver that the event is about.
     pub receiver: Option<String>,
-    /// The rule that decided.
+    /// The rule of the policy that decided the request.
     pub rule: Option<String>,
     /// Details of the event.
     pub detail: String,
-    /// The operator who gave the command, such as `uid 1000 (sudo)` or `alice (console)`.
+    /// The operator who caused the event, such as `uid 1000 (sudo)` or `alice (console)`.
     pub operator: Option<String>,
-    /// SHA-256 over this entry and all earlier ones of its trail, in hex.
+    /// The SHA-256 over the previous hash of the trail and this entry, in hex. Through the previous hash, it covers all
+    /// earlier entries of the trail.
     pub hash: String,
 }
 
 /// Search criteria for the audit trails; an absent field matches anything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AuditQuery {
-    /// Matches entries about this person, or by this person.
+    /// Matches entries about this person, and entries that this person caused at the console.
     pub person: Option<String>,
-    /// Matches entries of this event.
+    /// Matches entries with this event name.
     pub event: Option<String>,
     /// Matches entries from this time on, in Unix seconds.
     pub since: Option<u64>,
     /// Matches entries up to this time, in Unix seconds.
     pub until: Option<u64>,
-    /// Matches entries before the one of this number.
+    /// Matches entries whose number is smaller than this number.
     pub before: Option<i64>,
-    /// Limits the search to this many entries, matching or not, so that a rare match does not scan a whole trail at
-    /// once.
+    /// Limits the search to this many entries, matching or not, so that a search for rare matches does not scan a whole
+    /// trail at once.
     pub most: Option<NonZeroU32>,
 }
 
 impl Database {
-    /// Writes an event.
+    /// Writes an event to its audit trail.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn audit(&mut self, event: &AuditEvent, now: u64) -> Result<()> {
         self.write_soon(|transaction| event.write(transaction, now))
     }
 
-    /// Writes several events in one transaction.
+    /// Writes several events to their audit trails in one transaction.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn audit_all(&mut self, events: &[AuditEvent], now: u64) -> Result<()> {
         self.write_soon(|transaction| events.iter().try_for_each(|event| event.write(transaction, now)))
     }
 
-    /// Returns the last `count` entries, oldest first, of all persons or of one.
+    /// Returns the last `count` entries, oldest first; with `person`, only entries about this person.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn audit_entries(&self, person: Option<&str>, count: u32) -> Result<Vec<AuditEntry>> {
         let mut statement = self.connection.prepare(
             "SELECT * FROM (
@@ -216,8 +227,12 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Passes the entries that match a query to `take`, newest first, until `take` returns false. Returns the entry
-    /// number to continue before, unless the search reached the beginning.
+    /// Passes the entries that match a query to `take`, newest first, until `take` returns false. Returns the number of
+    /// the entry before which the search can continue, or `None` if the search has reached the oldest
+    /// entry.
+    ///
+    /// # Errors
+    /// The database cannot be read, or `take` failed.
     pub fn find_audit_entries(
         &self,
         query: &AuditQuery,
@@ -253,7 +268,10 @@ impl Database {
         Ok(Some(down_to).filter(|down_to| *down_to > first))
     }
 
-    /// Returns the event names of the latest entries.
+    /// Returns the event names that occur among the latest 10 000 entries, sorted.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn audit_events(&self) -> Result<Vec<String>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT DISTINCT event FROM (SELECT event FROM audit ORDER BY id DESC LIMIT 10000) ORDER BY event",
@@ -262,7 +280,10 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Passes every entry after number `after` to `take`, oldest first.
+    /// Passes all entries with a number greater than `after` to `take`, oldest first.
+    ///
+    /// # Errors
+    /// The database cannot be read, or `take` failed.
     pub fn each_audit_entry(&self, after: i64, mut take: impl FnMut(AuditEntry) -> Result<()>) -> Result<()> {
         let mut statement = self.connection.prepare(
             "SELECT id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash

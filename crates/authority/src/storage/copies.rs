@@ -1,34 +1,49 @@
-//! Copies of the database: creation while it is in use, and restoration.
+//! Copies of the database for backups: their creation while the database is in use, and their preparation after a
+//! restore.
 
 use super::{AuditEvent, Database, sessions};
 use anyhow::{Result, ensure};
+use engine::issuing::lease::NUMBERS;
 use rusqlite::Connection;
 use rusqlite::backup::{Backup, StepResult};
 use std::path::Path;
 
 impl Database {
-    /// Copies a snapshot of the database with SQLite's backup API. Other processes may read and write meanwhile.
+    /// Copies a snapshot of the database to `path` with SQLite's backup API. Other processes may read and write at the
+    /// same time.
+    ///
+    /// # Errors
+    /// The copy cannot be written, or another process locks the database.
     pub fn copy_to(&self, path: &Path) -> Result<()> {
         let mut copy = Connection::open(path)?;
-        // In one step: a backup in several steps would restart whenever another process writes.
+        // The copy is made in one step, because a backup in several steps restarts whenever another process writes.
         let done = Backup::new(&self.connection, &mut copy)?.step(-1)?;
         ensure!(done == StepResult::Done, "another process uses the database ({done:?}): try again");
         Ok(())
     }
 
-    /// Returns an error if the file is damaged.
+    /// Checks the integrity of the database file.
+    ///
+    /// # Errors
+    /// The file is damaged or cannot be read.
     pub fn is_sound(&self) -> Result<()> {
         let found: String = self.connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
         ensure!(found == "ok", "its database is damaged: {found}");
         Ok(())
     }
 
-    /// Prepares a restored copy for use: ends all sessions and grants, unless `keep_sessions` is set.
+    /// Prepares a restored copy for use: ends all sessions and their grants unless `keep_sessions` is set, and writes
+    /// `event` to the audit trail.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn restored(&mut self, event: &AuditEvent, keep_sessions: bool, now: u64) -> Result<()> {
         self.write(|transaction| {
             if !keep_sessions {
                 sessions::end_all(transaction, now)?;
             }
+            // The handles of grants that were issued after the copy was made must not be mistaken for those of new grants.
+            transaction.execute("UPDATE numbering SET next = (next + ?1) % ?2", [NUMBERS / 16, NUMBERS])?;
             event.write(transaction, now)
         })
     }

@@ -1,15 +1,15 @@
-//! Devices and their tags. A device is the name that a person gives the machine they log in from. A service account has
-//! its own tags, whatever name its machine gives itself.
+//! Devices and their tags. A device is identified by its person and the name that the person gives the machine. The
+//! tags of a service account belong to the account itself, and apply on any machine.
 
-use super::{AuditEvent, Database, Operator};
+use super::{AuditEvent, Database, LOW_SCORE, Operator};
 use anyhow::{Result, bail};
 use rusqlite::{Connection, Transaction, params};
 use serde::Serialize;
 
-/// Maximum number of devices kept per person, because clients choose device names freely.
+/// Maximum number of devices kept per person. The limit exists because clients choose device names freely.
 const MOST_PER_PERSON: i64 = 256;
 
-/// A device as it is listed.
+/// An entry of the list of devices.
 #[derive(Debug, Serialize)]
 pub struct DeviceEntry {
     /// The person whose device it is.
@@ -24,10 +24,13 @@ pub struct DeviceEntry {
 
 impl Database {
     /// Replaces the tags of a device.
+    ///
+    /// # Errors
+    /// The person has never logged in from this device, or the database cannot be written.
     pub fn tag_device(&mut self, person: &str, device: &str, tags: &[String], by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             if !is_known(transaction, person, device)? {
-                bail!("no device {person}/{device} has logged in: `device list` shows them");
+                bail!("no device {person}/{device} has logged in: `vouchsafe authority device list` lists the devices");
             }
             transaction.execute("DELETE FROM device_tags WHERE person = ?1 AND device = ?2", [person, device])?;
             for tag in tags {
@@ -39,7 +42,10 @@ impl Database {
         })
     }
 
-    /// Returns all devices, or those of one person, by person and name.
+    /// Returns all devices, or those of `person`, sorted by person and device name.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn devices(&self, person: Option<&str>) -> Result<Vec<DeviceEntry>> {
         let mut statement = self.connection.prepare_cached(&listing(person.is_some()))?;
         let rows = statement.query_and_then([person], |row| {
@@ -51,7 +57,8 @@ impl Database {
     }
 }
 
-/// Two statements instead of one with `OR`, which would scan all persons' devices to find one person's.
+/// Returns the statement that lists devices. There are two, because a single statement with `OR` would scan all devices
+/// to find those of one person.
 fn listing(of_one: bool) -> String {
     let whose = if of_one { "person = ?1" } else { "?1 IS NULL" };
     format!("SELECT person, device, last_login FROM devices WHERE {whose} ORDER BY person, device")
@@ -63,13 +70,15 @@ pub(super) fn is_known(connection: &Connection, person: &str, device: &str) -> R
     Ok(statement.exists([person, device])?)
 }
 
-/// Returns the tags of a device together with those of the service account, sorted.
+/// Returns the tags of a device together with those of the person if it is a service account, and the tag of a low
+/// score, sorted.
 pub(super) fn tags_of(connection: &Connection, person: &str, device: &str) -> Result<Vec<String>> {
     let mut statement = connection.prepare_cached(
         "SELECT tag FROM device_tags WHERE person = ?1 AND device = ?2
-             UNION SELECT value FROM identities, json_each(identities.tags) WHERE person = ?1 ORDER BY 1",
+             UNION SELECT value FROM identities, json_each(identities.tags) WHERE person = ?1
+             UNION SELECT ?3 FROM scores WHERE person = ?1 AND low = 1 ORDER BY 1",
     )?;
-    let rows = statement.query_map([person, device], |row| row.get(0))?;
+    let rows = statement.query_map([person, device, LOW_SCORE], |row| row.get(0))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
 

@@ -1,15 +1,16 @@
-//! Issued grants, recorded so that they can be listed, re-evaluated and revoked. Their keys are never stored.
+//! Issued grants. They are recorded so that they can be listed, re-evaluated and revoked; their keys are never stored.
 
-use super::holders::{self, Recorded};
-use super::revocation::{HELD, ended_by, mark, revoke_forbidden};
-use super::{AuditEvent, Database, Operator, TokenHash, devices, identities, sessions};
+use super::holders::{self, Charge, Recorded};
+use super::leases::{self, Announced, LeaseTerms, RENEWABLE};
+use super::revocation::HELD;
+use super::{AuditEvent, Database, TokenHash, devices, identities};
 use crate::convert;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use api::{GrantOwner, LivePair, RevokedGrant};
 use engine::model::Sealing;
 use engine::policy::{Scope, Subject};
 use ipnet::IpNet;
-use rusqlite::{Connection, OptionalExtension, Row, ToSql, Transaction, params};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, params};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -18,14 +19,16 @@ use wire::{Destination, Epoch, Flags, Handle, Pair};
 /// The columns that [`entry`] reads, in its order.
 const ENTRY: &str =
     "handle, person, device, verifier, receiver, rule, source, address, protocol, port, prefix, flags, issued,
-    expires, coalesce(revoked, ended), sealing";
-/// The tables of [`ENTRY`]'s columns: the session matters because a grant also ends with its session.
-const ENTRIES: &str = "grants LEFT JOIN session_slots USING (session)";
+    expires, coalesce(revoked, ended), sealing, lease";
+/// The tables that contain the columns of [`ENTRY`]. The session's row is joined because a grant also ends with its
+/// session.
+pub(super) const ENTRIES: &str = "grants LEFT JOIN session_slots USING (session)";
 
-/// The holder that a grant's handle names, as a number; 0 where the session has no slot or handles that name none.
-const HOLDER: &str = "iif(slot IS NULL OR unnamed, 0, account << 8 | slot)";
+/// The holder that a grant's handle contains, as a number. It is 0 if the session has no slot, or if the handles of its
+/// grants contain no holder.
+pub(super) const HOLDER: &str = "iif(slot IS NULL OR unnamed, 0, account << 8 | slot)";
 
-/// A grant at the time of issue.
+/// A grant that is to be recorded.
 pub struct Issuance {
     /// The session that the grant is issued to.
     pub session: TokenHash,
@@ -37,16 +40,18 @@ pub struct Issuance {
     pub source: IpAddr,
     /// The destination of the request.
     pub to: Destination,
-    /// The scope of the grant.
+    /// The addresses and the service that the grant covers.
     pub scope: Scope,
     /// The grant's flags.
     pub flags: Flags,
+    /// If the grant may be renewed: its lease terms, and the end of its last lease in Unix seconds.
+    pub renewable: Option<(LeaseTerms, u64)>,
 }
 
-/// A grant as it is listed.
+/// A recorded grant.
 #[derive(Debug, Serialize)]
 pub struct GrantEntry {
-    /// The grant's handle.
+    /// The grant's first handle. A grant that is renewed has another one in each epoch.
     #[serde(serialize_with = "as_text")]
     pub handle: Handle,
     /// The person that the grant was issued to.
@@ -61,28 +66,30 @@ pub struct GrantEntry {
     pub rule: String,
     /// The source address of the request.
     pub source: IpAddr,
-    /// The address requested.
+    /// The address of the requested destination.
     pub address: IpAddr,
-    /// The protocol requested.
+    /// The protocol number of the requested destination.
     pub protocol: u8,
-    /// The port requested.
+    /// The port of the requested destination.
     pub port: u16,
     /// The addresses that the grant covers.
     pub prefix: IpNet,
     /// The grant's flags (wire.md §3.2).
     #[serde(serialize_with = "as_number")]
     pub flags: Flags,
-    /// The rule's demand in a sealed tunnel at the time of issue; `None` if it demanded nothing.
+    /// The rule's demands on a sealed tunnel at the time of issue; `None` if it had none.
     pub sealing: Option<api::Sealing>,
     /// Time of issue, in Unix seconds.
     pub issued: u64,
-    /// Time of expiry, in Unix seconds.
+    /// Time at which the grant's last lease can end, in Unix seconds.
     pub expires: u64,
-    /// Time of revocation, in Unix seconds.
+    /// Maximum length of a lease, in seconds; `None` if the grant cannot be renewed.
+    pub lease: Option<u32>,
+    /// Time at which the grant was revoked or its session ended, in Unix seconds.
     pub revoked: Option<u64>,
-    /// Tags of the device.
+    /// The current tags of the device.
     pub tags: Vec<String>,
-    /// Groups of the person, except those of the policy.
+    /// The current groups of the person, except groups that the policy defines.
     pub groups: Vec<String>,
 }
 
@@ -110,8 +117,8 @@ impl GrantEntry {
         Pair::of(self.handle).is_some()
     }
 
-    /// Returns what the grant demands in a sealed tunnel. A demand of another version counts as none, so that the next
-    /// evaluation by a policy that demands something ends the grant.
+    /// Returns the grant's demands on a sealed tunnel. Demands that this version cannot read count as none, so that the
+    /// next evaluation by a rule with demands ends the grant.
     pub fn sealing(&self) -> Sealing {
         self.sealing.as_ref().and_then(convert::demand).unwrap_or(Sealing::NONE)
     }
@@ -123,40 +130,33 @@ impl GrantEntry {
     }
 }
 
-/// A revoked grant, with the parties to notify.
+/// A revoked grant, with the verifier and the session that must be told.
 #[derive(Debug)]
 pub struct Ended {
     /// The revoked grant.
-    pub grant: RevokedGrant,
-    /// The verifier of the grant.
+    pub grant: Announced,
+    /// The id of the grant's verifier.
     pub verifier: String,
     /// The session that the grant was issued to.
     pub session: TokenHash,
 }
 
-/// The grants that a command revokes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Which {
-    /// A single grant.
-    Grant(Handle),
-    /// A single grant, if it belongs to this person.
-    OwnGrant(String, Handle),
-    /// All grants of a person, whose sessions end too.
-    Person(String),
-    /// All grants of one device of a person; its sessions end too.
-    Device(String, String),
-    /// All grants of one session, which ends too.
-    Session(TokenHash),
-}
-
 impl Database {
-    /// Records grants in one transaction, because the transaction is most of the cost of recording a grant. A grant
-    /// must not be handed out unless it is recorded.
+    /// Records grants. Returns for each, in the same order, whether it was recorded or why not. All are recorded in one
+    /// transaction, because the transaction is most of the cost. The caller must not hand out a grant that was not
+    /// recorded.
+    ///
+    /// # Errors
+    /// The database cannot be written; then no grant is recorded.
     pub fn add_grants<'g>(&mut self, grants: impl IntoIterator<Item = &'g Issuance>) -> Result<Vec<Recorded>> {
         self.write_soon(|transaction| grants.into_iter().map(|grant| add(transaction, grant)).collect())
     }
 
-    /// Returns grants, newest first: all of them, or only those that have neither expired nor been revoked.
+    /// Returns grants, newest first: with `all`, every recorded grant, otherwise those that at `now` have neither
+    /// expired nor been revoked.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn grants(&self, now: u64, all: bool) -> Result<Vec<GrantEntry>> {
         let which = if all { "?1 = ?1".to_owned() } else { format!("expires > ?1 AND {HELD}") };
         let mut statement = self
@@ -166,15 +166,21 @@ impl Database {
         rows.collect()
     }
 
-    /// Returns a grant, live or ended.
+    /// Returns the grant that has this handle, live or ended.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn grant(&self, handle: Handle) -> Result<Option<GrantEntry>> {
         let mut statement =
             self.connection.prepare_cached(&format!("SELECT {ENTRY} FROM {ENTRIES} WHERE handle = ?1"))?;
-        let mut rows = statement.query([handle.0.cast_signed()])?;
+        let mut rows = statement.query([self.first_handle(handle)?.0.cast_signed()])?;
         rows.next()?.map(|row| entry(&self.connection, row)).transpose()
     }
 
-    /// Returns the handles of a session's unexpired grants.
+    /// Returns the handles of those grants of a session that have not expired at `now`.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn handles_of_session(&self, token: &TokenHash, now: u64) -> Result<BTreeSet<Handle>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT handle FROM grants
@@ -184,7 +190,10 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Returns a person's live grants, newest first.
+    /// Returns the grants of a person that are live at `now`, newest first.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn live_grants_of(&self, person: &str, now: u64) -> Result<Vec<GrantEntry>> {
         let mut statement = self.connection.prepare_cached(&format!(
             "SELECT {ENTRY} FROM {ENTRIES} WHERE person = ?2 AND expires > ?1 AND {HELD} ORDER BY issued DESC, handle"
@@ -193,18 +202,26 @@ impl Database {
         rows.collect()
     }
 
-    /// Returns a grant if it is live and this person's.
+    /// Returns the grant with this handle if it is live at `now` and belongs to this person.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn live_grant_of(&self, person: &str, handle: Handle, now: u64) -> Result<Option<GrantEntry>> {
         let live = |grant: &GrantEntry| grant.person == person && grant.revoked.is_none() && grant.expires > now;
         Ok(self.grant(handle)?.filter(live))
     }
 
-    /// Returns the owner of a grant of `verifier`. The class is left at 0, because the policy determines it.
+    /// Returns the owner of a grant for `verifier`; `None` if there is no such grant. The class is left at 0, because
+    /// the caller must take it from the policy.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn grant_owner(&self, verifier: &str, handle: Handle) -> Result<Option<GrantOwner>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT person, device, receiver, rule, issued, expires, sealing FROM grants WHERE handle = ?1 AND verifier = ?2",
         )?;
-        let owner = statement.query_row(params![handle.0.cast_signed(), verifier], |row| {
+        let first = self.first_handle(handle)?;
+        let owner = statement.query_row(params![first.0.cast_signed(), verifier], |row| {
             Ok(GrantOwner {
                 handle: handle.0,
                 person: row.get(0)?,
@@ -220,8 +237,11 @@ impl Database {
         Ok(owner.optional()?)
     }
 
-    /// Looks up grants of `verifier`, live or expired. The entry is `None` if the grant is revoked or unknown, or if
-    /// its person or device no longer exists.
+    /// Looks up grants for `verifier`, live or expired, in the order of `handles`. In the result, the [`GrantEntry`] is
+    /// `None` for a grant that is revoked or unknown, or whose person or device no longer exists.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn grants_of(&self, verifier: &str, handles: &[Handle]) -> Result<Vec<(RevokedGrant, Option<GrantEntry>)>> {
         let mut statement = self.connection.prepare_cached(&format!(
             "SELECT {ENTRY},
@@ -233,7 +253,8 @@ impl Database {
              FROM {ENTRIES} WHERE handle = ?1 AND verifier = ?2",
         ))?;
         let mut look_up = |Handle(handle): Handle| {
-            let mut rows = statement.query(params![handle.cast_signed(), verifier])?;
+            let first = self.first_handle(Handle(handle))?;
+            let mut rows = statement.query(params![first.0.cast_signed(), verifier])?;
             let Some(row) = rows.next()? else { return Ok((RevokedGrant { handle, expires: 0, holder: 0 }, None)) };
             let (entry, there): (_, bool) = (entry(&self.connection, row)?, row.get("there")?);
             let grant = RevokedGrant { handle, expires: row.get("expires")?, holder: row.get("holder")? };
@@ -242,17 +263,10 @@ impl Database {
         handles.iter().map(|handle| look_up(*handle)).collect()
     }
 
-    /// Returns the grants of `verifier` that were revoked individually and have not expired.
-    pub fn revoked(&self, verifier: &str, now: u64) -> Result<Vec<RevokedGrant>> {
-        let mut statement = self.connection.prepare_cached(&format!(
-            "SELECT handle, expires, {HOLDER} FROM {ENTRIES}
-             WHERE expires > ?1 AND revoked IS NOT NULL AND verifier = ?2",
-        ))?;
-        let rows = statement.query_map(params![ended_by(now), verifier], revoked_grant)?;
-        Ok(rows.collect::<Result<_, _>>()?)
-    }
-
-    /// Returns the live pairs of `verifier`, given the length of an epoch.
+    /// Returns the pairs for `verifier` that are live at `now`. `epoch_length` is the length of an epoch, in seconds.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn pairs(&self, verifier: &str, now: u64, epoch_length: u32) -> Result<Vec<LivePair>> {
         let mut statement = self.connection.prepare_cached(&format!(
             "SELECT handle, issued, expires, account, slot FROM {ENTRIES}
@@ -273,93 +287,38 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Returns all live grants with their sessions.
-    pub fn live_of_sessions(&self, now: u64) -> Result<Vec<(TokenHash, RevokedGrant)>> {
-        let mut statement = self
-            .connection
-            .prepare(&format!("SELECT handle, expires, 0, session FROM {ENTRIES} WHERE expires > ?1 AND {HELD}"))?;
-        let rows = statement.query_map([now.cast_signed()], |row| Ok((row.get(3)?, revoked_grant(row)?)))?;
+    /// Returns all grants that are live at `now`, with the session and the verifier of each.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn live_of_sessions(&self, now: u64) -> Result<Vec<Ended>> {
+        let mut statement = self.connection.prepare(&format!(
+            "SELECT handle, expires, {HOLDER}, verifier, session, {RENEWABLE} FROM {ENTRIES}
+             WHERE expires > ?1 AND {HELD}"
+        ))?;
+        let rows = statement.query_map([now.cast_signed()], ended)?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Reports whether the target of a revocation exists or ever existed.
-    pub fn has(&self, which: &Which) -> Result<bool> {
-        let has = |sql: &str, values: &[&dyn ToSql]| -> Result<bool> {
-            Ok(self.connection.prepare_cached(sql)?.exists(values)?)
-        };
-        match which {
-            Which::Grant(handle) => has("SELECT 1 FROM grants WHERE handle = ?1", &[&handle.0.cast_signed()]),
-            Which::OwnGrant(person, handle) => {
-                has("SELECT 1 FROM grants WHERE person = ?1 AND handle = ?2", &[person, &handle.0.cast_signed()])
-            }
-            Which::Person(person) => {
-                Ok(self.knows(person)? || has("SELECT 1 FROM grants WHERE person = ?1", &[person])?)
-            }
-            Which::Session(token) => has("SELECT 1 FROM sessions WHERE token = ?1", &[token]),
-            Which::Device(person, device) => {
-                let known = devices::is_known(&self.connection, person, device)?;
-                Ok(known || has("SELECT 1 FROM grants WHERE person = ?1 AND device = ?2", &[person, device])?)
-            }
-        }
-    }
-
-    /// Revokes grants and returns how many ended by this. Returns `None`, and writes no audit entry, for a device with
-    /// no session left to end, because users can repeat that at will.
-    pub fn revoke(&mut self, which: &Which, by: &Operator, now: u64) -> Result<Option<usize>> {
-        self.write(|transaction| {
-            let grants = count_live(transaction, which, now)?;
-            let event = match which {
-                Which::Grant(handle) => {
-                    let holder = holder(transaction, *handle)?;
-                    let Some(holder) = holder else { bail!("no grant {handle}: `grants` lists them") };
-                    mark(transaction, "handle = ?3", now, &[&handle.0.cast_signed()])?;
-                    AuditEvent::new("revoked").person(&holder).detail(handle.to_string())
-                }
-                Which::OwnGrant(person, handle) => {
-                    if holder(transaction, *handle)?.as_ref() != Some(person) {
-                        bail!("{person} has no grant {handle}");
-                    }
-                    mark(transaction, "handle = ?3", now, &[&handle.0.cast_signed()])?;
-                    AuditEvent::new("revoked").person(person).detail(handle.to_string())
-                }
-                Which::Person(person) => {
-                    sessions::end_of_person(transaction, person, now)?;
-                    AuditEvent::new("revoked").person(person).detail("all sessions and grants")
-                }
-                Which::Session(token) => {
-                    let Some(session) = sessions::of_token(transaction, token, now)? else {
-                        bail!("no such session: `session list` shows them");
-                    };
-                    sessions::end(transaction, token, now)?;
-                    AuditEvent::new("revoked").person(&session.person).device(&session.device).detail("one session")
-                }
-                Which::Device(person, device) => {
-                    if sessions::end_of_device(transaction, person, device, now)? == 0 {
-                        return Ok(None);
-                    }
-                    AuditEvent::new("revoked").person(person).device(device).detail("all sessions and grants")
-                }
-            };
-            event.by(by).write(transaction, now)?;
-            Ok(Some(grants))
-        })
-    }
-
-    /// Revokes grants that the policy does not permit.
-    pub fn revoke_forbidden(&mut self, grants: &[(Handle, String)], why: &str, now: u64) -> Result<()> {
-        self.write(|transaction| revoke_forbidden(transaction, grants, why, now))
-    }
-
-    /// Returns all grants issued since a time, live or ended, oldest first.
+    /// Returns all grants issued at or after `since`, in Unix seconds, and earlier ones that could still be renewed
+    /// then. Contains live and ended grants, oldest first.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn grants_since(&self, since: u64) -> Result<Vec<GrantEntry>> {
-        let mut statement = self
-            .connection
-            .prepare(&format!("SELECT {ENTRY} FROM {ENTRIES} WHERE issued >= ?1 ORDER BY issued, handle"))?;
+        let mut statement = self.connection.prepare(&format!(
+            "SELECT {ENTRY} FROM {ENTRIES}
+                 WHERE issued >= ?1 OR (number IS NOT NULL AND min(expires, coalesce(revoked, ended, expires)) >= ?1)
+                 ORDER BY issued, handle"
+        ))?;
         let rows = statement.query_and_then([since.cast_signed()], |row| entry(&self.connection, row))?;
         rows.collect()
     }
 
     /// Returns the revoked grants that have not been announced, and marks them as announced.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn take_unannounced(&mut self) -> Result<Vec<Ended>> {
         let waiting = "SELECT EXISTS (SELECT 1 FROM grants WHERE announced = 0)";
         if !self.connection.query_row(waiting, [], |row| row.get::<_, bool>(0))? {
@@ -367,19 +326,20 @@ impl Database {
         }
         self.write_soon(|transaction| {
             let mut statement = transaction.prepare_cached(&format!(
-                "UPDATE grants SET announced = 1 WHERE announced = 0 RETURNING handle, expires,
+                "UPDATE grants SET announced = unixepoch() WHERE announced = 0 RETURNING handle, expires,
                     coalesce((SELECT {HOLDER} FROM session_slots WHERE session_slots.session = grants.session), 0),
-                    verifier, session",
+                    verifier, session, {RENEWABLE}",
             ))?;
-            let rows = statement.query_map([], |row| {
-                Ok(Ended { grant: revoked_grant(row)?, verifier: row.get(3)?, session: row.get(4)? })
-            })?;
+            let rows = statement.query_map([], ended)?;
             Ok(rows.collect::<Result<_, _>>()?)
         })
     }
 
-    /// Returns the verifiers that must recheck their flows because grants were revoked after expiry, and clears the
-    /// list.
+    /// Returns the verifiers that must ask the authority which flows to cut, because grants for them were revoked after
+    /// the grants had expired. Removes these verifiers from the stored list.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn take_rechecks(&mut self) -> Result<Vec<String>> {
         let waiting: bool =
             self.connection.query_row("SELECT EXISTS (SELECT 1 FROM rechecks)", [], |row| row.get(0))?;
@@ -395,15 +355,24 @@ impl Database {
 }
 
 fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
-    let Issuance { session, owner, verifier, source, to, scope, flags } = grant;
-    let charged = holders::charge(transaction, session, verifier, owner.expires, owner.issued)?;
-    if charged != Recorded::Done {
-        return Ok(charged);
+    let Issuance { session, owner, verifier, source, to, scope, flags, renewable } = grant;
+    if let Some((renewable, _)) = renewable
+        && !leases::take(transaction, renewable.number)?
+    {
+        return Ok(Recorded::Outdated);
     }
+    let until = renewable.map(|(_, until)| until);
+    let charge = Charge { session, verifier, expires: owner.expires, until, now: owner.issued };
+    let recorded = holders::charge(transaction, &charge)?;
+    let (renewable, until) = match (recorded, renewable) {
+        (Recorded::Done, _) => (None, owner.expires),
+        (Recorded::Renewable, Some((renewable, until))) => (Some(renewable), *until),
+        _ => return Ok(recorded),
+    };
     let mut statement = transaction.prepare_cached(
         "INSERT INTO grants (handle, session, person, device, verifier, receiver, rule, source, address,
-            protocol, port, prefix, flags, issued, expires, sealing)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16)",
+            protocol, port, prefix, flags, issued, expires, sealing, number, lease)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18)",
     )?;
     statement.execute(params![
         owner.handle.cast_signed(),
@@ -420,53 +389,36 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
         scope.prefix.to_string(),
         flags.0,
         owner.issued.cast_signed(),
-        owner.expires.cast_signed(),
+        until.cast_signed(),
         owner.sealing.as_ref().map(serde_json::to_string).transpose()?,
+        renewable.map(|renewable| renewable.number),
+        renewable.map(|renewable| renewable.lease),
     ])?;
     let demanded = owner.sealing.as_ref().map(|sealing| format!(", {} in a sealed tunnel", sealing.treatment));
+    let leases = renewable.map(|renewable| format!(" in leases of {} s", renewable.lease));
     let detail = format!(
-        "{} to {} protocol {} port {}, until {}{}",
+        "{} to {} protocol {} port {}, until {until}{}{}",
         Handle(owner.handle),
         to.address,
         to.protocol,
         to.port,
-        owner.expires,
+        leases.unwrap_or_default(),
         demanded.unwrap_or_default()
     );
     let event = AuditEvent::new("granted").person(&owner.person).device(&owner.device).source(*source);
     let event = event.receiver(&owner.receiver).rule(&owner.rule).detail(detail);
     event.write(transaction, owner.issued)?;
-    Ok(Recorded::Done)
+    Ok(recorded)
 }
 
-/// Returns the number of live grants that a command would revoke.
-fn count_live(transaction: &Transaction<'_>, which: &Which, now: u64) -> Result<usize> {
-    let count = |condition: &str, values: &[&dyn ToSql]| -> Result<usize> {
-        let mut statement = transaction
-            .prepare_cached(&format!("SELECT count(*) FROM {ENTRIES} WHERE expires > ?1 AND {HELD} AND {condition}"))?;
-        let (since, mut all): (_, Vec<&dyn ToSql>) = (ended_by(now), Vec::new());
-        all.push(&since);
-        all.extend(values);
-        let count: i64 = statement.query_row(all.as_slice(), |row| row.get(0))?;
-        Ok(usize::try_from(count)?)
-    };
-    match which {
-        Which::Grant(handle) | Which::OwnGrant(_, handle) => count("handle = ?2", &[&handle.0.cast_signed()]),
-        Which::Person(person) => count("person = ?2", &[person]),
-        Which::Device(person, device) => count("person = ?2 AND device = ?3", &[person, device]),
-        Which::Session(token) => {
-            count("person = (SELECT person FROM sessions WHERE token = ?2) AND session = ?2", &[token])
-        }
-    }
+/// Reads a row with the columns handle, expiry, [`HOLDER`], verifier, session and [`RENEWABLE`].
+fn ended(row: &Row<'_>) -> rusqlite::Result<Ended> {
+    let grant = leases::announced(row, revoked_grant(row)?, 5)?;
+    Ok(Ended { grant, verifier: row.get(3)?, session: row.get(4)? })
 }
 
-fn holder(transaction: &Transaction<'_>, handle: Handle) -> Result<Option<String>> {
-    let mut statement = transaction.prepare_cached("SELECT person FROM grants WHERE handle = ?1")?;
-    Ok(statement.query_row([handle.0.cast_signed()], |row| row.get(0)).optional()?)
-}
-
-/// Reads a row that begins with handle, expiry and [`HOLDER`].
-fn revoked_grant(row: &Row<'_>) -> rusqlite::Result<RevokedGrant> {
+/// Reads a row that begins with the columns handle, expiry and [`HOLDER`].
+pub(super) fn revoked_grant(row: &Row<'_>) -> rusqlite::Result<RevokedGrant> {
     Ok(RevokedGrant { handle: handle(row)?.0, expires: row.get(1)?, holder: row.get(2)? })
 }
 
@@ -498,11 +450,17 @@ fn entry(connection: &Connection, row: &Row<'_>) -> Result<GrantEntry> {
         expires: row.get::<_, i64>(13)?.cast_unsigned(),
         revoked: row.get::<_, Option<i64>>(14)?.map(i64::cast_unsigned),
         sealing: sealing(row, 15)?,
+        lease: row.get(16)?,
     })
 }
 
-/// Reads what a grant demands; what cannot be read is none.
+/// Reads a grant's demands on a sealed tunnel. NULL and text that cannot be read are `None`.
 fn sealing(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<api::Sealing>> {
     let text: Option<String> = row.get(column)?;
     Ok(text.and_then(|text| serde_json::from_str(&text).ok()))
+}
+
+/// Reads a grant's demands on a sealed tunnel; see [`GrantEntry::sealing`].
+pub(super) fn sealing_of(row: &Row<'_>, column: usize) -> rusqlite::Result<Sealing> {
+    Ok(sealing(row, column)?.as_ref().and_then(convert::demand).unwrap_or(Sealing::NONE))
 }

@@ -1,9 +1,10 @@
-//! Account numbers and session slots, by which a handle identifies its holder (wire.md §3.9), so that verifiers can
-//! enforce budgets. The limits on grants per account are also counted here, because counting an account's grants would
-//! take longer the more it had.
+//! Account numbers and session slots. A handle identifies its holder by them (wire.md §3.9), so that verifiers can
+//! enforce budgets. The limits on grants per account are also counted here, because counting the rows of an account's
+//! grants would take longer, the more grants the account has.
 //!
 //! An account's number is never reused. A session's slot is not reused within the account while a grant of the session
-//! can be in use or its end is being announced to verifiers, which would mistake the new session for the old one.
+//! can be in use, nor while the end of the session is being announced. Otherwise verifiers would
+//! mistake the new session for the old one.
 
 use super::{Database, TokenHash, revocation};
 use anyhow::{Context, Result};
@@ -16,18 +17,27 @@ use wire::Holder;
 const MOST_OF_SESSION: u32 = 1024;
 /// Maximum number of unexpired grants of one account in all its sessions.
 const MOST_OF_ACCOUNT: u32 = 4096;
+/// Maximum numbers of unexpired grants of one session and of one account that can be renewed. The limits are lower than
+/// those above, because these grants are unexpired for hours. Grants beyond them are recorded for each lease.
+const RENEWABLE_OF_SESSION: u32 = 256;
+const RENEWABLE_OF_ACCOUNT: u32 = 1024;
+/// Number of grants of an account that can be recorded at once. One more can be recorded each second. This bounds the
+/// disk space that an account can take: 100 000 grants with their audit entries take about 50 MB.
+const RECORDS_AT_ONCE: u64 = 100_000;
 
 /// Number of slots of an account.
 const SLOTS: usize = 256;
 
-/// `until` is when the last grant of an ended session has expired for verifiers too; `told` is 0 until its end has been
-/// announced. A slot that is free again is NULL. Sessions with grants from before format 10 are `unnamed`: those
-/// handles identify no holder. `unexpired` counts unexpired grants, including revoked ones, and some expired ones,
-/// which [`charge`] subtracts.
+/// In `session_slots`, `until` is the time at which the last grant of an ended session has expired for verifiers too.
+/// `told` is 0 until the session's end has been announced. A slot that is free again is NULL. `unnamed` is 1 for
+/// sessions with grants from before format 10, whose handles contain no holder. `unexpired` counts unexpired grants,
+/// including revoked ones, and some expired ones, which [`charge`] subtracts. `paced` is the time, in Unix seconds, up to
+/// which the account has used its rate of records. `lease` is the longest lease of the session's grants, in seconds. The
+/// default is the longest lifetime that a grant from before format 12 can have.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE account_numbers (
     account INTEGER PRIMARY KEY AUTOINCREMENT, person TEXT UNIQUE, last_slot INTEGER NOT NULL,
-    unexpired INTEGER NOT NULL DEFAULT 0
+    unexpired INTEGER NOT NULL DEFAULT 0, paced INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE TABLE session_slots (
     session BLOB PRIMARY KEY, account INTEGER NOT NULL, owner TEXT NOT NULL, slot INTEGER, ended INTEGER, until INTEGER,
@@ -37,7 +47,8 @@ CREATE UNIQUE INDEX slots_in_use ON session_slots (account, slot) WHERE slot IS 
 CREATE INDEX ended_sessions ON session_slots (until) WHERE until IS NOT NULL;
 CREATE INDEX ends_to_tell ON session_slots (session) WHERE told = 0;
 CREATE TABLE session_verifiers (
-    session BLOB NOT NULL, verifier TEXT NOT NULL, until INTEGER NOT NULL, PRIMARY KEY (session, verifier)
+    session BLOB NOT NULL, verifier TEXT NOT NULL, until INTEGER NOT NULL,
+    lease INTEGER NOT NULL DEFAULT 86400, PRIMARY KEY (session, verifier)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE unexpired_grants (
     account INTEGER NOT NULL, expires INTEGER NOT NULL, session BLOB NOT NULL, grants INTEGER NOT NULL,
@@ -45,46 +56,55 @@ CREATE TABLE unexpired_grants (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// Result of recording a grant.
+/// The latest expiry, in SQL, of the leases that a session's holder has after the session's end. `of` is a row of
+/// `session_verifiers`. The server learns of an end that another process records within a few seconds: 30 s are enough.
+const LAST_LEASE: &str = "max(min(of.until, ended + of.lease + 30), ended)";
+
+/// The result of recording a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Recorded {
-    /// The grant is recorded.
+    /// The grant is recorded, and ends with its first lease.
     Done,
+    /// The grant is recorded, and can be renewed.
+    Renewable,
     /// The grant's session has ended.
     SessionEnded,
-    /// The basis of the decision has changed meanwhile: decide again.
+    /// The basis of the decision has ended meanwhile, or another grant has the number: the caller must decide again.
     Outdated,
-    /// The session or the account has reached its limit.
+    /// The session or the account has reached its limit on unexpired grants.
     TooMany {
-        /// Seconds until one of these grants ends.
+        /// Number of seconds until a grant of the account expires.
         seconds: u64,
     },
 }
 
-/// Result of requesting a slot for a session.
+/// The result of requesting a slot for a session.
 pub(super) enum Slot {
     /// The session has a slot.
     Given(Holder),
     /// All slots are in use.
     NoneFree {
-        /// Seconds until a slot is free.
+        /// Number of seconds until a slot is free.
         seconds: u64,
     },
 }
 
 impl Database {
-    /// Returns the ended sessions that have not been announced, each with every verifier that it had grants for, and
-    /// marks them as announced.
+    /// Returns the ended sessions that have not been announced, each of them once for every verifier for which it had
+    /// grants, and marks them as announced.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn take_ended_sessions(&mut self) -> Result<Vec<(String, RevokedSession)>> {
         let waiting = "SELECT EXISTS (SELECT 1 FROM session_slots WHERE told = 0)";
         if !self.connection.query_row(waiting, [], |row| row.get::<_, bool>(0))? {
             return Ok(Vec::new());
         }
         self.write_soon(|transaction| {
-            let mut ended = transaction.prepare_cached(
-                "SELECT verifier, account, slot, max(of.until, ended) + ?1 FROM session_slots
+            let mut ended = transaction.prepare_cached(&format!(
+                "SELECT verifier, account, slot, {LAST_LEASE} + ?1 FROM session_slots
                  JOIN session_verifiers AS of USING (session) WHERE told = 0",
-            )?;
+            ))?;
             let ended = ended.query_map([CLOCK_SKEW_MAX], |row| {
                 let Holder(holder) = of(row.get(1)?, row.get(2)?);
                 Ok((row.get(0)?, RevokedSession { holder, expires: row.get(3)? }))
@@ -95,13 +115,16 @@ impl Database {
         })
     }
 
-    /// Returns the ended sessions whose grants for `verifier` would not have expired yet.
+    /// Returns each ended session that had a grant for `verifier` with a time of expiry after `now`.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn revoked_sessions(&self, verifier: &str, now: u64) -> Result<Vec<RevokedSession>> {
-        let mut statement = self.connection.prepare_cached(
-            "SELECT account, slot, max(of.until, ended) + ?3 FROM session_slots AS ends
+        let mut statement = self.connection.prepare_cached(&format!(
+            "SELECT account, slot, {LAST_LEASE} + ?3 FROM session_slots AS ends
              JOIN session_verifiers AS of USING (session)
-             WHERE ends.until > ?2 AND slot IS NOT NULL AND of.verifier = ?1 AND max(of.until, ended) + ?3 > ?2",
-        )?;
+             WHERE ends.until > ?2 AND slot IS NOT NULL AND of.verifier = ?1 AND {LAST_LEASE} + ?3 > ?2",
+        ))?;
         let rows = statement.query_map(params![verifier, now.cast_signed(), CLOCK_SKEW_MAX], |row| {
             let Holder(holder) = of(row.get(0)?, row.get(1)?);
             Ok(RevokedSession { holder, expires: row.get(2)? })
@@ -110,7 +133,7 @@ impl Database {
     }
 }
 
-/// Assigns the account's next free slot to a new session.
+/// Assigns the next free slot of the person's account to a new session.
 pub(super) fn begin(transaction: &Transaction<'_>, session: &TokenHash, person: &str, now: u64) -> Result<Slot> {
     let (account, last_slot) = account_of(transaction, person)?;
     let released = "UPDATE session_slots SET slot = NULL WHERE account = ?1 AND slot IS NOT NULL AND until <= ?2";
@@ -126,7 +149,9 @@ pub(super) fn begin(transaction: &Transaction<'_>, session: &TokenHash, person: 
     let free = (1..=SLOTS).map(|step| last_slot.wrapping_add(step as u8)).find(|slot| !taken[usize::from(*slot)]);
     let Some(slot) = free else {
         let first = used.iter().filter_map(|(_, until)| *until).min().with_context(|| {
-            format!("all {SLOTS} sessions of {person} are live: end some with `vouchsafe authority revoke`")
+            format!(
+                "{person} has {SLOTS} live sessions, the maximum: end some with `vouchsafe authority revoke --device`"
+            )
         })?;
         return Ok(Slot::NoneFree { seconds: first.cast_unsigned().saturating_sub(now) });
     };
@@ -138,15 +163,21 @@ pub(super) fn begin(transaction: &Transaction<'_>, session: &TokenHash, person: 
     Ok(Slot::Given(holder))
 }
 
-/// Counts a new grant for a session, unless a limit is reached. The time taken does not depend on the account's earlier
-/// requests.
-pub(super) fn charge(
-    transaction: &Transaction<'_>,
-    session: &TokenHash,
-    verifier: &str,
-    expires: u64,
-    now: u64,
-) -> Result<Recorded> {
+/// A grant that is to be counted.
+pub(super) struct Charge<'a> {
+    pub session: &'a TokenHash,
+    pub verifier: &'a str,
+    /// The end of the grant's first lease, in Unix seconds.
+    pub expires: u64,
+    /// The end of the grant's last lease, in Unix seconds, if the grant can be renewed.
+    pub until: Option<u64>,
+    pub now: u64,
+}
+
+/// Counts a new grant of a session, unless the session has ended or a limit is reached. The time that this takes does
+/// not depend on how many grants the account requested before.
+pub(super) fn charge(transaction: &Transaction<'_>, grant: &Charge<'_>) -> Result<Recorded> {
+    let Charge { session, verifier, expires, until, now } = *grant;
     let mut find =
         transaction.prepare_cached("SELECT account FROM session_slots WHERE session = ?1 AND ended IS NULL")?;
     let Some(account) = find.query_row([session], |row| row.get::<_, u32>(0)).optional()? else {
@@ -154,31 +185,44 @@ pub(super) fn charge(
     };
     take_off_ended(transaction, account, now)?;
     let mut counts = transaction.prepare_cached(
-        "SELECT account_numbers.unexpired, session_slots.unexpired FROM session_slots JOIN account_numbers USING (account)
-         WHERE session = ?1",
+        "SELECT account_numbers.unexpired, session_slots.unexpired, paced FROM session_slots
+         JOIN account_numbers USING (account) WHERE session = ?1",
     )?;
-    let (of_account, of_session): (u32, u32) = counts.query_row([session], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let (of_account, of_session, paced): (u32, u32, i64) =
+        counts.query_row([session], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
     if of_account >= MOST_OF_ACCOUNT || of_session >= MOST_OF_SESSION {
         let mut first = transaction.prepare_cached("SELECT min(expires) FROM unexpired_grants WHERE account = ?1")?;
         let first: Option<i64> = first.query_row([account], |row| row.get(0))?;
         let seconds = first.map_or(0, |first| first.cast_unsigned().saturating_sub(now));
         return Ok(Recorded::TooMany { seconds });
     }
+    let paced = paced.cast_unsigned().max(now) + 1;
+    if let Some(seconds) = paced.checked_sub(now + RECORDS_AT_ONCE).filter(|seconds| *seconds > 0) {
+        return Ok(Recorded::TooMany { seconds });
+    }
+    let pace = "UPDATE account_numbers SET paced = ?2 WHERE account = ?1";
+    transaction.prepare_cached(pace)?.execute(params![account, paced.cast_signed()])?;
+    let has_room = of_account < RENEWABLE_OF_ACCOUNT && of_session < RENEWABLE_OF_SESSION;
+    let (recorded, ends) = match until.filter(|_| has_room) {
+        Some(until) => (Recorded::Renewable, until),
+        None => (Recorded::Done, expires),
+    };
     let mut add = transaction.prepare_cached(
         "INSERT INTO unexpired_grants (account, expires, session, grants) VALUES (?1, ?2, ?3, 1)
          ON CONFLICT DO UPDATE SET grants = grants + 1",
     )?;
-    add.execute(params![account, expires.cast_signed(), session])?;
+    add.execute(params![account, ends.cast_signed(), session])?;
     change_counts(transaction, account, session, 1)?;
     let mut note = transaction.prepare_cached(
-        "INSERT INTO session_verifiers (session, verifier, until) VALUES (?1, ?2, ?3)
-         ON CONFLICT DO UPDATE SET until = excluded.until WHERE excluded.until > until",
+        "INSERT INTO session_verifiers (session, verifier, until, lease) VALUES (?1, ?2, ?3, ?4)
+         ON CONFLICT DO UPDATE SET until = max(until, excluded.until), lease = max(lease, excluded.lease)
+         WHERE excluded.until > until OR excluded.lease > lease",
     )?;
-    note.execute(params![session, verifier, expires.cast_signed()])?;
-    Ok(Recorded::Done)
+    note.execute(params![session, verifier, ends.cast_signed(), expires.saturating_sub(now).cast_signed()])?;
+    Ok(recorded)
 }
 
-/// Subtracts expired grants from an account's counts, each of them once.
+/// Subtracts expired grants from the counts of an account and its sessions, each grant once.
 fn take_off_ended(transaction: &Transaction<'_>, account: u32, now: u64) -> Result<()> {
     let mut ended = transaction.prepare_cached(
         "DELETE FROM unexpired_grants WHERE account = ?1 AND expires <= ?2 RETURNING session, grants",
@@ -196,52 +240,74 @@ fn change_counts(transaction: &Transaction<'_>, account: u32, session: &TokenHas
     Ok(())
 }
 
-/// Records the end of a session, which also ends its grants, in one row however many there are. The slot of a session
-/// without grants is free at once.
+/// Records the end of a session. This also ends its grants, and takes a few rows however many there are. The slot of a
+/// session without grants is free at once.
 pub(super) fn end(transaction: &Transaction<'_>, session: &TokenHash, now: u64) -> Result<()> {
     let mut note = transaction.prepare_cached(
         "UPDATE session_slots SET ended = ?2, (until, told) = (
-            SELECT coalesce(max(max(of.until), ?2) + ?3, 0), CASE WHEN count(*) > 0 THEN 0 END
+            SELECT coalesce(max(max(min(of.until, ?2 + of.lease + 30)), ?2) + ?3, 0), CASE WHEN count(*) > 0 THEN 0 END
             FROM session_verifiers AS of WHERE of.session = session_slots.session)
-         WHERE session = ?1 AND ended IS NULL RETURNING unnamed, owner",
+         WHERE session = ?1 AND ended IS NULL RETURNING account, until, unnamed, owner",
     )?;
-    let ended =
-        note.query_row(params![session, now.cast_signed(), CLOCK_SKEW_MAX], |row| Ok((row.get(0)?, row.get(1)?)));
-    match ended.optional()? {
-        Some((true, owner)) => revocation::revoke_unnamed(transaction, session, owner, now),
-        _ => Ok(()),
-    }
+    let ended = note.query_row(params![session, now.cast_signed(), CLOCK_SKEW_MAX], |row| {
+        Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
+    });
+    let Some((account, until, unnamed, owner)) = ended.optional()? else { return Ok(()) };
+    shorten_counts(transaction, account, session, until)?;
+    if unnamed { revocation::revoke_unnamed(transaction, session, owner, now) } else { Ok(()) }
 }
 
-/// Renames a person, who keeps the account number.
+/// Makes the grants of an ended session count until `until` at most: none of them can be renewed any more.
+fn shorten_counts(transaction: &Transaction<'_>, account: u32, session: &TokenHash, until: i64) -> Result<()> {
+    let mut later = transaction.prepare_cached(
+        "DELETE FROM unexpired_grants WHERE account = ?1 AND expires > ?2 AND session = ?3 RETURNING grants",
+    )?;
+    let later = later.query_map(params![account, until, session], |row| row.get::<_, i64>(0))?;
+    let grants = later.sum::<rusqlite::Result<i64>>()?;
+    if grants > 0 {
+        let mut add = transaction.prepare_cached(
+            "INSERT INTO unexpired_grants (account, expires, session, grants) VALUES (?1, ?2, ?3, ?4)
+             ON CONFLICT DO UPDATE SET grants = grants + excluded.grants",
+        )?;
+        add.execute(params![account, until, session, grants])?;
+    }
+    Ok(())
+}
+
+/// Gives the account number of the person `before` to the name `now`.
 pub(super) fn rename(transaction: &Transaction<'_>, before: &str, now: &str) -> Result<()> {
     forget(transaction, now)?;
     transaction.execute("UPDATE account_numbers SET person = ?2 WHERE person = ?1", [before, now])?;
     Ok(())
 }
 
-/// Detaches an account number from its name: a later account of that name gets a new number.
+/// Detaches an account number from its name, so that a later account of that name gets a new number.
 pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> {
     transaction.execute("UPDATE account_numbers SET person = NULL WHERE person = ?1", [person])?;
     Ok(())
 }
 
-/// Deletes sessions that ended so long ago that their grants have been deleted.
+/// Deletes the rows of ended sessions whose grants are no longer recorded, because all of them would have ended by
+/// `before`, in Unix seconds. Without the session's row, a recorded grant would count as live.
 pub(super) fn prune(transaction: &Transaction<'_>, before: i64) -> Result<()> {
-    transaction.execute(
-        "DELETE FROM session_verifiers WHERE session IN (SELECT session FROM session_slots WHERE until <= ?1)",
-        [before],
+    let mut over = transaction.prepare_cached(
+        "DELETE FROM session_slots WHERE until <= ?1 AND NOT EXISTS (
+            SELECT 1 FROM session_verifiers AS of WHERE of.session = session_slots.session AND of.until > ?1)
+         RETURNING session",
     )?;
-    transaction.execute("DELETE FROM session_slots WHERE until <= ?1", [before])?;
+    let over = over.query_map([before], |row| row.get(0))?.collect::<Result<Vec<TokenHash>, _>>()?;
+    let mut forget = transaction.prepare_cached("DELETE FROM session_verifiers WHERE session = ?1")?;
+    over.iter().try_for_each(|session| forget.execute([session]).map(drop))?;
     Ok(())
 }
 
-/// Returns the holder for two columns, or the default holder if either is NULL.
+/// Returns the holder with this account number and slot, or the default holder if either is NULL.
 pub(super) fn of(account: Option<u32>, slot: Option<u8>) -> Holder {
     account.zip(slot).and_then(|(account, slot)| Holder::new(account, slot)).unwrap_or_default()
 }
 
-/// Returns the number and the last slot of a person's account, which gets its number with the first session.
+/// Returns the number of a person's account and the slot that was assigned last. An account gets its number with its
+/// first session.
 fn account_of(transaction: &Transaction<'_>, person: &str) -> Result<(u32, u8)> {
     let mut numbers = transaction.prepare_cached("SELECT account, last_slot FROM account_numbers WHERE person = ?1")?;
     let number = numbers.query_row([person], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;

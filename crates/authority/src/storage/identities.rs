@@ -1,5 +1,6 @@
-//! Identities other than password accounts: persons of the identity provider, and service accounts. A name belongs
-//! permanently to one identity, so that renaming an account elsewhere does not impersonate another person.
+//! Identities other than password accounts: persons of the identity provider, and service accounts. A name belongs to
+//! one identity until this identity is removed, so that a person who is renamed at the provider cannot take over
+//! another person's name.
 
 use super::{AuditEvent, Database, Operator, TokenHash, devices, holders, names, persons, sessions};
 use crate::login::Identity;
@@ -8,19 +9,32 @@ use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use serde::Serialize;
 use zeroize::Zeroizing;
 
-/// Issuer of service accounts: empty. Their subject is their public key.
+/// The issuer of service accounts in the table: empty. Their subject is their public key.
 pub(super) const SERVICE: &str = "";
 
+/// `login` in `provider_sessions` is the token's hash of the session that began at the provider: the session itself, or
+/// the console session from which a device was logged in. Only one session of a login has the refresh token.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE identities (
     person TEXT PRIMARY KEY, issuer TEXT NOT NULL, subject TEXT NOT NULL, groups TEXT NOT NULL,
     tags TEXT NOT NULL DEFAULT '[]', created INTEGER NOT NULL, last_login INTEGER, UNIQUE (issuer, subject)
 ) STRICT;
 CREATE TABLE provider_sessions (
-    token BLOB PRIMARY KEY, subject TEXT NOT NULL, sid TEXT, refresh_token TEXT, renewed INTEGER NOT NULL
+    token BLOB PRIMARY KEY, subject TEXT NOT NULL, sid TEXT, refresh_token TEXT, renewed INTEGER NOT NULL, login BLOB
 ) STRICT;
 CREATE INDEX provider_sessions_of_subject ON provider_sessions (subject);
+";
+
+/// When a session ends, another session of the same login gets the refresh token, so that the provider is asked about the
+/// person as long as a session of the login lives.
+pub(super) const LOGINS: &str = "
+CREATE INDEX provider_sessions_of_login ON provider_sessions (login);
 CREATE TRIGGER provider_sessions_end AFTER DELETE ON sessions BEGIN
+    UPDATE provider_sessions
+        SET refresh_token = (SELECT refresh_token FROM provider_sessions WHERE token = OLD.token)
+        WHERE token = (
+            SELECT heir.token FROM provider_sessions AS own JOIN provider_sessions AS heir USING (login)
+            WHERE own.token = OLD.token AND own.refresh_token IS NOT NULL AND heir.token <> OLD.token LIMIT 1);
     DELETE FROM provider_sessions WHERE token = OLD.token;
 END;
 ";
@@ -38,16 +52,16 @@ pub struct NewService<'s> {
     pub tags: &'s [String],
 }
 
-/// Groups and tags of a person or service account, logged in or not.
+/// The groups and tags of a person or service account, logged in or not.
 #[derive(Debug)]
 pub struct PersonFacts {
-    /// Groups, except those of the policy.
+    /// Groups, except groups that the policy defines.
     pub groups: Vec<String>,
-    /// Tags of the device in question, and of a service account.
+    /// Tags of the person's device, or of the service account.
     pub tags: Vec<String>,
 }
 
-/// A service account as it is listed.
+/// An entry of the list of service accounts.
 #[derive(Debug, Serialize)]
 pub struct ServiceEntry {
     /// Name of the service account.
@@ -56,50 +70,55 @@ pub struct ServiceEntry {
     pub key: String,
     /// Groups of the service account.
     pub groups: Vec<String>,
-    /// Tags of the service account, on any machine.
+    /// Tags of the service account; they apply on any machine.
     pub tags: Vec<String>,
     /// Time of creation, in Unix seconds.
     pub created: u64,
-    /// Time of the last login, in Unix seconds.
+    /// Time of the last login, in Unix seconds; `None` if there was none.
     pub last_login: Option<u64>,
 }
 
-/// A session begun at the identity provider. No `Debug`: it holds a secret.
+/// The provider's data for a session that began at the identity provider. Has no `Debug`, because it holds a secret.
 pub struct ProviderSession {
-    /// The token for requests to the provider, if the provider issued one.
+    /// The refresh token, if the provider issued one.
     pub refresh_token: Option<Zeroizing<String>>,
 }
 
-/// A session that can be renewed with the identity provider. No `Debug`: it holds a secret.
+/// A login whose sessions can be renewed with the identity provider. Has no `Debug`, because it holds a secret.
 pub struct Renewable {
-    /// The hash of the session's token.
-    pub token: TokenHash,
-    /// The person whose session it is.
+    /// The hash of the token of the session that began at the provider. This session may have ended, and left sessions
+    /// of devices.
+    pub login: TokenHash,
+    /// The person whose login it is.
     pub person: String,
     /// The provider's subject identifier for the person.
     pub subject: String,
-    /// The token for renewing the session.
+    /// The refresh token for the renewal.
     pub refresh_token: Zeroizing<String>,
 }
 
-/// Result of a renewal.
+/// The result of a renewal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewed {
-    /// Nothing changed.
+    /// The identity is as before.
     Same,
-    /// The person's groups.
+    /// The person's groups changed.
     Groups,
-    /// The session ended meanwhile, or it ends now because the provider changed the person's name.
-    Ended,
+    /// This many sessions have ended, because the renewal showed that the provider changed the person's name; 0 if all
+    /// sessions of the login had ended before.
+    Ended(usize),
 }
 
 impl Database {
     /// Adds a service account.
+    ///
+    /// # Errors
+    /// The name is in use, or the database cannot be written.
     pub fn add_service(&mut self, service: &NewService<'_>, by: &Operator, now: u64) -> Result<()> {
         let NewService { name, key, groups, tags } = *service;
         self.write(|transaction| {
             if is_known(transaction, name)? || has_account(transaction, name)? {
-                bail!("the name {name} is already in use: `user list` and `service list` show whose it is");
+                bail!("the name {name} is in use: `vouchsafe authority user list` and `service list` show whose it is");
             }
             transaction.execute(
                 "INSERT INTO identities (person, issuer, subject, groups, tags, created) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
@@ -119,6 +138,9 @@ impl Database {
     }
 
     /// Replaces the groups of a service account.
+    ///
+    /// # Errors
+    /// There is no such service account, or the database cannot be written.
     pub fn set_service_groups(&mut self, name: &str, groups: &[String], by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             let changed = transaction.execute(
@@ -126,7 +148,7 @@ impl Database {
                 params![name, serde_json::to_string(groups)?, SERVICE],
             )?;
             if changed == 0 {
-                bail!("no service account {name}: `service list` shows them");
+                bail!("no service account {name}: `vouchsafe authority service list` lists the service accounts");
             }
             let event = AuditEvent::new("groups_changed").person(name).by(by);
             event.detail(format!("groups: {}", groups.join(", "))).write(transaction, now)
@@ -134,6 +156,9 @@ impl Database {
     }
 
     /// Replaces the tags of a service account.
+    ///
+    /// # Errors
+    /// There is no such service account, or the database cannot be written.
     pub fn set_service_tags(&mut self, name: &str, tags: &[String], by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             let changed = transaction.execute(
@@ -141,7 +166,7 @@ impl Database {
                 params![name, serde_json::to_string(tags)?, SERVICE],
             )?;
             if changed == 0 {
-                bail!("no service account {name}: `service list` shows them");
+                bail!("no service account {name}: `vouchsafe authority service list` lists the service accounts");
             }
             let event = AuditEvent::new("service_tagged").person(name).by(by);
             event.detail(format!("tags: {}", tags.join(", "))).write(transaction, now)
@@ -149,11 +174,14 @@ impl Database {
     }
 
     /// Removes a service account, and ends its sessions and grants.
+    ///
+    /// # Errors
+    /// There is no such service account, or the database cannot be written.
     pub fn remove_service(&mut self, name: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             let removed = "DELETE FROM identities WHERE person = ?1 AND issuer = ?2";
             if transaction.execute(removed, [name, SERVICE])? == 0 {
-                bail!("no service account {name}: `service list` shows them");
+                bail!("no service account {name}: `vouchsafe authority service list` lists the service accounts");
             }
             persons::forget(transaction, name)?;
             holders::forget(transaction, name)?;
@@ -162,14 +190,20 @@ impl Database {
         })
     }
 
-    /// Returns the public key of a service account, in hex.
+    /// Returns the public key of a service account in hex, or `None` if there is no such account.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn service_key(&self, name: &str) -> Result<Option<String>> {
         let mut statement =
             self.connection.prepare_cached("SELECT subject FROM identities WHERE person = ?1 AND issuer = ?2")?;
         Ok(statement.query_row([name, SERVICE], |row| row.get(0)).optional()?)
     }
 
-    /// Returns all service accounts, by name.
+    /// Returns all service accounts, sorted by name.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn services(&self) -> Result<Vec<ServiceEntry>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT person, subject, groups, tags, created, last_login FROM identities WHERE issuer = ?1 ORDER BY person",
@@ -187,8 +221,11 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Returns a person's groups, except those of the policy, and the tags of one of the person's devices or, without a
-    /// device, the tags that apply on every device.
+    /// Returns a person's groups, except groups that the policy defines, and the tags of the person's device with the
+    /// name `device`. The tags of a service account are returned whatever `device` is.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn facts_about(&self, person: &str, device: Option<&str>) -> Result<PersonFacts> {
         Ok(PersonFacts {
             groups: groups_of(&self.connection, person)?,
@@ -196,59 +233,72 @@ impl Database {
         })
     }
 
-    /// Returns live sessions that were last renewed at or before `before`, of all persons or of one.
+    /// Returns the logins, of `person` or of all persons, that have a refresh token and a session that is live at `now`,
+    /// and were last renewed at or before `before`.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn renewable(&self, person: Option<&str>, before: u64, now: u64) -> Result<Vec<Renewable>> {
         let mut statement = self.connection.prepare_cached(
-            "SELECT token, person, provider_sessions.subject, refresh_token
+            "SELECT login, person, provider_sessions.subject, refresh_token
              FROM provider_sessions JOIN sessions USING (token)
              WHERE refresh_token IS NOT NULL AND renewed <= ?1 AND expires > ?2 AND (?3 IS NULL OR person = ?3)
              ORDER BY renewed",
         )?;
         let rows = statement.query_map(params![before.cast_signed(), now.cast_signed(), person], |row| {
             let refresh_token = Zeroizing::new(row.get(3)?);
-            Ok(Renewable { token: row.get(0)?, person: row.get(1)?, subject: row.get(2)?, refresh_token })
+            Ok(Renewable { login: row.get(0)?, person: row.get(1)?, subject: row.get(2)?, refresh_token })
         })?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Records the provider's latest statement about a session's person; the groups apply to all of the person's
-    /// sessions.
+    /// Records the provider's latest statement about a login's person. The groups apply to all sessions of the person.
+    /// Ends the sessions of the login if the provider changed the person's name.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn renew(
         &mut self,
-        session: &Renewable,
+        renewed: &Renewable,
         identity: &Identity,
         refresh_token: &str,
         now: u64,
     ) -> Result<Renewed> {
         self.write(|transaction| {
             let kept = transaction.execute(
-                "UPDATE provider_sessions SET refresh_token = ?2, renewed = ?3, sid = coalesce(?4, sid)
-                 WHERE token = ?1",
-                params![session.token, refresh_token, now.cast_signed(), identity.sid],
+                "UPDATE provider_sessions SET refresh_token = ?2 WHERE login = ?1 AND refresh_token IS NOT NULL",
+                params![renewed.login, refresh_token],
             )?;
             if kept == 0 {
-                return Ok(Renewed::Ended);
+                return Ok(Renewed::Ended(0));
             }
-            if identity.person != session.person {
+            transaction.execute(
+                "UPDATE provider_sessions SET renewed = ?2, sid = coalesce(?3, sid) WHERE login = ?1",
+                params![renewed.login, now.cast_signed(), identity.sid],
+            )?;
+            if identity.person != renewed.person {
                 let why = format!("the identity provider now names this person {}", identity.person);
-                end_one(transaction, &session.token, &session.person, &why, now)?;
-                return Ok(Renewed::Ended);
+                return end_login(transaction, &renewed.login, &why, now).map(Renewed::Ended);
             }
             let groups = serde_json::to_string(&identity.groups)?;
             let changed = transaction.execute(
                 "UPDATE identities SET groups = ?2 WHERE person = ?1 AND groups <> ?2",
-                [&session.person, &groups],
+                [&renewed.person, &groups],
             )?;
             if changed == 0 {
                 return Ok(Renewed::Same);
             }
-            let event = AuditEvent::new("groups_changed").person(&session.person);
+            let event = AuditEvent::new("groups_changed").person(&renewed.person);
             event.detail(format!("groups: {}", identity.groups.join(", "))).write(transaction, now)?;
             Ok(Renewed::Groups)
         })
     }
 
-    /// Ends the sessions of persons from identity providers other than `issuer`.
+    /// Ends the sessions of persons from identity providers other than `issuer`; without `issuer`, those of all
+    /// identity providers.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn end_of_other_issuers(&mut self, issuer: Option<&str>, now: u64) -> Result<()> {
         self.write(|transaction| {
             let mut statement = transaction.prepare(
@@ -264,12 +314,20 @@ impl Database {
         })
     }
 
-    /// Ends a session, with its grants, at the provider's request.
-    pub fn end_by_provider(&mut self, session: &Renewable, why: &str, now: u64) -> Result<()> {
-        self.write(|transaction| end_one(transaction, &session.token, &session.person, why, now))
+    /// Ends the sessions of a login with their grants, because the provider no longer vouches for the person. The audit
+    /// trail contains the reason `why`. Returns the number of ended sessions.
+    ///
+    /// # Errors
+    /// The database cannot be written.
+    pub fn end_by_provider(&mut self, refused: &Renewable, why: &str, now: u64) -> Result<usize> {
+        self.write(|transaction| end_login(transaction, &refused.login, why, now))
     }
 
-    /// Ends the sessions that a logout at the provider names, and returns their number.
+    /// Ends the sessions that a logout at the provider names: the sessions of `subject` with this `sid` or, without
+    /// `sid`, all sessions of `subject`. Returns the number of ended sessions.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn end_by_logout(&mut self, subject: &str, sid: Option<&str>, now: u64) -> Result<usize> {
         self.write(|transaction| {
             let mut statement = transaction.prepare(
@@ -285,7 +343,10 @@ impl Database {
         })
     }
 
-    /// Returns the provider's data for a session that was begun at the provider.
+    /// Returns the provider's data for a session, or `None` if the session did not begin at the provider.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn provider_session(&self, token: &TokenHash) -> Result<Option<ProviderSession>> {
         let mut statement =
             self.connection.prepare_cached("SELECT refresh_token FROM provider_sessions WHERE token = ?1")?;
@@ -299,7 +360,7 @@ pub(super) fn is_known(transaction: &Transaction<'_>, person: &str) -> Result<bo
     Ok(transaction.prepare_cached("SELECT 1 FROM identities WHERE person = ?1")?.exists([person])?)
 }
 
-/// Returns a person's groups, except those of the policy.
+/// Returns a person's groups, except groups that the policy defines.
 pub(super) fn groups_of(connection: &Connection, person: &str) -> Result<Vec<String>> {
     let mut statement = connection.prepare_cached("SELECT groups FROM identities WHERE person = ?1")?;
     Ok(names(statement.query_row([person], |row| row.get(0)).optional()?))
@@ -308,6 +369,17 @@ pub(super) fn groups_of(connection: &Connection, person: &str) -> Result<Vec<Str
 /// Reports whether a password account has this name.
 pub(super) fn has_account(transaction: &Transaction<'_>, person: &str) -> Result<bool> {
     Ok(transaction.prepare_cached("SELECT 1 FROM accounts WHERE person = ?1")?.exists([person])?)
+}
+
+/// Ends all sessions of a login at the provider, those of devices included, and returns their number.
+pub(super) fn end_login(transaction: &Transaction<'_>, login: &TokenHash, why: &str, now: u64) -> Result<usize> {
+    let mut statement = transaction.prepare_cached(
+        "SELECT token, person FROM provider_sessions JOIN sessions USING (token) WHERE login = ?1 ORDER BY created",
+    )?;
+    let rows = statement.query_map([login], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let rows: Vec<(TokenHash, String)> = rows.collect::<Result<_, _>>()?;
+    rows.iter().try_for_each(|(token, person)| end_one(transaction, token, person, why, now))?;
+    Ok(rows.len())
 }
 
 fn end_one(transaction: &Transaction<'_>, token: &TokenHash, person: &str, why: &str, now: u64) -> Result<()> {

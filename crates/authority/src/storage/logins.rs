@@ -1,4 +1,4 @@
-//! Logins: the evidence for a login is verified, and the session that begins by it is recorded, in one transaction.
+//! Logins and logouts. One transaction verifies the evidence for a login and records the session that begins with it.
 
 use super::holders::{self, Slot};
 use super::identities::{self, SERVICE};
@@ -9,27 +9,30 @@ use rusqlite::{OptionalExtension, Transaction, params};
 use std::net::IpAddr;
 use zeroize::Zeroizing;
 
-/// Maximum number of concurrent sessions per person; a new session ends the oldest.
+/// Maximum number of concurrent sessions per person, with agents and at the console each. A new session ends the
+/// oldest.
 const MOST_PER_PERSON: i64 = 32;
 
-/// Evidence for a login. No `Debug`: it holds secrets.
+/// The evidence for a login. Has no `Debug`, because it holds secrets.
 pub enum Proof {
-    /// A password, as the hash that it matched.
+    /// A password; the text is the stored hash that it matched.
     Password(String),
     /// A statement of the identity provider.
     Provider {
         /// The identity that the provider asserts.
         identity: Identity,
-        /// The token for renewing the statement.
+        /// The refresh token for later renewals, if the provider issued one.
         refresh_token: Option<Zeroizing<String>>,
     },
-    /// A service account's key, as its public key in hex.
+    /// A session at the console, in which the person asked for a session of their device.
+    Console(TokenHash),
+    /// The key of a service account; the text is the public key in hex.
     Service(String),
-    /// An account's passkey.
+    /// A passkey of an account.
     Passkey {
         /// The passkey's id.
         id: Vec<u8>,
-        /// The mutable state of the passkey as it was when the login was verified.
+        /// The mutable state of the passkey when the login was verified.
         before: [u8; 7],
         /// The mutable state of the passkey after the login.
         after: [u8; 7],
@@ -45,30 +48,31 @@ impl Proof {
             }
             Self::Service(key) => format!("by the service key {key}"),
             Self::Passkey { .. } => "by passkey".into(),
+            Self::Console(_) => "from the console, through a switch".into(),
         }
     }
 }
 
-/// Result of recording a login.
+/// The result of recording a login.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Login {
     /// The login is recorded.
     Done {
-        /// Whether older sessions of the person were ended to make room.
+        /// Whether older sessions of the person ended to make room.
         displaced: bool,
-        /// The device's tags.
+        /// The tags of the device.
         tags: Vec<String>,
-        /// Groups, except those of the policy.
+        /// The person's groups, except groups that the policy defines.
         groups: Vec<String>,
-        /// The holder that the handles of the session's grants identify.
+        /// The holder that the handles of the session's grants contain.
         holder: wire::Holder,
     },
     /// The evidence for the login is no longer valid.
     Outdated,
-    /// The account had so many sessions with grants within the lifetime of a grant that no slot is free for another
-    /// session.
+    /// No slot of the account is free for another session. Some slots belong to ended sessions; these slots are free
+    /// when the grants of the sessions have expired.
     TooMany {
-        /// Seconds until a slot is free.
+        /// Number of seconds until a slot is free.
         seconds: u64,
     },
     /// The name belongs to another identity: an account, a service account, or another of the provider's persons.
@@ -76,7 +80,12 @@ pub enum Login {
 }
 
 impl Database {
-    /// Records a login, unless its evidence is not or no longer valid.
+    /// Records a login and its session. Records nothing and returns the reason if the evidence for the login is no
+    /// longer valid, if the name belongs to another identity, or if the account has no free slot now but gets one when
+    /// the grants of an ended session expire.
+    ///
+    /// # Errors
+    /// The database cannot be written, or live sessions use all slots of the account, so that none gets free by itself.
     pub fn add_session(
         &mut self,
         token: TokenHash,
@@ -136,16 +145,39 @@ impl Database {
             Ok(Login::Done { displaced: !tokens.is_empty(), tags, groups, holder })
         })
     }
+
+    /// Ends a session with its grants, because its person logged out from `source`. With a session at the console, the
+    /// sessions of devices that the person logged in from there end, too.
+    ///
+    /// # Errors
+    /// The database cannot be written.
+    pub fn end_session(&mut self, token: TokenHash, session: &Session, source: IpAddr, now: u64) -> Result<()> {
+        self.write(|transaction| {
+            sessions::end(transaction, &token, now)?;
+            if session.ends.is_some() {
+                identities::end_login(transaction, &token, "logged out at the console", now)?;
+            }
+            let event = if session.ends.is_some() { "console_logout" } else { "logout" };
+            let event = AuditEvent::new(event).person(&session.person).device(&session.device);
+            event.source(source).write(transaction, now)
+        })
+    }
 }
 
-/// Verifies the evidence for a login and returns why the login is refused, if it is; otherwise records the provider's
-/// data.
+/// Verifies the evidence for a login. Returns the reason if the login is refused. Otherwise records the use of the
+/// evidence, and the identity that the provider asserts.
 fn check(transaction: &Transaction<'_>, person: &str, proof: &Proof, now: u64) -> Result<Option<Login>> {
     match proof {
         Proof::Password(hash) => {
             let mut statement =
                 transaction.prepare_cached("SELECT 1 FROM accounts WHERE person = ?1 AND password = ?2")?;
             Ok(if statement.exists([person, hash])? { None } else { Some(Login::Outdated) })
+        }
+        Proof::Console(token) => {
+            let mut live = transaction.prepare_cached(
+                "SELECT 1 FROM sessions WHERE token = ?1 AND person = ?2 AND expires > ?3 AND ends IS NOT NULL",
+            )?;
+            Ok(if live.exists(params![token, person, now.cast_signed()])? { None } else { Some(Login::Outdated) })
         }
         Proof::Service(key) => {
             let changed = transaction.execute(
@@ -196,11 +228,12 @@ fn check(transaction: &Transaction<'_>, person: &str, proof: &Proof, now: u64) -
     }
 }
 
-/// Stores the provider's tokens with a session.
+/// Stores the provider's data about a session: subject, session identifier and refresh token.
 fn attach(transaction: &Transaction<'_>, token: &TokenHash, proof: &Proof, now: u64) -> Result<()> {
     if let Proof::Provider { identity, refresh_token } = proof {
         transaction.execute(
-            "INSERT INTO provider_sessions (token, subject, sid, refresh_token, renewed) VALUES (?1, ?2, ?3, ?4, ?5)",
+            "INSERT INTO provider_sessions (token, subject, sid, refresh_token, renewed, login)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?1)",
             params![
                 token,
                 identity.subject,
@@ -208,6 +241,14 @@ fn attach(transaction: &Transaction<'_>, token: &TokenHash, proof: &Proof, now: 
                 refresh_token.as_ref().map(|token| token.as_str()),
                 now.cast_signed()
             ],
+        )?;
+    }
+    // The device's session ends when the provider refuses the person of the console's session or logs that person out.
+    if let Proof::Console(console) = proof {
+        transaction.execute(
+            "INSERT INTO provider_sessions (token, subject, sid, refresh_token, renewed, login)
+             SELECT ?1, subject, sid, NULL, renewed, login FROM provider_sessions WHERE token = ?2",
+            params![token, console],
         )?;
     }
     Ok(())

@@ -1,21 +1,21 @@
-//! Migrates the database of an earlier version to the current format.
+//! Converts the database of an earlier version to the current format.
 
-use super::{SCHEMA_VERSION, holders};
+use super::{SCHEMA_VERSION, holders, identities, leases, scores};
 use anyhow::{Context, Result, bail};
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use std::path::Path;
 
-/// The earliest format that can be migrated.
+/// The earliest format that can be converted.
 const EARLIEST: i64 = 9;
 
-/// Checks the format of the database at `path` and migrates an earlier one, completely or not at all.
+/// Checks the format of the database at `path` and converts an earlier one, completely or not at all.
 pub(super) fn run(connection: &mut Connection, path: &Path) -> Result<()> {
     let shown = path.display();
     if version(connection)? == SCHEMA_VERSION {
         return Ok(());
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Another process may have migrated it meanwhile.
+    // Another process may have converted the database since `version` read its format.
     let found = version(&transaction)?;
     if !(EARLIEST..=SCHEMA_VERSION).contains(&found) {
         bail!(
@@ -27,10 +27,16 @@ pub(super) fn run(connection: &mut Connection, path: &Path) -> Result<()> {
         name_holders(&transaction).with_context(|| format!("cannot convert {shown} from format {found} to 10"))?;
     }
     if found < 11 {
-        // The demand of a grant's rule in a sealed tunnel. Earlier rules demanded nothing.
+        // The new column contains the demands of a grant's rule on a sealed tunnel. Earlier rules had none.
         transaction
             .execute_batch("ALTER TABLE grants ADD COLUMN sealing TEXT")
             .with_context(|| format!("cannot convert {shown} from format {found} to 11"))?;
+    }
+    if found < 12 {
+        count_leases(&transaction, found)
+            .and_then(|()| link_devices(&transaction))
+            .and_then(|()| Ok(transaction.execute_batch(scores::SCHEMA)?))
+            .with_context(|| format!("cannot convert {shown} from format {found} to 12"))?;
     }
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     transaction.commit()?;
@@ -42,8 +48,8 @@ fn version(connection: &Connection) -> Result<i64> {
     Ok(connection.pragma_query_value(None, "user_version", |row| row.get(0))?)
 }
 
-/// Migrates to format 10: accounts have numbers, sessions have slots, and a grant ends with its session, however the
-/// session ends. Handles of earlier grants identify no holder.
+/// Converts to format 10, in which accounts have numbers, sessions have slots, and a grant ends with its session,
+/// however the session ends. The handles of earlier grants contain no holder.
 fn name_holders(transaction: &Transaction<'_>) -> Result<()> {
     transaction.execute_batch(holders::SCHEMA)?;
     transaction.execute_batch(
@@ -67,5 +73,41 @@ fn name_holders(transaction: &Transaction<'_>) -> Result<()> {
             WHERE revoked IS NULL AND session NOT IN (SELECT token FROM sessions);
          INSERT OR IGNORE INTO rechecks (verifier) SELECT verifier FROM verifiers;",
     )?;
+    Ok(())
+}
+
+/// Converts to format 12, in which a grant can be renewed without another record. Earlier grants cannot be renewed:
+/// their agents request others.
+fn count_leases(transaction: &Transaction<'_>, found: i64) -> Result<()> {
+    transaction.execute_batch(
+        "ALTER TABLE grants ADD COLUMN number INTEGER;
+         ALTER TABLE grants ADD COLUMN lease INTEGER;",
+    )?;
+    // The conversion to format 10 has created these tables in their current form.
+    if found >= 10 {
+        transaction.execute_batch(
+            "ALTER TABLE session_verifiers ADD COLUMN lease INTEGER NOT NULL DEFAULT 86400;
+             ALTER TABLE account_numbers ADD COLUMN paced INTEGER NOT NULL DEFAULT 0;",
+        )?;
+    }
+    leases::begin(transaction)
+}
+
+/// Converts to format 12, in which the session of a device that a person logged in at the console belongs to the login
+/// at the provider. Format 11 did not record this. The latest console session counts that has a refresh token and the
+/// same subject and session identifier.
+fn link_devices(transaction: &Transaction<'_>) -> Result<()> {
+    transaction.execute_batch(
+        "ALTER TABLE provider_sessions ADD COLUMN login BLOB;
+         UPDATE provider_sessions SET login = token;
+         UPDATE provider_sessions AS device SET login = coalesce((
+            SELECT token FROM provider_sessions AS console JOIN sessions USING (token)
+            WHERE ends IS NOT NULL AND refresh_token IS NOT NULL AND console.subject = device.subject
+                AND console.sid IS device.sid
+            ORDER BY created DESC LIMIT 1), token)
+         WHERE refresh_token IS NULL AND token IN (SELECT token FROM sessions WHERE ends IS NULL);
+         DROP TRIGGER provider_sessions_end;",
+    )?;
+    transaction.execute_batch(identities::LOGINS)?;
     Ok(())
 }

@@ -20,29 +20,32 @@ CREATE TRIGGER passkeys_end AFTER DELETE ON accounts BEGIN
 END;
 ";
 
-/// The user handle by which authenticators know an account; random, so that it reveals nothing else.
+/// The user handle by which authenticators identify an account. It is random, so that it reveals nothing else.
 pub type PasskeyHandle = [u8; 64];
 
-/// A passkey. Holds public keys only.
+/// A registered passkey. It contains no secret, only public keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Passkey {
     /// The passkey's id.
     pub id: Vec<u8>,
     /// The immutable part of the passkey, including its public key.
     pub fixed: Vec<u8>,
-    /// The part that a login changes.
+    /// The mutable part of the passkey, which a login changes.
     pub state: [u8; 7],
     /// The name that the person gave the passkey.
     pub name: String,
     /// Time of creation, in Unix seconds.
     pub created: u64,
-    /// Time of the last login with the passkey, in Unix seconds.
+    /// Time of the last login with the passkey, in Unix seconds; `None` if there was none.
     pub used: Option<u64>,
 }
 
 impl Database {
-    /// Adds a second factor to an account, after the person has proved possession with the code of time step `step`.
-    /// Returns false if the account has one already.
+    /// Adds a second factor to an account, after the person has proved possession of this factor with the code of time
+    /// step `step`. Returns false if the account already has one, or does not exist.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn add_totp(&mut self, person: &str, secret: &[u8], step: u64, by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
             let added = transaction.execute(
@@ -57,6 +60,9 @@ impl Database {
     }
 
     /// Removes an account's second factor.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn remove_totp(&mut self, person: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             transaction.execute("UPDATE accounts SET totp = NULL WHERE person = ?1", [person])?;
@@ -64,7 +70,10 @@ impl Database {
         })
     }
 
-    /// Returns the handle of an account, which becomes `fresh` if the account has none.
+    /// Returns the user handle of an account. If the account has none yet, it gets the handle `fresh`.
+    ///
+    /// # Errors
+    /// There is no such account, or the database cannot be written.
     pub fn passkey_handle(&mut self, person: &str, fresh: PasskeyHandle) -> Result<PasskeyHandle> {
         self.write(|transaction| {
             let add = "INSERT OR IGNORE INTO passkey_handles (person, handle)
@@ -76,6 +85,9 @@ impl Database {
     }
 
     /// Returns a person's passkeys, oldest first.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn passkeys(&self, person: &str) -> Result<Vec<Passkey>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT id, fixed, state, name, created, used FROM passkeys WHERE person = ?1 ORDER BY created, rowid",
@@ -84,7 +96,10 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Returns the passkey of an id, with its owner and the owner's handle.
+    /// Returns the passkey with this id, its owner and the owner's handle; `None` if there is none.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn passkey(&self, id: &[u8]) -> Result<Option<(Passkey, String, PasskeyHandle)>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT id, fixed, state, name, created, used, person, handle FROM passkeys JOIN passkey_handles USING (person)
@@ -93,7 +108,11 @@ impl Database {
         Ok(statement.query_row([id], |row| Ok((passkey(row)?, row.get(6)?, row.get(7)?))).optional()?)
     }
 
-    /// Adds a passkey. Returns false if there are too many, or if one of this id exists.
+    /// Adds a passkey to an account. Returns false if the account does not exist, if it has the maximum number of
+    /// passkeys, or if a passkey with this id exists.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn add_passkey(&mut self, person: &str, passkey: &Passkey, by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
             let added = transaction.execute(
@@ -118,7 +137,10 @@ impl Database {
         })
     }
 
-    /// Removes a person's passkey. Returns false if there is none.
+    /// Removes a person's passkey. Returns false if the person has no passkey with this id.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn remove_passkey(&mut self, person: &str, id: &[u8], by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
             let remove = "DELETE FROM passkeys WHERE person = ?1 AND id = ?2 RETURNING name";
@@ -131,7 +153,8 @@ impl Database {
     }
 }
 
-/// Records the use of a passkey in a login. Returns false if the passkey no longer exists or was used meanwhile.
+/// Records the use of a passkey in a login. Returns false if the passkey no longer exists or was used since its state
+/// `before`.
 pub(super) fn used(
     transaction: &Transaction<'_>,
     person: &str,
@@ -141,7 +164,8 @@ pub(super) fn used(
     now: u64,
 ) -> Result<bool> {
     let changed = transaction.execute(
-        // A passkey used meanwhile has another state: if two assertions have the same counter, one comes from a copy.
+        // A passkey that was used meanwhile has another state: if two assertions have the same counter, one comes from
+        // a copy.
         "UPDATE passkeys SET state = ?4, used = ?5 WHERE id = ?1 AND person = ?2 AND state = ?3",
         params![id, person, before, after, now.cast_signed()],
     )?;

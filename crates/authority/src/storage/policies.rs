@@ -1,4 +1,5 @@
-//! Past policies as numbered versions, and refusals, on which a draft can be tried.
+//! Policies that are or were in force, as numbered versions; and refused requests, which a draft of a policy can decide
+//! again.
 
 use super::{AuditEvent, Database, Operator, devices, revocation};
 use anyhow::{Context, Result, bail};
@@ -21,20 +22,21 @@ CREATE TABLE refusals (
 CREATE INDEX refusals_by_time ON refusals (time);
 ";
 
-/// Maximum number of refusals kept, and how long they are kept in seconds.
+/// Maximum number of refusals that are kept.
 const MOST_REFUSALS: u32 = 100_000;
+/// Number of seconds for which refusals are kept.
 const REFUSALS_KEPT: i64 = 7 * 86_400;
 
-/// A policy that was put in force.
+/// An entry of the list of versions: a policy that is or was in force.
 #[derive(Debug, Serialize)]
 pub struct PolicyVersion {
-    /// Version number, from 1.
+    /// The version number, counted from 1.
     pub version: i64,
     /// Time at which the version was put in force, in Unix seconds.
     pub time: u64,
-    /// The operator who put the version in force.
+    /// The operator who put the version in force, if known.
     pub operator: Option<String>,
-    /// Origin of the version: `apply FILE`, `reload`, `rollback to N`, `found at start`.
+    /// The origin of the version: `apply FILE`, `reload`, `rollback to N`, `console`, `found at start`.
     pub note: String,
     /// The SHA-256 of the policy's text, in hex.
     pub sha256: String,
@@ -44,20 +46,21 @@ pub struct PolicyVersion {
 pub struct PolicyChange {
     /// The policy's text.
     pub text: String,
-    /// Origin of the change, for the list of versions.
+    /// The origin of the change, for the list of versions.
     pub note: String,
     /// The operator who makes the change, if known.
     pub by: Option<Operator>,
-    /// Summary of the policy, for the audit trail.
+    /// A summary of the policy, for the audit trail.
     pub summary: String,
-    /// The version that the change must follow, if the operator has reviewed the change against it; any if `None`.
+    /// The version that must be in force, if the operator has compared the change with it; `None` if this can be any
+    /// version.
     pub after: Option<i64>,
 }
 
-/// Error: a version other than the reviewed one is in force.
+/// Error: the version in force is not the one that the operator reviewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outdated {
-    /// The version in force.
+    /// The number of the version that is in force.
     pub version: i64,
 }
 
@@ -69,7 +72,7 @@ impl std::fmt::Display for Outdated {
 
 impl std::error::Error for Outdated {}
 
-/// A request that the policy in force at the time refused.
+/// A refused request. The policy that was in force at the time of the request refused it.
 #[derive(Clone, Debug)]
 pub struct Refusal {
     /// Time of the request, in Unix seconds.
@@ -82,7 +85,7 @@ pub struct Refusal {
     pub source: IpAddr,
     /// The destination of the request.
     pub to: Destination,
-    /// The device's current tags.
+    /// The current tags of the device.
     pub tags: Vec<String>,
 }
 
@@ -94,8 +97,12 @@ impl Refusal {
 }
 
 impl Database {
-    /// Records a policy, revokes the grants that it forbids and calls `put` to write its file: completely or not at
-    /// all. Returns the version number, which stays the same if the text does.
+    /// Records a policy, revokes the grants in `forbidden`, and calls `put` to write the policy's file. If one of these
+    /// steps fails, nothing is recorded or revoked. Returns the version number. A policy with the text of the current
+    /// version keeps its number.
+    ///
+    /// # Errors
+    /// Another version than `after` is in force, `put` failed, or the database cannot be written.
     pub fn apply_policy(
         &mut self,
         change: &PolicyChange,
@@ -115,13 +122,19 @@ impl Database {
         })
     }
 
-    /// Records the policy that a server starts with, unless it is the last one recorded.
+    /// Records the policy with which a server starts, unless it is the version that was recorded last.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn note_policy(&mut self, change: &PolicyChange, now: u64) -> Result<()> {
         let same = last(&self.connection)?.is_some_and(|(_, sha256)| sha256 == digest(&change.text));
         if same { Ok(()) } else { self.write(|transaction| record(transaction, change, now).map(|_| ())) }
     }
 
-    /// Returns all versions, newest first.
+    /// Returns all versions of the policy, newest first.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn policies(&self) -> Result<Vec<PolicyVersion>> {
         let mut statement = self
             .connection
@@ -138,20 +151,31 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Returns the version number and the text of the policy in force.
+    /// Returns number and text of the version in force.
+    ///
+    /// # Errors
+    /// No version has been recorded, or the database cannot be read.
     pub fn policy_in_force(&self) -> Result<(i64, String)> {
         let (version, _) = last(&self.connection)?.context("no policy has been in force yet")?;
         Ok((version, self.policy_text(version)?))
     }
 
-    /// Returns the text of a version.
+    /// Returns the text of a version of the policy.
+    ///
+    /// # Errors
+    /// There is no such version, or the database cannot be read.
     pub fn policy_text(&self, version: i64) -> Result<String> {
         let read = "SELECT text FROM policies WHERE version = ?1";
         let text = self.connection.query_row(read, [version], |row| row.get(0)).optional()?;
-        text.with_context(|| format!("no version {version} of the policy: `policy history` lists them"))
+        text.with_context(|| {
+            format!("no version {version} of the policy: `vouchsafe authority policy history` lists the versions")
+        })
     }
 
-    /// Records a refusal.
+    /// Records a refused request. The tags of the device are not recorded.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn add_refusal(&mut self, refusal: &Refusal) -> Result<()> {
         let Refusal { time, person, device, source, to, .. } = refusal;
         self.write_soon(|transaction| {
@@ -172,7 +196,10 @@ impl Database {
         })
     }
 
-    /// Returns the refusals since a time, oldest first.
+    /// Returns the refused requests since `since`, in Unix seconds, oldest first.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn refusals(&self, since: u64) -> Result<Vec<Refusal>> {
         let mut statement = self.connection.prepare(
             "SELECT time, person, device, source, address, protocol, port FROM refusals WHERE time >= ?1 ORDER BY id",

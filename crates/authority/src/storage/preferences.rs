@@ -1,4 +1,4 @@
-//! Persons' choices, made at the console, about where their identity may go.
+//! The persons' choices about where their identity may go, which they make at the console.
 
 use super::{AuditEvent, Database, Operator, Walk, reach, revocation};
 use anyhow::Result;
@@ -17,8 +17,11 @@ CREATE TABLE preferences (
 ";
 
 impl Database {
-    /// Stores a choice in place of an earlier one about the same target, or deletes the earlier one. Returns false if
-    /// there are too many.
+    /// Stores a person's choice about a target in place of the earlier one, or deletes the earlier one if `choice` is
+    /// `None`. Returns false, and stores nothing, if the person already has the maximum number of choices.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn set_preference(
         &mut self,
         person: &str,
@@ -47,8 +50,10 @@ impl Database {
         })
     }
 
-    /// Returns all choices, by person. An unreadable choice counts as `never`, so that no grant is issued because of
-    /// it.
+    /// Returns the choices of all persons. A choice that cannot be read counts as `never`, so that it allows no grant.
+    ///
+    /// # Errors
+    /// The database cannot be read, or the target of a choice is malformed.
     pub fn preferences(&self) -> Result<HashMap<String, Preferences>> {
         let mut statement =
             self.connection.prepare_cached("SELECT person, target, choice FROM preferences ORDER BY person, target")?;
@@ -63,10 +68,13 @@ impl Database {
         Ok(all.into_iter().map(|(person, all)| (person, Preferences::new(all))).collect())
     }
 
-    /// Examines the next of a person's unexpired grants, revokes those that these choices forbid, and returns their
-    /// number and where to go on. The first call also makes verifiers recheck the flows that outlived their grants:
-    /// the authority does not read expired grants, of which there may be any number, unless a verifier has flows of
-    /// them.
+    /// Examines a limited number of a person's unexpired grants after the position `from`, and revokes those that the
+    /// choices forbid. Returns the number of revoked grants, and the position at which the next call continues, or
+    /// `None` at the end. The first call also makes verifiers ask about flows that outlived their grants, because the
+    /// authority does not examine expired grants, whose number is unlimited.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn revoke_some_withheld(
         &mut self,
         person: &str,

@@ -1,4 +1,4 @@
-//! Addresses and services that the live grants of a person cover, for the person's choices.
+//! The destinations that the live grants of a person cover, so that the person's choices can be applied to the grants.
 
 use super::revocation::{HELD, ended_by};
 use anyhow::{Context, Result};
@@ -6,7 +6,7 @@ use engine::policy::Scope;
 use rusqlite::{Transaction, params};
 use wire::{Destination, Flags, Handle};
 
-/// Maximum number of grants that are examined, and perhaps revoked, before other accounts have their turn.
+/// Maximum number of grants that one transaction examines, and perhaps revokes. Other accounts then have their turn.
 const EXAMINED: usize = 64;
 
 /// A position among a person's grants, in the order of their expiry.
@@ -17,20 +17,21 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Returns the position of the first grant that is unexpired at a verifier whose clock may be behind.
+    /// Returns the position before the first grant that is possibly unexpired on a verifier whose clock is slow.
     pub fn from_unexpired(now: u64) -> Self {
         Self { expires: ended_by(now), handle: i64::MAX }
     }
 }
 
-/// The parts of a grant that a person's choices are about.
+/// The parts of a grant that a person's choices refer to.
 pub(super) struct Reach {
     pub handle: Handle,
     pub scope: Scope,
     pub to: Destination,
 }
 
-/// Returns some of a person's held grants after `from`, and where to go on.
+/// Returns up to [`EXAMINED`] of a person's live grants after `from`, and the position at which to continue, or `None`
+/// if there are no more.
 pub(super) fn held_from(transaction: &Transaction<'_>, person: &str, from: Walk) -> Result<(Vec<Reach>, Option<Walk>)> {
     let mut statement = transaction.prepare_cached(&format!(
         "SELECT handle, address, protocol, port, prefix, flags, expires

@@ -1,5 +1,5 @@
-//! Revocation of single grants, below everything that decides which: the rows are marked, and the announcements to
-//! verifiers are queued.
+//! Revocation of single grants: marks their rows and queues the announcements to verifiers. Other modules decide which
+//! grants to revoke.
 
 use super::{AuditEvent, TokenHash};
 use anyhow::Result;
@@ -9,10 +9,10 @@ use rusqlite::{ToSql, Transaction};
 use std::collections::BTreeSet;
 use wire::Handle;
 
-/// Condition for grants that neither were revoked nor ended with their session.
+/// The condition in SQL for grants that were not revoked and whose session has not ended.
 pub(super) const HELD: &str = "revoked IS NULL AND ended IS NULL";
 
-/// Revokes grants that the policy or the person does not permit, each with an audit entry.
+/// Revokes grants that the policy or the person's choices forbid, each with an audit entry.
 pub(super) fn revoke_forbidden(
     transaction: &Transaction<'_>,
     grants: &[(Handle, String)],
@@ -42,7 +42,8 @@ pub(super) fn revoke_of_verifier(transaction: &Transaction<'_>, verifier: &str, 
     mark(transaction, "verifier = ?3", now, &[&verifier])
 }
 
-/// Makes the verifiers for which a person's live sessions had grants recheck their flows.
+/// Queues a recheck for the verifiers for which a person's live sessions had grants: they ask which of their flows to
+/// cut.
 pub(super) fn recheck_of_person(transaction: &Transaction<'_>, person: &str) -> Result<()> {
     let mut recheck = transaction.prepare_cached(
         "INSERT OR IGNORE INTO rechecks (verifier) SELECT verifier FROM account_numbers
@@ -53,9 +54,9 @@ pub(super) fn recheck_of_person(transaction: &Transaction<'_>, person: &str) -> 
     Ok(())
 }
 
-/// Revokes the grants that `condition` selects (constant text, values from `?3` on), including expired ones, whose
-/// flows may be live. Unexpired grants are queued for announcement; for the others, the verifiers are queued for a
-/// recheck of their flows.
+/// Revokes the grants that `condition` selects (constant text, with values from `?3` on), including expired grants,
+/// whose flows may still be live. Queues unexpired grants for announcement. Queues a recheck at the verifiers of grants
+/// whose first lease has expired, because the announcement names only handles with which a token can still be made.
 pub(super) fn mark(
     transaction: &Transaction<'_>,
     condition: &'static str,
@@ -64,7 +65,8 @@ pub(super) fn mark(
 ) -> Result<()> {
     let mut statement = transaction.prepare_cached(&format!(
         "UPDATE grants SET revoked = ?1, announced = CASE WHEN expires > ?2 THEN 0 END
-         WHERE revoked IS NULL AND {condition} RETURNING announced, verifier"
+         WHERE revoked IS NULL AND {condition}
+         RETURNING announced IS NULL OR issued + lease <= ?2, verifier"
     ))?;
     let times: [&dyn ToSql; 2] = [&now.cast_signed(), &ended_by(now)];
     let values: Vec<_> = times.into_iter().chain(values.iter().copied()).collect();
@@ -72,7 +74,7 @@ pub(super) fn mark(
     let mut rechecks = BTreeSet::new();
     while let Some(row) = rows.next()? {
         let verifier = row.get_ref(1)?.as_str()?;
-        if row.get_ref(0)? == ValueRef::Null && !rechecks.contains(verifier) {
+        if row.get_ref(0)? == ValueRef::Integer(1) && !rechecks.contains(verifier) {
             rechecks.insert(verifier.to_owned());
         }
     }
@@ -84,7 +86,8 @@ pub(super) fn mark(
     Ok(())
 }
 
-/// Returns the expiry time up to which a grant has expired for verifiers too, whose clocks may be behind.
+/// Returns the latest expiry time, in Unix seconds, of grants that have expired even for verifiers whose clocks are
+/// behind.
 pub(super) fn ended_by(now: u64) -> i64 {
     now.cast_signed() - i64::from(CLOCK_SKEW_MAX)
 }

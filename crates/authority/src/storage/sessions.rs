@@ -1,13 +1,13 @@
-//! Sessions, stored by the hash of the bearer token or, at the console, of the cookie.
+//! Sessions. They are stored under the hash of the bearer token or, at the console, of the cookie.
 
-use super::{AuditEvent, Database, Operator, TokenHash, holders, names};
+use super::{AuditEvent, Database, LOW_SCORE, Operator, TokenHash, holders, names};
 use anyhow::Result;
 use engine::policy::Subject;
 use rusqlite::{Connection, OptionalExtension, ToSql, Transaction, params};
 use serde::Serialize;
 use std::net::IpAddr;
 
-/// The session of a logged-in person on a device.
+/// The session of a logged-in person or service account on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
     /// The person's name.
@@ -16,15 +16,16 @@ pub struct Session {
     pub device: String,
     /// Time of expiry, in Unix seconds.
     pub expires: u64,
-    /// The device's tags.
+    /// The current tags of the device, and that of a low score.
     pub tags: Vec<String>,
-    /// Groups, except those of the policy: from the identity provider, or of a service account.
+    /// Groups, except groups that the policy defines: those that the identity provider reports, or those of a service
+    /// account.
     pub groups: Vec<String>,
-    /// Latest end of a browser's console session, regardless of use; `None` for other sessions. Console sessions get no
-    /// grants.
+    /// The latest end of a browser's console session, in Unix seconds, however much it is used; `None` for other
+    /// sessions. Console sessions get no grants.
     pub ends: Option<u64>,
-    /// The holder that the handles of the session's grants identify. Assigned when the session is recorded; the default
-    /// at the console.
+    /// The holder that the handles of the session's grants contain. It is assigned when the session is recorded.
+    /// Console sessions have the default holder.
     pub holder: wire::Holder,
 }
 
@@ -40,7 +41,7 @@ impl Session {
     }
 }
 
-/// The holder of a session.
+/// The person and the device of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// The person's name.
@@ -49,7 +50,7 @@ pub struct Holder {
     pub device: String,
 }
 
-/// A session as it is listed.
+/// An entry of the list of sessions for administrators.
 #[derive(Debug, Serialize)]
 pub struct SessionEntry {
     /// The person whose session it is.
@@ -58,17 +59,17 @@ pub struct SessionEntry {
     pub device: String,
     /// Source address of the login.
     pub source: String,
-    /// Groups, except those of the policy.
+    /// Groups of the person, except groups that the policy defines.
     pub groups: Vec<String>,
     /// Time of the login, in Unix seconds.
     pub created: u64,
     /// Time of expiry, in Unix seconds.
     pub expires: u64,
-    /// Time of the last renewal with the identity provider, in Unix seconds.
+    /// Time of the last renewal with the identity provider, in Unix seconds; `None` for other sessions.
     pub renewed: Option<u64>,
 }
 
-/// A session as its owner sees it.
+/// An entry of the list of a person's own sessions.
 #[derive(Debug)]
 pub struct OwnSession {
     /// The hash of the session's token.
@@ -86,27 +87,37 @@ pub struct OwnSession {
 }
 
 impl Database {
-    /// Ends a session and revokes its grants.
-    pub fn end_session(&mut self, token: TokenHash, session: &Session, source: IpAddr, now: u64) -> Result<()> {
-        self.write(|transaction| {
-            end(transaction, &token, now)?;
-            let event = if session.ends.is_some() { "console_logout" } else { "logout" };
-            let event = AuditEvent::new(event).person(&session.person).device(&session.device);
-            event.source(source).write(transaction, now)
-        })
-    }
-
-    /// Ends the sessions that have expired, with their grants, and returns their number.
+    /// Ends the sessions that have expired at `now`, with their grants, and returns their number.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn end_expired_sessions(&mut self, now: u64) -> Result<usize> {
         self.write_soon(|transaction| end_expired(transaction, now))
     }
 
-    /// Returns the holder of a token's session, unless the session has ended.
+    /// Returns person and device of the session with this token, or `None` if it has ended.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn session_of_token(&self, token: &TokenHash, now: u64) -> Result<Option<Holder>> {
         of_token(&self.connection, token, now)
     }
 
-    /// Ends a person's session, selected by its [`session_number`], with its grants. Returns false if there is none.
+    /// Returns the address from which a session was begun, or `None` if it has ended.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn source_of(&self, token: &TokenHash) -> Result<Option<IpAddr>> {
+        let mut statement = self.connection.prepare_cached("SELECT source FROM sessions WHERE token = ?1")?;
+        let source: Option<String> = statement.query_row([token], |row| row.get(0)).optional()?;
+        Ok(source.and_then(|source| source.parse().ok()))
+    }
+
+    /// Ends the session of a person with this [`session_number`], with its grants. Returns false if the person has no
+    /// such session.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn end_own_session(&mut self, person: &str, number: u64, by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
             let own = own_sessions(transaction, person)?;
@@ -120,6 +131,9 @@ impl Database {
     }
 
     /// Ends all sessions of a person except `but`, with their grants. Reports whether there were any.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn end_other_sessions(&mut self, person: &str, but: &TokenHash, by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
             let mut others = own_sessions(transaction, person)?;
@@ -133,7 +147,10 @@ impl Database {
         })
     }
 
-    /// Extends a console session to `expires`, but not beyond its latest end.
+    /// Extends a console session to `expires`, in Unix seconds, but not beyond its latest end.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn prolong_session(&mut self, token: TokenHash, expires: u64) -> Result<()> {
         self.write_soon(|transaction| {
             transaction.execute(
@@ -144,7 +161,10 @@ impl Database {
         })
     }
 
-    /// Returns a person's live sessions, newest first.
+    /// Returns the sessions of a person that are live at `now`, newest first.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn sessions_of(&self, person: &str, now: u64) -> Result<Vec<OwnSession>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT token, device, source, created, expires, ends IS NOT NULL FROM sessions
@@ -163,7 +183,10 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Returns the accounts and source addresses of all stored sessions.
+    /// Returns each combination of person and source address that occurs in the stored sessions.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn login_sources(&self) -> Result<Vec<(String, IpAddr)>> {
         let mut statement = self.connection.prepare("SELECT DISTINCT person, source FROM sessions")?;
         let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get::<_, String>(1)?)))?;
@@ -171,7 +194,10 @@ impl Database {
         Ok(rows.into_iter().filter_map(|(person, source)| Some((person, source.parse().ok()?))).collect())
     }
 
-    /// Returns all live sessions, for listing.
+    /// Returns all sessions that are live at `now`, sorted by person and time of login.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn session_entries(&self, now: u64) -> Result<Vec<SessionEntry>> {
         let mut statement = self.connection.prepare(
             "SELECT sessions.person, device, source, groups, sessions.created, expires, renewed FROM sessions
@@ -192,18 +218,22 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Returns all live sessions with their groups and tags. One statement, because all of it is read after every
-    /// change.
+    /// Returns all sessions that are live at `now`, with their groups and tags, by the hashes of their tokens. A single
+    /// SQL statement reads them all, because this function runs after every change of the database.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn sessions(&self, now: u64) -> Result<Vec<(TokenHash, Session)>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT token, sessions.person, device, expires, ends, groups, (SELECT json_group_array(tag) FROM (
                 SELECT tag FROM device_tags AS tags
                     WHERE tags.person = sessions.person AND tags.device = sessions.device
-                UNION SELECT value FROM json_each(identities.tags))), account, slot
+                UNION SELECT value FROM json_each(identities.tags)
+                UNION SELECT ?2 FROM scores WHERE scores.person = sessions.person AND low = 1)), account, slot
              FROM sessions LEFT JOIN identities USING (person) LEFT JOIN session_slots ON session = token
              WHERE expires > ?1",
         )?;
-        let rows = statement.query_map([now.cast_signed()], |row| {
+        let rows = statement.query_map(params![now.cast_signed(), LOW_SCORE], |row| {
             let expires = row.get::<_, i64>(3)?.cast_unsigned();
             let ends = row.get::<_, Option<i64>>(4)?.map(i64::cast_unsigned);
             let (groups, mut tags) = (names(row.get(5)?), names(row.get(6)?));
@@ -223,7 +253,7 @@ pub(super) fn of_token(connection: &Connection, token: &TokenHash, now: u64) -> 
     Ok(holder.optional()?)
 }
 
-/// Returns a short number for a session: the first 8 bytes of its token's hash.
+/// Returns a short number that identifies a session: the first 8 bytes of its token's hash.
 pub fn session_number(token: &TokenHash) -> u64 {
     token[..8].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
@@ -254,8 +284,8 @@ pub(super) fn end_expired(transaction: &Transaction<'_>, now: u64) -> Result<usi
     end_those(transaction, "expires <= ?1", params![now.cast_signed()], now)
 }
 
-/// Ends the sessions that `condition` (constant text) selects, with their grants, and returns their number. Every
-/// session that ends, ends here.
+/// Ends the sessions that `condition` (constant text) selects, with their grants, and returns their number. All
+/// sessions end through this function.
 fn end_those(transaction: &Transaction<'_>, condition: &'static str, values: &[&dyn ToSql], now: u64) -> Result<usize> {
     let mut delete = transaction.prepare_cached(&format!("DELETE FROM sessions WHERE {condition} RETURNING token"))?;
     let ended = delete.query_map(values, |row| row.get(0))?.collect::<Result<Vec<TokenHash>, _>>()?;

@@ -1,5 +1,7 @@
 mod choices;
 mod holders;
+mod leases;
+mod logins;
 mod turns;
 
 use super::*;
@@ -52,6 +54,7 @@ fn grant(handle: u64, session: TokenHash) -> Issuance {
         to: Destination { address, protocol: 6, port: 22 },
         scope: Scope { prefix: address.into(), service: Some((6, 22)) },
         flags: Flags::PORT,
+        renewable: None,
     }
 }
 
@@ -67,7 +70,7 @@ async fn of_grants_that_are_recorded_together_one_that_cant_be_takes_no_other_al
     // Grants in separate queues are recorded together.
     let own_line = |(mut grant, person): (Issuance, &str)| {
         grant.owner.person = person.into();
-        storage.add_grant(grant, storage.basis())
+        storage.add_grant(grant, storage.basis(), || {})
     };
     let requests = requests.into_iter().zip(["robot", "second", "third", "fourth"]);
     let requests = futures_util::future::join_all(requests.map(own_line));

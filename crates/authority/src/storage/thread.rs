@@ -1,10 +1,10 @@
-//! Asynchronous access to the database: one thread writes, another only reads. Work is queued per account, and the
+//! Asynchronous access to the database. One thread writes, another only reads. Work is queued per account, and the
 //! queues are served round-robin, so that an account with many requests delays only itself.
 //!
-//! Nobody may hold a lock that accounts share while waiting for an account's queue ([`Storage::call_for`],
-//! [`Storage::read_for`], [`Storage::add_grant`]): an account that fills its queue would delay everybody. Two things
-//! take the place of such a lock. A grant is recorded only on the [`Basis`] that it was decided on, and what is in
-//! memory of the database is changed by the thread that writes, in the order of its writes.
+//! A task must not hold a lock that accounts share while it waits for an account's queue ([`Storage::call_for`],
+//! [`Storage::read_for`], [`Storage::add_grant`]): an account that fills its queue would delay everybody. Two rules
+//! take the place of such a lock. A grant is recorded only if the [`Basis`] that it was decided on has not ended. And
+//! tables in memory that repeat the database are changed only by the thread that writes, in the order of its writes.
 
 use super::{Database, Issuance, Recorded};
 use anyhow::{Context, Result, anyhow};
@@ -13,36 +13,48 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
-/// Maximum number of grants recorded together; the next turn waits for them.
+/// Maximum number of grants recorded in one transaction. Other work waits until it ends.
 const MOST_TOGETHER: usize = 64;
-/// Capacity of an account's queue; further work waits outside it.
+/// Capacity of an account's queue. Tasks with further work wait until there is room.
 const LINE: usize = 64;
-/// The queue of the authority itself.
+/// The name of the queue for the authority's own work.
 const OWN: &str = "";
 
-/// Returns the name of a verifier's queue. It is no person's: their names contain no space.
+/// Returns the name of a verifier's queue. No person has the same name, because names of persons contain no space.
 pub fn verifiers_line(verifier: &str) -> String {
     format!("verifier {verifier}")
 }
 
-/// A job for a thread.
+/// A unit of work for a thread.
 enum Job {
     Work(Box<dyn FnOnce(&mut Database) + Send>),
     Grant(Box<Waiting>),
 }
 
-/// Identifies the state of policy, sessions and keys that a grant was decided on.
+/// Identifies the state of policy, sessions and keys on which a grant was decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Basis(u64);
 
-/// A grant waiting to be recorded.
+/// A grant that waits to be recorded.
 struct Waiting {
     grant: Issuance,
     basis: Basis,
+    /// The thread calls this when it has recorded a grant that can be renewed.
+    begin: Box<dyn FnOnce() + Send>,
     answer: oneshot::Sender<Result<Recorded>>,
 }
 
-/// Asynchronous access to the database.
+impl Waiting {
+    /// Tells the caller the result, after the thread has done what a renewable grant needs.
+    fn answer(self, recorded: Recorded) {
+        if recorded == Recorded::Renewable {
+            (self.begin)();
+        }
+        drop(self.answer.send(Ok(recorded)));
+    }
+}
+
+/// Asynchronous access to the database. Clones share the threads.
 #[derive(Clone)]
 pub struct Storage {
     writer: Arc<Worker>,
@@ -51,7 +63,10 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Starts the threads. They end when the last clone is dropped, or with [`Self::close`].
+    /// Starts the threads. They end when the last clone is dropped, or after [`Self::close`].
+    ///
+    /// # Errors
+    /// The database cannot be opened a second time, or a thread cannot be started.
     pub fn start(database: Database) -> Result<Self> {
         let basis = Arc::new(AtomicU64::new(0));
         let reader = Arc::new(Worker::start("storage-reads", database.reader()?, basis.clone())?);
@@ -59,24 +74,33 @@ impl Storage {
         Ok(Self { writer, reader, basis })
     }
 
-    /// Returns the basis of a decision that begins now. To be called before anything is read that the decision depends
-    /// on.
+    /// Returns the basis of a decision that begins now. Must be called before anything is read on which the decision
+    /// depends.
     pub fn basis(&self) -> Basis {
         Basis(self.basis.load(Ordering::SeqCst))
     }
 
-    /// Ends the current basis: grants that were decided on it are no longer recorded. To be called when a change has
-    /// taken effect, before the grants are read that it may forbid: these are then all that were decided before.
+    /// Ends the current basis: grants that were decided on it are no longer recorded. Must be called after a change has
+    /// taken effect, and before the caller reads the grants that the change possibly forbids. Afterwards, no
+    /// grant that was decided before the change can be recorded.
     pub fn end_basis(&self) {
         self.basis.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Records a grant, together with others that are waiting, if the basis that it was decided on has not ended.
-    /// Completes even if the caller is cancelled.
-    pub async fn add_grant(&self, grant: Issuance, basis: Basis) -> Result<Recorded> {
+    /// Records a grant, together with others that are waiting, if its basis has not ended. Completes even if the caller
+    /// is cancelled. If the grant can be renewed, the thread then calls `begin`.
+    ///
+    /// # Errors
+    /// The database cannot be written, or the threads have ended.
+    pub async fn add_grant(
+        &self,
+        grant: Issuance,
+        basis: Basis,
+        begin: impl FnOnce() + Send + 'static,
+    ) -> Result<Recorded> {
         let (answer, answered) = oneshot::channel();
-        let person: Arc<str> = grant.owner.person.as_str().into();
-        self.writer.send(person, Job::Grant(Box::new(Waiting { grant, basis, answer }))).await?;
+        let (person, begin): (Arc<str>, _) = (grant.owner.person.as_str().into(), Box::new(begin));
+        self.writer.send(person, Job::Grant(Box::new(Waiting { grant, basis, begin, answer }))).await?;
         answered.await.map_err(|_| gone())?
     }
 
@@ -86,7 +110,11 @@ impl Storage {
         self.writer.close().await;
     }
 
-    /// Runs the authority's own work with the database. Work that has begun completes even if the caller is cancelled.
+    /// Runs work with the database in the authority's own queue. Work that is queued completes even if the caller is
+    /// cancelled.
+    ///
+    /// # Errors
+    /// `work` failed, or the thread has ended.
     pub async fn call<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Database) -> Result<T> + Send + 'static,
@@ -94,7 +122,10 @@ impl Storage {
         self.writer.call(OWN, work).await
     }
 
-    /// Like [`Self::call`], but queues the work with the person's.
+    /// Runs work with the database in the queue of a person; see [`Self::call`].
+    ///
+    /// # Errors
+    /// `work` failed, or the thread has ended.
     pub async fn call_for<T: Send + 'static>(
         &self,
         person: &str,
@@ -103,7 +134,10 @@ impl Storage {
         self.writer.call(person, work).await
     }
 
-    /// Runs a person's read-only work, concurrently with work that writes.
+    /// Runs read-only work in the queue of a person, concurrently with work that writes.
+    ///
+    /// # Errors
+    /// `work` failed, or the thread has ended.
     pub async fn read_for<T: Send + 'static>(
         &self,
         person: &str,
@@ -112,7 +146,10 @@ impl Storage {
         self.reader.call(person, work).await
     }
 
-    /// Like [`Self::read_for`], for a verifier.
+    /// Runs read-only work in the queue of a verifier; see [`Self::read_for`].
+    ///
+    /// # Errors
+    /// `work` failed, or the thread has ended.
     pub async fn read_for_verifier<T: Send + 'static>(
         &self,
         verifier: &str,
@@ -122,10 +159,10 @@ impl Storage {
     }
 }
 
-/// A thread with a database, and the work queued for it.
+/// A thread with its database connection, and the work queued for it.
 struct Worker {
     lines: Arc<Lines>,
-    /// Carries no messages: it closes when the thread has closed its database.
+    /// Closes when the thread has closed its database. Carries no messages.
     closed: watch::Receiver<()>,
 }
 
@@ -149,7 +186,8 @@ impl Worker {
                     }
                 }
             }
-            // Before `open`: a caller that waits for the end must find the file closed.
+            // The database is dropped before `open`, so that a caller that waits for the thread's end finds the file
+            // closed.
             drop(database);
             drop(open);
         })?;
@@ -178,7 +216,7 @@ impl Worker {
     }
 }
 
-/// The next step of a thread.
+/// The work that a thread does next.
 enum Turn {
     Work(Box<dyn FnOnce(&mut Database) + Send>, OwnedSemaphorePermit),
     Grants(Vec<(Box<Waiting>, OwnedSemaphorePermit)>),
@@ -194,7 +232,7 @@ struct Lines {
 #[derive(Default)]
 struct Queue {
     lines: HashMap<Arc<str>, Line>,
-    /// The queues that have work, the next in turn first.
+    /// The names of the queues that have work, in the order in which they are served.
     turns: VecDeque<Arc<str>>,
     ends: bool,
 }
@@ -205,7 +243,7 @@ struct Line {
 }
 
 impl Lines {
-    /// Returns the semaphore for the capacity of a queue.
+    /// Returns the semaphore that limits the length of a queue.
     fn room(&self, whose: &Arc<str>) -> Arc<Semaphore> {
         match self.lock().lines.get(whose) {
             Some(line) => line.room.clone(),
@@ -230,13 +268,13 @@ impl Lines {
         Ok(())
     }
 
-    /// Makes the thread end when no work is queued.
+    /// Makes the thread end once no work is queued.
     fn end(&self) {
         self.lock().ends = true;
         self.more.notify_one();
     }
 
-    /// Waits for work; returns `None` if there will be no more.
+    /// Waits for work. Returns `None` if the thread must end.
     fn take(&self) -> Option<Turn> {
         let mut queue = self.lock();
         loop {
@@ -259,8 +297,8 @@ impl Lines {
 }
 
 impl Queue {
-    /// Takes the first job of the next queue in turn, if the job is `wanted`. The queue then goes to the end of the
-    /// rotation.
+    /// Returns the first job of the next queue if the job is `wanted`. In any case, the queue goes to the end of the
+    /// order if it still has work.
     fn next(&mut self, wanted: impl Fn(&Job) -> bool) -> Option<(Job, OwnedSemaphorePermit)> {
         let whose = self.turns.pop_front()?;
         let line = self.lines.get_mut(&whose)?;
@@ -273,7 +311,8 @@ impl Queue {
         found
     }
 
-    /// Adds grants from the heads of other queues, one from each: more from one account would delay the others.
+    /// Adds grants from the heads of other queues, at most one from each, because more from one account would delay the
+    /// others.
     fn add_grants(&mut self, grants: &mut Vec<(Box<Waiting>, OwnedSemaphorePermit)>) {
         for _ in 0..self.turns.len().min(MOST_TOGETHER - 1) {
             if let Some((Job::Grant(grant), room)) = self.next(|job| matches!(job, Job::Grant(_))) {
@@ -303,20 +342,24 @@ fn record(database: &mut Database, waiting: Vec<(Box<Waiting>, OwnedSemaphorePer
     match database.add_grants(waiting.iter().map(|(waiting, _)| &waiting.grant)) {
         Ok(recorded) => {
             for ((waiting, _), recorded) in waiting.into_iter().zip(recorded) {
-                drop(waiting.answer.send(Ok(recorded)));
+                waiting.answer(recorded);
             }
         }
-        // For example a duplicate handle. Nothing was recorded; each grant is retried alone, so that one failure does
-        // not affect the others.
+        // One of the grants is at fault, for example with a duplicate handle. Nothing was recorded. Each grant is
+        // retried alone, so that the fault does not affect the others.
         Err(error) if is_about_one(&error) => {
             for (waiting, _) in waiting {
                 let recorded = database.add_grants([&waiting.grant]).and_then(|recorded| {
                     recorded.into_iter().next().context("a grant was neither recorded nor refused")
                 });
-                drop(waiting.answer.send(recorded));
+                match recorded {
+                    Ok(recorded) => waiting.answer(recorded),
+                    Err(error) => drop(waiting.answer.send(Err(error))),
+                }
             }
         }
-        // The disk is full, or another process holds the database: retrying each grant would multiply the delay.
+        // The database is at fault: the disk is full, or another process locks it. Retrying each grant would multiply
+        // the delay.
         Err(error) => {
             for (waiting, _) in waiting {
                 drop(waiting.answer.send(Err(anyhow!("{error:#}"))));
@@ -325,13 +368,13 @@ fn record(database: &mut Database, waiting: Vec<(Box<Waiting>, OwnedSemaphorePer
     }
 }
 
-/// Reports whether a statement failed because of the data to be written.
+/// Reports whether a statement failed because of the data to be written, and not because of the database.
 fn is_about_one(error: &anyhow::Error) -> bool {
     let code = error.downcast_ref().and_then(rusqlite::Error::sqlite_error_code);
     code == Some(rusqlite::ErrorCode::ConstraintViolation)
 }
 
-/// Keeps an account's work from being queued until this is dropped.
+/// Keeps an account's work from being queued until it is dropped.
 #[cfg(test)]
 pub(crate) struct Held([Arc<Semaphore>; 2]);
 
@@ -344,7 +387,7 @@ impl Drop for Held {
 
 #[cfg(test)]
 impl Storage {
-    /// Leaves no room in an account's queues, which must be empty: further work of the account waits.
+    /// Leaves no room in the queues of an account, which must be empty, so that further work of the account waits.
     pub(crate) fn hold(&self, whose: &str) -> Held {
         Held([&self.writer, &self.reader].map(|worker| {
             let room = Arc::new(Semaphore::new(0));

@@ -1,4 +1,4 @@
-//! Verifiers and their enrolment.
+//! Verifiers, and their enrolment with one-time codes.
 
 use super::{AuditEvent, Database, Operator, TokenHash, revocation};
 use anyhow::{Result, bail};
@@ -6,22 +6,26 @@ use rusqlite::{OptionalExtension, params};
 use serde::Serialize;
 use std::net::IpAddr;
 
-/// A verifier as it is listed.
+/// An entry of the list of verifiers.
 #[derive(Debug, Serialize)]
 pub struct VerifierEntry {
     /// The verifier's id.
     pub verifier: String,
     /// Time of creation, in Unix seconds.
     pub created: u64,
-    /// Time of the last enrolment, in Unix seconds.
+    /// Time of the last enrolment, in Unix seconds; `None` if the verifier has not enrolled yet.
     pub enrolled: Option<u64>,
-    /// Time of expiry of the pending enrolment code, in Unix seconds.
+    /// Time at which the pending enrolment code expires, in Unix seconds; `None` if no code is pending.
     pub code_expires: Option<u64>,
 }
 
 impl Database {
-    /// Adds a verifier with a one-time code. With `renew`, sets a new code for a known verifier; its token remains
+    /// Adds a verifier with a one-time code. With `renew`, gives an existing verifier a new code; its token remains
     /// valid until the code is used.
+    ///
+    /// # Errors
+    /// The verifier exists already (without `renew`) or does not exist (with `renew`), or the database cannot be
+    /// written.
     pub fn add_verifier(
         &mut self,
         id: &str,
@@ -39,9 +43,9 @@ impl Database {
             };
             let values = params![id, code, code_expires.cast_signed(), now.cast_signed()];
             match (transaction.execute(statement, values)?, renew) {
-                (0, true) => bail!("no verifier {id}: `verifier list` shows them"),
+                (0, true) => bail!("no verifier {id}: `vouchsafe authority verifier list` lists the verifiers"),
                 (0, false) => {
-                    bail!("verifier {id} already exists: `verifier add {id} --renew` prints a new code for it")
+                    bail!("verifier {id} already exists: `vouchsafe authority verifier add {id} --renew` prints a new code")
                 }
                 _ => AuditEvent::new("verifier_added").detail(id).by(by).write(transaction, now),
             }
@@ -49,18 +53,24 @@ impl Database {
     }
 
     /// Removes a verifier and revokes the grants for it.
+    ///
+    /// # Errors
+    /// There is no such verifier, or the database cannot be written.
     pub fn remove_verifier(&mut self, id: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             if transaction.execute("DELETE FROM verifiers WHERE verifier = ?1", [id])? == 0 {
-                bail!("no verifier {id}: `verifier list` shows them");
+                bail!("no verifier {id}: `vouchsafe authority verifier list` lists the verifiers");
             }
             revocation::revoke_of_verifier(transaction, id, now)?;
             AuditEvent::new("verifier_removed").detail(id).by(by).write(transaction, now)
         })
     }
 
-    /// Consumes a one-time code and sets `token` as its verifier's token. Returns the verifier's id, or `None` if no
-    /// such code is pending.
+    /// Uses up a one-time code, and makes `token` the token of its verifier. Returns the verifier's id, or `None` if no
+    /// such code is pending at `now`.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub fn enrol(&mut self, code: TokenHash, token: TokenHash, source: IpAddr, now: u64) -> Result<Option<String>> {
         self.write(|transaction| {
             let id: Option<String> = transaction
@@ -78,7 +88,10 @@ impl Database {
         })
     }
 
-    /// Returns the enrolled verifiers by the hashes of their tokens.
+    /// Returns the ids of the enrolled verifiers, with the hashes of their tokens.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn verifier_tokens(&self) -> Result<Vec<(TokenHash, String)>> {
         let mut statement =
             self.connection.prepare_cached("SELECT token, verifier FROM verifiers WHERE token IS NOT NULL")?;
@@ -86,7 +99,10 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Returns all verifiers, by id.
+    /// Returns all verifiers, enrolled or not, sorted by id.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn verifiers(&self) -> Result<Vec<VerifierEntry>> {
         let mut statement = self
             .connection

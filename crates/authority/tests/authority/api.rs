@@ -1,4 +1,4 @@
-//! The API over real TLS: logins, grants, verifiers, and the answers to unauthenticated senders.
+//! The API over real TLS: logins, grants, verifiers, and the responses to unauthenticated senders.
 
 use crate::stage::*;
 use api::{Event, ExplainRequest};
@@ -50,13 +50,14 @@ async fn guessing_is_slowed_and_does_not_end_sessions() {
 #[tokio::test]
 async fn a_session_has_so_many_grants_at_most() {
     let stage = Stage::start().await;
-    let alice = stage.login("alice").await;
+    stage.apply(&POLICY.replace("granularity = \"network\"", "granularity = \"flow\"")).await.unwrap();
+    let (alice, flow) = (stage.login("alice").await, to("203.0.113.70", 6, 80));
     for _ in 0..1024 {
-        alice.grant(&git()).await.unwrap();
+        alice.grant(&flow).await.unwrap();
     }
-    let refused = problem(alice.grant(&git()).await);
+    let refused = problem(alice.grant(&flow).await);
     assert_eq!((refused.r#type.as_str(), refused.status), ("too_many", 429));
-    assert!(stage.login("alice").await.grant(&git()).await.is_ok());
+    assert!(stage.login("alice").await.grant(&flow).await.is_ok());
 }
 
 #[tokio::test]
@@ -285,7 +286,7 @@ async fn everything_is_written_down() {
     assert_eq!(events, ["account_added", "login", "granted", "denied", "login_failed", "logout"]);
     assert!(entries[2].detail.contains(&grant.header[16..]));
     assert!(entries.iter().all(|entry| !entry.detail.contains(&grant.key)));
-    // Commands are recorded with their operator; people's own actions have none.
+    // The audit trail contains the operator of commands; entries about a person's own actions have none.
     let by = entries[0].operator.as_deref().unwrap();
     assert!(by.strip_prefix("uid ").is_some_and(|uid| uid.starts_with(|c: char| c.is_ascii_digit())), "{by}");
     assert!(entries[1..].iter().all(|entry| entry.operator.is_none()));

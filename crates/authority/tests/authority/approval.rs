@@ -1,4 +1,4 @@
-//! An agent is logged in through a person's browser only after the person approves, and only the person's own answer
+//! Approval of agents' logins: an agent is logged in only after the person approves, and only the person's own answer
 //! counts.
 
 use crate::console::{Browser, URL, depart};
@@ -36,7 +36,7 @@ async fn a_person_is_asked_who_wants_to_log_in_and_a_session_needs_their_approva
     assert!(is_pending(&client, &going).await);
     assert_eq!(sessions(&scene), 0, "nobody has approved");
 
-    // One click, such as the second of a double click that an attacker lured here, approves nothing.
+    // A single click approves nothing. An attacker may lure the second click of a double click to this page.
     let question = going.question();
     let unconfirmed = going.browser.submit(&question, &question, &[("answer", "approve")]).await;
     assert_eq!(unconfirmed.status, StatusCode::UNPROCESSABLE_ENTITY);

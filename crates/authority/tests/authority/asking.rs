@@ -1,4 +1,4 @@
-//! Path segments by UDP: the same segments as over HTTPS, for the line's holder alone, and no answer to anyone else.
+//! Path segments by UDP: the holder of a line gets the same segments as over HTTPS, and nobody else gets an answer.
 
 use crate::segments::{TENANTS, address, given, request, tenants_with, withdrawn};
 use crate::stage::*;
@@ -18,7 +18,7 @@ async fn tenants() -> Stage {
     tenants_with("segments = \"127.0.0.1:0\"\nmetrics = \"127.0.0.1:0\"\n").await
 }
 
-/// Returns the request that [`request`] makes, as it is asked of an [`Asker`].
+/// Returns the request of [`request`] in the form that an [`Asker`] takes.
 fn wanted(network: &str, port: u16) -> SegmentRequest {
     let api::SegmentRequest { network, sender, sending, to, sender_port } = request(network, port);
     let to = Destination { address: to.address, protocol: to.protocol, port: to.port };
@@ -73,7 +73,7 @@ impl Caller {
     }
 }
 
-/// Waits until this many requests had this result.
+/// Waits until the server has counted this many requests with this result.
 async fn counted(stage: &Stage, result: &str, count: u64) {
     let line = format!("vouchsafe_authority_segment_datagrams_total{{result=\"{result}\"}} {count}\n");
     let begun = Instant::now();
@@ -178,8 +178,8 @@ async fn forged_requests_and_replay_of_requests_get_no_answer() {
         datagram[at] ^= 0x40;
         datagram
     };
-    // With alice's line and bob's key, for an unknown line, truncated, too long, empty, in the form of an answer,
-    // modified.
+    // The datagrams have alice's line and bob's key, or an unknown line, or are truncated, too long, empty, in the form
+    // of an answer, or modified.
     let forged = bob.key.seal_request(alice.number, 1, &[1; 220]).unwrap();
     let nobodys = alice.key.seal_request(LineNumber(!alice.number.0), 1, &[1; 220]).unwrap();
     let senseless = alice.key.seal_request(alice.number, 9, &[0xff; 220]).unwrap();
@@ -201,12 +201,12 @@ async fn forged_requests_and_replay_of_requests_get_no_answer() {
     assert_eq!(alice.next().await, (2, None));
     counted(&stage, "given", 2).await;
     counted(&stage, "repeated", 3).await;
-    // The forged request, and those modified in the counter, the seal or the line.
+    // These are the request with bob's key, and the requests that were modified in the counter, the seal or the line.
     counted(&stage, "forged", 5).await;
     counted(&stage, "no_line", 2).await;
     counted(&stage, "malformed", 1).await;
     counted(&stage, "not_ours", 11).await;
-    // The line is still hers from another address: endpoints move.
+    // Alice may use her line from another address, because endpoints move.
     let moved = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     moved.connect(alice.socket.peer_addr().unwrap()).await.unwrap();
     let alice = Caller { socket: moved, ..alice };
@@ -228,7 +228,7 @@ async fn a_line_ends_with_its_session_or_when_that_gets_another() {
     first.logout().await.unwrap();
     let fresh = Caller::of(second).await;
     admin::revoke(&stage.directory, &Which::Person("bob".into())).await.unwrap();
-    // The last request is the only one answered; the others were sent before it, on its socket.
+    // The server answers only the last request; the others were sent before it, on its socket.
     for caller in [ended, replaced, revoked] {
         fresh.send(&caller.request(2)).await;
     }
@@ -265,7 +265,7 @@ async fn where_nothing_is_asked_for_by_udp_or_nothing_answers_https_does() {
     let asker = Asker::new(stage.login("alice").await);
     asker.segment(&wanted("blue", 22)).await.unwrap();
     counted(&stage, "given", 1).await;
-    // A restarted server knows none of the earlier lines, and listens on another port too.
+    // A restarted server knows no earlier line, and also listens on another port.
     stage.restart().await;
     assert!(asker.segment(&wanted("blue", 22)).await.is_ok(), "over HTTPS");
     assert!(asker.segment(&wanted("blue", 22)).await.is_ok(), "on another line");

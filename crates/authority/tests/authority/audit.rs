@@ -1,6 +1,6 @@
-//! The audit trails: intact after every operation, and never reported as intact after tampering.
+//! The audit trails: verification finds them intact after every operation, and never after tampering.
 
-use crate::stage::{PASSWORD, Stage, git, login, problem, to};
+use crate::stage::{PASSWORD, POLICY, Stage, git, login, problem, to};
 use authority::storage::{AuditEntry, AuditEvent, AuditQuery, Database, NotedHead, Trail, Verdict};
 use authority::{admin, now};
 use rusqlite::Connection;
@@ -12,6 +12,9 @@ const DAY: u64 = 86_400;
 /// Returns a stopped authority with about 20 entries in both trails.
 async fn trails() -> Stage {
     let mut stage = Stage::start().await;
+    // Each grant is for one flow, so each has an entry.
+    let flows = POLICY.replacen("to = \"git\"\n", "to = \"git\"\ngranularity = \"flow\"\n", 1);
+    stage.apply(&flows).await.unwrap();
     let alice = stage.login("alice").await;
     for port in 80..90 {
         alice.grant(&git()).await.unwrap();
@@ -87,7 +90,7 @@ async fn a_changed_entry_is_named() {
         (Trail::Acts, "rule = NULL, receiver = rule", "receiver = 'git', rule = 'policy.toml:17 staff may use git'"),
         (Trail::Acts, "time = time + 1", "time = time - 1"),
     ] {
-        let id = id(&connection, trail, 6);
+        let id = id(&connection, trail, 8);
         let set = |what| connection.execute(&format!("UPDATE audit SET {what} WHERE id = {id}"), []).unwrap();
         set(change);
         let said = broken(&stage);
@@ -171,7 +174,7 @@ async fn what_is_pruned_leaves_a_chain_and_an_entry_that_says_so() {
     database.audit(&AuditEvent::new("login_failed").person("eve"), now() + 2 * DAY).unwrap();
     database.audit(&AuditEvent::new("login").person("eve"), now() + 2 * DAY).unwrap();
     assert_eq!(verdict(&stage, &early), Verdict::Whole(3), "the last that was cut can still be compared");
-    // Again, so that the first entry about a cut is itself cut.
+    // Prune again, so that the first entry about a cut is cut too.
     database.prune(now() + 4 * DAY, DAY as u32, DAY as u32).unwrap();
     assert_eq!(verdict(&stage, &[]), Verdict::Whole(1));
     assert!(admin::verify_audit(&stage.directory, &early).unwrap_err().to_string().contains("was removed after"));

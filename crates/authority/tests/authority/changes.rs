@@ -3,10 +3,22 @@
 use crate::stage::*;
 use api::{Event, LIVE_FLOWS_MAX, RevokedGrant};
 use authority::admin::Revoked;
-use authority::storage::{Database, Operator, Which};
+use authority::storage::{Database, Operator, RevokedCounts, Which};
 use authority::{Server, admin, now};
 use client::Error;
 use wire::Handle;
+
+#[tokio::test]
+async fn a_revocation_counts_the_sessions_that_it_ends() {
+    let stage = Stage::start().await;
+    let (_first, second) = (stage.login("alice").await, stage.login("alice").await);
+    second.grant(&git()).await.unwrap();
+    let which = Which::Person("alice".into());
+    let counts = RevokedCounts { sessions: 2, grants: 1 };
+    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap(), Revoked { counts, announced: true });
+    let counts = RevokedCounts::default();
+    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap(), Revoked { counts, announced: true });
+}
 
 #[tokio::test]
 async fn a_revoked_grant_is_pushed_to_its_verifier_and_its_holder() {
@@ -14,14 +26,16 @@ async fn a_revoked_grant_is_pushed_to_its_verifier_and_its_holder() {
     let (alice, verifier, other) =
         (stage.login("alice").await, stage.verifier("edge-1").await, stage.verifier("edge-2").await);
     let (mut holder, mut guard, mut bystander) = (events(&alice).await, events(&verifier).await, events(&other).await);
-    let (grant, kept) = (alice.grant(&git()).await.unwrap(), alice.grant(&git()).await.unwrap());
+    let (grant, kept) = (alice.grant(&git()).await.unwrap(), alice.grant(&to("203.0.113.10", 17, 443)).await.unwrap());
     let which = Which::Grant(Handle(handle(&grant)));
-    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap(), Revoked { grants: 1, announced: true });
+    let counts = RevokedCounts { sessions: 0, grants: 1 };
+    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap(), Revoked { counts, announced: true });
     assert_eq!(revoked(&mut guard).await, [handle(&grant)]);
     assert_eq!(revoked(&mut holder).await, [handle(&grant)]);
     let listed = verifier.config().await.unwrap().revoked;
-    assert_eq!((listed.len(), listed[0].handle, u64::from(listed[0].expires)), (1, handle(&grant), grant.expires));
-    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap().grants, 0);
+    assert_eq!((listed.len(), listed[0].handle), (1, handle(&grant)));
+    assert!(u64::from(listed[0].expires) >= grant.expires, "it is refused until its last lease has ended");
+    assert_eq!(admin::revoke(&stage.directory, &which).await.unwrap().counts.grants, 0);
     assert!(admin::revoke(&stage.directory, &Which::Grant(Handle(1))).await.is_err());
 
     let lab = alice.grant(&to("203.0.113.70", 6, 80)).await.unwrap();
@@ -95,7 +109,7 @@ async fn a_policy_change_cuts_what_it_no_longer_permits() {
     let (ssh, quic) = (alice.grant(&git()).await.unwrap(), alice.grant(&to("203.0.113.10", 17, 443)).await.unwrap());
     let lab = alice.grant(&to("203.0.113.70", 6, 80)).await.unwrap();
 
-    // SSH is closed; the lab's grants become narrower; QUIC stays.
+    // The new policy no longer allows SSH, and narrows the scope of grants for the lab. QUIC stays allowed.
     let next_policy = POLICY.replace("\"tcp/22\", ", "").replace("granularity = \"network\"\n", "");
     let text = stage.apply(&next_policy).await.unwrap();
     assert_eq!(text, "version 2: 2 receivers and 3 rules in force; 2 grants revoked");
@@ -125,7 +139,7 @@ async fn flows_of_ended_grants_are_cut_when_their_person_is_revoked() {
     stage.end_grants();
     assert!(verifier.flows_to_cut(&handles).await.unwrap().is_empty());
 
-    assert_eq!(admin::revoke(&stage.directory, &Which::Person("alice".into())).await.unwrap().grants, 0);
+    assert_eq!(admin::revoke(&stage.directory, &Which::Person("alice".into())).await.unwrap().counts.grants, 0);
     assert_eq!(ended(&mut guard).await.len(), 1);
     let cut = verifier.flows_to_cut(&handles).await.unwrap();
     assert_eq!((cut.len(), cut[0].handle), (1, handle(&hers)));
@@ -155,7 +169,7 @@ async fn flows_of_ended_grants_are_cut_when_their_session_or_account_ends() {
     admin::remove_account(&stage.directory, "bob").await.unwrap();
     assert_eq!(ended(&mut guard).await.len(), 1);
     assert_eq!(cut().await, handles[..2]);
-    // Another account with this name has nothing to do with the earlier grants.
+    // A new account with the same name does not inherit the earlier grants.
     admin::add_account(&stage.directory, "bob", PASSWORD, false).await.unwrap();
     stage.login("bob").await;
     assert_eq!(cut().await, handles[..2]);
@@ -185,7 +199,7 @@ async fn flows_of_unknown_and_of_others_grants_are_cut() {
     let cut = verifier.flows_to_cut(&[grant, 7]).await.unwrap();
     assert_eq!(cut, [RevokedGrant { handle: 7, expires: 0, holder: 0 }]);
     assert_eq!(other.flows_to_cut(&[grant]).await.unwrap(), [RevokedGrant { handle: grant, expires: 0, holder: 0 }]);
-    // The query itself changes nothing.
+    // The call does not revoke the grant.
     assert!(verifier.flows_to_cut(&[grant]).await.unwrap().is_empty());
     assert_eq!(problem(alice.flows_to_cut(&[grant]).await).r#type, "wrong_caller");
 
@@ -194,7 +208,7 @@ async fn flows_of_unknown_and_of_others_grants_are_cut() {
     assert_eq!(problem(verifier.flows_to_cut(&[&most[..], &[1]].concat()).await).r#type, "malformed");
     assert_eq!(problem(verifier.flows_to_cut(&vec![1; 10_000]).await).r#type, "too_large");
 
-    // A grant that ended an hour ago is remembered; one that ended long ago is not.
+    // The authority still knows a grant that ended an hour ago, but not a grant that ended long ago.
     stage.end_grants();
     stage.restart().await;
     assert!(verifier.flows_to_cut(&[grant]).await.unwrap().is_empty());
@@ -286,7 +300,7 @@ async fn no_grant_slips_past_a_change_of_policy() {
                 })
             })
             .collect();
-        // The change comes while all clients send requests.
+        // The policy changes while all clients send requests.
         while Database::open(&stage.directory.database()).unwrap().grants(now(), false).unwrap().is_empty() {
             tokio::task::yield_now().await;
         }
@@ -322,7 +336,7 @@ async fn one_source_holds_a_quarter_of_the_seats() {
         held.push(tokio::net::TcpStream::connect(stage.address).await.unwrap());
     }
     held.push(tokio::net::TcpStream::connect(stage.address).await.unwrap());
-    // Of five unauthenticated connections from this address, the oldest gives way to the latest.
+    // The limit for one address is four unauthenticated connections: the fifth displaces the oldest.
     let closed = async |stream: &mut tokio::net::TcpStream| {
         tokio::time::timeout(SOON, tokio::io::AsyncReadExt::read(stream, &mut [0; 1])).await
     };

@@ -1,4 +1,4 @@
-//! The name server as resolvers see it: real sockets, and the networks of the policy itself.
+//! Tests of the name server over real sockets, with the networks of a policy.
 
 use crate::stage::Stage;
 use authority::dns::Server;
@@ -11,7 +11,7 @@ use tokio::time::timeout;
 const SETTINGS: &str = "[dns]\ndomain = \"example.org\"\nauthority = \"https://vouch.example.org:8443\"\nzone = \"zone\"\n\
                         listen = \"127.0.0.1:0\"\n";
 const ZONE: &str = "@ 60 IN SOA ns x 1 7200 900 1209600 60\n@ 60 IN NS ns\nns 60 IN A 127.0.0.1\n";
-/// More queries than one network gets answered at once.
+/// A number of queries that exceeds the burst of one network.
 const FLOOD: usize = 200;
 const LONG: Duration = Duration::from_secs(20);
 
@@ -31,7 +31,7 @@ fn domain() -> Domain {
 async fn by_tcp(server: &Server) -> Answer {
     let mut stream = TcpStream::connect(server.addresses()[0]).await.unwrap();
     let question = message::question(&domain(), 5).unwrap();
-    // In two pieces, as a TCP connection may deliver the query.
+    // Send the query in two pieces, as a TCP connection may deliver it.
     stream.write_all(&(question.len() as u16).to_be_bytes()).await.unwrap();
     stream.write_all(&question).await.unwrap();
     let mut answer = vec![0; stream.read_u16().await.unwrap().into()];
@@ -62,7 +62,7 @@ async fn the_record_says_what_the_policy_protects_and_follows_it() {
             let size = socket.recv(&mut answer).await.unwrap();
             match message::answer(&domain(), 6, &answer[..size]).unwrap() {
                 Answer::Record(record, _) if record.covers("203.0.113.127".parse().unwrap()) => return,
-                // Queried more often than one network may.
+                // The answer was shortened, because queries came more often than one network may send them.
                 _ => tokio::time::sleep(Duration::from_millis(100)).await,
             }
         }
@@ -91,7 +91,7 @@ async fn a_flood_gets_a_trickle_of_answers_that_are_no_longer_than_it() {
             count(size, &answer);
         }
     }
-    // Answers still in flight; those to dropped queries never arrive.
+    // Receive the answers that are still in flight. Dropped queries get none.
     while let Ok(size) = timeout(Duration::from_millis(500), socket.recv(&mut answer)).await {
         count(size.unwrap(), &answer);
     }

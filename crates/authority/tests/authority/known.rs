@@ -1,4 +1,4 @@
-//! Facts about an account other than its name: a machine's tags, and the sources of an explanation.
+//! Explanations: the facts about a person on which they are based, such as tags and groups.
 
 use crate::provider::Key;
 use crate::stage::{POLICY, Stage, events, git, handle, problem, revoked};
@@ -7,7 +7,7 @@ use authority::admin;
 use client::Authority;
 use serde_json::json;
 
-/// Rules for git in addition to the stage's staff.
+/// Rules for git, in addition to the stage's rule for its staff.
 const OTHERS: &str = "
 [[rules]]
 name = \"trusted machines\"
@@ -93,13 +93,13 @@ async fn an_explanation_takes_what_is_known_and_says_what_is_not() {
     assert!(told(&unknown, "tags:").contains("unknown without a device"), "{unknown:?}");
     assert!(told(&unknown, "source address:").contains("unknown"), "{unknown:?}");
 
-    // As the request's flags say.
+    // The request itself contains the tags, the groups or the source.
     assert!(ask(ExplainRequest { tags: vec!["trusted".into()], ..about("eve") }).await.explanation.allowed);
     assert!(ask(ExplainRequest { groups: vec!["staff".into()], ..about("eve") }).await.explanation.allowed);
     let office = ask(ExplainRequest { source: Some("::ffff:192.0.2.7".parse().unwrap()), ..about("eve") }).await;
     assert!(office.explanation.allowed, "{office:?}");
 
-    // As the authority knows: a device that has logged in, a service account.
+    // The authority knows the tags of a device that has logged in, and the groups of a service account.
     stage.login("eve").await;
     let on = |device: &str| ExplainRequest { device: Some(device.into()), ..about("eve") };
     assert!(!ask(on("laptop")).await.explanation.allowed);
@@ -111,7 +111,7 @@ async fn an_explanation_takes_what_is_known_and_says_what_is_not() {
     assert!(service.explanation.allowed, "{service:?}");
 }
 
-/// A verifier's credentials may be stolen: its questions must not tell who is in which group and has which devices.
+/// A thief may use a verifier's credentials. The answers to them must not reveal people's groups and devices.
 #[tokio::test]
 async fn an_explanation_for_a_verifier_names_no_facts_that_only_the_authority_knows() {
     let stage = stage().await;

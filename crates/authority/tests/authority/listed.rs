@@ -1,4 +1,4 @@
-//! The list of path segments in force, and what a verifier learns of the places behind it.
+//! The list of path segments in force, and the places that a verifier learns.
 
 use crate::segments::{TENANTS, address, request, tenants_with};
 use crate::stage::*;
@@ -7,7 +7,7 @@ use authority::admin::{self, MOST_SEGMENTS, SegmentFilter, SegmentList};
 use authority::storage::Which;
 use client::convert;
 
-/// Returns the list of at most so many segments of this network and person.
+/// Returns the list of at most `limit` segments of this network and person.
 async fn list(stage: &Stage, network: &str, person: &str, limit: usize) -> anyhow::Result<SegmentList> {
     let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     admin::segments(&stage.directory, SegmentFilter { network: given(network), person: given(person), limit }).await

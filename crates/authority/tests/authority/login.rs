@@ -1,4 +1,4 @@
-//! Logins with an identity provider and of service accounts, and attempts that must not succeed.
+//! Logins at an identity provider and of service accounts, and attempts that must fail.
 
 use crate::console::{Answer, Browser, URL};
 use crate::provider::{CLIENT, Key, LOGOUT, Provider};
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 pub const VERIFIER: &str = "what only the agent knows";
 
-/// An authority with a provider whose key is known.
+/// An authority, and an identity provider whose signing key the test knows.
 pub struct Scene {
     pub stage: Stage,
     pub provider: Provider,
@@ -83,7 +83,8 @@ impl Going {
         format!("{}/answer", path(&self.started.url))
     }
 
-    /// Brings the browser back from the provider: to the approval page, if all went well.
+    /// Brings the browser back from the provider. If the provider's answer is valid, the browser reaches the approval
+    /// page.
     pub async fn come_back(&mut self) -> Answer {
         let back = format!("/console/login/callback?code=a%20code&state={}", self.asked["state"]);
         self.browser.get(&back).await
@@ -106,8 +107,8 @@ impl Going {
         FinishLogin { login: self.started.login.clone(), verifier: VERIFIER.into(), callback }
     }
 
-    /// Completes the login for the person and the agent; if the approval page is not reached, the agent gets the
-    /// reason.
+    /// Completes the login for the person and the agent. If the browser does not reach the approval page, the agent
+    /// gets the reason.
     async fn end(mut self, stage: &Stage) -> Result<LoginOutcome, Error> {
         let asked = self.come_back().await.status == StatusCode::SEE_OTHER;
         let callback = if asked { Some(self.approve().await) } else { None };
@@ -228,7 +229,7 @@ async fn nobody_takes_a_name_that_is_somebody_elses() {
     assert!(admin::add_account(&scene.stage.directory, "carol", PASSWORD, false).await.is_err());
     assert!(admin::add_service(&scene.stage.directory, "carol", &[], &[]).await.is_err());
 
-    // A person who is renamed keeps none of the former name's sessions.
+    // If the provider renames a person, the sessions under the former name end.
     let before = scene.stage.database().session_entries(authority::now()).unwrap();
     assert_eq!(before.len(), 1);
     let going = scene.start_for(&["staff"], named("caroline", "c-1")).await;
@@ -257,7 +258,7 @@ async fn a_group_that_is_lost_revokes_what_rested_on_it() {
     assert_eq!(problem(carol.grant(&git()).await).r#type, "no_rule");
     assert!(carol.destinations().await.unwrap().destinations.is_empty());
 
-    // A flow that outlived its grant is evaluated by the same groups.
+    // The authority evaluates a flow that outlived its grant by the current groups.
     scene.provider.gives(scene.key.token(&scene.provider.claims(None, &["staff"])));
     admin::renew_sessions(&scene.stage.directory, None).await.unwrap();
     let second = carol.grant(&git()).await.unwrap();
@@ -303,7 +304,7 @@ async fn a_provider_that_changed_its_keys_is_asked_for_them() {
     scene.key = Key::new();
     scene.provider.publishes(&scene.key);
     let deadline = Instant::now() + Duration::from_secs(20);
-    // Not at once: the authority queries the provider at most once every few seconds.
+    // This takes some seconds, because the authority queries the provider at most once every few seconds.
     loop {
         let going = scene.start_for(&[], |_| {}).await;
         match going.end(&scene.stage).await {
@@ -403,7 +404,7 @@ async fn a_provider_that_is_gone_keeps_nobody_else_out() {
     let started = scene.start().await;
     assert_eq!(Browser::of(&scene.stage).get(path(&started.url)).await.status, StatusCode::BAD_GATEWAY);
     scene.stage.login("alice").await.grant(&git()).await.unwrap();
-    // Sessions that another provider vouched for do not count for this one.
+    // A session that began at another provider has ended.
     assert!(matches!(carol.destinations().await, Err(Error::NotLoggedIn)));
 }
 
@@ -468,7 +469,7 @@ async fn a_machine_logs_in_with_its_key_once_per_challenge() {
     let refused = answer(&nonce, key.token(&assertion(&nonce, |_| {}))).await;
     assert_eq!(problem(refused).r#type, "wrong_assertion");
 
-    // The next account with this name does not have the tags.
+    // A new account with the same name does not have the tags.
     let next = admin::add_service(&stage.directory, "backup", &[], &[]).await.unwrap();
     let nonce = client.challenge().await.unwrap().nonce;
     answer(&nonce, Key::of(&next.key).token(&assertion(&nonce, |_| {}))).await.unwrap();

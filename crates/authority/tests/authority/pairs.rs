@@ -1,4 +1,4 @@
-//! Grants of the suite `sha224`: the holder's answer, and the events sent to the verifier.
+//! Grants of the suite `sha224`: the answer to the client, and the events to the verifier.
 
 use crate::stage::*;
 use api::{Confirm, Event, Grant};
@@ -7,7 +7,7 @@ use authority::storage::Which;
 use std::time::{Duration, Instant};
 use wire::{ClientKey, Handle, Pair, ServerSecret, VerifierKey};
 
-/// Returns the policy with the published scheme for all receivers of the first verifier.
+/// Returns the stage's policy with the suite `sha224` for all receivers of the first verifier.
 fn with_pairs() -> String {
     let rule = "name = \"staff may use git\"\n";
     POLICY.replace(rule, &format!("{rule}suite = \"sha224\"\n"))
@@ -44,8 +44,8 @@ async fn a_verifier_is_told_of_each_pair_before_its_holder_has_it() {
     assert!(verifier.config().await.unwrap().pairs.is_empty());
 }
 
-/// The holder gets the grant after all gateways that share the enrolment have confirmed it; one that hangs delays it
-/// only for a limited time.
+/// The client gets the grant after all gateways with the same enrolment have confirmed it. A gateway that hangs delays
+/// the grant only for a limited time.
 #[tokio::test]
 async fn a_pair_waits_for_its_verifiers_word() {
     let stage = Stage::start().await;

@@ -1,4 +1,4 @@
-//! Policies as versions, drafts tried on past requests, and rules that depend on changing inputs: the time, and the
+//! Policies as versions, replay of past requests by drafts, and rules that depend on changing inputs: the time, and the
 //! tags of a device.
 
 use crate::stage::*;
@@ -105,7 +105,8 @@ async fn every_policy_in_force_is_a_version_that_can_be_put_back() {
     assert!(audited[2].detail.starts_with("version 3 (sha256 ") && audited[2].detail.contains("rollback to 1"));
     assert!(audited[2].operator.is_some() && audited[0].operator.is_none());
 
-    // An edit while no server runs creates a version too, and so does a policy applied then.
+    // An edit while no server runs creates a version when the server starts. So does a policy that is applied while no
+    // server runs.
     stage.server.take().unwrap().stop().await;
     std::fs::write(stage.directory.path().join("next.toml"), &closed).unwrap();
     let text = admin::apply_policy(&stage.directory, Some(&stage.directory.path().join("next.toml"))).await.unwrap();
@@ -143,7 +144,7 @@ async fn a_policy_whose_own_tests_fail_changes_nothing() {
 async fn a_file_that_cant_be_replaced_leaves_no_version() {
     let stage = Stage::start().await;
     let alice = stage.login("alice").await;
-    // A directory can't be overwritten by a file.
+    // A file cannot replace a directory, so writing the policy fails.
     std::fs::remove_file(stage.directory.policy()).unwrap();
     std::fs::create_dir(stage.directory.policy()).unwrap();
     let error = format!("{:#}", stage.apply(&POLICY.replace("\"tcp/22\", ", "")).await.unwrap_err());
@@ -167,7 +168,7 @@ async fn a_draft_is_tried_on_what_was_asked_for() {
     let stage = Stage::start().await;
     let (alice, bob) = (stage.login("alice").await, stage.login("bob").await);
     alice.grant(&git()).await.unwrap();
-    alice.grant(&git()).await.unwrap();
+    stage.login("alice").await.grant(&git()).await.unwrap();
     alice.grant(&to("203.0.113.70", 6, 80)).await.unwrap();
     problem(bob.grant(&git()).await);
     let replay = |draft: &str, since: u64| {
@@ -190,7 +191,8 @@ async fn a_draft_is_tried_on_what_was_asked_for() {
         "{refused:?}"
     );
     assert!(allowed[0].starts_with("bob 1x 203.0.113.10 tcp/22 bob may reach 203.0.113.10 tcp/22"), "{allowed:?}");
-    assert_eq!(replay(&draft, now() + 60), ((0, 0), none.clone(), none));
+    // The grants can be renewed until their session ends.
+    assert_eq!(replay(&draft, now() + 2 * 86_400), ((0, 0), none.clone(), none));
     // Old refusals are deleted.
     let mut database = Database::open(&stage.directory.database()).unwrap();
     database.prune(now() + 8 * 86_400, 30 * 86_400, 365 * 86_400).unwrap();

@@ -1,4 +1,4 @@
-//! An identity provider whose behaviour, including misbehaviour, is set by the test. Speaks HTTP on loopback.
+//! An identity provider for tests, which speaks HTTP on loopback. The test sets its answers, including wrong ones.
 
 use authority::now;
 use axum::extract::{Form, State};
@@ -22,10 +22,10 @@ pub struct Provider {
     pub says: Arc<Mutex<Says>>,
 }
 
-/// The provider's next answers.
+/// The state that determines the provider's answers.
 #[derive(Default)]
 pub struct Says {
-    /// The ID token; without one, the provider refuses.
+    /// The ID token that the provider sends. Without one, it refuses.
     pub id_token: Option<String>,
     /// The forms posted to the token endpoint, latest first.
     pub asked: Vec<HashMap<String, String>>,

@@ -1,4 +1,4 @@
-//! Rotation of the master key: what changes for whom, and when.
+//! Rotation of the master key: its effects on verifiers, grants and sessions.
 
 use crate::stage::{Stage, events, git, handle, next, revoked};
 use api::{EpochKey, Event};

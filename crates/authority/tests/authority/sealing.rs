@@ -1,4 +1,4 @@
-//! Rules that demand a sealed tunnel: what agents and verifiers are told, and what a stricter rule ends.
+//! Rules that demand a sealed tunnel: agents and verifiers learn the demands, and a stricter rule ends grants.
 
 use crate::stage::*;
 use api::Event;
@@ -9,7 +9,7 @@ use engine::model::{Sealing, Treatment};
 use engine::policy::{Compiled, Policy};
 use wire::{Flags, GrantHeader};
 
-/// The stage's policy with a tunnel before `git`, and this for the rule that leads there.
+/// Returns the stage's policy with a tunnel before `git`, and with `terms` in the rule that allows `git`.
 fn policy(terms: &str) -> String {
     let rule = "who = \"group:staff\"\nto = \"git\"\n";
     assert!(POLICY.contains(rule));
@@ -52,12 +52,12 @@ async fn agents_and_verifiers_are_told_what_a_rule_demands() {
     assert_eq!(reachable.sealed.tunnels, ends);
     let (receivers, names) = client::convert::reachable(&alice.destinations().await.unwrap());
     assert!(names.contains("git") && receivers.iter().any(|receiver| receiver.name == "way"));
-    // Bob is denied by another rule: he is told what he must not send to in clear.
+    // Another rule denies Bob. His agent learns to which receivers it must not send in clear.
     let bob = stage.login("bob").await.destinations().await.unwrap();
     assert!(bob.destinations.iter().all(|receiver| receiver.name != "git") && bob.sealed.demanded.is_empty());
     assert!(!bob.sealed.closed.is_empty() && bob.sealed.closed.iter().all(|receiver| receiver.name == "git"));
     assert!(client::convert::reachable(&bob).1.contains("git"));
-    // The grant that opens the tunnel is for the outside.
+    // The grant that opens the tunnel is not sealed, because its packets travel outside.
     let way = alice.grant(&to("203.0.113.10", 17, 4499)).await.unwrap();
     assert_eq!(flags(&way), Flags::PORT);
     assert_eq!(client::convert::grant(&way).ok().map(|grant| grant.sealing), Some(Sealing::NONE));

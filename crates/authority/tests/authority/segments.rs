@@ -1,4 +1,4 @@
-//! Path segments of virtual networks: who gets which, and the effects of withdrawing consent.
+//! Path segments of virtual networks: the accounts that get them, and the effects of withdrawing consent.
 
 use crate::stage::*;
 use api::{AnswerRequest, Event, PathSegment, SegmentRequest, SegmentTo, Withdrawal};
@@ -180,7 +180,7 @@ async fn networks_with_the_same_addresses_have_rules_places_and_paths_of_their_o
     assert_eq!((red.vni.number(), red.segment.interface.0, red.ends.receiving), (200, 17, address("192.0.2.3")));
     assert_eq!((red.segment.suite, red.proofs.len()), (wire::Suite::Siphash, 1));
     assert_eq!(problem(bob.segment(&request("red", 22)).await).r#type, "no_receiver");
-    // An address in a virtual network is no destination for clients outside the network.
+    // An address in a virtual network is no destination for clients outside of it.
     assert_eq!(problem(bob.grant(&to("10.0.0.7", 6, 443)).await).r#type, "no_receiver");
     assert!(bob.destinations().await.unwrap().destinations.is_empty());
 }
@@ -240,7 +240,7 @@ async fn a_fixed_path_is_given_with_its_hops_and_answered_to_who_shows_them() {
     assert_eq!(led(&segment.hops), ["2001:db8:a::1", "2001:db8:3::1"]);
     let there = convert::segment(&segment, sending, sender, receiver).unwrap();
     assert!(there.segment.flags.has(SegmentFlags::ROUTED));
-    // The path of the answer is fixed too: networks.toml has no other.
+    // The path of the answer is fixed too, because networks.toml contains no other path.
     let shown = convert::answer_request(&there);
     let back = alice.answer_segment(&shown).await.unwrap();
     assert_eq!(led(&back.hops), ["2001:db8:a::1", "2001:db8:1::1"]);
@@ -318,8 +318,8 @@ async fn the_way_back_is_written_down_and_ends_with_the_session_that_asked() {
     let void = |until| Withdrawal { vni: 100, receiver, sender: Some(sender_address), until };
     assert_eq!(withdrawn(&mut guard).await, [void(soon as u32)]);
 
-    // Another session gets a segment that expires later. If none can, the session that consented to the answers is
-    // notified and requests again.
+    // A new session of bob gets a segment that expires as late as the presented one. When this session ends too, no
+    // segment for answers can be issued any more. Then alice's session is notified, and requests a new segment.
     let bob = stage.login("bob").await;
     assert_eq!(bob.answer_segment(&shown).await.unwrap().expires, there.expires);
     bob.logout().await.unwrap();
@@ -356,7 +356,7 @@ async fn consent_that_a_policy_takes_away_is_withdrawn_at_once() {
     assert!(refused.title.contains("withdrawn"), "{}", refused.title);
     assert!(given(&kept).segment.expires > 0);
 
-    // A segment issued on new consent expires later than the void ones.
+    // A segment that is issued after new consent expires later than the void segments.
     stage.apply(TENANTS).await.unwrap();
     assert!(alice.segment(&request("blue", 22)).await.unwrap().expires > segment.expires);
 }
@@ -426,15 +426,14 @@ async fn denial_of_capability_a_session_that_floods_is_slowed_down_and_others_ar
             }
         });
     }
-    // A person may make 2000 requests at once and 200 per second; a slower machine makes fewer and floods no other
-    // client.
+    // The limit is 2000 requests at once and 200 per second. A slower machine makes fewer requests, and floods nobody.
     while asked.load(Ordering::Relaxed) < 2400 && began.elapsed() < Duration::from_secs(20) {
         assert!(floods.try_join_next().is_none(), "all of them wait for their turn");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let (asked, allowed) = (asked.load(Ordering::Relaxed), 2016.0 + 200.0 * began.elapsed().as_secs_f64());
     assert!((asked as f64) <= allowed, "{asked} were answered, of {allowed}");
-    // Other requests of the flood continue meanwhile.
+    // The flood continues while alice sends requests.
     for _ in 0..3 {
         assert!(alice.segment(&request("blue", 22)).await.is_ok());
     }
@@ -459,7 +458,7 @@ async fn forged_requests_get_nothing_and_leave_nothing() {
     alice.logout().await.unwrap();
     assert_eq!(withdrawn(&mut guard).await.len(), 2, "hers and its answers, and no more");
     assert!(matches!(alice.segment(&asked).await, Err(Error::NotLoggedIn)));
-    // A segment issued to one endpoint can't be presented for another endpoint, nor for another sender.
+    // A segment that was issued to one endpoint cannot be presented for another endpoint or another sender.
     let bob = stage.login("bob").await;
     let elsewhere = AnswerRequest { sending: address("192.0.2.2"), ..answer.clone() };
     let other = AnswerRequest { sender: address("10.0.0.6"), ..answer };

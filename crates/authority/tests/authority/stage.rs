@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use wire::{Handle, Holder, VerifierKey};
 
 pub const PASSWORD: &str = "correct horse";
-/// Time limit for everything that must happen "at once".
+/// Time limit for waiting for anything that must happen at once.
 pub const SOON: Duration = Duration::from_secs(1);
 
 pub const POLICY: &str = r#"
@@ -58,12 +58,12 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Starts an authority with the accounts alice, bob and eve, and the policy above.
+    /// Starts an authority with [`POLICY`] and the accounts alice, bob and eve.
     pub async fn start() -> Self {
         Self::start_with("").await
     }
 
-    /// Like [`Self::start`], with more lines at the beginning of the configuration.
+    /// Starts an authority as [`Self::start`] does, with more lines at the beginning of the configuration.
     pub async fn start_with(settings: &str) -> Self {
         let room = tempfile::tempdir().unwrap();
         let directory = Directory::at(room.path().join("authority"));

@@ -1,4 +1,5 @@
-//! Cost at XDP of a packet with proofs: remembered, computed, forged.
+//! Cost at XDP of three kinds of packets: those whose proof is remembered, those whose proof has to be computed, and
+//! those with a forged proof.
 
 use crate::cases::Table;
 use crate::provers::Prover;

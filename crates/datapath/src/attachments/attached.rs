@@ -37,8 +37,8 @@ impl Attached {
         Link::attach(program, interface.index, AttachPoint::Xdp, libbpf_sys::XDP_FLAGS_DRV_MODE).map(Self::Link)
     }
 
-    /// Opens the attachment pinned at `path` under the name `pin`, whichever interface it is on. The name of the pin
-    /// tells the interface and spot of a filter.
+    /// Opens the attachment that is pinned at `path` under the name `pin`, whichever interface it is on. For a filter,
+    /// the name of the pin contains the interface and the spot.
     pub(super) fn open(path: &Path, pin: &str) -> Option<Self> {
         let link = Link::open_any(path)?;
         if link.is_link() {
@@ -73,7 +73,7 @@ impl Attached {
         }
     }
 
-    /// Replaces the attached program; no packet passes unchecked in between.
+    /// Replaces the attached program in place, so that no packet passes unchecked.
     pub(super) fn update(&mut self, program: BorrowedFd<'_>) -> Result<()> {
         match self {
             Self::Link(link) => link.update(program)?,
@@ -90,8 +90,8 @@ impl Attached {
         }
     }
 
-    /// Returns the descriptor to pin so that [`Self::open`] finds the attachment. A filter can't be pinned, and
-    /// outlives the process by itself: its program is pinned in its place, if [`Spot::pins_filter`].
+    /// Returns the descriptor to pin, with which [`Self::open`] later finds the attachment. A filter can't be pinned,
+    /// and remains when the process ends: if [`Spot::pins_filter`], its program is pinned instead.
     pub(super) fn to_pin(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Link(link) => Some(link.as_fd()),
@@ -121,7 +121,7 @@ impl Filter {
         let filter =
             Self::of(program.try_clone_to_owned().context("cannot duplicate a file descriptor")?, interface, spot);
         let mut hook = filter.hook();
-        // The qdisc may already exist, created by us or by another program.
+        // The qdisc may exist already: we or another program may have created it.
         let _ = hook.create();
         hook.attach().context("cannot add a tc filter")?;
         Ok(filter)
@@ -129,7 +129,7 @@ impl Filter {
 
     /// Removes the filter at this spot of an interface, whichever process attached it.
     pub(super) fn remove(interface: &Interface, spot: Spot) -> Result<()> {
-        // Neither the query nor the removal looks at the program.
+        // Neither the query nor the removal uses the program's descriptor, so any descriptor will do.
         let nothing = std::io::stdin().as_fd().try_clone_to_owned().context("cannot duplicate a file descriptor")?;
         let filter = Self::of(nothing, interface.index, spot);
         if filter.is_there() {

@@ -1,4 +1,5 @@
-//! Attachments of programs to interfaces that can outlive the process: BPF links for XDP and TCX.
+//! BPF links, by which programs are attached to interfaces at XDP and TCX. Links can outlive the process that made
+//! them.
 
 use crate::interface::Interface;
 use anyhow::{Context, Error, Result};
@@ -16,7 +17,7 @@ pub(crate) enum AttachPoint {
     TcxEgress,
 }
 
-/// A program attached to an interface, until this value and all pins of the link are gone.
+/// A program's attachment to an interface. It lasts until this value is dropped and no pin of the link is left.
 pub(crate) struct Link(OwnedFd);
 
 impl Link {
@@ -38,11 +39,12 @@ impl Link {
         own(fd).map(Self).with_context(|| format!("cannot attach to interface number {interface} at {point:?}"))
     }
 
-    /// Attaches at XDP: in the driver if that is possible, otherwise in generic mode. Returns the link and, if the
-    /// kernel fell back to generic XDP although the driver has XDP, the driver's reason.
+    /// Attaches at XDP: in the driver if possible, otherwise in generic mode. Returns the link and, if the kernel fell
+    /// back to generic mode although the driver supports XDP, the driver's reason.
     ///
     /// # Errors
-    /// If the interface has another XDP program, or accepts none.
+    ///
+    /// Fails if the interface has another XDP program, or accepts none.
     pub(crate) fn attach_xdp(program: BorrowedFd<'_>, interface: &Interface) -> Result<(Self, Option<Error>)> {
         let attach = |flags| Self::attach(program, interface.index, AttachPoint::Xdp, flags);
         // Without flags the kernel uses the driver's XDP if there is one, otherwise generic XDP. A driver may still
@@ -67,13 +69,13 @@ impl Link {
         (on == interface).then_some(link)
     }
 
-    /// Reports whether this is an attachment to an interface, rather than another pinned object.
+    /// Reports whether the opened object is an attachment to an interface, and not another kind of pinned object.
     pub(crate) fn is_link(&self) -> bool {
         let info = LinkInfo::from_fd(self.0.as_fd()).map(|info| info.info);
         matches!(info, Ok(LinkTypeInfo::Xdp(_) | LinkTypeInfo::Tcx(_)))
     }
 
-    /// Reports whether the interface is gone: the kernel then keeps the link without an interface.
+    /// Reports whether the interface no longer exists. The kernel then keeps the link without an interface.
     pub(crate) fn is_gone(&self) -> bool {
         match LinkInfo::from_fd(self.0.as_fd()).map(|info| info.info) {
             Ok(LinkTypeInfo::Xdp(info)) => info.ifindex == 0,
@@ -94,7 +96,7 @@ impl Link {
         own(unsafe { libbpf_sys::bpf_obj_get(name.as_ptr()) }).ok().map(Self)
     }
 
-    /// Replaces the attached program; no packet passes unchecked in between.
+    /// Replaces the attached program in place, so that no packet passes unchecked.
     pub(crate) fn update(&self, program: BorrowedFd<'_>) -> Result<()> {
         // SAFETY: both descriptors are open for the call; no options are passed.
         let result = unsafe { libbpf_sys::bpf_link_update(self.0.as_raw_fd(), program.as_raw_fd(), std::ptr::null()) };
@@ -102,8 +104,7 @@ impl Link {
         Ok(())
     }
 
-    /// Detaches from the interface at once. Closing or unpinning a link would take effect only after deferred work in
-    /// the kernel.
+    /// Detaches from the interface at once. If the link were only closed or unpinned, the kernel would detach it later.
     pub(crate) fn detach(&self) {
         // SAFETY: the descriptor is open for the call. The call fails if the interface is gone, which is fine.
         unsafe { libbpf_sys::bpf_link_detach(self.0.as_raw_fd()) };
@@ -122,7 +123,7 @@ impl From<Link> for OwnedFd {
     }
 }
 
-/// Pins a link or a program.
+/// Pins a link, a program or a map.
 pub(crate) fn pin(what: BorrowedFd<'_>, path: &Path) -> Result<()> {
     let name = CString::new(path.as_os_str().as_bytes())
         .with_context(|| format!("cannot pin {}: the path contains a zero byte", path.display()))?;

@@ -1,4 +1,4 @@
-//! Directories in the BPF file system where maps and attachments outlive the process that made them.
+//! Directories in the BPF file system, in which maps and attachments outlive the process that made them.
 
 use super::attached::Attached;
 use super::link;
@@ -13,13 +13,17 @@ const BPF_FILE_SYSTEM: &str = "/sys/fs/bpf";
 const GATEWAY: &str = "gateway";
 const PROOFS: &str = "proofs";
 
-/// A directory in the BPF file system where maps and links outlive the process that made them.
+/// A directory in the BPF file system. Maps and links that are pinned in it outlive the process that made them.
 #[derive(Clone, Debug)]
 pub struct Pins(PathBuf);
 
 impl Pins {
-    /// Returns the directory of `role` and `instance`, creating it if it is missing; mounts the BPF file system if
+    /// Returns the directory for a role and an instance, and creates it if it is missing. Mounts the BPF file system if
     /// necessary.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file system can't be mounted, or the directory can't be made.
     pub fn new(role: &str, instance: &str) -> Result<Self> {
         mount_bpf_file_system()?;
         Self::make(Self::path(role, instance))
@@ -37,13 +41,13 @@ impl Pins {
         Path::new(BPF_FILE_SYSTEM).join("vouchsafe").join(format!("{role}-{instance}"))
     }
 
-    /// Returns the directory of `role` and `instance`, if it exists.
+    /// Returns the directory for a role and an instance, or `None` if it does not exist.
     pub fn existing(role: &str, instance: &str) -> Option<Self> {
         let directory = Self::path(role, instance);
         directory.is_dir().then_some(Self(directory))
     }
 
-    /// Lists the directories in which something is pinned, sorted by name.
+    /// Returns the directories that have a pin in them, sorted by name.
     pub fn all() -> Vec<Self> {
         let entries = fs::read_dir(Path::new(BPF_FILE_SYSTEM).join("vouchsafe"));
         let mut all: Vec<_> = entries.into_iter().flatten().flatten().map(|entry| entry.path()).collect();
@@ -57,18 +61,23 @@ impl Pins {
         self.0.file_name().unwrap_or_default().to_string_lossy().into_owned()
     }
 
-    /// Returns the path at which a map is pinned.
+    /// Returns the path at which the map with the name `name` is pinned.
     pub fn map(&self, name: &str) -> PathBuf {
         self.0.join("maps").join(name)
     }
 
-    /// Returns the path at which a link is pinned. The BPF file system does not allow dots, which VLANs have in their
-    /// names; interface names have no colons.
+    /// Returns the path at which a link is pinned. Names of VLAN interfaces contain dots, which the BPF file system
+    /// does not allow, so dots become colons, which no interface name contains.
     pub(super) fn link(&self, name: &str) -> PathBuf {
         self.0.join("links").join(name.replace('.', ":"))
     }
 
-    /// Takes the lock that excludes a second process with the same pins; held until the file is dropped.
+    /// Takes the lock that keeps a second process from using the same pins. The lock lasts until the returned file is
+    /// dropped.
+    ///
+    /// # Errors
+    ///
+    /// Fails if another process has the lock, or if the directory can't be opened.
     pub fn lock(&self) -> Result<fs::File> {
         let file = fs::File::open(&self.0).with_context(|| format!("cannot open {}", self.0.display()))?;
         match file.try_lock() {
@@ -80,8 +89,9 @@ impl Pins {
         }
     }
 
-    /// Returns the process that holds the lock. Reads the kernel's list of locks, because an attempt to take the lock
-    /// could keep a daemon from taking it.
+    /// Returns the id of the process that holds the lock of [`Self::lock`]. The function reads the kernel's list of
+    /// locks. It does not try to take the lock, because then a daemon that starts at the same moment could fail to take
+    /// the lock.
     pub fn holder(&self) -> Option<u32> {
         let about = fs::metadata(&self.0).ok()?;
         let (device, inode) = (about.dev(), about.ino());
@@ -97,18 +107,22 @@ impl Pins {
         names
     }
 
-    /// Atomically pins an attachment in place of the one with this name.
+    /// Pins an attachment, atomically replacing the pin with this name.
     pub(super) fn put_link(&self, name: &str, what: BorrowedFd<'_>) -> Result<()> {
         put(what, &self.link(name), &self.link(&Self::next(name)))
     }
 
-    /// Atomically pins a map in place of the one with this name.
+    /// Pins a map, atomically replacing the pin with this name.
     pub(crate) fn put_map(&self, name: &str, what: BorrowedFd<'_>) -> Result<()> {
         put(what, &self.map(name), &self.map(&Self::next(name)))
     }
 
-    /// Returns the names of the pinned links that are on an interface. Links whose interface is gone protect nothing
-    /// and are removed.
+    /// Returns the names of the pinned links whose interface exists. Removes the pins of all other links, because they
+    /// protect nothing.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a pin can't be read, written or removed.
     pub fn live_links(&self) -> Result<Vec<String>> {
         let mut live = self.links();
         let mut done = Ok(());
@@ -122,7 +136,7 @@ impl Pins {
         done.map(|()| live)
     }
 
-    /// Detaches an attachment left by a process that was killed while it replaced the one with this name.
+    /// Detaches an attachment left by a process that was killed while it replaced the pin with this name.
     pub(super) fn remove_unfinished(&self, name: &str) {
         let next = Self::next(name);
         if self.link(&next).exists() {
@@ -130,12 +144,16 @@ impl Pins {
         }
     }
 
-    /// Returns the temporary name for a replacement. No interface has a blank in its name.
+    /// Returns the temporary name under which a replacement is pinned. No interface has a blank in its name.
     fn next(name: &str) -> String {
         format!("{name} next")
     }
 
-    /// Detaches the attachment pinned under this name and removes the pin.
+    /// Detaches the attachment that is pinned under the name `name`, and removes its pin.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a pin can't be read, written or removed.
     pub fn remove_link(&self, name: &str) -> Result<()> {
         if let Some(attached) = Attached::open(&self.link(name), name) {
             attached.detach();
@@ -143,13 +161,17 @@ impl Pins {
         fs::remove_file(self.link(name)).with_context(|| format!("cannot remove the pinned link {name}"))
     }
 
-    /// Reports whether the pinned links only observe, as recorded by [`Self::note_observing`].
+    /// Reports whether the programs of the pinned links only observe, as [`Self::note_observing`] recorded.
     pub fn is_observing(&self) -> bool {
         self.observing().is_dir()
     }
 
-    /// Records whether the pinned links only observe. The BPF file system allows no ordinary files, so the flag is a
-    /// directory.
+    /// Records whether the programs of the pinned links only observe. The BPF file system allows no ordinary files, so
+    /// an empty directory stands for "yes".
+    ///
+    /// # Errors
+    ///
+    /// Fails if that directory can't be made or removed.
     pub fn note_observing(&self, observing: bool) -> Result<()> {
         let path = self.observing();
         match if observing { fs::create_dir(&path) } else { fs::remove_dir(&path) } {
@@ -163,21 +185,37 @@ impl Pins {
     }
 
     /// Returns the directory, inside this one, where a gateway's attachments are pinned.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the directory can't be made.
     pub fn gateway(&self) -> Result<Self> {
         Self::make(self.0.join(GATEWAY))
     }
 
     /// Returns the directory, inside this one, where a verifier of proofs and its tables are pinned.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the directory can't be made.
     pub fn proofs(&self) -> Result<Self> {
         Self::make(self.0.join(PROOFS))
     }
 
     /// Removes a gateway's pins from this directory, if there are any.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a pin can't be read, written or removed.
     pub fn remove_gateway(&self) -> Result<()> {
         self.remove_inner(GATEWAY)
     }
 
     /// Removes the pins of a verifier of proofs from this directory, if there are any.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a pin can't be read, written or removed.
     pub fn remove_proofs(&self) -> Result<()> {
         self.remove_inner(PROOFS)
     }
@@ -198,7 +236,11 @@ impl Pins {
         Ok(())
     }
 
-    /// Removes everything pinned here: links are detached from their interfaces, maps freed.
+    /// Removes everything that is pinned in this directory. This detaches links from their interfaces and frees maps.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a pin can't be read, written or removed.
     pub fn remove(&self) -> Result<()> {
         self.remove_gateway()?;
         self.remove_proofs()?;
@@ -209,8 +251,8 @@ impl Pins {
     }
 }
 
-/// Returns the process that holds a lock on this file, from the content of /proc/locks: `1: FLOCK  ADVISORY  WRITE 42
-/// 00:21:7 0 EOF`, the device in hex.
+/// Returns the id of the process that holds a lock on this file, from the content of /proc/locks. A line there is `1:
+/// FLOCK  ADVISORY  WRITE 42 00:21:7 0 EOF`, with the device in hexadecimal.
 fn holder(locks: &str, major: u32, minor: u32, inode: u64) -> Option<u32> {
     let file = format!("{major:02x}:{minor:02x}:{inode}");
     let mut lines = locks.lines().map(|line| line.split_whitespace().skip(1).collect::<Vec<_>>());
@@ -218,14 +260,14 @@ fn holder(locks: &str, major: u32, minor: u32, inode: u64) -> Option<u32> {
     line[3].parse().ok()
 }
 
-/// Pins at `next` and renames that to `path`.
+/// Pins an object at `next`, then renames the pin to `path`.
 fn put(what: BorrowedFd<'_>, path: &Path, next: &Path) -> Result<()> {
     let _ = fs::remove_file(next);
     link::pin(what, next)?;
     fs::rename(next, path).with_context(|| format!("cannot pin {}", path.display()))
 }
 
-/// Reports whether the BPF file system is mounted at its usual place.
+/// Reports whether the BPF file system is mounted at `/sys/fs/bpf`.
 pub fn bpf_file_system_is_mounted() -> bool {
     const BPF_MAGIC: i64 = 0xcafe_4a11;
     nix::sys::statfs::statfs(BPF_FILE_SYSTEM).is_ok_and(|info| info.filesystem_type().0 == BPF_MAGIC)
@@ -236,7 +278,7 @@ fn mount_bpf_file_system() -> Result<()> {
         return Ok(());
     }
     let path = Path::new(BPF_FILE_SYSTEM);
-    // The kernel's default is 1777: every user could list the pins, and add some.
+    // The kernel's default mode is 1777, with which every user could list the pins and add some.
     mount(Some("bpf"), path, Some("bpf"), MsFlags::empty(), Some("mode=0700"))
         .with_context(|| format!("cannot mount the BPF file system at {BPF_FILE_SYSTEM} (are you root?)"))
 }

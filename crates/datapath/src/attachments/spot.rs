@@ -4,12 +4,12 @@
 use super::link::AttachPoint;
 use crate::hook::Hook;
 
-/// A program together with the point where it is attached.
+/// A program and the point at which it is attached to an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spot {
-    /// Admission.
+    /// The verifier's admission, at this hook.
     Admission(Hook),
-    /// Admission of what comes out of a sealed tunnel, at tc ingress of the tunnel's device.
+    /// Admission of packets out of sealed tunnels, at tc ingress of the tunnel's device.
     Sealed,
     /// A gateway's program at tc ingress of an inside interface.
     Outward,
@@ -62,13 +62,13 @@ impl Spot {
         }
     }
 
-    /// Reports whether a filter's program is pinned, so that a later process finds the filter. The agent's is not: a
-    /// later agent replaces the filter without looking for it.
+    /// Reports whether the program of a filter at this spot is pinned, so that a later process finds the filter. An
+    /// agent's program is not: a later agent replaces the filter without looking for it.
     pub(super) const fn pins_filter(self) -> bool {
         !matches!(self, Self::Insertion | Self::Notice)
     }
 
-    /// Returns the interface that a pin refers to and, if the pin is of a filter, its spot.
+    /// Returns the interface to which a pin belongs, and the spot if the pin is of a filter.
     pub(super) fn of_pin(pin: &str) -> (&str, Self) {
         let spots = [Self::Sealed, Self::Outward, Self::Own, Self::Inward, Self::Tenant, Self::Underlay].into_iter();
         let named = |spot: Self| Some((pin.strip_suffix(spot.program())?.strip_suffix(' ')?, spot));
@@ -95,7 +95,7 @@ impl Spot {
         }
     }
 
-    /// Returns a filter's handle.
+    /// Returns the handle of a filter at this spot.
     pub(super) const fn handle(self) -> u32 {
         match self {
             Self::Insertion | Self::Notice => 1,
@@ -103,8 +103,8 @@ impl Spot {
         }
     }
 
-    /// Returns a filter's priority: ahead of other programs' filters, whose verdict could keep the packet from ours. An
-    /// agent's filters run after those of other programs.
+    /// Returns the priority of a filter at this spot. An agent's filters run after those of other programs. All others
+    /// run before them, because another program's verdict could keep a packet from them.
     pub(super) const fn priority(self) -> u32 {
         match self {
             Self::Insertion | Self::Notice => 0x5653,
@@ -115,7 +115,8 @@ impl Spot {
         }
     }
 
-    /// Returns the attachment flags: admission runs before other programs, whose verdict could keep the packet from it.
+    /// Returns the flags for an attachment at this spot. Admission runs before other programs, whose verdict could keep
+    /// a packet from it.
     pub(super) const fn flags(self) -> u32 {
         if matches!(self, Self::Admission(Hook::Tc) | Self::Sealed) { libbpf_sys::BPF_F_BEFORE } else { 0 }
     }

@@ -1,4 +1,4 @@
-//! Rings shared between kernel and process (AF_XDP): one side writes, the other reads.
+//! Rings that the kernel and this process share (AF_XDP). One of the two writes entries, and the other reads them.
 
 use anyhow::{Context, Result};
 use std::ffi::c_void;
@@ -8,14 +8,18 @@ use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Mapped memory, unmapped on drop.
+/// Mapped memory. It is unmapped when this value is dropped.
 pub struct Mapping {
     start: NonNull<c_void>,
     length: usize,
 }
 
 impl Mapping {
-    /// Maps a socket's ring, or new memory.
+    /// Maps a socket's ring if `ring` is given, otherwise new memory.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not map the memory.
     pub fn new(length: usize, ring: Option<(BorrowedFd<'_>, i64)>) -> Result<Self> {
         use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous};
         let size = NonZeroUsize::new(length).context("cannot map zero bytes")?;
@@ -30,7 +34,7 @@ impl Mapping {
         Ok(Self { start: start.context("cannot map memory for frames")?, length })
     }
 
-    /// Returns the start of the memory.
+    /// Returns the address at which the mapped memory starts.
     pub fn start(&self) -> NonNull<u8> {
         self.start.cast()
     }
@@ -60,19 +64,20 @@ impl Drop for Mapping {
     }
 }
 
-/// Entries of rings: an address in the frames' memory, or an address and a length.
+/// A type that the entries of a ring can have. An entry is an address in the memory for frames, or an address and a
+/// length.
 pub trait Entry: Copy {}
 impl Entry for u64 {}
 impl Entry for libc::xdp_desc {}
 
-/// A ring of `T`, of which this process writes one end.
+/// A ring with entries of type `T`. This process writes one of the ring's two positions, the kernel the other.
 pub struct Ring<T> {
     producer: NonNull<AtomicU32>,
     consumer: NonNull<AtomicU32>,
     entries: NonNull<T>,
     /// Number of entries, a power of two, minus one.
     mask: u32,
-    /// Position of our own end, which only this process writes.
+    /// Position of this process's end, which only this process writes.
     own: u32,
     _mapping: Mapping,
     types: PhantomData<T>,
@@ -83,6 +88,10 @@ unsafe impl<T: Entry> Send for Ring<T> {}
 
 impl<T: Entry> Ring<T> {
     /// Maps a socket's ring of `size` entries, a power of two.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not map the ring.
     pub fn new(fd: BorrowedFd<'_>, at: i64, size: u32, offsets: &libc::xdp_ring_offset) -> Result<Self> {
         let length = usize::try_from(offsets.desc)? + size as usize * size_of::<T>();
         let mapping = Mapping::new(length, Some((fd, at)))?;
@@ -97,18 +106,19 @@ impl<T: Entry> Ring<T> {
         unsafe { (self.producer.as_ref(), self.consumer.as_ref()) }
     }
 
-    /// Returns the number of free entries in a ring that we write.
+    /// Returns the number of free entries. Only for a ring into which this process writes entries.
     pub fn room(&self) -> u32 {
         let (_, consumer) = self.ends();
         self.mask + 1 - self.own.wrapping_sub(consumer.load(Ordering::Acquire))
     }
 
-    /// Returns the number of entries that the kernel has not read yet, in a ring that we write.
+    /// Returns the number of entries that the kernel has not read yet. Only for a ring into which this process writes
+    /// entries.
     pub fn unread(&self) -> u32 {
         self.mask + 1 - self.room()
     }
 
-    /// Writes entries, for which there must be room. The kernel sees them all at once.
+    /// Writes entries into the ring, which must have room for them. The kernel sees all of them at once.
     pub fn put(&mut self, entries: impl IntoIterator<Item = T>) {
         for entry in entries {
             assert!(self.room() > 0, "a ring is never filled beyond its room");
@@ -121,7 +131,7 @@ impl<T: Entry> Ring<T> {
         producer.store(self.own, Ordering::Release);
     }
 
-    /// Reads up to `most` entries of a ring that the kernel writes.
+    /// Reads up to `most` entries of a ring into which the kernel writes entries, and calls `each` with every one.
     pub fn take(&mut self, most: u32, mut each: impl FnMut(T)) {
         let (producer, _) = self.ends();
         let count = producer.load(Ordering::Acquire).wrapping_sub(self.own).min(most).min(self.mask + 1);

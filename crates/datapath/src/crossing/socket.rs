@@ -1,4 +1,4 @@
-//! AF_XDP sockets, each on one interface's queue, and the memory that several of them share.
+//! AF_XDP sockets, each on one queue of an interface, and the memory for frames that several sockets share.
 
 use super::ring::{Mapping, Ring};
 use crate::interface::Interface;
@@ -6,12 +6,12 @@ use anyhow::{Context, Result};
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-/// Bytes per frame; the kernel reserves the first 256.
+/// Bytes of memory per frame, of which the kernel reserves the first 256.
 const FRAME: usize = 2048;
-/// Length of the longest frame.
+/// Length of the longest frame, in bytes.
 pub const FRAME_MAX: usize = FRAME - 256;
 
-/// Memory for frames. Some frames belong to the kernel, some are in a socket's rings; the free ones are listed here.
+/// Memory for frames. Each frame belongs to the kernel, or is in a socket's ring, or is in the list of free frames.
 pub struct Frames {
     memory: Mapping,
     free: Vec<u64>,
@@ -19,12 +19,16 @@ pub struct Frames {
 
 impl Frames {
     /// Allocates memory for this many frames.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not provide the memory.
     pub fn new(count: usize) -> Result<Self> {
         let free = (0..count).map(|number| (number * FRAME) as u64).collect();
         Ok(Self { memory: Mapping::new(count * FRAME, None)?, free })
     }
 
-    /// Returns frames to the free list; the addresses may point anywhere inside them.
+    /// Returns frames to the list of free frames. Each address can point anywhere into its frame.
     pub fn give_back(&mut self, addresses: impl IntoIterator<Item = u64>) {
         self.free.extend(addresses.into_iter().map(|address| address & !(FRAME as u64 - 1)));
     }
@@ -34,7 +38,8 @@ impl Frames {
         self.free.drain(rest..)
     }
 
-    /// Returns the bytes of received frames, or `None` if one is outside the memory.
+    /// Returns the bytes of each of these received frames, or `None` if one of them is outside of the memory for
+    /// frames.
     pub fn bytes(&mut self, frames: &[libc::xdp_desc]) -> Option<Vec<&mut [u8]>> {
         let memory = &self.memory;
         let bytes = |frame: &libc::xdp_desc| {
@@ -49,18 +54,18 @@ impl Frames {
     }
 }
 
-/// One queue of an interface.
+/// An AF_XDP socket on one queue of an interface.
 pub struct Socket {
     pub received: Ring<libc::xdp_desc>,
     sending: Ring<libc::xdp_desc>,
     fill: Ring<u64>,
     sent: Ring<u64>,
     fd: OwnedFd,
-    /// While this socket is open, the card passes on frames to any address.
+    /// While this socket is open, the network card also receives frames that are addressed to other hosts.
     _promiscuous: OwnedFd,
 }
 
-/// Makes the interface promiscuous until the result is dropped: frames that cross are addressed to other hosts.
+/// Makes the interface promiscuous until the result is dropped, because frames that cross are addressed to other hosts.
 fn promiscuous(interface: &Interface) -> Result<OwnedFd> {
     // SAFETY: a system call without pointers; the returned descriptor has no other owner. Protocol 0: nothing is
     // received.
@@ -83,8 +88,13 @@ fn promiscuous(interface: &Interface) -> Result<OwnedFd> {
 }
 
 impl Socket {
-    /// Opens queue 0 of an interface, with room for this many frames each way, in the memory of the `sharing` socket if
-    /// there is one.
+    /// Opens queue 0 of an interface, with room for `size` frames in each direction. If `sharing` is given, uses the
+    /// memory of that socket.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not open the socket, does not accept one of its options, or does not bind it to the
+    /// interface.
     pub fn open(interface: &Interface, frames: &mut Frames, size: u32, sharing: Option<&Self>) -> Result<Self> {
         // SAFETY: a system call without pointers; the returned descriptor has no other owner.
         let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
@@ -122,7 +132,7 @@ impl Socket {
         socket.refill(frames);
         let address = libc::sockaddr_xdp {
             sxdp_family: libc::AF_XDP as u16,
-            // Shared memory implies the first socket's mode.
+            // A socket that shares memory has the mode of the first socket.
             sxdp_flags: if sharing.is_some() { libc::XDP_SHARED_UMEM } else { libc::XDP_COPY },
             sxdp_ifindex: interface.index,
             sxdp_queue_id: 0,
@@ -136,20 +146,26 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Passes free frames to the kernel, as many as fit, so that it fills them with arriving packets.
+    /// Gives the kernel as many free frames as fit into the ring. The kernel stores arriving packets in these frames.
     pub fn refill(&mut self, frames: &mut Frames) {
         let room = self.fill.room();
         self.fill.put(frames.take(room));
     }
 
-    /// Queues frames to be sent, as many as there is room for, and returns their number.
+    /// Queues frames for sending until no room is left. Returns the number of queued frames, which are the first of
+    /// `frames`.
     pub fn send(&mut self, frames: &[libc::xdp_desc]) -> usize {
         let count = frames.len().min(self.sending.room() as usize);
         self.sending.put(frames[..count].iter().copied());
         count
     }
 
-    /// Makes the kernel send waiting frames, as far as it can now, and reclaims those that were sent.
+    /// Makes the kernel send the queued frames, as far as it can at once. Frames that the kernel has sent are free
+    /// again afterwards.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel can't send the frames, for a reason other than a full queue.
     pub fn push(&mut self, frames: &mut Frames) -> Result<()> {
         if self.sending.unread() > 0 {
             // SAFETY: the descriptor is open, and only the ring's frames are sent.
@@ -167,7 +183,11 @@ impl Socket {
         Ok(())
     }
 
-    /// Returns the number of frames that the kernel could not pass on.
+    /// Returns the number of frames that arrived but that the kernel could not pass to this process.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not report its counters of the socket.
     pub fn missed(&self) -> Result<u64> {
         // SAFETY: integers only, for which zero is valid.
         let mut counts: libc::xdp_statistics = unsafe { std::mem::zeroed() };

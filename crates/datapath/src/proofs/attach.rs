@@ -1,4 +1,5 @@
-//! A verifier of proofs on interfaces: like admission, it and its tables outlive the process that attached it.
+//! Attachment of a verifier of proofs to interfaces. The program and its tables outlive the process that attached the
+//! program, like those for admission.
 
 use super::{OBJECT, Proofs};
 use crate::attachments::{Pins, Spot};
@@ -13,12 +14,20 @@ use wire::{Epoch, ProofKey, Suite};
 use zerocopy::IntoBytes;
 
 impl Proofs {
-    /// Loads the program, and takes over tables that an earlier process left.
+    /// Loads the program, and takes over the tables that an earlier process pinned.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel rejects a program, or a map can't be made or taken over.
     pub fn load_pinned(config: ProofsConfig, remembered: u32, pins: Pins) -> Result<Self> {
         Self::open(OBJECT, config, remembered, Some(pins))
     }
 
-    /// Attaches to `interface`, or takes over an earlier process's pinned attachment.
+    /// Attaches to `interface`, or takes over the attachment that an earlier process pinned.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the interface has no Ethernet header, or if the kernel does not attach the program.
     pub fn attach(&mut self, interface: &Interface) -> Result<Mode> {
         anyhow::ensure!(
             interface.link_header == 14,
@@ -28,17 +37,26 @@ impl Proofs {
         self.attachments.attach(self.object.program(Spot::Proving.program())?.as_fd(), interface, Spot::Proving)
     }
 
-    /// Makes the attachments outlive this process.
+    /// Pins the attachments, so that they outlive this process.
+    ///
+    /// # Errors
+    ///
+    /// Fails if an attachment can't be pinned.
     pub fn pin_links(&self) -> Result<()> {
         self.attachments.pin()
     }
 
-    /// Detaches from one interface, which may be gone.
+    /// Detaches from the interface with the name `name`, which need not exist any more.
     pub fn release(&mut self, name: &str) {
         self.attachments.forget(name, Spot::Proving);
     }
 
-    /// Makes exactly these keys the verifier's keys. If none changes, remembered proofs stay valid.
+    /// Gives the verifier exactly these keys, in place of the keys that it has. If the keys do not change, remembered
+    /// proofs stay valid.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
     pub fn hold(&self, keys: &[(IpAddr, Epoch, ProofKey)]) -> Result<()> {
         let mut wanted = HashSet::new();
         let mut changed = false;
@@ -58,7 +76,7 @@ impl Proofs {
         if changed { self.forget() } else { Ok(()) }
     }
 
-    /// Returns the epochs for which there are keys, of any authority.
+    /// Returns the epochs for which the verifier has at least one authority's key.
     pub fn epochs(&self) -> Vec<u64> {
         self.keys.entries().into_iter().map(|(_, key)| key.epoch).collect()
     }

@@ -1,6 +1,6 @@
 //! The Rust decision about outgoing packets and the kernel program, with the same tables.
 
-use crate::table::agent::{Known, Row};
+use crate::table::agent::{Known, Row, SUBJECT};
 use crate::table::{CLIENT_PORT, TRANSPORTS};
 use crate::world::{self, NOW};
 use datapath::agent::Agent as Kernel;
@@ -12,8 +12,7 @@ use engine::model::protected;
 use wire::ls;
 use wire::map::{Conversation, FlowKey, GrantEntry, GrantSlot, Owner, agent_counter, owner};
 
-/// The subject that sends the rows' packets. In a test run, packets belong to a socket owned by root.
-const SUBJECT: u32 = 7;
+/// Owner of the socket that packets belong to in a test run.
 const ROOT: Owner = Owner { kind: owner::USER, reserved: 0, id: 0 };
 
 const TC_ACT_UNSPEC: u32 = u32::MAX;
@@ -115,15 +114,11 @@ impl Agents {
                 .grants
                 .insert(slot, Grant { until: entry.until, skew: entry.skew, secret, carrier: row.carrier });
             let conversation = match row.known {
-                Known::Conversation(_, age, answered) => Some(Conversation {
-                    token: NOW - age,
-                    answered: answered.into(),
-                    subject: SUBJECT,
-                    seen: NOW - age,
-                }),
+                Known::Conversation(_, conversation) => Some(conversation),
                 Known::Others(_, age) | Known::OthersPlain(age) | Known::OthersUnowned(age) => Some(Conversation {
                     token: NOW - 95,
                     answered: 1,
+                    sent: 1,
                     subject: SUBJECT + 1,
                     seen: NOW.wrapping_sub_signed(age),
                 }),
@@ -135,6 +130,22 @@ impl Agents {
                 self.model.conversations.insert(key, conversation);
             }
         }
+    }
+
+    /// Marks every UDP flow as answered.
+    pub fn answer(&mut self) {
+        for (key, flow) in &mut self.model.conversations {
+            flow.answered = 1;
+            let flow = self.kernel.conversations.get(key).expect("conversations").expect("the kernel has the flow");
+            self.kernel.conversations.set(key, &Conversation { answered: 1, ..flow }).expect("conversations");
+        }
+    }
+
+    /// Reports whether both remember the same of each UDP flow.
+    pub fn agree(&self) -> bool {
+        let known = |key: &FlowKey| self.kernel.conversations.get(key).expect("conversations");
+        self.kernel.conversations.keys().len() == self.model.conversations.len()
+            && self.model.conversations.iter().all(|(key, flow)| known(key).as_ref() == Some(flow))
     }
 
     /// Returns the model's action and frame, and the kernel's; the kernel's action is the one counter that moved.

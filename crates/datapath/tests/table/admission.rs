@@ -103,6 +103,15 @@ fn tcp(cases: &mut Vec<Case>, family: &Family) {
             .step(Step::Wait(3600))
             .frame(bare(flag::ACK), Outcome::Flow),
     );
+    let again = Transport::Tcp.first(family, &grant, CLIENT_PORT, 2);
+    cases.push(
+        Case::new(family, "§6.4.5", "another SYN of the grant begins its flow anew")
+            .admitted(&first)
+            .frame(segment(flag::ACK), Outcome::Flow)
+            .step(Step::Wait(20))
+            .admitted(&again)
+            .frame(segment(flag::ACK), Outcome::Flow),
+    );
     let closing = |seconds, outcome| {
         Case::new(family, "§6.3", &format!("{seconds} s after the client's FIN and last ACK"))
             .admitted(&first)

@@ -5,16 +5,20 @@ use super::{CLIENT_PORT, TRANSPORTS, Transport};
 use crate::world::{Family, Grant, LsPair, NOW, families};
 use engine::agent::insertion::Action;
 use lab::forge::{Packet, Tcp, flag};
+use wire::map::Conversation;
 use wire::shim::Content;
 use wire::{Carrier, Flags, Suite, tail};
+
+/// The subject that sends the rows' packets.
+pub const SUBJECT: u32 = 7;
 
 /// State of the agent when a packet arrives.
 #[derive(Clone, Copy)]
 pub enum Known {
     /// A grant for [`Family::server`].
     Grant(Grant),
-    /// A grant for [`Family::server`], on a UDP flow whose last token is this many seconds old; answered or not.
-    Conversation(Grant, u32, bool),
+    /// A grant for [`Family::server`], on a UDP flow.
+    Conversation(Grant, Conversation),
     /// A grant, on another subject's UDP flow whose last datagram is this many seconds old.
     Others(Grant, i32),
     /// Packets go without identity, on another subject's UDP flow of this age.
@@ -114,19 +118,39 @@ pub fn rows() -> Vec<Row> {
         row("§6.2", "to an open port".to_owned(), Known::Grant(grant), port, is_other);
         let datagram =
             |length: usize| Packet::new(family.client, family.server).udp(CLIENT_PORT, 443).payload(&vec![4; length]);
-        for (age, answered, action) in [
-            (0, false, is_token as fn(&Action) -> bool),
-            (5, false, is_token),
-            (0, true, is_conversation),
-            (14, true, is_conversation),
-            (15, true, is_token),
-            (60, true, is_token),
+        for (flow, carries) in [
+            (flow(0, 0, 0), true),
+            (flow(3, 0, 0), true),
+            (flow(4, 0, 0), false),
+            (flow(7, 0, 0), true),
+            (flow(8, 0, 0), false),
+            (flow(0x7fff, 0, 0), true),
+            (flow(0xfffe, 0, 0), false),
+            (flow(0xffff, 0, 0), false),
+            (flow(0xffff, -1, -1), false),
+            (flow(4, 1, 0), true),
+            (flow(4, 1, 1), true),
+            (flow(0xffff, 1, 0), true),
+            (flow(4, 15, 15), true),
+            (answered(1, 0, 0), false),
+            (answered(1, 0, -1), false),
+            (answered(3, 14, 0), false),
+            (answered(3, 14, 14), false),
+            (answered(9, 15, 0), true),
+            (answered(9, 60, 60), true),
+            // Without the silence, the token would be recent enough.
+            (answered(9, 0, 15), true),
         ] {
+            let Conversation { token, answered, sent, seen, .. } = flow;
             let name = format!(
-                "a datagram {age} s after the last token, {}",
-                if answered { "answered" } else { "unanswered" }
+                "datagram {} of an {} flow, {} s after the last token and {} s after the last datagram",
+                u32::from(sent) + 1,
+                if answered == 1 { "answered" } else { "unanswered" },
+                i64::from(NOW) - i64::from(token),
+                i64::from(NOW) - i64::from(seen)
             );
-            row("§4.1", name, Known::Conversation(grant, age, answered), datagram(33).frame(), action);
+            let action = if carries { is_token } else { is_conversation };
+            row("§4.1.3", name, Known::Conversation(grant, flow), datagram(33).frame(), action);
         }
         for (age, dropped) in [(-1, true), (0, true), (89, true), (90, false), (95, false)] {
             let otherwise = |action: fn(&Action) -> bool| if dropped { is_rider } else { action };
@@ -249,10 +273,21 @@ fn shims() -> Vec<Row> {
     let parts = datagram(3000).identification(9).fragments(1400);
     row("§4.3.3", "a first fragment".to_owned(), known, parts[0].clone(), is_ahead);
     row("§4.3", "a datagram without checksum".to_owned(), known, datagram(20).no_checksum().frame(), is_token);
-    let conversation = Known::Conversation(grant, 14, true);
-    row("§4.1", "an answered flow".to_owned(), conversation, datagram(20).frame(), is_conversation);
-    row("§4.1", "a flow in use".to_owned(), Known::Conversation(grant, 15, true), datagram(20).frame(), is_token);
+    let conversation = Known::Conversation(grant, answered(1, 14, 0));
+    row("§4.1.3", "an answered flow".to_owned(), conversation, datagram(20).frame(), is_conversation);
+    let conversation = Known::Conversation(grant, answered(1, 15, 0));
+    row("§4.1.3", "a flow in use".to_owned(), conversation, datagram(20).frame(), is_token);
     rows
+}
+
+/// Returns a flow of so many datagrams, whose last token and last datagram were sent this many seconds ago.
+fn flow(sent: u16, token: i32, seen: i32) -> Conversation {
+    let ago = |seconds| NOW.wrapping_sub_signed(seconds);
+    Conversation { token: ago(token), answered: 0, sent, subject: SUBJECT, seen: ago(seen) }
+}
+
+fn answered(sent: u16, token: i32, seen: i32) -> Conversation {
+    Conversation { answered: 1, ..flow(sent, token, seen) }
 }
 
 fn is_failed(action: &Action) -> bool {

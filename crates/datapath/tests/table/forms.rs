@@ -1,6 +1,6 @@
 //! Odd packets: wire.md §6.5.
 
-use super::{CLIENT_PORT, Case, First, Transport};
+use super::{CLIENT_PORT, Case, Transport};
 use crate::world::{Family, Grant, families};
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp, flag};
@@ -328,15 +328,40 @@ fn extensions(cases: &mut Vec<Case>, family: &Family) {
     let ended = to(family.server).extension(43, &route(4, 0, &[family.open])).frame();
     case("a route at its end hides nothing", ended, no_token);
     let grant = Grant::new(family, 22);
-    let first = Transport::Tcp.first(family, &grant, CLIENT_PORT, 1);
-    let atomic = First { packet: first.packet.clone().extension(44, &[0, 0, 0, 0, 0, 9]), ..first };
-    case_admitted(cases, family, "an atomic fragment is a whole packet", &atomic);
+    atomic_fragments(cases, family, &grant);
     let ah = Packet::new(family.client, family.server).raw(51).payload(&authenticated(6, &[])).frame();
     cases.push(Case::new(family, "§6.5", "AH hides nothing").frame(ah, no_token));
     let none = Packet::new(family.client, family.fortress).raw(59).frame();
     cases.push(Case::new(family, "§6.5", "no next header, to a fortress").frame(none, no_token));
 }
 
-fn case_admitted(cases: &mut Vec<Case>, family: &Family, what: &str, first: &First) {
-    cases.push(Case::new(family, "§6.5", what).admitted(first));
+/// Packets that are whole although they have a fragment header.
+fn atomic_fragments(cases: &mut Vec<Case>, family: &Family, grant: &Grant) {
+    let atomic = |packet: Packet| packet.extension(44, &[0, 0, 0, 0, 0, 9]);
+    let case = |what: &str| Case::new(family, "§6.5.2", what);
+    let datagram = Transport::Udp.first(family, grant, CLIENT_PORT, 1).with_packet(atomic);
+    let later = atomic(Transport::Udp.later(family, CLIENT_PORT)).payload(b"data").frame();
+    cases.push(case("UDP in an atomic fragment is a whole packet").admitted(&datagram).frame(later, Outcome::Flow));
+    let syn = Transport::Tcp.first(family, grant, CLIENT_PORT, 2);
+    let hidden = [
+        ("a SYN in an atomic fragment", syn.with_packet(atomic)),
+        ("a SYN in two atomic fragments", syn.with_packet(|packet| atomic(atomic(packet)))),
+        (
+            "a SYN in an atomic fragment between options",
+            syn.with_packet(|packet| {
+                atomic(packet.extension(60, &[1, 4, 0, 0, 0, 0])).extension(60, &[1, 4, 0, 0, 0, 0])
+            }),
+        ),
+    ];
+    for (what, first) in hidden {
+        let row = case(&format!("{what}: its token isn't used up"));
+        cases.push(row.frame(first.frame(), FRAGMENT).admitted(&syn));
+    }
+    let segment = |flags| atomic(Packet::new(family.client, family.server).tcp(Tcp::new(CLIENT_PORT, 22, flags)));
+    let segments = [flag::ACK, flag::ACK | flag::PSH, flag::FIN | flag::ACK, flag::RST, flag::SYN];
+    cases.push(segments.into_iter().fold(case("an admitted flow in atomic fragments").admitted(&syn), |row, flags| {
+        row.frame(segment(flags).payload(b"data").frame(), FRAGMENT)
+    }));
+    let open = |port| atomic(Packet::new(family.client, family.server).tcp(Tcp::syn(CLIENT_PORT, port))).frame();
+    cases.push(case("TCP to an open port in an atomic fragment").frame(open(8080), Outcome::NotOurs));
 }

@@ -6,6 +6,7 @@ pub mod agent;
 pub mod attacks;
 pub mod clocks;
 pub mod forms;
+pub mod optional;
 pub mod sealed;
 pub mod shims;
 pub mod streams;

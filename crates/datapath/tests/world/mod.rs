@@ -22,6 +22,8 @@ pub const EPOCH_LENGTH: u32 = 3600;
 /// Few enough to reach the limit easily.
 pub const FLOWS_PER_GRANT: u32 = 4;
 pub const FLOWS_PER_ACCOUNT: u32 = 6;
+/// The port that everybody may reach at [`Family::neighbour`].
+pub const OPTIONAL: u16 = 8000;
 pub const GRANTS_PER_ACCOUNT: u32 = 8;
 
 pub fn address(text: &str) -> IpAddr {
@@ -38,6 +40,7 @@ pub fn config() -> VerifierConfig {
         flows_per_account: FLOWS_PER_ACCOUNT,
         grants_per_account: GRANTS_PER_ACCOUNT,
         epoch_length: EPOCH_LENGTH,
+        optional: 1,
         ..VerifierConfig::default()
     }
 }
@@ -73,6 +76,11 @@ pub fn receivers() -> Vec<Receiver> {
         receiver("fe80::/10", two_ports),
         receiver("ff00::/8", two_ports),
     ]
+}
+
+/// Returns the optional receivers: one port of the network with a span, at the address of [`Family::neighbour`].
+pub fn optional() -> Vec<(IpAddr, u16)> {
+    families().map(|family| (family.neighbour, OPTIONAL)).to_vec()
 }
 
 /// Returns a receiver for everything, as the published vectors need it.
@@ -250,8 +258,11 @@ impl Deciders {
         let entries: Vec<_> =
             protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
         kernel.protect(&entries).expect("maps take prefixes");
-        let at_tc = kernel.hook() == Hook::Tc;
-        let mut deciders = Self { model: Model { config, protected, at_tc, ..Model::default() }, kernel, tunnel: None };
+        let optional = optional();
+        kernel.make_optional(&optional).expect("map takes services");
+        let (at_tc, optional) = (kernel.hook() == Hook::Tc, optional.into_iter().collect());
+        let model = Model { config, protected, optional, at_tc, ..Model::default() };
+        let mut deciders = Self { model, kernel, tunnel: None };
         let current = Epoch::at(NOW.into(), EPOCH_LENGTH);
         for number in current.0 - 2..=current.0 + 2 {
             deciders.learn(Epoch(number));
@@ -334,7 +345,7 @@ impl Deciders {
 
     pub fn set_clock(&self, now: u32) {
         // A fifth of a second into it, so that neither the coarse clock's lag nor a few packets leave that second.
-        self.kernel.set_clock(clock::coarse_reading(now.into()).wrapping_add(200_000_000)).expect("clock");
+        self.kernel.set_clock_alone(clock::coarse_reading(now.into()).wrapping_add(200_000_000)).expect("clock");
     }
 
     /// Copies the kernel's forgotten times to the model: [`wire::map::Forgotten`] computes them for both.
@@ -447,6 +458,7 @@ pub fn outcome_of(index: u32) -> Outcome {
         counter::TOKEN => Outcome::Token,
         counter::CONSUMED => Outcome::Consumed,
         counter::ICMP_ERROR => Outcome::IcmpError,
+        counter::STRANGER => Outcome::Stranger,
         _ => Outcome::Drop(wire::DropReason::from_number(index as u8).expect("a reason's counter")),
     }
 }

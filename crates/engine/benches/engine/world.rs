@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 use wire::{Destination, Handle, Holder, Suite, VerifierKey};
 
-/// Entries per receiver.
+/// Number of entries in each receiver's list.
 pub const ENTRIES: usize = 1000;
 /// Number of groups per person.
 const GROUPS: usize = 4;
@@ -24,17 +24,17 @@ const NOW: u64 = 1_800_000_000;
 /// Number of the windows that are closed at the bench's time.
 const CLOSED: u16 = 2;
 
-/// Reports whether a window is open.
+/// Reports whether the time window with the number `window` is open at the bench's time.
 pub fn open(window: NonZeroU16) -> bool {
     window.get() != CLOSED
 }
 
-/// Reports whether a ruling allows.
+/// Reports whether a ruling allows the sender to send.
 pub fn allows(ruling: &Ruling) -> bool {
     ruling.entry.action == Action::Allow
 }
 
-/// Parameters of the rulebook's content.
+/// The numbers, senders, terms and keys from which the bench computes the content of its rulebook.
 pub struct World {
     receivers: u64,
     persons: u64,
@@ -49,7 +49,7 @@ pub struct Requests<'w> {
     chance: Chance,
 }
 
-/// A request that owns its subjects.
+/// A random request. It owns the list of subjects to which the result of [`Self::request`] refers.
 pub struct Drawn {
     subjects: [Sender; GROUPS + 2],
     source: IpAddr,
@@ -92,7 +92,8 @@ enum About {
 }
 
 impl World {
-    /// Fills a rulebook, with two threads. Returns the total duration, including the computation of entries.
+    /// Makes a world with this number of receivers, and fills a rulebook with its entries, in two threads. Returns
+    /// both, and the total duration, including the computation of the entries.
     pub fn load(receivers: usize) -> (Self, Rulebook, Duration) {
         let receivers = receivers as u64;
         let mut book = Rulebook::default();
@@ -137,12 +138,12 @@ impl World {
         Requests { world: self, chance: Chance(seed << 32) }
     }
 
-    /// Decides, and makes the grant if the decision allows it.
+    /// Decides on the request, and makes the grant if the decision allows one.
     pub fn issue(&self, book: &Rulebook, drawn: &Drawn) -> Option<Issued> {
         self.grant(&book.decide(&drawn.request(), open), drawn)
     }
 
-    /// Decides on a batch of requests like [`Self::issue`]. Returns the number of grants.
+    /// Decides on each request of a batch, and makes the grants that the decisions allow. Returns the number of grants.
     pub fn issue_all(&self, book: &Rulebook, drawn: &[Drawn]) -> usize {
         let requests: Vec<_> = drawn.iter().map(Drawn::request).collect();
         let mut made = 0;
@@ -178,7 +179,8 @@ impl World {
         issue.issue().ok()
     }
 
-    /// Adds an entry to some receiver's list; every second change removes the entry again.
+    /// Makes the change with the number `number`: an even one adds an entry to some receiver's list, and the next odd
+    /// one removes the same entry again.
     pub fn change(&self, book: &mut Rulebook, number: usize) {
         let mut chance = Chance(number as u64 / 2);
         let receiver = self.receiver(chance.below(self.receivers));
@@ -255,7 +257,8 @@ impl World {
 }
 
 impl Requests<'_> {
-    /// Draws the next request. The sender is one that the receiver has an entry about, or, every second time, any.
+    /// Draws the next request. In about half of the requests, the receiver has an entry about the sender; in the other
+    /// half, the sender is random.
     pub fn draw(&mut self) -> Drawn {
         let number = self.chance.below(self.world.receivers);
         let known = self.chance.below(2) == 0;
@@ -263,8 +266,8 @@ impl Requests<'_> {
         self.draw_about(number, place)
     }
 
-    /// Draws a request that is mostly allowed: the receiver has an entry about the sender that allows it at all times,
-    /// and only another entry of the highest priority could beat that.
+    /// Draws a request that the rulebook most probably allows. The receiver has an entry that allows the sender at all
+    /// times and has the highest priority, so only another entry of the same priority can override this entry.
     pub fn draw_allowed(&mut self) -> Drawn {
         let number = self.chance.below(self.world.receivers);
         let allowing = |place: &u64| {

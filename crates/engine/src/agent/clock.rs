@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
-/// Differences below this, in milliseconds, are due to the resolution of the answers and to the network.
+/// The largest difference, in milliseconds, that does not change a clock: the resolution of the answers and the
+/// network's delay explain it.
 const NEGLIGIBLE: u64 = 1000;
-/// The mean time, in milliseconds, that has passed since the whole second that an answer states.
+/// Mean time, in milliseconds, between the whole second that an answer states and the answer itself.
 const HALF_GRAIN: u64 = 500;
 
-/// Offset between the boot clock and Unix time.
+/// A clock that shows Unix time, stored as the offset of this time from the boot clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     /// Unix time at boot, milliseconds.
@@ -21,17 +22,18 @@ impl Clock {
         Self { boot: unix.saturating_sub(now).as_millis() as u64 }
     }
 
-    /// Returns Unix seconds.
+    /// Returns the Unix time, in seconds, at the time `now` of the boot clock.
     pub fn unix(&self, now: Duration) -> u64 {
         (self.boot + now.as_millis() as u64) / 1000
     }
 
-    /// Returns the nanoseconds that the kernel program adds to the boot clock.
+    /// Returns the number of nanoseconds to add to the boot clock to get this clock's Unix time, as the kernel program
+    /// does.
     pub fn boot_to_unix_nanos(&self) -> u64 {
         self.boot * 1_000_000
     }
 
-    /// Returns a clock that is `skew` seconds ahead of this one.
+    /// Returns a clock that is `skew` seconds ahead of this clock.
     pub fn shifted(&self, skew: i32) -> Self {
         Self { boot: self.boot.saturating_add_signed(i64::from(skew) * 1000) }
     }

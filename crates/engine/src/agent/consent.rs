@@ -1,4 +1,5 @@
-//! A person's rules on where their identity may go. Rules are per destination; the most specific one decides.
+//! A person's rules on the destinations to which the person's identity is allowed to go. Each rule is for some
+//! destinations; the most specific rule decides.
 
 use crate::model::Target;
 use serde::{Deserialize, Serialize};
@@ -8,11 +9,11 @@ use std::str::FromStr;
 /// Maximum number of a person's rules: each packet that the agent queues is compared with all of them.
 pub const RULES_MAX: usize = 256;
 
-/// Whether first packets may carry the person's tokens.
+/// Whether first packets are allowed to carry the person's tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Consent {
-    /// First packets may carry tokens.
+    /// First packets are allowed to carry tokens.
     #[default]
     Allow,
     /// First packets go unchanged, without identity.
@@ -37,12 +38,12 @@ impl FromStr for Consent {
     }
 }
 
-/// One consent rule.
+/// A person's rule about consent to some destinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConsentRule {
-    /// Destinations that the rule applies to.
+    /// Destinations to which the rule applies.
     pub target: Target,
-    /// Decision of the rule.
+    /// Whether the person's identity is allowed to go to these destinations.
     pub consent: Consent,
 }
 
@@ -63,7 +64,8 @@ impl ConsentRules {
         self.0.push(ConsentRule { target, consent });
     }
 
-    /// Reports whether there is room for a rule for this target, or already a rule for it.
+    /// Reports whether [`Self::set`] can store a rule for this target: there is room for one more rule, or the new rule
+    /// replaces an earlier rule for the same target.
     pub fn have_room_for(&self, target: &Target) -> bool {
         self.0.len() < RULES_MAX || self.0.iter().any(|rule| rule.target == *target)
     }
@@ -75,8 +77,8 @@ impl ConsentRules {
         self.0.len() != before
     }
 
-    /// Returns the deciding rule: the one with the longest prefix. Among rules of equal prefixes, one with a port
-    /// decides before one without.
+    /// Returns the rule that decides about this address and port: of the rules that match, the one with the longest
+    /// prefix. Among rules of equal prefixes, a rule with a port decides before a rule without a port.
     pub fn deciding(&self, address: IpAddr, port: u16) -> Option<&ConsentRule> {
         let covering = self.0.iter().filter(|rule| rule.target.covers(address, port));
         covering.max_by_key(|rule| (rule.target.prefix.prefix_len(), rule.target.port.is_some()))

@@ -1,5 +1,5 @@
-//! A session's open requests for grants. Their number is limited, so that neither a scan of all protected destinations
-//! nor an authority that never answers takes more than one person's share.
+//! A session's open requests for grants. Their number is limited, so that one person gets only a share of the agent's
+//! resources, even in a scan of all protected destinations or with an authority that never answers.
 
 use super::FetchId;
 use ipnet::IpNet;
@@ -8,12 +8,13 @@ use wire::{Destination, Handle};
 
 /// Maximum number of open requests for destinations without a grant.
 pub const FETCHES_MAX: usize = 64;
-/// Maximum number of open requests that renew grants. They have a limit of their own because packets wait for the other
-/// requests.
+/// Maximum number of open requests that renew grants. They have a limit of their own, so that they take no room from
+/// the other requests, for which packets wait.
 pub const RENEWALS_MAX: usize = 64;
-/// The first pause after a failure.
+/// First pause before a failed request is repeated.
 const PAUSE: Duration = Duration::from_millis(250);
-/// The longest pause: if frames wait (`PAUSE_WAITING`), and if none do (`PAUSE_IDLE`).
+/// Longest pause before a failed request is repeated: `PAUSE_WAITING` if frames wait for the answer, otherwise
+/// `PAUSE_IDLE`.
 const PAUSE_WAITING: Duration = Duration::from_secs(4);
 pub const PAUSE_IDLE: Duration = Duration::from_secs(30);
 
@@ -29,7 +30,7 @@ pub(super) struct Guess {
 pub(super) struct Fetch {
     pub id: FetchId,
     pub place: Destination,
-    /// The guess at the time of the request.
+    /// The addresses and service that the agent expected the grant to cover when it made the request.
     pub guess: Guess,
     pub renews: Option<Handle>,
     attempts: u32,
@@ -41,7 +42,8 @@ pub(super) struct Fetch {
 pub(super) struct Fetches(Vec<Fetch>);
 
 impl Fetches {
-    /// Reports whether there is room for one more request: for one that `renews` a grant, or for one that does not.
+    /// Reports whether there is room for one more open request. Requests that renew a grant (`renews`) and all others
+    /// have separate limits.
     pub fn has_room(&self, renews: bool) -> bool {
         let most = if renews { RENEWALS_MAX } else { FETCHES_MAX };
         self.0.iter().filter(|fetch| fetch.renews.is_some() == renews).count() < most
@@ -51,7 +53,7 @@ impl Fetches {
         self.0.push(Fetch { id, place, guess, renews, attempts: 0, retry: None });
     }
 
-    /// Returns the request whose answer is likely to cover this destination.
+    /// Returns the open request whose answer is likely to cover this destination.
     pub fn covering(&self, place: &Destination, guess: &Guess) -> Option<FetchId> {
         self.0.iter().find(|fetch| fetch.place == *place || fetch.guess == *guess).map(|fetch| fetch.id)
     }
@@ -69,7 +71,7 @@ impl Fetches {
         self.0.iter().any(|fetch| fetch.renews == Some(handle))
     }
 
-    /// Notes that no usable answer arrived.
+    /// Records that no usable answer to a request arrived, and when to repeat the request.
     pub fn failed(&mut self, now: Duration, id: FetchId) {
         if let Some(fetch) = self.0.iter_mut().find(|fetch| fetch.id == id) {
             let longest = if fetch.renews.is_some() { PAUSE_IDLE } else { PAUSE_WAITING };
@@ -84,7 +86,8 @@ impl Fetches {
         }
     }
 
-    /// Returns the requests to repeat, and drops those that no longer matter.
+    /// Returns the due requests for which `matters` returns true; the caller has to repeat them. Removes all other due
+    /// requests.
     pub fn due(&mut self, now: Duration, matters: impl Fn(&Fetch) -> bool) -> Vec<(FetchId, Destination)> {
         let mut due = Vec::new();
         self.0.retain_mut(|fetch| {
@@ -105,7 +108,7 @@ impl Fetches {
         self.0.len()
     }
 
-    /// Returns when to repeat the next request.
+    /// Returns the time at which the next request is to be repeated.
     pub fn timeout(&self) -> Option<Duration> {
         self.0.iter().filter_map(|fetch| fetch.retry).min()
     }

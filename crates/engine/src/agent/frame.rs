@@ -1,5 +1,6 @@
-//! Frames that wait for a grant, and the work needed before they can be sent again: completing the checksum and cutting
-//! up a super-packet (UDP segmentation offload), which otherwise the network card would have done.
+//! Frames that wait for a grant, and the work needed before they can be sent again: completing the checksum, and
+//! cutting a super-packet into datagrams (UDP segmentation offload). Without the wait, the network card would have done
+//! both.
 
 use std::net::IpAddr;
 use wire::checksum::{fold, is_partial, pseudo_header, sum};
@@ -8,30 +9,33 @@ use wire::packet::{Form, Fragment, Packet, TCP, UDP};
 const ETHERNET_LEN: usize = 14;
 const UDP_LEN: usize = 8;
 
-/// A queued frame.
+/// A frame that waits for a grant.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Frame {
-    /// Index of the interface.
+    /// Index of the interface through which the frame leaves.
     pub interface: u32,
-    /// Payload bytes per datagram if the frame is a super-packet, else 0.
+    /// Payload bytes per datagram if the frame is a super-packet, otherwise 0.
     segment: usize,
     /// Whether the interface has no link header. `bytes` begins with a link header in either case.
     bare: bool,
     /// VLAN tag to insert between the addresses and the EtherType.
     tag: Option<[u8; 4]>,
+    /// The sender's wish for a treatment, as in `wire::map::Steered`.
+    wish: u16,
     bytes: Vec<u8>,
 }
 
 /// A frame ready to be sent, and its EtherType.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// The EtherType.
+    /// The number of the protocol in the frame, such as 0x0800 for IPv4.
     pub ether_type: u16,
     /// The frame in the form that the interface expects.
     pub bytes: Vec<u8>,
 }
 
-/// Sender of a frame, to tell a retransmission from another flow.
+/// The sender of a frame: address, port and protocol. Two SYNs to the same destination from the same sender are one SYN
+/// and its retransmission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sender {
     address: IpAddr,
@@ -40,8 +44,9 @@ pub struct Sender {
 }
 
 impl Frame {
-    /// Takes a frame from an interface whose link header has `link_header` bytes. Returns `None` if the frame is cut
-    /// short.
+    /// Takes a frame from the interface with the index `interface`, whose link header has `link_header` bytes. If the
+    /// frame is a super-packet, `segment` is the number of payload bytes of each datagram, otherwise 0. Returns `None`
+    /// if the frame is cut short.
     pub fn new(interface: u32, link_header: u32, segment: u32, frame: &[u8]) -> Option<Self> {
         let bare = link_header == 0;
         let mut bytes = Vec::new();
@@ -51,10 +56,11 @@ impl Frame {
         }
         bytes.extend_from_slice(frame);
         let whole = Packet::parse(&bytes).form == Form::Whole;
-        whole.then_some(Self { interface, segment: segment as usize, bare, tag: None, bytes })
+        whole.then_some(Self { interface, segment: segment as usize, bare, tag: None, wish: 0, bytes })
     }
 
-    /// Adds the VLAN tag that the kernel delivered separately; a `protocol` of zero means that there was none.
+    /// Adds the VLAN tag that the kernel delivered separately: its protocol identifier `protocol` and its control
+    /// information `tci`. A `protocol` of zero means that there was no tag.
     pub fn tagged(self, protocol: [u8; 2], tci: u16) -> Self {
         let [first, second] = protocol;
         let [high, low] = tci.to_be_bytes();
@@ -62,12 +68,22 @@ impl Frame {
         Self { tag, ..self }
     }
 
-    /// Returns the whole frame, with a link header even if the interface has none.
+    /// Adds the sender's wish for a treatment, as in `wire::map::Steered`.
+    pub fn asking(self, wish: u16) -> Self {
+        Self { wish, ..self }
+    }
+
+    /// Returns the sender's wish for a treatment.
+    pub fn wish(&self) -> u16 {
+        self.wish
+    }
+
+    /// Returns the whole frame in bytes, with a link header even if the interface has none.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Returns the size in memory, in bytes.
+    /// Returns the frame's size in memory, in bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
@@ -83,7 +99,8 @@ impl Frame {
         Some(Sender { address: packet.source?, port: packet.source_port, tcp: packet.protocol == TCP })
     }
 
-    /// Reports whether `other` is a retransmission of the same SYN.
+    /// Reports whether both frames are SYNs of the same sender, so that `other` is a retransmission. The destinations
+    /// have to be equal.
     pub fn is_repeated_by(&self, other: &Self) -> bool {
         self.sender().is_some_and(|sender| sender.tcp && Some(sender) == other.sender())
     }
@@ -116,8 +133,9 @@ impl Frame {
     }
 }
 
-/// Completes a transport checksum that so far holds only the sum of the pseudo-header; leaves complete and absent
-/// checksums unchanged. Returns `None` if the frame has no transport checksum.
+/// Completes a transport checksum that so far contains only the sum of the pseudo-header. Leaves the frame unchanged if
+/// its checksum is already complete, or absent as UDP allows. Returns `None` if the frame can have no transport
+/// checksum.
 pub fn complete_checksum(frame: &mut [u8], packet: &Packet) -> Option<()> {
     if packet.form != Form::Whole || packet.fragment != Fragment::Whole || !matches!(packet.protocol, TCP | UDP) {
         return None;
@@ -150,7 +168,8 @@ fn split(frame: &[u8], packet: &Packet, segment: usize) -> Option<Vec<Vec<u8>>> 
     payload.chunks(segment).enumerate().map(|(index, chunk)| datagram(frame, packet, chunk, index as u16)).collect()
 }
 
-/// Builds a datagram with the headers of this one and another payload; `later` is added to the IPv4 identification.
+/// Builds a datagram with the headers of the datagram in `frame` and with another payload. Adds `later` to the IPv4
+/// identification.
 pub fn datagram(frame: &[u8], packet: &Packet, payload: &[u8], later: u16) -> Option<Vec<u8>> {
     let with_checksum = frame.get(packet.transport + 6..packet.transport + 8)? != [0, 0];
     let mut datagram = [frame.get(..packet.payload)?, payload].concat();
@@ -184,7 +203,7 @@ fn put16(frame: &mut [u8], at: usize, value: u16) -> Option<()> {
 pub(crate) mod tests {
     use super::*;
 
-    /// Builds a datagram or SYN whose checksum holds only the sum of the pseudo-header.
+    /// Builds a datagram or a SYN with an incomplete checksum, which contains only the sum of the pseudo-header.
     pub fn partial(source: &str, source_port: u16, to: &str, protocol: u8, port: u16, payload: &[u8]) -> Vec<u8> {
         let (source, to): (IpAddr, IpAddr) = (source.parse().expect("source"), to.parse().expect("destination"));
         let mut transport = [source_port.to_be_bytes(), port.to_be_bytes()].concat();

@@ -1,5 +1,5 @@
-//! The grants that a session has, with the indices that find the one for a packet, for a revocation and for an entry in
-//! the kernel without examining the others.
+//! The grants of a session, with indices that find a grant by packet, by handle (for a revocation) and by kernel entry,
+//! without a scan.
 
 use super::frame::Sender;
 use super::held_grant::HeldGrant;
@@ -10,13 +10,14 @@ use wire::{Destination, Handle};
 
 /// Maximum number of a session's grants.
 pub const GRANTS_MAX: usize = 4096;
-/// Maximum number of a session's entries in the kernel, each for one destination. Sessions share the kernel's table,
-/// and a grant for a whole network could otherwise have an entry for each of its ports and addresses.
+/// Maximum number of kernel entries of a session. An entry is for one destination, and all sessions share the kernel's
+/// table: without the limit, one grant for a whole network could fill the table with an entry for each address and
+/// port.
 pub const PLACES_MAX: usize = 4096;
 
 /// Grants in the order in which they end.
 type ByEnd = BTreeSet<(u32, Handle)>;
-/// The protocol and port, if a grant is for one.
+/// The protocol and port if a grant covers one service only, otherwise `None`.
 type Service = Option<(u8, u16)>;
 
 #[derive(Default)]
@@ -38,7 +39,7 @@ impl Grants {
         self.all.values()
     }
 
-    /// Returns all grants. The caller may record that a grant was used, but must not change what it covers.
+    /// Returns all grants. The caller can record that a grant was used, but must not change what the grant covers.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut HeldGrant> {
         self.all.values_mut()
     }
@@ -51,14 +52,16 @@ impl Grants {
         self.all.get_mut(&handle)
     }
 
-    /// Returns the grant that a packet may use. If there are several, returns the one that ends last.
+    /// Returns the grant to use for a packet to `place`; if several grants are possible, the one that ends last. A
+    /// grant that is assigned to a single flow is possible only if that flow is from `sender` to `place`.
     pub fn best(&self, unix: u64, place: &Destination, sender: Option<Sender>) -> Option<Handle> {
         let own = sender.and_then(|sender| self.flows.get(&(*place, sender)));
         let best = self.covering(place).chain(own).filter_map(|grants| self.last_good(unix, grants));
         best.max().map(|(_, handle)| handle)
     }
 
-    /// Reports whether there is a grant for this destination that any flow may use; the grant may have ended.
+    /// Reports whether there is a grant for this destination that is not assigned to a single flow. This is true even
+    /// if that grant has ended.
     pub fn has_for(&self, place: &Destination) -> bool {
         self.covering(place).next().is_some()
     }
@@ -75,7 +78,8 @@ impl Grants {
         alive.find(|(_, handle)| self.all.get(handle).is_some_and(|held| held.is_good(unix)))
     }
 
-    /// Adds a grant without entries in the kernel. If there are now too many grants, returns the one that ends first.
+    /// Adds a grant without entries in the kernel. If the session then has too many grants, returns the grant that ends
+    /// first, which the caller has to remove.
     #[must_use]
     pub fn insert(&mut self, held: HeldGrant) -> Option<Handle> {
         let key = (held.expires, held.handle());
@@ -99,7 +103,8 @@ impl Grants {
         Some(held)
     }
 
-    /// Assigns a grant for a single flow to this flow.
+    /// Assigns a grant to `flow`; the grant has to be one for a single flow. With `None`, the grant is assigned to no
+    /// flow.
     pub fn bind(&mut self, handle: Handle, flow: Option<(Destination, Sender)>) {
         let Some(mut held) = self.all.remove(&handle) else { return };
         self.forget(&held);
@@ -108,7 +113,7 @@ impl Grants {
         self.all.insert(handle, held);
     }
 
-    /// Records that the kernel's entry for a destination has this grant now. If the session has too many entries now,
+    /// Records that the kernel's entry for a destination contains this grant. If the session then has too many entries,
     /// returns the destination of the oldest entry, which the caller has to remove.
     #[must_use]
     pub fn place(&mut self, handle: Handle, place: Destination) -> Option<Destination> {

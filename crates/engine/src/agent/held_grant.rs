@@ -13,23 +13,23 @@ use wire::{Carrier, Destination, Flags, Handle, Token, ls};
 const MARGIN: u64 = 3;
 /// The agent renews a short grant this many seconds before the grant ends.
 const RENEW_BEFORE: u64 = 30;
-/// Number of used nonces after which a pair is renewed; the remaining nonces last until the next pair arrives.
+/// Number of used nonces from which a pair is renewed. The remaining nonces last until the next pair arrives.
 const SPENT_MOST: u32 = ls::SENDERS_NONCES / 4 * 3;
 
 /// Longest text of an authority's answer that is kept, in characters. A session can keep thousands of such texts.
 const TEXT_MAX: usize = 512;
 
-/// Reason why the agent makes no tokens from a grant that it received.
+/// Reason why the agent can't make tokens from a grant that it received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
     /// The grant has ended, or ends so soon that no packet would arrive in time: a time window closes, or the answer
     /// was delayed.
     #[error("it has expired already")]
     Over,
-    /// The grant admits inside a sealed tunnel only, and this agent has none.
+    /// The grant admits packets inside a sealed tunnel only, and this agent has no sealed tunnels.
     #[error("its rule demands a sealed tunnel, which this agent does not have: its packets are not sent")]
     Sealed,
-    /// The answer's grant is not the one that the agent requested.
+    /// The grant in the answer does not fit the request; the text says why.
     #[error("{0}")]
     Malformed(&'static str),
 }
@@ -40,12 +40,12 @@ pub(super) struct HeldGrant {
     /// End of the grant, Unix seconds.
     pub expires: u32,
     pub prefix: IpNet,
-    /// The protocol and port, if the grant is for one.
+    /// The protocol and port if the grant covers one service only, otherwise `None`.
     pub service: Option<(u8, u16)>,
     pub carrier: Carrier,
     pub receiver: String,
     pub rule: String,
-    /// The rule's demand in a sealed tunnel.
+    /// The protection that the rule demands in a sealed tunnel.
     pub sealing: Sealing,
     /// Time of issue, Unix seconds.
     pub issued: u64,
@@ -53,16 +53,20 @@ pub(super) struct HeldGrant {
     pub used: u32,
     /// Number of used nonces, if the grant is a pair.
     pub spent: u32,
-    /// Time at which to renew the grant.
+    /// Boot-clock time at which to renew the grant.
     pub renew_at: Duration,
     /// Destinations for which the kernel has this grant.
     pub places: BTreeSet<Destination>,
-    /// The flow that uses the grant, if the grant is for a single flow.
+    /// The flow to which the grant is assigned, if it is a grant for a single flow.
     pub flow: Option<(Destination, Sender)>,
 }
 
 impl HeldGrant {
-    /// Reads the grant from an answer to a request for `place`. An error says why the grant can't be used.
+    /// Reads the grant from an answer to a request for `place`.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the agent can't make tokens from the grant.
     pub fn from_answer(answer: &Grant, place: &Destination, unix: u64, now: Duration) -> Result<Self, Unusable> {
         let secret = answer.secret.clone();
         let service = match &secret {
@@ -79,7 +83,6 @@ impl HeldGrant {
             Secret::Grant(header, _) if header.flags.has(Flags::BEARER) => {
                 return Err(Unusable::Malformed("it is for proofs, not for tokens"));
             }
-            Secret::Grant(header, _) if header.flags.has(Flags::SEALED) => return Err(Unusable::Sealed),
             Secret::Pair(..) if carrier != Carrier::Shim => {
                 return Err(Unusable::Malformed("tokens of its suite require the carrier shim"));
             }
@@ -99,9 +102,14 @@ impl HeldGrant {
         Ok(Self { carrier, receiver, rule, sealing: answer.sealing, ..grant })
     }
 
-    /// Restores the grant from an entry that an earlier process wrote into the kernel.
+    /// Restores the grant from an entry that an earlier process wrote into the kernel. Returns `None` if the entry has
+    /// no secret, or if its grant can't be used any more.
     pub fn from_entry(entry: &GrantEntry, place: &Destination, unix: u64, now: Duration) -> Option<Self> {
         let secret = Secret::of_entry(entry)?;
+        // The entry does not say which tunnel takes the packets.
+        if matches!(&secret, Secret::Grant(header, _) if header.flags.has(Flags::SEALED)) {
+            return None;
+        }
         let (expires, prefix_length, service) = match &secret {
             Secret::Grant(header, _) => {
                 let service = header.flags.has(Flags::PORT).then_some((place.protocol, place.port));
@@ -142,7 +150,7 @@ impl HeldGrant {
         }
     }
 
-    /// Returns the identifier.
+    /// Returns the grant's handle.
     pub fn handle(&self) -> Handle {
         match &self.secret {
             Secret::Grant(header, _) => header.handle,
@@ -150,7 +158,7 @@ impl HeldGrant {
         }
     }
 
-    /// Returns the suite's name.
+    /// Returns the name of the suite of the grant's tokens.
     pub fn suite(&self) -> &'static str {
         match &self.secret {
             Secret::Grant(header, _) => header.suite.name(),
@@ -158,7 +166,7 @@ impl HeldGrant {
         }
     }
 
-    /// Makes the token of one first packet; `None` for a pair, whose tokens have another form.
+    /// Makes the token for one first packet; returns `None` for a pair, whose tokens have another form.
     pub fn token(&self, to: &Destination, time: u32, nonce: u32) -> Option<Token> {
         match &self.secret {
             Secret::Grant(header, key) => Some(Token::new(*header, key, time, nonce, to)),
@@ -185,7 +193,7 @@ impl HeldGrant {
         self.lasts(unix) && self.spent < ls::SENDERS_NONCES
     }
 
-    /// Reports whether the grant's end is far enough away for a packet to arrive in time.
+    /// Reports whether there is enough time until the grant's end for a packet with its token to arrive.
     pub fn lasts(&self, unix: u64) -> bool {
         self.until() > unix + 1
     }
@@ -194,12 +202,12 @@ impl HeldGrant {
         u64::from(self.expires).saturating_sub(MARGIN)
     }
 
-    /// Reports whether the agent should request the grant's successor.
+    /// Reports whether it is time for the agent to request a new grant in place of this one.
     pub fn is_due(&self, now: Duration) -> bool {
         (self.renew_at <= now || self.spent >= SPENT_MOST) && !self.is_single()
     }
 
-    /// Reports whether the grant admits one flow only.
+    /// Reports whether the grant admits a single flow only.
     pub fn is_single(&self) -> bool {
         self.has(Flags::SINGLE)
     }

@@ -4,6 +4,7 @@
 //! The kernel program (`bpf/agent.bpf.c`) decides in the same way; the case table and the differential fuzzer of
 //! `datapath` keep the two consistent.
 
+use super::datagrams;
 use crate::model::Secret;
 use crate::model::protected::Protected;
 use ipnet::IpNet;
@@ -15,16 +16,14 @@ use wire::shim::{self, Content, SHIM_LEN};
 use wire::tail::{self, BLOCK_LEN, MAGIC, STREAM_MAGIC};
 use wire::{Carrier, Destination, Handle, LsToken, Token, ls};
 
-/// Maximum interval between tokens of a UDP flow in use, in seconds (wire.md §4.1).
-pub const UDP_TOKEN_EVERY: u32 = 15;
-/// Time for which a verifier may keep a flow after its last datagram, in seconds: until then no other subject may use
-/// its ports.
+/// Longest time, in seconds, for which a verifier keeps a UDP flow after its last datagram. For this time, no other
+/// subject is allowed to use the flow's ports.
 pub const UDP_OWNED: u32 = 90;
 const ETHERNET_LEN: usize = 14;
 const IPV4_LEN: usize = 20;
 
-/// Packet size that every IPv6 path carries (RFC 8200), and in practice every IPv4 path. If a token would make a
-/// datagram longer, a datagram with the token is sent ahead of it.
+/// Packet size, in bytes, that every IPv6 path can carry (RFC 8200), and in practice every IPv4 path. If a token would
+/// make a datagram longer than this, the agent first sends the token in a separate datagram.
 pub const SAFE_MTU: usize = 1280;
 
 /// Outcome of the decision about a packet.
@@ -32,25 +31,24 @@ pub const SAFE_MTU: usize = 1280;
 pub enum Action {
     /// The packet is not a first packet to a protected destination.
     Other,
-    /// The packet is a first packet, but is sent without identity, because nobody is logged in or because the person
-    /// wants that.
+    /// The packet is a first packet and is sent without identity: nobody is logged in, or the person has denied
+    /// consent.
     Plain,
     /// A token was put into the packet.
     Token,
-    /// A datagram with only a token is sent ahead of the packet. The token is in this block, or in the option of a shim
-    /// around an empty datagram.
+    /// A datagram that carries only a token is sent ahead of the packet.
     Ahead(Alone),
-    /// The packet's flow needs no token.
+    /// The datagram's flow needs no token now.
     Conversation,
-    /// The packet would use another subject's flow, and is dropped.
+    /// The packet would use a flow that belongs to another subject, and is dropped.
     Rider,
-    /// The packet waits for a grant.
+    /// The packet is queued until its grant arrives.
     Queued,
-    /// The packet could not be changed, and is dropped.
+    /// The packet needs a token that can't be put into it, and is dropped.
     Failed,
 }
 
-/// Content of a datagram that is sent ahead.
+/// Content of the datagram that carries only a token and is sent ahead of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alone {
     /// A block as the payload.
@@ -59,7 +57,7 @@ pub enum Alone {
     Shim(Content),
 }
 
-/// Record of the tokens made from an entry.
+/// Record of the tokens made from an entry of the grant map.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
     /// When a token was last made from the entry, in Unix seconds by the authority's clock; 0 if never.
@@ -68,16 +66,16 @@ pub struct Used {
     pub spent: u32,
 }
 
-/// An agent's treatment of first packets to one destination.
+/// An entry of the grant map: how the agent treats first packets to one destination.
 #[derive(Clone)]
 pub struct Grant {
     /// The time after which the agent no longer uses the entry, in Unix seconds by this machine's clock.
     pub until: u32,
     /// Offset from this machine's clock to the authority's, in seconds.
     pub skew: i32,
-    /// Secret that tokens are made with; `None` to send packets without identity.
+    /// Secret from which tokens are made; `None` to send packets without identity.
     pub secret: Option<Secret>,
-    /// Carrier of the tokens.
+    /// Carrier of the tokens that are made from the secret.
     pub carrier: Carrier,
 }
 
@@ -91,22 +89,25 @@ impl Grant {
     }
 }
 
-/// An agent's tables for the sockets of one subject.
+/// The agent's tables for the packets of one subject's sockets. [`Self::insert`] decides about each packet from these
+/// tables.
 #[derive(Clone, Default)]
 pub struct Inserter {
     /// The subject; 0 if nobody is logged in.
     pub subject: u32,
-    /// Protected destinations.
+    /// Protected prefixes, each with its protected services.
     pub protected: Vec<Protected>,
-    /// Grants ready for use.
+    /// Grant for every protected destination, in place of `grants`.
+    pub everywhere: Option<Grant>,
+    /// Grants that are ready for use, by their subject and destination.
     pub grants: BTreeMap<GrantSlot, Grant>,
-    /// UDP flows that the agent remembers.
+    /// UDP flows in which the subject sent datagrams recently.
     pub conversations: BTreeMap<FlowKey, Conversation>,
-    /// The next nonce.
+    /// The nonce of the next token.
     pub nonce: u32,
     /// Number of used nonces of each pair.
     pub spent: BTreeMap<Handle, u32>,
-    /// The first of a pair's nonces that this sender may use.
+    /// The nonce with which this sender begins to use any pair.
     pub first_nonce2: u16,
     /// Record of the tokens made from each grant.
     pub used: BTreeMap<GrantSlot, Used>,
@@ -140,7 +141,8 @@ impl Inserter {
             return Action::Plain;
         }
         let slot = GrantSlot::new(self.subject, &to);
-        let Some(grant) = self.grants.get(&slot).filter(|grant| grant.until > now).cloned() else {
+        let grant = self.everywhere.as_ref().or_else(|| self.grants.get(&slot));
+        let Some(grant) = grant.filter(|grant| grant.until > now).cloned() else {
             return Action::Queued;
         };
         let Some(secret) = grant.secret else { return Action::Plain };
@@ -156,7 +158,12 @@ impl Inserter {
             return Action::Failed;
         }
         let time = now.wrapping_add_signed(grant.skew);
-        let used = self.used.entry(slot).or_default();
+        // Nobody asks when a grant for every destination was used: a record of each destination would have no limit.
+        let mut unrecorded = Used::default();
+        let used = match self.everywhere {
+            Some(_) => &mut unrecorded,
+            None => self.used.entry(slot).or_default(),
+        };
         used.last = time;
         let (header, key) = match secret {
             Secret::Grant(header, key) => (header, key),
@@ -196,7 +203,7 @@ impl Inserter {
         let known = FlowKey::to_server(packet).and_then(|key| self.conversations.get_mut(&key));
         let Some(known) = known else { return false };
         if known.subject == self.subject {
-            known.seen = now;
+            datagrams::note(known, now);
             return false;
         }
         now.wrapping_sub(known.seen).wrapping_add(1) <= UDP_OWNED
@@ -204,16 +211,12 @@ impl Inserter {
 
     fn udp_needs_token(&mut self, packet: &Packet, now: u32) -> bool {
         let Some(key) = FlowKey::to_server(packet) else { return true };
-        let fresh = Conversation { token: now, answered: 0, subject: self.subject, seen: now };
+        let fresh = Conversation { token: now, answered: 0, sent: 0, subject: self.subject, seen: now };
         let known = self.conversations.entry(key).or_insert(fresh);
         if known.subject != self.subject {
             *known = fresh;
         }
-        if known.answered != 0 && (now.wrapping_sub(known.token) as i32) < UDP_TOKEN_EVERY as i32 {
-            return false;
-        }
-        known.token = now;
-        true
+        datagrams::needs_token(known, now)
     }
 }
 
@@ -244,7 +247,7 @@ fn has_block(frame: &[u8], packet: &Packet) -> bool {
 }
 
 /// Reports whether the token has to be sent ahead. That is also so for an empty datagram: with a token appended, it
-/// would look like a datagram that carries a token alone.
+/// would look like a datagram that carries only a token.
 fn has_no_room(frame: &[u8], packet: &Packet, more: usize) -> bool {
     let udp_len = frame.get(packet.transport + 4..).and_then(|bytes| bytes.first_chunk().copied());
     packet.fragment != Fragment::Whole

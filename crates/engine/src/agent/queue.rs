@@ -7,9 +7,9 @@ use wire::Destination;
 
 /// Maximum number of waiting frames.
 pub const FRAMES_MAX: usize = 64;
-/// Maximum number of waiting bytes.
+/// Maximum length of all waiting frames together, in bytes.
 pub const BYTES_MAX: usize = 256 * 1024;
-/// The time after which the application has given up, or has sent the packet again.
+/// Longest time for which a frame waits. By then the application has given up, or has sent the packet again.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
@@ -29,8 +29,8 @@ struct Waiting {
 }
 
 impl Queue {
-    /// Appends a frame, and drops the oldest frames if there is no room. Does not append a SYN that repeats a waiting
-    /// SYN.
+    /// Appends a frame, and drops the oldest frames if there is no room. If the frame is a SYN that retransmits a
+    /// waiting SYN, appends nothing.
     pub fn push(&mut self, place: Destination, frame: Frame, now: Duration) {
         let mut there = self.places.get(&place).into_iter().flatten().filter_map(|number| self.frames.get(number));
         if there.any(|waiting| waiting.frame.is_repeated_by(&frame)) {
@@ -46,7 +46,7 @@ impl Queue {
         }
     }
 
-    /// Removes and returns the first frame to this destination that `wanted` accepts.
+    /// Removes and returns the oldest of the frames to this destination for which `wanted` returns true.
     pub fn take(&mut self, place: &Destination, wanted: impl Fn(&Frame) -> bool) -> Option<Frame> {
         let mut numbers = self.places.get(place)?.iter();
         let number = numbers.find(|number| self.frames.get(number).is_some_and(|waiting| wanted(&waiting.frame)))?;
@@ -78,7 +78,7 @@ impl Queue {
         self.places.contains_key(place)
     }
 
-    /// Returns the destinations that frames wait for, sorted, each once.
+    /// Returns the destinations of the waiting frames, sorted, each once.
     pub fn places(&self) -> Vec<Destination> {
         let firsts = self.places.iter().filter_map(|(place, numbers)| Some((*numbers.first()?, *place)));
         let in_order: BTreeMap<u64, Destination> = firsts.collect();

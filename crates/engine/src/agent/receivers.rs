@@ -1,5 +1,5 @@
-//! A session's receivers, and the index that finds the one of a destination without examining the others: an authority
-//! that a user chose may list thousands, and every queued packet needs the look-up.
+//! A session's receivers, with an index that finds the receiver of a destination without a scan: an authority that a
+//! user chose can list thousands of receivers, and every queued packet needs the look-up.
 
 use crate::model::prefixes::Prefixes;
 use crate::model::work::examined;
@@ -12,16 +12,16 @@ use wire::Destination;
 pub(super) struct Receivers {
     all: Vec<Receiver>,
     index: Prefixes<Spans>,
-    /// For each receiver, the index of the first receiver of the same name: a name may have several prefixes, and may
-    /// be long.
+    /// For each receiver, the index of the first receiver with the same name. A receiver with several prefixes occurs
+    /// once per prefix. Indices are compared instead of names because names may be long.
     namesakes: Vec<usize>,
     /// The width of the latest grant for a receiver, by the index of the first receiver of its name.
     widths: BTreeMap<usize, Width>,
-    /// Names of the receivers to which packets may travel in a sealed tunnel only.
+    /// Names of the receivers whose packets must travel in a sealed tunnel.
     sealed: BTreeSet<String>,
 }
 
-/// Prefix length of a grant, and whether it was for one service.
+/// Prefix length of a grant, and whether the grant covers one service only.
 type Width = (u8, bool);
 
 impl Receivers {
@@ -41,18 +41,18 @@ impl Receivers {
         &self.all
     }
 
-    /// Returns the receiver of a destination: the one with the longest prefix, and if several have this prefix, the
-    /// last of them.
+    /// Returns the receiver to which a destination belongs. If several receivers contain the destination, returns the
+    /// one with the longest prefix; among equal prefixes, the last in the authority's order.
     pub fn of(&self, place: &Destination) -> Option<&Receiver> {
         self.all.get(self.number_of(place)?)
     }
 
-    /// Returns the names of the receivers to which packets may travel in a sealed tunnel only.
+    /// Returns the names of the receivers whose packets must travel in a sealed tunnel.
     pub fn sealed(&self) -> &BTreeSet<String> {
         &self.sealed
     }
 
-    /// Reports whether packets to this destination may travel in a sealed tunnel only (wire.md §6.11.6).
+    /// Reports whether packets to this destination must travel in a sealed tunnel (wire.md §6.11.6).
     pub fn are_sealed(&self, place: &Destination) -> bool {
         !self.sealed.is_empty() && self.of(place).is_some_and(|receiver| self.sealed.contains(&receiver.name))
     }
@@ -62,7 +62,8 @@ impl Receivers {
         self.index.overlapping(network).next().is_some()
     }
 
-    /// Returns the width of the latest grant for a destination's receiver.
+    /// Returns the width of the latest grant for the receiver to which this destination belongs; `None` if there was no
+    /// grant for the receiver yet.
     pub fn width(&self, place: &Destination) -> Option<Width> {
         self.widths.get(self.namesakes.get(self.number_of(place)?)?).copied()
     }
@@ -78,7 +79,8 @@ impl Receivers {
     }
 }
 
-/// Disjoint spans of numbers that stand for protocol and port: the number at which each span begins, and its receiver.
+/// Disjoint ranges of numbers, each of which stands for a protocol and port: the first number of each range, and the
+/// range's receiver.
 #[derive(Default)]
 struct Spans(Vec<(u32, Option<usize>)>);
 

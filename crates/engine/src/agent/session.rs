@@ -17,11 +17,11 @@ use std::time::Duration;
 use wire::map::{GrantEntry, GrantSlot};
 use wire::{Destination, Handle};
 
-/// Seconds for which a denial by policy holds before the agent asks the authority again.
+/// Seconds after a denial by policy in which the agent does not ask the authority again.
 const DENIAL: u64 = 10;
 /// Seconds for which packets to a destination outside the person's receivers go without identity.
 const FOREIGN: u64 = 60;
-/// Seconds for which a denial by the person's own rule holds; a change of rules ends it at once.
+/// Seconds for which a denial by the person's own rule stays in the kernel; a change of rules ends it at once.
 const OWN_RULE: u64 = 3600;
 /// Maximum number of destinations whose packets go without identity.
 const PLAIN_MAX: usize = 4096;
@@ -33,12 +33,12 @@ const CLOCK_HOLDS: Duration = Duration::from_secs(5);
 const RELOAD_EVERY: Duration = Duration::from_secs(1);
 /// Minimum time between two requests caused by hints, so that an attacker who forges hints can't cause a flood.
 const HINT_EVERY: Duration = Duration::from_secs(60);
-/// Time between two checks whether an idle grant that is about to end is used again.
+/// Time between two checks whether an idle grant that is about to end is in use again.
 const IDLE_LOOK: Duration = Duration::from_secs(5);
 
 type Outputs = VecDeque<Output>;
 
-/// Reason why packets to a place go without identity.
+/// Reason why packets to a destination go without identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Why {
     OwnRule,
@@ -48,23 +48,24 @@ enum Why {
 
 pub(super) struct Session {
     pub subject: Subject,
-    /// End of the session, by its authority's clock.
+    /// End of the session, in Unix seconds by its authority's clock.
     pub expires: u64,
     /// The authority's clock.
-    clock: Clock,
-    /// Seconds by which the authority's clock is ahead of this machine's clock, as in the kernel's entries.
+    pub clock: Clock,
+    /// Number of seconds by which the authority's clock is ahead of this machine's clock. The kernel's entries contain
+    /// the same number.
     pub skew: i32,
     corrected: Option<Duration>,
     receivers: Receivers,
-    /// Whether the receivers come from the authority's answer, to this session or to an earlier process.
+    /// Whether the authority has confirmed the receivers, in this session or to an earlier process.
     confirmed: bool,
     grants: Grants,
     plain: BTreeMap<Destination, (u64, Why)>,
     fetches: Fetches,
     queue: Queue,
-    /// Places of packets that arrived incomplete, while there is no room for their requests.
+    /// Destinations of incomplete packets for whose grants there is no room for a request yet.
     wanted: BTreeSet<Destination>,
-    /// Whether packets may wait for places that no request covers.
+    /// Whether queued packets may have destinations that no open request covers.
     unrequested: bool,
     reload: Option<Duration>,
     reloaded: Option<Duration>,
@@ -105,7 +106,7 @@ impl Session {
         self.clock.unix(now)
     }
 
-    /// Takes the time that the authority reported. Returns whether that changed the kernel's entries.
+    /// Sets the session's clock from an answer of the authority. Returns whether that changed the kernel's entries.
     pub fn sync_clock(
         &mut self,
         unix: u64,
@@ -136,7 +137,7 @@ impl Session {
         self.confirmed && self.receivers.of(place).is_none()
     }
 
-    /// Handles a queued packet. Returns whether a grant for its place is missing.
+    /// Handles a packet that the kernel queued. Returns whether a grant for the packet's destination is missing.
     pub fn queued(
         &mut self,
         now: Duration,
@@ -170,7 +171,7 @@ impl Session {
         false
     }
 
-    /// Sends every frame that waits for this place and for which there is a grant.
+    /// Sends every frame that waits for this destination and for which there is a grant.
     fn serve(&mut self, unix: u64, place: &Destination, outputs: &mut Outputs) {
         loop {
             let Self { queue, grants, .. } = self;
@@ -198,14 +199,14 @@ impl Session {
         }
     }
 
-    /// Records that the kernel has this grant for a place, and removes the oldest entry if there are too many.
+    /// Records that the kernel has this grant for a destination, and removes the oldest entry if there are too many.
     fn place(&mut self, handle: Handle, place: Destination, outputs: &mut Outputs) {
         if let Some(oldest) = self.grants.place(handle, place) {
             outputs.push_back(Output::Remove(self.subject.slot(&oldest)));
         }
     }
 
-    /// Lets packets to this place go without identity until `until`, the waiting frames included.
+    /// Lets packets to this destination go without identity until `until`, those that are queued included.
     fn go_plain(&mut self, place: Destination, until: u64, why: Why, outputs: &mut Outputs) {
         while self.plain.len() >= PLAIN_MAX {
             if let Some((place, _)) = self.plain.pop_first() {
@@ -242,7 +243,7 @@ impl Session {
         }
     }
 
-    /// Guesses what a grant for this place would cover, from the latest one for its receiver.
+    /// Guesses what a grant for this destination would cover, from the latest grant for the destination's receiver.
     fn guess(&self, place: &Destination) -> Guess {
         let (length, fixed) = self.receivers.width(place).unwrap_or((128, true));
         let length = length.min(if place.address.is_ipv4() { 32 } else { 128 });
@@ -250,8 +251,8 @@ impl Session {
         Guess { prefix, service: fixed.then_some((place.protocol, place.port)) }
     }
 
-    /// Asks for the grant for a place, unless an open request is likely to bring it. Returns the new or open request,
-    /// or `None` if there are too many requests.
+    /// Requests the grant for a destination, unless the answer to an open request is likely to contain it. Returns the
+    /// new request or that open request, or `None` if too many requests are open.
     pub fn ask(&mut self, place: Destination, next_fetch: &mut u64, outputs: &mut Outputs) -> Option<FetchId> {
         let guess = self.guess(&place);
         if let Some(id) = self.fetches.covering(&place, &guess) {
@@ -260,7 +261,8 @@ impl Session {
         self.begin_fetch(place, guess, None, next_fetch, outputs)
     }
 
-    /// Asks for the grant of a place that a packet waits for, or remembers the place until there is room.
+    /// Requests the grant for `place`, which a queued packet needs. If too many requests are open, remembers `place`
+    /// until there is room for another request.
     pub fn ask_in_turn(&mut self, place: Destination, next_fetch: &mut u64, outputs: &mut Outputs) {
         if self.ask(place, next_fetch, outputs).is_none()
             && !self.queue.waits_for(&place)
@@ -270,8 +272,8 @@ impl Session {
         }
     }
 
-    /// Asks for every grant that packets wait for and that no request covers. Does nothing unless a request has ended
-    /// or the receivers have changed since the last call.
+    /// Requests every grant that queued packets need and that no open request covers. Does nothing unless a request has
+    /// ended or the receivers have changed since the last call.
     pub fn ask_waiting(&mut self, next_fetch: &mut u64, outputs: &mut Outputs) {
         if !std::mem::take(&mut self.unrequested) {
             return;
@@ -300,7 +302,7 @@ impl Session {
         Some(id)
     }
 
-    /// Reports whether a request is for a destination to which packets may travel in a sealed tunnel only.
+    /// Reports whether a request is for a destination whose packets must travel in a sealed tunnel.
     pub fn is_sealed(&self, id: FetchId) -> bool {
         self.fetches.get(id).is_some_and(|fetch| self.receivers.are_sealed(&fetch.place))
     }
@@ -313,8 +315,11 @@ impl Session {
         self.grants.has_for(place)
     }
 
-    /// Takes the grant from an answer. An error says why the grant can't be used; the agent then asks again, as after a
-    /// failure.
+    /// Takes the grant from the answer to a request.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the agent can't use the grant. The agent then repeats the request later, as it does after a failure.
     pub fn granted(
         &mut self,
         now: Duration,
@@ -344,10 +349,10 @@ impl Session {
         Ok(())
     }
 
-    /// Adds a grant, and gives it the places of its predecessor.
+    /// Adds a grant, and gives it the kernel entries of the grant that it replaces.
     fn insert(&mut self, mut held: HeldGrant, old: Option<HeldGrant>, outputs: &mut Outputs) {
         let handle = held.handle();
-        // An authority that repeats a handle replaces its grant.
+        // If an authority uses a handle again, the new grant replaces the old one.
         self.revoked(handle.0, outputs);
         held.used = old.as_ref().map_or(0, |old| old.used);
         let inherits = |place: &Destination| held.covers(place) && !held.is_single();
@@ -380,8 +385,8 @@ impl Session {
         self.fetches.take(id)
     }
 
-    /// Handles a hint that the authority protects these networks. Asks the authority, unless it has already said so
-    /// itself.
+    /// Handles a hint that the authority protects these networks: requests the list of receivers again, unless each
+    /// network already overlaps a receiver. Requests the list at most once per [`HINT_EVERY`].
     pub fn hinted(&mut self, now: Duration, networks: &[IpNet], outputs: &mut Outputs) {
         let is_early = self.hinted.is_some_and(|last| now < last + HINT_EVERY);
         // A record may also name a network that contains the person's receiver.
@@ -396,7 +401,7 @@ impl Session {
         self.reload_attempts += 1;
     }
 
-    /// Requests the destinations again, at most once a second however often the authority sends events.
+    /// Requests the list of receivers again, but at most once a second, no matter how often the authority sends events.
     pub fn reload_soon(&mut self, now: Duration, outputs: &mut Outputs) {
         match self.reloaded {
             Some(last) if now < last + RELOAD_EVERY => self.reload = Some(last + RELOAD_EVERY),
@@ -407,7 +412,8 @@ impl Session {
         }
     }
 
-    /// Repeats failed requests without further delay, at most once a second however often the authority sends events.
+    /// Makes all failed requests due now. Does nothing if it did so less than a second ago, because the authority may
+    /// send the event that leads to this call any number of times.
     pub fn retry_at_once(&mut self, now: Duration) {
         if self.hurried.is_none_or(|last| now >= last + RELOAD_EVERY) {
             self.hurried = Some(now);

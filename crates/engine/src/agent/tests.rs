@@ -497,8 +497,9 @@ fn a_grant_that_makes_no_sense_is_a_failure() {
 fn nothing_is_sent_with_a_grant_that_admits_in_a_tunnel_only() {
     let mut stage = Stage::alice();
     stage.queued(tcp(1, 22), 1);
-    let sealed =
+    let mut sealed =
         stage.grant_of(tcp(1, 22), 5, 32, Flags::PORT.with(Flags::SEALED)).unwrap_or_else(|_| panic!("a grant"));
+    sealed.sealing = Sealing { treatment: crate::model::Treatment::Encrypt, ..Sealing::NONE };
     let (id, ..) = stage.requests.remove(0);
     assert_eq!(stage.agent.answered(stage.now, ALICE, id, &Ok(sealed)), Err(Unusable::Sealed));
     stage.settle();

@@ -1,8 +1,9 @@
-//! A bounded queue that serves its users in turn. A user who fills it loses their own items, never those of others.
+//! A bounded queue that serves its users in turn. A user who fills the queue loses only items of this user, never items
+//! of other users.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// A queue of items of several users.
+/// A queue with the items of several users.
 pub struct Turns<T> {
     room: usize,
     len: usize,
@@ -14,16 +15,21 @@ pub struct Turns<T> {
 }
 
 impl<T> Turns<T> {
-    /// Creates an empty queue with room for this number of items.
+    /// Creates an empty queue with room for `room` items.
     pub const fn new(room: usize) -> Self {
         Self { room, len: 0, queues: BTreeMap::new(), order: VecDeque::new(), lengths: BTreeSet::new() }
     }
 
-    /// Appends an item of a user. If the queue is full, drops the latest item of the user with the most items. That is
-    /// the new item, unless another user has more items than this one.
-    pub fn push(&mut self, user: u32, item: T) {
-        if self.len >= self.room && !self.make_room(user) {
-            return;
+    /// Appends an item of `user`. If the queue is full, drops one item: the latest item of the user with the most
+    /// items, if that user has more items than `user` would have with the new one; otherwise the new item. Returns the
+    /// dropped item.
+    pub fn push(&mut self, user: u32, item: T) -> Option<T> {
+        let mut dropped = None;
+        if self.len >= self.room {
+            dropped = self.make_room(user);
+            if dropped.is_none() {
+                return Some(item);
+            }
         }
         let queue = self.queues.entry(user).or_default();
         if queue.is_empty() {
@@ -33,9 +39,10 @@ impl<T> Turns<T> {
         queue.push_back(item);
         self.lengths.insert((queue.len(), user));
         self.len += 1;
+        dropped
     }
 
-    /// Removes and returns the first item of the user whose turn it is.
+    /// Removes and returns the first item of the user who is next in turn.
     pub fn pop(&mut self) -> Option<T> {
         let user = self.order.pop_front()?;
         let item = self.take(user, VecDeque::pop_front);
@@ -45,13 +52,13 @@ impl<T> Turns<T> {
         item
     }
 
-    /// Removes an item of a user who has more items than `user` would have with one more. Returns whether there was
-    /// such a user.
-    fn make_room(&mut self, user: u32) -> bool {
+    /// Removes and returns an item of a user who has more items than `user` would have with one more, if there is such
+    /// a user.
+    fn make_room(&mut self, user: u32) -> Option<T> {
         let own = self.queues.get(&user).map_or(0, VecDeque::len);
         match self.lengths.last() {
-            Some((most, longest)) if *most > own + 1 => self.take(*longest, VecDeque::pop_back).is_some(),
-            _ => false,
+            Some((most, longest)) if *most > own + 1 => self.take(*longest, VecDeque::pop_back),
+            _ => None,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Grants, and what would happen to a packet, in the form that is shown to users.
+//! Descriptions, for users, of the grants that the agent has and of what would happen to a packet.
 
 use super::FetchId;
 use super::held_grant::HeldGrant;
@@ -6,22 +6,22 @@ use crate::model::{Target, Treatment};
 use ipnet::IpNet;
 use wire::Handle;
 
-/// A grant in the form that is shown to users.
+/// A grant in the form that is shown to users. Contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GrantView {
     /// Identifier of the grant.
     pub handle: Handle,
-    /// Destinations that the grant covers.
+    /// Addresses that the grant covers.
     pub prefix: IpNet,
-    /// The protocol and port, if the grant is for one.
+    /// The protocol and port if the grant covers one service only, otherwise `None`.
     pub service: Option<(u8, u16)>,
-    /// Name of the MAC suite.
+    /// Name of the suite of the grant's tokens.
     pub suite: &'static str,
-    /// Name of the carrier.
+    /// Name of the carrier of the grant's tokens.
     pub carrier: &'static str,
-    /// Name of the receiver.
+    /// Name of the receiver to which the grant's packets go.
     pub receiver: String,
-    /// The rule that allowed the grant; empty if an earlier process requested it.
+    /// Name of the rule that allowed the grant; empty if an earlier process requested the grant.
     pub rule: String,
     /// End of the grant, Unix seconds.
     pub expires: u32,
@@ -29,26 +29,27 @@ pub struct GrantView {
     pub used: u32,
     /// Whether the grant is for a single flow.
     pub single: bool,
-    /// The least treatment in a sealed tunnel.
+    /// The weakest treatment that packets are allowed to have in a sealed tunnel; `none` if no tunnel is required.
     pub treatment: Treatment,
 }
 
-/// Outcome for a first packet.
+/// The fate of a first packet to a destination, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// The user is not logged in.
     NotLoggedIn,
-    /// The destination is none of the person's receivers.
+    /// None of the person's receivers contains the destination.
     NotProtected,
-    /// The person's own rule denies it; without a rule, the default does.
+    /// The person's own rule for this target denies consent; `None` if no rule matches and the default denies it.
     Withheld(Option<Target>),
-    /// The policy denies it, with the reason.
+    /// The policy denies the request, with this reason.
     Denied(String),
-    /// The packet gets a token of this grant.
+    /// The packet gets a token made from this grant.
     Granted(Box<GrantView>),
-    /// The kernel would queue the packet, and the agent would request its grant.
+    /// The grant is missing and has not been requested. The kernel would queue the packet, and the agent would request
+    /// the grant.
     Missing,
-    /// The agent has asked the authority.
+    /// The agent has requested the grant and waits for the answer.
     Requested(FetchId),
 }
 

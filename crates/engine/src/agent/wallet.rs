@@ -1,5 +1,5 @@
-//! The grants of one process that sends its tokens itself, without kernel tables: which destinations are protected,
-//! which grant to use for each, and the tokens.
+//! The grants of one process that adds tokens to its own connections, without kernel tables. A wallet finds out whether
+//! a destination is protected and which grant applies to it, and makes the tokens.
 
 use super::grants::Grants;
 use super::held_grant::{HeldGrant, Unusable};
@@ -10,25 +10,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use wire::{Carrier, Destination, Handle, Token};
 
-/// Seconds for which a denial holds before the authority is asked again.
+/// Seconds after a denial in which the caller does not ask the authority again.
 const DENIAL: u64 = 10;
 /// Maximum number of destinations whose denial is remembered.
 const DENIALS_MAX: usize = 1024;
 
-/// The state of a destination before a first packet to it.
+/// Whether a first packet to a destination needs a token, and whether the wallet has a grant to make the token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// The destination belongs to none of the person's receivers: no token may go there.
+    /// None of the person's receivers contains the destination, so packets to it must carry no token.
     NotProtected,
-    /// There is a grant for it.
+    /// A grant for the destination is ready for use.
     Granted,
-    /// The policy denied it a moment ago, for this reason.
+    /// The policy denied the request within the last seconds, for this reason.
     Denied(String),
-    /// The authority has to be asked for a grant.
+    /// The caller has to request a grant from the authority.
     Missing,
 }
 
-/// Receivers and grants of a session.
+/// The receivers that a session's person is allowed to reach, and the session's grants.
 pub struct Wallet {
     receivers: Receivers,
     grants: Grants,
@@ -41,7 +41,7 @@ impl Wallet {
         Self { receivers: known(receivers), grants: Grants::default(), denied: BTreeMap::new() }
     }
 
-    /// Takes the authority's list of the receivers that the person may reach.
+    /// Takes the authority's list of the receivers that the person is allowed to reach.
     pub fn set_receivers(&mut self, receivers: Vec<Receiver>) {
         self.denied.clear();
         if self.receivers.all() != receivers {
@@ -54,12 +54,12 @@ impl Wallet {
         self.receivers.all()
     }
 
-    /// Returns the receiver of a destination.
+    /// Returns the receiver of a destination, if the destination is protected.
     pub fn receiver(&self, to: &Destination) -> Option<&Receiver> {
         self.receivers.of(to)
     }
 
-    /// Returns what a first packet to this destination needs.
+    /// Returns whether a first packet to this destination needs a token, and whether there is a grant for it.
     pub fn standing(&self, to: &Destination, unix: u64) -> Standing {
         if self.receiver(to).is_none() {
             return Standing::NotProtected;
@@ -77,8 +77,11 @@ impl Wallet {
     ///
     /// # Errors
     ///
-    /// Fails with the reason why no token can be made from it.
+    /// Returns why no token can be made from the grant.
     pub fn add(&mut self, answer: &Grant, to: &Destination, unix: u64, now: Duration) -> Result<Handle, Unusable> {
+        if answer.admits_in_tunnel_only() {
+            return Err(Unusable::Sealed);
+        }
         let held = HeldGrant::from_answer(answer, to, unix, now)?;
         if held.carrier == Carrier::Shim {
             return Err(Unusable::Malformed("its tokens travel by the carrier shim, which needs the agent"));
@@ -92,7 +95,7 @@ impl Wallet {
         Ok(handle)
     }
 
-    /// Notes that the policy denies a grant for `to`.
+    /// Records that the policy denies a grant for `to`, for the reason `why`.
     pub fn deny(&mut self, to: Destination, unix: u64, why: String) {
         if self.denied.len() >= DENIALS_MAX {
             self.denied.retain(|_, (until, _)| *until > unix);
@@ -102,8 +105,9 @@ impl Wallet {
         }
     }
 
-    /// Makes the token of one first packet to `to`; `None` unless the destination is protected and there is a grant. A
-    /// grant for a single flow is used up by it. The caller never uses a `nonce` twice within a second.
+    /// Makes the token for one first packet to `to`. Returns `None` if the destination is not protected or has no
+    /// usable grant. A grant for a single flow yields only one token. The caller must not pass the same `nonce` twice
+    /// within a second.
     pub fn token(&mut self, to: &Destination, unix: u64, nonce: u32) -> Option<Token> {
         self.receiver(to)?;
         let handle = self.grants.best(unix, to, None)?;
@@ -117,43 +121,44 @@ impl Wallet {
         Some(token)
     }
 
-    /// Reports whether the grant for `to` should be replaced soon.
+    /// Reports whether it is time to request a new grant for `to` in place of the one that the wallet has.
     pub fn is_due(&self, to: &Destination, unix: u64, now: Duration) -> bool {
         let best = self.grants.best(unix, to, None).and_then(|handle| self.grants.get(handle));
         best.is_some_and(|held| held.is_due(now))
     }
 
-    /// Forgets a grant that was revoked.
+    /// Removes a grant that the authority has revoked.
     pub fn revoke(&mut self, handle: Handle) {
         self.grants.remove(handle);
     }
 
-    /// Forgets the grants for a destination, because packets with their tokens are not answered.
+    /// Removes the grants for a destination. The caller uses this method if packets with tokens of these grants get no
+    /// answer.
     pub fn forget(&mut self, to: &Destination, unix: u64) {
         while let Some(handle) = self.grants.best(unix, to, None) {
             self.grants.remove(handle);
         }
     }
 
-    /// Forgets all grants.
+    /// Removes all grants.
     pub fn clear(&mut self) {
         self.grants = Grants::default();
         self.denied.clear();
     }
 
-    /// Returns the grants for people.
+    /// Returns all grants in the form that is shown to users.
     pub fn views(&self) -> Vec<GrantView> {
         self.grants.iter().map(GrantView::of).collect()
     }
 
-    /// Returns the grant that the next token to `to` is made from.
+    /// Returns the grant from which the next token to `to` would be made, in the form that is shown to users.
     pub fn view(&self, to: &Destination, unix: u64) -> Option<GrantView> {
         self.grants.best(unix, to, None).and_then(|handle| self.grants.get(handle)).map(GrantView::of)
     }
 }
 
-/// Returns the receivers without what their rules demand in a sealed tunnel: no packet goes to a receiver without a token
-/// of a grant, and [`Wallet::add`] refuses grants that admit in a tunnel only.
+/// Returns the receivers without their rules' demands for a sealed tunnel. These demands are not needed here: no packet
+/// goes to a receiver without a token, and [`Wallet::add`] refuses grants that admit in a tunnel only.
 fn known(receivers: Vec<Receiver>) -> Receivers {
     Receivers::new(receivers, BTreeSet::new())
 }

@@ -1,6 +1,6 @@
-//! Cache of what discovery has found out about domains, and for how long it keeps that: results of the agent's own
-//! queries, including those that found no record, and overheard records. An attacker may have forged an overheard
-//! answer, so overheard records have a table of their own and never change the results of queries.
+//! Cache of discovery's results: the results of the agent's own queries, including that a domain has no record, and
+//! overheard records. An attacker can forge an answer that the agent overhears, so overheard records have a table of
+//! their own and never change the results of queries.
 
 use super::domain::Domain;
 use super::message::{Answer, Overheard};
@@ -8,8 +8,8 @@ use super::record::Record;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Maximum number of domains with a result of a query, and with an overheard record. If there are more, the one that
-/// expires first is removed.
+/// Maximum number of domains in the table of queries, and in the table of overheard records. When a table has more, the
+/// cache removes the entry that expires first.
 const QUERIED_MAX: usize = 256;
 const OVERHEARD_MAX: usize = 64;
 /// Shortest and longest time for which a record is kept, regardless of its time to live, in seconds.
@@ -32,25 +32,25 @@ pub enum Lookup {
     Failed(String),
 }
 
-/// Origin of a record.
+/// How the agent learned of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// The answer to the agent's own query.
+    /// The record was in the answer to the agent's own query.
     Queried,
-    /// The answer to another program's query.
+    /// The agent overheard the record in an answer to another program's query.
     Overheard,
 }
 
-/// A domain whose record says that something is protected.
+/// A domain whose record names protected networks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proposal<'a> {
-    /// The domain.
+    /// The domain to which the record belongs.
     pub domain: &'a Domain,
-    /// The domain's record.
+    /// The record that names the domain's authority and networks.
     pub record: &'a Record,
-    /// Origin of the record.
+    /// Whether the record is the result of the agent's own query or was overheard.
     pub source: Source,
-    /// Time until which the record is kept.
+    /// Time until which the cache keeps the record, on the clock whose time the caller passes as `now`.
     pub until: Duration,
 }
 
@@ -67,7 +67,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Stores the answer to one of the agent's own queries.
+    /// Stores the answer to one of the agent's own queries, and returns the stored result.
     pub fn insert_answer(&mut self, now: Duration, domain: &Domain, answer: Answer) -> &Lookup {
         let within = |ttl: u32, (least, most): (u32, u32)| ttl.clamp(least, most);
         let (lookup, seconds) = match answer {
@@ -80,7 +80,7 @@ impl Cache {
         &self.queried[domain].lookup
     }
 
-    /// Stores an overheard record. Returns whether it is new.
+    /// Stores an overheard record. Returns whether the cache did not contain this record for its domain yet.
     pub fn insert_overheard(&mut self, now: Duration, overheard: Overheard) -> bool {
         let Overheard { domain, record, ttl } = overheard;
         let lookup = Lookup::Record(record);
@@ -95,7 +95,7 @@ impl Cache {
         self.queried.get(domain).filter(|entry| entry.until > now).map(|entry| &entry.lookup)
     }
 
-    /// Returns all domains whose records say that something is protected. The result of an own query overrides an
+    /// Returns all domains whose records name protected networks. The result of the agent's own query overrides an
     /// overheard record.
     pub fn proposals(&self, now: Duration) -> Vec<Proposal<'_>> {
         let mut proposals = Vec::new();
@@ -176,7 +176,7 @@ mod tests {
         assert!(cache.insert_overheard(NOW, overheard("example.org", "evil.example.net", 3600)));
         let [only] = &cache.proposals(NOW)[..] else { panic!("{:?}", cache.proposals(NOW)) };
         assert_eq!((only.record, only.source), (&record("vouch.example.org"), Source::Queried));
-        // Nor does it revive a domain whose answer said that it has no record.
+        // An overheard record does not revive a domain whose answer said that it has no record.
         cache.insert_answer(NOW, &zone, Answer::Nothing(300));
         assert!(cache.proposals(NOW).is_empty());
     }

@@ -5,37 +5,38 @@ use std::str::FromStr;
 
 /// The label below a domain at which its record is always found (wire.md §7.1).
 pub const LABEL: &str = "_vouchsafe";
-/// The longest text of a domain name that still leaves room for [`LABEL`] before it (RFC 1035 §2.3.4).
+/// Longest domain name, in bytes, that leaves room for [`LABEL`] and a dot before it (RFC 1035 §2.3.4).
 const LONGEST: usize = 253 - LABEL.len() - 1;
 const LONGEST_LABEL: usize = 63;
 
-/// A domain: labels of letters, digits and hyphens. Names in other scripts use their ASCII form (`xn--…`).
+/// A domain name: labels of letters, digits and hyphens. Names in other scripts use their ASCII form (`xn--…`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Domain(String);
 
-/// Error: the text is no domain.
+/// Error: this text is not a domain name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a domain: write it like example.org, other scripts as xn--…")]
+#[error("{0:?} is not a domain: write it like example.org, and a name with other than ASCII letters in its xn--… form")]
 pub struct NoDomain(String);
 
 impl Domain {
-    /// Returns the name.
+    /// Returns the domain name, in canonical form.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Returns the name at which the domain's record is always found.
+    /// Returns the name under which the domain's record is always published: [`LABEL`], a dot, and the domain.
     pub fn record_name(&self) -> String {
         format!("{LABEL}.{}", self.0)
     }
 
-    /// Reports whether `host` is this domain or below it.
+    /// Reports whether `host` is this domain or a name below it.
     pub fn has(&self, host: &str) -> bool {
         let host = host.strip_suffix('.').unwrap_or(host).to_ascii_lowercase();
         host.strip_suffix(&self.0).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     }
 
-    /// Reports whether the domain has only one label, so that it is a registry's domain or a name of a local network.
+    /// Reports whether the domain has only one label. Such a domain belongs to a registry, or is a name of a local
+    /// network.
     pub fn is_top(&self) -> bool {
         !self.0.contains('.')
     }

@@ -1,5 +1,5 @@
 //! The DNS messages that discovery needs: the query for a domain's record, its answer, and records that come along in
-//! answers to other queries. An attacker may control everything that is read here.
+//! answers to other queries. An attacker can have control over everything that is read here.
 
 use super::domain::{Domain, LABEL};
 use super::record::Record;
@@ -10,7 +10,7 @@ use wire::packet::{Form, Fragment, Packet, UDP};
 
 /// The port from which name servers answer.
 pub const DNS_PORT: u16 = 53;
-/// Longest answer that is accepted, in bytes.
+/// Longest DNS answer that the agent accepts, in bytes.
 pub const LONGEST: usize = 16 * 1024;
 /// Longest answer requested by UDP, in bytes: it fits in one packet on every path.
 const UDP_PAYLOAD: u16 = 1232;
@@ -22,18 +22,18 @@ const ALIASES: usize = 8;
 pub struct Overheard {
     /// The domain to which the record claims to belong.
     pub domain: Domain,
-    /// The record.
+    /// The overheard record.
     pub record: Record,
-    /// Seconds for which the record may be kept.
+    /// Seconds for which the cache is allowed to keep the record.
     pub ttl: u32,
 }
 
 /// Content of the answer to one of the agent's own queries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The domain has this record, which may be kept for this number of seconds.
+    /// The domain has this record. The cache is allowed to keep the record for this number of seconds.
     Record(Record, u32),
-    /// The domain has no record. This may be kept for this number of seconds.
+    /// The domain has no record. The cache is allowed to keep that result for this number of seconds.
     Nothing(u32),
     /// The answer did not fit into a datagram. The caller has to ask by TCP.
     Truncated,
@@ -41,7 +41,7 @@ pub enum Answer {
     Failed(String),
 }
 
-/// Builds the query for a domain's record.
+/// Builds the query with this id for a domain's record. Returns `None` if the DNS library can't encode the query.
 pub fn question(domain: &Domain, id: u16) -> Option<Vec<u8>> {
     let mut message = Message::new(id, MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
@@ -52,7 +52,8 @@ pub fn question(domain: &Domain, id: u16) -> Option<Vec<u8>> {
     message.to_vec().ok()
 }
 
-/// Reads the answer to [`question`] with this id; returns `None` if `bytes` are the answer to another query.
+/// Reads the answer to the query that [`question`] built for this domain and id. Returns `None` if `bytes` are no
+/// answer to this query.
 pub fn answer(domain: &Domain, id: u16, bytes: &[u8]) -> Option<Answer> {
     let message = read(bytes)?;
     let query = message.queries.first()?;
@@ -85,8 +86,8 @@ pub fn answer(domain: &Domain, id: u16, bytes: &[u8]) -> Option<Answer> {
     })
 }
 
-/// Returns the record that came along in the answer to a query for a name's addresses: a record of that name's domain
-/// or of a domain above it.
+/// Returns the record that a name server added to its answer to a query for the addresses of a name. The record belongs
+/// to the domain of that name or to a domain above it.
 pub fn overhear(bytes: &[u8]) -> Option<Overheard> {
     let message = read(bytes)?;
     let query = &message.queries.first()?.name;
@@ -110,7 +111,7 @@ pub fn overhear(bytes: &[u8]) -> Option<Overheard> {
     Some(Overheard { domain, record, ttl })
 }
 
-/// Returns the record carried by the answer in an Ethernet frame, as [`overhear`] does.
+/// Returns the record in the DNS answer that this Ethernet frame carries, as [`overhear`] does.
 pub fn overhear_frame(frame: &[u8]) -> Option<Overheard> {
     let packet = Packet::parse(frame);
     let is_answer = packet.form == Form::Whole && packet.protocol == UDP && packet.source_port == DNS_PORT;
@@ -128,7 +129,7 @@ fn read(bytes: &[u8]) -> Option<Message> {
     is_answer.then_some(message)
 }
 
-/// Returns the name, and the names for which it is an alias.
+/// Returns the name itself and all names that it is an alias for.
 fn aliases(entries: &[Entry], name: Name) -> BTreeSet<Name> {
     let mut names = BTreeSet::from([name.clone()]);
     let mut at = name;
@@ -145,7 +146,7 @@ fn aliases(entries: &[Entry], name: Name) -> BTreeSet<Name> {
     names
 }
 
-/// Returns the one record among these texts. Two different records are an error, because nothing says which of them is
+/// Returns the record among these texts. Two different records are an error, because nothing says which of them is
 /// valid.
 fn the_record<'a>(entries: impl Iterator<Item = &'a Entry>) -> Result<Option<(Record, u32)>, String> {
     let mut found: Option<(Record, u32)> = None;

@@ -6,23 +6,23 @@ use std::fmt::{self, Write};
 use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
-/// Prefix of every record.
+/// The text with which every discovery record begins.
 pub const VERSION: &str = "v=vouchsafe1";
-/// The longest record, in bytes.
+/// Maximum length of a discovery record, in bytes.
 pub const LONGEST: usize = 1024;
-/// Maximum number of networks in a record.
+/// Maximum number of networks in a discovery record.
 pub const PROTECTS_MAX: usize = 64;
 /// The longest string of a TXT record, in bytes (RFC 1035 §3.3.14).
 const STRING_MAX: usize = 255;
 
-/// A domain's record.
+/// A domain's record, valid and within the limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     authority: AuthorityUrl,
     protects: Vec<IpNet>,
 }
 
-/// Address of an authority: `https://`, a host, a port if it is not 443, and nothing else.
+/// The URL of an authority: `https://`, a host, a port if it is not 443, and nothing else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AuthorityUrl {
     text: String,
@@ -35,37 +35,41 @@ enum Host {
     Address,
 }
 
-/// Reason why a text that begins like a record is malformed.
+/// The reason why a text that begins like a discovery record is malformed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// It is longer than [`LONGEST`].
+    /// The record is longer than [`LONGEST`]; this is its length in bytes.
     #[error("it is {0} bytes long; the maximum is {LONGEST}")]
     TooLong(usize),
-    /// It contains characters other than printable ASCII.
+    /// The record contains characters other than printable ASCII.
     #[error("it contains characters other than printable ASCII")]
     NotText,
-    /// A field has no `=`.
+    /// This field has no `=`.
     #[error("{0:?} is not a field: write NAME=VALUE, with `;` between fields")]
     NoField(String),
     /// A known field appears twice.
     #[error("`{0}` appears twice")]
     Twice(&'static str),
-    /// The authority is missing.
+    /// The record has no `authority` field.
     #[error("the field `authority` is missing")]
     NoAuthority,
-    /// The authority is no valid address.
+    /// The `authority` field is not an [`AuthorityUrl`].
     #[error("{0:?} is not the URL of an authority: write https://HOST or https://HOST:PORT")]
     Authority(String),
-    /// A network is malformed.
+    /// This entry of `protects` is not a network.
     #[error("{0:?} is not a network: write it like 203.0.113.0/28, with no bit set after the prefix")]
     Network(String),
-    /// It names more networks than [`PROTECTS_MAX`].
+    /// The record names more than [`PROTECTS_MAX`] networks.
     #[error("it lists more than {PROTECTS_MAX} networks: combine them into larger ones")]
     TooMany,
 }
 
 impl Record {
-    /// Creates a record; fails if it would exceed [`LONGEST`] or [`PROTECTS_MAX`]. Sorts and joins the networks.
+    /// Creates a record. Sorts the networks, and merges those that overlap or that together make a larger network.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the record would exceed [`LONGEST`] or [`PROTECTS_MAX`].
     pub fn new(authority: AuthorityUrl, protects: Vec<IpNet>) -> Result<Self, Malformed> {
         let mut protects = IpNet::aggregate(&protects);
         protects.sort();
@@ -79,7 +83,8 @@ impl Record {
         }
     }
 
-    /// Reads the joined strings of a TXT record. Returns `None` for a text with another purpose.
+    /// Parses the text of a TXT record, whose strings the caller has concatenated. Returns `None` if the text does not
+    /// begin with [`VERSION`], so that it is not a discovery record. If the record is malformed, returns the reason.
     pub fn read(text: &[u8]) -> Option<Result<Self, Malformed>> {
         let rest = text.strip_prefix(VERSION.as_bytes())?;
         let begins = rest.first().is_none_or(|byte| *byte == b';' || *byte == b' ');
@@ -122,25 +127,25 @@ impl Record {
         &self.protects
     }
 
-    /// Reports whether the record says that something is protected at this address.
+    /// Reports whether one of the protected networks contains this address.
     pub fn covers(&self, address: IpAddr) -> bool {
         self.protects.iter().any(|network| network.contains(&address))
     }
 
-    /// Reports whether the authority's name is in this domain (wire.md §7.2.1). Only then does TLS show that it is an
-    /// authority of this domain, even if an attacker changed the DNS answer on the way.
+    /// Reports whether the authority's host name is in this domain (wire.md §7.2.1). Only then does the TLS certificate
+    /// show that the authority belongs to this domain, even if an attacker changed the DNS answer on the way.
     pub fn is_at_home(&self, domain: &Domain) -> bool {
         matches!(&self.authority.host, Host::Name(host) if domain.has(host.as_str()))
     }
 
-    /// Returns the strings of a TXT record.
+    /// Returns the strings of the TXT record, each of at most 255 bytes.
     pub fn strings(&self) -> Vec<String> {
         let text = self.to_string();
         let chunks = text.as_bytes().chunks(STRING_MAX);
         chunks.map(|chunk| String::from_utf8_lossy(chunk).into_owned()).collect()
     }
 
-    /// Returns lines for a zone file: the record at the domain, and at the name where it is always found.
+    /// Returns two lines for a zone file: the record at the domain itself, and the record at [`Domain::record_name`].
     pub fn zone_lines(&self, domain: &Domain, ttl: u32) -> String {
         let strings: Vec<_> = self.strings().into_iter().map(|string| format!("\"{string}\"")).collect();
         let mut lines = String::new();
@@ -176,7 +181,7 @@ impl fmt::Display for Record {
 }
 
 impl AuthorityUrl {
-    /// Returns the address in canonical form for comparison: lower case, no port 443, no slash at the end.
+    /// Returns the URL in canonical form for comparison: lower case, no port 443, no slash at the end.
     pub fn as_str(&self) -> &str {
         &self.text
     }

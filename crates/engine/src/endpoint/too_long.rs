@@ -1,6 +1,6 @@
-//! The error for the sender of a packet that is too long for the tunnel: ICMP's "fragmentation needed" (RFC 1191),
-//! ICMPv6's "packet too big" (RFC 4443). Its source is the receiver's address, because the endpoint has none in the
-//! tenant's network.
+//! The ICMP error for the sender of a packet that is too long for the tunnel: "fragmentation needed" (RFC 1191) or
+//! "packet too big" (ICMPv6, RFC 4443). Its source is the receiver's address, because the endpoint has no address in
+//! the tenant's network.
 
 use super::ETHERNET_LEN;
 use wire::checksum::{fold, sum};
@@ -11,13 +11,13 @@ const IPV6_LEN: usize = 40;
 const ICMP_LEN: usize = 8;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
-/// Length of the longest error: every link can carry it (RFC 1812, 4.3.2.3; RFC 4443, 2.4).
+/// Maximum length of the ICMP error in bytes, which every link can carry (RFC 1812, 4.3.2.3; RFC 4443, 2.4).
 const MOST4: usize = 576;
 const MOST6: usize = 1280;
 const HOPS: u8 = 64;
 
-/// Builds the frame with the error for the sender of `frame`. Returns `None` if `frame` has no IP packet, or is an
-/// error itself.
+/// Builds the frame that carries the ICMP error to the sender of `frame`. `limit` is the length in bytes of the longest
+/// packet that fits the tunnel. Returns `None` if `frame` contains no IP packet, or is an error itself.
 pub fn tell(frame: &[u8], limit: u32) -> Option<Vec<u8>> {
     let (link, quoted) = frame.split_at_checked(ETHERNET_LEN)?;
     let four = link[12..] == [0x08, 0x00];

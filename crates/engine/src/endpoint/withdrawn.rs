@@ -1,4 +1,4 @@
-//! Segments that withdrawn consent voids (wire.md §8.10).
+//! Withdrawals of consent at a tunnel endpoint, and the segments that they make void (wire.md §8.10).
 
 use super::Endpoint;
 use crate::model::Withdrawal;
@@ -8,9 +8,9 @@ use wire::geneve::Encapsulation;
 use wire::map::{Consent, SegmentEntry, SegmentKey, segment_state};
 
 impl Endpoint {
-    /// Records withdrawals, each with the latest expiry of the segments that it voids. The endpoint no longer uses
-    /// these segments, not even one whose answer is on its way. The caller has to remove the entries of tables for
-    /// which [`Self::is_void`] or [`Self::voids_consent`] holds now.
+    /// Records withdrawals, each with the latest expiry of the segments that it voids. From then on, the endpoint uses
+    /// none of these segments, even if one arrives later in an answer of the authority. From the kernel's tables, the
+    /// caller has to remove each entry for which [`Self::is_void`] or [`Self::voids_consent`] now returns true.
     pub fn withdraw(&mut self, withdrawn: impl IntoIterator<Item = (Withdrawal, u32)>) {
         for (what, until) in withdrawn {
             self.withdrawn.add(what, until);
@@ -22,8 +22,9 @@ impl Endpoint {
         self.withdrawn.sweep(now);
     }
 
-    /// Reports whether a tenant must not send under this entry of the table of segments: because its segment is void,
-    /// or because the receiver could not answer, since the segment for answers would be void.
+    /// Reports whether a tenant must not send under this entry of the table of segments. One reason is that the entry's
+    /// segment is void. The other is that the receiver could not answer, because the segment for its answers would be
+    /// void.
     pub fn is_void(&self, key: &SegmentKey, entry: &SegmentEntry) -> bool {
         if entry.state() != segment_state::GIVEN {
             return false;
@@ -38,7 +39,7 @@ impl Endpoint {
         self.is_withdrawn(key.interface, (key.sender(), key.receiver()), entry.until) || has_no_answer()
     }
 
-    /// Reports whether a received segment can no longer be answered, because it is void.
+    /// Reports whether a received segment can no longer be answered, because a withdrawal voids it.
     pub fn voids_consent(&self, key: &SegmentKey, consent: &Consent) -> bool {
         // The received segment came from the receiver of the answer.
         self.is_withdrawn(key.interface, (key.receiver(), key.sender()), consent.expires)

@@ -1,5 +1,5 @@
-//! Issues grants on a rule's terms: header and key (wire.md §3), or pair and client key (§5). Randomness, time and key
-//! are passed in.
+//! Issues grants on a rule's terms: a grant's header and key (wire.md §3), or a pair and its client key (§5).
+//! Randomness, time and keys are arguments.
 
 use crate::model::Secret;
 use crate::policy::{GrantSuite, Scope, Terms};
@@ -9,23 +9,25 @@ use wire::{
     Carrier, ClientKey, Destination, Epoch, Flags, GrantHeader, Handle, Holder, Pair, ServerSecret, VerifierKey,
 };
 
-/// Seconds by which a grant's lifetime stays below the maximum, because a verifier checks lifetimes by its own clock
-/// (wire.md §6.4). If half of the maximum is less than this, the lifetime stays below the maximum by half of it.
+/// Seconds by which a grant's lifetime stays below the maximum that verifiers accept, because a verifier checks
+/// lifetimes by its own clock (wire.md §6.4). If this margin is more than half of the maximum, half of the maximum is
+/// the margin.
 pub const CLOCK_MARGIN: u32 = 30;
 
-/// A request for a grant, with the data to issue it from.
+/// A request for a grant, with the data from which the grant is issued.
 pub struct Issue<'a> {
-    /// The terms on which the grant may be issued.
+    /// The terms on which the policy allows the grant.
     pub terms: Terms,
-    /// Destinations that the grant may cover.
+    /// Destinations that the grant is allowed to cover.
     pub scope: Scope,
-    /// The time at which the grant has to end, unless its terms end it earlier.
+    /// The time at which the grant has to end, unless its terms end it earlier; `None` if only the terms limit its
+    /// lifetime.
     pub until: Option<u64>,
-    /// Requested destination.
+    /// The destination to which the requester wants to send.
     pub to: Destination,
     /// The requester's address as the authority sees it.
     pub source: IpAddr,
-    /// Account and session that the grant is for; only the verifier can read them from the handle.
+    /// Account and session of the grant's holder. Only the verifier can read them from the handle.
     pub holder: Holder,
     /// New random bits, for the handle.
     pub chance: u64,
@@ -39,14 +41,14 @@ pub struct Issue<'a> {
     pub verifier_key: &'a VerifierKey,
 }
 
-/// A grant. Has no `Debug`: it holds the key.
+/// A grant that was issued. Has no `Debug` because it contains the key.
 pub struct Issued {
     secret: Secret,
     /// When the grant expires, in Unix seconds.
     pub expires: u32,
-    /// Epoch whose verifier key the grant is made with.
+    /// The epoch of the verifier key from which the grant's key derives.
     pub epoch: Epoch,
-    /// Account and session that the grant is for.
+    /// Account and session of the grant's holder.
     pub holder: Holder,
     /// Destinations that the grant covers.
     pub scope: Scope,
@@ -60,7 +62,7 @@ pub enum IssueError {
     /// The rule binds grants to the source address, but the requester's address and the destination are of different
     /// families.
     SourceFamily,
-    /// The rule demands a sealed tunnel, which a pair can't.
+    /// The rule demands a sealed tunnel, but its suite is `sha224`, whose pairs can't state that demand.
     SealedPair,
     /// The time doesn't fit the format's 32 bits.
     Time,
@@ -81,16 +83,14 @@ impl fmt::Display for IssueError {
 impl std::error::Error for IssueError {}
 
 impl Issue<'_> {
-    /// Issues the grant.
-    pub fn issue(&self) -> Result<Issued, IssueError> {
-        let (terms, scope) = (self.terms, self.scope);
-        if terms.bind_source && self.source.is_ipv4() != self.to.address.is_ipv4() {
-            return Err(IssueError::SourceFamily);
-        }
-        let lifetime = terms.lifetime.min(self.max_lifetime - CLOCK_MARGIN.min(self.max_lifetime / 2));
-        let expires = self.now.saturating_add(lifetime.into());
-        let expires = self.until.map_or(expires, |until| until.min(expires));
-        let expires = u32::try_from(expires).map_err(|_| IssueError::Time)?;
+    /// Returns the longest time for which the grant can be valid, in seconds.
+    pub fn lifetime(&self) -> u32 {
+        self.terms.lifetime.min(self.max_lifetime - CLOCK_MARGIN.min(self.max_lifetime / 2))
+    }
+
+    /// Returns the flags of the grant, unless it is a pair.
+    pub fn flags(&self) -> Flags {
+        let (terms, scope) = (&self.terms, &self.scope);
         let flags = [
             (scope.service.is_some(), Flags::PORT),
             (terms.bind_source, Flags::SOURCE),
@@ -99,10 +99,26 @@ impl Issue<'_> {
             (self.to.address.is_ipv6(), Flags::IPV6),
             (terms.sealing.is_sealed(), Flags::SEALED),
         ];
+        flags.iter().filter(|(set, _)| *set).fold(Flags::default(), |all, (_, flag)| all.with(*flag))
+    }
+
+    /// Issues the grant.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the grant can't be issued.
+    pub fn issue(&self) -> Result<Issued, IssueError> {
+        let (terms, scope) = (self.terms, self.scope);
+        if terms.bind_source && self.source.is_ipv4() != self.to.address.is_ipv4() {
+            return Err(IssueError::SourceFamily);
+        }
+        let expires = self.now.saturating_add(self.lifetime().into());
+        let expires = self.until.map_or(expires, |until| until.min(expires));
+        let expires = u32::try_from(expires).map_err(|_| IssueError::Time)?;
         let epoch = Epoch::at(self.now, self.epoch_length);
         let suite = match terms.suite {
             GrantSuite::Mac(suite) => suite,
-            // Its tokens could not say that they are for a tunnel only.
+            // A pair's tokens could not say that they are for a tunnel only.
             GrantSuite::Sha224 if terms.sealing.is_sealed() => return Err(IssueError::SealedPair),
             GrantSuite::Sha224 => {
                 let pair = Pair::from_random(self.chance);
@@ -113,7 +129,7 @@ impl Issue<'_> {
         };
         let header = GrantHeader {
             suite,
-            flags: flags.iter().filter(|(set, _)| *set).fold(Flags::default(), |all, (_, flag)| all.with(*flag)),
+            flags: self.flags(),
             epoch: epoch.on_wire(),
             prefix_length: scope.prefix.prefix_len(),
             expires,
@@ -145,7 +161,7 @@ impl Issued {
         }
     }
 
-    /// Returns the secret that the grant's holder makes tokens with.
+    /// Returns the secret from which the grant's holder makes tokens.
     pub const fn secret(&self) -> &Secret {
         &self.secret
     }

@@ -1,8 +1,8 @@
 //! Lines for requests by datagram: their holders, replay protection and rate limits (wire.md §8.13).
 //!
-//! Only a request with a valid seal changes any state. A request of an unauthenticated sender costs one look-up; an
-//! attacker who repeats or alters others' requests causes at most one seal to be opened for each. So a sender who
-//! forges a source address can't use up the share of that address.
+//! Only a request with a valid seal changes any state. A request for an unknown line costs one look-up, and any other
+//! datagram at most one attempt to open a seal. The rate of a source address counts only requests with a valid seal, so
+//! an attacker who forges the address can't use that rate up.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -10,15 +10,15 @@ use wire::ReplayWindow;
 use wire::ask::{LineKey, LineNumber, Question, envelope};
 use wire::grant::mask;
 
-/// Number of requests that a line may make at once, and the microseconds after which it may make another one.
+/// Number of requests that a line may make at once, and the microseconds until it may make one more.
 const OF_LINE: (u64, u64) = (4096, 1000);
 /// Number of requests that all lines of one source (an IPv4 address or an IPv6 /64) together may make at once, and the
-/// microseconds after which they may make another one.
+/// microseconds until they may make one more.
 const OF_SOURCE: (u64, u64) = (32_768, 25);
-/// Maximum number of sources counted at a time: some 5 MB.
+/// Maximum number of sources whose requests are counted at a time; they take some 5 MB.
 const MOST_SOURCES: usize = 65_536;
 
-/// The lines. Each holder `H` has one at a time.
+/// The lines of all holders `H`. A holder has at most one line.
 pub struct Lines<H> {
     lines: HashMap<LineNumber, Line<H>>,
     numbers: BTreeMap<H, LineNumber>,
@@ -28,18 +28,18 @@ pub struct Lines<H> {
 struct Line<H> {
     holder: H,
     key: LineKey,
-    /// The counters that were used, each less one: counters begin at 1, the window's numbers at 0.
+    /// Counters already used, each reduced by 1: counters begin at 1, the window's numbers at 0.
     seen: ReplayWindow<16>,
     pace: Pace,
 }
 
-/// A request that the authority may answer.
+/// A request that passed all checks, so that the authority is allowed to answer it.
 pub struct LineRequest<'d, H> {
     /// The holder of the line.
     pub holder: H,
-    /// The line's key, for the answer.
+    /// The line's key, with which the answer is sealed.
     pub key: LineKey,
-    /// The request's counter, for the answer.
+    /// The request's counter, which the answer repeats.
     pub counter: u64,
     /// The content of the request.
     pub question: Question<'d>,
@@ -48,22 +48,22 @@ pub struct LineRequest<'d, H> {
 /// Reason why a datagram gets no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Unanswered {
-    /// It is no request.
+    /// The datagram is not a request.
     NotOurs,
-    /// The line does not exist, or no longer.
+    /// The line does not exist, or does not exist any more.
     NoLine,
-    /// Its counter was already used, or is so old that this is not known.
+    /// The request's counter was used before, or is older than the window of remembered counters.
     Repeated,
-    /// It was not sealed with the line's key.
+    /// The request is not sealed with the line's key.
     Forged,
-    /// The line, or its source, exceeded its rate.
+    /// The line, or its source, made more requests than its rate allows.
     TooMany,
-    /// It was sealed by the line's holder, but contains no valid question.
+    /// The request is sealed with the line's key, but contains no valid question.
     Malformed,
 }
 
 impl Unanswered {
-    /// All reasons.
+    /// Every reason for which a datagram gets no answer.
     pub const ALL: [Self; 6] =
         [Self::NotOurs, Self::NoLine, Self::Repeated, Self::Forged, Self::TooMany, Self::Malformed];
 
@@ -87,7 +87,8 @@ impl<H> Default for Lines<H> {
 }
 
 impl<H: Copy + Ord> Lines<H> {
-    /// Issues a line to a holder, replacing its earlier one. Returns `false` if the number is already in use.
+    /// Issues a line to a holder, and removes the line that the holder had before. If a line with this number exists
+    /// already, changes nothing and returns `false`.
     pub fn give(&mut self, holder: H, number: LineNumber, key: LineKey) -> bool {
         if self.lines.contains_key(&number) {
             return false;
@@ -115,7 +116,11 @@ impl<H: Copy + Ord> Lines<H> {
         self.lines.is_empty()
     }
 
-    /// Reads a datagram in place (wire.md §8.13.6); `now` is in microseconds of a clock that is never set back.
+    /// Reads a datagram in place (wire.md §8.13.6). `now` is in microseconds of a clock that is never set back.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the datagram gets no answer.
     pub fn read<'d>(
         &mut self,
         datagram: &'d mut [u8],
@@ -138,7 +143,7 @@ impl<H: Copy + Ord> Lines<H> {
     }
 }
 
-/// Charges a source for a request, if its rate allows one more. Returns whether it does.
+/// Charges a source for a request if its rate allows another request. Returns whether it does.
 fn paced(sources: &mut BTreeMap<IpAddr, Pace>, source: IpAddr, now: u64) -> bool {
     if sources.len() >= MOST_SOURCES && !sources.contains_key(&source) {
         sources.retain(|_, pace| pace.0 > now);
@@ -154,7 +159,8 @@ fn paced(sources: &mut BTreeMap<IpAddr, Pace>, source: IpAddr, now: u64) -> bool
     allowed
 }
 
-/// The time at which the latest request would have been made if all requests so far had come at an even pace.
+/// State of a rate limiter (virtual scheduling): the time, in microseconds, up to which the requests so far have used
+/// the rate.
 #[derive(Clone, Copy, Default)]
 struct Pace(u64);
 

@@ -1,5 +1,5 @@
 //! Issues path segments on a rule's terms, with a proof for each verifier on the path (wire.md §8), and segments for
-//! answers to segments whose senders consented to them. Keys and time are passed in.
+//! answers to received segments. Keys and time are arguments.
 
 mod route;
 
@@ -11,10 +11,10 @@ use std::net::IpAddr;
 use wire::segment::PROOFS_MAX;
 use wire::{Destination, Ends, Epoch, Proof, ProofKey, Segment, SegmentFlags, Suite, Vni};
 
-/// The authority's state that every segment is issued from.
+/// Data of the authority that issues a segment: its address, settings and keys.
 #[derive(Clone, Copy)]
 pub struct Giver<'a> {
-    /// Address of the authority, as segments name it.
+    /// The address that identifies the authority in its segments.
     pub authority: IpAddr,
     /// The suite of the proofs.
     pub suite: Suite,
@@ -28,30 +28,32 @@ pub struct Giver<'a> {
     pub max_lifetime: u32,
 }
 
-/// A request for a segment, with the data to issue it from.
+/// A request for a segment, with the data from which the segment is issued.
 pub struct Give<'a> {
-    /// State of the authority that issues the segment.
+    /// Address, settings and keys of the authority that issues the segment.
     pub giver: Giver<'a>,
-    /// The terms on which the segment may be issued.
+    /// The terms on which the policy allows the segment.
     pub terms: Terms,
-    /// Services that the segment may cover: all, or one. The segment is for one receiver, however wide this scope is.
+    /// Services that the segment is allowed to cover: all, or one. However many addresses this scope contains, the
+    /// segment is for one receiver only.
     pub scope: Scope,
-    /// The time at which the segment has to end, unless its terms end it earlier.
+    /// The time at which the segment has to end, unless its terms end it earlier; `None` if only the terms limit its
+    /// lifetime.
     pub until: Option<u64>,
-    /// The latest expiry of segments that a withdrawal of consent voids, if there is a withdrawal (wire.md §8.10). The
-    /// new segment has to expire later.
+    /// The latest expiry of the segments that a withdrawal of consent voids, if there is a withdrawal (wire.md §8.10).
+    /// The new segment has to expire later than that.
     pub withdrawn: Option<u32>,
     /// The number of the virtual network.
     pub vni: Vni,
-    /// Address of the sender.
+    /// Address of the sender in the virtual network.
     pub sender: IpAddr,
-    /// The endpoint that the sender's packets come from.
+    /// The endpoint from which the sender's packets come.
     pub sending: IpAddr,
-    /// The port that the sender sends from; used only if the terms allow single flows.
+    /// The port from which the sender sends; used only if the terms limit the segment to a single flow.
     pub sender_port: u16,
-    /// Requested destination.
+    /// The destination to which the sender wants to send.
     pub to: Destination,
-    /// Location of the receiver.
+    /// The receiver's tunnel endpoint, and the receiver's interface there.
     pub receiving: Place,
 }
 
@@ -61,11 +63,11 @@ pub enum GiveError {
     /// The path has no verifier, or more verifiers than an option has room for, or the hops of a fixed path don't match
     /// its verifiers.
     Path,
-    /// The two endpoints are of different address families, or the sender and the receiver are.
+    /// The two endpoints, or the sender and the receiver, are of different address families.
     Family,
     /// The time doesn't fit the format's 32 bits.
     Time,
-    /// Consent was withdrawn, and the new segment would expire no later than the segments that this voided.
+    /// Consent was withdrawn, and the new segment would expire no later than the segments that the withdrawal voids.
     Withdrawn,
     /// The sender of the segment to be answered did not consent to answers.
     NoConsent,
@@ -111,6 +113,10 @@ impl Giver<'_> {
 
 impl Give<'_> {
     /// Issues the segment.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the segment can't be issued.
     pub fn give(&self) -> Result<Given, GiveError> {
         let Self { giver, terms, scope, .. } = self;
         let lifetime = terms.lifetime.min(giver.max_lifetime - CLOCK_MARGIN.min(giver.max_lifetime / 2));
@@ -155,10 +161,14 @@ impl Give<'_> {
 }
 
 impl Given {
-    /// Issues the segment for answers to this one, which the receiver of this one shows (wire.md §8.11). `first` is the
-    /// key of this segment's first verifier for its epoch, `back` the place of its sender, and `until` the latest time
-    /// at which the new segment may end; its path is not fixed. The caller has to check whether a withdrawal voids this
-    /// segment.
+    /// Issues a segment for answers to packets that arrived with the segment `self`, which their receiver has presented
+    /// to the authority (wire.md §8.11). `first` is the key of the first verifier of `self`, for the epoch of `self`.
+    /// `back` is the place of the sender of `self`. `until` is the latest time at which the new segment is allowed to
+    /// end. The new segment's path is not fixed. The caller has to check whether a withdrawal voids `self`.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the segment for answers can't be issued.
     pub fn answer(&self, giver: &Giver<'_>, first: &ProofKey, back: Place, until: u64) -> Result<Self, GiveError> {
         let shown = Segment { pointer: 0, ..self.segment };
         let proof = self.proofs.first().map(|bytes| Proof(*bytes));

@@ -1,12 +1,12 @@
-//! Grants as their holders have them.
+//! Grants in the form in which the authority gives them to their holders.
 
 use super::sealing::Sealing;
 use ipnet::IpNet;
 use std::net::SocketAddr;
 use wire::map::GrantEntry;
-use wire::{Carrier, ClientKey, Destination, GrantHeader, GrantKey, Pair, ls};
+use wire::{Carrier, ClientKey, Destination, Flags, GrantHeader, GrantKey, Pair, ls};
 
-/// The secret that tokens are made with. Has no `Debug`.
+/// The secret from which tokens are made. Has no `Debug`.
 #[derive(Clone)]
 pub enum Secret {
     /// A grant (wire.md §3).
@@ -16,7 +16,7 @@ pub enum Secret {
 }
 
 impl Secret {
-    /// Returns the secret of an entry of the kernel's grants; `None` if packets go without identity.
+    /// Returns the secret in an entry of the kernel's grant map; `None` if the entry lets packets go without identity.
     pub fn of_entry(entry: &GrantEntry) -> Option<Self> {
         if entry.plain != 0 {
             return None;
@@ -33,29 +33,38 @@ impl Secret {
 /// A request for a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrantRequest {
-    /// Requested destination.
+    /// The destination to which the person wants to send.
     pub to: Destination,
-    /// Whether the person has consented on the agent, for destinations about which they want to be asked.
+    /// Whether the person has consented on the agent. The authority uses this for destinations about which the person
+    /// wants to be asked.
     pub consented: bool,
 }
 
-/// A grant as the authority gives it to its holder. Has no `Debug`: it holds the key.
+/// A grant as the authority gives it to its holder. Has no `Debug` because it contains the key.
 #[derive(Clone)]
 pub struct Grant {
-    /// Secret that tokens are made with.
+    /// Secret from which tokens are made.
     pub secret: Secret,
-    /// The destination masked to the grant's prefix length.
+    /// The network that the grant covers: the requested destination, masked to the grant's prefix length.
     pub prefix: IpNet,
     /// Name of the receiver.
     pub receiver: String,
-    /// The rule that allowed the grant.
+    /// Name of the rule that allowed the grant.
     pub rule: String,
     /// Carrier of the grant's tokens.
     pub carrier: Carrier,
-    /// The rule's demand for packets in a sealed tunnel.
+    /// The protection that the rule demands for packets in a sealed tunnel.
     pub sealing: Sealing,
-    /// Where the sealed tunnels of the receiver's verifier begin; empty if it has none.
+    /// Addresses and ports at which the receiver's verifier accepts sealed tunnels; empty if it accepts none.
     pub tunnels: Vec<SocketAddr>,
     /// End of the grant, in Unix seconds.
     pub expires: u32,
+}
+
+impl Grant {
+    /// Reports whether the grant admits packets inside a sealed tunnel only.
+    pub fn admits_in_tunnel_only(&self) -> bool {
+        let is_marked = matches!(&self.secret, Secret::Grant(header, _) if header.flags.has(Flags::SEALED));
+        is_marked || self.sealing.is_sealed()
+    }
 }

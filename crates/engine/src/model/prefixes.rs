@@ -1,5 +1,5 @@
-//! Values by prefix. The prefixes that contain an address are found by one look-up for each prefix length in use,
-//! without a scan.
+//! A map whose keys are network prefixes. One look-up for each prefix length in use finds the prefixes that contain an
+//! address, without a scan.
 
 use ipnet::IpNet;
 use std::cmp::Reverse;
@@ -29,7 +29,7 @@ impl<T> Default for Prefixes<T> {
 }
 
 impl<T> Prefixes<T> {
-    /// Returns the value of a prefix, after inserting the default if there is none.
+    /// Returns the value of a prefix. Inserts the default first if there is no value.
     pub(crate) fn entry(&mut self, prefix: &IpNet) -> &mut T
     where
         T: Default,
@@ -64,7 +64,7 @@ impl<T> Prefixes<T> {
         Prefixes { v4: family(self.v4), v6: family(self.v6) }
     }
 
-    /// Returns the values of the prefixes that contain `prefix`, those of the longest first.
+    /// Returns the values of the prefixes that contain `prefix`, longest prefix first.
     pub(crate) fn around(&self, prefix: IpNet) -> impl Iterator<Item = &T> + use<'_, T> {
         let (family, bits, most, longest) = self.family(&prefix);
         let lengths = family.lengths.range(Reverse(longest)..);

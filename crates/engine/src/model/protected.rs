@@ -1,6 +1,8 @@
-//! Converts receivers to the entries that the kernel programs look up: per prefix, all spans of ports that apply to it.
+//! Converts receivers to the entries that the kernel programs look up: each prefix with all port ranges that apply to
+//! it.
 //!
-//! The kernel finds only the longest prefix, so each prefix also includes the services of the wider prefixes around it.
+//! The kernel finds only the longest prefix that contains an address, so the entry of each prefix also includes the
+//! services of the wider prefixes around it.
 
 use crate::model::{Receiver, Service};
 use ipnet::IpNet;
@@ -16,32 +18,37 @@ pub struct Protected {
     pub services: Services,
 }
 
-/// More spans of ports apply to a prefix than the kernel programs have room for.
+/// Error: more port ranges apply to a prefix than a kernel entry has room for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{count} separate port ranges apply to {prefix}, but at most {SERVICES_MAX} are possible: join neighbouring ports \
      into ranges, or protect every port of it (services = [\"all\"])"
 )]
 pub struct TooManySpans {
-    /// The prefix with too many spans.
+    /// The prefix to which too many port ranges apply.
     pub prefix: IpNet,
-    /// Number of spans that apply.
+    /// Number of port ranges that apply to the prefix.
     pub count: usize,
 }
 
-/// Returns the entries for these receivers.
+/// Returns the entries of the kernel's table for these receivers.
+///
+/// # Errors
+///
+/// Fails if more port ranges apply to a prefix than an entry has room for.
 pub fn entries(receivers: &[Receiver]) -> Result<Vec<Protected>, TooManySpans> {
     walk(receivers.iter(), |prefix, count| Err(TooManySpans { prefix, count }))
 }
 
-/// Returns the entries for these receivers. If a prefix has too many spans, protects every service of it. This is for
-/// agents: they send packets to the other services of such a prefix without identity.
+/// Returns the entries for these receivers. If too many port ranges apply to a prefix, the entry protects every service
+/// of the prefix. Use this function for agents only: an agent still sends first packets to services that belong to no
+/// receiver, without identity, but a verifier would drop these packets.
 pub fn widened<'a>(receivers: impl Iterator<Item = &'a Receiver>) -> Vec<Protected> {
     walk(receivers, |_, _| Ok::<_, std::convert::Infallible>(())).unwrap_or_else(|never| match never {})
 }
 
-/// Visits the prefixes in order, wider ones first, and adds the services of the wider prefixes around each. If spans
-/// are too many, calls `too_many`, and protects every service unless that fails.
+/// Visits the prefixes in order, wider prefixes first, and adds to each the services of the wider prefixes around it.
+/// If too many port ranges apply, calls `too_many`, and protects every service unless `too_many` fails.
 fn walk<'a, E>(
     receivers: impl Iterator<Item = &'a Receiver>,
     too_many: impl Fn(IpNet, usize) -> Result<(), E>,
@@ -68,9 +75,10 @@ fn walk<'a, E>(
     Ok(entries)
 }
 
-/// Returns `entries` with `services` added in each of `networks`. If more than [`SERVICES_MAX`] spans apply to a
-/// prefix, the function joins the spans with the smallest gaps, which also protects the ports in the gaps. If no two
-/// spans have the same protocol, it protects every service of the prefix. The boolean is true if either was necessary.
+/// Returns `entries` with `services` added in each of `networks`. While more than [`SERVICES_MAX`] port ranges apply to a
+/// prefix, the function joins the two ranges of one protocol with the smallest gap between them, which also protects the
+/// ports in the gap. If there are still too many and no two of them have the same protocol, it protects every service of
+/// the prefix. Also returns whether it had to do either.
 pub fn extended(entries: &[Protected], networks: &[IpNet], services: &[Service]) -> (Vec<Protected>, bool) {
     let mut all: BTreeMap<IpNet, (Option<&Services>, bool)> =
         entries.iter().map(|entry| (entry.prefix, (Some(&entry.services), false))).collect();
@@ -100,7 +108,7 @@ pub fn extended(entries: &[Protected], networks: &[IpNet], services: &[Service])
     (extended, crowded)
 }
 
-/// Returns sorted spans with the smallest gap between two of them closed; every service if there is no gap to close.
+/// Returns the sorted port ranges with the smallest gap between two of them closed; every service if there is no gap.
 fn with_one_gap_less(spans: Vec<Service>) -> Vec<Service> {
     let pairs = spans.windows(2).enumerate().filter(|(_, two)| two[0].protocol == two[1].protocol);
     let Some((smallest, _)) = pairs.min_by_key(|(_, two)| two[1].first_port.saturating_sub(two[0].last_port)) else {
@@ -124,7 +132,7 @@ pub fn services_of(spans: &[Service]) -> Services {
     services
 }
 
-/// Sorts spans, and joins overlapping and neighbouring spans of a protocol.
+/// Sorts port ranges, and joins overlapping and adjacent ranges of a protocol.
 fn joined(spans: impl Iterator<Item = Service>) -> Vec<Service> {
     let mut sorted: Vec<Service> = spans.collect();
     if sorted.iter().any(|span| span.protocol == 0) {

@@ -4,13 +4,17 @@ use wire::packet::{ICMP, ICMPV6, TCP, UDP};
 
 const NAMES: [(u8, &str); 4] = [(TCP, "tcp"), (UDP, "udp"), (ICMP, "icmp"), (ICMPV6, "icmpv6")];
 
-/// Returns `tcp`, `udp`, …, or the number.
+/// Returns the name of an IP protocol, such as `tcp`, or the protocol's number if this module knows no name for it.
 pub fn name(protocol: u8) -> String {
     let known = NAMES.iter().find(|(number, _)| *number == protocol);
     known.map_or_else(|| protocol.to_string(), |(_, name)| (*name).to_owned())
 }
 
 /// Parses a protocol in the form that [`name`] returns.
+///
+/// # Errors
+///
+/// Returns a message that says how to write a protocol.
 pub fn parse(text: &str) -> Result<u8, String> {
     let known = NAMES.iter().find(|(_, name)| *name == text).map(|(number, _)| *number);
     known

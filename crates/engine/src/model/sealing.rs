@@ -1,17 +1,18 @@
-//! Demands of rules for the packets of a flow: their treatment in a sealed tunnel (wire.md §9), its suites, keys and
-//! compression. The rule is the minimum: a sender may ask for more, never for less.
+//! A rule's demands for the packets of a flow: their treatment in a sealed tunnel (wire.md §9), its suites, re-keying
+//! and compression. A demand is a minimum: a sender is allowed to ask for more, but never for less.
 
+use wire::map::Steered;
 use wire::seal::{self, Suite, Suites};
 
 /// Treatment of a flow's packets, from the weakest to the strongest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Treatment {
-    /// The packets may travel outside of the tunnel.
+    /// The packets are allowed to travel outside of the tunnel.
     #[default]
     None,
-    /// They travel in the tunnel, and changes are detected; their content may be in clear.
+    /// The packets travel in the tunnel, and their receiver detects changes. Their content is possibly in clear.
     Authenticate,
-    /// They travel in the tunnel, encrypted.
+    /// The packets travel in the tunnel, encrypted.
     Encrypt,
 }
 
@@ -19,7 +20,7 @@ impl Treatment {
     /// Every treatment, the weakest first.
     pub const ALL: [Self; 3] = [Self::None, Self::Authenticate, Self::Encrypt];
 
-    /// Returns the name used in policies, metrics and documents.
+    /// Returns the treatment's name in policies, metrics and documents.
     pub const fn name(self) -> &'static str {
         match self.of_records() {
             None => "none",
@@ -51,16 +52,17 @@ impl From<seal::Treatment> for Treatment {
     }
 }
 
-/// Whether blocks of packets are compressed before they are sealed. Compression leaks: lengths show whether text that an
-/// attacker chooses occurs in the same block (CRIME), so it is a choice about the data, not a degree of protection.
+/// Whether blocks of packets are compressed before they are sealed. Compression reveals something about the content: if
+/// an attacker chooses a part of a block, the length of the compressed block shows whether the chosen text also occurs
+/// elsewhere in the block (CRIME). So compression is a choice about the data, not a degree of protection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Compress {
-    /// Not compressed.
+    /// Blocks are not compressed.
     #[default]
     Never,
-    /// Compressed where a sample shrinks.
+    /// Blocks are compressed if a sample of the data becomes smaller.
     Auto,
-    /// Always tried.
+    /// Compression of every block is tried.
     Always,
 }
 
@@ -68,7 +70,7 @@ impl Compress {
     /// Every choice, the default first.
     pub const ALL: [Self; 3] = [Self::Never, Self::Auto, Self::Always];
 
-    /// Returns the name used in policies and documents.
+    /// Returns the name of the choice in policies and documents.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Never => "never",
@@ -83,27 +85,30 @@ impl Compress {
     }
 }
 
-/// The demand of a rule for the packets of a flow. Without a treatment, the other fields have their defaults.
+/// A rule's demand for the packets of a flow. If the treatment is [`Treatment::None`], the other fields have their
+/// defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Sealing {
-    /// The least treatment.
+    /// The weakest treatment that the packets are allowed to have.
     pub treatment: Treatment,
-    /// Compression; `None` if the rule leaves it to the sender, whose default is not to compress.
+    /// Whether blocks are compressed; `None` if the rule leaves this to the sender. The sender's default is not to
+    /// compress.
     pub compress: Option<Compress>,
-    /// The suites that may seal the packets.
+    /// The suites that are allowed to seal the packets.
     pub suites: Suites,
-    /// Whether keys come from an exchange that a later theft of the grant's key does not reveal.
+    /// Whether the tunnel's keys come from a key exchange. If so, somebody who later steals the grant's key can't
+    /// compute them.
     pub forward_secrecy: bool,
-    /// The age at which a phase is re-keyed, in seconds.
+    /// The age, in seconds, at which a phase of the tunnel is re-keyed.
     pub rekey: u32,
 }
 
 impl Sealing {
-    /// Default age at which a phase is re-keyed, in seconds (wire.md §9.10).
+    /// Default for [`Sealing::rekey`], in seconds (wire.md §9.10).
     pub const REKEY: u32 = 120;
-    /// The shortest and the longest age that a rule may state, in seconds.
+    /// The smallest and the largest [`Sealing::rekey`] that a rule can state, in seconds.
     pub const REKEY_BOUNDS: (u32, u32) = (10, 3600);
-    /// Demands nothing.
+    /// The demand that every packet meets, because it requires nothing.
     pub const NONE: Self = Self {
         treatment: Treatment::None,
         compress: None,
@@ -111,11 +116,12 @@ impl Sealing {
         forward_secrecy: true,
         rekey: Self::REKEY,
     };
-    /// The demand of a verifier for a flow whose rule it does not know yet (wire.md §6.11.5): the strongest treatment.
+    /// The demand that a verifier assumes for a flow whose rule it does not know yet (wire.md §6.11.5): the strongest
+    /// treatment.
     pub const UNKNOWN: Self = Self { treatment: Treatment::Encrypt, compress: Some(Compress::Never), ..Self::NONE };
 
-    /// Reads the names of an authority's message. `None` if one means nothing here: who does not understand a demand
-    /// cannot meet it.
+    /// Reads a demand from the names in an authority's message. Returns `None` if a name is unknown: an agent or
+    /// verifier that does not understand a demand can't meet it.
     pub fn from_names<'n>(
         treatment: &str,
         compress: Option<&str>,
@@ -123,7 +129,7 @@ impl Sealing {
         forward_secrecy: bool,
         rekey: u32,
     ) -> Option<Self> {
-        // A suite that is not known here is one that this end cannot use.
+        // An unknown suite is one that this end can't use, so it is left out.
         let known = |name: &str| Suite::ALL.into_iter().find(|suite| suite.name() == name);
         let suites = suites.into_iter().filter_map(known).fold(Suites::default(), Suites::with);
         let compress = match compress {
@@ -134,7 +140,7 @@ impl Sealing {
         Some(Self { treatment: Treatment::from_name(treatment)?, compress, suites, forward_secrecy, rekey })
     }
 
-    /// Reports whether the packets have to be in the tunnel.
+    /// Reports whether the packets have to travel in a sealed tunnel.
     pub const fn is_sealed(&self) -> bool {
         !matches!(self.treatment, Treatment::None)
     }
@@ -144,7 +150,7 @@ impl Sealing {
         Treatment::from(treatment) >= self.treatment && self.suites.has(suite)
     }
 
-    /// Reports whether whatever meets this demand meets the other one, too.
+    /// Reports whether every packet that meets this demand also meets `other`.
     pub fn meets(&self, other: &Self) -> bool {
         self.treatment >= other.treatment
             && (!other.is_sealed()
@@ -154,7 +160,7 @@ impl Sealing {
                     && (other.compress.is_none() || self.compress == other.compress))
     }
 
-    /// Returns this demand raised by a sender's wish. Where the wish asks for less, the demand stays.
+    /// Returns this demand, raised by a sender's wish. Where the wish asks for less than the demand, the demand stays.
     #[must_use]
     pub fn raised(&self, wish: &Wish) -> Self {
         let treatment = self.treatment.max(wish.treatment);
@@ -169,7 +175,7 @@ impl Sealing {
         }
     }
 
-    /// Describes the demand, such as `encrypt, compress auto, suites aes-256-gcm`. Defaults are left out.
+    /// Describes the demand in words, such as `encrypt, compress auto, suites aes-256-gcm`. Leaves out defaults.
     pub fn words(&self) -> String {
         let mut text = self.treatment.name().to_owned();
         if let Some(compress) = self.compress {
@@ -195,27 +201,30 @@ impl Default for Sealing {
     }
 }
 
-/// The wish of a sender for more than the rule demands, in the agent's configuration, by a command or by its socket.
+/// A sender's wish for more than the rule demands. It comes from the agent's configuration, a command or the agent's
+/// socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
-    /// The least treatment.
+    /// The weakest treatment that the sender accepts.
     pub treatment: Treatment,
-    /// Compression, where the rule leaves it open.
+    /// The compression that the sender wishes, which counts only if the rule leaves compression to the sender; `None`
+    /// for no wish.
     pub compress: Option<Compress>,
-    /// The suites to choose from.
+    /// The suites that the sender accepts; `None` for any.
     pub suites: Option<Suites>,
-    /// Whether to exchange keys even if the rule does not demand it.
+    /// Whether to use a key exchange even if the rule does not demand it.
     pub forward_secrecy: bool,
-    /// The age at which a phase is re-keyed, in seconds.
+    /// The age, in seconds, at which a phase is re-keyed; `None` to leave it to the rule.
     pub rekey: Option<u32>,
 }
 
 impl Wish {
-    /// Reads a list of words such as `encrypt,compress`, as a command line has it: a treatment, `compress`,
+    /// Reads a list of words such as `encrypt,compress`, in the form of the command line: a treatment, `compress`,
     /// `compress-always`, and names of suites.
     ///
     /// # Errors
-    /// Returns the word that means nothing, or the second treatment.
+    ///
+    /// Returns the word that is unknown, or the second of two treatments.
     pub fn from_words(words: &str) -> Result<Self, &str> {
         let mut wish = Self::default();
         let mut treated = false;
@@ -229,11 +238,36 @@ impl Wish {
                 _ => return Err(word),
             }
         }
-        // Only a tunnel compresses, and only in a tunnel there are suites.
+        // Compression and suites exist in a tunnel only.
         if !treated && (wish.compress.is_some() || wish.suites.is_some()) {
             wish.treatment = Treatment::Encrypt;
         }
         Ok(wish)
+    }
+
+    /// Returns the wish in the form of the kernel's tables, which know no suites, forward secrecy and re-keying.
+    pub fn bits(&self) -> u32 {
+        let compress = match self.compress {
+            None | Some(Compress::Never) => 0,
+            Some(Compress::Auto) => Steered::COMPRESS,
+            Some(Compress::Always) => Steered::COMPRESS_ALWAYS,
+        };
+        self.treatment as u32 | compress
+    }
+
+    /// Reads a wish from the kernel's tables. If several senders' wishes were combined, the strongest counts.
+    pub fn from_bits(bits: u32) -> Self {
+        let treatment = match bits & Steered::TREATMENT {
+            0 => Treatment::None,
+            1 => Treatment::Authenticate,
+            _ => Treatment::Encrypt,
+        };
+        let compress = match bits {
+            _ if bits & Steered::COMPRESS_ALWAYS != 0 => Some(Compress::Always),
+            _ if bits & Steered::COMPRESS != 0 => Some(Compress::Auto),
+            _ => None,
+        };
+        Self { treatment, compress, ..Self::default() }
     }
 }
 
@@ -319,6 +353,13 @@ mod tests {
         assert_eq!(read("veil", None, &["aes-128-gcm"]), None);
         assert_eq!(read("encrypt", Some("sometimes"), &["aes-128-gcm"]), None);
         assert_eq!((read("encrypt", None, &["rot13"]), read("encrypt", None, &[])), (None, None));
+    }
+
+    #[test]
+    fn a_wish_comes_back_from_the_kernel_s_tables() {
+        for words in ["none", "authenticate", "encrypt", "encrypt,compress", "authenticate,compress-always"] {
+            assert_eq!(Wish::from_bits(wish(words).bits()), wish(words), "{words}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Path segments (wire.md §8) as their holders have them, and requests for them.
+//! Path segments (wire.md §8) in the form in which their holders have them, and requests for path segments.
 
 use std::net::{IpAddr, Ipv6Addr};
 use wire::geneve::{ENCAPSULATION_MAX, Encapsulation, HEADER_LEN, Payload};
@@ -20,18 +20,18 @@ pub struct SegmentRequest {
     pub network: String,
     /// Address of the sender in the virtual network.
     pub sender: IpAddr,
-    /// The endpoint that the sender's packets come from.
+    /// The endpoint from which the sender's packets come.
     pub sending: IpAddr,
-    /// Requested destination.
+    /// The destination to which the sender wants to send.
     pub to: Destination,
-    /// The port that the sender sends from; used if the rule allows single flows.
+    /// The port from which the sender sends; used only if the rule limits segments to single flows.
     pub sender_port: u16,
 }
 
-/// A segment with its proofs, and the values that the proofs are bound to.
+/// A segment with its proofs, and the values to which the proofs are bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Given {
-    /// The segment.
+    /// The segment without its proofs.
     pub segment: Segment,
     /// The number of the virtual network.
     pub vni: Vni,
@@ -39,12 +39,18 @@ pub struct Given {
     pub ends: Ends,
     /// The proofs, one for each verifier.
     pub proofs: Vec<[u8; 16]>,
-    /// If the path is fixed, an address of each verifier, the last one the receiving endpoint; otherwise empty.
+    /// If the path is fixed, one address for each verifier, in order; the last address is that of the receiving
+    /// endpoint. Empty if the path is not fixed.
     pub hops: Vec<Ipv6Addr>,
 }
 
 impl Given {
-    /// Reads the Geneve option of a segment, starting at the option class, with the hops of the path if it is fixed.
+    /// Parses the Geneve option of a segment; `option` begins with the option's class. `hops` are the hops of a fixed
+    /// path, or empty if the path is not fixed.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason for which a verifier would drop a packet with this option.
     pub fn from_option(option: &[u8], vni: Vni, ends: Ends, hops: Vec<Ipv6Addr>) -> Result<Self, DropReason> {
         let words = u8::try_from(option.len() / 4).ok().filter(|words| *words < 64).ok_or(DropReason::Malformed)?;
         let [v0, v1, v2] = vni.bytes();
@@ -64,7 +70,7 @@ impl Given {
         Ok(Self { segment, vni, ends, proofs: proofs.to_vec(), hops })
     }
 
-    /// Returns the Geneve option that carries the segment, starting at the option class.
+    /// Returns the Geneve option that carries the segment; the bytes begin with the option's class.
     pub fn option(&self) -> Vec<u8> {
         let mut room = [0; ENCAPSULATION_MAX];
         let len = self.encapsulation(Payload::Ipv4).encode(&mut room).unwrap_or(HEADER_LEN);

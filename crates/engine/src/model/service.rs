@@ -3,19 +3,19 @@
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// A span of ports of one protocol, both ends included.
+/// A range of ports of one protocol, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Service {
     /// The IP protocol number; 0 means every protocol.
     pub protocol: u8,
-    /// The first port; the span is 0 to 65535 if ports don't matter.
+    /// The first port of the range. If ports don't matter, the range is 0 to 65535.
     pub first_port: u16,
-    /// The last port.
+    /// The last port of the range.
     pub last_port: u16,
 }
 
 impl Service {
-    /// Every protocol, every port.
+    /// The service that includes every port of every protocol.
     pub const ALL: Self = Self { protocol: 0, first_port: 0, last_port: u16::MAX };
 
     /// Reports whether the service includes packets of `protocol` to `port`.

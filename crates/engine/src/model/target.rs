@@ -6,7 +6,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// Destinations that a rule applies to: an address or network, with or without a port.
+/// Destinations to which a rule applies: an address or network, with or without a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Target {
@@ -28,7 +28,7 @@ impl Target {
     }
 }
 
-/// Error: a text that is no [`Target`].
+/// Error: this text is not a [`Target`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a destination: write 192.0.2.1, 192.0.2.0/24, 192.0.2.1:22, 2001:db8::1 or [2001:db8::/32]:22")]
 pub struct NoTarget(String);

@@ -20,7 +20,7 @@ pub struct Withdrawal {
 pub struct Withdrawals(BTreeMap<Withdrawal, u32>);
 
 impl Withdrawals {
-    /// Voids the segments that expire at `until` or before.
+    /// Adds a withdrawal that voids the segments that expire at `until` or before.
     pub fn add(&mut self, what: Withdrawal, until: u32) {
         let known = self.0.entry(what).or_default();
         *known = until.max(*known);
@@ -36,7 +36,7 @@ impl Withdrawals {
         self.0.iter().map(|(what, until)| (what, *until))
     }
 
-    /// Reports whether segments between these two that expire at `expires` are void.
+    /// Reports whether a withdrawal voids segments between this sender and receiver that expire at `expires`.
     pub fn void(&self, vni: Vni, sender: IpAddr, receiver: IpAddr, expires: u32) -> bool {
         [Some(sender), None].into_iter().any(|sender| {
             let what = Withdrawal { vni, receiver, sender };

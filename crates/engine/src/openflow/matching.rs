@@ -1,4 +1,4 @@
-//! Matches of rules: the parts of OpenFlow's extensible match (§7.2.3) that rules for flows and prefixes need.
+//! Matches of rules: the fields of OpenFlow's extensible match (§7.2.3) that rules for flows and prefixes need.
 
 use ipnet::IpNet;
 use wire::packet::{TCP, UDP};
@@ -6,35 +6,35 @@ use wire::packet::{TCP, UDP};
 /// A value to match under a mask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Masked {
-    /// The value.
+    /// The value that the field must have in the bits of `mask`.
     pub value: u16,
-    /// The bits that are compared.
+    /// The bits of the field that are compared with `value`.
     pub mask: u16,
 }
 
 impl Masked {
-    /// Matches all bits of a value.
+    /// Creates a match for this value only: all bits are compared.
     pub const fn exactly(value: u16) -> Self {
         Self { value, mask: u16::MAX }
     }
 }
 
-/// Match of a rule. A field that is absent matches everything. Ports and TCP flags require a protocol.
+/// Match of a rule. A field that is `None` matches everything. Ports and TCP flags require `protocol`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// The switch port at which the packet arrived.
     pub in_port: Option<u32>,
-    /// The sender's address or network.
+    /// Address or network of the packet's sender.
     pub source: Option<IpNet>,
-    /// The receiver's address or network.
+    /// Address or network of the packet's receiver.
     pub destination: Option<IpNet>,
-    /// The transport protocol.
+    /// Number of the packet's IP protocol.
     pub protocol: Option<u8>,
-    /// The sender's port.
+    /// Port from which the packet's sender sends.
     pub source_port: Option<Masked>,
-    /// The receiver's port.
+    /// Port of the packet's receiver.
     pub destination_port: Option<Masked>,
-    /// TCP's flags (extension 109 of the ONF, which Open vSwitch supports for 1.3).
+    /// TCP flags (the ONF's extension 109, which Open vSwitch supports for OpenFlow 1.3).
     pub tcp_flags: Option<Masked>,
 }
 
@@ -130,7 +130,7 @@ fn put(bytes: &mut Vec<u8>, field: u8, value: &[u8]) {
     bytes.extend(value);
 }
 
-/// Omits the mask if all bits are set: a switch may refuse a mask without effect.
+/// Appends a field with its mask. Omits a mask whose bits are all set, because a switch may refuse it.
 fn put_masked(bytes: &mut Vec<u8>, field: u8, value: &[u8], mask: &[u8]) {
     if mask.iter().all(|byte| *byte == 0xff) {
         return put(bytes, field, value);
@@ -144,7 +144,7 @@ fn put_masked(bytes: &mut Vec<u8>, field: u8, value: &[u8], mask: &[u8]) {
     bytes.extend(mask);
 }
 
-/// Returns the fewest masks that cover exactly the ports from `first` to `last`.
+/// Returns the smallest set of masked values that match exactly the ports from `first` to `last`.
 pub fn spans(first: u16, last: u16) -> Vec<Masked> {
     let mut masks = Vec::new();
     let (mut at, last) = (u32::from(first), u32::from(last));

@@ -1,20 +1,20 @@
-//! Messages of OpenFlow 1.3 (ONF TS-006 to TS-023, "OpenFlow Switch Specification", §7): those that a controller needs
-//! if it leaves forwarding to the switches.
+//! Messages of OpenFlow 1.3 (ONF TS-006 to TS-023, "OpenFlow Switch Specification", §7): the subset for a controller
+//! that leaves forwarding to the switches.
 
 use super::matching::Match;
 use std::fmt;
 
-/// OpenFlow 1.3's number on the wire.
+/// The version number that stands for OpenFlow 1.3 in message headers.
 pub const VERSION: u8 = 4;
 const HEADER_LEN: usize = 8;
 const NO_BUFFER: u32 = u32::MAX;
 const ANY: u32 = u32::MAX;
 
-/// Reserved port numbers.
+/// Port numbers with a reserved meaning: where a rule or a message sends a packet.
 pub mod port {
-    /// Forward as the switch would without a controller: learn and forward.
+    /// The packet is forwarded as the switch would forward it without a controller.
     pub const NORMAL: u32 = 0xffff_fffa;
-    /// Send to the controller.
+    /// The packet goes to the controller.
     pub const CONTROLLER: u32 = 0xffff_fffd;
 }
 
@@ -37,7 +37,7 @@ mod kind {
 /// An OpenFlow message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The first message of either side; its header carries the highest supported version.
+    /// The first message from either side. Its header contains the highest version that the side supports.
     Hello,
     /// The switch could not carry out a request.
     Error {
@@ -57,9 +57,9 @@ pub enum Message {
         /// The switch's unique number.
         datapath: u64,
     },
-    /// Sets how much of a packet the switch sends up.
+    /// Sets how many bytes of a packet the switch sends up.
     SetConfig {
-        /// Number of bytes for packets without a rule of their own.
+        /// Maximum number of bytes of a packet that matches no rule.
         miss_send_len: u16,
     },
     /// A packet that the switch sent up.
@@ -92,10 +92,10 @@ pub enum Message {
     Other(u8),
 }
 
-/// Operation on rules.
+/// Operation on the rules of a switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Adds a rule, replacing one with the same match and priority.
+    /// Adds a rule, replacing a rule with the same match and priority.
     Add,
     /// Removes all rules whose cookie and match fit.
     Delete,
@@ -104,21 +104,21 @@ pub enum Command {
 /// A change of the switch's rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowMod {
-    /// The operation.
+    /// Whether to add a rule or to delete rules.
     pub command: Command,
-    /// Identifies the rule's owner and kind.
+    /// Number by which the controller recognises the rule's kind and generation.
     pub cookie: u64,
-    /// The bits of the cookie that are compared when rules are removed.
+    /// The bits of the cookie that are compared when rules are deleted.
     pub cookie_mask: u64,
-    /// The rule with the highest priority decides.
+    /// Priority: of the rules that match a packet, the rule with the highest priority applies.
     pub priority: u16,
     /// Seconds without a packet after which the rule expires; 0 for never.
     pub idle_timeout: u16,
     /// Seconds after which the rule expires in any case; 0 for never.
     pub hard_timeout: u16,
-    /// The packets that the rule applies to.
+    /// The packets to which the rule applies.
     pub matching: Match,
-    /// The output port, if any.
+    /// The port of the switch on which the packets are sent; `None` for no port.
     pub to: Option<u32>,
     /// Whether the controller gets a copy of the packet.
     pub copy: bool,
@@ -127,9 +127,9 @@ pub struct FlowMod {
 /// Reason why bytes are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Malformed {
-    /// A version other than 1.3.
+    /// The message has this version, not 1.3.
     Version(u8),
-    /// The length in the header is less than a header, or than the fields of this type.
+    /// The length in the header of a message of this type is too small for the header or the type's fields.
     Short(u8),
 }
 
@@ -152,8 +152,8 @@ impl fmt::Display for Malformed {
     }
 }
 
-/// Reassembles messages from the bytes of a switch. Holds at most one incomplete message and the bytes received with
-/// it.
+/// Assembles messages from the bytes that a switch sends. Holds at most one incomplete message and the bytes received
+/// with it.
 #[derive(Default)]
 pub struct Inbox(Vec<u8>);
 
@@ -163,7 +163,12 @@ impl Inbox {
         self.0.extend_from_slice(bytes);
     }
 
-    /// Returns the next complete message, and its number, by which an answer refers to its request.
+    /// Removes and returns the next complete message and the message's transaction id (`xid`), by which an answer
+    /// refers to a request. Returns `None` until a message is complete.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the bytes are not a valid message. The connection can't be used after that.
     pub fn message(&mut self) -> Result<Option<(u32, Message)>, Malformed> {
         let Some(&[version, kind, high, low, a, b, c, d]) = self.0.first_chunk::<HEADER_LEN>() else { return Ok(None) };
         let len = usize::from(u16::from_be_bytes([high, low]));
@@ -203,7 +208,7 @@ impl Message {
         })
     }
 
-    /// Encodes the message. Returns `None` if it is too long for its header.
+    /// Encodes the message with this transaction id. Returns `None` if the message is longer than its header can state.
     pub fn encode(&self, xid: u32) -> Option<Vec<u8>> {
         let mut bytes = vec![VERSION, 0, 0, 0];
         bytes.extend(xid.to_be_bytes());

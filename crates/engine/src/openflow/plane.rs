@@ -1,26 +1,29 @@
-//! Decisions about packets that switches send up, with tables like the maps of the kernel program, and the switch rules
-//! for the flow of such a packet.
+//! The controller's tables, which are like the maps of the agent's kernel program; the decision about each packet that
+//! a switch sends up; and the switch rules for the packet's flow.
 
-use super::message::FlowMod;
+pub use super::fate::{Fate, Origin};
+use super::logins::{FIRST_NONCE2, Logins, Realm, Sender};
 use super::rules;
 use crate::agent::Subject;
 use crate::agent::frame::{Frame, datagram};
 use crate::agent::insertion::{Action, Alone, Grant, Inserter, Used};
-use crate::model::Secret;
-use crate::model::protected::Protected;
+use crate::model::protected::{Protected, extended};
+use crate::model::{Secret, Service};
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddrV4;
 use wire::map::{FlowKey, GrantEntry, GrantSlot};
 use wire::packet::{Form, Packet, UDP};
 use wire::shim::{self, SHIM_LEN};
-use wire::{Carrier, Destination, ls};
+use wire::{Carrier, Destination};
 
-/// Maximum number of remembered UDP flows. If there are more, the one that has been silent the longest is forgotten.
+/// Maximum number of remembered UDP flows. If there are more, the controller forgets the flow that has been silent for
+/// the longest time.
 const CONVERSATIONS_MAX: usize = 16_384;
-/// Maximum number of switch ports from which packets are queued.
+/// Maximum number of remembered UDP flows of one device whose person logged it in with a browser.
+const CONVERSATIONS_OF_DEVICE_MAX: usize = 1024;
+/// Maximum number of switch ports whose packets can be queued.
 const ORIGINS_MAX: usize = 4096;
-/// The controller uses nonces of pairs from this one on; the kernel program uses those below.
-const FIRST_NONCE2: u16 = ls::SENDERS_NONCES as u16;
-/// Interface indices from this one on stand for ports of switches; the kernel assigns none that high.
+/// First interface index that stands for a switch port; the kernel assigns no index as high as this.
 const PORTS_FROM: u32 = 0x8000_0000;
 
 /// Subjects whose identity the packets of a household's devices carry.
@@ -32,57 +35,34 @@ pub struct Household {
     pub others: Option<Subject>,
 }
 
-/// Switch and port from which a packet was sent up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Origin {
-    /// The switch.
-    pub datapath: u64,
-    /// The port of the switch.
-    pub port: u32,
-}
-
-/// The way to handle a packet that was sent up.
-#[derive(PartialEq, Eq)]
-pub enum Fate {
-    /// Send the rules, then the frames, to the switch.
-    Forward {
-        /// Rules for the flow; empty unless it is TCP or UDP.
-        rules: Vec<FlowMod>,
-        /// Frames for the switch to send, in order.
-        frames: Vec<Vec<u8>>,
-    },
-    /// Queue the frame until its grant arrives.
-    Queue(GrantSlot, Frame),
-    /// Drop the packet.
-    Drop,
-}
-
-/// Numbers of packets: of all that a switch sent up, and of these by decision. [`Self::named`] has the names that users
+/// Counters of packets that switches sent up, in total and by decision. [`Self::named`] returns the names that users
 /// see.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Packets sent up by a switch.
+    /// Number of packets that switches sent up.
     pub elevated: u64,
-    /// Packets that got a token.
+    /// Number of packets that got a token.
     pub tokens: u64,
-    /// Packets preceded by a datagram that carries only the token.
+    /// Number of packets ahead of which a datagram with only the token was sent.
     pub tokens_alone: u64,
-    /// Packets queued for a grant.
+    /// Number of packets that were queued until their grant arrives.
     pub queued: u64,
-    /// Packets sent without identity.
+    /// Number of packets that were sent without identity.
     pub plain: u64,
-    /// Packets that needed no token.
+    /// Number of packets that needed no token.
     pub other: u64,
-    /// Packets dropped because they would have used another sender's flow.
+    /// Number of packets that were dropped because they would have travelled in a flow that belongs to another sender.
     pub rider: u64,
-    /// Packets that could not be changed or queued.
+    /// Number of packets that could not be changed or queued.
     pub failed: u64,
+    /// Number of packets between devices and the authorities at which their people log in.
+    pub logins: u64,
 }
 
 impl Counts {
     /// Returns each count with its name.
-    pub fn named(&self) -> [(&'static str, u64); 8] {
-        let Self { elevated, tokens, tokens_alone, queued, plain, other, rider, failed } = *self;
+    pub fn named(&self) -> [(&'static str, u64); 9] {
+        let Self { elevated, tokens, tokens_alone, queued, plain, other, rider, failed, logins } = *self;
         [
             ("elevated", elevated),
             ("tokens", tokens),
@@ -92,6 +72,7 @@ impl Counts {
             ("other", other),
             ("rider", rider),
             ("failed", failed),
+            ("logins", logins),
         ]
     }
 }
@@ -100,18 +81,23 @@ impl Counts {
 #[derive(Default)]
 pub struct Plane {
     inserter: Inserter,
+    /// Devices whose people logged in with a browser.
+    pub(super) logins: Logins,
+    /// The protected prefixes, without the networks of realms.
+    own_protected: Vec<Protected>,
     household: Household,
     /// Subjects that are logged in.
     present: BTreeSet<Subject>,
     origins: Vec<Origin>,
     counts: Counts,
-    /// Whether to install only rules and add no tokens, to measure the cost of the detour to the controller alone (LS,
-    /// *pro forma*).
+    /// Whether to install only rules and to add no tokens. This measures the cost of the detour through the controller
+    /// alone (LS, *pro forma*).
     pro_forma: bool,
 }
 
 impl Plane {
-    /// Creates the tables of a household without sessions. The nonces of tokens start at `nonce`.
+    /// Creates the tables of a household without sessions. The nonces of tokens start at `nonce`. If `pro_forma` is
+    /// true, the controller installs rules but adds no tokens, to measure the cost of the detour.
     pub fn new(household: Household, nonce: u32, pro_forma: bool) -> Self {
         Self {
             household,
@@ -133,7 +119,29 @@ impl Plane {
 
     /// Replaces the protected prefixes.
     pub fn protect(&mut self, entries: Vec<Protected>) {
-        self.inserter.protected = entries;
+        self.own_protected = entries;
+        self.extend();
+    }
+
+    /// Sets the authorities at which people behind switches log in with a browser, and their networks.
+    pub fn set_realms(&mut self, realms: Vec<Realm>) {
+        self.logins.set_realms(realms);
+        self.extend();
+    }
+
+    fn extend(&mut self) {
+        let (all, _) = extended(&self.own_protected, &self.logins.networks(), &[Service::ALL]);
+        self.inserter.protected = all;
+    }
+
+    /// Returns the authorities at which people behind switches log in.
+    pub fn authorities(&self) -> Vec<SocketAddrV4> {
+        self.logins.ends()
+    }
+
+    /// Returns what is known about devices whose people logged in with a browser.
+    pub const fn logins(&self) -> &Logins {
+        &self.logins
     }
 
     /// Returns the protected prefixes.
@@ -141,7 +149,7 @@ impl Plane {
         &self.inserter.protected
     }
 
-    /// Sets the entry for first packets to one destination.
+    /// Sets the entry with which the controller handles first packets to one destination.
     pub fn write(&mut self, slot: GrantSlot, entry: &GrantEntry) {
         let secret = Secret::of_entry(entry);
         let carrier = Carrier::from_number(entry.carrier).unwrap_or_default();
@@ -153,12 +161,12 @@ impl Plane {
         }
     }
 
-    /// Returns how an entry has been used.
+    /// Returns the record of the tokens made from an entry.
     pub fn used(&self, slot: &GrantSlot) -> Used {
         self.inserter.used.get(slot).copied().unwrap_or_default()
     }
 
-    /// Removes the entry for a destination, so that its first packets are queued.
+    /// Removes the entry for a destination, so that first packets to this destination are queued from now on.
     pub fn remove(&mut self, slot: &GrantSlot) {
         self.inserter.grants.remove(slot);
         self.inserter.used.remove(slot);
@@ -180,14 +188,15 @@ impl Plane {
         frame.interface >= PORTS_FROM
     }
 
-    /// Decides on a packet that was sent up, at `now` (Unix seconds by this machine's clock).
+    /// Decides about a packet that a switch sent up, at `now` (Unix seconds by this machine's clock).
     pub fn elevated(&mut self, origin: Origin, frame: &[u8], now: u32) -> Fate {
         self.counts.elevated += 1;
         let subject = self.subject_of(frame);
         self.evaluate(subject, origin, frame, now)
     }
 
-    /// Decides again on a queued frame after a change for its subject.
+    /// Decides again about a queued frame, after an entry has changed or the frame's subject has logged in or out.
+    /// Returns `None` if it is not known at which switch port the frame arrived.
     pub fn again(&mut self, subject: Subject, frame: &Frame, now: u32) -> Option<(Origin, Fate)> {
         let origin = self.origin(frame)?;
         let mut fate = Fate::Drop;
@@ -205,21 +214,39 @@ impl Plane {
 
     fn evaluate(&mut self, subject: Option<Subject>, origin: Origin, frame: &[u8], now: u32) -> Fate {
         let packet = Packet::parse(frame);
-        let known = self.is_known(&packet);
         if self.pro_forma {
             self.counts.plain += 1;
-            return forward(&packet, known, vec![frame.to_vec()]);
+            return forward(&packet, is_known(&self.inserter, &packet), None, vec![frame.to_vec()]);
         }
-        self.inserter.subject = subject.map_or(0, Subject::number);
+        if let Some(fate) = self.logins.handle(origin, frame, &packet, now) {
+            self.counts.logins += 1;
+            return fate;
+        }
         let mut changed = frame.to_vec();
-        let action = self.inserter.insert(&mut changed, now);
-        self.forget_old(now);
+        let (action, known, port) = match self.logins.sender(origin, frame, &packet, now) {
+            Sender::Spoofed => (Action::Rider, false, None),
+            Sender::LoggedIn(inserter) => {
+                let known = is_known(inserter, &packet);
+                let action = inserter.insert(&mut changed, now);
+                forget_old(inserter, CONVERSATIONS_OF_DEVICE_MAX, now);
+                // There is nobody to ask for another key: the person's browser brings the next one.
+                let action = if action == Action::Queued { Action::Failed } else { action };
+                (action, known, Some(origin.port))
+            }
+            Sender::Other => {
+                let known = is_known(&self.inserter, &packet);
+                self.inserter.subject = subject.map_or(0, Subject::number);
+                let action = self.inserter.insert(&mut changed, now);
+                forget_old(&mut self.inserter, CONVERSATIONS_MAX, now);
+                (action, known, None)
+            }
+        };
         let fate = match action {
             Action::Other | Action::Plain | Action::Conversation | Action::Token => {
-                Some(forward(&packet, known, vec![changed]))
+                Some(forward(&packet, known, port, vec![changed]))
             }
             Action::Ahead(alone) => {
-                ahead(frame, &packet, &alone).map(|alone| forward(&packet, known, vec![alone, frame.to_vec()]))
+                ahead(frame, &packet, &alone).map(|alone| forward(&packet, known, port, vec![alone, frame.to_vec()]))
             }
             Action::Queued => self.queue(subject, origin, frame, &packet).map(|(slot, frame)| Fate::Queue(slot, frame)),
             Action::Rider | Action::Failed => None,
@@ -236,12 +263,6 @@ impl Plane {
         };
         *count += 1;
         fate.unwrap_or(Fate::Drop)
-    }
-
-    /// Reports whether a datagram is not the first of its flow.
-    fn is_known(&self, packet: &Packet) -> bool {
-        packet.protocol == UDP
-            && FlowKey::to_server(packet).is_some_and(|key| self.inserter.conversations.contains_key(&key))
     }
 
     fn queue(
@@ -268,18 +289,24 @@ impl Plane {
         let slot = GrantSlot::new(subject?.number(), &to);
         Some((slot, Frame::new(PORTS_FROM + u32::try_from(place).ok()?, ETHERNET_LEN, 0, frame)?))
     }
-
-    fn forget_old(&mut self, now: u32) {
-        let conversations = &mut self.inserter.conversations;
-        if conversations.len() <= CONVERSATIONS_MAX {
-            return;
-        }
-        let oldest = conversations.iter().max_by_key(|(_, known)| now.wrapping_sub(known.seen)).map(|(key, _)| *key);
-        oldest.map(|key| conversations.remove(&key));
-    }
 }
 
-/// Builds the datagram that is sent ahead of this one and carries only the token (wire.md §4.2).
+/// Reports whether the controller remembers the flow of a datagram.
+fn is_known(inserter: &Inserter, packet: &Packet) -> bool {
+    packet.protocol == UDP && FlowKey::to_server(packet).is_some_and(|key| inserter.conversations.contains_key(&key))
+}
+
+/// Forgets the UDP flow that has been silent for the longest time if there are more than `most`.
+fn forget_old(inserter: &mut Inserter, most: usize, now: u32) {
+    let conversations = &mut inserter.conversations;
+    if conversations.len() <= most {
+        return;
+    }
+    let oldest = conversations.iter().max_by_key(|(_, known)| now.wrapping_sub(known.seen)).map(|(key, _)| *key);
+    oldest.map(|key| conversations.remove(&key));
+}
+
+/// Builds the datagram that carries only the token and is sent ahead of `frame` (wire.md §4.2).
 fn ahead(frame: &[u8], packet: &Packet, alone: &Alone) -> Option<Vec<u8>> {
     match alone {
         Alone::Block(block) => datagram(frame, packet, block, 0),
@@ -293,6 +320,12 @@ fn ahead(frame: &[u8], packet: &Packet, alone: &Alone) -> Option<Vec<u8>> {
     }
 }
 
-fn forward(packet: &Packet, known: bool, frames: Vec<Vec<u8>>) -> Fate {
-    Fate::Forward { rules: rules::flow(packet, known).map(Vec::from).unwrap_or_default(), frames }
+/// Forwards frames, with rules for their flow. With `port`, the flow's packets have to come from this port of the switch:
+/// another device's packets with the same addresses come up.
+fn forward(packet: &Packet, known: bool, port: Option<u32>, frames: Vec<Vec<u8>>) -> Fate {
+    let mut rules = rules::flow(packet, known).map(Vec::from).unwrap_or_default();
+    if let Some(there) = rules.first_mut() {
+        there.matching.in_port = port;
+    }
+    Fate::Forward { rules, frames }
 }

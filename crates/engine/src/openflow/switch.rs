@@ -5,23 +5,24 @@ use super::rules;
 use crate::model::protected::Protected;
 use std::collections::VecDeque;
 use std::fmt;
+use std::net::SocketAddrV4;
 use std::time::Duration;
 
-/// If the switch is silent for this long, an echo request is sent. After the same time again, the connection is given
-/// up.
+/// After this much silence from the switch, the controller sends an echo request. After as much silence again, it
+/// closes the connection.
 const SILENCE: Duration = Duration::from_secs(5);
 const WHOLE_PACKETS: u16 = 0xffff;
-/// Error type "bad match": the switch does not know a field.
+/// Error type "bad match": the switch does not support a field of a match.
 const BAD_MATCH: u16 = 4;
 /// Error type "flow mod failed", code "table full".
 const TABLE_FULL: (u16, u16) = (5, 1);
 
-/// An effect that the caller carries out.
+/// An effect that the caller has to carry out.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
     /// Send these bytes.
     Write(Vec<u8>),
-    /// The switch has identified itself and installed its rules.
+    /// The switch has sent this number, its datapath id, and has installed its rules.
     Ready(u64),
     /// The switch sent a packet up.
     Elevated {
@@ -32,7 +33,7 @@ pub enum Event {
     },
     /// The switch sent up a copy of a name server's answer.
     Answer(Vec<u8>),
-    /// The switch refused a message, and not for the same reason as the last time; worth a log line.
+    /// The switch refused a message, for another reason than in its last refusal. The caller should log the refusal.
     Refused {
         /// The error's type.
         class: u16,
@@ -41,7 +42,7 @@ pub enum Event {
     },
 }
 
-/// Reason why a connection is given up.
+/// Reason why the caller has to close a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lost {
     /// The switch sent an invalid message.
@@ -68,18 +69,20 @@ pub struct Switch {
     next_xid: u32,
     last_received: Duration,
     probed: Option<Duration>,
-    /// Number of the barrier that follows the first rules, until the switch has confirmed it.
+    /// Transaction id of the barrier after the first rules; `None` once the switch has confirmed it.
     barrier: Option<u32>,
     refused: Option<(u16, u16)>,
     protected: Vec<Protected>,
+    /// The authorities at which people behind switches log in.
+    authorities: Vec<SocketAddrV4>,
     generation: u16,
     /// Whether the switch sends up copies of name servers' answers.
     overhears: bool,
 }
 
 impl Switch {
-    /// Starts on a new connection. `generation` distinguishes the rules of this controller from those of an earlier
-    /// one. Use any number that the earlier one is unlikely to have used.
+    /// Starts the handshake on a new connection. `generation` is a number by which this controller's rules differ from
+    /// those of an earlier controller; use a number that no earlier controller is likely to have used.
     pub fn new(now: Duration, protected: Vec<Protected>, generation: u16) -> Self {
         let mut switch = Self {
             stage: Stage::Greeting,
@@ -91,6 +94,7 @@ impl Switch {
             barrier: None,
             refused: None,
             protected,
+            authorities: Vec::new(),
             generation,
             overhears: true,
         };
@@ -98,18 +102,24 @@ impl Switch {
         switch
     }
 
-    /// Turns off copies of name servers' answers.
+    /// Makes the switch send no copies of name servers' answers to the controller.
     #[must_use]
     pub fn without_overhearing(self) -> Self {
         Self { overhears: false, ..self }
     }
 
-    /// Returns the next effect, in order.
+    /// Sets the authorities at which people behind the switch log in.
+    #[must_use]
+    pub fn with_authorities(self, authorities: Vec<SocketAddrV4>) -> Self {
+        Self { authorities, ..self }
+    }
+
+    /// Removes and returns the oldest effect that the caller has not yet taken.
     pub fn poll(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
-    /// Returns the switch's number once the switch has sent it.
+    /// Returns the switch's number (datapath id), once the switch has sent it.
     pub fn datapath(&self) -> Option<u64> {
         match self.stage {
             Stage::Named(datapath) => Some(datapath),
@@ -117,12 +127,16 @@ impl Switch {
         }
     }
 
-    /// Reports whether the switch has its first rules.
+    /// Reports whether the switch has installed its first rules.
     pub fn is_ready(&self) -> bool {
         self.datapath().is_some() && self.barrier.is_none()
     }
 
-    /// Handles received bytes.
+    /// Handles bytes received from the switch.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the bytes are not a valid OpenFlow message.
     pub fn received(&mut self, now: Duration, bytes: &[u8]) -> Result<(), Lost> {
         self.last_received = now;
         self.probed = None;
@@ -133,7 +147,11 @@ impl Switch {
         Ok(())
     }
 
-    /// Sends an echo request to a silent switch. Fails if the switch did not answer the last one in time.
+    /// Sends an echo request to a silent switch.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the switch did not answer the last echo request in time.
     pub fn tick(&mut self, now: Duration) -> Result<(), Lost> {
         match self.probed {
             Some(probed) if now.saturating_sub(probed) >= SILENCE => return Err(Lost::Silent),
@@ -146,19 +164,22 @@ impl Switch {
         Ok(())
     }
 
-    /// Replaces the protected prefixes and, if they changed, the switch's rules.
-    pub fn protect(&mut self, protected: &[Protected]) {
-        if self.protected == protected {
+    /// Sets the protected prefixes, and the authorities at which people behind the switch log in. If they have changed,
+    /// replaces the rules of the switch.
+    pub fn protect(&mut self, protected: &[Protected], authorities: &[SocketAddrV4]) {
+        if self.protected == protected && self.authorities == authorities {
             return;
         }
         self.protected = protected.to_vec();
+        self.authorities = authorities.to_vec();
         if self.datapath().is_some() {
             self.generation = self.generation.wrapping_add(1);
             self.install();
         }
     }
 
-    /// Sends the rules of a flow, then its frames, to the switch.
+    /// Sends the rules of a flow to the switch, then the flow's frames, as packets that arrived at the switch port
+    /// `in_port`.
     pub fn forward(&mut self, in_port: u32, rules: Vec<FlowMod>, frames: Vec<Vec<u8>>) {
         for rule in rules {
             self.send(&Message::FlowMod(rule));
@@ -192,7 +213,8 @@ impl Switch {
                     false => Event::Elevated { in_port, frame },
                 });
             }
-            // Report an error only once in a row: a full table refuses a rule with every packet.
+            // Report an error once only while it repeats: a switch whose table is full refuses a rule with every
+            // packet.
             Message::Error { class, code } if self.refused != Some((class, code)) => {
                 self.refused = Some((class, code));
                 self.events.push_back(Event::Refused { class, code });
@@ -201,11 +223,10 @@ impl Switch {
         }
     }
 
-    /// Installs the standing rules. New rules first replace old ones with the same match. Then the old rules that no
-    /// new one replaced are removed, so that a rule is in force at every moment. Returns the number of the barrier that
-    /// follows.
+    /// Installs the standing rules and returns the transaction id of the barrier after them. New rules replace old
+    /// rules with the same match. Only then are the remaining old rules removed, so that packets always meet a rule.
     fn install(&mut self) -> u32 {
-        for rule in rules::standing(&self.protected, self.generation) {
+        for rule in rules::standing(&self.protected, &self.authorities, self.generation) {
             self.send(&Message::FlowMod(rule));
         }
         if self.overhears {
@@ -227,8 +248,8 @@ impl Switch {
     }
 
     fn answer(&mut self, xid: u32, message: &Message) {
-        // Messages of fixed size, and packets as the switch sent them, always fit. A packet that a token made longer
-        // than the longest message is lost.
+        // A message of fixed size always fits, and so does a packet that the switch sent. A packet is lost only if its
+        // token makes it longer than the longest message.
         if let Some(bytes) = message.encode(xid) {
             self.events.push_back(Event::Write(bytes));
         }
@@ -236,7 +257,7 @@ impl Switch {
 }
 
 impl Event {
-    /// Returns a readable explanation of a refusal.
+    /// Describes an error of the switch in words.
     pub fn explain(class: u16, code: u16) -> String {
         let hint = match (class, code) {
             (BAD_MATCH, _) => ": it may not support the match on TCP flags (Open vSwitch does)",

@@ -196,9 +196,9 @@ fn a_switch_is_greeted_asked_and_given_its_rules() {
     assert!(!switch.is_ready() && switch.poll().is_none());
     switch.received(Duration::ZERO, &passed(barrier)).expect("a message");
     assert!(switch.is_ready() && switch.poll() == Some(Event::Ready(7)));
-    switch.protect(&protected());
+    switch.protect(&protected(), &[]);
     assert!(switch.poll().is_none(), "nothing has changed");
-    switch.protect(&[]);
+    switch.protect(&[], &[]);
     assert_eq!(written(&mut switch).len(), 1 + 2 + 16 + 1);
 }
 
@@ -220,7 +220,7 @@ fn a_switch_that_falls_silent_is_asked_and_given_up() {
 #[test]
 fn only_packets_that_our_rules_sent_up_count() {
     let mut switch = Switch::new(Duration::ZERO, protected(), 5);
-    let [ours] = &rules::standing(&[], 5)[..] else { panic!("one rule") };
+    let [ours] = &rules::standing(&[], &[], 5)[..] else { panic!("one rule") };
     written(&mut switch);
     let up = |cookie, total_len| Message::PacketIn { cookie, in_port: 1, total_len, frame: vec![0; 60] };
     for (message, counts) in [(up(ours.cookie, 60), true), (up(0, 60), false), (up(ours.cookie, 61), false)] {
@@ -251,7 +251,7 @@ fn answers_of_name_servers_come_up_as_copies_and_are_told_from_first_packets() {
 
 #[test]
 fn generations_take_each_others_rules_out() {
-    for rule in rules::standing(&[], 0x1234).into_iter().chain(rules::answers(0x1234)) {
+    for rule in rules::standing(&[], &[], 0x1234).into_iter().chain(rules::answers(0x1234)) {
         let hits = |generation: u16| {
             rules::without_other_generations(generation)
                 .any(|change| rule.cookie & change.cookie_mask == change.cookie & change.cookie_mask)

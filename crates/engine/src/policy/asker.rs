@@ -1,5 +1,5 @@
-//! Parsing of subjects as policy tests and commands write them: `person:alice`, `group:staff`, `tag:laptops`,
-//! `address:192.0.2.7`, or several of these; and of destinations: `203.0.113.10 tcp/22`, `203.0.113.10:22`.
+//! Parses subjects in the notation of policy tests and commands (`person:alice`, `group:staff`, `tag:laptops`,
+//! `address:192.0.2.7`, or several of these), and destinations (`203.0.113.10 tcp/22`, `203.0.113.10:22`).
 
 use super::text::{name_is_valid, port_of, protocol_number};
 use super::{Subject, has_ports};
@@ -8,26 +8,31 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use wire::Destination;
 
-/// The subject of a question. An empty name stands for a person whom no rule and no group names.
+/// The subject of a policy test or of a question to the policy. An empty name stands for a person who is named by no
+/// rule and no group.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Asker {
     /// Name of the person, or empty.
     pub person: String,
-    /// Groups that the person is in by login.
+    /// Groups that the person has from the login, in addition to those of the policy.
     pub groups: Vec<String>,
-    /// Tags of the device.
+    /// Tags of the device from which the person asks.
     pub tags: Vec<String>,
     /// Address from which the person calls the authority.
     pub source: Option<IpAddr>,
 }
 
 impl Asker {
-    /// Returns the subject in the form used by decisions.
+    /// Returns the subject as the policy's evaluation takes it, borrowed from this value.
     pub fn subject(&self) -> Subject<'_> {
         Subject { person: &self.person, groups: &self.groups, tags: &self.tags, source: self.source }
     }
 
-    /// Adds one word, such as `group:staff`. The error says how to correct it.
+    /// Adds an attribute such as `group:staff`.
+    ///
+    /// # Errors
+    ///
+    /// Returns what is wrong with the word and how to correct it.
     pub fn add(&mut self, word: &str) -> Result<(), String> {
         match word.split_once(':') {
             None if word == "everyone" => {}
@@ -49,7 +54,7 @@ impl Asker {
     }
 }
 
-/// Words separated by commas; the first may be a bare name.
+/// Parses words separated by commas. The first word may be a person's name without `person:`.
 impl FromStr for Asker {
     type Err = String;
 
@@ -85,7 +90,11 @@ impl fmt::Display for Subject<'_> {
     }
 }
 
-/// Parses a destination; the error says how to write one.
+/// Parses a destination.
+///
+/// # Errors
+///
+/// Returns a message that says how to write a destination.
 pub fn destination(text: &str) -> Result<Destination, String> {
     if let Ok(socket) = text.parse::<SocketAddr>() {
         return Ok(Destination { address: socket.ip().to_canonical(), protocol: 6, port: socket.port() });

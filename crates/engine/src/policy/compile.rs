@@ -1,19 +1,20 @@
-//! The policy in force, compiled into a rulebook, which decides. The policy supplies the meaning of the rulebook's
-//! numbers, and the width and end of a grant. Policy and rulebook make the same decisions.
+//! The policy in force, compiled into a rulebook that makes the decisions. The rulebook knows receivers, senders and
+//! terms only by numbers; the policy tells what the numbers stand for. It also determines how much a grant covers and
+//! when the grant ends. Policy and rulebook make the same decisions.
 
 use super::{Action, Decision, Policy, Request, When, Who};
 use crate::policy::rulebook::{self, Entry, Packed, Rulebook, Ruling, Sender};
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU16;
 
-/// Maximum number of entries of all receivers, which then take some 80 MB. A short file can name thousands of people in
-/// each of thousands of receivers.
+/// Maximum number of entries of all receivers together; they take some 80 MB. The limit is necessary because a short
+/// file can name thousands of people in each of thousands of receivers.
 const MOST_ENTRIES: usize = 10_000_000;
-/// Maximum number of prefixes of all receivers, each counted once per service of its receiver; they then take some 100
-/// MB.
+/// Maximum number of prefixes of all receivers together, each counted once per service of its receiver; they take some
+/// 100 MB.
 const MOST_PLACES: usize = 1_000_000;
 
-/// Number of earlier time windows that a new one is compared with.
+/// Number of earlier time windows with which a new time window is compared.
 const WINDOWS_BACK: usize = 64;
 
 /// A policy compiled for decisions.
@@ -27,28 +28,28 @@ pub struct Compiled {
     networks: BTreeMap<String, Self>,
 }
 
-/// Reason why a policy without faults can't be put in force.
+/// Error: a valid policy that is too large to be put in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooLarge {
-    /// Too many entries.
+    /// The rules have more entries than can be in force; this is their number.
     #[error(
         "the policy is too large: the persons, groups, tags and addresses of its rules, multiplied by the receivers \
          of each rule, are {0} entries; at most {MOST_ENTRIES} can be in force. Name groups instead of persons, and \
          networks instead of addresses"
     )]
     Entries(usize),
-    /// Too many prefixes and services.
+    /// The receivers have more prefixes and services than can be in force; this is their number.
     #[error(
         "the policy is too large: the prefixes of its receivers, multiplied by their services, are {0} entries; at \
          most {MOST_PLACES} can be in force. Join services to ranges"
     )]
     Places(usize),
-    /// Too many different terms, windows or names.
+    /// The policy has more different terms, time windows or names than the rulebook has numbers for.
     #[error("the policy is too large: it has more than 65 535 different terms or time windows")]
     Different,
 }
 
-/// The senders in the rulebook that stand for names.
+/// The rulebook's senders that stand for the names in the policy.
 #[derive(Default)]
 struct Subjects {
     persons: BTreeMap<String, Sender>,
@@ -59,6 +60,10 @@ struct Subjects {
 
 impl Compiled {
     /// Compiles a policy.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the policy is too large.
     pub fn new(policy: Policy) -> Result<Self, TooLarge> {
         let parts = || policy.networks.values().chain([&policy]);
         let places = |part: &Policy| {
@@ -84,7 +89,7 @@ impl Compiled {
             networks: BTreeMap::new(),
         };
         for (name, part) in &policy.networks {
-            // The policy keeps its own parts for explanations; the compiled ones decide.
+            // The parsed policy keeps the networks' parts for explanations. The compiled parts make the decisions.
             compiled.networks.insert(name.clone(), Self::of_part(part.clone())?);
         }
         let said = compiled.say(&policy)?;
@@ -96,7 +101,7 @@ impl Compiled {
         Ok(Self { policy, ..compiled })
     }
 
-    /// Returns the policy.
+    /// Returns the policy that was compiled.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -106,12 +111,12 @@ impl Compiled {
         self.networks.get(name)
     }
 
-    /// Returns the rulebook.
+    /// Returns the rulebook that was made from the policy.
     pub fn rulebook(&self) -> &Rulebook {
         &self.book
     }
 
-    /// Decides on a request.
+    /// Decides about a request.
     pub fn decide(&self, request: &Request<'_>) -> Decision<'_> {
         let request = &request.normal();
         let subjects = self.subjects(request);
@@ -119,7 +124,7 @@ impl Compiled {
         self.said(request, self.book.decide(&sought, |window| self.open(window, request.now)).decision)
     }
 
-    /// Decides on several requests like [`Self::decide`], in their order.
+    /// Decides about several requests as [`Self::decide`] does, and returns the decisions in the order of the requests.
     pub fn decide_all(&self, requests: &[Request<'_>]) -> Vec<Decision<'_>> {
         let requests: Vec<_> = requests.iter().map(Request::normal).collect();
         let subjects: Vec<_> = requests.iter().map(|request| self.subjects(request)).collect();
@@ -136,7 +141,7 @@ impl Compiled {
         decisions
     }
 
-    /// Returns all senders that stand for the request's subject, except addresses.
+    /// Returns the rulebook's senders that stand for the request's subject, except those for addresses.
     fn subjects(&self, request: &Request<'_>) -> Vec<Sender> {
         let subject = request.subject;
         let Subjects { persons, groups, tags, .. } = &self.subjects;
@@ -151,7 +156,7 @@ impl Compiled {
         self.windows[usize::from(window.get()) - 1].covers(now)
     }
 
-    /// Translates the rulebook's decision into the policy's terms.
+    /// Converts the rulebook's decision to a decision of the policy.
     fn said(&self, request: &Request<'_>, decision: rulebook::Decision) -> Decision<'_> {
         let named = |receiver: rulebook::Receiver| &self.policy.receivers[receiver.number as usize];
         match decision {
@@ -167,7 +172,7 @@ impl Compiled {
         }
     }
 
-    /// Returns the entries of every rule, in the order of rules.
+    /// Returns the rulebook's entry for every rule and each of its subjects, in the order of the rules.
     fn say(&mut self, policy: &Policy) -> Result<Vec<(usize, Entry)>, TooLarge> {
         let mut different = Vec::new();
         let mut said = Vec::with_capacity(policy.rules.len());
@@ -175,8 +180,8 @@ impl Compiled {
             let terms = number(&mut different, &rule.terms, usize::MAX)?;
             let window = match rule.when.is_always() {
                 true => None,
-                // Windows are slow to compare, and a file may have tens of thousands. A window that is repeated after
-                // many others therefore gets a second number.
+                // Windows are slow to compare, and a file may have tens of thousands, so only recent ones are compared.
+                // A window that is repeated after many others gets a second number.
                 false => {
                     let number = number(&mut self.windows, &rule.when, WINDOWS_BACK)?;
                     NonZeroU16::new(number.checked_add(1).ok_or(TooLarge::Different)?)
@@ -239,13 +244,13 @@ impl Compiled {
     }
 }
 
-/// Returns the sum; if it is more than `most`, as an error.
+/// Returns the sum of the counts; if it is more than `most`, returns it as an error.
 fn within(counts: impl Iterator<Item = usize>, most: usize) -> Result<usize, usize> {
     let sum = counts.fold(0, usize::saturating_add);
     if sum <= most { Ok(sum) } else { Err(sum) }
 }
 
-/// Returns the index of `one` in `met`. Appends `one` unless it is among the last `most` elements.
+/// Returns the index of `one` in `met`. Appends `one` first, unless it is among the last `most` elements.
 fn number<T: PartialEq + Clone>(met: &mut Vec<T>, one: &T, most: usize) -> Result<u16, TooLarge> {
     let back = met.iter().rev().take(most).position(|other| other == one);
     let place = back.map_or(met.len(), |back| met.len() - 1 - back);

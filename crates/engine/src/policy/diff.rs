@@ -3,8 +3,8 @@
 //! one member of each class.
 //!
 //! Of the rules that match a subject by name, by a group of the login, by a tag or by the address, the strongest
-//! decides. So at most two attributes matter for a difference, the one that decides in each policy: a subject with more
-//! than two groups and tags gets the same result as one that has only those two.
+//! decides. So in each policy one attribute of the subject decides, and at most two attributes matter for a difference
+//! between two policies. Therefore it is enough to evaluate subjects that have at most two groups and tags.
 
 mod outcome;
 mod people;
@@ -22,24 +22,25 @@ const MOST_QUESTIONS: usize = 20_000_000;
 /// Maximum number of names in the result, which then take some 100 MB.
 const MOST_NAMES: usize = 1_000_000;
 
-/// A change for some subjects at some places.
+/// A change for some subjects, at some destinations.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Change {
-    /// Kind of the change.
+    /// Whether the subjects gain access, lose it, keep it on other terms, or see no change.
     pub kind: Kind,
     /// Subjects concerned: persons by name, with the groups, tags and addresses that are necessary.
     pub who: Vec<String>,
-    /// Destinations concerned.
+    /// Destinations to which the change applies.
     pub to: Vec<Place>,
-    /// Times at which the change applies, one of each kind; empty if the change applies at all times.
+    /// Examples of times at which the change applies, one for each set of rules that hold at the same time; empty if
+    /// the change applies at all times.
     pub at: Vec<String>,
-    /// Decision of the old policy.
+    /// Decision of the old policy, in words.
     pub old: String,
-    /// Decision of the new policy.
+    /// Decision of the new policy, in words.
     pub new: String,
 }
 
-/// Kind of a change.
+/// The effect of a change on the access of the subjects concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -54,14 +55,14 @@ pub enum Kind {
     Stays,
 }
 
-/// Destinations that both policies treat alike.
+/// A set of destinations within which neither policy makes a difference.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Place {
-    /// The receivers' names.
+    /// Names of the receivers to which the destinations belong.
     pub receivers: Vec<String>,
-    /// The addresses, as prefixes.
+    /// Addresses of the destinations, as prefixes.
     pub prefixes: Vec<String>,
-    /// The services.
+    /// Services of the destinations, in the notation of the policy file.
     pub services: Vec<String>,
 }
 
@@ -80,6 +81,10 @@ impl std::fmt::Display for TooLarge {
 impl std::error::Error for TooLarge {}
 
 /// Compares two policies from `now` on, each virtual network separately.
+///
+/// # Errors
+///
+/// Fails if the policies are too large to be compared exactly.
 pub fn compare(old: &Policy, new: &Policy, now: u64) -> Result<Vec<Change>, TooLarge> {
     let mut changes = compare_parts(old, new, now)?;
     let names: BTreeSet<&str> =

@@ -6,30 +6,30 @@ use crate::model::Treatment;
 use std::fmt;
 use wire::Destination;
 
-/// One test of a policy file.
+/// A test in a policy file: a question, and the expected decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expectation {
     /// The line on which the test begins.
     pub line: usize,
     /// Name of the test, if it has one.
     pub name: Option<String>,
-    /// The subject of the test.
+    /// The subject about which the test asks.
     pub who: Asker,
-    /// The destination of the test.
+    /// The destination about which the test asks.
     pub to: Destination,
     /// The time of the test, Unix seconds.
     pub at: u64,
     /// The expected outcome.
     pub outcome: Outcome,
-    /// Name of the rule that has to decide; `None` if any rule may.
+    /// Name of the rule that has to decide; `None` if it doesn't matter which rule decides.
     pub rule: Option<String>,
     /// The virtual network of the destination, if any.
     pub network: Option<String>,
-    /// The treatment that should be demanded, if that matters.
+    /// The treatment that the decision has to demand; `None` if the treatment doesn't matter.
     pub treatment: Option<Treatment>,
 }
 
-/// Outcome of a decision.
+/// Outcome of a policy's decision, as a test states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     /// A grant is allowed.
@@ -66,7 +66,7 @@ impl fmt::Display for Outcome {
 pub struct Failure {
     /// The line of the failed test.
     pub line: usize,
-    /// Expected and actual outcome.
+    /// Text with the expected and the actual outcome.
     pub message: String,
 }
 

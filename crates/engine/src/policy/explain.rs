@@ -1,4 +1,4 @@
-//! Readable explanations of decisions.
+//! Explains decisions of the policy in words.
 
 use super::text::protocol_name;
 use super::{Decision, Permit, Request, has_ports};
@@ -15,12 +15,12 @@ pub struct Explanation {
     pub receiver: Option<String>,
     /// The deciding rule, if one matched.
     pub rule: Option<String>,
-    /// One readable sentence.
+    /// The decision and its reason, in one sentence.
     pub text: String,
 }
 
 impl Decision<'_> {
-    /// Explains the decision.
+    /// Decides about a request, and explains the decision in words.
     pub fn explain(&self, request: &Request<'_>) -> Explanation {
         let person = request.subject.words();
         let (receiver, rule) = match self {

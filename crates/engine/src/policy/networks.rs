@@ -15,7 +15,7 @@ use wire::key::VERIFIER_ID_MAX;
 use wire::segment::PROOFS_MAX;
 use wire::{InterfaceId, Suite, Vni};
 
-/// Maximum length of the text, in bytes.
+/// Maximum length of `networks.toml`, in bytes.
 pub const MOST_TEXT: usize = 16 << 20;
 
 /// The virtual networks, places and paths.
@@ -30,27 +30,30 @@ pub struct Networks {
     paths: BTreeMap<IpAddr, Prefixes<Path>>,
 }
 
-/// The place of an address, and the accounts that may request segments on behalf of it as the sender.
+/// The place of an address, and the accounts that are allowed to request segments with this address as the sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Located {
     /// Endpoint and interface of the address.
     pub place: Place,
-    /// Persons, groups and tags; `None` for every logged-in person.
+    /// The accounts that are allowed to request segments with this address as the sender; `None` if every logged-in
+    /// person is.
     pub asked_by: Option<Vec<Who>>,
 }
 
 /// The path to a receiving endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Path {
-    /// Ids of the verifiers, in the order in which packets meet them; the last one stands before the endpoint itself.
+    /// Ids of the verifiers, in the order in which packets meet them. The last verifier stands directly before the
+    /// receiving endpoint.
     pub verifiers: Vec<String>,
     /// Suite of the verifiers' proofs.
     pub suite: Suite,
-    /// If the path is fixed, an address of each verifier, the last one the receiving endpoint; otherwise empty.
+    /// If the path is fixed, one address for each verifier, in order; the last address is that of the receiving
+    /// endpoint. Empty if the path is not fixed.
     pub hops: Vec<Ipv6Addr>,
 }
 
-/// Values by prefix: the value of the longest prefix that contains an address counts.
+/// Values by prefix. The value for an address is that of the longest prefix that contains the address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Prefixes<T> {
     lengths: BTreeSet<u8>,
@@ -64,7 +67,7 @@ impl<T> Default for Prefixes<T> {
 }
 
 impl<T> Prefixes<T> {
-    /// Adds a value; reports whether the prefix was new.
+    /// Adds a value. Returns whether the prefix had no value before.
     fn add(&mut self, prefix: IpNet, value: T) -> bool {
         self.lengths.insert(prefix.prefix_len());
         self.values.insert(prefix, value).is_none()
@@ -78,7 +81,11 @@ impl<T> Prefixes<T> {
 }
 
 impl Networks {
-    /// Reads the text of `networks.toml`. All faults are reported together.
+    /// Parses the text of `networks.toml`.
+    ///
+    /// # Errors
+    ///
+    /// Returns all faults of the text.
     pub fn parse(text: &str) -> Result<Self, Faults> {
         if text.len() > MOST_TEXT {
             return Err(Faults::whole(format!("the text is too long: {} bytes of at most {MOST_TEXT}", text.len())));
@@ -96,7 +103,7 @@ impl Networks {
         })
     }
 
-    /// Returns the authority's address, as segments name it; `None` if there is no network.
+    /// Returns the address that identifies the authority in segments; `None` if there is no network.
     pub fn authority(&self) -> Option<IpAddr> {
         self.authority
     }
@@ -106,7 +113,7 @@ impl Networks {
         self.vnis.get(name).copied()
     }
 
-    /// Returns the name of a network.
+    /// Returns the name of the network with the number `vni`.
     pub fn name(&self, vni: Vni) -> Option<&str> {
         self.names.get(&vni).map(String::as_str)
     }
@@ -116,7 +123,8 @@ impl Networks {
         self.located(vni, address).map(|located| located.place)
     }
 
-    /// Returns the place of an address in a network, and the accounts that may request segments on behalf of it.
+    /// Returns the place of an address in a network, and the accounts that are allowed to request segments with this
+    /// address as the sender.
     pub fn located(&self, vni: Vni, address: IpAddr) -> Option<&Located> {
         self.places.get(&vni)?.around(address)
     }
@@ -126,15 +134,16 @@ impl Networks {
         self.paths.get(&receiving)?.around(sending)
     }
 
-    /// Returns the receiving endpoints of the paths that end with this verifier.
+    /// Returns the receiving endpoints of those paths on which `verifier` is the last verifier.
     pub fn endpoints_of(&self, verifier: &str) -> BTreeSet<IpAddr> {
         let is_last = |path: &Path| path.verifiers.last().is_some_and(|last| last == verifier);
         let of = |(to, paths): (&IpAddr, &Prefixes<Path>)| paths.values.values().any(is_last).then_some(*to);
         self.paths.iter().filter_map(of).collect()
     }
 
-    /// Returns the places behind these endpoints. `None` in place of a place marks an exception: a longer prefix,
-    /// inside a prefix of these places, that is behind another endpoint.
+    /// Returns the prefixes whose addresses are behind these endpoints, each with its place. A prefix with `None` is an
+    /// exception: it lies inside one of the other prefixes, but its addresses are behind an endpoint that is not in
+    /// `endpoints`.
     pub fn places_behind(&self, endpoints: &BTreeSet<IpAddr>) -> Vec<(Vni, IpNet, Option<&Located>)> {
         let mut found = Vec::new();
         for (vni, places) in &self.places {
@@ -154,14 +163,14 @@ impl Networks {
         found
     }
 
-    /// Returns the numbers of networks, places and paths.
+    /// Returns how many networks, places and paths there are: three numbers, each with its noun in the singular.
     pub fn counts(&self) -> [(usize, &'static str); 3] {
         let places = self.places.values().map(|places| places.values.len()).sum();
         let paths = self.paths.values().map(|paths| paths.values.len()).sum();
         [(self.vnis.len(), "network"), (places, "place"), (paths, "path")]
     }
 
-    /// Returns the groups that may request segments on behalf of some sender.
+    /// Returns the groups whose members are allowed to request segments for at least one sender.
     pub fn groups(&self) -> BTreeSet<&str> {
         let places = self.places.values().flat_map(|places| places.values.values());
         let named = places.flat_map(|located| located.asked_by.iter().flatten()).filter_map(|who| match who {

@@ -1,5 +1,6 @@
-//! A person's choices at the console about the destinations that may learn their identity. The authority respects them
-//! whatever the policy allows. The most specific choice about a destination decides, as among the rules on an agent.
+//! A person's choices at the console: which destinations are allowed to learn who the person is. The authority respects
+//! these choices even where the policy allows more. The most specific choice about a destination decides, as it does
+//! among the consent rules on an agent.
 
 use crate::model::Target;
 use crate::policy::Scope;
@@ -15,7 +16,7 @@ pub enum Choice {
     /// Grants are issued.
     #[default]
     Allow,
-    /// Grants are issued only to an agent on which the person has consented, too.
+    /// Grants are issued only if the person has also consented on the agent.
     Ask,
     /// Grants are not issued.
     Never,
@@ -49,12 +50,12 @@ impl fmt::Display for Choice {
     }
 }
 
-/// A choice about a destination.
+/// A person's choice about some destinations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preference {
-    /// Destination that the choice is about.
+    /// Destinations to which the choice applies.
     pub target: Target,
-    /// The person's choice.
+    /// The choice about grants for these destinations.
     pub choice: Choice,
 }
 
@@ -63,7 +64,7 @@ pub struct Preference {
 pub struct Preferences(Vec<Preference>);
 
 impl Preferences {
-    /// Collects preferences. If several are about the same target, the last one counts.
+    /// Collects choices. Of several choices with the same target, only the last is kept.
     pub fn new(all: impl IntoIterator<Item = Preference>) -> Self {
         let mut kept: Vec<Preference> = Vec::new();
         for one in all {
@@ -73,20 +74,21 @@ impl Preferences {
         Self(kept)
     }
 
-    /// Returns all preferences.
+    /// Returns all choices.
     pub fn all(&self) -> &[Preference] {
         &self.0
     }
 
-    /// Returns the preference that decides: the one with the longest prefix. Among preferences of equal prefixes, one
-    /// with a port decides before one without.
+    /// Returns the preference that decides about this address and port: of the preferences that match, the one with the
+    /// longest prefix. Among preferences of equal prefixes, a preference with a port decides before a preference
+    /// without a port.
     pub fn deciding(&self, address: IpAddr, port: u16) -> Option<&Preference> {
         let covering = self.0.iter().filter(|one| one.target.covers(address, port));
         covering.max_by_key(|one| (one.target.prefix.prefix_len(), one.target.port.is_some()))
     }
 
-    /// Returns the preference because of which no grant may be issued for this destination, if there is one.
-    /// `consented` says whether the person has consented to the destination on the agent.
+    /// Returns the choice that forbids a grant for this destination, if there is one. `consented` states whether the
+    /// person has consented to the destination on the agent.
     pub fn withholding(&self, to: &Destination, consented: bool) -> Option<&Preference> {
         let deciding = self.deciding(to.address, to.port)?;
         match deciding.choice {
@@ -96,8 +98,8 @@ impl Preferences {
         }
     }
 
-    /// Returns a scope for a grant for `to` that includes no destination whose grants a preference withholds: all of
-    /// `scope` if that is so, otherwise only the one application.
+    /// Returns the scope that a grant for `to` is allowed to have. That is `scope` if no preference forbids grants for
+    /// any destination in it; otherwise it is only the protocol and port of `to` at the address of `to`.
     pub fn narrowed(&self, scope: Scope, to: &Destination) -> Scope {
         if self.0.iter().any(|one| one.choice != Choice::Allow && touches(&one.target, &scope)) {
             return Scope { prefix: IpNet::from(to.address), service: Some((to.protocol, to.port)) };
@@ -105,13 +107,14 @@ impl Preferences {
         scope
     }
 
-    /// Reports whether a grant of this scope, which was issued for `to`, could no longer be issued with this scope.
+    /// Reports whether a grant for `to` with this scope is now forbidden for a person who has not consented on the
+    /// agent.
     pub fn forbids(&self, scope: &Scope, to: &Destination) -> bool {
         self.withholding(to, false).is_some() || !self.narrowed(*scope, to).covers(scope)
     }
 
-    /// Reports whether flows of a grant of this scope, which was issued for `to`, have to end. Assumes that the person
-    /// consented to the destination on the agent, because the grant does not say whether they did.
+    /// Reports whether the flows of a grant for `to` with this scope have to end. Assumes that the person consented to
+    /// the destination on the agent, because the grant does not say whether the person did.
     pub fn ends_flows(&self, scope: &Scope, to: &Destination) -> bool {
         self.withholding(to, true).is_some() || !self.narrowed(*scope, to).covers(scope)
     }

@@ -1,12 +1,13 @@
-//! Receivers of which a subject can reach some part: the agent requests grants only for these.
+//! The receivers that a subject can reach at least in part. The agent requests grants only for these.
 
 use super::{Action, Policy, Receiver, Rule, Subject};
 use crate::model::Treatment;
 use std::collections::BTreeSet;
 
 impl Policy {
-    /// Returns the receivers of which the subject may reach some part at this time, in the file's order. May also
-    /// include a receiver if no single deny rule, but only several together close all of it.
+    /// Returns the receivers that the subject is allowed to reach at least in part at this time, in the order of the
+    /// policy file. The result can also contain a receiver to which the subject is not allowed to send anything, if no
+    /// single deny rule excludes all of it, but several rules together do.
     pub fn destinations(&self, subject: &Subject<'_>, now: u64) -> Vec<&Receiver> {
         let about: Vec<_> =
             self.rules.iter().map(|rule| self.is_about(rule, subject) && rule.when.covers(now)).collect();
@@ -31,8 +32,8 @@ impl Policy {
         (0..self.receivers.len()).filter(reachable).map(|index| &self.receivers[index]).collect()
     }
 
-    /// Returns the treatment that packets of a subject to a receiver need as long as no grant says more: that of the
-    /// strongest rule about the subject that allows anything there at this time.
+    /// Returns the treatment that a subject's packets to a receiver need until a grant states more: the treatment of
+    /// the strongest rule that allows the subject anything there at this time.
     pub fn demanded(&self, receiver: &Receiver, subject: &Subject<'_>, now: u64) -> Treatment {
         let near = receiver.prefixes.iter().flat_map(|prefix| self.index.overlapping(prefix));
         let near = near.filter(|other| self.receivers[*other].spans.overlaps(&receiver.spans));
@@ -43,8 +44,8 @@ impl Policy {
         strongest.map_or(Treatment::None, |rule| rule.terms.sealing.treatment)
     }
 
-    /// Returns the receivers of which the subject may reach nothing now, though a rule about them allows it at some time
-    /// with a treatment: packets to them must not be sent in clear.
+    /// Returns the receivers to which the subject is not allowed to send anything now, although at other times a rule
+    /// allows it in a sealed tunnel. Packets to these receivers must never be sent outside of a tunnel.
     pub fn closed(&self, subject: &Subject<'_>, now: u64) -> Vec<&Receiver> {
         let sealed = |rule: &&Rule| {
             rule.action == Action::Allow && rule.terms.sealing.is_sealed() && self.is_about(rule, subject)
@@ -60,7 +61,7 @@ impl Policy {
         receivers.filter(|receiver| !open.contains(receiver.name.as_str())).collect()
     }
 
-    /// Returns the receivers that contain all addresses of another.
+    /// Returns the indices of the receivers that contain all addresses of `receiver`.
     fn around(&self, receiver: &Receiver) -> Vec<usize> {
         let mut prefixes = receiver.prefixes.iter();
         let Some(first) = prefixes.next() else { return Vec::new() };

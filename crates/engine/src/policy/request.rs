@@ -11,7 +11,7 @@ pub struct Subject<'s> {
     pub person: &'s str,
     /// Groups from the session's login, in addition to those of the policy.
     pub groups: &'s [String],
-    /// Tags of the device.
+    /// Tags of the device from which the person asks.
     pub tags: &'s [String],
     /// The subject's address as the authority sees it. If it is not known, no rule about addresses matches.
     pub source: Option<IpAddr>,
@@ -44,7 +44,7 @@ pub struct Request<'s> {
     pub subject: Subject<'s>,
     /// The destination. An IPv4 address must not be mapped into IPv6.
     pub to: Destination,
-    /// The time, Unix seconds.
+    /// The time for which to decide, in Unix seconds.
     pub now: u64,
 }
 

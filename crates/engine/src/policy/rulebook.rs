@@ -1,12 +1,12 @@
-//! The rules of all receivers, in a form from which decisions are fast even with a million receivers and a thousand
+//! The rules of all receivers, in a form in which decisions are fast even with a million receivers of a thousand
 //! entries each.
 //!
 //! A receiver has a list of entries, each about one sender. Among the entries that match, the one with the highest
 //! priority decides; among equal priorities the latest (freshness); if the freshness is equal too, an entry that
 //! denies. How specific entries and receivers are plays no part: receivers express precedence by priorities.
 //!
-//! A clone is a snapshot and costs nothing: readers keep a clone while the writer changes its own and then publishes it
-//! as a whole.
+//! A clone is a snapshot and costs almost nothing: readers keep a clone while the writer changes its own clone and then
+//! publishes this clone as a whole.
 
 mod fetch;
 mod few;
@@ -28,29 +28,31 @@ use wire::grant::mask;
 /// Number of steps of a decision after the first.
 const LATER_STEPS: usize = 3;
 
-/// The sender that an entry is about: everyone, a subject (person, group or device tag), or an address or network.
+/// The sender whom an entry concerns: everyone, a subject (person, group or device tag), or an address or network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Sender(u32);
 
-/// One line of a receiver's list.
+/// A receiver's decision about one sender: an element of the receiver's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
-    /// Sender that the entry is about.
+    /// Sender whom the entry concerns.
     pub sender: Sender,
-    /// Action that the entry prescribes.
+    /// Whether the entry allows or denies.
     pub action: Action,
     /// Priority of the entry; the highest decides.
     pub priority: u16,
     /// Number of the entry's rule, or of the change that made the entry. Among equal priorities, the highest number
     /// decides.
     pub revision: u64,
-    /// Index, in the caller's table, of the terms of grants that the entry allows.
+    /// Index of the terms of the grants that the entry allows, in the caller's table of terms.
     pub terms: u16,
-    /// Index, in the caller's table, of the time windows in which the entry holds; `None` if it always holds.
+    /// Index of the time window in which the entry applies, in the caller's table of windows; `None` if the entry
+    /// always applies.
     pub window: Option<NonZeroU16>,
 }
 
-/// A protected prefix and span of services. Its number distinguishes receivers that share both.
+/// A protected prefix and range of services. Receivers with the same prefix and the same services differ in their
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Receiver {
     /// Protected addresses, host bits cleared.
@@ -63,18 +65,18 @@ pub struct Receiver {
     pub verifier: u32,
 }
 
-/// A sender and the destination it wants to send to.
+/// A request for a decision: a sender, and the destination to which it wants to send.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
     /// The person, the person's groups, and the tags of the device.
     pub subjects: &'a [Sender],
     /// Address that the request comes from. If it is unknown, no entry about addresses and networks matches.
     pub source: Option<IpAddr>,
-    /// Requested destination.
+    /// The destination to which the sender wants to send.
     pub to: Destination,
 }
 
-/// The answer to a request.
+/// The rulebook's decision about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// No receiver covers the destination.
@@ -88,23 +90,24 @@ pub enum Decision {
     Decided(Ruling),
 }
 
-/// The entry that decides, and the receivers involved.
+/// An entry that decides about a request, and the receivers involved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ruling {
-    /// The most specific receiver that covers the destination. The key of its verifier makes the grant.
+    /// The most specific receiver that covers the destination. The grant's key derives from the key of this receiver's
+    /// verifier.
     pub receiver: Receiver,
     /// The receiver whose list contains the entry.
     pub of: Receiver,
-    /// The deciding entry.
+    /// The entry that decides about the request.
     pub entry: Entry,
 }
 
-/// A decision, with the data it was made from.
+/// A decision, with the data from which it was made.
 pub struct Evaluation<'b> {
-    /// The decision.
+    /// The decision that was made.
     pub decision: Decision,
     windows: Few<NonZeroU16, 8>,
-    /// Whether an entry would have decided if its window were open.
+    /// Whether another entry would have decided if its time window were open.
     closed: bool,
     to: Destination,
     /// All senders by which an entry may refer to the requester.
@@ -113,7 +116,7 @@ pub struct Evaluation<'b> {
     here: Few<Option<Here<'b>>, 4>,
 }
 
-/// A receiver whose prefix contains the destination.
+/// A receiver whose prefix contains the destination, with what is known of it so far.
 #[derive(Clone, Copy)]
 struct Here<'b> {
     /// Length of the receiver's prefix.
@@ -138,8 +141,8 @@ pub struct Rulebook {
     networks: Index<Sender>,
 }
 
-/// A receiver's entries in the form that a rulebook stores. Packing them is most of the work of loading a rulebook, but
-/// needs no rulebook, so several threads can do it. A clone costs nothing.
+/// A receiver's entries in the form in which a rulebook stores them. Packing is most of the work of loading a rulebook
+/// and does not need the rulebook, so several threads can do it. A clone costs almost nothing.
 #[derive(Clone)]
 pub struct Packed(List);
 
@@ -157,7 +160,7 @@ struct Listed {
 impl Sender {
     /// Every sender.
     pub const EVERYONE: Self = Self(0);
-    /// The highest number that a subject may have.
+    /// The highest number that [`Self::subject`] accepts.
     pub const SUBJECT_MAX: u32 = Self::NETWORK - 1;
     const NETWORK: u32 = 1 << 31;
 
@@ -168,7 +171,7 @@ impl Sender {
 }
 
 impl Entry {
-    /// Returns a key that orders entries by precedence; the last one decides.
+    /// Returns the key by which entries are ordered; among matching entries, the entry with the greatest key decides.
     fn rank(&self) -> impl Ord {
         (self.priority, self.revision, self.action == Action::Deny, self.terms, self.window)
     }
@@ -182,11 +185,12 @@ impl Packed {
 }
 
 impl Rulebook {
-    /// Returns the sender that stands for an address or network. Its number is never reused: a reader that has a number
-    /// from an older snapshot must not find another network under it.
+    /// Returns the sender that stands for an address or network. The sender's number is never reused: in a snapshot of
+    /// any age, it stands for this network or for none.
     ///
     /// # Panics
-    /// If there are more than 2³¹ - 1 networks.
+    ///
+    /// Panics if there are more than 2³¹ - 1 networks.
     pub fn network(&mut self, prefix: IpNet) -> Sender {
         let prefix = prefix.trunc();
         if let Some(sender) = self.networks.find(prefix, |_| true) {
@@ -198,8 +202,8 @@ impl Rulebook {
         sender
     }
 
-    /// Sets a receiver's list; replaces the list that it had, if any. Load wider receivers before those inside them:
-    /// see [`Evaluation::scope`].
+    /// Sets a receiver's list, replacing the list that the receiver had. Call this method for a wide receiver before
+    /// the receivers inside it: [`Evaluation::scope`] relies on this order.
     pub fn set(&mut self, receiver: Receiver, entries: &[Entry]) {
         self.set_packed(receiver, Packed::new(entries));
     }
@@ -230,12 +234,12 @@ impl Rulebook {
         self.receivers.add(prefix, Listed { around_others, ..listed });
     }
 
-    /// Removes a receiver; reports whether it existed.
+    /// Removes a receiver. Returns whether the receiver existed.
     pub fn withdraw(&mut self, receiver: &Receiver) -> bool {
         self.receivers.change(receiver.prefix.trunc(), |listed| listed.is(receiver), |_| None)
     }
 
-    /// Adds an entry to a receiver's list; reports whether the receiver exists.
+    /// Adds an entry to a receiver's list. Returns whether the receiver exists.
     pub fn insert(&mut self, receiver: &Receiver, entry: Entry) -> bool {
         self.edit(receiver, |entries| {
             entries.push(entry);
@@ -243,8 +247,8 @@ impl Rulebook {
         })
     }
 
-    /// Removes an entry from a receiver's list; reports whether it was present. Entries that the removed entry overrode
-    /// are in force again.
+    /// Removes an entry from a receiver's list. Returns whether the entry was present. Entries that it overrode are in
+    /// force again.
     pub fn remove(&mut self, receiver: &Receiver, entry: &Entry) -> bool {
         self.edit(receiver, |entries| match entries.iter().position(|known| known == entry) {
             Some(place) => {
@@ -255,7 +259,7 @@ impl Rulebook {
         })
     }
 
-    /// Replaces one entry by another in one step; reports whether the old one was present.
+    /// Replaces an entry by another in one step. Returns whether the old entry was present.
     pub fn replace(&mut self, receiver: &Receiver, old: &Entry, new: Entry) -> bool {
         self.edit(receiver, |entries| match entries.iter_mut().find(|known| *known == old) {
             Some(known) => {
@@ -286,7 +290,7 @@ impl Rulebook {
         self.listed(receiver).into_iter().flat_map(|listed| listed.list.entries())
     }
 
-    /// Decides a request; `open` reports whether a time window is open.
+    /// Decides a request. `open` reports whether the time window with a given index is open.
     pub fn decide(&self, request: &Request<'_>, open: impl Fn(NonZeroU16) -> bool) -> Evaluation<'_> {
         let mut evaluation = Evaluation::NOTHING;
         let mut sought = Sought::NOTHING;
@@ -298,8 +302,8 @@ impl Rulebook {
     }
 
     /// Decides several requests as [`Self::decide`] does, in their order. Calls `each` with the position and the
-    /// evaluation of each request; `open` receives the position of the request, too. The steps of different requests
-    /// are interleaved, so that memory fetches for one request overlap with work on the others.
+    /// evaluation of each request. `open` also receives the position of the request. The steps of different requests
+    /// are interleaved, so that memory fetches for one request overlap with work on others.
     pub fn decide_all<'b>(
         &'b self,
         requests: &[Request<'_>],
@@ -328,7 +332,7 @@ impl Rulebook {
         }
     }
 
-    /// Performs the first step: prefetches the index entries that the request leads to.
+    /// Performs the first step: prefetches the index entries that the request needs.
     #[inline]
     fn seek<'b>(&'b self, request: &Request<'_>, sought: &mut Sought<'b>) {
         self.receivers.seek(request.to.address, &mut sought.receivers);
@@ -337,8 +341,8 @@ impl Rulebook {
         }
     }
 
-    /// Performs the second step: finds the senders that match the requester and the lists that cover the destination,
-    /// and prefetches the lines of those lists.
+    /// Performs the second step: finds the senders that match the requester and the lists of the receivers that contain
+    /// the destination, and prefetches the lines of these lists.
     #[inline]
     fn find<'b>(&'b self, request: &Request<'_>, sought: &Sought<'b>, evaluation: &mut Evaluation<'b>) {
         let Evaluation { to, senders, here, .. } = evaluation;
@@ -391,7 +395,7 @@ impl<'b> Evaluation<'b> {
         here: Few::new(None),
     };
 
-    /// Performs the third step: determines which senders the lists have entries about.
+    /// Performs the third step: determines for which senders the lists have entries.
     #[inline]
     fn look(&mut self) {
         let covering = self.here.iter_mut().flatten().filter(|here| here.covers);
@@ -417,7 +421,7 @@ impl<'b> Evaluation<'b> {
                 open
             };
             let Some(entry) = here.listed.list.deciding(&self.senders, here.seen, opened) else { continue };
-            // If the entry is in the lists of several receivers, the most specific of them counts as its receiver.
+            // If several receivers' lists contain the entry, the most specific of these receivers counts.
             let more = |(other, wider): &(Entry, &Here<'b>)| {
                 (entry.rank(), here.specific()) > (other.rank(), wider.specific())
             };
@@ -437,16 +441,17 @@ impl<'b> Evaluation<'b> {
         };
     }
 
-    /// Returns the windows that the decision depends on: that of the deciding entry, and those of entries that would
-    /// decide if their window were open. A grant has to end when the first of these windows opens or closes.
+    /// Returns the indices of the windows that the decision depends on: the window of the deciding entry, and those of
+    /// entries that would decide if their window were open. A grant has to end when the first of these windows opens or
+    /// closes.
     pub fn windows(&self) -> &[NonZeroU16] {
         &self.windows
     }
 
-    /// Returns the scope that a grant under the ruling may cover. A wide scope is narrowed to the one application if an
-    /// entry that overrides the deciding one may decide otherwise inside the scope or at some time, or if another
-    /// verifier protects part of it. A network-wide scope is also narrowed if other receivers may lie inside it,
-    /// whatever their lists say.
+    /// Returns the scope of a grant under this ruling. A wide scope is narrowed to one protocol and port if a stronger
+    /// entry could decide otherwise for a part of the scope or at some time, or if another verifier protects a part of
+    /// the scope. The scope of a whole network is also narrowed if it could contain other receivers, whatever their
+    /// lists contain.
     pub fn scope(&self, ruling: &Ruling, granularity: Granularity) -> Scope {
         let host = IpNet::from(self.to.address);
         let narrow = Scope { prefix: host, service: Some((self.to.protocol, self.to.port)) };
@@ -476,7 +481,7 @@ impl<'b> Evaluation<'b> {
 }
 
 impl Here<'_> {
-    /// Returns a key that orders receivers by how specific they are.
+    /// Returns the key by which receivers are ordered, the most specific last.
     fn specific(&self) -> impl Ord {
         (self.length, Reverse(self.listed.number))
     }
@@ -496,7 +501,7 @@ impl Listed {
     }
 }
 
-/// Returns the prefix of this length around an address.
+/// Returns the prefix of this length that contains an address.
 fn around(address: IpAddr, length: u8) -> IpNet {
     IpNet::new(mask(address, length), length).unwrap_or(address.into())
 }

@@ -1,5 +1,5 @@
-//! Scope and end of a grant. The grant's key opens all of its scope, so the policy must not deny any part of the scope,
-//! and must not allow any part on other terms.
+//! Scope and end of a grant. With a grant's key, its holder can send to the whole scope, so the policy must not deny
+//! any part of the scope, nor allow any part on other terms.
 
 use super::{Action, GrantSuite, Granularity, Permit, Policy, Receiver, Request, Rule, Terms};
 use crate::model::Sealing;
@@ -9,7 +9,7 @@ use wire::Suite;
 /// The destinations that a grant covers (wire.md §3.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scope {
-    /// The addresses.
+    /// The addresses that the grant covers.
     pub prefix: IpNet,
     /// The one protocol and port that the grant covers; `None` if it covers all.
     pub service: Option<(u8, u16)>,
@@ -23,9 +23,9 @@ impl Scope {
 }
 
 impl Policy {
-    /// Returns the permit for a grant under `rule`, which decides about `request` and names `receiver`. A wide grant is
-    /// narrowed to one application if another rule decides otherwise inside it. The grant ends before `rule` ceases to
-    /// hold, and before a rule begins to hold that decides otherwise.
+    /// Returns the permit for a grant under `rule`, the rule that decides about `request` and names `receiver`. A wide
+    /// grant is narrowed to one protocol and port if another rule decides otherwise for part of it. The grant ends
+    /// before `rule` ceases to apply, and before another rule begins to apply that decides otherwise.
     pub(super) fn permit<'p>(&'p self, request: &Request<'_>, receiver: &'p Receiver, rule: &'p Rule) -> Permit<'p> {
         if rule.terms.suite == GrantSuite::Sha224
             && let Some(permit) = self.permit_pair(request, receiver, rule)
@@ -50,14 +50,14 @@ impl Policy {
             GrantSuite::Sha224 => GrantSuite::Mac(Suite::Siphash),
             suite => suite,
         };
-        // A tunnel is in no tunnel, whatever a rule for all of its address says.
+        // A tunnel can't travel in a tunnel, even if a rule for all services of its address demands this.
         let sealing = if self.is_tunnel(&request.to) { Sealing::NONE } else { rule.terms.sealing };
         Permit { receiver, rule, terms: Terms { suite, sealing, ..rule.terms }, scope, until }
     }
 
     /// Returns the permit for a pair, which covers all of the receiver's network. Returns `None` if another rule
-    /// decides otherwise anywhere behind the verifier, because the pair's tokens open everything there, or if the
-    /// destination is not IPv4, because pairs need a shim.
+    /// decides otherwise anywhere behind the verifier, because the pair's tokens open everything there. Also returns
+    /// `None` if the destination is not IPv4, because pairs need a shim.
     fn permit_pair<'p>(&'p self, request: &Request<'_>, receiver: &'p Receiver, rule: &'p Rule) -> Option<Permit<'p>> {
         // INVARIANT: a rule that issues pairs names every receiver behind the verifier, so only a rule that beats it
         // can decide anything there.
@@ -72,7 +72,8 @@ impl Policy {
         Some(Permit { receiver, rule, terms: rule.terms, scope, until: ends(behind(), rule, request.now) })
     }
 
-    /// Returns the rules that beat `rule` somewhere in `scope` when they hold, and decide otherwise for the subject.
+    /// Returns the rules that take precedence over `rule` for part of `scope` and decide otherwise for the subject, at
+    /// whatever time they apply.
     fn differing<'a>(
         &'a self,
         request: &'a Request<'_>,
@@ -87,7 +88,8 @@ impl Policy {
         receivers.flat_map(move |receiver| self.differing_at(request, rule, receiver))
     }
 
-    /// Returns the rules that beat `rule` at one receiver when they hold, and decide otherwise for the subject.
+    /// Returns the rules that take precedence over `rule` at one receiver and decide otherwise for the subject, at
+    /// whatever time they apply.
     fn differing_at<'a>(
         &'a self,
         request: &'a Request<'_>,
@@ -101,8 +103,8 @@ impl Policy {
     }
 }
 
-/// Returns the latest time at which a grant under `rule` may end: when `rule` ceases to hold, or when the first of
-/// `others` begins to hold.
+/// Returns the time by which a grant under `rule` must end: when `rule` ceases to apply, or when the first of `others`
+/// begins to apply. `None` if neither happens.
 fn ends<'a>(others: impl Iterator<Item = &'a Rule>, rule: &'a Rule, now: u64) -> Option<u64> {
     let begins = others.filter(|other| !other.when.covers(now));
     begins.chain([rule]).filter_map(|rule| rule.when.next_change(now)).min()

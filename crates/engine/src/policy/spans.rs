@@ -1,8 +1,8 @@
-//! Services as sorted, disjoint spans, so that one pass over two receivers finds their overlap.
+//! Services as sorted, disjoint ranges, so that one pass over two receivers finds the services that both have.
 
 use crate::model::Service;
 
-/// Spans of protocol and port, which together are one number. Both ends are included; the spans are sorted.
+/// Ranges of numbers, each of which combines a protocol and a port. Both ends are included; the ranges are sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Spans(Vec<(u32, u32)>);
 
@@ -47,7 +47,7 @@ impl Spans {
         false
     }
 
-    /// Returns the beginnings of spans, and the numbers that follow their ends.
+    /// Returns the first number of each range, and the number after each range.
     pub(super) fn bounds(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().flat_map(|(first, last)| [*first, *last + 1])
     }

@@ -1,4 +1,4 @@
-//! Parsing of `policy.toml` into a valid [`Policy`]: resolves names, masks prefixes, reports contradictions.
+//! Parses `policy.toml` into a valid [`Policy`]: resolves names, masks prefixes, and reports contradictions.
 
 mod expectations;
 mod networks;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use toml::Spanned;
 use wire::{Carrier, Suite};
 
-/// Name of the file in force.
+/// Name of the file that contains the policy in force.
 const FILE: &str = "policy.toml";
 const RECEIVER_KEYS: &[&str] = &["name", "address", "services", "verifier", "network", "tunnel"];
 const RULE_KEYS: &[&str] = &[
@@ -89,8 +89,8 @@ const KNOWN_SERVICES: &[(&str, &str)] = &[
 const DEFAULT_LIFETIME: u32 = 300;
 /// Maximum length of a policy, in bytes: room for tens of thousands of receivers and rules.
 pub const MOST_TEXT: usize = 4 << 20;
-/// Maximum number of receivers whose prefixes contain one prefix. It limits the cost of a decision, and of the check
-/// for overlaps.
+/// Maximum number of receivers whose prefixes contain a prefix. It limits the cost of a decision and of the check for
+/// overlaps.
 const MOST_AROUND: usize = 256;
 /// Minimum lifetime, in seconds: a shorter grant would end before a slow connection is established.
 const LEAST_LIFETIME: u32 = 10;
@@ -129,8 +129,8 @@ pub(super) fn protocol_name(protocol: u8) -> Option<&'static str> {
     PROTOCOLS.iter().find(|(_, number)| *number == protocol).map(|(name, _)| *name)
 }
 
-/// Reports whether a person, group, receiver or verifier may have this name: 1 to 64 ASCII letters, digits, `.`, `_`,
-/// `@`, `+` or `-`, a letter or digit first.
+/// Reports whether this is a valid name of a person, group, receiver or verifier: 1 to 64 ASCII letters, digits, `.`,
+/// `_`, `@`, `+` or `-`, of which the first is a letter or digit.
 pub fn name_is_valid(name: &str) -> bool {
     let letter = |c: char| c.is_ascii_alphanumeric() || "._@+-".contains(c);
     name.len() <= 64 && name.chars().all(letter) && name.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -204,8 +204,7 @@ fn read_receivers(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut P
     verifier_spans
 }
 
-/// Checks that each destination has only one verifier; otherwise it would be unclear which verifier's key its grants
-/// are made with.
+/// Checks that each destination has only one verifier; otherwise the key for its grants would be ambiguous.
 fn check_overlaps(reader: &mut Reader<'_>, receivers: &[&Receiver], verifier_spans: &[&std::ops::Range<usize>]) {
     let index = Index::new(receivers.iter().copied());
     let mut reported = BTreeSet::new();
@@ -310,7 +309,7 @@ fn read_rules(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut Polic
         let to = fields.required_texts(reader, "to");
         let to: Vec<_> = to.iter().filter_map(|word| Some((receiver(reader, word, policy)?, word.span()))).collect();
         let terms = read_terms(reader, &fields, max_lifetime);
-        // If the action is neither `allow` nor `deny`, it is not known what else the rule may say.
+        // If the action is neither `allow` nor `deny`, it is unknown which other keys the rule may have.
         if said == Some(Action::Deny) {
             for key in TERMS_KEYS {
                 if let Some(value) = fields.value(key) {
@@ -379,7 +378,7 @@ fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u3
     }
 }
 
-/// Checks that the rule states no terms for tokens: segments have no tokens, and are always bound to their sender.
+/// Checks that the rule states no terms for tokens. Path segments have no tokens, and are always bound to their sender.
 fn check_segment_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) {
     for key in ["bind_source", "suite", "carrier", "class", "treatment"] {
         if let Some(value) = fields.value(key) {
@@ -389,7 +388,8 @@ fn check_segment_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) {
     }
 }
 
-/// Checks that the rule binds to neither destination nor sender, because a token of the published scheme names neither.
+/// Checks that the rule binds its grants neither to a destination nor to a sender's address, because a token of the
+/// published scheme contains neither.
 fn check_pair_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, carrier: Option<Carrier>) {
     for key in ["granularity", "single", "reply", "bind_source"] {
         if let Some(value) = fields.value(key) {
@@ -407,7 +407,8 @@ fn check_pair_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, carrier: O
     }
 }
 
-/// Checks that the rule allows everything behind the verifier, because a token of the published scheme opens all of it.
+/// Checks that the rule allows everything behind the verifier, because a token of the published scheme opens everything
+/// there.
 fn check_pair_receivers(reader: &mut Reader<'_>, to: &[(usize, std::ops::Range<usize>)], policy: &Policy) {
     let named: BTreeSet<_> = to.iter().map(|(index, _)| *index).collect();
     let mut reported = BTreeSet::new();

@@ -1,4 +1,5 @@
-//! Reasons for a decision: the rule that decided, the matching rules that it beat, and rules that almost match.
+//! The reasons for a decision: the rule that decided, the matching rules over which it takes precedence, and rules that
+//! almost match.
 
 use super::explain::DestinationText;
 use super::window::written;
@@ -18,7 +19,7 @@ pub struct Trace {
     pub rule: Option<Reason>,
     /// One sentence that states the decision.
     pub text: String,
-    /// Description of the grant.
+    /// Description of the grant, if the decision allows one.
     pub grant: Option<String>,
     /// Other matching rules, the strongest first.
     pub beaten: Vec<Reason>,
@@ -26,7 +27,7 @@ pub struct Trace {
     pub near: Vec<Reason>,
 }
 
-/// A rule and its part in a decision.
+/// A rule, and the reason why it decides or does not decide.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Reason {
     /// Label of the rule.
@@ -40,7 +41,7 @@ pub struct Reason {
 }
 
 impl Compiled {
-    /// Decides on a request and returns the reasons.
+    /// Decides about a request and returns the reasons.
     pub fn trace(&self, request: &Request<'_>) -> Trace {
         let request = &request.normal();
         self.policy().reasons(request, &self.decide(request))
@@ -48,7 +49,7 @@ impl Compiled {
 }
 
 impl Policy {
-    /// Returns the reasons for the decision on a request.
+    /// Returns the reasons for the decision about a request.
     fn reasons(&self, request: &Request<'_>, decision: &Decision<'_>) -> Trace {
         let explained = decision.explain(request);
         let deciding = decision.rule();
@@ -86,7 +87,7 @@ impl Policy {
         }
     }
 
-    /// Returns the reasons why a rule doesn't match; `None` if the rule applies to other addresses altogether.
+    /// Returns the reasons why a rule doesn't match; `None` if the rule is for other addresses.
     fn miss(&self, rule: &Rule, request: &Request<'_>) -> Option<Vec<String>> {
         let receivers = || rule.to.iter().map(|index| &self.receivers[*index]);
         let there = || receivers().filter(|receiver| receiver.prefix_of(&request.to).is_some());
@@ -111,7 +112,7 @@ impl Policy {
 }
 
 impl<'p> Decision<'p> {
-    /// Returns the rule that decided.
+    /// Returns the rule that decided; `None` if no rule matched or the destination belongs to no receiver.
     pub fn rule(&self) -> Option<&'p Rule> {
         match self {
             Self::NoReceiver | Self::DefaultDeny { .. } => None,
@@ -122,7 +123,7 @@ impl<'p> Decision<'p> {
 }
 
 impl Action {
-    /// Returns the word for the action.
+    /// Returns the word for the action in the policy file.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Allow => "allow",

@@ -9,17 +9,17 @@ use jiff::{Timestamp, ToSpan};
 const EVERY_DAY: u8 = 0x7f;
 /// Minutes of a day.
 pub(super) const DAY: u16 = 24 * 60;
-/// Seconds of a little more than a year: every clock that changes twice a year changes within this time.
+/// Seconds of a little more than a year. Every clock that changes twice a year changes within this time.
 const YEAR: u64 = 400 * 86_400;
 /// Maximum number of changes of single windows that are examined to find a change of the whole. If none of them changes
-/// the whole, the time of the last is returned; the caller then looks again.
+/// the whole, the time of the last change is returned, and the caller looks again from there.
 const STEPS: usize = 256;
 
-/// The times at which a rule holds: inside any of the windows, or always if there are none.
+/// The times at which a rule holds: those in at least one of the windows, or all times if there are no windows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct When(pub(super) Vec<Window>);
 
-/// One window of times.
+/// A time window: weekdays, hours and dates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
     /// The weekdays on which the window's hours begin; bit 0 is Monday.
@@ -42,7 +42,7 @@ impl Default for Window {
 }
 
 impl When {
-    /// Reports whether the rule holds at a time.
+    /// Reports whether the rule holds at the time `now`, in Unix seconds.
     pub fn covers(&self, now: u64) -> bool {
         self.0.is_empty() || self.0.iter().any(|window| window.covers(now))
     }
@@ -66,8 +66,8 @@ impl When {
 }
 
 impl When {
-    /// Returns the times from `now` on at which the weekly pattern changes, because a window begins or ends for good,
-    /// or a clock changes.
+    /// Returns the times from `now` on at which the weekly pattern changes: a window begins or ends for good, or a
+    /// clock changes.
     pub(super) fn turns(&self, now: u64) -> Vec<u64> {
         let ends = self.0.iter().flat_map(|window| window.from.into_iter().chain(window.until));
         let horizon = now.saturating_add(YEAR);
@@ -137,8 +137,8 @@ impl Window {
         })
     }
 
-    /// Returns the times, from `start` on for so many days, at which hours begin or end or the clock changes. Between
-    /// two of these times, the answer of [`Self::in_week`] stays the same.
+    /// Returns the times at which hours begin or end or the clock changes, in `days` days from `start` on. Between two
+    /// of these times, the answer of [`Self::in_week`] stays the same.
     fn instants(&self, start: u64, days: i32) -> Vec<u64> {
         let from = timestamp(start);
         let today = self.zone.to_datetime(from).date();
@@ -176,13 +176,13 @@ pub(super) fn zones() -> Vec<String> {
     TimeZoneDatabase::bundled().available().map(|name| name.to_string()).collect()
 }
 
-/// Parses a time with its offset (`2026-03-01T09:00:00+01:00`, `…Z`).
+/// Parses a time with its offset from UTC (`2026-03-01T09:00:00+01:00`, `…Z`) to Unix seconds.
 pub fn instant(text: &str) -> Option<u64> {
     text.parse::<Timestamp>().ok().and_then(|at| u64::try_from(at.as_second()).ok())
 }
 
-/// Parses a day (which stands for its beginning), a local time, or a time with its offset. The flag says whether it was
-/// a day.
+/// Parses a day (which stands for its beginning), a local time, or a time with its offset. The flag states whether it
+/// is a day.
 pub(super) fn date(text: &str, zone: &TimeZone) -> Option<(Timestamp, bool)> {
     if let Ok(at) = text.parse::<Timestamp>() {
         return Some((at, false));
@@ -202,12 +202,12 @@ pub(super) fn day_after(at: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
     zone.to_timestamp(next.to_datetime(jiff::civil::Time::midnight())).ok()
 }
 
-/// Writes a time as `2030-01-31T12:00:00Z`.
+/// Formats a time, given in Unix seconds, as `2030-01-31T12:00:00Z`.
 pub fn written(at: u64) -> String {
     timestamp(at).to_string()
 }
 
-/// Returns Unix seconds; times before 1970 count as 1970.
+/// Returns a time in Unix seconds. Times before 1970 count as 1970.
 pub(super) fn seconds(at: Timestamp) -> u64 {
     u64::try_from(at.as_second()).unwrap_or(0)
 }

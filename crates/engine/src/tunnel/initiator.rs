@@ -1,8 +1,8 @@
-//! The agent's end of a tunnel (wire.md §9.5, §9.10, §9.12).
+//! The agent's end of one tunnel (wire.md §9.5, §9.10, §9.12).
 
 use super::link::{Again, Agreed, Link};
 use super::phase::Phase;
-use super::{ATTEMPT, Chance, Dropped, KEEP_ALIVE, LINGER, Millis, NotSealed, Packet, RESEND, Received};
+use super::{ATTEMPT, Chance, Dropped, KEEP_ALIVE, LINGER, Millis, NotSealed, Packet, RESEND, Received, UNITS_MAX};
 use seal::{Batch, ExchangeSecret};
 use wire::seal::record::{OVERHEAD, Unknown};
 use wire::seal::{
@@ -11,28 +11,28 @@ use wire::seal::{
 };
 use wire::{Destination, GrantHeader, GrantKey};
 
-/// Time that an initiator waits after a refusal before it tries again.
+/// Milliseconds that an initiator waits after a refusal before it tries again.
 const REFUSED: Millis = 10_000;
-/// Minimum interval between handshakes begun because of messages of type `unknown`, and the silence of the tunnel that
-/// such a handshake requires.
+/// Minimum interval, in milliseconds, between handshakes that messages of type `unknown` cause, and the silence of the
+/// tunnel that such a handshake requires.
 const UNKNOWN: Millis = 1_000;
 
-/// Parameters of a tunnel.
+/// Parameters for the handshakes of a tunnel.
 #[derive(Clone)]
 pub struct Terms {
-    /// Grant for the tunnel's service.
+    /// Grant for the service at which the verifier accepts tunnels.
     pub grant: GrantHeader,
-    /// Key of the grant.
+    /// The key of `grant`.
     pub key: GrantKey,
-    /// Service at which the verifier accepts tunnels.
+    /// The service at which the verifier accepts tunnels.
     pub to: Destination,
-    /// Whether the ends exchange keys, for forward secrecy.
+    /// Whether the two ends exchange X25519 keys, which gives forward secrecy.
     pub forward: bool,
-    /// Suites that this machine opens, and those that its hardware accelerates.
+    /// Suites that this machine can open, and suites that its hardware accelerates.
     pub suites: (Suites, Suites),
-    /// Age at which a phase is re-keyed.
+    /// Age, in milliseconds, at which a phase is re-keyed.
     pub rekey_after: Millis,
-    /// The longest datagram payload that fits the path.
+    /// The longest datagram payload that fits the path, in bytes.
     pub room: usize,
 }
 
@@ -43,11 +43,13 @@ pub struct Initiator {
     link: Option<Box<Link>>,
     /// When the link's grant expires, in Unix seconds.
     expires: u32,
-    /// The link that a new handshake replaced, and the time until which it still opens records in transit.
+    /// The link that a newer handshake replaced, and the time until which it still opens records in transit.
     before: Option<(Box<Link>, Millis)>,
     refused: Option<(Refusal, Millis)>,
     doubted: Millis,
     wanted: bool,
+    /// Units sealed in a phase at which the next begins.
+    worn_at: u64,
 }
 
 /// An initiation that awaits its response.
@@ -64,47 +66,77 @@ struct Attempt {
 }
 
 impl Initiator {
-    /// Creates an end without a tunnel. It makes a tunnel when flows want one, or when a packet is to be sealed.
+    /// Creates an end that has no tunnel yet. The end begins a handshake when [`Self::want`] says that there are flows,
+    /// or when a packet is to be sealed.
     pub fn new(terms: Terms) -> Self {
-        Self { expires: 0, terms, attempt: None, link: None, before: None, refused: None, doubted: 0, wanted: false }
+        Self {
+            expires: 0,
+            terms,
+            attempt: None,
+            link: None,
+            before: None,
+            refused: None,
+            doubted: 0,
+            wanted: false,
+            worn_at: UNITS_MAX / 2,
+        }
     }
 
-    /// Sets a newer grant, or other terms, for the next handshake.
-    pub fn renew(&mut self, terms: Terms) {
+    /// Sets new terms, for example with a newer grant. The next handshake uses them. If the age at which phases are re-keyed is
+    /// lower than before, it also applies to the tunnel that is open.
+    pub fn renew(&mut self, terms: Terms, now: Millis) {
+        if let Some(link) = self.link.as_mut().filter(|link| terms.rekey_after < link.rekey_after()) {
+            link.set_rekey_after(terms.rekey_after, now);
+        }
         self.terms = terms;
         self.refused = None;
     }
 
-    /// Sets whether there are flows for the tunnel. If there are, the tunnel is kept up even without traffic.
+    /// Sets the number of bytes, `bytes`, after which a phase is re-keyed. The number is approximate, applies from the
+    /// next handshake on, and has no effect if the limit of wire.md §9.10 demands re-keying earlier.
+    pub fn rekey_after_bytes(&mut self, bytes: u64) {
+        self.worn_at = (bytes / 16).clamp(1, UNITS_MAX / 2);
+    }
+
+    /// Sets whether there are flows for the tunnel. If there are, the tunnel stays open even without traffic.
     pub fn want(&mut self, wanted: bool) {
         self.wanted = wanted;
     }
 
-    /// Reports whether records are sealed with the keys of a complete handshake.
+    /// Reports whether a handshake is complete, so that packets are sealed with its keys.
     pub fn is_open(&self, now: Millis) -> bool {
         self.link.as_ref().is_some_and(|link| !link.is_over(now))
     }
 
-    /// Returns the phase that records are sealed in; 0 before there is a response.
+    /// Reports whether a packet of this length, in bytes, can be sealed now: there is a tunnel, or the packet fits
+    /// behind an initiation and the grant for the initiation has not ended.
+    pub fn takes(&self, length: usize, (now, wall): (Millis, u32)) -> bool {
+        let is_early = wall < self.terms.grant.expires && INITIATION_LEN + OVERHEAD + length <= self.terms.room;
+        self.is_open(now) && wall < self.expires || is_early
+    }
+
+    /// Returns the number of the phase in which packets are sealed; 0 before the response.
     pub fn phase(&self) -> u32 {
         self.link.as_ref().map_or(0, |link| link.phase())
     }
 
-    /// Returns the suite for a packet whose rule allows these suites.
+    /// Returns the suite with which the end would now seal a packet, if the packet's rule allows the suites `allowed`.
+    /// Returns `None` if there is no tunnel, or if no suite is supported by both ends and allowed by the rule.
     pub fn suite(&self, allowed: Suites) -> Option<Suite> {
         self.link.as_ref()?.suite(allowed)
     }
 
-    /// Returns the reason why the verifier refused a tunnel, if it did so recently.
+    /// Returns why the verifier refused the tunnel, if it refused the tunnel recently.
     pub fn refused(&self) -> Option<Refusal> {
         self.refused.map(|refused| refused.0)
     }
 
-    /// Seals a packet and appends it to `out`: as a record if there is a tunnel, otherwise as an early record behind an
-    /// initiation, which is always encrypted, whatever treatment was requested.
+    /// Seals a packet and appends the datagram to `out`: a record if there is a tunnel, otherwise an early record
+    /// behind an initiation. An early record is always encrypted, whatever treatment was requested.
     ///
     /// # Errors
-    /// [`NotSealed`]: the packet must then not be sent in any way.
+    ///
+    /// Returns why the packet was not sealed. The caller must then not send the packet in any other way.
     pub fn seal(
         &mut self,
         packet: &Packet<'_>,
@@ -132,10 +164,11 @@ impl Initiator {
         Ok(())
     }
 
-    /// Seals the parts of a block. Blocks can be sent only once there is a tunnel.
+    /// Seals the parts of a block. This is possible only once there is a tunnel.
     ///
     /// # Errors
-    /// [`NotSealed`]: parts that were not sealed must not be sent.
+    ///
+    /// Returns why not all parts were sealed. The caller must not send the other parts in any other way.
     pub fn seal_block<'p>(
         &mut self,
         how: (Treatment, Compression),
@@ -148,9 +181,18 @@ impl Initiator {
         link.seal_block(how, of, parts, now, out)
     }
 
-    /// Reports whether a datagram may concern this end: an end that it doesn't concern leaves it unchanged.
+    pub(super) fn links(&self) -> impl Iterator<Item = &Link> {
+        self.link.iter().chain(self.before.iter().map(|before| &before.0)).map(|link| &**link)
+    }
+
+    /// Returns the phase of early records, while an initiation awaits its response.
+    pub(super) fn early(&self) -> Option<&Phase> {
+        self.attempt.as_ref().map(|attempt| &attempt.early)
+    }
+
+    /// Reports whether a datagram is possibly for this end. [`Self::receive`] leaves any other datagram unchanged.
     pub fn knows(&self, datagram: &[u8]) -> bool {
-        let links = || self.link.iter().chain(self.before.iter().map(|before| &before.0));
+        let links = || self.links();
         match Message::read(datagram) {
             Some(Message::Record(header)) => links().any(|link| link.indices().contains(&Some(header.index))),
             Some(Message::Response) => {
@@ -163,10 +205,11 @@ impl Initiator {
         }
     }
 
-    /// Processes, in place, a datagram from the tunnel's service.
+    /// Processes a datagram from the tunnel's service, in place.
     ///
     /// # Errors
-    /// [`Dropped`]: the datagram then changed nothing but counters.
+    ///
+    /// Returns why the datagram was dropped. A dropped datagram changes nothing but counters.
     pub fn receive<'d>(
         &mut self,
         datagram: &'d mut [u8],
@@ -209,6 +252,7 @@ impl Initiator {
             suites: offer.suites.and(response.offer.suites),
             helped: offer.helped.and(response.offer.helped),
             rekey_after: self.terms.rekey_after,
+            worn_at: self.worn_at,
         };
         let mut link = Box::new(Link::new(agreed, attempt.initiation.index, theirs, secret, now));
         // This first record tells the responder that its response arrived.
@@ -283,8 +327,8 @@ impl Initiator {
         Ok(())
     }
 
-    /// Performs work that is due and returns datagrams to send. Call it after each received datagram, and about every
-    /// 50 ms.
+    /// Does the work that is due, and returns datagrams to send. Call this method after each received datagram, and
+    /// about every 50 ms.
     pub fn poll(&mut self, (now, wall): (Millis, u32), chance: &mut dyn Chance) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         self.before.take_if(|before| now >= before.1);
@@ -322,12 +366,20 @@ impl Initiator {
         out
     }
 
-    /// Returns the latest time at which [`Self::poll`] must be called next.
+    /// Returns the time by which the caller has to call [`Self::poll`] next.
     pub fn next_poll(&self, now: Millis) -> Millis {
         now + RESEND.0
     }
 
-    /// Ends the tunnel and returns a datagram to send.
+    /// Sends a record by which the other end learns this machine's new address. Call this method after the machine has
+    /// moved to another network.
+    pub fn greet(&mut self, now: Millis) {
+        if let Some(link) = &mut self.link {
+            link.say(&Control::Ping([0; 8]), now);
+        }
+    }
+
+    /// Ends the tunnel. If a tunnel was open, returns a datagram that tells the verifier that the tunnel has ended.
     pub fn close(&mut self, reason: Close, now: Millis) -> Option<Vec<u8>> {
         self.attempt = None;
         self.wanted = false;

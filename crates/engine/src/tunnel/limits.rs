@@ -1,13 +1,13 @@
-//! Limits on the verifier's resources that tunnels may use.
+//! Limits on how much of a verifier's resources the tunnels can use.
 
-/// Limits of a responder.
+/// Limits on the resources of a responder.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Maximum number of tunnels, including those whose handshake the initiator has not confirmed.
     pub tunnels: usize,
-    /// Maximum number of tunnels of one account.
+    /// Maximum number of tunnels of an account.
     pub of_account: u32,
-    /// Maximum number of initiation tags remembered.
+    /// Maximum number of initiation tags that the responder remembers to detect replays.
     pub recent: usize,
 }
 

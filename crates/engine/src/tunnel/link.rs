@@ -1,5 +1,5 @@
-//! A tunnel after its handshake, identical at both ends: phases, re-keying, contents of records (wire.md §9.8 to
-//! §9.10).
+//! A tunnel after its handshake, with the same rules for both ends: phases, re-keying, contents of records (wire.md
+//! §9.8 to §9.10).
 
 use super::phase::Phase;
 use super::{Chance, Dropped, LINGER, Millis, NotSealed, Packet, REKEY_GRACE, RESEND, REST, Received};
@@ -11,34 +11,40 @@ use wire::seal::{
     Close, Content, Control, Direction, Index, PhaseSecret, RecordHeader, Share, Suite, Suites, Treatment,
 };
 
-/// Parameters that both ends agreed on.
+/// Parameters on which both ends agreed in the handshake.
 #[derive(Clone, Copy)]
 pub(super) struct Agreed {
     /// Direction of this end's records.
     pub way: Direction,
     pub forward: bool,
-    /// Suites that the other end opens and this end seals.
+    /// Suites that the other end can open and this end can seal.
     pub suites: Suites,
     /// Suites that both ends' hardware accelerates.
     pub helped: Suites,
     pub rekey_after: Millis,
+    /// Number of units (see [`super::UNITS_MAX`]) that this end seals in a phase before it begins the next phase.
+    pub worn_at: u64,
 }
 
-/// A tunnel that can seal.
+/// A tunnel after its handshake, which can seal and open records.
 pub(super) struct Link {
     agreed: Agreed,
     latest: Phase,
     /// This end's index and share for the latest phase, unless that is phase 1.
     own: Option<(Index, Share)>,
+    /// When this end learned the age at which phases are re-keyed, unless it has known the age from the beginning.
+    age_since: Millis,
     previous: Option<Box<(Phase, Millis)>>,
     next: Option<Box<Next>>,
     joiner: Joiner,
-    /// When the last authentic record arrived, and when one was last sealed.
+    /// Time at which the last authentic record arrived.
     pub last_received: Millis,
     pub sent: Millis,
     pub closed: Option<Close>,
     /// Control records to send to the other end.
     pub out: Vec<Vec<u8>>,
+    /// Whether keys were discarded that can be derived again, and nothing was sent or received since.
+    is_at_rest: bool,
 }
 
 /// A phase that is being negotiated.
@@ -63,7 +69,8 @@ impl Again {
         Self { at: now + RESEND.0, pause: RESEND.0 }
     }
 
-    /// Reports whether the time has come; if so, doubles the interval, up to the maximum.
+    /// Reports whether it is time to send the message again. If so, doubles the interval until the next time, up to the
+    /// maximum.
     pub fn is_due(&mut self, now: Millis) -> bool {
         let is_due = now >= self.at;
         if is_due {
@@ -89,6 +96,7 @@ impl Link {
             agreed,
             latest: Phase::new(1, mine, theirs, secret, agreed.way, now),
             own: None,
+            age_since: 0,
             previous: None,
             next: None,
             joiner: Joiner::default(),
@@ -96,22 +104,30 @@ impl Link {
             sent: now,
             closed: None,
             out: Vec::new(),
+            is_at_rest: false,
         }
     }
 
-    /// Returns the indices that the other end may write into its records.
+    /// Returns the indices that the other end can write into its records.
     pub fn indices(&self) -> [Option<Index>; 3] {
         let next = self.next.as_ref().map(|next| next.mine);
         [Some(self.latest.mine), self.previous.as_ref().map(|previous| previous.0.mine), next]
+    }
+
+    /// Returns the phases whose records this end seals or opens.
+    pub fn phases(&self) -> impl Iterator<Item = &Phase> {
+        let previous = self.previous.as_ref().map(|previous| &previous.0);
+        let next = self.next.as_ref().and_then(|next| next.phase.as_ref());
+        [Some(&self.latest), previous, next].into_iter().flatten()
     }
 
     pub fn phase(&self) -> u32 {
         self.latest.number
     }
 
-    /// Reports whether nothing may be sent any more (wire.md §9.10.1).
+    /// Reports whether the tunnel has ended, so that this end must not send in it any more (wire.md §9.10.1).
     pub fn is_over(&self, now: Millis) -> bool {
-        self.closed.is_some() || now.saturating_sub(self.latest.begun) > self.agreed.rekey_after + REKEY_GRACE
+        self.closed.is_some() || now >= self.ends()
     }
 
     /// Reports whether the other end has failed to answer for so long that a new handshake is due.
@@ -130,11 +146,15 @@ impl Link {
         let suite = self.suite(packet.suites).ok_or(NotSealed::NoSuite)?;
         let content = Content::Packet { treatment: packet.treatment, partial: packet.partial };
         self.latest.seal(content, suite, packet.lane, packet.parts, out)?;
-        self.sent = now;
+        (self.sent, self.is_at_rest) = (now, false);
         Ok(())
     }
 
     /// Seals the parts of a block, with consecutive counters.
+    ///
+    /// # Errors
+    ///
+    /// Returns why not all parts were sealed.
     pub fn seal_block(
         &mut self,
         (treatment, compression): (Treatment, wire::seal::Compression),
@@ -151,7 +171,7 @@ impl Link {
             let content = Content::Block { treatment, compression, part };
             self.latest.seal(content, suite, lane, &[bytes.as_ref()], out)?;
         }
-        self.sent = now;
+        (self.sent, self.is_at_rest) = (now, false);
         Ok(())
     }
 
@@ -163,7 +183,7 @@ impl Link {
         }
     }
 
-    /// Returns the record that carries a control message.
+    /// Returns the record that carries a control message; `None` if the message can't be sealed.
     pub fn said(&mut self, control: &Control, now: Millis) -> Option<Vec<u8>> {
         if self.is_over(now) {
             return None;
@@ -172,11 +192,15 @@ impl Link {
         let suite = self.suite(Suites::ALL)?;
         // Control records use the last lane, which packets may use as well: a lane is only a counter.
         self.latest.seal(Content::Control, suite, LANES - 1, &[control.encode().bytes()], &mut batch).ok()?;
-        self.sent = now;
+        (self.sent, self.is_at_rest) = (now, false);
         batch.runs().next().map(|run| run.bytes.to_vec())
     }
 
     /// Opens a record of this tunnel. The record's index must be one of [`Self::indices`].
+    ///
+    /// # Errors
+    ///
+    /// Returns why the record was dropped.
     pub fn open<'r>(
         &mut self,
         header: &RecordHeader,
@@ -198,7 +222,7 @@ impl Link {
             opened
         };
         is_newest &= !is_previous;
-        self.last_received = now;
+        (self.last_received, self.is_at_rest) = (now, false);
         let mut pong = None;
         let brought = match header.content {
             Content::Packet { treatment, partial } => {
@@ -320,15 +344,17 @@ impl Link {
         self.say(&Control::Rekey { have: next.theirs.is_some(), phase, index, share }, now);
     }
 
-    /// Performs work that is due. `begins` is the age of a phase at which this end begins the next.
+    /// Does the work that is due. `begins` is the age of a phase, in milliseconds, at which this end begins the next
+    /// phase.
     pub fn poll(&mut self, now: Millis, begins: Millis, chance: &mut dyn Chance) {
         if self.previous.as_ref().is_some_and(|previous| now >= previous.1) {
             self.previous = None;
         }
         if now.saturating_sub(self.last_received) >= REST {
             self.joiner.clear();
-            if now.saturating_sub(self.sent) >= REST {
+            if now.saturating_sub(self.sent) >= REST && !self.is_at_rest {
                 self.latest.rest();
+                self.is_at_rest = true;
             }
         }
         if self.is_over(now) {
@@ -336,18 +362,52 @@ impl Link {
         }
         if self.next.as_mut().is_some_and(|next| next.again.is_due(now)) {
             self.ask(now);
-        } else if self.latest.is_worn() || now.saturating_sub(self.latest.begun) >= begins {
+        } else if self.is_worn() || now.saturating_sub(self.latest.begun) >= begins {
             self.begin(now, chance);
         }
     }
 
-    /// Reports whether this end may recently have sealed a record with this index and counter.
+    /// Returns the next time at which [`Self::poll`] has work to do. `begins` is as for [`Self::poll`].
+    pub fn due(&self, begins: Millis) -> Millis {
+        let previous = self.previous.as_ref().map_or(Millis::MAX, |previous| previous.1);
+        let rest = if self.is_at_rest { Millis::MAX } else { self.last_received.max(self.sent) + REST };
+        let blocks = if self.joiner.is_waiting() { self.last_received + REST } else { Millis::MAX };
+        let next = match &self.next {
+            Some(next) => next.again.at,
+            None if self.is_worn() => 0,
+            None => self.latest.begun + begins,
+        };
+        previous.min(rest).min(blocks).min(next)
+    }
+
+    /// Returns when the tunnel is over, if no phase begins before.
+    pub fn ends(&self) -> Millis {
+        // A rule whose first packet comes late in a phase demands a new phase, and not the end of the tunnel.
+        (self.latest.begun + self.agreed.rekey_after).max(self.age_since) + REKEY_GRACE + 1
+    }
+
+    /// Reports whether the keys that can be derived again have been discarded.
+    pub fn is_at_rest(&self) -> bool {
+        self.is_at_rest
+    }
+
+    /// Reports whether the phase has used so much of its keys that the next should begin.
+    pub fn is_worn(&self) -> bool {
+        self.latest.is_worn(self.agreed.worn_at)
+    }
+
+    /// Reports whether it is possible that this end recently sealed a record with this index and counter.
     pub fn may_have_sealed(&self, index: Index, counter: wire::seal::Counter) -> bool {
         self.latest.theirs == index && self.latest.may_have_sealed(counter)
     }
 
     pub fn rekey_after(&self) -> Millis {
         self.agreed.rekey_after
+    }
+
+    /// Makes phases re-key at another age from now on.
+    pub fn set_rekey_after(&mut self, age: Millis, now: Millis) {
+        (self.agreed.rekey_after, self.age_since) = (age, now);
     }
 
     #[cfg(test)]

@@ -8,9 +8,9 @@ use wire::seal::{Content, Counter, Direction, Index, PhaseSecret, RecordHeader, 
 /// Keys and counters for the records of one phase.
 pub(super) struct Phase {
     pub number: u32,
-    /// Index that the other end writes into its records.
+    /// This end's index in the phase, which the other end writes into its records.
     pub mine: Index,
-    /// Index that this end writes into its records.
+    /// The other end's index in the phase, which this end writes into its records.
     pub theirs: Index,
     pub begun: Millis,
     pub secret: PhaseSecret,
@@ -42,6 +42,10 @@ impl Phase {
     }
 
     /// Seals one record and appends it to `out`.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the record was not sealed.
     pub fn seal(
         &mut self,
         content: Content,
@@ -63,7 +67,11 @@ impl Phase {
         out.seal(&self.seals, &header, parts).ok_or(NotSealed::Impossible)
     }
 
-    /// Opens a record in place; returns its body, and whether its number is the highest of its lane.
+    /// Opens a record in place. Returns its body, and whether the record's number is the highest of its lane so far.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the record was dropped.
     pub fn open<'r>(&mut self, header: &RecordHeader, record: &'r mut [u8]) -> Result<(&'r mut [u8], bool), Dropped> {
         if !self.seen.is_new(header.counter) {
             return Err(Dropped::Replayed);
@@ -79,12 +87,14 @@ impl Phase {
         Ok((body, is_highest))
     }
 
-    /// Reports whether the phase has used half of a limit of its keys, so that the next phase should begin.
-    pub fn is_worn(&self) -> bool {
-        self.sealed >= UNITS_MAX / 2 || self.failed >= FAILED_MAX / 2
+    /// Reports whether the next phase should begin: at least `units` units were sealed in this phase, or the number of
+    /// records that failed to open has reached half of its limit.
+    pub fn is_worn(&self, units: u64) -> bool {
+        self.sealed >= units || self.failed >= FAILED_MAX / 2
     }
 
-    /// Reports whether this end may have sealed a record with this counter: it is one of the latest 65 536 in its lane.
+    /// Reports whether it is possible that this end sealed a record with this counter: the counter is one of the latest
+    /// 65 536 counters of its lane.
     pub fn may_have_sealed(&self, counter: Counter) -> bool {
         let next = self.next.get(usize::from(counter.lane())).copied().unwrap_or(0);
         counter.number() < next && next - counter.number() <= 65_536

@@ -6,24 +6,25 @@ use std::collections::{BTreeSet, HashMap};
 /// Maximum number of initiations remembered per account.
 const OF_ACCOUNT: u32 = 256;
 
-/// Tags of valid initiations, kept for as long as the clock check would let them pass.
+/// Tags of valid initiations. A tag is kept for as long as the clock check would accept its initiation.
 #[derive(Default)]
 pub(super) struct Recent {
-    /// Time, tag and account of each initiation, the oldest first.
+    /// Time, tag and account of each initiation, oldest first.
     tags: BTreeSet<(u32, [u8; 16], u32)>,
     accounts: HashMap<u32, u32>,
-    /// The latest time of a tag that was forgotten. Initiations up to this time are refused, even if the clock is set
-    /// back.
+    /// The latest time of an initiation whose tag was forgotten. Initiations up to this time are refused, even if the
+    /// clock is set back.
     forgotten: u32,
 }
 
 impl Recent {
-    /// Reports whether an initiation was seen before, or whether this is no longer known.
+    /// Reports whether an initiation was seen before, or was possibly seen before and then forgotten.
     pub fn has(&self, time: u32, tag: &[u8; 16], account: u32) -> bool {
         time <= self.forgotten || self.tags.contains(&(time, *tag, account))
     }
 
-    /// Records an initiation. Returns `false` if the account, or the table of at most `most` tags, has no room for it.
+    /// Records an initiation. Returns `false` if there is no room for its tag: the account has reached its limit, or
+    /// the table contains `most` tags.
     pub fn note(&mut self, time: u32, tag: [u8; 16], account: u32, now: u32, most: usize) -> bool {
         self.forget(now);
         let used = self.accounts.get(&account).copied().unwrap_or(0);
@@ -35,7 +36,7 @@ impl Recent {
         true
     }
 
-    /// Forgets tags that the clock check rejects by now.
+    /// Forgets the tags of initiations that the clock check rejects at `now`.
     pub fn forget(&mut self, now: u32) {
         while let Some(oldest) = self.tags.first().copied() {
             if oldest.0.saturating_add(CLOCK_SKEW_MAX) >= now {

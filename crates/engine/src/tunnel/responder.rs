@@ -1,16 +1,18 @@
 //! A verifier's ends of all its tunnels (wire.md §9.5, §9.11).
 //!
-//! Only the holder of a valid grant can make the verifier store anything. Tunnels, and the tags that stop replays, are
-//! limited per account. A full table refuses new entries and evicts none.
+//! Only the holder of a valid grant can make the verifier store anything. The number of tunnels, and the number of tags
+//! remembered against replays, are limited per account. A full table refuses new entries and evicts none.
 
+mod due;
 mod roaming;
 
 use super::limits::Limits;
 use super::link::{Agreed, Link, Opened};
 use super::phase::Phase;
 use super::recent::Recent;
-use super::{ATTEMPT, Chance, Dropped, LINGER, Millis, NotSealed, Packet, REKEY_AFTER, RESEND, Received};
+use super::{Chance, Dropped, LINGER, Millis, NotSealed, Packet, REKEY_AFTER, RESEND, Received, UNITS_MAX};
 use crate::verifier::{CLOCK_SKEW_MAX, Tables};
+use due::Schedule;
 use seal::{Batch, ExchangeSecret};
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -21,35 +23,34 @@ use wire::seal::{
 };
 use wire::{Destination, DropReason, Epoch, Flags, Handle, Holder};
 
-/// A responder begins a new phase this much later than an initiator would: otherwise both would begin one each time.
-const PATIENCE: Millis = 10_000;
-/// Minimum interval between pings to a new address of a tunnel (wire.md §9.11).
+/// Minimum interval, in milliseconds, between pings to a new address of a tunnel (wire.md §9.11).
 const CHALLENGE: Millis = RESEND.0;
 
-/// Bytes that may be sent to an initiator that is not confirmed, for each byte of its early datagrams (as RFC 9000 §8.1).
+/// Number of bytes that may be sent to an unconfirmed initiator for each byte of its early datagrams (as in RFC 9000
+/// §8.1).
 const CREDIT: usize = 3;
 
-/// Identifies a tunnel for its lifetime; identifiers are never reused.
+/// Number that identifies a tunnel for its lifetime. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TunnelId(u64);
 
 /// A datagram to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outgoing {
-    /// Destination address and port.
+    /// Address and port to which the caller has to send the datagram.
     pub to: SocketAddr,
     /// Payload of the datagram.
     pub datagram: Vec<u8>,
 }
 
-/// Information about a tunnel.
+/// Information about a tunnel, which is shown to users and against which its packets are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TunnelInfo {
-    /// Account and session that the tunnel belongs to.
+    /// Account and session to which the tunnel belongs.
     pub holder: Holder,
-    /// Handle of the grant that the tunnel was made with.
+    /// Handle of the grant with which the tunnel was made.
     pub handle: Handle,
-    /// Address that the tunnel's records are sent to.
+    /// Address to which the tunnel's records are sent.
     pub address: SocketAddr,
     /// Phase in which records are sealed.
     pub phase: u32,
@@ -70,12 +71,13 @@ pub struct Responder {
     accounts: HashMap<u32, u32>,
     /// The newest tunnel of each holder, which the holder's flows use.
     newest: HashMap<Holder, TunnelId>,
-    /// A holder's latest tunnel whose initiator has not shown yet that it has the keys.
+    /// The holder's latest tunnel whose initiator has not yet shown that it has the keys.
     pending: HashMap<Holder, TunnelId>,
     recent: Recent,
+    schedule: Schedule,
 }
 
-/// A tunnel of the responder.
+/// A tunnel of a responder.
 pub(super) struct Tunnel {
     holder: Holder,
     handle: Handle,
@@ -84,15 +86,19 @@ pub(super) struct Tunnel {
     is_bound: bool,
     address: SocketAddr,
     confirmed: bool,
-    /// Bytes that may be sent before the initiator is confirmed.
+    /// Number of bytes that may still be sent before the initiator is confirmed.
     credit: usize,
     begun: Millis,
-    /// When the tunnel is forgotten, if another tunnel has replaced it.
+    /// Time at which the tunnel is removed, if another tunnel has replaced it.
     until: Option<Millis>,
     first: Option<Box<First>>,
     link: Link,
     registered: [Option<Index>; 3],
     challenge: Option<(SocketAddr, [u8; 8], Millis)>,
+    /// When the schedule has the tunnel next.
+    due: Millis,
+    /// The shortest age of a phase that the rule of a flow in the tunnel demanded.
+    rekey_after: Option<Millis>,
 }
 
 /// State that is needed only while the handshake may be repeated.
@@ -124,12 +130,12 @@ impl Chance for UnusedIndices<'_> {
     }
 }
 
-/// Reason why a datagram was not accepted.
+/// Reason why a responder did not accept a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotTaken {
-    /// Reason for a record, or for a datagram that is no message.
+    /// The datagram is a record that was dropped for this reason, or not a message of a tunnel.
     Record(Dropped),
-    /// Reason for an initiation.
+    /// The datagram is an initiation that was dropped for this reason.
     Initiation(DropReason),
 }
 
@@ -146,8 +152,8 @@ impl From<DropReason> for NotTaken {
 }
 
 impl Responder {
-    /// Creates a responder without tunnels. `suites` has the suites that it opens, and those that its hardware
-    /// accelerates.
+    /// Creates a responder without tunnels. `suites` are the suites that this machine can open, and the suites that its
+    /// hardware accelerates.
     pub fn new(limits: Limits, suites: (Suites, Suites)) -> Self {
         Self {
             limits,
@@ -161,6 +167,7 @@ impl Responder {
             newest: HashMap::new(),
             pending: HashMap::new(),
             recent: Recent::default(),
+            schedule: Schedule::default(),
         }
     }
 
@@ -169,7 +176,7 @@ impl Responder {
         self.tunnels.len()
     }
 
-    /// Reports whether nothing is remembered: no tunnel, and no tag of an initiation.
+    /// Reports whether the responder stores neither a tunnel nor the tag of an initiation.
     pub fn is_empty(&self) -> bool {
         self.tunnels.is_empty() && self.recent.len() == 0
     }
@@ -181,17 +188,19 @@ impl Responder {
         Some(TunnelInfo { holder, handle, address, phase: tunnel.link.phase(), confirmed })
     }
 
-    /// Returns the tunnel that packets to a holder use. Before the initiator is confirmed, that tunnel takes only a few:
-    /// the first answer needs no further round trip, and whoever sends from a forged address gains little.
+    /// Returns the tunnel for packets to a holder. As long as the initiator is not confirmed, the tunnel can send only
+    /// a few bytes to it. These bytes allow a first answer without waiting for another round trip, and are too few to
+    /// help an attacker who forges the initiator's address.
     pub fn of(&self, holder: Holder) -> Option<TunnelId> {
         self.newest.get(&holder).or_else(|| self.pending.get(&holder)).copied()
     }
 
-    /// Processes, in place, a datagram that arrived at the tunnel's service `to` from the address `from`. Datagrams to
-    /// send are appended to `out`.
+    /// Processes, in place, a datagram that arrived at the tunnel's service `to` from the address `from`. Appends to
+    /// `out` the datagrams that the caller has to send.
     ///
     /// # Errors
-    /// [`NotTaken`]. Until a tag is verified, the datagram changes nothing.
+    ///
+    /// Returns why the datagram was not accepted. A datagram whose tag is not verified changes nothing.
     #[allow(clippy::too_many_arguments)]
     pub fn receive<'d>(
         &mut self,
@@ -213,7 +222,7 @@ impl Responder {
                     Some(header) => self.early(id, &header, record)?,
                     None => Received::Nothing,
                 };
-                // Only for what is not a repetition: early records are taken once.
+                // Not for a repeated initiation: its early records were accepted once and must not be again.
                 if early.is_some()
                     && let Some(tunnel) = self.tunnels.get_mut(&id)
                 {
@@ -237,7 +246,7 @@ impl Responder {
         (!header.content.is_early()).then(|| unknown.encode().to_vec())
     }
 
-    /// Verifies an initiation in the order of wire.md §9.5.5, and returns its tunnel: a new tunnel, or the existing one
+    /// Verifies an initiation in the order of wire.md §9.5.5. Returns its tunnel: a new tunnel, or the existing tunnel
     /// if the initiation was repeated.
     #[allow(clippy::too_many_arguments)]
     fn initiated(
@@ -326,6 +335,8 @@ impl Responder {
         self.pending.insert(holder, id);
         self.tunnels.insert(id, Box::new(tunnel));
         self.register(id);
+        self.schedule.add(id);
+        self.reschedule(id, now);
         out.push(Outgoing { to: from, datagram: response.to_vec() });
         Ok(id)
     }
@@ -353,6 +364,7 @@ impl Responder {
             suites: offer.suites.and(own.suites),
             helped: offer.helped.and(own.helped),
             rekey_after: self.rekey_after,
+            worn_at: UNITS_MAX / 2,
         };
         let early = Phase::new(0, *theirs, *theirs, handshake.early()?, Direction::FromResponder, now);
         let tunnel = Tunnel {
@@ -369,11 +381,13 @@ impl Responder {
             link: Link::new(agreed, mine, *theirs, phase, now),
             registered: [None; 3],
             challenge: None,
+            due: Millis::MAX,
+            rekey_after: None,
         };
         Some((tunnel, response))
     }
 
-    /// Opens an early record.
+    /// Opens an early record, which follows an initiation.
     fn early<'d>(
         &mut self,
         id: TunnelId,
@@ -404,7 +418,20 @@ impl Responder {
     ) -> Result<Received<'d>, Dropped> {
         let tunnel = self.tunnels.get_mut(&id).ok_or(Dropped::NoTunnel)?;
         let mut unused = UnusedIndices { chance, taken: &self.indices };
-        let Opened { brought, is_newest, pong } = tunnel.link.open(header, record, now, &mut unused)?;
+        let was_at_rest = tunnel.link.is_at_rest();
+        let opened = tunnel.link.open(header, record, now, &mut unused);
+        let is_known = tunnel.confirmed && tunnel.address == from && tunnel.link.indices() == tunnel.registered;
+        if opened.is_err() && tunnel.link.is_worn() {
+            self.reschedule(id, now);
+        }
+        let Opened { brought, is_newest, pong } = opened?;
+        let is_packet = matches!(brought, Received::Packet { .. } | Received::Block { .. });
+        // Most records: nothing about the tunnel has changed.
+        if is_packet && is_known && !was_at_rest {
+            return Ok(brought);
+        }
+        let Some(tunnel) = self.tunnels.get_mut(&id) else { return Ok(brought) };
+        let mut unused = UnusedIndices { chance, taken: &self.indices };
         if !tunnel.confirmed {
             tunnel.confirmed = true;
             tunnel.address = from;
@@ -415,10 +442,12 @@ impl Responder {
             if self.pending.get(&holder) == Some(&id) {
                 self.pending.remove(&holder);
             }
-            if let Some(before) = self.newest.insert(holder, id).and_then(|before| self.tunnels.get_mut(&before)) {
+            let before = self.newest.insert(holder, id);
+            if let Some((id, before)) = before.and_then(|id| Some((id, self.tunnels.get_mut(&id)?))) {
                 before.until = Some(now + LINGER);
+                self.reschedule(id, now);
             }
-        } else if let Some(datagram) = tunnel.moved(from, is_newest, pong, now, chance) {
+        } else if let Some(datagram) = tunnel.moved(from, is_newest, pong, now, &mut unused) {
             out.push(Outgoing { to: from, datagram });
         }
         self.flush(id, out);
@@ -426,6 +455,7 @@ impl Responder {
             self.forget(id);
         } else {
             self.register(id);
+            self.reschedule(id, now);
         }
         Ok(brought)
     }
@@ -438,10 +468,12 @@ impl Responder {
         }
     }
 
-    /// Seals a packet for a tunnel and appends it to `out`; returns the address to send it to.
+    /// Seals a packet for a tunnel and appends the record to `out`. Returns the address to which the caller has to send
+    /// the record.
     ///
     /// # Errors
-    /// [`NotSealed`]: the packet must then not be sent in any way.
+    ///
+    /// Returns why the packet was not sealed. The caller must then not send the packet in any other way.
     pub fn seal(
         &mut self,
         id: TunnelId,
@@ -454,14 +486,20 @@ impl Responder {
             let length = OVERHEAD + packet.parts.iter().map(|part| part.len()).sum::<usize>();
             tunnel.credit = tunnel.credit.checked_sub(length).ok_or(NotSealed::Waits)?;
         }
+        let was_at_rest = tunnel.link.is_at_rest();
         tunnel.link.seal(packet, now, out)?;
-        Ok(tunnel.address)
+        let address = tunnel.address;
+        if was_at_rest || tunnel.link.is_worn() {
+            self.reschedule(id, now);
+        }
+        Ok(address)
     }
 
-    /// Seals the parts of a block for a tunnel; returns the address to send them to.
+    /// Seals the parts of a block for a tunnel. Returns the address to which the caller has to send the records.
     ///
     /// # Errors
-    /// [`NotSealed`]: parts that were not sealed must not be sent.
+    ///
+    /// Returns why not all parts were sealed. The caller must not send the other parts in any other way.
     pub fn seal_block<'p>(
         &mut self,
         id: TunnelId,
@@ -475,8 +513,13 @@ impl Responder {
         if !tunnel.confirmed {
             return Err(NotSealed::Waits);
         }
+        let was_at_rest = tunnel.link.is_at_rest();
         tunnel.link.seal_block(how, of, parts, now, out)?;
-        Ok(tunnel.address)
+        let address = tunnel.address;
+        if was_at_rest || tunnel.link.is_worn() {
+            self.reschedule(id, now);
+        }
+        Ok(address)
     }
 
     fn usable(&mut self, id: TunnelId, wall: u32) -> Result<&mut Tunnel, NotSealed> {
@@ -484,50 +527,7 @@ impl Responder {
         tunnel.map(|tunnel| &mut **tunnel).ok_or(NotSealed::Over)
     }
 
-    /// Performs work that is due, and ends tunnels whose grants have expired or are revoked. Call it about every 50 ms.
-    pub fn poll(
-        &mut self,
-        (now, wall): (Millis, u32),
-        tables: &(impl Tables + ?Sized),
-        chance: &mut dyn Chance,
-        out: &mut Vec<Outgoing>,
-    ) {
-        self.recent.forget(wall);
-        let ids: Vec<_> = self.tunnels.keys().copied().collect();
-        for id in ids {
-            let Some(tunnel) = self.tunnels.get_mut(&id) else { continue };
-            let ended = tables.is_revoked(tunnel.handle) || tunnel.holder.0 != 0 && tables.is_ended(tunnel.holder);
-            let reason = match () {
-                () if ended => Some(Close::Revoked),
-                () if wall >= tunnel.expires => Some(Close::Expired),
-                () => None,
-            };
-            if let Some(reason) = reason {
-                tunnel.link.say(&Control::Close(reason), now);
-                self.flush(id, out);
-                self.forget(id);
-                continue;
-            }
-            let is_stale = !tunnel.confirmed && now.saturating_sub(tunnel.begun) >= ATTEMPT;
-            if is_stale || tunnel.link.is_over(now) || tunnel.until.is_some_and(|until| now >= until) {
-                self.forget(id);
-                continue;
-            }
-            if let Some(first) = tunnel.first.take_if(|first| now >= first.until) {
-                self.early.remove(&first.tag);
-            }
-            let mut unused = UnusedIndices { chance, taken: &self.indices };
-            // Nothing is sent to an initiator that has not shown that it has the keys.
-            if tunnel.confirmed {
-                let begins = tunnel.link.rekey_after() + PATIENCE;
-                tunnel.link.poll(now, begins, &mut unused);
-            }
-            self.flush(id, out);
-            self.register(id);
-        }
-    }
-
-    /// Ends a tunnel and returns the datagram that tells its other end.
+    /// Ends a tunnel. Returns a datagram that tells the other end that the tunnel has ended.
     pub fn close(&mut self, id: TunnelId, reason: Close, now: Millis) -> Option<Outgoing> {
         let tunnel = self.tunnels.get_mut(&id)?;
         let datagram = tunnel.link.said(&Control::Close(reason), now);
@@ -536,7 +536,7 @@ impl Responder {
         Some(Outgoing { to, datagram: datagram? })
     }
 
-    /// Updates the indices that lead to the tunnel.
+    /// Updates the table that finds the tunnel by its indices.
     fn register(&mut self, id: TunnelId) {
         let Some(tunnel) = self.tunnels.get_mut(&id) else { return };
         let now = tunnel.link.indices();
@@ -559,13 +559,16 @@ impl Responder {
 
     #[cfg(test)]
     pub(super) fn wear(&mut self, holder: Holder, sealed: u64, failed: u64) {
-        if let Some(tunnel) = self.newest.get(&holder).and_then(|id| self.tunnels.get_mut(id)) {
+        let Some(id) = self.newest.get(&holder).copied() else { return };
+        if let Some(tunnel) = self.tunnels.get_mut(&id) {
             tunnel.link.wear(sealed, failed);
         }
+        self.reschedule(id, 0);
     }
 
     fn forget(&mut self, id: TunnelId) {
         let Some(tunnel) = self.tunnels.remove(&id) else { return };
+        self.schedule.remove(tunnel.due, id);
         for index in tunnel.registered.into_iter().flatten() {
             self.indices.remove(&index);
         }

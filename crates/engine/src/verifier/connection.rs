@@ -1,6 +1,6 @@
-//! The state of a TCP connection, as the client's segments show it (wire.md §6.3.1 to §6.3.4). A segment that the
-//! server's stack would not accept changes nothing: an attacker who can forge a client's address, but does not see the
-//! client's packets, ends no connection.
+//! The state of a TCP connection as the client's segments show it (wire.md §6.3.1 to §6.3.4). A segment that the
+//! server's stack would not accept changes nothing. So an attacker who can forge a client's address, but does not see
+//! the client's packets, ends no connection.
 
 use super::tables::Stack;
 use wire::map::{Flow, VerifierConfig, stage};
@@ -10,15 +10,16 @@ use wire::packet::{Packet, tcp_flags};
 /// away changes nothing.
 const NEAR: u32 = 1 << 18;
 
-/// Records a client's SYN. If the SYN has payload, the client sends it again, or the next segment shows where it ended.
+/// Records a client's SYN. A payload of the SYN does not count yet: if the server accepts the payload, the client's
+/// next segment begins after it; otherwise the client sends the payload again.
 pub fn begin(flow: &mut Flow, packet: &Packet) {
     flow.stage = stage::OPENING;
     flow.proved = 0;
     move_to(flow, packet.sequence.wrapping_add(1));
 }
 
-/// Applies a segment from the client other than a SYN without ACK. `stack` looks up the connection in the server's own
-/// stack.
+/// Updates the state of the flow with a segment from the client, which must not be a SYN without ACK. `stack` looks up
+/// the connection in the server's own stack.
 pub fn follow(config: &VerifierConfig, flow: &mut Flow, packet: &Packet, stack: impl FnOnce() -> Stack) {
     let segment = Segment::of(packet);
     if flow.stage == stage::OPENING {

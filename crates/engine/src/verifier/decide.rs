@@ -14,16 +14,17 @@ use wire::tail::{self, BLOCK_LEN};
 use wire::{Carrier, DropReason, Handle, LsToken};
 
 const ETHERNET_LEN: usize = 14;
+const IPV6_LEN: usize = 40;
 
-/// Decides on an Ethernet frame, or on an IP packet out of a sealed tunnel, at `now` (Unix seconds), and reports each
-/// check to the observer. If a token admits the frame, the token is removed.
+/// Decides about an Ethernet frame, or an IP packet out of a sealed tunnel, at `now` (Unix seconds), and reports each
+/// check to the observer. If a token admits the frame, removes the token from it.
 pub fn decide(tables: &mut impl TablesMut, observer: &mut impl Observer, frame: &mut Vec<u8>, now: u32) -> Outcome {
     let mut decision = Decision { tables, observer, now };
     let outcome = decision.packet(frame).unwrap_or_else(Outcome::Drop);
     if outcome != Outcome::NotOurs || !decision.tables.in_tunnel() {
         return outcome;
     }
-    // The tunnel leads to what is protected, and to nothing else (§6.11.1).
+    // A tunnel leads to protected services only (§6.11.1).
     decision.note("tunnel", false, || "a packet out of a sealed tunnel is for no protected service".into());
     Outcome::Drop(DropReason::NoToken)
 }
@@ -36,7 +37,7 @@ pub(super) struct Decision<'a, T, O> {
 }
 
 impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
-    /// Reports to the observer a check that does not decide by itself.
+    /// Reports to the observer a check that does not decide by itself about the packet.
     pub(super) fn note(&mut self, name: &'static str, passed: bool, text: impl FnOnce() -> String) {
         self.observer.check(name, passed, text);
     }
@@ -101,6 +102,11 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         if !self.covers(&services, &packet) {
             return Ok(Outcome::NotOurs);
         }
+        // Routing rules don't see the ports behind any fragment header: the packet would go around a gateway's relay.
+        if packet.atomic && packet.protocol == TCP {
+            self.note("fragment", false, || "it is TCP and whole, but has a fragment header".into());
+            return Err(DropReason::Fragment);
+        }
         let key = self.key(&packet)?;
         let mut admitted = false;
         if !packet.opens()
@@ -122,7 +128,11 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
                 None => "the payload ends without a token".into(),
                 Some((_, carrier)) => format!("no tokens by the carrier `{}` are taken here", carrier.name()),
             });
-            return if admitted { Ok(Outcome::Flow) } else { Err(DropReason::NoToken) };
+            return match found {
+                _ if admitted => Ok(Outcome::Flow),
+                None => self.stranger(&packet, &key, DropReason::NoToken),
+                Some(_) => Err(DropReason::NoToken),
+            };
         };
         match self.token(&bytes, &packet) {
             // On an admitted flow, a tail without a token's form is payload that happens to look like one.
@@ -144,16 +154,16 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         Ok(key.within(self.tables.in_tunnel()))
     }
 
-    /// Reports whether tokens are taken by this carrier. Inside a tunnel, only by `tail` (§6.11.1).
+    /// Reports whether the verifier accepts tokens in this carrier. Inside a tunnel, it accepts `tail` only (§6.11.1).
     fn takes(&self, carrier: Carrier) -> bool {
         if self.tables.in_tunnel() { carrier == Carrier::Tail } else { self.tables.config().takes(carrier) }
     }
 
-    /// Decides on a packet that belongs to no admitted flow and cannot carry a token.
+    /// Decides about a packet that belongs to no admitted flow and can't carry a token.
     fn later(&mut self, frame: &[u8], packet: &Packet, key: FlowKey) -> Result<Outcome, DropReason> {
         if packet.protocol == TCP {
             self.note("first packet", false, || "only a SYN without ACK may open a flow".into());
-            return Err(DropReason::NoFlow);
+            return self.stranger(packet, &key, DropReason::NoFlow);
         }
         if self.answers_echo(frame, packet, key) {
             return Ok(Outcome::Flow);
@@ -176,7 +186,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         true
     }
 
-    /// Decides on a packet with a shim as it would on the packet without it (wire.md §4.3).
+    /// Decides about a packet with a shim as about the packet without the shim (wire.md §4.3).
     fn shim(
         &mut self,
         frame: &mut Vec<u8>,
@@ -257,8 +267,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         Ok(Outcome::Flow)
     }
 
-    /// Decides on a later fragment, which shows no ports, as on the first fragment of the same datagram. The key has no
-    /// ports.
+    /// Decides about a later fragment, which contains no ports, as about the first fragment of the same datagram. The
+    /// key has no ports.
     fn later_fragment(&mut self, key: &FlowKey, id: u32) -> Result<Outcome, DropReason> {
         let now = self.now;
         let is_recent = |at: Option<u32>| at.is_some_and(|at| now.wrapping_sub(at) as i32 <= FRAGMENT_LIFE as i32);
@@ -297,7 +307,45 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             return Ok(Outcome::NotOurs);
         }
         let key = FlowKey::to_client(&quoted).ok_or(DropReason::Malformed)?.within(self.tables.in_tunnel());
-        self.live_flow(&key).map(|_| Outcome::IcmpError).ok_or(DropReason::NoFlow)
+        match self.live_flow(&key) {
+            Some(_) => Ok(Outcome::IcmpError),
+            None if self.is_optional(&key) => Ok(Outcome::Stranger),
+            None => Err(DropReason::NoFlow),
+        }
+    }
+
+    /// Decides about a TCP packet without a token that belongs to no admitted flow. It passes if everybody may send to
+    /// its destination (wire.md §6.12). A SYN passes only if no flow has its addresses and ports: otherwise its sender's
+    /// connection would bear the name of the flow's person. A fragment header hides the port from the rules that lead
+    /// connections to a gateway's relay. No stranger needs any IPv6 extension header.
+    fn stranger(&mut self, packet: &Packet, key: &FlowKey, reason: DropReason) -> Result<Outcome, DropReason> {
+        if !self.is_optional(key) {
+            return Err(reason);
+        }
+        let plain = !packet.ipv6() || packet.transport == packet.network + IPV6_LEN;
+        self.require("stranger", plain, reason, || match plain {
+            true => "its header shows its ports".into(),
+            false => "a packet with extension headers needs a token".into(),
+        })?;
+        let taken = packet.opens() && self.live_flow(key).is_some();
+        self.require("stranger", !taken, reason, || match taken {
+            true => "a flow has these addresses and ports, and keeps them".into(),
+            false => "it needs no token".into(),
+        })?;
+        Ok(Outcome::Stranger)
+    }
+
+    /// Reports whether everybody may send to the server of this flow.
+    fn is_optional(&mut self, key: &FlowKey) -> bool {
+        let (address, port) = key.server();
+        let optional = self.tables.config().optional != 0
+            && !self.tables.in_tunnel()
+            && key.protocol == TCP
+            && self.tables.is_optional(address, port);
+        if optional {
+            self.note("optional receiver", true, || format!("everybody may reach port {port} of {address}"));
+        }
+        optional
     }
 
     /// Reports whether the packet's destination is protected.
@@ -311,8 +359,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         covers
     }
 
-    /// Returns the flow that a packet from outside belongs to: admitted, not idle for too long, and, for UDP, proved
-    /// recently enough.
+    /// Returns the live flow of a packet from outside: admitted, not idle for too long and, for UDP, with a recent
+    /// enough token.
     fn live_flow(&mut self, key: &FlowKey) -> Option<Flow> {
         let Some(flow) = self.tables.flow(key) else {
             self.note("flow", false, || "the flow is not admitted".into());

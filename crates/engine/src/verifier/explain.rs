@@ -1,4 +1,4 @@
-//! Explains whether a packet would pass: runs [`decide`] with an observer, on tables that do not change.
+//! Explains whether a packet would pass, by running [`decide`] with an observer, without changing the tables.
 
 use super::Outcome;
 use super::decide::decide;
@@ -9,14 +9,14 @@ use std::net::{IpAddr, SocketAddr};
 use wire::DropReason;
 use wire::packet::{ICMP, ICMPV6, TCP, UDP, tcp_flags};
 
-/// One check of a packet.
+/// A check that a packet passed or failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     /// Name of the check.
     pub name: &'static str,
     /// Whether the packet passed the check.
     pub passed: bool,
-    /// Finding of the check.
+    /// The finding of the check, in words.
     pub text: String,
 }
 
@@ -30,12 +30,12 @@ impl Observer for Trace {
     }
 }
 
-/// The outcome that a packet would have, with the reasons.
+/// The outcome that a packet would have, and the reasons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// Outcome of the decision.
     pub outcome: Outcome,
-    /// The checks, in order, up to the one that decides.
+    /// The checks in their order; the last decides.
     pub checks: Vec<Check>,
 }
 
@@ -51,6 +51,10 @@ impl Explanation {
                 "the packet contains only a token: its flow is admitted, and the packet is not passed on".into()
             }
             Outcome::IcmpError => "the packet passes: it is an ICMP error about an admitted flow".into(),
+            Outcome::Stranger => {
+                "the packet passes without a token: everybody may send to its destination, and its sender is not known"
+                    .into()
+            }
             Outcome::Drop(reason) => match failed {
                 Some(check) => format!("the packet is dropped ({reason}): {}: {}", check.name, check.text),
                 None => format!("the packet is dropped ({reason})"),
@@ -59,15 +63,16 @@ impl Explanation {
     }
 }
 
-/// Explains the decision on an Ethernet frame, or on an IP packet out of a sealed tunnel, at `now` (Unix seconds). The tables do not change.
+/// Explains the decision about an Ethernet frame, or an IP packet out of a sealed tunnel, at `now` (Unix seconds). The
+/// tables do not change.
 pub fn explain(tables: &impl Tables, frame: &[u8], now: u32) -> Explanation {
     let mut trace = Trace::default();
     let outcome = decide(&mut Overlay::new(tables), &mut trace, &mut frame.to_vec(), now);
     Explanation { outcome, checks: trace.0 }
 }
 
-/// Explains the decision on a packet without a token between these addresses. If their flow is admitted, this is a
-/// later packet of the flow, otherwise a first packet. Returns `None` if one address is IPv4 and the other IPv6.
+/// Explains the decision about a packet without a token between these addresses. If their flow is admitted, the packet
+/// is a later packet of the flow, otherwise a first packet. Returns `None` if one address is IPv4 and the other IPv6.
 pub fn explain_flow(
     tables: &impl Tables,
     from: SocketAddr,

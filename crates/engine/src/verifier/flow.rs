@@ -13,7 +13,7 @@ pub fn idle_limit(config: &VerifierConfig, key: &FlowKey, flow: &Flow) -> u32 {
     }
 }
 
-/// Reports whether the flow has had a packet recently enough.
+/// Reports whether the flow has not ended, and has not been idle for longer than [`idle_limit`].
 pub fn is_live(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) -> bool {
     match flow.stage {
         stage::CHANGING => true,
@@ -23,20 +23,21 @@ pub fn is_live(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) ->
     }
 }
 
-/// The effect of a valid token on an existing flow between the same addresses and ports (wire.md §6.4.5).
+/// The effect that a valid token has on an existing flow between the same addresses and ports (wire.md §6.4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {
-    /// There is no flow, or one that gives way: the token opens another flow of its grant.
+    /// There is no flow, or a flow that the token can replace: the token opens a flow of its grant.
     Opens,
     /// The flow belongs to the token's grant: the token renews it.
     Renews,
-    /// The flow belongs to another grant of the same holder: it moves to the token's grant.
+    /// The flow belongs to another grant of the same holder: the flow moves to the token's grant.
     Moves,
     /// The flow belongs to another owner and stays as it is; the packet passes.
     Passes,
 }
 
-/// Returns the effect of a valid token of this grant and holder on a live flow.
+/// Returns the effect of a valid token on the live flow `flow`. `claim` is the handle of the token's grant and the
+/// grant's holder.
 pub fn relation(config: &VerifierConfig, key: &FlowKey, flow: &Flow, claim: (Handle, Holder), now: u32) -> Relation {
     let (handle, holder) = claim;
     match (flow.origin, flow.stage) {
@@ -49,25 +50,34 @@ pub fn relation(config: &VerifierConfig, key: &FlowKey, flow: &Flow, claim: (Han
     }
 }
 
-/// Reports whether the client has shown a token recently enough. TCP shows its token in the SYN; a flow that no client
-/// opened needs none.
+/// Reports whether the client's last token is recent enough. Only UDP flows that a client opened need further tokens: a
+/// TCP client sends one token, in the SYN, and a flow that no client opened needs none.
 pub fn is_proved(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) -> bool {
     // Signed: the clock may have been set back since.
     key.protocol != UDP || !flow.by_grant() || now.wrapping_sub(flow.proved) as i32 <= config.udp_renewal as i32
 }
 
-/// Reports whether this is a client's flow that has ended and on which the inside of a gateway has kept sending
-/// (wire.md §6.9.2).
+/// Reports whether an application of the server can be using the flow now, so that the flow's owner is behind the
+/// application's connection. A connection that its client has not opened yet, or has reset, is none. Nor is a flow that
+/// is being removed or moved to another grant.
+pub fn is_in_use(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) -> bool {
+    matches!(flow.stage, stage::OPEN | stage::CLOSING)
+        && is_live(config, key, flow, now)
+        && is_proved(config, key, flow, now)
+}
+
+/// Reports whether this is a client's flow that has ended, but in which hosts inside a gateway have recently sent
+/// packets (wire.md §6.9.2).
 pub fn only_ended(config: &VerifierConfig, flow: &Flow, now: u32) -> bool {
     flow.origin == origin::ENDED && now.wrapping_sub(flow.seen) as i32 <= config.udp_idle as i32
 }
 
-/// Reports whether the flow's entry stays in the table after the flow has ended.
+/// Reports whether the table keeps the flow's entry for some time after the flow has ended.
 pub fn leaves_trace(config: &VerifierConfig, key: &FlowKey, flow: &Flow) -> bool {
     config.max_outbound > 0 && flow.by_grant() && key.protocol != TCP
 }
 
-/// Counts a packet of the flow.
+/// Records that a packet of the flow passed at `now` (Unix seconds).
 pub fn count(flow: &mut Flow, packet: &Packet, now: u32) {
     flow.seen = now;
     flow.packets += 1;

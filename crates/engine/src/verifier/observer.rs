@@ -1,8 +1,9 @@
-//! Observers of a decision.
+//! The interface through which an observer learns which checks a decision makes.
 
-/// Receives each check of a decision.
+/// An observer of a decision, which receives each check that the decision makes.
 pub trait Observer {
-    /// Called with each check, in order. `text` returns the finding; if it is not called, it costs nothing.
+    /// Called with each check, in order. `text` returns what the check found, in words; an observer that ignores the
+    /// text need not call it.
     fn check(&mut self, name: &'static str, passed: bool, text: impl FnOnce() -> String);
 }
 

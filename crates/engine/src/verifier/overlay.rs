@@ -1,4 +1,4 @@
-//! Read-only tables, with changes kept in an overlay.
+//! Tables that a decision can change without changing the tables below: the changes are kept in an overlay.
 
 use super::tables::{Once, PairTerms, Replay, Stack, Tables, TablesMut};
 use std::collections::{BTreeMap, BTreeSet};
@@ -47,6 +47,10 @@ impl<T: Tables> Tables for Overlay<'_, T> {
 
     fn services(&self, address: IpAddr) -> Option<Services> {
         self.below.services(address)
+    }
+
+    fn is_optional(&self, address: IpAddr, port: u16) -> bool {
+        self.below.is_optional(address, port)
     }
 
     fn has_forgotten(&self, time: u32) -> bool {

@@ -1,8 +1,8 @@
 //! The decision of a verifier of proofs about a packet (wire.md §8.8), as a function of the packet, the verifier's
 //! keys, withdrawn consent and the time.
 //!
-//! A table of cases (`crates/wire/tests/data/proofs.json`), which was made without this code, is run through this code
-//! and through every other verifier of proofs.
+//! A table of cases, `crates/wire/tests/data/proofs.json`, was made independently of this code. Tests run it through
+//! this code and through every other verifier of proofs.
 
 pub use crate::model::Withdrawal;
 
@@ -27,10 +27,10 @@ pub enum Outcome {
     Drop(DropReason),
 }
 
-/// A verifier of proofs.
+/// A verifier that checks the proofs of packets.
 #[derive(Clone)]
 pub struct Verifier {
-    /// Endpoints that the verifier stands before.
+    /// Addresses of the endpoints before which the verifier stands.
     pub endpoints: Vec<IpNet>,
     /// Length of an epoch, in seconds.
     pub epoch_length: u32,
@@ -47,7 +47,7 @@ impl Verifier {
         Self { endpoints, epoch_length, max_lifetime, keys: BTreeMap::new(), withdrawn: Withdrawals::default() }
     }
 
-    /// Voids the segments that expire at `until` or before.
+    /// Adds a withdrawal, which voids the segments that expire at `until` or before.
     pub fn withdraw(&mut self, what: Withdrawal, until: u32) {
         self.withdrawn.add(what, until);
     }
@@ -62,7 +62,7 @@ impl Verifier {
         self.withdrawn.iter()
     }
 
-    /// Decides on an Ethernet frame at `now` (Unix seconds), and advances the pointer if the frame passes.
+    /// Decides about an Ethernet frame at `now` (Unix seconds), and advances the segment's pointer if the frame passes.
     pub fn verify(&self, frame: &mut [u8], now: u32) -> Outcome {
         match self.packet(frame, now) {
             Ok(outcome) => outcome,
@@ -105,7 +105,7 @@ impl Verifier {
         Ok(Outcome::Proved)
     }
 
-    /// Verifies the datagram. If the path is fixed, returns the segment and the lock that opens the next proof.
+    /// Verifies the datagram. If the path is fixed, returns the segment and the lock that uncovers the next proof.
     fn datagram(
         &self,
         frame: &[u8],
@@ -171,7 +171,7 @@ impl Verifier {
         Ok(routed.map(|routed| (*segment, routed.lock(key))))
     }
 
-    /// Reports whether segments between these two that expire at `expires` are void.
+    /// Reports whether a withdrawal voids segments between this sender and receiver that expire at `expires`.
     pub fn is_withdrawn(&self, vni: Vni, sender: IpAddr, receiver: IpAddr, expires: u32) -> bool {
         self.withdrawn.void(vni, sender, receiver, expires)
     }

@@ -6,13 +6,15 @@ use wire::map::{AccountUse, Flow, FlowKey, GrantUse, LsGrant, Services, Verifier
 use wire::token::TOKEN_LEN;
 use wire::{Epoch, Handle, Holder, VerifierKey};
 
-/// The part of a token that is valid once, and that distinguishes it from every other token of its grant.
+/// The part of a token that is valid only once, and that distinguishes the token from all other tokens of its grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Once {
     /// The whole token, for a token of wire.md §3.
     Token([u8; TOKEN_LEN]),
     /// The pair's handle and the second nonce, for a token of a pair.
     Nonce2(Handle, u16),
+    /// Nothing, for a token of a pair that the verifier was not told of: it may be used again.
+    Nothing,
 }
 
 /// Result of looking up a token in the replay table.
@@ -22,23 +24,23 @@ pub enum Replay {
     Fresh,
     /// The token was used before.
     Seen,
-    /// The token is new, but its bucket is full of tokens that are still valid.
+    /// The token is new, but the part of the table where it would be stored is full of tokens that are still valid.
     Full,
 }
 
-/// The terms of a pair of the scheme of LS, as the authority announced them.
+/// The terms of a pair of the LS scheme, as the authority announced them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairTerms {
-    /// Epoch whose secret the client key is derived from.
+    /// Epoch of the verifier secret from which the pair's client key derives.
     pub epoch: Epoch,
-    /// Expiry, in Unix seconds.
+    /// Expiry of the pair, in Unix seconds.
     pub expires: u32,
-    /// Account and session that the pair was issued to.
+    /// Account and session to which the pair was issued.
     pub holder: Holder,
 }
 
 impl PairTerms {
-    /// Returns the terms of an entry in a verifier's table.
+    /// Returns the terms of a pair, from the pair's entry in a verifier's table.
     pub fn of(pair: &LsGrant) -> Self {
         Self { epoch: Epoch(pair.epoch), expires: pair.expires, holder: Holder(pair.holder) }
     }
@@ -47,7 +49,7 @@ impl PairTerms {
 /// State of a TCP connection in the server's own stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stack {
-    /// The stack has no state, or it is unknown because the server is another host.
+    /// The stack has no state of the connection, or its state is unknown because the server is another host.
     #[default]
     Unknown,
     /// The stack has answered the client's SYN, and waits for the client to acknowledge this number.
@@ -56,28 +58,32 @@ pub enum Stack {
     Expects(u32),
 }
 
-/// The tables that a decision looks up.
+/// The tables in which a decision looks up entries.
 pub trait Tables {
     /// Returns the verifier's settings.
     fn config(&self) -> &VerifierConfig;
     /// Reports whether the program is attached at tc. There the kernel has already removed the outer VLAN tag, and the
-    /// program cannot remove a shim behind a second one.
+    /// program cannot remove a shim behind a second VLAN tag.
     fn at_tc(&self) -> bool;
-    /// Reports whether the packets come out of a sealed tunnel (wire.md §6.11). They begin with their IP header.
+    /// Reports whether the packets come out of a sealed tunnel (wire.md §6.11), so that they begin with their IP
+    /// header.
     fn in_tunnel(&self) -> bool {
         false
     }
     /// Returns the services that are protected at an address: those of the longest prefix that contains it.
     fn services(&self, address: IpAddr) -> Option<Services>;
-    /// Reports whether the verifier may have forgotten tokens made, or grants that expired, at this time, because its
-    /// clock jumped.
+    /// Reports whether a TCP service is an optional receiver, which everybody may reach (wire.md §6.12). The decision
+    /// asks only if the verifier's settings say that there are any.
+    fn is_optional(&self, address: IpAddr, port: u16) -> bool;
+    /// Reports whether the verifier, because its clock jumped, possibly no longer knows which tokens made at `time`
+    /// were used, or which grants that expire at `time` were revoked.
     fn has_forgotten(&self, time: u32) -> bool;
     /// Returns the verifier key of an epoch.
     fn key(&self, epoch: Epoch) -> Option<VerifierKey>;
     /// Reports whether a grant is revoked.
     fn is_revoked(&self, handle: Handle) -> bool;
-    /// Reports whether a session has ended, or its account is shut out. `false` for holder 0, which stands for no
-    /// holder.
+    /// Reports whether the session has ended, or its account is shut out. Returns `false` for holder 0, which means
+    /// that there is no holder.
     fn is_ended(&self, holder: Holder) -> bool;
     /// Returns the flow at this key, live or not.
     fn flow(&self, key: &FlowKey) -> Option<Flow>;
@@ -112,13 +118,15 @@ pub trait Tables {
         true
     }
 
-    /// Returns the admitted flow at this key, unless it has been idle for too long. It may need another token.
+    /// Returns the admitted flow at this key, unless it has been idle for too long. The flow possibly needs another
+    /// token.
     fn live_flow(&self, key: &FlowKey, now: u32) -> Option<Flow> {
         self.flow(key).filter(|flow| is_live(self.config(), key, flow, now))
     }
 }
 
-/// Tables that a decision may change. A full table refuses a new entry; it never removes another one to make room.
+/// Tables that a decision can change. If a table is full, it accepts no new entry; it never removes another entry to
+/// make room.
 pub trait TablesMut: Tables {
     /// Stores a flow. Returns false if the flow is new and the table is full.
     fn put_flow(&mut self, key: &FlowKey, flow: Flow) -> bool;

@@ -95,6 +95,9 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         })?;
         let handle = token.pair.handle();
         let pair = self.tables.pair(handle);
+        if pair.is_none() && self.tables.config().ls_stateless != 0 {
+            return self.unannounced(token);
+        }
         self.note("pair", pair.is_some(), || {
             format!("{handle}, which the authority has {}announced", if pair.is_some() { "" } else { "not " })
         });
@@ -112,6 +115,33 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         })?;
         let once = Once::Nonce2(handle, token.nonce2);
         let claim = Claim { handle, holder: pair.holder, expires: pair.expires, single: false, once };
+        self.unrevoked(&claim)?;
+        Ok(claim)
+    }
+
+    /// Checks a token whose pair this verifier was not told of, as the published scheme does (wire.md §6.4.7).
+    fn unannounced(&mut self, token: &LsToken) -> Result<Claim, DropReason> {
+        let length = self.tables.config().epoch_length.max(1);
+        let Epoch(current) = Epoch::at(self.now.into(), length);
+        let secrets = [current, current.wrapping_sub(1), current.wrapping_add(1)].map(|epoch| {
+            let key = self.tables.key(Epoch(epoch));
+            key.and_then(|key| ServerSecret::of(&key)).map(|secret| (epoch, secret))
+        });
+        let known = secrets.iter().flatten().count() > 0;
+        self.require("epoch", known, DropReason::UnknownEpoch, || match known {
+            true => "the pair was not announced; this verifier tries the secrets of now".into(),
+            false => "this verifier has no keys".into(),
+        })?;
+        let right = |(_, secret): &&(u64, ServerSecret)| token.proves(&ClientKey::of(token.pair, secret.bytes()));
+        let epoch = secrets.iter().flatten().find(right).map(|(epoch, _)| *epoch);
+        self.require("tag", epoch.is_some(), DropReason::BadTag, || match epoch {
+            Some(epoch) => format!("right, with the secret of epoch {epoch}"),
+            None => "wrong: forged, changed, or of an epoch that is over".into(),
+        })?;
+        let expires = (epoch.unwrap_or_default().wrapping_add(2)).wrapping_mul(length.into()) as u32;
+        self.remembered(expires, DropReason::Expired, "revoked")?;
+        let (handle, once) = (token.pair.handle(), Once::Nothing);
+        let claim = Claim { handle, holder: Holder::default(), expires, single: false, once };
         self.unrevoked(&claim)?;
         Ok(claim)
     }
@@ -218,6 +248,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         flow.proved = now;
         if packet.opens() {
             begin(&mut flow, packet);
+            flow.since = now;
         }
         let before = self.tables.flow(&key);
         let room = self.tables.put_flow(&key, flow);

@@ -1,16 +1,16 @@
-//! Systems without kernel keyrings: the caller uses a file.
+//! A replacement on systems without kernel keyrings: it stores nothing, so that the caller uses a file.
 
 use zeroize::Zeroizing;
 
-/// Stores nothing.
+/// Stores nothing, and returns `false`: this system has no keyring.
 pub fn write(_: &str, _: &str, _: u64) -> bool {
     false
 }
 
-/// Returns nothing.
+/// Returns `None`: this system has no keyring.
 pub fn read(_: &str) -> Option<Zeroizing<String>> {
     None
 }
 
-/// Does nothing.
+/// Does nothing: this system has no keyring.
 pub fn remove(_: &str) {}

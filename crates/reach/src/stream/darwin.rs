@@ -1,4 +1,5 @@
-//! macOS and iOS: `connectx` puts the first bytes of a stream into the SYN. Untested: nobody has run it.
+//! macOS and iOS: `connectx` puts the first bytes of a stream into the SYN. This code is untested: nobody has run it
+//! yet.
 
 use super::{Block, descriptor, io_error, raw};
 use crate::Error;
@@ -10,11 +11,15 @@ use std::time::Duration;
 
 /// `CONNECT_DATA_IDEMPOTENT` and `CONNECT_DATA_AUTHENTICATED` of <sys/socket.h>: data in the SYN, without a cookie.
 const FLAGS: libc::c_uint = 0x2 | 0x4;
-/// `tcpi_tfo_syn_data_acked` of <netinet/tcp.h> is not among `libc`'s fields; its bit is found by the kernel's layout
-/// of `struct tcp_connection_info`: flags behind `tcpi_rttvar`.
+/// `tcpi_tfo_syn_data_acked` of <netinet/tcp.h> is missing in `libc`. Its bit is found by the layout of `struct
+/// tcp_connection_info`: it is in the flags after `tcpi_rttvar`. This is the structure's length.
 const CONNECTION_INFO_LEN: usize = 112;
 
 /// Sends a SYN with the block as its data.
+///
+/// # Errors
+///
+/// Returns why the SYN was not sent.
 pub fn send_syn(socket: BorrowedFd<'_>, address: &SockaddrStorage, block: &Block, to: SocketAddr) -> Result<(), Error> {
     let (name, length) = raw(address);
     let ends = libc::sa_endpoints_t {
@@ -56,7 +61,7 @@ pub fn disconnect(socket: BorrowedFd<'_>) {
     unsafe { libc::disconnectx(descriptor(socket), libc::SAE_ASSOCID_ANY, libc::SAE_CONNID_ANY) };
 }
 
-/// Reports whether the server's side has acknowledged the block.
+/// Reports whether the other side has acknowledged the block in the SYN.
 pub fn took_data(socket: BorrowedFd<'_>) -> bool {
     // tcpi_tfo_syn_data_acked: the eighth bit of the flags.
     info(socket).is_some_and(|info| info[36] & 0x80 != 0)
@@ -67,13 +72,14 @@ pub fn is_unconnected(socket: BorrowedFd<'_>) -> bool {
     info(socket).is_some_and(|info| info[0] == 0)
 }
 
-/// Returns the round trip time of a connection.
+/// Returns the round-trip time of a connection, if known.
 pub fn round_trip(socket: BorrowedFd<'_>) -> Option<Duration> {
     let millis = u32::from_ne_bytes(*info(socket)?[28..].first_chunk()?);
     (millis > 0).then(|| Duration::from_millis(millis.into()))
 }
 
-/// Returns the name of an option of the socket that covers sequence numbers; there are none here.
+/// Returns `None`: this system has no TCP options that do not work if a verifier changes sequence numbers. On Linux,
+/// the function of this name returns the option's name.
 pub fn signs(_: BorrowedFd<'_>) -> Option<&'static str> {
     None
 }

@@ -8,11 +8,11 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-/// Of `tcpi_options`: the peer has acknowledged the data of the SYN.
+/// Bit of `tcpi_options`: the peer has acknowledged the data in the SYN.
 const SYN_DATA: u8 = 32;
 /// `TCP_CLOSE`: the state of a new socket.
 const STATE_CLOSE: u8 = 7;
-/// Bytes of `struct tcp_info` that are read, and offsets in it. The fields are the same since Linux 2.6.
+/// Number of bytes of `struct tcp_info` that are read, and offsets in it. These fields are the same since Linux 2.6.
 const INFO_LEN: usize = 104;
 const INFO_OPTIONS: usize = 5;
 const INFO_ROUND_TRIP: usize = 68;
@@ -20,6 +20,10 @@ const INFO_ROUND_TRIP: usize = 68;
 const AO_INFO: i32 = 40;
 
 /// Sends a SYN with the block as its data.
+///
+/// # Errors
+///
+/// Returns why the SYN was not sent with the whole block.
 pub fn send_syn(socket: BorrowedFd<'_>, address: &SockaddrStorage, block: &Block, to: SocketAddr) -> Result<(), Error> {
     let on: libc::c_int = 1;
     // SAFETY: the value is an int and lives through the call.
@@ -48,7 +52,7 @@ pub fn send_syn(socket: BorrowedFd<'_>, address: &SockaddrStorage, block: &Block
         return Ok(());
     }
     let error = io::Error::last_os_error();
-    // The stack may have sent the SYN with a part of the block, or without it. The rest must not follow.
+    // The stack may have sent the SYN with a part of the block, or without it. It must not send the rest.
     disconnect(socket);
     Err(match (sent, error.raw_os_error()) {
         (0.., _) | (_, Some(libc::EINPROGRESS)) => Error::NotSent,
@@ -57,7 +61,7 @@ pub fn send_syn(socket: BorrowedFd<'_>, address: &SockaddrStorage, block: &Block
     })
 }
 
-/// Ends the attempt to connect: the socket can connect again, with its options as they are.
+/// Ends the attempt to connect. The socket keeps its options and can connect again.
 pub fn disconnect(socket: BorrowedFd<'_>) {
     let none = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
     // SAFETY: the address lives through the call and has this length.
@@ -66,7 +70,7 @@ pub fn disconnect(socket: BorrowedFd<'_>) {
     let _ = nix::sys::socket::getsockopt(&socket, nix::sys::socket::sockopt::SocketError);
 }
 
-/// Reports whether the server's side has acknowledged the block.
+/// Reports whether the other side has acknowledged the block in the SYN.
 pub fn took_data(socket: BorrowedFd<'_>) -> bool {
     info(socket).is_some_and(|info| info[INFO_OPTIONS] & SYN_DATA != 0)
 }
@@ -76,14 +80,15 @@ pub fn is_unconnected(socket: BorrowedFd<'_>) -> bool {
     info(socket).is_some_and(|info| info[0] == STATE_CLOSE)
 }
 
-/// Returns the round trip time of a connection.
+/// Returns the round-trip time of a connection, if known.
 pub fn round_trip(socket: BorrowedFd<'_>) -> Option<Duration> {
     let micros = u32::from_ne_bytes(*info(socket)?[INFO_ROUND_TRIP..].first_chunk()?);
     (micros > 0).then(|| Duration::from_micros(micros.into()))
 }
 
-/// Returns the name of an option of the socket that covers sequence numbers. The kernel does not say whether there are
-/// keys for MD5 signatures.
+/// Returns the name of a TCP option of this socket that does not work if a verifier changes sequence numbers: `TCP-AO`
+/// or `MPTCP`; `None` if the socket has neither. The kernel does not tell whether the socket has keys for MD5
+/// signatures.
 pub fn signs(socket: BorrowedFd<'_>) -> Option<&'static str> {
     let mut protocol: libc::c_int = 0;
     if option(socket, libc::SOL_SOCKET, libc::SO_PROTOCOL, &mut protocol.to_ne_bytes()).is_some_and(|bytes| {
@@ -131,6 +136,21 @@ mod tests {
         stream.set_read_timeout(Some(Duration::from_secs(2))).expect("a timeout");
         let read = stream.read(&mut [0; 100]);
         assert!(read.is_err() || read.is_ok_and(|size| size <= 40), "more than the block came");
+    }
+
+    /// Decision 101 depends on this.
+    #[test]
+    fn a_syn_that_asks_for_a_cookie_has_no_room_for_a_token() {
+        let listener = TcpListener::bind("127.86.83.1:0").expect("a listener");
+        let to = listener.local_addr().expect("an address");
+        let socket = super::super::open(nix::sys::socket::AddressFamily::Inet).expect("a socket");
+        let address = SockaddrStorage::from(to);
+        let (name, length) = raw(&address);
+        let (block, flags) = ([0x55_u8; 40], libc::MSG_FASTOPEN | libc::MSG_DONTWAIT);
+        let fd = descriptor(std::os::fd::AsFd::as_fd(&socket));
+        // SAFETY: block and address live through the call, with their own lengths.
+        let sent = unsafe { libc::sendto(fd, block.as_ptr().cast(), block.len(), flags, name, length) };
+        assert_eq!((sent, io::Error::last_os_error().raw_os_error()), (-1, Some(libc::EINPROGRESS)));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The service for a daemon that root and the daemon's own user may send every request, and other users some or none.
+//! A [`Service`] for daemons that have three classes of users. Root and the daemon's own user are allowed to send every
+//! request, certain other users are allowed to send some requests, and all other users none.
 
 use super::{Admission, Answer, Limits, Role, Service};
 use crate::lines;
@@ -10,24 +11,30 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Time for a client to send a request, and to take its answer.
+/// Time for a client to send a request, and again for the client to take the answer.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Concurrent connections, per class of users.
+/// Maximum number of concurrent connections of each class of users.
 const CONNECTIONS: usize = 32;
 
-/// The users of a control socket.
+/// The users whose requests a daemon answers, besides root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// The daemon's own user.
+    /// The id of the daemon's own user.
     pub owner: u32,
-    /// Users who may send some requests.
+    /// The ids of users who are allowed to send some requests: those that [`Requests::with_limited`] selects.
     pub limited: Vec<u32>,
 }
 
 impl Access {
-    /// Returns the access for the user of this process, and for users who may send some requests.
+    /// Returns the access for a daemon that runs as the user of this process. The users in `limited` are allowed to
+    /// send some requests.
     pub fn new(limited: Vec<u32>) -> Self {
         Self { owner: nix::unistd::geteuid().as_raw(), limited }
+    }
+
+    /// Reports whether this user is allowed to send any request at all.
+    pub fn knows(&self, user: u32) -> bool {
+        self.class(user) != Class::Stranger
     }
 
     fn class(&self, user: u32) -> Class {
@@ -46,7 +53,7 @@ enum Class {
     Stranger,
 }
 
-/// Requests of type `R`, each answered by an [`Answer`].
+/// A [`Service`] that parses requests of type `R` and replies with an [`Answer`].
 pub struct Requests<R, F> {
     role: Role,
     access: Access,
@@ -55,7 +62,7 @@ pub struct Requests<R, F> {
     /// The requests that [`Access::limited`] users may send, and the error for the others.
     limited: (fn(&R) -> bool, &'static str),
     answer: F,
-    /// Places per class, so that users with fewer rights cannot use up the connections of those with more.
+    /// Connection limit per class, so that users with fewer rights can't use up the connections of those with more.
     places: [Arc<Semaphore>; 3],
     request: PhantomData<fn(R)>,
 }
@@ -66,14 +73,16 @@ where
     F: Fn(R) -> A + Send + Sync + 'static,
     A: Future<Output = Result<Value>> + Send,
 {
-    /// Creates a service that answers requests of at most `longest` bytes by `answer`.
+    /// Creates a service that replies to each request with the result of `answer`. A request has at most `longest`
+    /// bytes.
     pub fn new(role: &Role, access: Access, longest: u64, answer: F) -> Self {
         let places = [(); 3].map(|()| Arc::new(Semaphore::new(CONNECTIONS)));
         let limited: (fn(&R) -> bool, _) = (|_| false, role.allowed);
         Self { role: *role, access, longest, limited, answer, places, request: PhantomData }
     }
 
-    /// Lets [`Access::limited`] users send the requests that `may` selects; all others get the error `refusal`.
+    /// Lets the users in [`Access::limited`] send the requests for which `may` returns true. Any other request of these
+    /// users gets the error `refusal`.
     #[must_use]
     pub fn with_limited(self, may: fn(&R) -> bool, refusal: &'static str) -> Self {
         Self { limited: (may, refusal), ..self }

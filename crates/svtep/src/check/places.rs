@@ -12,8 +12,9 @@ use std::path::Path;
 /// Maximum number of places without a tenant that are reported one by one.
 const MOST_MISSING: usize = 50;
 
-/// Compares each address and each tenant with the places, and each place with the tenants. `services` are the names of
-/// the service accounts, by key file.
+/// Checks that the authority knows the endpoint's addresses and the places of its tenants, and that the endpoint has a
+/// tenant for each place that the authority has behind this endpoint. `services` has the names of the service accounts,
+/// by key file.
 pub fn compare(
     settings: &Settings,
     verifier: &str,
@@ -52,7 +53,7 @@ pub fn compare(
     found
 }
 
-/// The places of the authority, by network.
+/// The places that the authority listed, by network; each with its number in that list.
 struct Places<'s>(BTreeMap<&'s str, Vec<(usize, &'s EndpointPlace)>>);
 
 impl<'s> Places<'s> {
@@ -64,7 +65,7 @@ impl<'s> Places<'s> {
         Self(networks)
     }
 
-    /// Returns the place with the longest prefix around an address, and its number.
+    /// Returns the place with the longest prefix that contains the address, with its number.
     fn around(&self, network: &str, address: IpAddr) -> Option<(usize, &'s EndpointPlace)> {
         let around = self.0.get(network)?.iter().filter(|(_, place)| place.prefix.contains(&address));
         around.max_by_key(|(_, place)| place.prefix.prefix_len()).copied()
@@ -87,7 +88,8 @@ fn has_path(endpoint: IpAddr, verifier: &str, said: &EndpointPlaces) -> Result<(
     ))
 }
 
-/// Checks one address of a tenant against its place at the authority.
+/// Checks that the authority places one address of a tenant here, behind the tenant's interface, and that its account
+/// may request the segments.
 fn has_place(
     tenant: &TenantSettings,
     endpoints: &[IpAddr],
@@ -144,7 +146,7 @@ fn has_place(
     Ok(())
 }
 
-/// Reports a place behind this endpoint that no tenant has.
+/// Reports a place behind this endpoint to which no tenant belongs.
 fn missing_tenant(EndpointPlace { network, prefix, behind, .. }: &EndpointPlace, endpoints: &[IpAddr]) -> Found {
     let behind = behind.as_ref().map(|behind| (behind.endpoint, behind.interface));
     let fault = match behind {
@@ -189,7 +191,7 @@ address = "10.0.0.5"
         EndpointPlace { network: "blue".into(), vni: 100, prefix: prefix.parse().unwrap(), behind }
     }
 
-    /// Returns the faults of these settings at an authority that says this of its endpoint 192.0.2.1.
+    /// Returns the faults that the settings `here` have at an authority with these places for its endpoint 192.0.2.1.
     fn faults(here: &str, places: Vec<EndpointPlace>) -> Vec<String> {
         faults_of(here, "host-1", places)
     }
@@ -201,7 +203,7 @@ address = "10.0.0.5"
         found.into_iter().filter_map(|one| Some(format!("{}: {}", one.subject, one.fault?))).collect()
     }
 
-    /// Checks that there is one fault, with these texts.
+    /// Checks that there is exactly one fault, and that it contains these texts.
     fn is_one(faults: &[String], texts: &[&str]) {
         let [fault] = faults else { panic!("{faults:?}") };
         assert!(texts.iter().all(|text| fault.contains(text)), "{fault}");

@@ -5,7 +5,8 @@ use crate::view::Refused;
 use std::collections::BTreeMap;
 use wire::map::SegmentKey;
 
-/// Number of refusals whose reasons are kept; further ones are kept without a reason, as entries of the table only.
+/// Maximum number of refusals whose reasons are kept. Further refusals are in the kernel's table only, without a
+/// reason.
 const MOST: usize = 1024;
 
 /// The refusals of tenants' requests.
@@ -25,12 +26,12 @@ impl Refusals {
         self.last.insert(key.interface, Refused { at, why });
     }
 
-    /// Removes refusals that have expired.
+    /// Removes the refusals for which `is_kept` returns false.
     pub(super) fn keep(&mut self, is_kept: impl Fn(&Ordered) -> bool) {
         self.reasons.retain(|key, _| is_kept(key));
     }
 
-    /// Returns the reason for the refusal of this key.
+    /// Returns the reason why a request for a segment with this key was refused, if the reason is kept.
     pub(super) fn of(&self, key: &SegmentKey) -> Option<String> {
         self.reasons.get(&in_order(key)).cloned()
     }

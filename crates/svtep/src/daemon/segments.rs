@@ -1,4 +1,4 @@
-//! Tenants' packets, requests for segments and their answers, and void segments.
+//! Handles tenants' packets, requests for segments and the answers to them, and segments that have become void.
 
 use super::Daemon;
 use crate::now;
@@ -13,9 +13,10 @@ use std::net::IpAddr;
 use wire::Vni;
 use wire::map::{SegmentEntry, SegmentKey, segment_state};
 
-/// Position of the network's number in Geneve's header.
+/// Position of the network's number (VNI) in a Geneve header.
 const VNI_AT: std::ops::Range<usize> = 4..7;
-/// Statuses that say nothing about consent: too many requests, and faults of the authority itself.
+/// HTTP statuses that say nothing about consent: too many requests, and faults of the authority (this status and
+/// above).
 const TOO_MANY: u16 = 429;
 const FAULTS: u16 = 500;
 
@@ -25,7 +26,7 @@ pub(super) struct Answer {
     answer: Result<Given, Error>,
 }
 
-/// Numbers of answers.
+/// Numbers of answers to requests for segments: given, refused, and requests that failed for another reason.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Answers {
     pub given: u64,
@@ -146,8 +147,8 @@ impl Daemon {
         }
     }
 
-    /// Removes segments that an earlier process had for another tenant behind this interface, according to its
-    /// settings.
+    /// Removes segments that an earlier process stored for another tenant behind this interface. `place` is the index
+    /// of the present tenant in the settings.
     pub(super) fn forget_others(&self, interface: u32, place: usize) {
         let tenant = &self.settings.tenants[place].tenant;
         let vni = tenant.vni.bytes();

@@ -1,15 +1,18 @@
 //! Both ends of a tunnel, each in a network namespace of its own, with a router between them.
 
 use engine::model::{Sealing, Treatment};
-use engine::tunnel::{Limits, Terms};
+use engine::tunnel::{Chance, Limits, Terms};
 use engine::verifier::{Tables, Verifier};
 use lab::Namespace;
 use lab::nat::nat;
 use lab::net::veth;
 use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use tunnel::{AgentEnd, Device, Key, Knowledge, Leg, Pump, Socket, VerifierEnd, times};
-use wire::map::FlowKey;
-use wire::{Destination, Epoch, Flags, GrantHeader, Handle, Holder, MasterKey, Suite};
+use wire::map::{FlowKey, Steered};
+use wire::{Destination, Epoch, Flags, GrantHeader, Handle, Holder, MasterKey, Suite, VerifierKey};
 
 /// The server, as its clients address it.
 pub const SERVER: &str = "192.0.2.1";
@@ -17,10 +20,32 @@ pub const SERVER6: &str = "2001:db8:2::1";
 const SERVICE: &str = "192.0.2.1:4500";
 const POOL: [&str; 2] = ["100.64.0.0/16", "fd64::/64"];
 
+/// Random numbers that nobody needs to be secret.
+pub struct Dice(pub u64);
+
+impl Chance for Dice {
+    fn bytes(&mut self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        for room in bytes.as_chunks_mut::<8>().0 {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            *room = (self.0 ^ self.0 >> 29).to_le_bytes();
+        }
+        bytes
+    }
+}
+
 /// A verifier's tables, and the same demand for every grant.
 pub struct Known {
     tables: Verifier,
     demand: Sealing,
+    looks: Arc<Looks>,
+}
+
+/// How often the demand was looked up, and how often by the handle of a token.
+#[derive(Default)]
+pub struct Looks {
+    pub all: AtomicU32,
+    pub by_token: AtomicU32,
 }
 
 impl Knowledge for Known {
@@ -28,7 +53,9 @@ impl Knowledge for Known {
         work(&self.tables);
     }
 
-    fn demanded(&self, _: &FlowKey, _: Option<Handle>) -> Option<Sealing> {
+    fn demanded(&self, _: &FlowKey, token: Option<Handle>, _: u32) -> Option<Sealing> {
+        self.looks.all.fetch_add(1, Relaxed);
+        self.looks.by_token.fetch_add(token.is_some().into(), Relaxed);
         Some(self.demand)
     }
 }
@@ -36,6 +63,8 @@ impl Knowledge for Known {
 /// The network and its two ends.
 pub struct Stage {
     pub agent: Pump<AgentEnd>,
+    /// The subject that opens the client's flows.
+    pub opener: Arc<AtomicU32>,
     pub verifier: Pump<VerifierEnd<Known>>,
     pub client: Namespace,
     pub router: Namespace,
@@ -57,14 +86,13 @@ fn knowledge(demand: Sealing) -> Known {
     for epoch in [Epoch(now.0 - 1), now, Epoch(now.0 + 1)] {
         tables.keys.insert(epoch, MasterKey::new([7; 32]).verifier_key("edge", epoch).expect("a short id"));
     }
-    Known { tables, demand }
+    Known { tables, demand, looks: Arc::default() }
 }
 
 /// Terms of a tunnel of this account, which forge nothing: the test has the master key.
 pub fn terms(account: u32) -> Terms {
-    let known = knowledge(Sealing::NONE);
-    let epoch = Epoch::at(times().1.into(), known.tables.config().epoch_length);
-    let verifier_key = &known.tables.keys[&epoch];
+    let verifier_key = &verifier_key();
+    let epoch = Epoch::at(times().1.into(), Verifier::default().config().epoch_length);
     let address: SocketAddr = SERVICE.parse().expect("an address");
     let to = Destination { address: address.ip(), protocol: 17, port: address.port() };
     let grant = GrantHeader {
@@ -84,6 +112,26 @@ pub fn terms(account: u32) -> Terms {
         rekey_after: 120_000,
         room: 1400,
     }
+}
+
+/// Returns a verifier's end without a device.
+pub fn verifier_end(demand: Sealing) -> VerifierEnd<Known> {
+    watched_verifier_end(demand).0
+}
+
+/// Returns a verifier's end without a device, and how often it looks up the demand.
+pub fn watched_verifier_end(demand: Sealing) -> (VerifierEnd<Known>, Arc<Looks>) {
+    let networks = POOL.map(|network| network.parse().expect("a network")).into();
+    let known = knowledge(demand);
+    let looks = known.looks.clone();
+    (VerifierEnd::new(known, SERVICE.parse().expect("an address"), networks, 1, Limits::default()), looks)
+}
+
+/// Returns the verifier's key for the current epoch, of which grants are made.
+pub fn verifier_key() -> VerifierKey {
+    let mut known = knowledge(Sealing::NONE);
+    let epoch = Epoch::at(times().1.into(), known.tables.config().epoch_length);
+    known.tables.keys.remove(&epoch).expect("a key for each epoch")
 }
 
 /// Builds the network: client, router, server.
@@ -117,26 +165,27 @@ impl Stage {
             let device = Device::new("vs-seal", 1420).expect("a device");
             device.turn_on().expect("a device");
             let socket = UdpSocket::bind(SERVICE).expect("a socket");
-            let service = SERVICE.parse().expect("an address");
-            let networks = POOL.map(|network| network.parse().expect("a network")).into();
-            let end = VerifierEnd::new(knowledge(demand), service, networks, 1, Limits::default());
+            let end = verifier_end(demand);
             Pump::start(device, Socket::new(socket).expect("a socket"), end).expect("a thread")
         });
         for (network, own) in POOL.into_iter().zip(["100.64.0.1/32", "fd64::1/128"]) {
             server.ip(&format!("address add {own} dev vs-seal")).expect("an address");
             server.ip(&format!("route add {network} dev vs-seal")).expect("a route");
         }
+        let opener = Arc::new(AtomicU32::new(key().subject));
+        let subject = opener.clone();
         let agent = client.enter(|| {
             let device = Device::new("vs-seal", 1500).expect("a device");
             device.turn_on().expect("a device");
             let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
-            let mut end = AgentEnd::default();
-            end.set_tunnel(key(), terms(5));
+            let mut end =
+                AgentEnd::asking(Box::new(move |_| Some(Steered { subject: subject.load(Relaxed), wish: 0 })));
+            end.set_tunnel(key(), terms(5), times());
             Pump::start(device, Socket::new(socket).expect("a socket"), end).expect("a thread")
         });
         client.sysctl("net/ipv4/conf/all/rp_filter", "0").expect("no filter");
         client.sysctl("net/ipv4/conf/vs-seal/rp_filter", "0").expect("no filter");
-        let stage = Self { agent, verifier, client, router, server };
+        let stage = Self { agent, opener, verifier, client, router, server };
         stage.steer();
         stage
     }

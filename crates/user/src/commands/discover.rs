@@ -40,7 +40,7 @@ pub async fn run(DiscoverArguments { at, domain, json }: DiscoverArguments) -> R
     Ok(if domains.is_empty() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Describes a finding: its source, the authority, and what the user can do.
+/// Describes a domain's record in a sentence: its source, the authority, and what the user can do.
 pub(super) fn sentence(discovered: &Discovered) -> String {
     let Discovered { domain, authority, at_home, allowed, .. } = discovered;
     let heard = match discovered.finding {
@@ -57,7 +57,8 @@ pub(super) fn sentence(discovered: &Discovered) -> String {
     format!("{domain} says that {authority} protects it{heard}: {what_to_do}")
 }
 
-/// Returns the authority of a domain to log in to: only one whose certificate can prove that it belongs to the domain.
+/// Returns the authority of a domain to which the user may log in: only an authority whose certificate can prove that
+/// it belongs to the domain.
 pub(super) async fn authority_of(at: &At, domain: &str) -> Result<Result<String, ExitCode>> {
     let reply = at.call(Call::Discover { domain: Some(domain.to_owned()) }).await?;
     let found = match reply {

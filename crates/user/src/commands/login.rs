@@ -1,5 +1,5 @@
-//! `vouchsafe login`: with a password, through a browser, by device code, or with a service account's key; and
-//! `logout`.
+//! `vouchsafe login` (with a password, through a browser, with a device code, or with a service account's key) and
+//! `vouchsafe logout`.
 
 use super::redirect::Redirect;
 use super::{ask, discover, done, no, unexpected};
@@ -15,8 +15,10 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use zeroize::Zeroizing;
 
-/// Interval at which the client polls the daemon for the failure of a login in a browser.
+/// Interval at which the client asks the daemon whether a login in a browser has failed.
 const LOOK: Duration = Duration::from_secs(5);
+/// Interval between tries to log in, with `--every`.
+const AGAIN: Duration = Duration::from_secs(10);
 
 /// Log in to an authority
 #[derive(Args, Debug)]
@@ -51,6 +53,9 @@ pub struct LoginArguments {
     /// Log in as a service account, with the key in this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["user", "password_stdin", "totp", "device_code"])]
     service_key: Option<PathBuf>,
+    /// Log in again and again, at this interval, since sessions end; without an answer, try again soon
+    #[arg(long, value_name = "TIME", requires = "service_key", value_parser = interval)]
+    every: Option<Duration>,
     /// Name for this device [default: its host name]
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
@@ -66,7 +71,7 @@ pub struct LogoutArguments {
     no_open: bool,
 }
 
-/// The authority to log in to, and the name of the device.
+/// The authority to log in to, and the device's name.
 struct Place {
     at: At,
     authority: String,
@@ -86,6 +91,7 @@ pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
         device_code,
         no_open,
         service_key,
+        every,
         device,
     } = arguments;
     let authority = match (domain, authority) {
@@ -107,7 +113,18 @@ pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
     };
     let place = Place { at, authority, ca, device };
     if let Some(file) = service_key {
-        return service(place, &file).await;
+        let Some(every) = every else { return service(&place, &file).await };
+        loop {
+            let outcome = service(&place, &file).await;
+            let pause = match &outcome {
+                Ok(ExitCode::SUCCESS) => every,
+                _ => every.min(AGAIN),
+            };
+            if let Err(error) = outcome {
+                tracing::warn!("cannot log in, trying again in {pause:?}: {error:#}");
+            }
+            tokio::time::sleep(pause).await;
+        }
     }
     if device_code {
         return by_device_code(&place).await;
@@ -215,7 +232,8 @@ async fn by_browser(place: &Place, open: bool) -> Result<ExitCode> {
     }
 }
 
-/// Waits until the login has failed. If the person declines, their browser does not come back here.
+/// Waits until the login has failed. If the person declines, the browser is not redirected to this machine, so the
+/// client has to ask.
 async fn refusal(place: &Place) -> Result<Reply> {
     loop {
         tokio::time::sleep(LOOK).await;
@@ -251,16 +269,21 @@ async fn by_device_code(place: &Place) -> Result<ExitCode> {
     no("nobody entered the code in time: run `vouchsafe login` again")
 }
 
-async fn service(place: Place, file: &Path) -> Result<ExitCode> {
-    let Place { at, authority, ca, device } = place;
+async fn service(Place { at, authority, ca, device }: &Place, file: &Path) -> Result<ExitCode> {
     let text = Zeroizing::new(read(file)?);
     let key: ServiceKey = serde_json::from_str(&text).with_context(|| {
         format!("{} is not a key file written by `vouchsafe authority service add`", file.display())
     })?;
-    // By default, trust only the CA in the key's file, so that only the authority that made the key gets it; `--ca` is
-    // for after that CA was renewed.
-    let ca = Some(ca.unwrap_or_else(|| key.ca.clone()));
+    // By default, trust only the CA in the key's file, so that only the authority that made the key gets the key.
+    // `--ca` is for the time after that CA was renewed.
+    let ca = Some(ca.clone().unwrap_or_else(|| key.ca.clone()));
+    let (authority, device) = (authority.clone(), device.clone());
     done(at.call(Call::ServiceLogin { authority, ca, key, device }).await?)
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds = engine::document::seconds(text).filter(|seconds| *seconds > 0);
+    seconds.map(|seconds| Duration::from_secs(seconds.into())).ok_or_else(|| "a time such as `6h` or `30m`".to_owned())
 }
 
 async fn start(place: &Place, way: LoginWay) -> Result<Reply> {

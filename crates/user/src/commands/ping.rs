@@ -5,8 +5,9 @@ use super::words::{left, service};
 use crate::at::At;
 use anyhow::{Context, Result};
 use clap::Args;
-use reach::protocol::{self, Call, Grant, Reply, Standing};
+use reach::protocol::{self, Call, Grant, Reply, Rung, RungState, Standing};
 use reach::{Places, Session, Timeouts};
+use serde_json::{Value, json};
 use shell::println;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +21,9 @@ use wire::packet::{TCP, UDP};
 
 /// The port if the user names none and no receiver suggests one.
 const DEFAULT_PORT: u16 = 443;
-/// Payload for UDP services: nothing that a service could take for a request.
+/// Maximum time until the agent knows which rungs were answered.
+const SETTLED: Duration = Duration::from_secs(1);
+/// Payload of the probe to a UDP service. No service should take it for a request.
 const PROBE: &[u8] = b"vouchsafe ping";
 
 /// Show step by step what happens to a first packet
@@ -36,6 +39,9 @@ pub struct PingArguments {
     /// Time to wait for an answer, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     wait: u64,
+    /// Print the steps as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// The outcome of the first packet.
@@ -46,23 +52,40 @@ enum Answer {
     Failed(std::io::Error),
 }
 
-/// Prints the steps as they happen.
+/// Prints the steps as they happen, or collects them.
 struct Steps {
     number: u32,
     since: Instant,
+    /// The steps for output as JSON.
+    collected: Option<Vec<Value>>,
+    rungs: Vec<Rung>,
 }
 
 impl Steps {
     fn print(&mut self, name: &str, text: &str) {
         self.number += 1;
         let millis = self.since.elapsed().as_secs_f64() * 1000.0;
-        println!("{} {name:<12} {:>8.1} ms  {}", self.number, millis, text.replace(char::is_control, "?"));
+        match &mut self.collected {
+            Some(steps) => steps.push(json!({ "name": name, "millis": millis, "text": text })),
+            None => println!("{} {name:<12} {:>8.1} ms  {}", self.number, millis, text.replace(char::is_control, "?")),
+        }
         self.since = Instant::now();
     }
 }
 
 pub async fn run(arguments: PingArguments) -> Result<ExitCode> {
-    let mut steps = Steps { number: 0, since: Instant::now() };
+    let collected = arguments.json.then(Vec::new);
+    let mut steps = Steps { number: 0, since: Instant::now(), collected, rungs: Vec::new() };
+    let target = arguments.target.clone();
+    let code = follow(&mut steps, arguments).await?;
+    if let Some(collected) = steps.collected {
+        let answered = code == ExitCode::SUCCESS;
+        println!("{}", json!({ "target": target, "answered": answered, "steps": collected, "rungs": steps.rungs }));
+    }
+    Ok(code)
+}
+
+async fn follow(steps: &mut Steps, arguments: PingArguments) -> Result<ExitCode> {
     let protocol = if arguments.udp { UDP } else { TCP };
     let (host, port) = split(&arguments.target)?;
     let found = tokio::net::lookup_host((host, port.unwrap_or(0))).await.map(|mut all| all.next());
@@ -83,7 +106,7 @@ pub async fn run(arguments: PingArguments) -> Result<ExitCode> {
             "destination",
             "nobody is logged in, so it is unknown which destinations are protected: run `vouchsafe login`",
         );
-        return answer(&mut steps, to, &arguments, false).await;
+        return answer(steps, to, &arguments, false).await;
     };
     let receiver = session.destinations.iter().find(|receiver| {
         receiver.prefix.contains(&address) && receiver.services.iter().any(|service| service.covers(protocol, port))
@@ -99,7 +122,7 @@ pub async fn run(arguments: PingArguments) -> Result<ExitCode> {
                     session.person
                 ),
             );
-            return answer(&mut steps, to, &arguments, false).await;
+            return answer(steps, to, &arguments, false).await;
         }
     }
     let standing = match arguments.at.call(Call::Explain { address, protocol, port }).await? {
@@ -109,15 +132,21 @@ pub async fn run(arguments: PingArguments) -> Result<ExitCode> {
     if let Standing::Withheld { rule } = &standing {
         let by = rule.map_or("the default".to_owned(), |rule| format!("your rule for {rule}"));
         steps.print("consent", &format!("no: {by} is deny (see `vouchsafe grants list`)"));
-        return answer(&mut steps, to, &arguments, false).await;
+        return answer(steps, to, &arguments, false).await;
     }
     steps.print("consent", "yes: your identity may go there");
     match standing {
         Standing::Granted { asked, grant, now } => {
-            print_grant(&mut steps, &grant, asked, now, own.is_some() && !arguments.udp);
+            print_grant(steps, &grant, asked, now, own.is_some() && !arguments.udp);
             match own {
-                Some(dir) => answer_to_own(&mut steps, to, &arguments, dir).await,
-                None => answer(&mut steps, to, &arguments, true).await,
+                Some(dir) => answer_to_own(steps, to, &arguments, dir).await,
+                None => {
+                    let code = answer(steps, to, &arguments, true).await?;
+                    if !arguments.udp {
+                        print_rungs(steps, &arguments.at, to).await?;
+                    }
+                    Ok(code)
+                }
             }
         }
         Standing::Denied { why } => {
@@ -128,7 +157,7 @@ pub async fn run(arguments: PingArguments) -> Result<ExitCode> {
             steps.print("grant", &format!("none: {why}"));
             Ok(ExitCode::FAILURE)
         }
-        Standing::NotProtected | Standing::Withheld { .. } => answer(&mut steps, to, &arguments, false).await,
+        Standing::NotProtected | Standing::Withheld { .. } => answer(steps, to, &arguments, false).await,
     }
 }
 
@@ -144,6 +173,35 @@ fn print_grant(steps: &mut Steps, grant: &Grant, asked: bool, now: u64, in_strea
     let handle = grant.handle.get(..8).unwrap_or(&grant.handle);
     let carrier = if in_stream { Carrier::Stream.name() } else { &grant.carrier };
     steps.print("token", &format!("{} by {carrier}, handle {handle}…", grant.suite));
+}
+
+/// Shows by which rungs of the ladder first packets have arrived.
+async fn print_rungs(steps: &mut Steps, at: &At, to: SocketAddr) -> Result<()> {
+    let deadline = Instant::now() + SETTLED;
+    let call = || Call::Rungs { address: to.ip(), protocol: TCP, port: to.port() };
+    loop {
+        steps.rungs = match at.call(call()).await? {
+            Reply::Rungs { rungs } => rungs,
+            other => return unexpected(other).map(drop),
+        };
+        let is_known = |rung: &Rung| rung.state != RungState::NotTried;
+        if steps.rungs.len() < 2 || steps.rungs.first().is_some_and(is_known) || Instant::now() >= deadline {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    for rung in steps.rungs.clone() {
+        let state = match (rung.state, rung.begins_again) {
+            (RungState::Works, _) => "works".to_owned(),
+            (RungState::Blocked, None | Some(0)) => "blocked".to_owned(),
+            (RungState::Blocked, Some(seconds)) => {
+                format!("blocked: connections begin with another rung for {}", left(seconds, 0))
+            }
+            (RungState::NotTried, _) => "not tried".to_owned(),
+        };
+        steps.print("rung", &format!("{}: {state}", rung.name));
+    }
+    Ok(())
 }
 
 /// Sends the first packet as the calling user, and waits for the answer.
@@ -234,7 +292,7 @@ fn failed(error: std::io::Error) -> Answer {
     }
 }
 
-/// Returns the first port of a receiver at this address.
+/// Returns the first port of the person's receiver at this address, if there is one.
 fn usual_port(session: Option<&protocol::Session>, address: IpAddr, protocol: u8) -> Option<u16> {
     let at = session?.destinations.iter().filter(|receiver| receiver.prefix.contains(&address));
     let mut services = at.flat_map(|receiver| &receiver.services);

@@ -1,5 +1,6 @@
-//! The redirect target of a login in a browser: a port of this machine's loopback address (RFC 8252, §7.3), for one
-//! visit. Other pages and programs can connect to the port, too; requests without the login's state are refused.
+//! The redirect target of a login in a browser: a port of this machine's loopback address (RFC 8252, §7.3) that accepts
+//! one callback. Other pages and programs can connect to the port, too; it rejects requests that lack the login's
+//! state.
 
 use anyhow::{Context, Result};
 use api::Callback;
@@ -10,22 +11,26 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-/// Largest size of a request, in bytes.
+/// Maximum length of a request, in bytes.
 const MOST: usize = 16 * 1024;
-/// How long a client may take to send its request, and to receive the answer.
+/// Maximum time for a client to send its request, and to receive the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A listener that waits for the browser.
+/// A listener that waits for the browser's callback.
 pub struct Redirect {
     listener: TcpListener,
     port: u16,
 }
 
-/// A browser's connection, waiting for the outcome of the login.
+/// A browser's connection, which waits for the result of the login.
 pub struct Page(TcpStream);
 
 impl Redirect {
     /// Listens on any free port.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no port can be bound.
     pub async fn listen() -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await;
         let listener = listener.context("cannot listen for the browser on 127.0.0.1")?;
@@ -33,19 +38,23 @@ impl Redirect {
         Ok(Self { listener, port })
     }
 
-    /// Returns the port.
+    /// Returns the port on which the listener waits.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Waits for a browser that presents `state` and a code.
+    /// Waits for a browser that presents `state` and a code. Returns both, and the browser's connection.
+    ///
+    /// # Errors
+    ///
+    /// Fails if no connection can be accepted.
     pub async fn callback(&self, state: &str) -> Result<(Callback, Page)> {
         let (came, mut comes) = tokio::sync::mpsc::channel(1);
         loop {
             tokio::select! {
                 Some(answer) = comes.recv() => return Ok(answer),
                 accepted = self.listener.accept() => {
-                    // Each in a task, so that a slow client does not delay others.
+                    // Each connection has a task of its own, so that a slow client does not delay others.
                     let (stream, _) = accepted.context("cannot accept the browser's connection")?;
                     let (came, state, port) = (came.clone(), state.to_owned(), self.port);
                     tokio::spawn(async move {
@@ -60,12 +69,12 @@ impl Redirect {
 }
 
 impl Page {
-    /// Answers that the login succeeded.
+    /// Tells the browser that the login has succeeded.
     pub async fn welcome(self, text: &str) {
         self.answer("200 OK", &format!("You are {text}. You can close this window.")).await;
     }
 
-    /// Answers that the login failed.
+    /// Tells the browser that the login has failed, and why.
     pub async fn refuse(self, why: &str) {
         self.answer("403 Forbidden", &format!("You are not logged in: {why}")).await;
     }
@@ -114,7 +123,7 @@ async fn visit(mut stream: TcpStream, state: &str, port: u16) -> Result<Option<(
 fn read_callback(head: &str, state: &str, port: u16) -> Option<Callback> {
     let mut lines = head.split("\r\n");
     let target = lines.next()?.strip_prefix("GET ")?.strip_suffix(" HTTP/1.1")?;
-    // Against DNS rebinding: a name that points to 127.0.0.1 is not accepted.
+    // Protects against DNS rebinding: a request for another host name than 127.0.0.1 is refused.
     let mut hosts = lines.filter_map(|line| line.split_once(':')).filter(|(name, _)| name.eq_ignore_ascii_case("host"));
     let host = hosts.next()?.1.trim();
     if hosts.next().is_some() || host != format!("127.0.0.1:{port}") {

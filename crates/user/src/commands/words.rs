@@ -3,7 +3,7 @@
 use shell::table::span;
 use wire::packet::{TCP, UDP};
 
-/// Formats a span of ports: `tcp/22`, `udp/5000-5010`, `all`.
+/// Formats a range of ports: `tcp/22`, `udp/5000-5010`, `all`.
 pub fn service(protocol: u8, first_port: u16, last_port: u16) -> String {
     let name = match protocol {
         0 => return "all".to_owned(),
@@ -18,12 +18,12 @@ pub fn service(protocol: u8, first_port: u16, last_port: u16) -> String {
     }
 }
 
-/// Formats the time until `then`.
+/// Formats the time from `now` until `then`.
 pub fn left(then: u64, now: u64) -> String {
     if then <= now { "over".to_owned() } else { span(then - now) }
 }
 
-/// Formats the time since `then`, which is 0 for never.
+/// Formats the time from `then` until `now`; a `then` of 0 means never.
 pub fn ago(then: u64, now: u64) -> String {
     if then == 0 { "never".to_owned() } else { format!("{} ago", span(now.saturating_sub(then))) }
 }

@@ -1,36 +1,36 @@
-//! The client's first message: its destination, by SOCKS5 or by HTTP CONNECT.
+//! A client's first message, which names its destination: in SOCKS5 or in HTTP CONNECT.
 
 use anyhow::{Result, bail, ensure};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// Largest size of an HTTP request's head, in bytes.
+/// Maximum length of the head of an HTTP request, in bytes.
 const HEAD_MAX: usize = 16 * 1024;
 const SOCKS5: u8 = 5;
 const NO_AUTHENTICATION: u8 = 0;
 const NO_METHOD: u8 = 0xff;
 
-/// A client's request.
+/// The destination that a client asks for.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// Name or address.
+    /// The destination's name or address.
     pub host: String,
-    /// The TCP port.
+    /// The destination's TCP port.
     pub port: u16,
-    /// The protocol in which it asks.
+    /// The protocol in which the client asks.
     pub form: Form,
 }
 
-/// The protocol of a client.
+/// The protocol that a client of the proxy speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// RFC 1928.
+    /// SOCKS5 (RFC 1928).
     Socks5,
-    /// RFC 9110, CONNECT.
+    /// HTTP with the method CONNECT (RFC 9110).
     Http,
 }
 
-/// The outcome for a client.
+/// The outcome that the proxy reports to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Connected,
@@ -42,7 +42,7 @@ pub enum Verdict {
 }
 
 impl Form {
-    /// Returns the answer in the client's protocol. SOCKS5 has no room for the reason.
+    /// Returns the answer in the client's protocol. An answer of SOCKS5 has no room for the reason `why`.
     pub fn answer(self, verdict: &Verdict, why: &str) -> Vec<u8> {
         match self {
             Self::Socks5 => {
@@ -54,7 +54,7 @@ impl Form {
                     Verdict::Refused => 5,
                     Verdict::Silence => 6,
                 };
-                // The bound address, which no client of CONNECT uses.
+                // The bound address, which no client of CONNECT uses, is zero.
                 vec![SOCKS5, code, 0, 1, 0, 0, 0, 0, 0, 0]
             }
             Self::Http => {
@@ -80,7 +80,12 @@ fn http(status: &str, why: &str) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Reads what the client asks for. `None` if it asked for something else, and has been told so.
+/// Reads the destination that the client asks for. Returns `None` if the client asks for something other than a
+/// connection; this function has then answered the client.
+///
+/// # Errors
+///
+/// Fails if the connection breaks or the message is malformed.
 pub fn read(client: &mut (impl Read + Write)) -> Result<Option<Asked>> {
     match byte(client)? {
         SOCKS5 => socks5(client),
@@ -94,7 +99,7 @@ fn socks5(client: &mut (impl Read + Write)) -> Result<Option<Asked>> {
     client.read_exact(&mut methods)?;
     if !methods.contains(&NO_AUTHENTICATION) {
         client.write_all(&[SOCKS5, NO_METHOD])?;
-        bail!("the client insists on a password: the proxy has none");
+        bail!("the client does not offer SOCKS without authentication, and this proxy supports nothing else");
     }
     client.write_all(&[SOCKS5, NO_AUTHENTICATION])?;
     let mut head = [0; 4];
@@ -124,7 +129,7 @@ fn socks5(client: &mut (impl Read + Write)) -> Result<Option<Asked>> {
 
 fn connect(client: &mut (impl Read + Write), first: u8) -> Result<Option<Asked>> {
     let mut head = vec![first];
-    // Byte by byte: what follows the head belongs to the stream.
+    // Read byte by byte, because the bytes after the head belong to the stream.
     while !head.ends_with(b"\r\n\r\n") {
         ensure!(head.len() < HEAD_MAX, "the client's request is too long");
         head.push(byte(client)?);

@@ -1,4 +1,4 @@
-//! The user at the other end of a connection over loopback.
+//! The user at the other end of a loopback connection.
 
 use anyhow::{Context, Result};
 use nix::unistd::Uid;
@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 ///
 /// # Errors
 ///
-/// Fails if the kernel lists no such connection.
+/// Fails if the kernel does not list the connection.
 pub fn user_of(peer: SocketAddr, own: SocketAddr) -> Result<Uid> {
     let file = if peer.is_ipv4() { "/proc/self/net/tcp" } else { "/proc/self/net/tcp6" };
     let table = std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
@@ -20,7 +20,8 @@ pub fn user_of(peer: SocketAddr, own: SocketAddr) -> Result<Uid> {
     Ok(Uid::from_raw(uid))
 }
 
-/// Returns an address as the kernel's table shows it: each word of the address in the machine's byte order.
+/// Returns an address in the notation of the kernel's table, in which each word of the address is in the machine's byte
+/// order.
 fn shown(address: SocketAddr) -> String {
     let octets = match address.ip() {
         IpAddr::V4(four) => four.octets().to_vec(),

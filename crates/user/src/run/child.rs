@@ -1,4 +1,4 @@
-//! Starting the command under the filter, and getting the filter's descriptor to the supervisor.
+//! Starts the command under the filter, and passes the filter's descriptor to the supervisor.
 
 use super::filter;
 use anyhow::{Context, Result};
@@ -8,24 +8,24 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Once the supervisor has a call, only deadly signals interrupt it (Linux 5.19). Without it, a program that signals
-/// itself all the time, as Go's scheduler does, may begin the call again and again.
+/// Flag of the filter (Linux 5.19): once the supervisor has a call, only fatal signals interrupt the call. Without the
+/// flag, a program that constantly signals itself, as Go's scheduler does, may repeat the call again and again.
 const WAIT_KILLABLE: c_ulong = 1 << 5;
 
-/// A command that was started.
+/// A command that has been started.
 pub struct Started {
-    /// Its process id.
+    /// The command's process id.
     pub pid: i32,
-    /// The descriptor on which the kernel asks.
+    /// The filter's descriptor, on which the kernel asks about calls.
     pub listener: OwnedFd,
 }
 
-/// Starts the command.
+/// Starts the command under the filter.
 ///
 /// # Errors
 ///
-/// Fails with the system's error if the program can't be executed, and with the way out if the filter can't be
-/// installed.
+/// Fails if a pipe can't be made, or the filter's descriptor can't be taken. The inner result is an error if the
+/// program can't be executed, or if the filter can't be installed: `EBUSY`, `ENOSYS` or `EPERM`.
 pub fn start(command: &mut Command, tcp_only: bool) -> Result<io::Result<Started>> {
     let program = filter::program(tcp_only);
     let (mut numbers, mut from_child) = io::pipe()?;
@@ -36,7 +36,7 @@ pub fn start(command: &mut Command, tcp_only: bool) -> Result<io::Result<Started
     };
     // SAFETY: the closure makes system calls only, on memory that exists already.
     unsafe { command.pre_exec(in_child) };
-    // The child waits until its descriptor was taken, and `spawn` waits for the child.
+    // The child waits until the supervisor has its descriptor, and `spawn` waits for the child.
     let taking = std::thread::spawn(move || take(&mut numbers, acknowledge));
     let spawned = command.spawn();
     match spawned {
@@ -70,7 +70,7 @@ fn install(program: &[libc::sock_filter]) -> io::Result<RawFd> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))
 }
 
-/// Marks errors of the filter, so that they are not taken for those of the program's file.
+/// Marks an error of the filter, so that it is not mistaken for an error of the program's file.
 fn explain(error: io::Error) -> io::Error {
     let number = error.raw_os_error().unwrap_or(libc::EIO);
     io::Error::from_raw_os_error(match number {
@@ -81,7 +81,7 @@ fn explain(error: io::Error) -> io::Error {
 }
 
 fn hand_over(listener: RawFd, to_parent: &mut PipeWriter, go_on: &mut PipeReader) -> io::Result<()> {
-    // SAFETY: the call takes nothing.
+    // SAFETY: the call has no arguments.
     let pid = unsafe { libc::getpid() };
     let mut message = [0; 8];
     message[..4].copy_from_slice(&pid.to_ne_bytes());
@@ -104,14 +104,22 @@ fn take(numbers: &mut PipeReader, mut acknowledge: PipeWriter) -> Result<OwnedFd
     Ok(listener)
 }
 
-/// Opens a process or, with `O_EXCL` (Linux 6.9), a thread.
+/// Opens a descriptor for a process or, with `O_EXCL` (Linux 6.9), for a thread.
+///
+/// # Errors
+///
+/// Fails with the system's error.
 pub fn pidfd(pid: i32, flags: i32) -> io::Result<OwnedFd> {
     // SAFETY: these are numbers.
     let descriptor = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, flags) };
     owned(descriptor)
 }
 
-/// Takes a copy of a process's descriptor.
+/// Returns a copy of a process's descriptor.
+///
+/// # Errors
+///
+/// Fails with the system's error, for instance if ptrace rules forbid it.
 pub fn take_fd(process: &OwnedFd, descriptor: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: these are numbers.
     let taken = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), descriptor, 0) };
@@ -122,6 +130,6 @@ fn owned(descriptor: c_long) -> io::Result<OwnedFd> {
     if descriptor < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made it for this process, and nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor for this process, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor as RawFd) })
 }

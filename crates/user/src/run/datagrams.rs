@@ -1,6 +1,7 @@
-//! UDP flows of the command. Each is opened by a datagram that holds a block alone, which the verifier consumes (wire.md
-//! §4.2), on the program's own socket ahead of its first datagram, and again at times: since the supervisor does not see
-//! answers, it repeats the block in the first seconds, against loss, and then as often as the wire requires.
+//! The command's UDP flows. To open a flow, the supervisor sends a datagram that contains only a block, which the
+//! verifier consumes (wire.md §4.2). It uses the program's own socket, before the program's first datagram. Because the
+//! supervisor does not see answers, it repeats the block a few times in the first seconds, in case the block was lost,
+//! and then as often as wire.md requires.
 
 use super::target;
 use nix::sys::socket::SockaddrStorage;
@@ -11,28 +12,29 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// When the block is repeated at first.
+/// Times after the first block at which the block is repeated.
 const REPEATS: [Duration; 3] = [Duration::from_millis(100), Duration::from_millis(400), Duration::from_millis(1500)];
-/// Longest time between two tokens of a flow in use (wire.md §4.1), less a second for the way.
+/// Maximum time between two tokens of a flow in use (wire.md §4.1), minus a second for the time in transit.
 const EVERY: Duration = Duration::from_secs(14);
-/// Largest number of flows that are looked after at a time.
+/// Maximum number of flows whose blocks are repeated.
 const FLOWS_MAX: usize = 4096;
 
-/// A flow: its socket's identity, and the destination.
+/// Key of a flow: the identity of its socket, and the destination.
 type Key = (u64, SocketAddr);
 
 struct Flow {
     process: i32,
     descriptor: u64,
     address: SockaddrStorage,
-    /// Whether the program has connected the socket: then its further datagrams are not seen.
+    /// Whether the program has connected the socket. The supervisor does not see the further datagrams of such a
+    /// socket.
     connected: bool,
     sent: Instant,
     repeats: usize,
 }
 
 impl Flow {
-    /// Returns when the block is due again; `None` if the program's next datagram decides.
+    /// Returns when the block has to be sent again; `None` if the program's next datagram decides that.
     fn due(&self) -> Option<Instant> {
         match REPEATS.get(self.repeats) {
             Some(after) => Some(self.sent + *after),
@@ -49,8 +51,8 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// Sends a block to `to` on a program's socket, unless one was sent there a moment ago. Returns whether the program
-    /// may send.
+    /// Sends a block to `to` on a program's socket, unless a block was sent there a moment ago. If this succeeds, the
+    /// caller lets the program send its datagram.
     ///
     /// # Errors
     ///
@@ -69,7 +71,7 @@ impl Flows {
             return Ok(());
         }
         let Some(block) = session.datagram_block(address.to)? else { return Ok(()) };
-        // A full queue is the program's to notice, at its own datagram.
+        // If the socket's queue is full, the program will notice that at its own datagram.
         let _ = target::send(socket, &block, (!connected).then_some(&address.raw));
         let process = target::process_of(thread).unwrap_or(thread);
         let flow = Flow { process, descriptor, address: address.raw, connected, sent: Instant::now(), repeats: 0 };
@@ -84,7 +86,7 @@ impl Flows {
         Ok(())
     }
 
-    /// Repeats blocks, without end.
+    /// Repeats blocks when they are due. Never returns.
     pub fn look_after(&self, session: &Session) {
         let mut flows = self.lock();
         loop {
@@ -119,8 +121,8 @@ impl Flows {
     }
 }
 
-/// Sends the block of a flow again; reports whether its socket still exists. The supervisor keeps no copy of sockets,
-/// since a program that closes one expects its port to be free.
+/// Sends the block of a flow again. Returns whether the flow's socket still exists. The supervisor keeps no copy of the
+/// socket, because a program that closes a socket expects its port to be free.
 fn repeat(
     session: &Session,
     (identity, to): Key,

@@ -1,4 +1,4 @@
-//! The seccomp filter: which system calls of the command the kernel asks the supervisor about.
+//! The seccomp filter, which determines about which of the command's system calls the kernel asks the supervisor.
 
 use libc::{BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, sock_filter};
 
@@ -7,7 +7,7 @@ const ARCH: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const ARCH: u32 = 0xc000_00b7;
 
-/// Numbers from here on are those of the x32 ABI.
+/// First system call number of the x32 ABI.
 #[cfg(target_arch = "x86_64")]
 const X32: u32 = 0x4000_0000;
 
@@ -19,8 +19,9 @@ const ARGUMENTS: u32 = 16;
 /// TCP options that set keys for signatures: `TCP_MD5SIG`, `TCP_MD5SIG_EXT`, `TCP_AO_ADD_KEY`.
 pub const KEYS: [u32; 3] = [14, 32, 38];
 
-/// Returns the filter. Calls of other architectures than this program's pass, and so does everything that a filter can
-/// tell apart without the supervisor: `sendto` without an address is `send`.
+/// Returns the filter. It makes the kernel ask about no calls of other architectures, and about no calls that the
+/// filter itself recognises as irrelevant, for instance `sendto` without an address (as `send` makes it). If `tcp_only`
+/// is set, the kernel also does not ask about calls that send datagrams.
 pub fn program(tcp_only: bool) -> Vec<sock_filter> {
     let mut program = vec![load(ARCH_AT), jump(BPF_JEQ, ARCH, 1, 0), answer(libc::SECCOMP_RET_ALLOW), load(NUMBER)];
     #[cfg(target_arch = "x86_64")]
@@ -83,7 +84,7 @@ const fn answer(action: u32) -> sock_filter {
 mod tests {
     use super::*;
 
-    /// Runs the filter as the kernel does.
+    /// Evaluates the filter in the way in which the kernel does.
     fn verdict(program: &[sock_filter], arch: u32, number: c_long, arguments: [u64; 6]) -> u32 {
         let mut data = [(number as u32).to_ne_bytes().to_vec(), arch.to_ne_bytes().to_vec(), vec![0; 8]].concat();
         data.extend(arguments.iter().flat_map(|argument| argument.to_ne_bytes()));

@@ -1,4 +1,4 @@
-//! The front process: passes signals to the command, and ends as the command ended.
+//! The front process: passes signals to the command, and ends in the way in which the command ended.
 
 use anyhow::{Context, Result, bail};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -10,22 +10,22 @@ use std::io::{ErrorKind, PipeReader, Read};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 
-/// Bytes of a report: its kind and a number.
+/// Length of a report in bytes. A report consists of its kind and a number.
 pub const REPORT_LEN: usize = 8;
 
-/// A report of the supervisor.
+/// A report from the supervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// The command runs as this process.
+    /// The command runs, with this process id.
     Runs(i32),
-    /// It ended with this code.
+    /// The command ended with this exit code.
     Ended(i32),
-    /// This signal ended it.
+    /// This signal ended the command.
     Killed(i32),
 }
 
 impl Report {
-    /// Returns the bytes for the pipe.
+    /// Returns the report as the supervisor writes it into the pipe to the front.
     pub fn encode(self) -> [u8; REPORT_LEN] {
         let (kind, number) = match self {
             Self::Runs(pid) => (0_i32, pid),
@@ -45,16 +45,23 @@ impl Report {
     }
 }
 
-/// Returns the signals that are passed on.
+/// Returns the signals that the front passes on to the command.
 pub fn signals() -> SigSet {
     use Signal::{SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
     [SIGALRM, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2].into_iter().collect()
 }
 
-/// Waits for the end of the command, and returns or dies like it.
+/// Waits until the command has ended. Returns its exit code. If a signal ended the command, this process ends by the
+/// same signal.
+///
+/// # Errors
+///
+/// Fails if the supervisor ends without a report.
 pub fn run(supervisor: Pid, mut reports: &PipeReader) -> Result<ExitCode> {
     let asked = SignalFd::with_flags(&signals(), SfdFlags::SFD_CLOEXEC).context("cannot wait for signals")?;
     let mut command = None;
+    // Signals that arrive before the supervisor reports the command's process id. The command may already run.
+    let mut early = Vec::new();
     loop {
         let mut ready =
             [PollFd::new(reports.as_fd(), PollFlags::POLLIN), PollFd::new(asked.as_fd(), PollFlags::POLLIN)];
@@ -64,11 +71,13 @@ pub fn run(supervisor: Pid, mut reports: &PipeReader) -> Result<ExitCode> {
         };
         let [reported, signalled] = ready.map(|one| one.revents().is_some_and(|events| !events.is_empty()));
         if signalled && let Some(sent) = asked.read_signal()? {
-            // The terminal's signals have reached the command, too.
+            // A signal from the terminal has reached the command, too, so only signals from processes are passed on.
             let by_process = sent.ssi_code <= 0;
             let signal = i32::try_from(sent.ssi_signo).ok().and_then(|number| Signal::try_from(number).ok());
-            if by_process && let (Some(command), Some(signal)) = (command, signal) {
-                let _ = kill(command, signal);
+            match (command, signal.filter(|_| by_process)) {
+                (Some(command), Some(signal)) => drop(kill(command, signal)),
+                (None, Some(signal)) => early.push(signal),
+                (_, None) => {}
             }
         }
         if !reported {
@@ -80,14 +89,20 @@ pub fn run(supervisor: Pid, mut reports: &PipeReader) -> Result<ExitCode> {
             bail!("the supervisor ended before the command did: {error}");
         }
         match Report::decode(report).context("the supervisor's report is malformed")? {
-            Report::Runs(pid) => command = Some(Pid::from_raw(pid)),
+            Report::Runs(pid) => {
+                let pid = Pid::from_raw(pid);
+                command = Some(pid);
+                early.drain(..).for_each(|signal| {
+                    let _ = kill(pid, signal);
+                });
+            }
             Report::Ended(code) => return Ok(ExitCode::from(code as u8)),
             Report::Killed(number) => return Ok(die(number)),
         }
     }
 }
 
-/// Dies by a signal, as the command did.
+/// Ends this process by the signal that ended the command.
 fn die(number: i32) -> ExitCode {
     if let Ok(by) = Signal::try_from(number) {
         let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0);
@@ -96,17 +111,17 @@ fn die(number: i32) -> ExitCode {
         let _ = raise(by);
         let _ = [by].into_iter().collect::<SigSet>().thread_unblock();
     }
-    // The signal's default is not to end a process, or it has no number here.
+    // The signal's default action does not end a process, or the signal has no number here.
     ExitCode::from((128 + number) as u8)
 }
 
-/// Says why a command does not start; returns the code that shells use.
+/// Prints why a command can't be started. Returns the exit code that shells use for that.
 pub fn cannot_start(program: &OsStr, error: &std::io::Error) -> ExitCode {
     eprintln!("vouchsafe: cannot run {}: {error}", program.to_string_lossy());
     ExitCode::from(code_of(error) as u8)
 }
 
-/// Returns the exit code that shells use for a command that does not start.
+/// Returns the exit code that shells use for a command that can't be started with this error.
 pub fn code_of(error: &std::io::Error) -> i32 {
     if error.kind() == ErrorKind::NotFound { 127 } else { 126 }
 }

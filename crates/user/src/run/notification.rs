@@ -1,4 +1,4 @@
-//! Questions of the kernel about a system call, and answers (seccomp_unotify(2)).
+//! The kernel's questions about system calls, and the answers (seccomp_unotify(2)).
 
 use nix::errno::Errno;
 use std::io;
@@ -8,45 +8,46 @@ const RECEIVE: libc::c_ulong = 0xc050_2100;
 const ANSWER: libc::c_ulong = 0xc018_2101;
 const IS_VALID: libc::c_ulong = 0x4008_2102;
 const SET_FLAGS: libc::c_ulong = 0x4008_2104;
-/// Wake the supervisor on the command's processor (Linux 6.6).
+/// Flag that wakes the supervisor on the command's processor (Linux 6.6).
 const SYNC_WAKE_UP: u64 = 1;
 
 /// A system call about which the kernel asks.
 #[derive(Clone, Copy, Debug)]
 pub struct Question {
     id: u64,
-    /// The thread that makes it.
+    /// Id of the thread that makes the call.
     pub thread: i32,
-    /// The call's number.
+    /// The number of the call.
     pub number: i64,
-    /// The call's arguments.
+    /// The arguments of the call.
     pub arguments: [u64; 6],
 }
 
 /// The answer to a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// The kernel carries the call out.
+    /// The kernel carries out the call.
     Continue,
-    /// The call returns 0.
+    /// The call returns 0 without being carried out.
     Done,
-    /// The call fails with this number.
+    /// The call fails with this error number.
     Fails(i32),
 }
 
-/// Makes questions cheaper, where the kernel can.
+/// Makes the kernel wake the supervisor on the processor on which the command runs, which makes questions cheaper. Does
+/// nothing if the kernel does not support this.
 pub fn prefer_one_processor(listener: BorrowedFd<'_>) {
     // SAFETY: the call takes numbers only; the flags are its argument, and no pointer.
     unsafe { libc::ioctl(listener.as_raw_fd(), SET_FLAGS as _, SYNC_WAKE_UP) };
 }
 
-/// Waits for a question; `None` if the call was interrupted meanwhile.
+/// Waits for a question. Returns `None` if the call was interrupted while the supervisor read the question.
 ///
 /// # Errors
 ///
-/// Fails if there is nobody left to ask for.
+/// Fails if no process is left under the filter.
 pub fn receive(listener: BorrowedFd<'_>) -> io::Result<Option<Question>> {
-    // Larger than the structure, in case the kernel's has grown.
+    // The room is larger than the structure, in case the kernel's structure has grown.
     let mut room = [0_u64; 32];
     // SAFETY: the kernel writes a `seccomp_notif`, which fits into the room.
     let got = unsafe { libc::ioctl(listener.as_raw_fd(), RECEIVE as _, room.as_mut_ptr()) };
@@ -67,13 +68,14 @@ pub fn receive(listener: BorrowedFd<'_>) -> io::Result<Option<Question>> {
 }
 
 impl Question {
-    /// Reports whether the thread still waits, so that what was read of it was its own.
+    /// Reports whether the thread still waits for the answer. If it does, the supervisor's reads between the question
+    /// and this call were from the memory of this thread, and not from that of a later thread with the same id.
     pub fn is_valid(&self, listener: BorrowedFd<'_>) -> bool {
         // SAFETY: the kernel reads the number.
         unsafe { libc::ioctl(listener.as_raw_fd(), IS_VALID as _, &raw const self.id) == 0 }
     }
 
-    /// Answers. A thread that no longer waits is left alone.
+    /// Answers the question. Does nothing if the thread no longer waits.
     pub fn answer(&self, listener: BorrowedFd<'_>, answer: Answer) {
         let (error, flags) = match answer {
             Answer::Continue => (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32),

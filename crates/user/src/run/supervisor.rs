@@ -1,4 +1,4 @@
-//! The supervisor: answers the kernel's questions about the command's system calls.
+//! The supervisor, which answers the kernel's questions about the command's system calls.
 
 use super::datagrams::Flows;
 use super::front::{Report, code_of};
@@ -18,15 +18,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Largest number of threads that answer: as many connections can be waited for at a time.
+/// Maximum number of threads that answer questions, and so of connections that the supervisor makes at a time.
 const THREADS_MAX: usize = 256;
-/// Room for the stack of such a thread.
+/// Size of the stack of such a thread, in bytes.
 const STACK: usize = 512 * 1024;
-/// Longest wait for a connection on a socket that does not block: its program has other things to do.
+/// Maximum time to connect a non-blocking socket. It is short because the program meanwhile has other things to do.
 const WAIT_NONBLOCKING: Duration = Duration::from_secs(3);
-/// Most messages of one `sendmmsg` that are looked at.
+/// Maximum number of messages of one `sendmmsg` that the supervisor examines.
 const MESSAGES_MAX: u64 = 64;
-/// Time for which the same error is not printed again.
+/// Time for which the supervisor does not print the same error again.
 const QUIET: Duration = Duration::from_secs(10);
 
 struct Supervisor {
@@ -36,13 +36,14 @@ struct Supervisor {
     idle: AtomicUsize,
     threads: AtomicUsize,
     flows: Flows,
-    /// Sockets for which the program has set keys for signatures.
+    /// Identities of the sockets for which the program has set keys for signatures.
     signed: Mutex<BTreeSet<u64>>,
-    /// The last error that was printed.
+    /// The last error that was printed, and when.
     said: Mutex<Option<(String, Instant)>>,
 }
 
-/// Starts the command, supervises it and its descendants, and ends with the last of them. Never returns.
+/// Starts the command, and supervises the command and its descendants. Never returns: ends this process when the last
+/// of these processes has ended.
 pub fn run(
     session: &Session,
     settings: Settings,
@@ -105,7 +106,7 @@ pub fn run(
             Ok(WaitStatus::Exited(pid, code)) => (pid, Report::Ended(code)),
             Ok(WaitStatus::Signaled(pid, signal, _)) => (pid, Report::Killed(signal as i32)),
             Ok(_) | Err(nix::errno::Errno::EINTR) => continue,
-            // Nobody is left.
+            // No descendant is left.
             Err(_) => std::process::exit(0),
         };
         if ended.as_raw() == started.pid {
@@ -120,8 +121,8 @@ fn refuse(why: &str) -> i32 {
     2
 }
 
-/// Installs handlers that do nothing: the terminal's signals are for the command. Handlers, unlike ignored signals, are
-/// not inherited by it.
+/// Installs handlers that do nothing, because the terminal's signals are for the command. Signals are not ignored
+/// instead, because the command would inherit that.
 fn outlive_signals() {
     extern "C" fn nothing(_: libc::c_int) {}
     let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::SA_RESTART, SigSet::empty());
@@ -138,7 +139,8 @@ fn outlive_signals() {
     }
 }
 
-/// Closes the caller's files, so that whoever reads the command's output sees its end although descendants live.
+/// Closes the caller's files. Otherwise a process that reads the command's output would not see its end while
+/// descendants live.
 fn let_go_of_terminal() {
     if let Ok(null) = File::options().read(true).write(true).open("/dev/null") {
         let _ = nix::unistd::dup2_stdin(&null);
@@ -148,7 +150,7 @@ fn let_go_of_terminal() {
 }
 
 impl Supervisor {
-    /// Starts another thread that answers, unless there are enough.
+    /// Starts another thread that answers questions, unless there are enough.
     fn spawn(self: &Arc<Self>) {
         if self.threads.fetch_add(1, Ordering::Relaxed) >= THREADS_MAX {
             self.threads.fetch_sub(1, Ordering::Relaxed);
@@ -172,7 +174,7 @@ impl Supervisor {
                     return;
                 }
             };
-            // One thread always waits for the next question.
+            // One thread must always wait for the next question.
             if self.idle.fetch_sub(1, Ordering::Relaxed) == 1 {
                 self.spawn();
             }
@@ -192,7 +194,7 @@ impl Supervisor {
             _ => Ok(Answer::Continue),
         };
         decided.unwrap_or_else(|error| {
-            // A process that doesn't let itself be looked into, such as one that holds keys, goes on without tokens.
+            // A process whose memory the supervisor may not read, such as one that holds keys, goes on without tokens.
             tracing::debug!(thread = question.thread, "cannot look into a process: {error}");
             Answer::Continue
         })
@@ -234,10 +236,10 @@ impl Supervisor {
         }
         Ok(match self.session.connect_socket(socket, &address.raw, address.to, Timeouts { connect: wait }) {
             Ok(false) => Answer::Continue,
-            // As programs expect it of a socket that does not block; it is writable already.
+            // A program expects this result from a non-blocking socket. The socket is writable already.
             Ok(true) if nonblocking => Answer::Fails(libc::EINPROGRESS),
             Ok(true) => Answer::Done,
-            // A second call on the socket: the kernel has the answer.
+            // This is another call on the same socket, so the kernel has the answer.
             Err(Error::Io { source, .. }) if matches!(source.raw_os_error(), Some(libc::EISCONN | libc::EALREADY)) => {
                 Answer::Continue
             }
@@ -273,7 +275,7 @@ impl Supervisor {
         Ok(Answer::Continue)
     }
 
-    /// Opens the flow of a datagram that the program sends to an address.
+    /// Opens the flow of a datagram that the program sends to an address, so that the datagram is admitted.
     fn datagram(
         &self,
         question: &Question,
@@ -283,7 +285,7 @@ impl Supervisor {
     ) -> std::io::Result<Answer> {
         let Some(address) = target::address(question.thread, at, length)? else { return Ok(Answer::Continue) };
         if opens_stream && self.session.is_protected(address.to, wire::packet::TCP) {
-            // The program puts data of its own into the SYN. Told that it can't, it connects.
+            // The program wants to put its own data into the SYN. With this error, it connects in the ordinary way.
             return Ok(Answer::Fails(libc::EOPNOTSUPP));
         }
         if !self.session.is_protected(address.to, wire::packet::UDP) {
@@ -300,7 +302,7 @@ impl Supervisor {
         })
     }
 
-    /// Notes that a socket has keys for signatures, which no kernel tells later.
+    /// Records that a socket has keys for signatures, because no later call to the kernel reveals that.
     fn set_key(&self, question: &Question) -> std::io::Result<Answer> {
         let socket = target::socket(question.thread, question.arguments[0])?;
         let own = target::identity(socket.as_fd())?;
@@ -312,7 +314,7 @@ impl Supervisor {
         let text = error.to_string();
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         let is_new = said.as_ref().is_none_or(|(before, at)| *before != text || at.elapsed() > QUIET);
-        // A refusal is the server's answer, and the program's to report.
+        // A refused connection is the server's answer, which the program reports itself.
         if is_new && !matches!(error, Error::Io { .. }) {
             eprintln!("vouchsafe: {text}");
             *said = Some((text, Instant::now()));

@@ -1,4 +1,4 @@
-//! The process that makes a call: its memory, its sockets.
+//! The process that makes a system call: its memory and its sockets.
 
 use super::child::{pidfd, take_fd};
 use nix::sys::socket::{SockaddrIn, SockaddrIn6, SockaddrLike, SockaddrStorage};
@@ -9,18 +9,22 @@ use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// Longest address that is read.
+/// Maximum length of an address, in bytes.
 const ADDRESS_MAX: usize = 28;
 
-/// An address as the program wrote it, and what it means.
+/// An address in the form in which the program wrote it, and the same address in Rust's form.
 pub struct Address {
-    /// For system calls.
+    /// The address for system calls.
     pub raw: SockaddrStorage,
-    /// The address, IPv4 also where the program wrote an IPv4-mapped one.
+    /// The address and port. An IPv4-mapped IPv6 address is converted to IPv4.
     pub to: SocketAddr,
 }
 
-/// Reads a thread's memory.
+/// Reads `N` bytes of a thread's memory.
+///
+/// # Errors
+///
+/// Fails with the system's error.
 pub fn read<const N: usize>(thread: i32, at: u64) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let size = read_some(thread, at, &mut bytes)?;
@@ -33,7 +37,12 @@ fn read_some(thread: i32, at: u64, room: &mut [u8]) -> io::Result<usize> {
     Ok(process_vm_readv(Pid::from_raw(thread), &mut [IoSliceMut::new(room)], &there)?)
 }
 
-/// Reads an Internet address; `None` if it is of another kind, or the kernel will refuse it.
+/// Reads an Internet address from a thread's memory. Returns `None` for another kind of address, or one that the kernel
+/// will reject.
+///
+/// # Errors
+///
+/// Fails if the memory can't be read.
 pub fn address(thread: i32, at: u64, length: u64) -> io::Result<Option<Address>> {
     let length = usize::try_from(length).unwrap_or(usize::MAX).min(ADDRESS_MAX);
     if at == 0 || length < size_of::<libc::sockaddr_in>() {
@@ -57,13 +66,17 @@ pub fn address(thread: i32, at: u64, length: u64) -> io::Result<Option<Address>>
     Ok(to.map(|to| Address { raw, to }))
 }
 
-/// Returns the id of a thread's process.
+/// Returns the id of the process to which a thread belongs.
 pub fn process_of(thread: i32) -> Option<i32> {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status")).ok()?;
     status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
 }
 
-/// Takes a copy of a thread's descriptor.
+/// Returns a copy of a thread's descriptor.
+///
+/// # Errors
+///
+/// Fails with the system's error.
 pub fn socket(thread: i32, descriptor: u64) -> io::Result<OwnedFd> {
     let descriptor = i32::try_from(descriptor as u32).map_err(|_| io::ErrorKind::InvalidInput)?;
     let process = match pidfd(thread, libc::O_EXCL) {
@@ -73,23 +86,27 @@ pub fn socket(thread: i32, descriptor: u64) -> io::Result<OwnedFd> {
     take_fd(&process, descriptor)
 }
 
-/// Returns a number that tells sockets apart.
+/// Returns a number that identifies a socket among all sockets of this machine.
+///
+/// # Errors
+///
+/// Fails with the system's error.
 pub fn identity(socket: BorrowedFd<'_>) -> io::Result<u64> {
     Ok(nix::sys::stat::fstat(socket)?.st_ino)
 }
 
-/// The kinds of sockets.
+/// The kind of a descriptor: whether it is a socket, and of which protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// TCP, Multipath TCP included.
+    /// TCP, including Multipath TCP.
     Tcp,
     /// UDP.
     Udp,
-    /// Anything else.
+    /// Any other kind of socket or file.
     Other,
 }
 
-/// Returns the kind of a descriptor.
+/// Returns the kind of the descriptor `socket`.
 pub fn kind(socket: BorrowedFd<'_>) -> Kind {
     match (option(socket, libc::SO_TYPE), option(socket, libc::SO_PROTOCOL)) {
         (Some(libc::SOCK_STREAM), Some(libc::IPPROTO_TCP | libc::IPPROTO_MPTCP)) => Kind::Tcp,
@@ -108,14 +125,19 @@ fn option(socket: BorrowedFd<'_>, name: i32) -> Option<i32> {
     (got == 0).then_some(value)
 }
 
-/// Returns the program's own time limit for connecting.
+/// Returns the time limit for connecting that the program itself has set on the socket.
 pub fn time_limit(socket: BorrowedFd<'_>) -> Option<Duration> {
     let time = nix::sys::socket::getsockopt(&socket, nix::sys::socket::sockopt::SendTimeout).ok()?;
     let time = Duration::new(time.tv_sec().try_into().ok()?, u32::try_from(time.tv_usec()).ok()? * 1000);
     (!time.is_zero()).then_some(time)
 }
 
-/// Sends a datagram that must not wait, on a copy of a program's socket: to `address`, or where it is connected.
+/// Sends a datagram on a copy of a program's socket, without blocking: to `address`, or to the address to which the
+/// socket is connected.
+///
+/// # Errors
+///
+/// Fails with the system's error.
 pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], address: Option<&SockaddrStorage>) -> io::Result<()> {
     let (name, length) = address.map_or((std::ptr::null(), 0), |address| (address.as_ptr(), address.len()));
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;

@@ -21,7 +21,7 @@ pub const EXAMPLES: &str = "Examples:
   vouchsafe verifier explain --packet first.pcap
   vouchsafe verifier explain --frame HEX";
 
-/// A question
+/// A question about a packet or a person
 #[derive(Args, Debug)]
 pub struct Question {
     /// The packet or person to explain
@@ -82,7 +82,8 @@ struct PacketVerdict {
     verdict: view::Verdict,
 }
 
-/// Asks the daemon. The exit code is 1 if the answer is no, or if any packet of a capture would not pass.
+/// Sends the question to the daemon and prints its answer. The exit code is 1 if the answer is no, or if any packet of
+/// a capture would not pass.
 pub async fn run(look: &Look, Question { subject, besides, to, protocol }: Question) -> Result<ExitCode> {
     let to_or = || to.context("--to is missing");
     let yes = match subject {

@@ -1,4 +1,4 @@
-//! Prints the daemon's answers as text.
+//! Prints the daemon's answers as text for people.
 
 use crate::view;
 use engine::model::{Service, protocol};
@@ -57,6 +57,13 @@ pub(super) fn show_status(status: &view::Status) {
         vec![entry.prefix.clone(), services.join(" ")]
     });
     print!("\n{}", Table::new(&["PROTECTED", "SERVICES"], protected));
+    if !status.optional.is_empty() {
+        let rows = status.optional.iter().map(|one| {
+            let known = if one.named { "people with a grant" } else { "nobody: no receiver of the policy names it" };
+            vec![format!("tcp {}", one.service), known.to_owned()]
+        });
+        print!("\n{}", Table::new(&["OPEN TO EVERYBODY", "KNOWN THERE"], rows));
+    }
     show_exposure(status);
     if let Some(proofs) = &status.proofs {
         let names: Vec<_> = proofs.interfaces.iter().map(|interface| interface.name.as_str()).collect();
@@ -187,7 +194,8 @@ pub(super) fn show_drops(drops: &view::Drops) {
         .iter()
         .map(|counter| (counter, if drops.observing { "would drop" } else { "drop" }))
         .chain(drops.passed.iter().map(|c| (c, "")))
-        .chain(drops.opened.iter().map(|c| (c, "flows")));
+        .chain(drops.opened.iter().map(|c| (c, "flows")))
+        .chain(drops.tunnel.iter().map(|c| (c, "tunnel")));
     let counted = counters.filter(|(counter, _)| counter.packets > 0);
     let rows = counted.map(|(counter, kind)| vec![counter.name.clone(), kind.into(), counter.packets.to_string()]);
     print!("{}", Table::new(&["OUTCOME", "", "PACKETS"], rows));

@@ -37,7 +37,7 @@ fn line(kernel: &Kernel, connected: Option<bool>) -> String {
 }
 
 fn notify(state: &[NotifyState<'_>]) {
-    // A no-op without a service manager.
+    // Without a service manager, this call does nothing.
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!("cannot notify the service manager: {error}");
     }

@@ -7,11 +7,14 @@ use anyhow::Result;
 use datapath::coverage::{self, OpenWay};
 use datapath::hook::Mode;
 use datapath::interface::{Interface, Layer, layers};
+use datapath::transparent::Diversion;
 use std::collections::BTreeMap;
 
+/// The device where the packets of sealed tunnels come out, which has a program of its own.
+const TUNNEL_DEVICE: &str = "vs-sealed";
 const NO_ETHERNET: &str = "unprotected: it has no Ethernet header";
 
-/// The interfaces to attach to, and those that are passed over or need a warning, with the reasons.
+/// The interfaces to attach to, and, with the reasons, those that are passed over or need a warning.
 #[derive(Default)]
 struct Wanted {
     attach: Vec<Interface>,
@@ -19,15 +22,22 @@ struct Wanted {
 }
 
 impl Kernel {
-    /// Removes the attachments that an earlier process left. Only for one that observed: until [`Self::attach`] no
-    /// packet is checked, and none was dropped before; and a pin that is taken over would outlive a trial.
+    /// Removes the attachments that an earlier process left. Otherwise [`Self::attach`] would reuse them, and they would
+    /// stay when this process ends, even if it protects only for a trial (`--try`). No packet is checked until `attach`
+    /// is called, so call this only if the earlier process did nothing but observe.
     pub fn begin_anew(&self) -> Result<()> {
         self.pins.links().iter().try_for_each(|name| self.pins.remove_link(name))
     }
 
-    /// Attaches to the wanted interfaces; all that the settings name must exist.
+    /// Attaches to the interfaces that the settings select.
+    ///
+    /// # Errors
+    ///
+    /// Fails if an interface that the settings name does not exist, or if attaching to it fails. Also fails if no
+    /// interface could be attached to at all.
     pub fn attach(&mut self) -> Result<()> {
-        // If this process is killed in between, the next one must assume that protection is on and leave it on.
+        // If this process is killed before it has attached, the next one must assume that protection is on and leave it
+        // on.
         if !self.settings.observe {
             self.pins.note_observing(false)?;
         }
@@ -61,7 +71,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Reports whether an interface has appeared, disappeared or been replaced by another of its name.
+    /// Reports whether an interface has appeared, disappeared or been replaced by another interface of the same name.
     pub fn interfaces_changed(&self) -> bool {
         let Ok(Wanted { attach: wanted, passed_over }) = self.wanted() else { return false };
         let known = |interface: &Interface| {
@@ -76,7 +86,8 @@ impl Kernel {
             || self.attached.keys().any(|name| wanted.iter().all(|there| there.name != *name))
     }
 
-    /// Attaches to interfaces that have appeared, and detaches from those that have gone or now lie above another one.
+    /// Attaches to interfaces that have appeared. Detaches from interfaces that are gone, and from those whose frames
+    /// now also pass through another protected interface.
     pub fn attach_changed(&mut self) -> Result<()> {
         if let Some(gateway) = self.gateway.as_mut().filter(|gateway| gateway.has_changed()) {
             gateway.attach_changed(self.lasting)?;
@@ -86,8 +97,8 @@ impl Kernel {
         }
         let Wanted { attach: wanted, passed_over } = self.wanted()?;
         self.failed.retain(|name, _| wanted.iter().any(|there| there.name == *name));
-        // First, because an interface may have been renamed: its attachment under the old name must not be removed after the
-        // one under the new name has taken its place.
+        // Detach first, because an interface may have been renamed: removing the attachment under the old name must not
+        // end the one under the new name.
         let unwanted = |name: &&String| wanted.iter().all(|there| there.name != **name);
         for name in self.attached.keys().filter(unwanted).cloned().collect::<Vec<_>>() {
             self.attached.remove(&name);
@@ -133,7 +144,7 @@ impl Kernel {
         } else {
             Interface::all()?
         };
-        all.retain(|interface| !self.settings.inside.contains(&interface.name));
+        all.retain(|interface| !self.settings.inside.contains(&interface.name) && interface.name != TUNNEL_DEVICE);
         let layers = layers()?;
         let has_failed = |i: &Interface| self.failed.get(&i.name).is_some_and(|(index, _)| *index == i.index);
         let attached = all.iter().filter(|interface| interface.link_header == 14 && !has_failed(interface));
@@ -216,7 +227,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Pins the attachments, so that they outlive this process, and removes pins that are no longer wanted.
+    /// Pins the attachments, so that they outlive this process. Removes pinned attachments that are no longer wanted.
     pub fn last(&mut self) -> Result<()> {
         self.verifier.pin_links()?;
         self.gateway.iter().try_for_each(Gateway::last)?;
@@ -232,7 +243,12 @@ impl Kernel {
         Ok(())
     }
 
-    /// Ends protection: removes the attachments and with them all tables.
+    /// Returns the name of the directory of pins, which identifies this instance on this host.
+    pub fn pins_name(&self) -> String {
+        self.pins.name()
+    }
+
+    /// Ends protection: removes the attachments, all tables, and the rules that divert connections to the relay.
     pub fn end(&mut self) -> Result<()> {
         self.verifier.detach();
         if let Some(gateway) = &mut self.gateway {
@@ -242,15 +258,16 @@ impl Kernel {
             proving.end();
         }
         self.attached.clear();
-        self.pins.remove()
+        self.pins.remove()?;
+        Diversion::of(&self.pins_name()).clear()
     }
 
-    /// Returns the interfaces that lead inside, if this is a gateway.
+    /// Returns the names of the interfaces that lead inside; empty if this is not a gateway.
     pub fn inside(&self) -> Vec<String> {
         self.gateway.as_ref().map(Gateway::interfaces).unwrap_or_default()
     }
 
-    /// Returns the attached interfaces.
+    /// Returns the interfaces to which the programs are attached.
     pub fn interfaces(&self) -> Vec<view::Interface> {
         let view = |(interface, mode): &(Interface, Mode)| view::Interface {
             name: interface.name.clone(),

@@ -1,21 +1,22 @@
-//! Ends flows: revocations, and the sweep of idle flows.
+//! Ends flows, because they were revoked or because they are idle.
 
 use super::Kernel;
+use super::pairs::Holders;
 use crate::{now, plan};
 use api::{RevokedGrant, RevokedSession};
 use datapath::shut_out::Revocation;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
-use wire::Holder;
 use wire::map::Flow;
 use wire::packet::TCP;
+use wire::{Handle, Holder, Pair};
 
 /// Result of revoking grants.
 pub struct Cut {
-    /// Whether all revocations found room. If not, the verifier is closed: it admits nothing new.
+    /// Whether there was room for all revocations. If not, the verifier is closed: it admits nothing new.
     pub complete: bool,
-    /// Number of flows removed: revoked or idle.
+    /// Number of flows that were removed, because they were revoked or idle.
     pub flows: u32,
     /// The grants that have not ended and stay revoked.
     pub lasting: Vec<RevokedGrant>,
@@ -23,9 +24,9 @@ pub struct Cut {
 
 /// Result of ending sessions.
 pub struct EndedSessions {
-    /// Whether all sessions found room. If not, the verifier is closed: it admits nothing new.
+    /// Whether there was room for all ended sessions. If not, the verifier is closed: it admits nothing new.
     pub complete: bool,
-    /// Number of flows removed: of these sessions, revoked or idle.
+    /// Number of flows that were removed, because their session ended, or because they were revoked or idle.
     pub flows: u32,
 }
 
@@ -33,7 +34,14 @@ impl Kernel {
     /// Revokes grants and cuts their flows.
     pub fn revoke(&self, grants: &[RevokedGrant], now: u64) -> Cut {
         // A grant that has ended stays revoked for a while, too: its flows may still exist.
-        let placed = self.verifier.revoke(&revocations(grants, now as u32));
+        let mut revocations = revocations(grants, now as u32);
+        if self.config.ls_stateless != 0 {
+            // Such a verifier doesn't know when a pair ends: it admits the pair until its secret ends.
+            let secret_ends = now as u32 + 2 * self.config.epoch_length;
+            let pairs = revocations.iter_mut().filter(|revoked| Pair::of(Handle(revoked.handle)).is_some());
+            pairs.for_each(|revoked| revoked.expires = revoked.expires.max(secret_ends));
+        }
+        let placed = self.verifier.revoke(&revocations);
         for account in placed.shut_out {
             self.warn_of_account(account);
         }
@@ -46,9 +54,16 @@ impl Kernel {
         Cut { complete: left.is_empty(), flows, lasting: grants.to_vec() }
     }
 
-    /// Refuses the tokens of sessions that ended, and cuts their flows.
+    /// Makes the verifier reject the tokens of sessions that have ended, and cuts the flows of these sessions.
     pub fn end_sessions(&self, sessions: &[RevokedSession], now: u64) -> EndedSessions {
         let mut left = HashSet::new();
+        let unannounced = self.unannounced.lock().unwrap_or_else(PoisonError::into_inner);
+        let pairs: Vec<_> = sessions.iter().flat_map(|session| pairs_of(session, &unannounced)).collect();
+        drop(unannounced);
+        let mut complete = true;
+        if !pairs.is_empty() {
+            complete = self.revoke(&pairs, now).complete;
+        }
         for session in sessions.iter().filter(|session| session.holder != 0) {
             // The flows of the session's grants may outlive them.
             let until = session.expires.max(now as u32);
@@ -72,11 +87,11 @@ impl Kernel {
             self.recount();
         }
         let flows = if sessions.is_empty() { 0 } else { self.sweep() };
-        EndedSessions { complete: left.is_empty(), flows }
+        EndedSessions { complete: complete && left.is_empty(), flows }
     }
 
-    /// Gives accounts that were shut out to make room their own revocations back, where the tables have room again.
-    /// `config` has all that the authority has revoked.
+    /// Readmits accounts that were shut out because there was no room for their revocations, if the tables now have
+    /// room for these. `config` contains all revocations of the authority.
     pub fn readmit(&self, config: &api::VerifierConfig) {
         if !self.verifier.has_shut_out() {
             return;
@@ -103,8 +118,9 @@ impl Kernel {
         );
     }
 
-    /// Cuts the flows of grants that may have ended. Revocations of ended grants last for one sweep only, which removes
-    /// first the flows and then these revocations, so that they take no room from other revocations.
+    /// Cuts the flows of grants, some of which have possibly ended. The grants that have ended are revoked for one
+    /// sweep only. This sweep first removes their flows, then their revocations, so that these leave room for the
+    /// revocations of other grants.
     pub fn cut(&self, grants: &[RevokedGrant], now: u64) -> Cut {
         let (ended, lasting) = plan::ended(grants, |handle| self.expiry(handle), now);
         let flows = if ended.is_empty() { 0 } else { self.cut_ended(&ended) };
@@ -112,8 +128,8 @@ impl Kernel {
         Cut { flows: flows + cut.flows, lasting, ..cut }
     }
 
-    /// Cuts the flows of grants that have ended; returns the number of flows removed. No other sweep may run meanwhile:
-    /// it could remove a revocation after it has passed the revoked flow.
+    /// Cuts the flows of grants that have ended; returns the number of flows removed. Keeps other sweeps out: one that
+    /// has already passed a flow could remove the revocation that is to end it.
     fn cut_ended(&self, ended: &[RevokedGrant]) -> u32 {
         let sweeping = self.sweeping();
         let (mut flows, mut room, mut left) = (0, true, HashSet::new());
@@ -134,12 +150,12 @@ impl Kernel {
         flows + self.sweep_alone(&sweeping)
     }
 
-    /// Returns when a grant ends, according to its tokens.
+    /// Returns the expiry of a grant (Unix seconds) according to its tokens; `None` if no token of it was admitted.
     pub(super) fn expiry(&self, handle: u64) -> Option<u32> {
         self.verifier.grants.get(&handle).ok().flatten().map(|used| used.expires)
     }
 
-    /// Returns the grants that have flows, each once.
+    /// Returns the handles of the grants that have flows. Each handle is returned once.
     pub fn handles(&self) -> Vec<u64> {
         let flows = self.verifier.flows.entries();
         let handles: HashSet<u64> =
@@ -147,8 +163,8 @@ impl Kernel {
         handles.into_iter().collect()
     }
 
-    /// Clears all keys: without room for a revocation a revoked grant could come back, so rather nothing new is
-    /// admitted.
+    /// Clears all keys. A revoked grant could come back without room for its revocation, so the verifier admits no new
+    /// flow.
     fn close(&self, left: usize) {
         if let Err(error) = self.clear_keys(|_| true) {
             tracing::error!("cannot clear the keys, so a revoked grant may still open flows: {error:#}");
@@ -173,8 +189,8 @@ impl Kernel {
         self.recount();
     }
 
-    /// Ends flows that grants admitted. At a gateway, others than TCP keep their entry for a while, so that what the inside
-    /// sends on them opens nothing.
+    /// Ends the flows that grants admitted and that `ends` selects. At a gateway, flows of protocols other than TCP
+    /// keep their entry for a while, so that packets that the inside sends on them do not open an outbound flow.
     fn end_flows(&self, ends: impl Fn(&Flow) -> bool) {
         for (key, flow) in self.verifier.flows.entries().into_iter().filter(|(_, flow)| flow.by_grant() && ends(flow)) {
             let _ = match self.config.max_outbound > 0 && key.protocol != TCP {
@@ -194,7 +210,7 @@ impl Kernel {
         }
     }
 
-    /// Removes flows that are idle, revoked or ended; returns their number.
+    /// Removes the flows that are idle, revoked or ended. Returns the number of removed flows.
     pub fn sweep(&self) -> u32 {
         self.sweep_alone(&self.sweeping())
     }
@@ -203,7 +219,8 @@ impl Kernel {
         self.sweeping.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sweeps; the caller holds the lock that keeps other sweeps out.
+    /// Sweeps the tables; returns the number of flows removed. `_sweeping` shows that the caller keeps other sweeps
+    /// out.
     fn sweep_alone(&self, _sweeping: &MutexGuard<'_, ()>) -> u32 {
         self.sweep_proofs();
         // Before anything is removed: if the clock has just leapt ahead, it may be wrong.
@@ -227,13 +244,20 @@ impl Kernel {
         }
     }
 
-    /// Reports whether all keys are cleared because a revocation found no room.
+    /// Reports whether all keys are cleared because there was no room for a revocation.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
 }
 
-/// Converts the authority's statements; none ends before `now`.
+/// Returns the pairs of a session that a stateless verifier has to revoke one by one: their tokens name no holder.
+fn pairs_of(session: &RevokedSession, known: &Holders) -> Vec<RevokedGrant> {
+    let RevokedSession { holder, expires } = *session;
+    let grant = |handle| RevokedGrant { handle, expires, holder };
+    known.of(holder).into_iter().map(grant).collect()
+}
+
+/// Converts the authority's revocations. A revocation whose grant has ended lasts until `now`.
 fn revocations(grants: &[RevokedGrant], now: u32) -> Vec<Revocation> {
     let revocation = |grant: &RevokedGrant| Revocation {
         handle: grant.handle,

@@ -1,4 +1,5 @@
-//! The protected services: those that receivers name, and their ports at this host's other addresses, which may change.
+//! The protected services. Receivers name services at their addresses. The ports of these services are also protected
+//! at this host's other addresses, which can change.
 
 use super::Kernel;
 use crate::exposure::{Extension, extension};
@@ -11,7 +12,7 @@ use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::sync::{MutexGuard, PoisonError};
 
-/// The state that was written last.
+/// The protection that was last written to the kernel's tables.
 #[derive(Default)]
 pub(super) struct Written {
     /// Prefixes that receivers name.
@@ -23,7 +24,8 @@ pub(super) struct Written {
 }
 
 impl Kernel {
-    /// Protects what these receivers name, and their ports at this host's other addresses.
+    /// Protects the services that these receivers name. Protects their ports at this host's other addresses, too,
+    /// unless the settings exclude that.
     pub fn protect(&self, receivers: &[api::Receiver]) -> Result<()> {
         let receivers = &client::convert::receivers(receivers);
         let mut entries = match &self.settings.everything_but {
@@ -52,7 +54,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Reports whether this host has got or lost an address since the last write.
+    /// Reports whether this host's addresses have changed since the protected services were last written to the tables.
     pub fn addresses_changed(&self) -> bool {
         !self.settings.only_named && Local::now().is_ok_and(|local| local != self.written().local)
     }
@@ -61,13 +63,14 @@ impl Kernel {
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the protected entries for prefixes that receivers name.
+    /// Returns the entries of those protected prefixes that receivers name.
     pub fn named(&self) -> Vec<protected::Protected> {
         let written = self.written();
         self.protected().into_iter().filter(|entry| written.named.contains(&entry.prefix)).collect()
     }
 
-    /// Returns what is protected in addition to what receivers name.
+    /// Returns the services that are protected at this host's other addresses, too, not only at those that receivers
+    /// name. Returns also the networks that contain these other addresses.
     pub fn extended(&self) -> view::Extended {
         let written = self.written();
         view::Extended {

@@ -1,4 +1,4 @@
-//! Room for announced grants in the tables of inside addresses and of classes: each account has a share.
+//! Room for announced grants in the tables of inside addresses and of classes. Each account has a share of this room.
 
 use super::Kernel;
 use api::GrantOwner;
@@ -8,8 +8,9 @@ use std::sync::PoisonError;
 const SKEW: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
 
 impl Kernel {
-    /// Reports whether an announced grant may have entries. Gateways with a pool and verifiers that set marks have
-    /// them.
+    /// Reports whether an announced grant has room in the share of its account. If so, counts the grant towards the
+    /// share. The result is always true if the verifier has no pool and sets no marks, because it then has no table of
+    /// announced grants.
     pub fn has_room_for(&self, owner: &GrantOwner, now: u64) -> bool {
         if self.addresses().is_none() && self.verifier.classes.is_none() {
             return true;
@@ -37,7 +38,7 @@ impl Kernel {
     }
 }
 
-/// The announced grants of each account, with their ends.
+/// The announced grants of each account, with their expiry.
 pub(super) struct GrantRoom {
     share: usize,
     of: HashMap<String, Share>,
@@ -46,28 +47,28 @@ pub(super) struct GrantRoom {
 #[derive(Default)]
 struct Share {
     grants: HashMap<u64, u64>,
-    /// When the grants that had ended were removed last: a full share is searched once a second at most.
+    /// When ended grants were last removed. A full share is searched at most once a second.
     tidied: u64,
-    /// Whether a grant was refused since there was room.
+    /// Whether a grant has been refused since the share last had room.
     full: bool,
 }
 
-/// Whether a grant has a place in its account's share.
+/// Result of counting a grant against its account's share.
 #[derive(Debug, PartialEq)]
 enum Room {
     Taken,
     Full,
-    /// The first grant that found no place since there was one.
+    /// The share is full, and this is the first grant refused since it last had room.
     FullNow,
 }
 
 impl GrantRoom {
-    /// Creates the accounting with this share of an account.
+    /// Creates empty accounting, with a share of `grants_per_account` grants for each account.
     pub(super) fn new(grants_per_account: u32) -> Self {
         Self { share: grants_per_account as usize, of: HashMap::new() }
     }
 
-    /// Counts a grant against its account's share. A grant that is counted keeps its room.
+    /// Counts a grant against its account's share. A grant that is counted already keeps its room.
     fn take(&mut self, owner: &GrantOwner, now: u64) -> Room {
         let own = self.of.entry(owner.person.clone()).or_default();
         if own.grants.len() >= self.share && !own.grants.contains_key(&owner.handle) {

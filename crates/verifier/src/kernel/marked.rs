@@ -9,7 +9,7 @@ use wire::map::GrantClass;
 
 const SKEW: u32 = engine::verifier::CLOCK_SKEW_MAX;
 
-/// Checks that these settings are compatible.
+/// Checks that the settings allow marking packets, if they are to be marked.
 pub(super) fn check(settings: &Settings) -> Result<()> {
     let marks = settings.mark.is_some();
     ensure!(
@@ -25,14 +25,14 @@ pub(super) fn check(settings: &Settings) -> Result<()> {
 }
 
 impl Kernel {
-    /// Writes a grant's class to the kernel's tables, if packets are marked.
+    /// Writes the class of a grant to the kernel's tables, if the verifier marks packets.
     pub fn note_class(&self, owner: &GrantOwner) -> Result<()> {
         let Some(classes) = &self.verifier.classes else { return Ok(()) };
         let expires = u32::try_from(owner.expires).unwrap_or(u32::MAX);
         classes.set(&owner.handle, &GrantClass { class: owner.class.into(), expires }).context("classes")
     }
 
-    /// Returns the grants that have flows but no class yet; none if packets are not marked.
+    /// Returns the handles of the grants that have flows but no class yet; empty if the verifier does not mark packets.
     pub fn without_class(&self) -> Vec<u64> {
         let Some(classes) = &self.verifier.classes else { return Vec::new() };
         let mut handles = self.handles();

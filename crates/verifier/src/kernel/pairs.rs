@@ -1,5 +1,5 @@
-//! Pairs of the scheme of LS (wire.md §5): the kernel program accepts their tokens only while its table contains the
-//! pair, so each account has a share of the room.
+//! Pairs of the published scheme (wire.md §5). The kernel program accepts a pair's tokens only while its table contains
+//! the pair, so each account has a share of the table.
 
 use super::Kernel;
 use anyhow::Result;
@@ -15,7 +15,7 @@ const ACCOUNTS: usize = 16;
 const LEAST: usize = 4;
 
 impl Kernel {
-    /// Reports whether tokens of the scheme of LS are accepted.
+    /// Reports whether tokens of the published scheme are accepted.
     pub(super) fn takes_pairs(&self) -> bool {
         self.config.speaks(ls::SUITE)
     }
@@ -25,9 +25,13 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// If the time of the table's creation cannot be read or written.
+    /// Fails if the time of the table's creation can't be read or written.
     pub fn note_pairs(&self, pairs: &[LivePair], now: u64) -> Result<()> {
         if !self.takes_pairs() {
+            return Ok(());
+        }
+        if self.config.ls_stateless != 0 {
+            self.unannounced.lock().unwrap_or_else(PoisonError::into_inner).note(pairs, now, self.config.epoch_length);
             return Ok(());
         }
         let since = match self.verifier.ls_since.get(&0)?.filter(|since| *since != 0) {
@@ -84,7 +88,7 @@ struct Entry {
 }
 
 impl Room {
-    /// Creates the accounting for a table of this size.
+    /// Creates empty accounting for a table with room for `pairs` pairs.
     pub(super) fn new(pairs: u32) -> Self {
         let share = (pairs as usize / ACCOUNTS).max(LEAST);
         Self { share, pairs: HashMap::new(), of_account: HashMap::new() }
@@ -129,9 +133,47 @@ impl Room {
     }
 }
 
+/// Number of pairs whose holders a stateless verifier knows.
+const HOLDERS_MAX: usize = 1 << 18;
+
+/// The holders of pairs at a stateless verifier, which admits pairs without this table. It knows by it which pairs end
+/// with a session.
+#[derive(Default)]
+pub(super) struct Holders(HashMap<u64, (u32, u64)>);
+
+impl Holders {
+    /// Notes pairs for as long as the verifier has the secret from which their keys derive.
+    fn note(&mut self, pairs: &[LivePair], now: u64, epoch_length: u32) {
+        self.0.retain(|_, (_, until)| *until > now);
+        for pair in pairs {
+            let until = (pair.epoch + 2) * u64::from(epoch_length);
+            if self.0.len() < HOLDERS_MAX && pair.holder != 0 && until > now {
+                self.0.insert(pair.handle, (pair.holder, until));
+            }
+        }
+    }
+
+    /// Returns the pairs of a session.
+    pub(super) fn of(&self, holder: u32) -> Vec<u64> {
+        self.0.iter().filter(|(_, (of, _))| *of == holder).map(|(handle, _)| *handle).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_pairs_of_a_session_are_known_while_their_secret_is() {
+        let mut holders = Holders::default();
+        let [one, other] = [7, 8].map(|account| pair(account, u64::from(account), 0));
+        holders.note(&[one, other], 0, 100);
+        assert_eq!(holders.of(one.holder), [7]);
+        holders.note(&[], 299, 100);
+        assert_eq!(holders.of(other.holder), [8]);
+        holders.note(&[], 300, 100);
+        assert!(holders.of(other.holder).is_empty() && holders.of(0).is_empty());
+    }
 
     fn pair(account: u32, handle: u64, expires: u32) -> LivePair {
         let Holder(holder) = Holder::new(account, 0).expect("a small account");

@@ -1,4 +1,4 @@
-//! Access to the tables for the exchange between gateways.
+//! Access to the kernel's tables for the exchange of flows with other gateways.
 
 use super::Kernel;
 use crate::peers::advertiser::Limits;
@@ -10,12 +10,13 @@ use wire::Epoch;
 use wire::map::{Flow, FlowKey, FlowNews, ReceivedAddress, ReceivedFlow, origin, taken};
 
 impl Kernel {
-    /// Calls `each` with every flow that begins, until the result is dropped.
+    /// Calls `each` for every flow that begins, until the returned listener is dropped.
     pub fn listen_to_flows(&self, each: impl FnMut(FlowNews) + Send + 'static) -> Result<Listener> {
         Listener::start("flows", self.verifier.flow_news(each)?)
     }
 
-    /// Returns the identity by which this gateway authenticates to the others.
+    /// Returns the identity with which this gateway authenticates to the other gateways. `now` is the current time,
+    /// Unix seconds.
     pub fn identity(&self, now: u64) -> Result<Identity> {
         let current = self.epoch(now);
         let around = (current.0.saturating_sub(1)..=current.0 + 1).map(Epoch);
@@ -23,7 +24,7 @@ impl Kernel {
         Identity::new(&around, current)
     }
 
-    /// Returns the epoch at `now` if its key is in the table, and 0 otherwise.
+    /// Returns the epoch at `now` (Unix seconds) if the table contains its key. Otherwise returns epoch 0.
     pub fn epoch(&self, now: u64) -> Epoch {
         let current = Epoch::at(now, self.config.epoch_length);
         self.verifier.key(current).map_or(Epoch(0), |_| current)
@@ -34,13 +35,13 @@ impl Kernel {
         Limits { tcp: self.config.tcp_idle, closing: self.config.closing_idle, udp: self.config.udp_idle }
     }
 
-    /// Reports whether a flow can be advertised to other gateways: on a gateway with a pool, once the flow has an inside
-    /// address.
+    /// Reports whether a flow can be advertised to other gateways. On a gateway with a pool, this is the case once the
+    /// flow has an inside address.
     pub fn can_advertise(&self, flow: &Flow) -> bool {
         flow.origin != origin::TOKEN || flow.inside != 0 || self.addresses().is_none()
     }
 
-    /// Returns a flow in the form for other gateways; `None` if the person behind its inside address is unknown.
+    /// Returns a flow as it is advertised to other gateways; `None` if the person behind its inside address is unknown.
     pub fn advertised_form(&self, key: FlowKey, flow: Flow, begins: bool) -> Option<AdvertisedFlow> {
         let inside = match self.addresses().filter(|_| flow.origin == origin::TOKEN) {
             Some(addresses) => {
@@ -53,12 +54,12 @@ impl Kernel {
         Some(AdvertisedFlow { key, flow, expires, begins, inside })
     }
 
-    /// Returns the flow with this key.
+    /// Returns the flow with this key, if it is in the table.
     pub fn flow_at(&self, key: &FlowKey) -> Option<Flow> {
         self.verifier.flows.get(key).ok().flatten()
     }
 
-    /// Takes over a flow that another gateway advertised; returns whether it is in the table.
+    /// Takes over a flow that another gateway advertised. Returns whether the flow is then in the table.
     pub fn take_over(&self, advertised: &AdvertisedFlow, now: u32) -> Result<bool> {
         let mut flow = advertised.flow;
         if advertised.begins && flow.origin == origin::TOKEN {
@@ -81,7 +82,7 @@ impl Kernel {
                         return Ok(false);
                     }
                 }
-                // Only one of the two gateways has a pool: servers would see this client at another address here.
+                // Only one of the two gateways has a pool: servers would see this client at a different address here.
                 _ => return Ok(false),
             }
         }

@@ -1,4 +1,4 @@
-//! The part of protection that concerns proofs.
+//! The verification of proofs, as part of [`Kernel`].
 
 use super::Kernel;
 use crate::view;
@@ -7,24 +7,24 @@ use api::{VerifierConfig, Withdrawal};
 use follower::State;
 
 impl Kernel {
-    /// Writes the authority's state to the tables for proofs, after those for tokens.
+    /// Writes the authority's state to the tables for proofs, if proofs are checked.
     pub fn write_proofs(&self, state: &State) -> Result<()> {
         self.proving.as_ref().map_or(Ok(()), |proving| proving.write(&state.config, &state.keys))
     }
 
-    /// Voids path segments.
+    /// Voids the path segments that these withdrawals cover, if proofs are checked.
     pub fn withdraw(&self, withdrawn: &[Withdrawal]) {
         if let Some(proving) = &self.proving {
             proving.withdraw(withdrawn);
         }
     }
 
-    /// Returns the state of the check of proofs, if there is one.
+    /// Returns the state of the engine that checks proofs; `None` if proofs are not checked.
     pub fn proving(&self) -> Option<Result<view::Proofs>> {
         self.proving.as_ref().map(|proving| proving.view())
     }
 
-    /// Reports whether a withdrawal found no room.
+    /// Reports whether no proof is accepted any more because there was no room for a withdrawal.
     pub fn proofs_are_closed(&self) -> bool {
         self.proving.as_ref().is_some_and(|proving| proving.is_closed())
     }
@@ -35,7 +35,7 @@ impl Kernel {
 
     pub(super) fn sweep_proofs(&self) {
         if let Some(Err(error)) = self.proving.as_ref().map(|proving| proving.sweep()) {
-            tracing::error!("cannot sweep withdrawn consent: {error:#}");
+            tracing::error!("cannot remove expired withdrawals of consent, and keys of past epochs: {error:#}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reads the tables to answer questions.
+//! Reads the kernel's tables, to answer questions from the control socket.
 
 use super::Kernel;
 use crate::addresses::Addresses;
@@ -17,7 +17,8 @@ use wire::map::{Flow, FlowKey, VerifierConfig, counter, origin};
 use wire::packet::{TCP, UDP};
 
 /// The outcomes other than drops.
-const PASSED: [Outcome; 5] = [Outcome::NotOurs, Outcome::Flow, Outcome::Token, Outcome::Consumed, Outcome::IcmpError];
+const PASSED: [Outcome; 6] =
+    [Outcome::NotOurs, Outcome::Flow, Outcome::Token, Outcome::Consumed, Outcome::IcmpError, Outcome::Stranger];
 /// Names of a gateway's counters of flows that the inside opens.
 const OPENED: [(u32, &str); 2] = [(counter::OUTBOUND, "outbound"), (counter::OUTBOUND_FULL, "outbound_full")];
 
@@ -29,18 +30,18 @@ impl Kernel {
         flows
     }
 
-    /// Returns the table of flows, to be read without a lock on the programs.
+    /// Returns the table of flows. The caller can read it without holding a lock on the programs.
     pub fn flow_table(&self) -> Arc<Flows> {
         self.verifier.flows.clone()
     }
 
-    /// Returns the flows of a client, to one server or to all.
+    /// Returns the flows of a client to `server`, or, if `server` is `None`, the client's flows to all servers.
     pub fn flows_of(&self, client: SocketAddr, server: Option<SocketAddr>) -> Vec<(FlowKey, Flow)> {
         let (address, port) = (client.ip().to_canonical(), client.port());
         let mut keys: Vec<FlowKey> = match server {
             Some(server) => {
                 let key = |protocol| FlowKey::new(address, port, server.ip().to_canonical(), server.port(), protocol);
-                [TCP, UDP].map(key).to_vec()
+                [TCP, UDP].map(key).into_iter().flat_map(|key| [key, key.within(true)]).collect()
             }
             None => self.verifier.flows.keys().into_iter().filter(|key| key.client() == (address, port)).collect(),
         };
@@ -55,7 +56,12 @@ impl Kernel {
         flows.filter(|(_, flow)| flow.origin != origin::ENDED).collect()
     }
 
-    /// Returns the counters of dropped and passed packets, without the ring's samples.
+    /// Returns a flow; `None` if there is no such flow.
+    pub fn flow(&self, key: &FlowKey) -> Option<Flow> {
+        self.verifier.flows.get(key).ok().flatten()
+    }
+
+    /// Returns the counters of dropped and passed packets. The result contains no samples of drops.
     pub fn counts(&self) -> Result<view::Drops> {
         let counter = |name: &str, index| Ok(view::Counter { name: name.into(), packets: self.verifier.count(index)? });
         let reasons = DropReason::ALL.iter().map(|reason| counter(reason.name(), *reason as u32));
@@ -64,6 +70,7 @@ impl Kernel {
             reasons: reasons.collect::<Result<_>>()?,
             passed: passed.collect::<Result<_>>()?,
             opened: OPENED.iter().map(|(index, name)| counter(name, *index)).collect::<Result<_>>()?,
+            tunnel: Vec::new(),
             samples_lost: self.verifier.count(counter::SAMPLES_LOST)?,
             observing: self.settings.observe,
             samples: Vec::new(),
@@ -75,7 +82,7 @@ impl Kernel {
         self.gateway.as_ref().and_then(Gateway::addresses)
     }
 
-    /// Returns the size and use of the bounded tables.
+    /// Returns the size and the use of those tables that can become full.
     pub fn tables(&self) -> Vec<view::Table> {
         let Sizes { flows, grants, accounts, replay_buckets, revoked, pairs, .. } = self.settings.sizes;
         let table = |name: &str, used: Option<usize>, max: u64, bytes| {
@@ -108,28 +115,49 @@ impl Kernel {
         all
     }
 
-    /// Returns until when there are keys; `None` if there is none at `now`.
+    /// Returns the time (Unix seconds) until which there are keys; `None` if there is no key for the epoch at `now`.
     pub fn keys_until(&self, now: u64) -> Option<u64> {
         let slots = self.verifier.epoch_keys.entries().into_iter().map(|(_, key)| key.epoch);
         plan::keys_until(slots, now, self.config.epoch_length)
     }
 
-    /// Returns the mark of admitted packets, if packets are marked and not dropped.
+    /// Returns the mark of admitted packets; `None` if the verifier does not mark packets, but drops them.
     pub fn mark(&self) -> Option<String> {
         self.settings.mark.map(|mark| mark.to_string())
     }
 
-    /// Returns the configuration that the programs were loaded with.
+    /// Returns the configuration with which the programs were loaded.
     pub fn config(&self) -> &VerifierConfig {
         &self.config
     }
 
-    /// Returns the tables of a decision, as the kernel has them.
+    /// Returns the kernel's tables for decisions about tunnels. In this form, every table reports that it has room,
+    /// because counting entries takes longer than a decision.
+    #[cfg(feature = "seal")]
+    pub fn tunnel_tables(&self) -> KernelTables<'_> {
+        KernelTables::with_room(&self.verifier)
+    }
+
+    /// Returns the handle of the grant that admitted a flow; `None` if no grant did, or if there is no such flow.
+    #[cfg(feature = "seal")]
+    pub fn handle_of(&self, flow: &wire::map::FlowKey) -> Option<wire::Handle> {
+        let flow = self.verifier.flows.get(flow).ok().flatten()?;
+        flow.by_grant().then_some(wire::Handle(flow.handle))
+    }
+
+    /// Loads the program for the device out of which the packets of tunnels come. Program and device end with this
+    /// process.
+    #[cfg(feature = "seal")]
+    pub fn load_tunnel(&self) -> anyhow::Result<datapath::tunnel::Tunnel> {
+        datapath::tunnel::Tunnel::load(&self.verifier, None)
+    }
+
+    /// Returns the kernel's tables in the form in which a decision about a packet reads them.
     pub fn kernel_tables(&self) -> KernelTables<'_> {
         KernelTables::new(&self.verifier)
     }
 
-    /// Returns what is protected.
+    /// Returns the protected prefixes with their services.
     pub fn protected(&self) -> Vec<Protected> {
         plan::protected(self.verifier.protected.four.entries(), self.verifier.protected.six.entries())
     }

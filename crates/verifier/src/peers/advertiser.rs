@@ -1,15 +1,15 @@
-//! Decides which flows to advertise to another gateway, and when. Pure: the input is tables and time, the output is
-//! flows to advertise.
+//! Decides which flows to advertise to another gateway, and when. This module does no IO: tables and times are
+//! arguments.
 
 use std::collections::HashMap;
 use wire::map::{Flow, FlowKey, origin, stage};
 use wire::packet::TCP;
 
-/// A continuing flow is advertised again after this fraction of its idle timeout, so that it stays alive at the peer,
-/// too.
+/// Divisor: a continuing flow is advertised again after this part of its idle timeout, so that it stays alive at the
+/// peer.
 const PART: u32 = 4;
 
-/// State of a flow when it was last advertised.
+/// State of a flow at the time when it was last advertised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowState {
     handle: u64,
@@ -23,7 +23,7 @@ impl From<&Flow> for FlowState {
     }
 }
 
-/// State of flows as other gateways advertised it.
+/// The state that other gateways last advertised for each flow.
 pub type ReceivedFlows = HashMap<FlowKey, FlowState>;
 
 /// Idle timeouts of flows, in seconds.
@@ -31,7 +31,7 @@ pub type ReceivedFlows = HashMap<FlowKey, FlowState>;
 pub struct Limits {
     /// Established TCP flows.
     pub tcp: u32,
-    /// TCP flows that the client has closed or is only just opening.
+    /// TCP flows that the client has closed, or that it is only just opening.
     pub closing: u32,
     /// Flows of all other protocols.
     pub udp: u32,
@@ -47,21 +47,22 @@ impl Limits {
     }
 }
 
-/// State of flows as it was advertised to one peer.
+/// The state that was last advertised to one peer for each flow.
 #[derive(Default)]
 pub struct Advertiser {
     advertised: HashMap<FlowKey, FlowState>,
 }
 
 impl Advertiser {
-    /// Reports whether to advertise a new flow to the peer, and records that it is advertised.
+    /// Reports whether a new flow has to be advertised to the peer; if so, records the flow as advertised.
     pub fn begins(&mut self, key: &FlowKey, flow: &Flow) -> bool {
         let state = FlowState::from(flow);
         can_advertise(flow) && self.advertised.insert(*key, state) != Some(state)
     }
 
-    /// Selects from all flows at `now` those to advertise to the peer, each with whether it begins. Flows that another
-    /// gateway advertised are left to that gateway unless their packets arrive here.
+    /// Returns those of `flows` that have to be advertised to the peer at `now`, each with a `bool` that says whether
+    /// the flow is new to the peer. Omits a flow that another gateway advertises, unless the flow's packets arrive
+    /// here.
     pub fn pass(
         &mut self,
         flows: Vec<(FlowKey, Flow)>,
@@ -94,7 +95,7 @@ impl Advertiser {
         news
     }
 
-    /// Reports whether a flow was seen in the last pass or has begun since.
+    /// Reports whether the flow was among the flows of the last call of [`Self::pass`], or has begun since that call.
     pub fn knows(&self, key: &FlowKey) -> bool {
         self.advertised.contains_key(key)
     }

@@ -1,5 +1,6 @@
-//! Mutual authentication of gateways of one verifier by possession of its verifier keys. Each epoch's key yields an
-//! Ed25519 key, which both sides prove in TLS 1.3 as a raw public key (RFC 7250). Knows nothing of flows.
+//! Mutual authentication of the gateways of one verifier, which all have the verifier keys. An Ed25519 key derives from
+//! each epoch's verifier key. In TLS 1.3, both sides prove that they have this key, which is used as a raw public key
+//! (RFC 7250).
 
 use anyhow::{Context, Result};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -21,7 +22,7 @@ const PKCS8_HEAD: [u8; 16] = [0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x
 /// The server name that the TLS library requires; neither side checks it.
 const NAME: &str = "gateway.invalid";
 
-/// This gateway's own key, and the keys by which other gateways may prove themselves.
+/// This gateway's own key, and the keys that it accepts from other gateways.
 #[derive(Debug)]
 pub struct Identity {
     own: Arc<CertifiedKey>,
@@ -38,7 +39,12 @@ fn certified(key: &VerifierKey, provider: &CryptoProvider) -> Result<CertifiedKe
 }
 
 impl Identity {
-    /// Builds an identity from the keys that this gateway has: it proves the key of `current` and accepts any of them.
+    /// Builds an identity from the verifier keys of several epochs. With this identity, the gateway proves that it has
+    /// the key of the epoch `current`. It accepts from other gateways a proof for the key of any of these epochs.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there is no key for `current`.
     pub fn new(keys: &[(Epoch, VerifierKey)], current: Epoch) -> Result<Self> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let (mut own, mut known) = (None, Vec::new());
@@ -53,7 +59,12 @@ impl Identity {
         Ok(Self { own, known, provider })
     }
 
-    /// Completes the handshake on an outgoing connection; the other side must prove to be a gateway of this verifier.
+    /// Completes the handshake on an outgoing connection. The other side has to prove that it is a gateway of this
+    /// verifier.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the connection breaks, or if the other side does not prove a key of this verifier.
     pub async fn connect(self: Arc<Self>, stream: TcpStream) -> Result<client::TlsStream<TcpStream>> {
         let resolver: Arc<dyn ResolvesClientCert> = Arc::new(AlwaysResolvesClientRawPublicKeys::new(self.own.clone()));
         let mut config = ClientConfig::builder_with_provider(self.provider.clone())
@@ -66,14 +77,19 @@ impl Identity {
         Ok(TlsConnector::from(Arc::new(config)).connect(name, stream).await?)
     }
 
-    /// Completes the handshake on an incoming connection; the other side must prove to be a gateway of this verifier.
+    /// Completes the handshake on an incoming connection. The other side has to prove that it is a gateway of this
+    /// verifier.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the connection breaks, or if the other side does not prove a key of this verifier.
     pub async fn accept(self: Arc<Self>, stream: TcpStream) -> Result<server::TlsStream<TcpStream>> {
         let resolver: Arc<dyn ResolvesServerCert> = Arc::new(AlwaysResolvesServerRawPublicKeys::new(self.own.clone()));
         let mut config = ServerConfig::builder_with_provider(self.provider.clone())
             .with_protocol_versions(&[&version::TLS13])?
             .with_client_cert_verifier(self)
             .with_cert_resolver(resolver);
-        // No session resumption: each connection must prove a key that is valid now.
+        // Disable session resumption: each connection must prove a key that is valid now.
         config.send_tls13_tickets = 0;
         Ok(TlsAcceptor::from(Arc::new(config)).accept(stream).await?)
     }
@@ -101,7 +117,7 @@ impl Identity {
 
 const NOT_TLS12: &str = "gateways require TLS 1.3";
 
-/// The methods for signatures, which both traits require in the same form.
+/// The methods for verifying signatures, which both traits require in the same form.
 macro_rules! signatures {
     () => {
         fn verify_tls12_signature(
@@ -180,7 +196,7 @@ mod tests {
         Ok(Arc::new(Identity::new(&keys, Epoch(current))?))
     }
 
-    /// Returns whether data from `one` reaches `other` and comes back.
+    /// Reports whether data from `one` reaches `other` and comes back.
     async fn speak(one: Arc<Identity>, other: Arc<Identity>) -> bool {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let to = listener.local_addr().expect("an address");

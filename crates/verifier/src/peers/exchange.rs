@@ -1,4 +1,4 @@
-//! Starts and ends the exchange with other gateways.
+//! Starts and ends the exchange of flows with other gateways.
 
 use super::{Peers, receiver, sender};
 use crate::shared::Shared;
@@ -11,10 +11,11 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use wire::map::FlowNews;
 
-/// Flows queued for each peer; a flow that finds the queue full is advertised in the next pass over all flows.
+/// Number of flows queued for each peer. A flow that finds the queue full is advertised in the next pass over all
+/// flows.
 const QUEUE: usize = 16 * 1024;
 
-/// The tasks of the exchange; they end when this is dropped.
+/// The tasks of the exchange, which end when this value is dropped.
 pub struct Running {
     tasks: Vec<JoinHandle<()>>,
     _flows: Listener,
@@ -27,11 +28,20 @@ impl Drop for Running {
 }
 
 /// Opens the listener for other gateways.
+///
+/// # Errors
+///
+/// Fails if the address is in use or is not this host's.
 pub async fn listen(at: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(at).await.with_context(|| format!("peer_listen: cannot listen on {at}"))
 }
 
-/// Starts advertising flows to the peers and listening to theirs.
+/// Starts to advertise flows to the peers, and to take over the flows that they advertise. This ends when the returned
+/// value is dropped.
+///
+/// # Errors
+///
+/// Fails if the kernel program's messages about flows can't be read.
 pub fn start(peers: &Arc<Peers>, listener: TcpListener, shared: &Arc<Shared>) -> Result<Running> {
     let mut tasks = vec![tokio::spawn(receiver::serve(listener, peers.clone(), shared.clone()))];
     let mut rooms = Vec::new();

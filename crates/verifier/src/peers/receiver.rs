@@ -16,7 +16,8 @@ use tokio::time::{sleep, timeout};
 use tokio_rustls::server::TlsStream;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// Concurrent connections: of authenticated gateways, and of each class of peers that have not authenticated yet.
+/// Maximum number of concurrent connections of authenticated gateways, and of each class of peers not yet
+/// authenticated.
 const ROOM: usize = 16;
 
 /// Accepts connections from other gateways until the task is aborted.
@@ -98,7 +99,7 @@ async fn receive(
         let taken = tokio::task::spawn_blocking(move || take(&source, &taking, &records)).await??;
         let refused = count as u32 - taken;
         if head.whole.get() == 1 {
-            // The peer may not know yet about flows that were cut here before it advertised its own.
+            // The peer may not yet know of flows that were cut here before it advertised them.
             peers.recheck.notify_one();
         }
         peers.count_received(id, from, taken, refused);
@@ -119,7 +120,8 @@ fn take(peers: &Peers, shared: &Shared, records: &[Record]) -> Result<u32> {
     let now = now() as u32;
     let mut taken = 0;
     for advertised in records.iter().filter_map(|record| record.decode(now)) {
-        // Recorded before the flow is in the table: a pass in between must not take it for one of this gateway's own.
+        // Record the flow before it is in the table: otherwise a pass in between would take it for one of this
+        // gateway's own.
         let before = peers.received().insert(advertised.key, FlowState::from(&advertised.flow));
         if kernel.take_over(&advertised, now)? {
             taken += 1;

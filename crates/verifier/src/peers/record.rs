@@ -1,5 +1,5 @@
-//! The protocol between gateways, in bytes: frames of fixed-length records, and a reply to each frame. Integers are
-//! little-endian; times are durations, because clocks differ.
+//! The protocol between gateways, in bytes: frames of records, and a reply to each frame. Records have a fixed length.
+//! Integers are little-endian. Times are sent as differences from the present, because the gateways' clocks differ.
 
 use wire::map::{Flow, FlowKey, origin, stage};
 use zerocopy::little_endian::{U32, U64};
@@ -7,15 +7,15 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Largest number of records in a frame.
 pub const RECORDS_MAX: usize = 256;
-/// The version of this protocol. Version 2 had no byte for tunnels: its gateways would take a flow inside one for one
-/// outside.
+/// Version of this protocol. Version 2 had no byte for tunnels, so a gateway with version 2 would mistake a flow inside
+/// a tunnel for one outside.
 pub const VERSION: [u8; 8] = *b"VSFPEER3";
 
 /// The first message of each side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Hello {
-    /// [`VERSION`].
+    /// Version of the protocol: [`VERSION`].
     pub version: [u8; 8],
     /// Random number that identifies the sending process.
     pub id: U64,
@@ -29,7 +29,7 @@ pub struct Head {
     pub number: U64,
     /// Number of records that follow, at most [`RECORDS_MAX`].
     pub records: U32,
-    /// 1 if this frame completes the first pass over all flows.
+    /// 1 if the frame completes the first pass over all flows, otherwise 0.
     pub whole: U32,
 }
 
@@ -37,15 +37,15 @@ pub struct Head {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Reply {
-    /// Number of the frame.
+    /// Number of the frame to which this message replies.
     pub number: U64,
     /// Number of flows that are in the receiver's tables.
     pub taken: U32,
-    /// Number of flows that are not.
+    /// Number of flows that the receiver refused.
     pub refused: U32,
 }
 
-/// A flow on the wire.
+/// A flow in the form in which gateways send it to each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Record {
@@ -69,9 +69,9 @@ pub struct Record {
     holder: U32,
     next: U32,
     answer: U32,
-    /// Seconds since the flow's last token arrived; all bits set if none is on record.
+    /// Seconds since the flow's last token arrived; all bits set if no token is on record.
     proved: U32,
-    /// Inside address of the client; zeros if it has none.
+    /// Inside address of the client; zeros if the client has none.
     inside: [u8; 16],
     /// Name of the person; only with an inside address.
     person: [u8; 64],
@@ -91,18 +91,19 @@ pub struct Inside {
 pub struct AdvertisedFlow {
     /// The flow's key.
     pub key: FlowKey,
-    /// The flow's state, without its slot, which is meaningful at the sending gateway only.
+    /// The flow's state. Records do not contain the slot of its inside address, because slots are different at each
+    /// gateway.
     pub flow: Flow,
     /// When the flow's grant ends, Unix seconds.
     pub expires: u32,
-    /// Whether the receiver is to create the flow if it does not have it.
+    /// Whether the receiving gateway has to create the flow if its table does not contain the flow.
     pub begins: bool,
     /// The inside address of the flow's client, if it has one.
     pub inside: Option<Inside>,
 }
 
 impl Record {
-    /// Builds the record at `now`, Unix seconds; returns `None` if the person's name is too long.
+    /// Encodes a flow. `now` is the current time, Unix seconds. Returns `None` if the person's name is too long.
     pub fn of(advertised: &AdvertisedFlow, now: u32) -> Option<Self> {
         let AdvertisedFlow { key, flow, expires, begins, inside } = advertised;
         let mut person = [0; 64];
@@ -134,7 +135,7 @@ impl Record {
         })
     }
 
-    /// Reads the record at `now`; returns `None` if it is not one that a gateway sends.
+    /// Decodes the record. `now` is the current time, Unix seconds. Returns `None` if the record is invalid.
     pub fn decode(&self, now: u32) -> Option<AdvertisedFlow> {
         let known = matches!(self.family, 4 | 6) && matches!(self.origin, origin::TOKEN | origin::INSIDE);
         if !known
@@ -244,7 +245,7 @@ mod tests {
         for _ in 0..10_000 {
             let bytes: Vec<u8> = std::iter::repeat_with(|| {
                 state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-                // Mostly small values, so that some records are valid.
+                // Use mostly small values, so that some records are valid.
                 if state >> 62 == 0 { (state >> 33) as u8 } else { (state >> 40) as u8 & 6 }
             })
             .take(size_of::<Record>())

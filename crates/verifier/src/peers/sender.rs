@@ -1,5 +1,5 @@
-//! Advertises the flows here to one other gateway: all flows at first, then each new flow as it begins, and periodically
-//! those that have changed. Starts over whenever the connection ends.
+//! Advertises this gateway's flows to one other gateway: all flows at first, then each new flow as it begins, and
+//! periodically the flows that have changed. Starts over whenever the connection ends.
 
 use super::advertiser::{Advertiser, ReceivedFlows};
 use super::record::{AdvertisedFlow, Head, RECORDS_MAX, Record, Reply};
@@ -24,7 +24,7 @@ const PASS: Duration = Duration::from_secs(2);
 /// Pause after a connection failed.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Frames without a reply yet: number, and when the oldest of the new flows in it began, in nanoseconds since boot.
+/// Frames without a reply yet: the number of each, and when the oldest new flow in it began, in nanoseconds since boot.
 #[derive(Default)]
 struct Unanswered(Mutex<VecDeque<(u64, Option<u64>)>>);
 
@@ -40,7 +40,8 @@ pub async fn keep(peers: Arc<Peers>, shared: Arc<Shared>, index: usize, mut news
     loop {
         if let Err(error) = talk(&peers, &shared, state, &mut news).await {
             state.lost(&format!("{error:#}"));
-            // Safe: entries are otherwise removed by passes only, and the first pass of a connection ignores them.
+            // Clearing is safe: only passes remove entries otherwise, and the first pass of a connection ignores the
+            // entries.
             peers.received().clear();
             sleep(PAUSE).await;
         }
@@ -75,7 +76,7 @@ async fn talk(
 }
 
 fn no_answer() -> String {
-    format!("no answer within {PATIENCE:?}")
+    format!("the peer did not complete the handshake within {PATIENCE:?}")
 }
 
 async fn send<W: AsyncWrite + Unpin>(
@@ -87,7 +88,7 @@ async fn send<W: AsyncWrite + Unpin>(
     writer: &mut Writer<'_, W>,
 ) -> Result<()> {
     let mut advertiser = Advertiser::default();
-    // Flows that began before this point are covered by the first pass.
+    // The first pass covers flows that began before this point.
     while news.try_recv().is_ok() {}
     let mut begun = Vec::with_capacity(RECORDS_MAX);
     let mut passes = interval(PASS);
@@ -127,7 +128,8 @@ async fn send<W: AsyncWrite + Unpin>(
     }
 }
 
-/// Returns the records for new flows in their current state. A flow that has ended meanwhile must not be created there.
+/// Returns the records for new flows in their current state. Omits flows that have ended since, so that the peer does
+/// not create them.
 fn new_flows(shared: &Shared, advertiser: &mut Advertiser, begun: &[FlowNews]) -> Vec<AdvertisedFlow> {
     let kernel = shared.kernel();
     let standing = begun.iter().filter_map(|news| Some((news.key, kernel.flow_at(&news.key)?)));
@@ -135,7 +137,8 @@ fn new_flows(shared: &Shared, advertiser: &mut Advertiser, begun: &[FlowNews]) -
     advertised.filter_map(|(key, flow)| kernel.advertised_form(key, flow, true)).collect()
 }
 
-/// Passes over all flows and returns the records to send. Runs on a thread of its own: long tables take a while.
+/// Passes over all flows and returns the records to send. Runs on a thread of its own, because long tables take a
+/// while.
 async fn pass(
     peers: Arc<Peers>,
     shared: Arc<Shared>,

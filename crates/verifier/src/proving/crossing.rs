@@ -1,5 +1,6 @@
-//! Frames that cross between two interfaces through a thread, which verifies them in batches (AF_XDP). No frame crosses
-//! while the thread does not run, and no frame with a wrong proof ever does.
+//! The engine that checks proofs of frames between two interfaces (AF_XDP). A thread moves the frames from one
+//! interface to the other, and verifies them in batches. While the thread does not run, no frame gets to the other
+//! interface. A frame with a wrong proof never does.
 
 use super::{Proving, read};
 use crate::settings::ProofsSettings;
@@ -18,22 +19,22 @@ use wire::Vni;
 use wire::map::counter;
 
 const _: () = assert!(BATCH == proofs::BATCH, "a batch of frames is verified in one call");
-/// Longest delay after which a thread without frames notices a change.
+/// Longest delay after which a thread that receives no frames notices a change.
 const IDLE: Duration = Duration::from_millis(100);
-/// Names of the counters of frames that were lost for other reasons than their proofs.
+/// Names of the counters of frames that were lost for reasons other than their proofs.
 const LOST: [&str; 3] = ["no_room", "missed", "unserved"];
 
-/// The engine; `running` is `None` while no thread runs.
+/// The engine that moves frames between two interfaces. While `running` is `None`, its thread does not run.
 pub struct Crossing {
     settings: ProofsSettings,
-    /// The state for the next thread, and the source of changes for the one that runs.
+    /// The state with which the next thread starts; changes are sent to the running thread as well.
     verifier: Mutex<Verifier>,
     counters: Arc<Mutex<Counters>>,
     running: Option<Running>,
     failed: Option<String>,
 }
 
-/// A thread, and the channel for changes to it.
+/// A running thread, and the channel that passes changes to it.
 struct Running {
     interfaces: [Interface; 2],
     control: Arc<Control>,
@@ -41,7 +42,7 @@ struct Running {
 }
 
 struct Control {
-    /// The state that the thread is to use from now on.
+    /// The state that the thread has to use from now on.
     verifier: Mutex<Option<Verifier>>,
     changed: AtomicBool,
     ends: AtomicBool,
@@ -50,12 +51,12 @@ struct Control {
 #[derive(Clone)]
 struct Counters {
     outcomes: [u64; counter::COUNT as usize],
-    /// Losses of earlier threads, and of the current one.
+    /// Lost frames by reason: of earlier threads, and of the current thread.
     lost: [[u64; LOST.len()]; 2],
 }
 
 impl Crossing {
-    /// Creates an engine without keys, to which no proof is valid.
+    /// Creates an engine without keys, which accepts no proof.
     pub fn new(settings: ProofsSettings, config: &api::VerifierConfig) -> Self {
         let verifier = Verifier::new(settings.endpoints.clone(), config.epoch_length, config.max_lifetime);
         let counters = Counters { outcomes: [0; counter::COUNT as usize], lost: [[0; LOST.len()]; 2] };
@@ -158,12 +159,12 @@ impl Proving for Crossing {
         self.change(|verifier| withdraw(verifier, withdrawn));
     }
 
-    /// Always false: withdrawals always find room.
+    /// Always returns false: withdrawals always find room.
     fn is_closed(&self) -> bool {
         false
     }
 
-    /// Always true: new times apply without a reload.
+    /// Always returns true: the engine applies a new epoch length without a reload.
     fn is_loaded_for(&self, _: &api::VerifierConfig) -> bool {
         true
     }
@@ -201,7 +202,7 @@ impl Proving for Crossing {
         }
     }
 
-    /// A no-op: no frame crosses without this process.
+    /// Does nothing: frames cross only while this process runs.
     fn last(&mut self) -> Result<()> {
         Ok(())
     }
@@ -210,7 +211,7 @@ impl Proving for Crossing {
         self.running = None;
     }
 
-    /// A no-op: the thread reads the clock itself.
+    /// Does nothing: the thread reads the clock itself.
     fn set_clock(&self) -> Result<()> {
         Ok(())
     }
@@ -322,7 +323,8 @@ fn verify(batch: &mut Batch, frames: &mut [&mut [u8]], now: u32, counters: &Mute
     passes
 }
 
-/// Locks, ignoring poison: values are written in one go, so they are whole even if a thread has panicked.
+/// Locks the mutex, and ignores poison: each value is written as a whole, so it is consistent even if a thread has
+/// panicked.
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use wire::Vni;
 use wire::map::ProofsConfig;
 
-/// The kernel program, attached or not.
+/// The XDP program that checks proofs: loaded, and possibly attached to its interfaces.
 pub struct Program {
     programs: Proofs,
     settings: ProofsSettings,
@@ -25,12 +25,12 @@ pub struct Program {
     failed: BTreeMap<String, String>,
     /// Whether attachments are to outlive this process.
     lasting: bool,
-    /// Set while a withdrawal found no room: all keys are cleared and nothing passes.
+    /// Whether all keys are cleared, so that nothing passes, because a withdrawal found no room.
     closed: AtomicBool,
 }
 
 impl Program {
-    /// Loads the program.
+    /// Loads the program and takes over the tables of an earlier process. Attaches nothing.
     pub fn load(settings: ProofsSettings, config: &api::VerifierConfig, pins: &Pins) -> Result<Self> {
         let (pins, config) = (pins.proofs()?, kernel_config(config));
         let programs = Proofs::load_pinned(config, settings.remembered, pins.clone())?;
@@ -50,7 +50,8 @@ impl Program {
         Ok(())
     }
 
-    /// Voids path segments; returns whether there was room. If not, clears all keys, so that nothing passes any more.
+    /// Voids the path segments that these withdrawals cover; returns whether there was room. If not, clears all keys,
+    /// so that nothing passes any more.
     fn could_withdraw(&self, withdrawn: &[Withdrawal]) -> bool {
         let left = withdrawn.iter().filter(|what| u64::from(what.until) >= now()).find_map(|what| {
             let vni = Vni::new(what.vni)?;
@@ -106,7 +107,7 @@ impl Proving for Program {
 
     fn reload(&mut self, config: &api::VerifierConfig) -> Result<()> {
         let config = kernel_config(config);
-        // An attachment that is taken over has to be pinned first.
+        // Pin the attachments first: the new program can only take over pinned ones.
         self.programs.pin_links()?;
         self.programs = Proofs::load_pinned(config, self.settings.remembered, self.pins.clone())?;
         self.config = config;

@@ -1,7 +1,8 @@
 //! Parser of `verifier.toml`: the enrolment, and every setting by its name.
 
 use super::values::{
-    FLOWS, IDLE, MAX_FLOWS, MAX_PAIRS, RENEWAL, SAMPLES, carrier, hook, mark, network, peer, suite, verdict,
+    FLOWS, IDLE, MAX_FLOWS, MAX_PAIRS, RENEWAL, SAMPLES, carrier, complainant, hook, mark, network, peer, service,
+    suite, verdict,
 };
 use super::{Flags, ProofsSettings};
 use engine::document::{self, Faults, Fields, Reader};
@@ -20,6 +21,8 @@ pub(super) const KEYS: &[&str] = &[
     "only_named",
     "no_adopt",
     "whois_users",
+    "complainants",
+    "identity_socket",
     "metrics",
     "max_flows",
     "max_grants",
@@ -38,10 +41,14 @@ pub(super) const KEYS: &[&str] = &[
     "inside",
     "everything",
     "open",
+    "optional",
+    "proxy_protocol",
     "max_outbound",
     "pool",
+    "tunnel_pool",
     "suites",
     "max_pairs",
+    "ls_stateless",
     "peers",
     "peer_listen",
     "verdict",
@@ -49,20 +56,25 @@ pub(super) const KEYS: &[&str] = &[
     "proofs",
 ];
 
-/// The enrolment as `verifier.toml` has it. Secret.
+/// The enrolment, as it is in `verifier.toml`. It is secret.
 #[derive(Clone)]
 pub struct StoredEnrolment {
     /// The authority's URL.
     pub authority: String,
-    /// The CA file to trust, relative to the directory; the system's CAs if absent.
+    /// The path of the file with the CA certificates to trust, relative to the verifier's directory. `None` stands for
+    /// the system's certificates.
     pub ca: Option<PathBuf>,
     /// The verifier's id.
     pub verifier: String,
-    /// The bearer token.
+    /// The bearer token with which the verifier authenticates to the authority.
     pub token: Zeroizing<String>,
 }
 
 /// Parses `verifier.toml`: the enrolment, if the verifier is enrolled, and the settings.
+///
+/// # Errors
+///
+/// Fails with all faults in the text, each with its position.
 pub fn parse(text: &str) -> Result<(Option<StoredEnrolment>, Flags), Faults> {
     Reader::read(text, KEYS, |reader, fields| {
         let enrolment = enrolment(reader, fields);
@@ -79,6 +91,8 @@ pub fn parse(text: &str) -> Result<(Option<StoredEnrolment>, Flags), Faults> {
             only_named: fields.yes(reader, "only_named"),
             no_adopt: fields.yes(reader, "no_adopt"),
             whois_users: texts(reader, fields, "whois_users"),
+            complainants: named(reader, fields, "complainants", complainant),
+            identity_socket: fields.text(reader, "identity_socket").map(|path| PathBuf::from(path.get_ref())),
             metrics: fields.address(reader, "metrics", "127.0.0.1:9465"),
             max_flows: number(reader, fields, "max_flows", &MAX_FLOWS),
             max_grants: number(reader, fields, "max_grants", &MAX_FLOWS),
@@ -102,10 +116,14 @@ pub fn parse(text: &str) -> Result<(Option<StoredEnrolment>, Flags), Faults> {
             inside: texts(reader, fields, "inside"),
             everything: fields.yes(reader, "everything"),
             open: networks(reader, fields, "open"),
+            optional: named(reader, fields, "optional", service),
+            proxy_protocol: named(reader, fields, "proxy_protocol", service),
             max_outbound: number(reader, fields, "max_outbound", &MAX_FLOWS),
             pool: networks(reader, fields, "pool"),
+            tunnel_pool: networks(reader, fields, "tunnel_pool"),
             suites: named(reader, fields, "suites", suite),
             max_pairs: number(reader, fields, "max_pairs", &MAX_PAIRS),
+            ls_stateless: fields.yes(reader, "ls_stateless"),
             peers: named(reader, fields, "peers", peer),
             peer_listen: fields.address(reader, "peer_listen", "192.0.2.1:8446"),
             verdict: word(reader, fields, "verdict", verdict),
@@ -132,7 +150,7 @@ pub(super) fn texts(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, key: &str)
     document::texts(reader, value).into_iter().map(|text| (*text.get_ref()).to_owned()).collect()
 }
 
-/// Parses a keyword into its value.
+/// Parses the value of a key with `read`. Reports a fault if `read` fails.
 pub(super) fn word<T>(
     reader: &mut Reader<'_>,
     fields: &Fields<'_, '_>,
@@ -149,7 +167,7 @@ pub(super) fn word<T>(
     }
 }
 
-/// Parses a list of names into their values.
+/// Parses a list of names with `read`. Reports a fault for each name for which `read` fails.
 fn named<T>(
     reader: &mut Reader<'_>,
     fields: &Fields<'_, '_>,
@@ -203,5 +221,5 @@ fn seconds(
     Some(fields.seconds(reader, key, *range.start(), *range.start(), *range.end()))
 }
 
-/// The text of a new file, with every setting at its default.
+/// The text of a new `verifier.toml`, in which every setting has its default.
 pub const TEMPLATE: &str = include_str!("template.toml");

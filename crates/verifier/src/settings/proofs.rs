@@ -1,4 +1,4 @@
-//! `[proofs]` of verifier.toml.
+//! The section `[proofs]` of `verifier.toml`: settings for checking proofs.
 
 use super::file::{networks, texts, word};
 use datapath::proofs::REMEMBERED;
@@ -10,28 +10,28 @@ pub(super) const KEYS: &[&str] = &["endpoints", "engine", "interface", "remember
 /// The engine that checks proofs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Engine {
-    /// A program in the kernel.
+    /// A kernel program at XDP.
     #[default]
     Xdp,
-    /// A thread through which frames cross between two interfaces.
+    /// A thread through which frames cross between two interfaces (AF_XDP).
     AfXdp,
 }
 
-/// Settings of the check of proofs.
+/// Settings for checking proofs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProofsSettings {
     /// The engine that checks proofs.
     pub engine: Engine,
     /// The endpoints behind this verifier.
     pub endpoints: Vec<IpNet>,
-    /// The interfaces on which packets to the endpoints arrive.
+    /// Names of the interfaces on which packets to the endpoints arrive.
     pub interfaces: Vec<String>,
-    /// Number of proofs that are remembered.
+    /// Maximum number of verified proofs that are remembered.
     pub remembered: u32,
 }
 
 impl ProofsSettings {
-    /// Parses the table, if it is present.
+    /// Parses the table `[proofs]`; `None` if there is none, or if it has faults.
     pub(super) fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Option<Self> {
         let value = fields.value("proofs")?;
         let Some(table) = value.get_ref().as_table() else {

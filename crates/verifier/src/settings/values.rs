@@ -1,10 +1,10 @@
-//! The syntax of single settings, for flags and the file alike.
+//! The syntax of individual settings. It is the same in flags and in `verifier.toml`.
 
 use datapath::hook::Choice;
 use engine::document;
 use engine::policy::GrantSuite;
 use ipnet::IpNet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use wire::Carrier;
 
 pub(super) const MAX_PAIRS: std::ops::RangeInclusive<i64> = 16..=65_536;
@@ -12,7 +12,7 @@ pub(super) const MAX_FLOWS: std::ops::RangeInclusive<i64> = 16..=1 << 26;
 pub(super) const FLOWS: std::ops::RangeInclusive<i64> = 1..=1 << 26;
 pub(super) const SAMPLES: std::ops::RangeInclusive<i64> = 0..=100_000;
 pub(super) const IDLE: std::ops::RangeInclusive<u32> = 5..=30 * 86_400;
-/// At least the time in which an agent sends two tokens.
+/// Range of `udp_renewal` in seconds. The minimum is the time in which an agent sends two tokens.
 pub(super) const RENEWAL: std::ops::RangeInclusive<u32> = 30..=30 * 86_400;
 
 pub(super) fn hook(text: &str) -> Result<Choice, String> {
@@ -28,7 +28,7 @@ pub(super) fn network(text: &str) -> Result<IpNet, String> {
     text.parse().or_else(|_| address()).map_err(|_| "a network or an address".to_owned())
 }
 
-/// How the verifier treats packets.
+/// How the verifier's verdict on a packet takes effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verdict {
     /// Drop packets that are not admitted.
@@ -43,11 +43,11 @@ pub(super) fn verdict(text: &str) -> Result<Verdict, String> {
     known.map(|(_, verdict)| verdict).ok_or_else(|| "drop or mark".to_owned())
 }
 
-/// The mark of admitted packets, and the bits of a packet's mark that the verifier uses; the lowest eight of these are
-/// the grant's class.
+/// The mark of admitted packets, and the bits of a packet's mark that the verifier uses. The lowest eight of these bits
+/// hold the class of the packet's grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// The mark, with class 0.
+    /// The mark of packets whose class is 0.
     pub value: u32,
     /// The bits that the verifier uses.
     pub mask: u32,
@@ -79,6 +79,26 @@ pub(super) fn mark(text: &str) -> Result<Mark, String> {
     }
 }
 
+pub(super) fn service(text: &str) -> Result<SocketAddr, String> {
+    let known = text.parse().ok().filter(|service: &SocketAddr| service.port() != 0 && !service.ip().is_unspecified());
+    known.ok_or_else(|| "ADDR:PORT, such as 192.0.2.20:443 or [2001:db8::20]:443".to_owned())
+}
+
+/// A user of the identity socket who may complain about the people behind connections to a service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Complainant {
+    /// The user, by name or number.
+    pub user: String,
+    /// The service.
+    pub service: SocketAddr,
+}
+
+pub(super) fn complainant(text: &str) -> Result<Complainant, String> {
+    let known = text.split_once('=').filter(|(user, _)| (1..=64).contains(&user.len()));
+    let known = known.and_then(|(user, at)| Some(Complainant { user: user.to_owned(), service: service(at).ok()? }));
+    known.ok_or_else(|| "USER=ADDR:PORT, such as www-data=192.0.2.20:443".to_owned())
+}
+
 pub(super) fn peer(text: &str) -> Result<String, String> {
     let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port.parse::<u16>());
     if matches!(port, Some(Ok(1..))) { Ok(text.to_owned()) } else { Err("HOST:PORT".to_owned()) }
@@ -105,6 +125,10 @@ pub(super) fn renewal(text: &str) -> Result<u32, String> {
 }
 
 /// Parses a duration on the command line.
+///
+/// # Errors
+///
+/// Fails with a description of the notation if the text is not a duration.
 pub fn duration(text: &str) -> Result<u32, String> {
     document::seconds(text).ok_or_else(|| "a time such as 90s, 5m, 1h or 7d".to_owned())
 }

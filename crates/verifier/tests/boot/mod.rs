@@ -1,4 +1,4 @@
-//! Starting the daemon while its authority does not answer, and its notifications to the service manager.
+//! Tests of the daemon's start while its authority does not answer, and of its notifications to the service manager.
 
 use super::stage::*;
 use nix::sys::signal::Signal;
@@ -15,7 +15,7 @@ fn a_verifier_attaches_from_what_it_knows_before_it_hears_from_its_authority() {
         verifier.end().await;
         assert_eq!(stage.cli(&["detach"], stage.daemon()).await.0, 0);
         stage.stop_authority().await;
-        // Accepts connections and never sends a byte.
+        // This listener accepts connections and never sends a byte.
         let _silent = TcpListener::bind(stage.address).unwrap();
         let notified = stage.room.path().join("notify");
         let manager = UnixDatagram::bind(&notified).unwrap();
@@ -27,8 +27,8 @@ fn a_verifier_attaches_from_what_it_knows_before_it_hears_from_its_authority() {
         let started = Instant::now();
         until("an attachment", || stage.links().filter(|links| links == &["eth0"])).await;
         let took = started.elapsed();
-        // Loading the programs takes a fraction of a second; a daemon that asked first would wait for its connection to
-        // fail.
+        // Loading the programs takes a fraction of a second. A daemon that first asked the authority would wait for
+        // that connection to fail.
         assert!(took < Duration::from_secs(3), "attached after {took:?}");
         let mut room = [0; 512];
         loop {

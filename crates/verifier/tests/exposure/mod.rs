@@ -1,4 +1,4 @@
-//! A service that is bound to all addresses, reached at those that no receiver names.
+//! Tests of a service that is bound to all addresses and is reached at addresses that no receiver names.
 
 use super::stage::*;
 use super::{XDP_DROP, XDP_PASS};
@@ -39,7 +39,7 @@ impl Stage {
         until("addresses outside that may be used", ready).await;
     }
 
-    /// Returns the host's IPv6 link-local address once it is usable.
+    /// Returns the host's IPv6 link-local address; `None` until it is usable.
     fn link_local(&self) -> Option<IpAddr> {
         let shown = Command::new("ip").args(words("-o -6 addr show dev eth0 scope link -tentative")).output().unwrap();
         let shown = String::from_utf8(shown.stdout).unwrap();
@@ -47,7 +47,7 @@ impl Stage {
         word.split('/').next()?.parse().ok()
     }
 
-    /// Returns the addresses that no receiver names: unicast ones, and those for many hosts.
+    /// Returns the host's addresses that no receiver names: first unicast, then broadcast and multicast.
     fn unnamed(&self) -> (Vec<IpAddr>, Vec<IpAddr>) {
         let all = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpAddr>>();
         let mut own = all(&[SECONDARY, "fd77::1"]);
@@ -65,7 +65,7 @@ impl Stage {
         addresses.iter().map(end).collect()
     }
 
-    /// Returns the ends that echo a datagram.
+    /// Returns those of `ends` that echo a datagram.
     fn udp_answers(&self, ends: &[SocketAddr]) -> Vec<SocketAddr> {
         let sockets: Vec<(SocketAddr, UdpSocket)> = ends
             .iter()
@@ -81,7 +81,7 @@ impl Stage {
         sockets.iter().filter(|(_, socket)| socket.recv(&mut [0; 16]).is_ok()).map(|(end, _)| *end).collect()
     }
 
-    /// Returns the ends that accept a connection.
+    /// Returns those of `ends` that accept a connection.
     fn tcp_answers(&self, ends: &[SocketAddr]) -> Vec<SocketAddr> {
         ends.iter().filter(|end| self.reaches(**end).is_ok()).copied().collect()
     }
@@ -90,7 +90,8 @@ impl Stage {
         self.do_outside(move || TcpStream::connect_timeout(&to, DROPPED))
     }
 
-    /// Returns the ends that answer at the port: unicast addresses by TCP and UDP, those for many hosts by UDP.
+    /// Returns the ends that answer at the port: unicast addresses by TCP and UDP, broadcast and multicast addresses by
+    /// UDP.
     fn answers(&self, port: u16) -> Vec<(u8, SocketAddr)> {
         let (own, many) = self.unnamed();
         let (own, many) = (self.ends(&own, port), self.ends(&many, port));
@@ -99,7 +100,7 @@ impl Stage {
         tcp.chain(udp).collect()
     }
 
-    /// Returns the ends that answer while nothing is protected.
+    /// Returns the ends that should answer at the port while nothing is protected.
     fn all(&self, port: u16) -> Vec<(u8, SocketAddr)> {
         let (own, many) = self.unnamed();
         let (own, many) = (self.ends(&own, port), self.ends(&many, port));
@@ -108,8 +109,8 @@ impl Stage {
     }
 }
 
-/// Echoes datagrams to all addresses of the host, and to a multicast group. A socket for both families would receive no
-/// IPv4 multicast.
+/// Echoes datagrams to all addresses of the host, and to a multicast group. Uses a socket per family, because one for
+/// both families would receive no IPv4 multicast.
 fn udp_echo(port: u16) {
     let four = UdpSocket::bind(("0.0.0.0", port)).unwrap();
     four.join_multicast_v4(&MDNS.parse().unwrap(), &Ipv4Addr::new(10, 77, 0, 1)).unwrap();
@@ -157,7 +158,8 @@ fn an_address_that_the_host_gets_is_protected_at_once() {
         let is_protected =
             || stage.kernel(Sizes::default()).protected.four.keys().iter().any(|key| key.address == [10, 77, 0, 77]);
         until("protection of the address", || is_protected().then_some(())).await;
-        // Waiting for a tick would take up to a second; loading the programs to read the table takes time, too.
+        // A daemon that waited for its next tick could take up to a second. Loading the programs to read the table
+        // takes time, too.
         assert!(added.elapsed() < Duration::from_millis(900), "{:?}", added.elapsed());
         assert!(stage.reaches("10.77.0.77:22".parse().unwrap()).is_err());
         stage.inside(&words("ip addr del 10.77.0.77/32 dev eth0"));
@@ -192,7 +194,7 @@ fn sockets_outside_protection_are_named_and_only_named_leaves_them_there() {
     });
 }
 
-/// Builds an ICMP error from the client to `to`, about a packet from `server` to the client.
+/// Builds an ICMP error from the client to `to`, about a packet that `server` sent to the client.
 fn unreachable(to: [u8; 4], server: [u8; 4], client_port: u16) -> Vec<u8> {
     let ip = |protocol: u8, length: u16, from: [u8; 4], to: [u8; 4]| {
         let mut header = vec![0x45, 0];

@@ -1,4 +1,4 @@
-//! The interfaces and hooks to which the programs are attached.
+//! Tests of the interfaces and hooks to which the programs are attached.
 
 use super::stage::*;
 use authority::admin;
@@ -29,7 +29,7 @@ fn a_virtual_interface_is_judged_at_tc_and_status_says_why() {
         assert_eq!((interface.why.as_str(), stage.has_xdp()), ("virtual (veth)", false));
         let (code, text) = stage.cli(&["status"], stage.daemon()).await;
         assert!(code == 0 && text.contains("virtual (veth)"), "{text}");
-        // The programs of either hook count and report drops.
+        // At either hook, the programs count and report drops.
         assert!(!stage.connects(SSH));
         let drops: view::Drops = stage.ask(Request::Drops { from: 0 }).await;
         assert!(drops.reasons.iter().any(|reason| reason.name == "no_token" && reason.packets > 0), "{drops:?}");
@@ -53,7 +53,7 @@ fn a_bridge_is_left_to_its_ports() {
         assert_eq!((status.interfaces.len(), status.interfaces[0].name.as_str()), (1, "eth0"));
         assert!(status.not_attached.iter().any(|i| i.name == "bridge0" && i.why.contains("through eth0")));
         assert!(!verifier.log().contains("ERROR"), "{}", verifier.log());
-        // A packet is checked once: the bridge does not drop it for lack of the token that was already removed.
+        // Each packet is checked once: the bridge must not drop it because its token was removed at the port.
         let grant = grant(&stage.alice().await).await;
         echo("0.0.0.0:22");
         assert!(stage.is_answered(&syn(&grant, "10.77.0.2:4711", 1)));
@@ -110,7 +110,7 @@ fn another_hook_keeps_flows_and_leaves_nothing_of_the_first() {
     });
 }
 
-/// Returns the names of the interfaces through which packets come in unchecked.
+/// Returns the names of the interfaces through which packets reach this host unchecked.
 fn open(status: &view::Status) -> Vec<&str> {
     status.not_attached.iter().filter(|one| one.open).map(|one| one.name.as_str()).collect()
 }
@@ -152,8 +152,8 @@ fn siblings_on_one_interface_are_judged_or_named_as_open() {
         stage.inside(&["ip", "link", "set", "mv0", "up"]);
         let sibling = stage.sibling("10.79.0.6/24");
         assert!(sibling.connects(HERE) && stage.connects(SSH));
-        // The kernel passes a sibling's unicast to tc on the lower interface, but not to XDP in the driver; broadcast
-        // to neither.
+        // From a sibling on the same lower interface, the kernel passes unicast to tc there, but not to XDP in the
+        // driver, and broadcast to neither.
         for (hook, reached) in [("auto", false), ("xdp", true)] {
             let mut verifier = stage.run(&["--hook", hook]).await;
             assert!(!stage.connects(SSH), "from the wire, {hook}");

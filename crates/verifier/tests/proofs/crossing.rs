@@ -1,4 +1,4 @@
-//! Proofs on frames that cross between two interfaces of the verifier's host through the daemon.
+//! Tests of proofs on frames that cross between two interfaces of the verifier's host through the daemon.
 
 use super::{Ends, NETWORKS, POLICY, address, dropped, packet, segment_from, wrong};
 use crate::stage::*;
@@ -32,7 +32,7 @@ fn frames_cross_with_right_proofs_until_consent_is_withdrawn() {
         let one =
             client::convert::segment(&one, address("10.78.0.2"), address("10.0.0.5"), address("10.0.0.7")).unwrap();
         let right = packet(&one, 53);
-        // Address resolution crosses, too.
+        // Frames of address resolution cross, too.
         assert!(ends.passes(&right));
         let out = ends.through(&right).expect("it passes");
         assert_eq!((out[12] & 7, out.len()), (1, right.len()), "the pointer was moved");

@@ -1,5 +1,5 @@
-//! Proofs in packets of a virtual network to a real socket: the daemon as a process, its program at XDP, and a real
-//! authority. Needs root.
+//! Tests of proofs in packets of a virtual network to a real socket, with the daemon as a process, its program at XDP,
+//! and a real authority. Needs root.
 
 mod crossing;
 
@@ -88,8 +88,7 @@ fn packet(given: &Given, port: u16) -> Vec<u8> {
     packet
 }
 
-/// Builds packets that must not pass: with a forged proof, with one of another network or for another port, and a
-/// truncated one.
+/// Builds packets that must not pass: with a forged proof, for another network, for another port, and truncated.
 fn wrong(given: &Given) -> [Vec<u8>; 4] {
     let mut forged = given.clone();
     forged.proofs[0][3] ^= 1;
@@ -185,7 +184,7 @@ fn packets_with_right_proofs_come_through_until_consent_is_withdrawn() {
         println!("withdrawn consent cut after {:?}", began.elapsed());
         let proofs = stage.status().await.proofs.unwrap();
         assert!(dropped(&proofs, "revoked") > 0 && proofs.withdrawn == 1, "{proofs:?}");
-        // With new consent, segments are issued that end later.
+        // With new consent, the authority issues segments that end later.
         stage.apply(POLICY).await;
         let other = packet(&given(&segment(&alice).await), 53);
         assert!(ends.passes(&other));

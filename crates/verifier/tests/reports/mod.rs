@@ -1,4 +1,4 @@
-//! Reports of a running verifier, as the authority receives them.
+//! Tests of the reports that the authority receives from a running verifier.
 
 use crate::stage::*;
 use crate::{XDP_DROP, XDP_PASS};
@@ -9,7 +9,7 @@ use datapath::verifier::Sizes;
 use nix::sys::signal::Signal;
 use wire::DropReason;
 
-/// Returns the verifier's latest report if it satisfies `wanted`.
+/// Returns the verifier's latest report, if there is one and `wanted` accepts it.
 fn reported(stage: &Stage, wanted: impl Fn(&Report) -> bool) -> Option<Report> {
     let reports = stage.server.as_ref().unwrap().reports();
     reports.into_iter().find(|(verifier, ..)| &**verifier == "edge-1").map(|(.., report)| report).filter(wanted)
@@ -22,6 +22,7 @@ fn dropped(report: &Report, reason: DropReason) -> u64 {
 #[test]
 fn the_authority_learns_of_flows_and_drops_as_they_come_and_go() {
     act(|stage| async move {
+        stage.apply(&[crate::stage::POLICY, crate::stage::SINGLE].concat()).await;
         let verifier = stage.run(&[]).await;
         verifier.connected().await;
         let alice = stage.alice().await;

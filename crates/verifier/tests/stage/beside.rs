@@ -1,9 +1,9 @@
-//! Hosts other than server and client.
+//! Further hosts of the stage, besides server and client.
 
 use super::{DROPPED, Namespace, Stage, ip};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 
-/// A host behind the verifier's, or next to it.
+/// A host behind the verifier's host, or next to it.
 pub struct Beyond(Namespace);
 
 impl Beyond {
@@ -26,8 +26,8 @@ impl Beyond {
 }
 
 impl Stage {
-    /// Adds a host that the client (10.78.0.2) reaches through the interfaces `near` and `far` of this one, if frames
-    /// cross.
+    /// Adds a host that the client (10.78.0.2) reaches only if frames cross this host between the interfaces `near` and
+    /// `far`.
     pub fn beyond(&self) -> Beyond {
         let beyond = Namespace::new(format!("{}b", self.instance));
         for (near, namespace, address) in [("near", &self.client, "10.78.0.2/24"), ("far", &beyond, "10.78.0.1/24")] {
@@ -42,7 +42,7 @@ impl Stage {
         Beyond(beyond)
     }
 
-    /// Adds a host with a macvlan on the verifier's interface.
+    /// Adds a host with a macvlan interface on the verifier's interface.
     pub fn sibling(&self, address: &str) -> Beyond {
         let (host, sibling) = (&self.host.0, Namespace::new(format!("{}s", self.instance)));
         ip(&["-n", host, "link", "add", "mv1", "link", "eth0", "type", "macvlan", "mode", "bridge"]);

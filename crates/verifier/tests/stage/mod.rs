@@ -1,5 +1,5 @@
-//! A server and a client in separate network namespaces, a real authority on the server's loopback, and the verifier as
-//! a process. Everything is removed with the stage. Needs root.
+//! The stage of the tests: a server and a client in separate network namespaces, a real authority on the server's
+//! loopback, and the verifier as a process. Dropping the stage removes everything. Needs root.
 
 mod beside;
 
@@ -27,7 +27,7 @@ pub const PASSWORD: &str = "correct horse";
 pub const SSH: &str = "10.77.0.1:22";
 /// The server's address and an unprotected port.
 pub const WEB: &str = "10.77.0.1:80";
-/// Deadline for everything that is expected to happen.
+/// Deadline for events that the tests wait for.
 pub const SOON: Duration = Duration::from_secs(10);
 /// Time without an answer after which a packet counts as dropped.
 pub const DROPPED: Duration = Duration::from_millis(800);
@@ -46,11 +46,14 @@ who = "person:alice"
 to = "ssh"
 "#;
 
+/// The end of [`POLICY`] with which each request gets a grant of its own.
+pub const SINGLE: &str = "single = true\n";
+
 /// Name of the test that acts as the verifier's program when the tests run their own executable.
 pub const PROGRAM: &str = "the_program";
 const ARGUMENTS: &str = "VERIFIER_TEST_ARGUMENTS";
 
-/// Runs the command line if this process was started for it.
+/// Acts as the verifier's program if this process was started for that; otherwise returns.
 pub fn program() {
     let Ok(arguments) = std::env::var(ARGUMENTS) else { return };
     let arguments: Vec<String> = serde_json::from_str(&arguments).unwrap();
@@ -174,7 +177,7 @@ impl Stage {
 
     /// Starts the authority again at its old address.
     pub async fn start_authority(&mut self) {
-        // Another test that is starting a process may have passed a copy of the lock to it.
+        // Another test that is starting a process may have passed a copy of the authority's lock to that process.
         let deadline = Instant::now() + SOON;
         self.server = loop {
             match Server::start(self.authority.clone(), Some(self.address)).await {
@@ -185,19 +188,19 @@ impl Stage {
         };
     }
 
-    /// Applies another policy.
+    /// Applies a policy at the authority.
     pub async fn apply(&self, policy: &str) {
         let file = self.room.path().join("next.toml");
         std::fs::write(&file, policy).unwrap();
         admin::apply_policy(&self.authority, Some(&file)).await.unwrap();
     }
 
-    /// Returns an API client with a session of alice.
+    /// Creates alice's account, and returns an API client with a session of hers.
     pub async fn alice(&self) -> Authority {
         self.person("alice").await
     }
 
-    /// Creates the account of a person, and logs them in.
+    /// Creates the account of a person, and returns an API client with a session of theirs.
     pub async fn person(&self, name: &str) -> Authority {
         admin::add_account(&self.authority, name, PASSWORD, false).await.unwrap();
         let ca = std::fs::read(self.authority.ca()).unwrap();
@@ -207,12 +210,12 @@ impl Stage {
         client.with_token(&session.token)
     }
 
-    /// The verifier's directory.
+    /// Returns the path of the verifier's directory.
     pub fn directory(&self) -> PathBuf {
         self.room.path().join("verifier")
     }
 
-    /// The path of the control socket.
+    /// Returns the path of the control socket.
     pub fn socket(&self) -> PathBuf {
         self.room.path().join("verifier.sock")
     }
@@ -222,7 +225,7 @@ impl Stage {
         ["--instance", &self.instance, "--socket", &self.socket().display().to_string()].map(Into::into).to_vec()
     }
 
-    /// Returns the arguments for enrolment, with a new code.
+    /// Returns the arguments for enrolment, with a new one-time code.
     pub async fn enrolment(&self) -> Vec<String> {
         let code = admin::add_verifier(&self.authority, "edge-1", false).await.unwrap();
         let (url, ca) = (format!("https://{}", self.address), self.authority.ca().display().to_string());
@@ -341,7 +344,7 @@ impl Stage {
         }
     }
 
-    /// Loads the kernel program with this instance's tables, without attaching it, to run it by hand.
+    /// Loads the kernel program with this instance's tables, without attaching it, so that a test can run it directly.
     pub fn kernel(&self, sizes: datapath::verifier::Sizes) -> datapath::verifier::Verifier {
         let pins = datapath::Pins::existing("verifier", &self.instance).expect("something pinned");
         datapath::verifier::Verifier::load(Hook::Xdp, wire::map::VerifierConfig::default(), sizes, Some(pins)).unwrap()
@@ -403,7 +406,7 @@ impl Drop for Verifier {
     }
 }
 
-/// Waits until `look` returns something.
+/// Polls `look` until it returns a value, and returns that value; panics after [`SOON`].
 pub async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + SOON;
     loop {
@@ -415,7 +418,7 @@ pub async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Opens a listener that echoes everything, on threads that end with their connections.
+/// Listens at `at` and echoes all data, on threads that end with their connections.
 pub fn echo(at: &str) {
     let listener = TcpListener::bind(at).unwrap();
     std::thread::spawn(move || {
@@ -428,7 +431,7 @@ pub fn echo(at: &str) {
     });
 }
 
-/// Reports whether written data comes back.
+/// Reports whether data written to the stream comes back.
 pub fn echoes(mut stream: &TcpStream) -> bool {
     use std::io::{Read, Write};
     let mut back = [0; 4];
@@ -436,7 +439,7 @@ pub fn echoes(mut stream: &TcpStream) -> bool {
     stream.write_all(b"ping").is_ok() && stream.read_exact(&mut back).is_ok() && back == *b"ping"
 }
 
-/// Requests a grant for the protected port.
+/// Requests a grant for the protected port, and returns it.
 pub async fn grant(person: &Authority) -> Grant {
     let to: SocketAddr = SSH.parse().unwrap();
     person
@@ -484,7 +487,7 @@ pub fn tc_mode() -> &'static str {
 }
 
 impl Stage {
-    /// Sends a SYN unchanged from the client's namespace to [`SSH`]; reports whether the server's stack answers.
+    /// Sends a SYN unchanged from the client's namespace to [`SSH`]. Reports whether the server's stack answers it.
     pub fn is_answered(&self, syn: &[u8]) -> bool {
         let script = "import socket,sys\n\
             mac=lambda ns:bytes.fromhex(ns.replace(':',''))\n\
@@ -510,7 +513,7 @@ impl Stage {
         datapath::hook::mode(&datapath::interface::Interface::named("eth0").unwrap()).is_ok()
     }
 
-    /// Backdates the end of all grants, both at the authority and in the kernel's tables.
+    /// Sets the end of all grants to a past time, both at the authority and in the kernel's tables.
     pub fn end_grants(&self, kernel: &datapath::verifier::Verifier) {
         let past = verifier::now() as u32 - 3600;
         let database = rusqlite::Connection::open(self.authority.database()).unwrap();
@@ -541,7 +544,7 @@ impl Stage {
         std::fs::set_permissions(self.room.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Returns the daemon's answer to a request of this user.
+    /// Sends a request to the daemon as this user, and returns the daemon's answer.
     pub fn asks(&self, user: u32, request: &str) -> String {
         use std::os::unix::process::CommandExt;
         let script = "import socket,sys\ns=socket.socket(socket.AF_UNIX)\ns.connect(sys.argv[1])\n\

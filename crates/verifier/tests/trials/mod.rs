@@ -1,4 +1,4 @@
-//! Trials and observation: the state after they end, and what may follow them.
+//! Tests of trials and observation: the state after they end, and what may follow them.
 
 use crate::stage::*;
 use nix::sys::signal::Signal;

@@ -1,4 +1,5 @@
-//! The compared encapsulations and the sizes of their headers: ours as the codec writes them.
+//! The encapsulations that the bench compares, and the sizes of their headers. The headers of our own encapsulations
+//! are written by the crate's codec.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -25,11 +26,11 @@ const AROUND_FRAME: usize = 7 + 1 + 4 + 12;
 
 /// One encapsulation of an IPv4 packet with TCP, both without options.
 pub struct Row {
-    /// Name of the figure.
+    /// Name of the encapsulation in the output of the bench.
     pub name: String,
-    /// Title for people.
+    /// Name of the encapsulation in the Markdown table.
     pub title: String,
-    /// Bytes of a frame in front of TCP's payload.
+    /// Number of bytes in front of TCP's payload in a frame.
     pub header: usize,
 }
 
@@ -38,23 +39,24 @@ impl Row {
         Self { name: name.into(), title: title.into(), header: ETHERNET + between + IPV4 + TCP }
     }
 
-    /// Returns the bytes added, compared with no virtual network.
+    /// Returns the number of bytes that the encapsulation adds to a frame.
     pub fn added(&self) -> usize {
         self.header - ETHERNET - IPV4 - TCP
     }
 
-    /// Returns the most that TCP can put into a packet.
+    /// Returns the maximum length of TCP's payload in one packet, in bytes, on a network with this MTU.
     pub fn payload(&self, mtu: usize) -> usize {
         ETHERNET + mtu - self.header
     }
 
-    /// Returns TCP's payload as a share of what Ethernet transmits, with full packets.
+    /// Returns the share of TCP's payload in the bytes that Ethernet transmits, 0 to 1, if every packet is as long as
+    /// the MTU permits.
     pub fn goodput(&self, mtu: usize) -> f64 {
         self.payload(mtu) as f64 / (AROUND_FRAME + ETHERNET + mtu) as f64
     }
 }
 
-/// Encodes Geneve's header with a segment and this number of proofs.
+/// Returns an encoded Geneve header that carries a segment and `proofs` proofs.
 pub fn geneve(payload: Payload, proofs: u8) -> Vec<u8> {
     let authority: IpAddr = [192, 0, 2, 1].into();
     let segment = Segment {
@@ -87,7 +89,7 @@ fn in_routing_header(proofs: u8) -> usize {
     IPV6 + SEGMENT_ROUTING + SEGMENT * usize::from(proofs) + (TLV_HEADER + data(proofs)).next_multiple_of(8)
 }
 
-/// Returns all compared encapsulations.
+/// Returns all encapsulations that the bench compares.
 pub fn rows() -> Vec<Row> {
     let mut rows = vec![
         Row::new("ethernet", "Ethernet", 0),
@@ -109,7 +111,7 @@ pub fn rows() -> Vec<Row> {
     rows
 }
 
-/// Returns the figures as a Markdown table.
+/// Returns `rows` as a Markdown table.
 pub fn table(rows: &[Row]) -> String {
     let mut table = "| | headers | added | payload at 1500 | goodput | payload at 9000 | goodput |\n".to_owned();
     table.push_str("|---|---|---|---|---|---|---|\n");

@@ -8,25 +8,109 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AgentConfig {
-    /// Bytes of link header on the interface: 14, or 0 on links without one.
+    /// Length of the link header on the interface, in bytes: 14, or 0 on links without a link header.
     pub link_header: u32,
     /// 1 if the program is attached by TCX.
     pub tcx: u32,
-    /// 1 if the table of owners has a cgroup.
+    /// 1 if the table of owners contains at least one cgroup.
     pub match_cgroups: u32,
     /// 1 if the program passes copies of name servers' answers to user space.
     pub overhear: u32,
 }
 
-/// Owner of a packet's traffic, determined from its socket.
+/// The part of the agent's state that its programs need for steering packets into sealed tunnels. User space writes it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Steering {
+    /// Cookie of the UDP socket through which the tunnels send; 0 if there is no such socket. The programs never steer
+    /// packets of this socket.
+    pub cookie: u64,
+    /// Index of the device through which steered packets enter the tunnels; 0 if there is no such device.
+    pub device: u32,
+    /// 1 from the time when the first sealed prefix or the first wish was set. While it is 0, the programs steer no
+    /// packets.
+    pub seals: u32,
+    /// A combination of the bits [`KEEPS_FLOWS`], [`ASKS`] and [`ASKS_BY_CGROUP`].
+    pub asks: u32,
+    /// Reserved; zero.
+    pub reserved: u32,
+}
+
+/// Bit of [`Steering::asks`]: a flow that began in a tunnel stays in the tunnel, even if the rule for its receiver no
+/// longer demands a treatment.
+pub const KEEPS_FLOWS: u32 = 4;
+/// Bit of [`Steering::asks`]: the programs look up whether the sender of a packet asks for a treatment.
+pub const ASKS: u32 = 1;
+/// Bit of [`Steering::asks`]: at least one cgroup asks for a treatment, so the programs look up cgroups, too.
+pub const ASKS_BY_CGROUP: u32 = 2;
+
+/// A flow whose packets the program steers into a sealed tunnel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Steered {
+    /// Number of the subject that opened the flow.
+    pub subject: u32,
+    /// The wish of the flow's sender. The bits in [`Self::TREATMENT`] are the number of the treatment, as in records,
+    /// or 0 if the sender asks for none. The bits [`Self::COMPRESS`] and [`Self::COMPRESS_ALWAYS`] ask for compression.
+    pub wish: u32,
+}
+
+impl Steered {
+    /// Mask of the bits of [`Self::wish`] that hold the number of the treatment. If several wishes apply to a packet,
+    /// the greatest of their treatments counts.
+    pub const TREATMENT: u32 = 0xff;
+    /// Bit of [`Self::wish`]: the sender asks to compress a block only if a sample of the block shrinks.
+    pub const COMPRESS: u32 = 1 << 8;
+    /// Bit of [`Self::wish`]: the sender asks to compress every block that shrinks.
+    pub const COMPRESS_ALWAYS: u32 = 1 << 9;
+    /// Bit of [`Self::wish`]: the flow is in the tunnel because the agent's ladder chose this way. In the header of a
+    /// queued packet, the bit marks the copy of a first packet that was sent.
+    pub const LADDER: u32 = 1 << 10;
+    /// Bit of the priority of a packet that user space sends: the packet goes outside of the tunnel, unless the rule
+    /// demands otherwise.
+    pub const OUTSIDE: u32 = 1 << 11;
+    /// Bit of [`Self::wish`]: the flow's client has had an answer in the tunnel. The program sets the bit.
+    pub const ANSWERED: u32 = 1 << 12;
+    /// Treatment of flows that the ladder leads into a tunnel: `authenticate`, the weakest that records have.
+    pub const LADDER_TREATMENT: u32 = 1;
+}
+
+/// The rung by which a subject's connections to a destination begin.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Ladder {
+    /// 0: the first packet itself carries the token. 1: it travels in the tunnel.
+    pub rung: u32,
+    /// One connection in this number begins with rung 0 instead; 0 if none does.
+    pub every: u32,
+    /// Number of connections that the program has counted.
+    pub count: u32,
+    /// Reserved; zero.
+    pub reserved: u32,
+}
+
+/// When the first packet of a connection was sent and answered, in nanoseconds since boot; 0 if it was not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FirstPacket {
+    /// When it was sent.
+    pub sent: u64,
+    /// When it was answered outside of the tunnel.
+    pub outside: u64,
+    /// When the client first went on in the tunnel.
+    pub inside: u64,
+}
+
+/// The owner of a packet, or a sender who asks for a treatment. The agent's program determines it from the packet's
+/// socket or, for [`owner::DSCP`], from the IP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Owner {
-    /// One of [`owner`].
+    /// Kind of the owner: one of the constants in [`owner`].
     pub kind: u32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u32,
-    /// The user id or cgroup id; 0 for forwarded packets.
+    /// The user id, the cgroup id or the DSCP, depending on the kind; 0 for forwarded packets.
     pub id: u64,
 }
 
@@ -34,30 +118,32 @@ pub struct Owner {
 pub mod owner {
     /// A user id.
     pub const USER: u32 = 1;
-    /// A cgroup id: the socket's cgroup or one above it.
+    /// A cgroup id, which is that of the socket's cgroup or of a cgroup above it.
     pub const CGROUP: u32 = 2;
     /// Packets without a local socket.
     pub const FORWARDED: u32 = 3;
+    /// A code point of differentiated services (DSCP). Only senders who ask for a treatment are of this kind.
+    pub const DSCP: u32 = 4;
 }
 
-/// Key of the agent's grants.
+/// Key of the agent's grant map: a subject, and the destination of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct GrantSlot {
-    /// The logged-in subject on this machine.
+    /// The subject's number on this machine.
     pub subject: u32,
     /// The destination port, big-endian.
     pub port: [u8; 2],
-    /// The protocol.
+    /// The protocol's number.
     pub protocol: u8,
-    /// 4 or 6.
+    /// Family of the address: 4 or 6.
     pub family: u8,
-    /// The destination.
+    /// The destination address.
     pub address: [u8; 16],
 }
 
 impl GrantSlot {
-    /// Returns the slot of a destination for a subject.
+    /// Returns the key for a subject's packets to a destination.
     pub fn new(subject: u32, to: &Destination) -> Self {
         Self {
             subject,
@@ -68,7 +154,7 @@ impl GrantSlot {
         }
     }
 
-    /// Returns the destination that the slot is for.
+    /// Returns the destination that is part of this key.
     pub fn destination(&self) -> Destination {
         Destination {
             address: address_of(self.address, self.family),
@@ -78,93 +164,111 @@ impl GrantSlot {
     }
 }
 
-/// Treatment of first packets to one destination.
+/// The instructions to the agent's program for a subject's first packets to one destination.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct GrantEntry {
-    /// The entry is valid until this time, Unix seconds by this machine's clock.
+    /// Time until which the entry is valid, in Unix seconds of this machine's clock.
     pub until: u32,
-    /// Time when the program last made a token from the entry, Unix seconds by the authority's clock; 0 if it never
-    /// did.
+    /// Time when the program last made a token from the entry, in Unix seconds of the authority's clock; 0 if the
+    /// program never made one.
     pub used: u32,
-    /// 1 if packets are sent as they are, without identity.
+    /// 1 if the program sends the packets without a token.
     pub plain: u8,
-    /// The suite's number.
+    /// The number of the suite with which tokens are made.
     pub suite: u8,
     /// Carrier of the tokens: the number of a [`crate::Carrier`].
     pub carrier: u8,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u8,
-    /// Difference to add to this machine's clock to get the authority's, seconds.
+    /// Number of seconds by which the authority's clock is ahead of this machine's clock; negative if the authority's
+    /// clock is behind.
     pub skew: i32,
-    /// The grant header. For a pair: its seven bytes and a zero, then fields that the kernel does not read, which are
-    /// the expiry (big-endian) and the prefix length.
+    /// The grant header. In an entry for a pair, these bytes are the pair's seven bytes and a zero byte, followed by
+    /// the expiry (big-endian) and the prefix length. The program does not read the expiry and the prefix length.
     pub header: [u8; 16],
-    /// The grant key or client key, padded with zeros.
+    /// The grant key, or the client key in an entry for a pair; padded with zeros.
     pub key: [u8; 32],
-    /// Number of the pair's nonces used when the program last made a token from the entry.
+    /// In an entry for a pair: how many of the pair's nonces had been used when the program last made a token from the
+    /// entry.
     pub spent: u32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved2: u32,
 }
 
-/// A UDP flow as the agent sees it.
+/// The agent's state of a UDP flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Conversation {
-    /// Time when the last token was sent on the flow, Unix seconds.
+    /// Time when the flow's last token was sent, Unix seconds.
     pub token: u32,
-    /// 1 once a packet came back.
-    pub answered: u32,
-    /// The subject that the flow belongs to.
+    /// 1 once a packet of the flow has arrived from the other end.
+    pub answered: u16,
+    /// Number of datagrams of the flow since it began, at most 65 535, not counting those without a grant.
+    pub sent: u16,
+    /// Number of the subject to which the flow belongs.
     pub subject: u32,
-    /// Time when the last datagram was sent on the flow, Unix seconds.
+    /// Time when the flow's last datagram was sent, Unix seconds.
     pub seen: u32,
 }
 
-/// Header of a packet that the agent's program passes to user space because its grant is missing. With subject 0, which
-/// no user has, the packet is a copy of a name server's answer.
+/// Header of a packet that the agent's program passes to user space, because the grant for the packet is missing. If
+/// `slot.subject` is 0, which is no user's number, the packet is a copy of a name server's answer.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct QueuedHeader {
-    /// The destination and subject.
+    /// The packet's subject and destination.
     pub slot: GrantSlot,
-    /// The interface's index.
+    /// Index of the packet's interface.
     pub interface: u32,
-    /// Bytes of packet that follow.
+    /// Number of bytes of the packet that follow this header.
     pub length: u32,
-    /// Payload bytes of each datagram if the packet consists of several (GSO), else 0.
-    pub segment: u32,
+    /// Payload bytes of each datagram if the packet is a super-packet (GSO), otherwise 0.
+    pub segment: u16,
+    /// The wish of the packet's sender, as in [`Steered::wish`]. When user space sends the packet again, the sender's
+    /// socket does not show; so user space states the wish as the packet's priority.
+    pub wish: u16,
     /// EtherType of the VLAN tag that the kernel keeps outside the packet data, big-endian; 0 if there is none.
     pub vlan_proto: [u8; 2],
     /// Priority and VLAN id of the VLAN tag.
     pub vlan_tci: u16,
 }
 
-/// Index of the agent's counters.
+/// Indices of the agent's counters.
 pub mod agent_counter {
-    /// Packets that the agent leaves alone.
+    /// Packets that need no token, except those that [`CONVERSATION`] counts.
     pub const OTHER: u32 = 0;
-    /// Tokens put into packets.
+    /// Tokens that the program put into packets.
     pub const TOKENS: u32 = 1;
-    /// Datagrams that carried a token alone, sent ahead of a datagram that had no room for one.
+    /// Datagrams that carried only a token, each sent ahead of a datagram that had no room for a token.
     pub const ALONE: u32 = 2;
-    /// Packets queued for a grant.
+    /// Packets queued until their grant arrives.
     pub const QUEUED: u32 = 3;
     /// Packets that could not be queued.
     pub const QUEUE_FAILED: u32 = 4;
-    /// Packets to protected destinations sent without identity.
+    /// Packets to protected destinations that the program sent without a token.
     pub const PLAIN: u32 = 5;
-    /// Packets of UDP flows that needed no token.
+    /// Packets that needed no token because the verifier knew their UDP flow.
     pub const CONVERSATION: u32 = 6;
     /// Packets that could not be changed, and were dropped.
     pub const FAILED: u32 = 7;
-    /// Datagrams on another subject's flow, dropped.
+    /// Datagrams that were dropped because they would have used another subject's flow.
     pub const RIDER: u32 = 8;
-    /// First packets to authorities that carry the support option.
+    /// First packets to authorities to which the program added the support option.
     pub const SUPPORT: u32 = 9;
     /// Client keys received in band.
     pub const KEYS: u32 = 10;
-    /// Number of counters.
+    /// Packets that the program sent to the device of the sealed tunnels.
+    pub const STEERED: u32 = 11;
+    /// Packets that were dropped because they are allowed to travel only in a sealed tunnel, and the program could not
+    /// steer them there.
+    pub const NO_TUNNEL: u32 = 12;
+    /// Packets that were dropped because they arrived outside of the sealed tunnel in which their flow has to travel.
+    pub const UNSEALED: u32 = 13;
+    /// First packets that user space watches, because their connections may travel by more than one rung.
+    pub const WATCHED: u32 = 14;
+    /// First packets for the tunnel that were dropped because an answer from outside had come before.
+    pub const LATE: u32 = 15;
+    /// Number of entries in the table of counters.
     pub const COUNT: u32 = 16;
 }

@@ -1,16 +1,17 @@
-//! Sets of classes of addresses, handles or accounts. A look at one bit of a set spares most packets a look-up in a
-//! map.
+//! Sets of classes of addresses, of handles or of accounts. For most packets, one bit in such a set shows that the
+//! program need not look anything up in a map.
 
 use core::net::{IpAddr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A set of classes. The kernel programs have such sets of: the classes of addresses in which no address is protected,
-/// the classes of handles in which a handle is revoked, the classes of accounts in which an account's session has
-/// ended, and the classes of receivers in which a receiver has withdrawn consent.
+/// A set of classes. A class is a 16-bit number that many addresses, handles or accounts have in common. The kernel
+/// programs use four of these sets: the classes of addresses in which no address is protected, the classes of handles
+/// in which a handle is revoked, the classes of accounts in which a session has ended, and the classes of receivers in
+/// which a receiver has withdrawn consent.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ClassSet {
-    /// One bit per class.
+    /// One bit for each class.
     pub bits: [u64; 1024],
 }
 
@@ -20,7 +21,7 @@ impl ClassSet {
     /// The set of all classes.
     pub const EVERYTHING: Self = Self { bits: [u64::MAX; 1024] };
 
-    /// Returns the class of an address: a hash of the whole IPv4 address, or of the first half of the IPv6 address.
+    /// Returns the class of an address: a hash of the whole address if it is IPv4, or of its first half if it is IPv6.
     pub fn class_of(address: IpAddr) -> u16 {
         match address {
             IpAddr::V4(a) => (u32::from_ne_bytes(a.octets()).wrapping_mul(0x9e37_79b1) >> 16) as u16,
@@ -31,7 +32,8 @@ impl ClassSet {
         }
     }
 
-    /// Returns the class of a whole IPv6 address: the first byte for the ranges of [`Self::one_class`], else a hash.
+    /// Returns the class of a whole IPv6 address: its first byte if [`Self::one_class`] returns a prefix length for the
+    /// address, otherwise a hash of the address.
     pub fn class_of_address6(address: Ipv6Addr) -> u16 {
         let octets = address.octets();
         let (half, rest) = octets.split_at(8);
@@ -42,8 +44,8 @@ impl ClassSet {
         }
     }
 
-    /// Returns the class of a destination: the first byte for the ranges of [`Self::one_class`], else the same as
-    /// [`Self::class_of`].
+    /// Returns the class of a destination: its first byte if [`Self::one_class`] returns a prefix length for it,
+    /// otherwise the result of [`Self::class_of`].
     pub fn class_of_destination(address: IpAddr) -> u16 {
         match (Self::one_class(address), address) {
             (None, _) => Self::class_of(address),
@@ -52,9 +54,9 @@ impl ClassSet {
         }
     }
 
-    /// Returns the prefix length of the range that the address is in, or `None` if it is in none of these: loopback,
-    /// link-local, multicast and broadcast. A host protects these ranges in wide prefixes. All addresses of one range
-    /// share a few classes, so that protecting the whole range leaves the other classes open.
+    /// Returns the prefix length of the special range that contains `address`: loopback, link-local, multicast or
+    /// broadcast. Returns `None` if `address` is in none of these ranges. Hosts protect these ranges as a whole. All
+    /// addresses in these ranges belong to a few classes, so that protecting a range does not affect the other classes.
     pub fn one_class(address: IpAddr) -> Option<u8> {
         match address {
             IpAddr::V4(a) => match a.octets() {

@@ -9,47 +9,50 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct VerifierConfig {
-    /// Random seed of the hash that selects a token's bucket.
+    /// Random seed of the hash that selects the bucket for a token in the replay table.
     pub replay_seed: u64,
-    /// Number of buckets of the replay table, a power of two, less one.
+    /// Number of buckets of the replay table minus one. The number of buckets is a power of two.
     pub replay_mask: u32,
-    /// Seconds an epoch lasts.
+    /// Length of an epoch, in seconds.
     pub epoch_length: u32,
-    /// The longest remaining lifetime that a grant may have, seconds.
+    /// Maximum remaining lifetime of a grant, in seconds.
     pub max_lifetime: u32,
     /// Maximum number of flows of one grant.
     pub flows_per_grant: u32,
-    /// Seconds after which a silent TCP flow is forgotten.
+    /// Number of seconds without a packet after which a TCP flow is forgotten.
     pub tcp_idle: u32,
-    /// Seconds after which any other silent flow is forgotten.
+    /// Number of seconds without a packet after which a flow of any other protocol is forgotten.
     pub udp_idle: u32,
-    /// Seconds after which a silent TCP flow is forgotten if its client sent FIN or RST last.
+    /// If a TCP flow's client has sent FIN or RST: number of seconds without a packet after which the flow is
+    /// forgotten.
     pub closing_idle: u32,
-    /// Drop samples per core and second.
+    /// Maximum number of drop samples per second on one core.
     pub samples_per_second: u32,
     /// 1 if the program counts and reports, but drops nothing.
     pub observe: u32,
-    /// The accepted carriers: the bits of each [`Carrier`].
+    /// The accepted carriers: the sum of the numbers of [`Carrier`].
     pub carriers: u16,
-    /// The accepted suites of tokens: bit n for suite number n.
+    /// The accepted suites of tokens. Bit n is set if the suite with the number n is accepted.
     pub suites: u16,
-    /// Maximum number of flows that the inside of a gateway may have open; 0 if the verifier is not a gateway.
+    /// Maximum number of open flows that the inside of a gateway opened; 0 if the verifier is not a gateway.
     pub max_outbound: u32,
-    /// When the program reports flows, for the peer gateways: one of [`advertises_flows`].
+    /// Which flows the program reports to user space for the peer gateways, and when: one of [`advertises_flows`].
     pub advertises_flows: u32,
-    /// Value of the mark's bits in `mark_mask` that means an admitted packet.
+    /// The value that the bits of `mark_mask` have in the mark of an admitted packet of class 0.
     pub mark: u32,
-    /// Bits of the mark that the verifier uses, the lowest eight of them for the class; 0 if the verifier drops packets
-    /// itself.
+    /// The bits of a packet's mark that the verifier uses. The lowest eight of them are for the packet's class. 0 if
+    /// the verifier does not mark packets, but drops those that it does not admit.
     pub mark_mask: u32,
-    /// Seconds after which a UDP flow that a client opened needs another token.
+    /// Number of seconds after which a UDP flow that a client opened needs another token.
     pub udp_renewal: u32,
     /// Maximum number of flows of all grants of one account together.
     pub flows_per_account: u32,
-    /// Maximum number of grants in use of one account.
+    /// Maximum number of grants of one account that can be in use at the same time.
     pub grants_per_account: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// 1 if the program takes tokens of the LS scheme without having been told of their pairs (wire.md §6.4.7).
+    pub ls_stateless: u16,
+    /// 1 if there are optional receivers (wire.md §6.12).
+    pub optional: u16,
 }
 
 impl Default for VerifierConfig {
@@ -74,13 +77,14 @@ impl Default for VerifierConfig {
             udp_renewal: 60,
             flows_per_account: 4096,
             grants_per_account: 1024,
-            reserved: 0,
+            ls_stateless: 0,
+            optional: 0,
         }
     }
 }
 
 impl VerifierConfig {
-    /// Reports whether the verifier accepts tokens by this carrier.
+    /// Reports whether the verifier accepts tokens in this carrier.
     pub const fn takes(&self, carrier: Carrier) -> bool {
         self.carriers & carrier as u16 != 0
     }

@@ -7,40 +7,43 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DropSample {
-    /// The grant's handle if the token was readable, else 0.
+    /// The handle of the grant that the token names, if the token could be read, otherwise 0.
     pub handle: u64,
-    /// The packet's flow, as far as it was readable.
+    /// The packet's flow, as far as it could be read.
     pub flow: FlowKey,
-    /// The interface's index.
+    /// Index of the interface on which the packet arrived.
     pub interface: u32,
-    /// The packet's length.
+    /// The packet's length in bytes.
     pub length: u16,
-    /// The drop reason's number.
+    /// Number of the drop reason.
     pub reason: u8,
     /// 1 if the packet passed because the verifier only observes.
     pub observed: u8,
 }
 
-/// Indices of the verifier's counters that follow those of the drop reasons; a drop reason's counter is at its number.
+/// Indices of the verifier's counters other than those of drop reasons. The index of a drop reason's counter is the
+/// number of the drop reason.
 pub mod counter {
     /// Packets to destinations that are not protected.
     pub const NOT_OURS: u32 = 16;
-    /// Packets of admitted flows.
+    /// Packets of flows that had been admitted before.
     pub const FLOW: u32 = 17;
     /// Packets admitted by their token.
     pub const TOKEN: u32 = 18;
-    /// Datagrams that carried a token alone and were consumed.
+    /// Datagrams that carried only a token. The program took the token and did not pass the datagram on.
     pub const CONSUMED: u32 = 19;
     /// ICMP errors that quoted an admitted flow.
     pub const ICMP_ERROR: u32 = 20;
-    /// Drop samples that did not fit the ring or the rate.
+    /// Drop samples that were lost because of a full ring or the rate limit.
     pub const SAMPLES_LOST: u32 = 21;
     /// Flows that the inside of a gateway has opened.
     pub const OUTBOUND: u32 = 22;
     /// Flows that the inside of a gateway failed to open because the table was full.
     pub const OUTBOUND_FULL: u32 = 23;
-    /// Packets from the inside to an inside address that is not assigned.
+    /// Packets from the inside to an inside address that is assigned to nobody.
     pub const UNCLAIMED: u32 = 24;
-    /// Number of counters.
+    /// Packets of strangers to an optional receiver, and ICMP errors about these.
+    pub const STRANGER: u32 = 25;
+    /// Number of entries in the table of counters.
     pub const COUNT: u32 = 32;
 }

@@ -17,13 +17,14 @@ pub struct FlowKey {
     pub client_port: [u8; 2],
     /// The server's port, big-endian.
     pub server_port: [u8; 2],
-    /// The protocol.
+    /// Number of the IP protocol.
     pub protocol: u8,
-    /// 4 or 6.
+    /// Family of the addresses: 4 or 6.
     pub family: u8,
-    /// 1 if the flow is inside a sealed tunnel: no packet outside belongs to it (wire.md §6.11.2).
+    /// 1 if the flow is inside a sealed tunnel. Packets outside of the tunnel do not belong to such a flow (wire.md
+    /// §6.11.2).
     pub tunnel: u8,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u8,
 }
 
@@ -42,18 +43,21 @@ impl FlowKey {
         }
     }
 
-    /// Returns the flow between the same two ends, inside a sealed tunnel or outside.
+    /// Returns the key of another flow between the same two ends: inside a sealed tunnel if `tunnel`, otherwise
+    /// outside.
     pub const fn within(self, tunnel: bool) -> Self {
         Self { tunnel: tunnel as u8, ..self }
     }
 
-    /// Returns the flow of a packet on its way to the server.
+    /// Returns the key of the flow to which a packet to the server belongs. Returns `None` if the parser did not find
+    /// the packet's addresses.
     pub fn to_server(packet: &Packet) -> Option<Self> {
         let (client, server) = (packet.source?, packet.destination?);
         Some(Self::new(client, packet.source_port, server, packet.destination_port, packet.protocol))
     }
 
-    /// Returns the flow of a packet on its way back to the client.
+    /// Returns the key of the flow to which a packet to the client belongs. Returns `None` if the parser did not find
+    /// the packet's addresses.
     pub fn to_client(packet: &Packet) -> Option<Self> {
         let (server, client) = (packet.source?, packet.destination?);
         Some(Self::new(client, packet.destination_port, server, packet.source_port, packet.protocol))
@@ -70,7 +74,7 @@ impl FlowKey {
     }
 }
 
-/// A flow of IPv4 addresses, in the shorter form that the kernel looks up.
+/// Key of a flow between IPv4 addresses, in the shorter form that the kernel looks up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FlowKey4 {
@@ -82,16 +86,16 @@ pub struct FlowKey4 {
     pub client_port: [u8; 2],
     /// The server's port, big-endian.
     pub server_port: [u8; 2],
-    /// The protocol.
+    /// Number of the IP protocol.
     pub protocol: u8,
     /// 1 if the flow is inside a sealed tunnel.
     pub tunnel: u8,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: [u8; 2],
 }
 
 impl FlowKey4 {
-    /// Returns the short form, if the addresses are IPv4.
+    /// Returns the short form of `key`, or `None` if the addresses are not IPv4.
     pub fn of(key: &FlowKey) -> Option<Self> {
         let ([a, b, c, d, ..], [e, f, g, h, ..]) = (key.client, key.server);
         (key.family == 4).then_some(Self {
@@ -105,7 +109,7 @@ impl FlowKey4 {
         })
     }
 
-    /// Returns the long form.
+    /// Returns the long form of this key.
     pub fn long(&self) -> FlowKey {
         let port = u16::from_be_bytes;
         let (client, server) = (IpAddr::V4(self.client.into()), IpAddr::V4(self.server.into()));
@@ -120,12 +124,12 @@ impl FlowKey4 {
 pub struct Flow {
     /// Handle of the grant that admitted the flow; 0 if none did.
     pub handle: u64,
-    /// IP bytes towards the server since the flow was admitted. Approximate if the interface has several receive
-    /// queues.
+    /// Number of bytes in the IP packets to the server since the flow was admitted. The number is approximate if the
+    /// interface has several receive queues.
     pub bytes: u64,
-    /// Packets towards the server since the flow was admitted.
+    /// Number of packets to the server since the flow was admitted.
     pub packets: u64,
-    /// Time when the flow was admitted, Unix seconds.
+    /// Time when the flow was admitted, Unix seconds. TCP: time of the last SYN of its client.
     pub since: u32,
     /// Time of the flow's last packet, Unix seconds.
     pub seen: u32,
@@ -137,14 +141,14 @@ pub struct Flow {
     pub inside_port: [u8; 2],
     /// The slot of the client's inside address plus one; 0 if the inside sees the client's own address.
     pub inside: u32,
-    /// Account and session of the grant that admitted the flow (wire.md §3.9); 0 if unknown.
+    /// Account and session to which the grant that admitted the flow was issued (wire.md §3.9); 0 if unknown.
     pub holder: u32,
     /// TCP: the next sequence number expected from the client.
     pub next: u32,
-    /// TCP, on gateways: the sequence number that follows the server's initial one.
+    /// TCP, on gateways: the initial sequence number of the server, plus one.
     pub answer: u32,
-    /// UDP: time of the last token, Unix seconds. TCP: sequence number of a FIN that arrived before the data in front
-    /// of it; 0 if none did.
+    /// UDP: time of the last token, Unix seconds. TCP: sequence number of a FIN that arrived before the data that
+    /// precedes it; 0 if there is none.
     pub proved: u32,
 }
 
@@ -154,13 +158,13 @@ impl Flow {
         self.origin == origin::TOKEN
     }
 
-    /// Reports whether the flow counts against the limit of a grant.
+    /// Reports whether the flow counts towards the maximum number of flows of a grant.
     pub const fn has_grant(&self) -> bool {
         matches!(self.origin, origin::TOKEN | origin::ENDED)
     }
 
-    /// Returns the entry that a gateway keeps after the flow has ended, at `now` (Unix seconds): it prevents packets
-    /// from the inside from opening the flow again as an outbound one.
+    /// Returns the entry that a gateway keeps for the flow after the flow has ended at `now` (Unix seconds). Because of
+    /// this entry, packets from the inside do not open the flow again as an outbound flow.
     pub const fn over(self, now: u32) -> Self {
         Self { origin: origin::ENDED, stage: stage::OVER, seen: now, inside: 0, inside_port: [0; 2], ..self }
     }
@@ -168,21 +172,21 @@ impl Flow {
 
 /// Origins of a flow.
 pub mod origin {
-    /// A client opened it with a token.
+    /// A client opened the flow with a token.
     pub const TOKEN: u8 = 0;
     /// The flow was established before protection started.
     pub const ADOPTED: u8 = 1;
-    /// The inside of a gateway opened it; inbound packets are the answers.
+    /// The inside of a gateway opened the flow; packets from outside are the answers.
     pub const INSIDE: u8 = 2;
-    /// On a gateway: a client opened it with a token, and it has ended. The entry stays as long as the inside keeps
-    /// sending on it.
+    /// On a gateway: a client opened the flow with a token, and the flow has ended. The entry stays as long as the
+    /// inside keeps sending in the flow.
     pub const ENDED: u8 = 3;
 }
 
-/// State of a TCP connection, as far as the client's packets show it. A connection in any other state than open is
-/// forgotten soon.
+/// States of a TCP connection, as far as they can be inferred from the client's packets. The verifier forgets a
+/// connection soon if its state is not [`stage::OPEN`].
 pub mod stage {
-    /// Data may arrive; also the stage of every flow that is not TCP.
+    /// Data can arrive. Flows of other protocols than TCP also have this state.
     pub const OPEN: u8 = 0;
     /// The SYN was admitted and nothing else has arrived.
     pub const OPENING: u8 = 1;
@@ -190,10 +194,10 @@ pub mod stage {
     pub const CLOSING: u8 = 2;
     /// The client sent RST, and nothing since then.
     pub const RESET: u8 = 3;
-    /// Any protocol: the flow has ended and its entry stays for a while: see [`super::origin::ENDED`].
+    /// Any protocol: the flow has ended and its entry stays for some time; see [`super::origin::ENDED`].
     pub const OVER: u8 = 253;
-    /// Any protocol: a core is moving the flow to another grant at this moment. Its packets pass.
+    /// Any protocol: a core is moving the flow to another grant. The flow's packets pass.
     pub const CHANGING: u8 = 254;
-    /// Any protocol: a core is removing the flow at this moment.
+    /// Any protocol: a core is removing the flow.
     pub const LEAVING: u8 = 255;
 }

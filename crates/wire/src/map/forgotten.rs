@@ -1,25 +1,25 @@
-//! Times that a verifier has forgotten because its clock jumped: tokens from these times may have been used, and grants
-//! that ended in them may have been revoked (wire.md §6.4.6).
+//! Times that a verifier has forgotten because its clock jumped. Tokens from these times have possibly been used, and
+//! grants that ended in these times have possibly been revoked (wire.md §6.4.6).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The most that a sender's clock may differ, seconds: the verifier forgets tokens and ended grants after this time
-/// (wire.md §6.4).
+/// Maximum difference between a sender's clock and the verifier's, in seconds (wire.md §6.4). The verifier's tables
+/// drop tokens and ended grants once this time has passed.
 const CLOCK_SKEW_MAX: u32 = 30;
-/// The replay table keeps entries that are in the future after the clock was set back by less than this, seconds.
+/// Seconds by which the clock may be set back so that the replay table still keeps entries that are then in the future.
 const KEPT_AHEAD: u32 = 600 - 2 * CLOCK_SKEW_MAX;
-/// After a leap ahead, the time until the verifier forgets entries that ended within the leap, seconds.
+/// Seconds after a leap ahead until the tables drop entries that ended within the leap.
 const LEAP_COUNTS_AFTER: u32 = 3600;
-/// Number of separate spans.
+/// Maximum number of separate spans.
 const SPANS: usize = 4;
 
-/// A half-open span of times, Unix seconds.
+/// A span of times from `from` to the second before `until`, Unix seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Span {
     /// The first time in the span.
     pub from: u32,
-    /// The first time behind the span.
+    /// The first time after the span.
     pub until: u32,
 }
 
@@ -37,31 +37,36 @@ impl Span {
     }
 }
 
-/// Forgotten times: a verifier refuses tokens from these times and grants that ended in them. Its tables drop an entry
-/// once the entry's time is over. If the clock shows that time again, this record replaces the entry.
+/// The times that a verifier has forgotten. The verifier rejects tokens made at these times, and grants that end at
+/// these times. The verifier's tables drop a token or a revocation once its time has passed. If the clock is then set
+/// back to that time, this record takes the place of the dropped entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Forgotten {
-    /// The forgotten times. If there would be more than four separate spans, the earliest two become one, which also
-    /// covers the gap between them.
+    /// The spans of forgotten times. If there are more than four separate spans, the two earliest are joined to one,
+    /// which then also includes the gap between them.
     pub spans: [Span; SPANS],
-    /// Time since which the clock has run without a jump; 0 if it never jumped.
+    /// Time since which the clock has run without a jump; 0 if the clock never jumped.
     pub since: u32,
-    /// The time from which the clock leapt ahead to `since`, while the clock may still be set back; else 0.
+    /// The time from which the clock leapt ahead to `since`. 0 if the clock never leapt ahead, has been set back since,
+    /// or has run for an hour without a jump.
     pub leapt_from: u32,
-    /// The latest time from which the clock was set back by so little that the tables still hold the tokens from there.
+    /// If the clock was set back only so far that the tables still have the tokens made before: the latest time that
+    /// the clock had shown. Otherwise 0.
     pub reached: u32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u32,
 }
 
 impl Forgotten {
-    /// Reports whether a token used at this time, or a grant that ended at it, may have been forgotten.
+    /// Reports whether the verifier has forgotten `time`. If so, it can no longer tell whether a token made at `time` was
+    /// used, or whether a grant whose end time is `time` was revoked.
     pub fn contains(&self, time: u32) -> bool {
         self.spans.iter().any(|span| span.from <= time && time < span.until)
     }
 
-    /// Records that the clock went from `was` to `now`. A step ahead of at most the clock skew is not a jump.
+    /// Records that the clock jumped from `was` to `now`. Does nothing if the clock went ahead by at most the clock
+    /// skew, because that is not a jump.
     pub fn jump(&mut self, was: u32, now: u32) {
         if (was..=was.saturating_add(CLOCK_SKEW_MAX)).contains(&now) {
             return;
@@ -115,8 +120,8 @@ impl Forgotten {
         self.spans[count.min(SPANS)..].fill(Span::default());
     }
 
-    /// Returns the time up to which upkeep at `now` may forget ended entries. After a leap, this is the time before the
-    /// leap until the clock has stood ahead for an hour.
+    /// Returns the time up to which upkeep at `now` can remove ended entries. Normally, this is `now`. After the clock
+    /// leapt ahead, it is the time before the leap, until the clock has run for an hour without a jump.
     pub fn sweep_time(&mut self, now: u32) -> u32 {
         if self.leapt_from == 0 {
             return now;

@@ -1,45 +1,46 @@
-//! Grants in use, their classes, and the accounts' use of flows and tokens.
+//! Grants in use, the classes of grants, and the numbers of flows, grants and tokens of accounts.
 
 use super::FlowKey;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Seconds over which a grant's tokens are counted: the time that a token can be valid, rounded up to a power of two.
+/// Length of the window in which a grant's tokens are counted, in seconds: the time for which a token can be valid,
+/// rounded up to a power of two.
 pub const TOKEN_WINDOW: u32 = 64;
-/// Number of tokens of a grant that a verifier accepts in a window for each flow that the grant may have, so that no
-/// grant fills the replay table.
+/// Maximum number of tokens of a grant that a verifier accepts in a window, for each flow that the grant is allowed to
+/// have. The limit prevents a grant from filling the replay table.
 pub const TOKENS_PER_FLOW: u32 = 8;
 
-/// State of a grant that has admitted a packet.
+/// State of a grant that has admitted at least one packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct GrantUse {
-    /// Number of flows.
+    /// Number of flows that the grant has.
     pub flows: u32,
-    /// Expiry, Unix seconds.
+    /// Expiry of the grant, Unix seconds.
     pub expires: u32,
-    /// Number of tokens accepted in this window.
+    /// Number of tokens accepted in the current window.
     pub tokens: u32,
-    /// The window, in units of [`TOKEN_WINDOW`] of Unix time.
+    /// The number of the current window: Unix time divided by [`TOKEN_WINDOW`].
     pub window: u32,
-    /// The flow that the grant admitted first: the only one if the grant is for a single flow.
+    /// The first flow that the grant admitted; if the grant is for a single flow, the only one.
     pub first: FlowKey,
-    /// The holder, against whose account this entry counts; 0 if it counts against no account.
+    /// The holder to whose account this entry counts; 0 if the entry counts to no account.
     pub holder: u32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u32,
 }
 
-/// Use of an account: its flows under all grants and sessions, its tokens, and its grants in use.
+/// The resources that an account uses: flows under all its grants and sessions, tokens, and grants in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AccountUse {
-    /// Number of flows.
+    /// Number of flows under all grants of the account.
     pub flows: u32,
-    /// Number of tokens accepted in this window.
+    /// Number of tokens accepted in the current window.
     pub tokens: u32,
-    /// The window, in units of [`TOKEN_WINDOW`] of Unix time.
+    /// The number of the current window: Unix time divided by [`TOKEN_WINDOW`].
     pub window: u32,
-    /// Number of entries in the table of grants in use.
+    /// Number of the account's entries in the table of grants in use.
     pub grants: u32,
 }
 

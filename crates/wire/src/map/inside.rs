@@ -16,31 +16,32 @@ pub struct NatConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PoolSlot {
-    /// The address.
+    /// The inside address.
     pub address: [u8; 16],
-    /// Time when a flow of the address last began or ended, nanoseconds since boot; 0 if it never had one.
+    /// Time when a flow of the address last began or ended, in nanoseconds since boot; 0 if the address never had a
+    /// flow.
     pub last: u64,
     /// The number of the person who had the address last.
     pub person: u32,
     /// Number of flows that use the address.
     pub flows: u32,
-    /// Time since when this person has the address, Unix seconds.
+    /// Time since which this person has had the address, Unix seconds.
     pub since: u32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u32,
 }
 
-/// Key of a lease: a person and an address family.
+/// Key of the table of leases: the person who has an inside address, and the family of the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LeaseKey {
     /// The person's number.
     pub person: u32,
-    /// 4 or 6.
+    /// The address family: 4 or 6.
     pub family: u32,
 }
 
-/// The person behind a grant.
+/// The person to whom a grant was issued, and the end of the grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Bearer {
@@ -54,25 +55,26 @@ pub struct Bearer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PersonName {
-    /// The name.
+    /// The person's name, in UTF-8.
     pub bytes: [u8; 64],
 }
 
-/// Outside address and port of a client that the inside sees under another address and perhaps another port.
+/// The outside address and port of a client whose address is a different one on the inside. The client's port can be
+/// different there, too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct WayBack {
     /// The client's address.
     pub client: [u8; 16],
-    /// Its port, big-endian.
+    /// The client's port, big-endian.
     pub client_port: [u8; 2],
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u16,
-    /// The inside address's slot.
+    /// The slot of the inside address in the pool.
     pub slot: u32,
     /// Time when the translation began, Unix seconds.
     pub since: u32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved2: u32,
 }
 
@@ -80,25 +82,25 @@ pub struct WayBack {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Member {
-    /// The address.
+    /// The inside address.
     pub address: [u8; 16],
-    /// 4 or 6.
+    /// The address family: 4 or 6.
     pub family: u32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u32,
 }
 
-/// Event that a gateway's programs report about inside addresses.
+/// An event about inside addresses that a gateway's programs report to user space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct NatNews {
-    /// Handle of the grant, if the event concerns one.
+    /// Handle of the grant that the event concerns; 0 if it concerns none.
     pub handle: u64,
-    /// One of [`nat_news`].
+    /// Kind of the event: one of the constants in [`nat_news`].
     pub kind: u32,
     /// The person's number.
     pub person: u32,
-    /// The address's slot.
+    /// The slot of the address in the pool.
     pub slot: u32,
     /// Time of the event, Unix seconds.
     pub time: u32,
@@ -106,7 +108,7 @@ pub struct NatNews {
 
 /// Kinds of [`NatNews`].
 pub mod nat_news {
-    /// The person behind a grant is not known.
+    /// The program does not know to whom a grant was issued.
     pub const UNKNOWN: u32 = 1;
     /// An address was assigned to a person.
     pub const GIVEN: u32 = 2;

@@ -1,19 +1,19 @@
-//! Layouts of the maps for transferring keys in band: the agent's (`bpf/include/key_transfer.h`) and the authority's
-//! (`bpf/key_transfer.bpf.c`).
+//! Layouts of the maps for transferring keys in band: those of the agent (`bpf/include/key_transfer.h`) and those of
+//! the authority (`bpf/key_transfer.bpf.c`).
 
 use crate::ls::{ClientKey, HASH_LEN, KEY_TRANSFER_LEN, KeyTransfer};
 use core::net::SocketAddrV4;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// An authority that transfers keys in band.
+/// The address and port at which an authority transfers keys in band.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AuthorityEnd {
-    /// Its address.
+    /// The authority's IPv4 address.
     pub address: [u8; 4],
-    /// Its port, big-endian.
+    /// The authority's port, big-endian.
     pub port: [u8; 2],
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u16,
 }
 
@@ -32,7 +32,7 @@ pub struct TakenKey {
 }
 
 impl TakenKey {
-    /// Returns the key.
+    /// Returns the client key.
     pub fn key(&self) -> ClientKey {
         let [key @ .., _, _, _, _] = self.bytes;
         const { assert!(HASH_LEN + 4 == 32) };
@@ -40,18 +40,18 @@ impl TakenKey {
     }
 }
 
-/// A key transfer that waits for a packet of its flow. Has no `Debug`.
+/// A key transfer that the authority's program will put into a packet of the transfer's flow. Has no `Debug`.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Transfer {
-    /// Time after which the transfer is no longer sent, nanoseconds since boot.
+    /// Time from which the program no longer sends the transfer, in nanoseconds since boot.
     pub until: u64,
     /// The 35 bytes of the option, padded with zeros.
     pub data: [u8; 40],
 }
 
 impl Transfer {
-    /// Builds a transfer to be sent until `until`.
+    /// Builds a transfer that the program sends until the time `until`, which is in nanoseconds since boot.
     pub fn new(content: &KeyTransfer, until: u64) -> Self {
         let mut data = [0; 40];
         data[..KEY_TRANSFER_LEN].copy_from_slice(&content.encode());
@@ -65,7 +65,7 @@ impl Transfer {
 pub struct TransferConfig {
     /// The authority's port.
     pub port: u32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u32,
 }
 
@@ -73,8 +73,8 @@ pub struct TransferConfig {
 pub mod transfer_counter {
     /// Flows whose sender accepts keys in band.
     pub const SUPPORT: u32 = 0;
-    /// Keys sent.
+    /// Keys that the programs put into packets.
     pub const HANDED: u32 = 1;
-    /// Packets that could not be changed, and were dropped.
+    /// Packets that were dropped because a key or the support option could not be put in or taken out.
     pub const FAILED: u32 = 2;
 }

@@ -1,32 +1,33 @@
-//! Keys and secrets of epochs.
+//! Verifier keys and application server secrets, by epoch.
 
 use crate::ls::{SECRET_LEN, ServerSecret};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A verifier's key for one epoch; the array's index is the epoch's low 8 bits.
+/// A verifier's key for one epoch. The entry's index in the table is the low 8 bits of the epoch.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct EpochKey {
     /// The epoch's full number; 0 if the entry is empty.
     pub epoch: u64,
-    /// The siphash half.
+    /// The half for the suite siphash.
     pub siphash: [u8; 16],
-    /// The AES half.
+    /// The half for the suite aes-cmac.
     pub aes: [u8; 16],
 }
 
-/// A verifier's application server secret for one epoch; the array's index is the epoch's low 8 bits.
+/// A verifier's application server secret for one epoch. The entry's index in the table is the low 8 bits of the epoch.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SecretEntry {
     /// The epoch's full number; 0 if the entry is empty.
     pub epoch: u64,
-    /// The padded SHA-224 block whose hash is the client key, with seven zero bytes in place of the pair.
+    /// The padded block whose SHA-224 hash is a client key once the pair has been written to it. The pair's seven bytes
+    /// are zero here.
     pub block: [u8; 64],
 }
 
 impl SecretEntry {
-    /// Builds the entry of a secret.
+    /// Builds the table entry for a secret.
     pub fn new(epoch: u64, secret: &ServerSecret) -> Self {
         const PAIR_LEN: usize = 7;
         const LEN: usize = PAIR_LEN + SECRET_LEN;

@@ -3,17 +3,17 @@
 use crate::holder::Holder;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A pair that the authority announced (wire.md §5.5); the map's key is its handle.
+/// A pair that the authority announced (wire.md §5.5). The key in the map is the pair's handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LsGrant {
-    /// The epoch whose secret the client key is derived from.
+    /// The epoch of the application server secret from which the client key derives.
     pub epoch: u64,
-    /// Expiry, Unix seconds.
+    /// Expiry of the pair, Unix seconds.
     pub expires: u32,
-    /// Holder of the pair; 0 if the authority names none.
+    /// Holder of the pair; 0 if the authority has not named the holder.
     pub holder: u32,
-    /// One bit for each nonce2, set once it is used.
+    /// One bit for each nonce2. The bit is set once the nonce2 is used.
     pub used: [u64; 1024],
 }
 
@@ -28,7 +28,7 @@ impl LsGrant {
         self.used.get(usize::from(nonce2 >> 6)).is_none_or(|word| word >> (nonce2 & 63) & 1 == 1)
     }
 
-    /// Marks a nonce2 as used; returns whether this was its first use.
+    /// Marks a nonce2 as used. Returns `true` if it was not marked before.
     pub fn take(&mut self, nonce2: u16) -> bool {
         let fresh = !self.is_used(nonce2);
         if let Some(word) = self.used.get_mut(usize::from(nonce2 >> 6)) {

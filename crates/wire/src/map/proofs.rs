@@ -5,13 +5,13 @@ use crate::segment::Vni;
 use core::net::{IpAddr, Ipv4Addr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The program's settings, fixed when it is loaded.
+/// The settings of the program that checks proofs, fixed when it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ProofsConfig {
-    /// Seconds an epoch lasts.
+    /// Length of an epoch, in seconds.
     pub epoch_length: u32,
-    /// The longest remaining lifetime that a segment may have, seconds.
+    /// Maximum remaining lifetime of a segment, in seconds.
     pub max_lifetime: u32,
 }
 
@@ -25,13 +25,13 @@ pub struct ProofKeySlot {
 }
 
 impl ProofKeySlot {
-    /// Returns the slot of an authority's key for the epoch with these low 8 bits.
+    /// Returns the key for the entry with an authority's key of the epoch whose low 8 bits are `epoch`.
     pub fn new(authority: IpAddr, epoch: u8) -> Self {
         Self { authority: address_bytes(authority), family: family(authority).into(), epoch: epoch.into() }
     }
 }
 
-/// Key of the table of withdrawals: the consent that a receiver has withdrawn.
+/// Key of the table of withdrawals: identifies the consent that a receiver has withdrawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct WithdrawalKey {
@@ -43,7 +43,7 @@ pub struct WithdrawalKey {
 }
 
 impl WithdrawalKey {
-    /// Returns the key for consent that a receiver withdrew, from one sender or from all.
+    /// Returns the key for a receiver's withdrawal of consent to one sender or, if `sender` is `None`, to all senders.
     pub fn new(vni: Vni, receiver: IpAddr, sender: Option<IpAddr>) -> Self {
         let [a, b, c] = vni.bytes();
         Self {

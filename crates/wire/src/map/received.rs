@@ -3,13 +3,13 @@
 use super::{Flow, FlowKey};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Settings for when the programs report flows.
+/// Values of [`super::VerifierConfig::advertises_flows`].
 pub mod advertises_flows {
-    /// Never.
+    /// The program reports no flows.
     pub const NOTHING: u32 = 0;
-    /// Report flows once they are admitted, or opened from inside.
+    /// The program reports each flow when it is admitted, or when it is opened from inside.
     pub const ADMITTED: u32 = 1;
-    /// Report flows opened from inside at once, and admitted flows once they have an inside address.
+    /// The program reports a flow opened from inside at once, and an admitted flow when it has got an inside address.
     pub const BOUND: u32 = 2;
 }
 
@@ -17,23 +17,23 @@ pub mod advertises_flows {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FlowNews {
-    /// The flow.
+    /// Key of the flow that has begun.
     pub key: FlowKey,
     /// Time of the event, nanoseconds since boot.
     pub time: u64,
 }
 
-/// A flow that another gateway reported, in this machine's time.
+/// A flow that another gateway reported. Its times are converted to this machine's clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ReceivedFlow {
-    /// The flow.
+    /// Key of the flow.
     pub key: FlowKey,
-    /// State of the flow.
+    /// State of the flow at the other gateway.
     pub flow: Flow,
     /// Expiry of the flow's grant, Unix seconds.
     pub expires: u32,
-    /// 1 if the flow is to be created if it is missing.
+    /// 1 if the flow has to be created unless it is in the table.
     pub begins: u32,
 }
 
@@ -45,7 +45,7 @@ pub mod taken {
     pub const KNOWN: u32 = 2;
     /// The flow's grant is revoked.
     pub const REVOKED: u32 = 3;
-    /// A younger flow between the same ends exists.
+    /// The table has a flow between the same ends that began later.
     pub const OLDER: u32 = 4;
     /// The flow has ended on this gateway.
     pub const GONE: u32 = 5;
@@ -57,18 +57,19 @@ pub mod taken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ReceivedAddress {
-    /// The flow.
+    /// The flow to which the address belongs.
     pub key: FlowKey,
-    /// The address.
+    /// The inside address of the flow's client.
     pub inside: [u8; 16],
     /// The number of the person who has the address.
     pub person: u32,
-    /// The time, Unix seconds.
+    /// The current time, Unix seconds.
     pub now: u32,
-    /// Result: the address's slot plus one, or 0 if the flow can't have the address on this gateway.
+    /// Result of the program: the slot of the address plus one, or 0 if the flow can't have the address on this
+    /// gateway.
     pub slot: u32,
     /// The client's port as the inside sees it, big-endian.
     pub port: [u8; 2],
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u16,
 }

@@ -1,38 +1,38 @@
-//! The replay table: used tokens, in buckets selected by their tags.
+//! The replay table: used tokens, in buckets. The tag of a token selects its bucket.
 
 use crate::mac::TAG_LEN;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Number of tokens that a bucket of the replay table holds.
+/// Number of tokens for which a bucket of the replay table has room.
 pub const REPLAY_ENTRIES: usize = 8;
 
-/// The most that a sender's clock may differ from the verifier's, seconds (wire.md §6.4).
+/// Maximum difference between a sender's clock and the verifier's, in seconds (wire.md §6.4).
 const CLOCK_SKEW_MAX: u32 = 30;
-/// The most that the clock may be set back without losing entries, seconds.
+/// Maximum number of seconds by which the clock may be set back without a loss of entries.
 const CLOCK_SET_BACK_MAX: u32 = 600;
 
-/// A bucket of the replay table: one cache line. A token's entry is its full time and 32 bits of its tag. An entry can
-/// be reused once the clock check refuses its time.
+/// A bucket of the replay table, in one cache line. A token's entry consists of the token's full time and 32 bits of
+/// its tag. Another token can overwrite the entry when the clock check does not accept the entry's time any more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ReplayBucket {
-    /// The entries.
+    /// The entries of tokens.
     pub seen: [u64; REPLAY_ENTRIES],
 }
 
 /// Result of looking up a token in a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplayLook {
-    /// The token is not in the bucket, which has room for it.
+    /// The token is not in the bucket, and the bucket has room for it.
     Fresh,
     /// The token is in the bucket.
     Seen,
-    /// The token is not in the bucket, which is full of tokens that are still valid.
+    /// The token is not in the bucket, and the bucket is full of tokens that are still valid.
     Full,
 }
 
 impl ReplayBucket {
-    /// Returns the index of the bucket for a token with this tag, using the seed and mask of the verifier's settings.
+    /// Returns the index of the bucket for a token with this tag. `seed` and `mask` are in the verifier's settings.
     pub fn index(tag: &[u8; TAG_LEN], seed: u64, mask: u32) -> u32 {
         let hash = (u64::from(word(tag, 0)) << 32 | u64::from(word(tag, 4))) ^ seed;
         (hash.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32 & mask
@@ -49,7 +49,8 @@ impl ReplayBucket {
         }
     }
 
-    /// Stores a token in the first free entry, if it is fresh. Returns the state of the bucket before.
+    /// Stores a token in the first free entry, if [`Self::look`] returns `Fresh` for it. Returns the result of that
+    /// look-up.
     pub fn remember(&mut self, tag: &[u8; TAG_LEN], time: u32, now: u32) -> ReplayLook {
         let look = self.look(tag, time, now);
         if look == ReplayLook::Fresh
@@ -62,12 +63,13 @@ impl ReplayBucket {
 }
 
 impl ReplayBucket {
-    /// Returns the entries of tokens that the clock check may still pass.
+    /// Returns the entries of those tokens that the clock check accepts at `now`, or will accept later.
     pub fn valid(&self, now: u32) -> impl Iterator<Item = u64> + '_ {
         self.seen.iter().copied().filter(move |entry| is_valid(*entry, now))
     }
 
-    /// Inserts an entry of another table; returns whether the bucket contains it afterwards.
+    /// Copies `entry`, which comes from another table, into the bucket. Returns whether the bucket then contains the
+    /// entry.
     pub fn keep(&mut self, entry: u64, now: u32) -> bool {
         if self.seen.contains(&entry) {
             return true;
@@ -84,8 +86,8 @@ impl ReplayBucket {
         (entry >> 32) as u32
     }
 
-    /// Returns the earliest time, Unix seconds, for which no token can have been used by `now`: the clock check refuses
-    /// tokens that are so far ahead.
+    /// Returns the first time (Unix seconds) that is too far ahead of `now` for the clock check. So far, the
+    /// verifier can't have accepted any token made at this time or later.
     pub const fn none_from(now: u32) -> u32 {
         now.saturating_add(CLOCK_SKEW_MAX + 1)
     }
@@ -95,13 +97,13 @@ fn entry(tag: &[u8; TAG_LEN], time: u32) -> u64 {
     u64::from(time) << 32 | u64::from(word(tag, 8))
 }
 
-/// Reads four bytes of the tag as the kernel program does.
+/// Reads four bytes of the tag in the byte order in which the kernel program reads them.
 fn word(tag: &[u8; TAG_LEN], at: usize) -> u32 {
     tag.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// Reports whether the clock check may still pass this token. If the clock is set back a little, entries ahead of it
-/// stay, because their time comes again.
+/// Reports whether the clock check may still accept this token. If the clock is set back by a little, entries that are
+/// then in the future stay, because their time comes again.
 fn is_valid(entry: u64, now: u32) -> bool {
     let time = (entry >> 32) as u32;
     now.wrapping_sub(time).wrapping_add(CLOCK_SET_BACK_MAX) <= CLOCK_SET_BACK_MAX + CLOCK_SKEW_MAX
@@ -189,8 +191,8 @@ mod tests {
         }
     }
 
-    /// Entries once stored only twelve bits of their time: a table that an attacker filled once then refused new tokens
-    /// every 4096 s.
+    /// Guards against a regression: entries had only twelve bits of their time, and a table that an attacker had filled
+    /// once refused new tokens every 4096 s.
     #[test]
     fn a_table_that_was_filled_once_is_free_for_ever() {
         let (mut table, mut chance) = (Table::new(), Chance(0x5eed));

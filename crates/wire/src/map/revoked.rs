@@ -1,33 +1,34 @@
-//! Sessions that ended.
+//! Sessions that have ended.
 
 use crate::holder::Holder;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Index of the classes of accounts with ended sessions; the classes of revoked handles are at index 0.
+/// Index in the table of class sets. The set at this index contains the classes of accounts in which a session has
+/// ended. The set of classes of revoked handles is at index 0.
 pub const CLASSES_OF_ACCOUNTS: u32 = 1;
 
-/// A session that ended, or an account that lost all its sessions.
+/// Key of the table of ended sessions: one session, or all sessions of an account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RevokedKey {
-    /// The holder, or the account's number.
+    /// The number of the holder; if `whole` is 1, the number of the account.
     pub number: u32,
-    /// 1 if the entry covers the whole account.
+    /// 1 if the entry is for the whole account.
     pub whole: u32,
 }
 
 impl RevokedKey {
-    /// Returns the entry for one session.
+    /// Returns the key for one session.
     pub const fn session(holder: Holder) -> Self {
         Self { number: holder.0, whole: 0 }
     }
 
-    /// Returns the entry for all sessions of an account.
+    /// Returns the key for all sessions of an account.
     pub const fn account(account: u32) -> Self {
         Self { number: account, whole: 1 }
     }
 
-    /// Returns the account that the entry is about.
+    /// Returns the number of the key's account.
     pub const fn account_number(self) -> u32 {
         if self.whole == 1 { self.number } else { Holder(self.number).account() }
     }

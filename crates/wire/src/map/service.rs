@@ -1,21 +1,22 @@
-//! Protected services, by longest prefix.
+//! Protected services, looked up by longest prefix.
 
+use core::net::IpAddr;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// The most spans of ports that one protected prefix may have.
+/// Maximum number of port ranges that are protected in one prefix.
 pub const SERVICES_MAX: usize = 32;
 
-/// A span of ports of one protocol.
+/// A range of ports of one protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Service {
     /// The protocol; 0 matches every protocol.
     pub protocol: u8,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: u8,
-    /// The first port.
+    /// The first port of the range.
     pub first_port: u16,
-    /// The last port.
+    /// The last port of the range.
     pub last_port: u16,
 }
 
@@ -23,14 +24,14 @@ pub struct Service {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Services {
-    /// Number of spans in use.
+    /// Number of the ranges in `spans` that are used.
     pub count: u32,
-    /// The spans.
+    /// The port ranges. Those beyond `count` have no meaning.
     pub spans: [Service; SERVICES_MAX],
 }
 
 impl Services {
-    /// Returns the spans in use.
+    /// Returns the ranges that are used.
     pub fn spans(&self) -> &[Service] {
         self.spans.get(..self.count as usize).unwrap_or(&self.spans)
     }
@@ -42,9 +43,49 @@ impl Services {
         })
     }
 
-    /// Reports whether any port of `protocol` is protected: for packets that don't show their port.
+    /// Reports whether any port of `protocol` is protected. This is for packets that don't contain their port, such as
+    /// later fragments.
     pub fn covers_some(&self, protocol: u8) -> bool {
         self.spans().iter().any(|span| span.protocol == 0 || span.protocol == protocol)
+    }
+}
+
+/// The key of the map of optional receivers: a TCP service that everybody may reach (wire.md §6.12).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct OptionalService {
+    /// The address; an IPv4 address is in the first four bytes.
+    pub address: [u8; 16],
+    /// The port, big-endian.
+    pub port: [u8; 2],
+    /// 4 for IPv4, 6 for IPv6.
+    pub family: u8,
+    /// Reserved; zero.
+    pub reserved: u8,
+}
+
+impl OptionalService {
+    /// Returns the key for a service.
+    pub fn new(address: IpAddr, port: u16) -> Self {
+        let mut bytes = [0; 16];
+        let family = match address.to_canonical() {
+            IpAddr::V4(address) => {
+                bytes[..4].copy_from_slice(&address.octets());
+                4
+            }
+            IpAddr::V6(address) => {
+                bytes = address.octets();
+                6
+            }
+        };
+        Self { address: bytes, port: port.to_be_bytes(), family, reserved: 0 }
+    }
+
+    /// Returns the service.
+    pub fn service(&self) -> (IpAddr, u16) {
+        let [a, b, c, d, ..] = self.address;
+        let address = if self.family == 4 { IpAddr::from([a, b, c, d]) } else { IpAddr::from(self.address) };
+        (address, u16::from_be_bytes(self.port))
     }
 }
 

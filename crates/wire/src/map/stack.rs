@@ -1,8 +1,9 @@
-//! Kernel structure offsets that the verifier's programs use to read its sockets (`bpf/include/stack.h`).
+//! Offsets in structures of the kernel, with which the verifier's programs read the kernel's sockets
+//! (`bpf/include/stack.h`).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Offsets in bytes; 0 if unknown.
+/// Offsets in structures of the kernel, in bytes; 0 if unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct StackLayout {

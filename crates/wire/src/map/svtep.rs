@@ -10,11 +10,11 @@ use crate::segment::{InterfaceId, PROOFS_MAX, Segment, SegmentFlags, Vni};
 use core::net::{IpAddr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Room for the outer IP and UDP headers.
+/// Maximum length of the outer IP and UDP headers together, in bytes.
 pub const OUTER_MAX: usize = 48;
-/// Room for a routing header with the maximum number of hops.
+/// Length of a routing header with the maximum number of hops, in bytes.
 pub const ROUTING_MAX: usize = ROUTE_LEN + 16 * HOPS_MAX;
-/// Room for Geneve's header.
+/// Room for Geneve's header, in bytes.
 pub const GENEVE_MAX: usize = 128;
 const HOPS_MAX: usize = PROOFS_MAX as usize;
 const ROUTE_LEN: usize = 8;
@@ -24,21 +24,22 @@ const DONT_FRAGMENT: u8 = 0x40;
 
 const _: () = assert!(ENCAPSULATION_MAX <= GENEVE_MAX && IPV6_LEN + UDP_LEN <= OUTER_MAX);
 
-/// The programs' settings, fixed when they are loaded.
+/// The settings of the programs of a tunnel endpoint, fixed when they are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SvtepConfig {
-    /// The underlay's interface.
+    /// Index of the underlay's interface.
     pub underlay: u32,
-    /// MTU of the underlay: the longest packet, bytes without the link header.
+    /// MTU of the underlay: length of the longest packet in bytes, without the link header.
     pub mtu: u32,
-    /// 1 if the kernel can remove an outer header of one IP family from a packet of the other (Linux 6.3).
+    /// 1 if the kernel can remove an outer IPv4 header from an IPv6 packet, and an outer IPv6 header from an IPv4
+    /// packet (Linux 6.3).
     pub turns: u32,
-    /// Number of packets of one tenant that are passed to user space per second.
+    /// Maximum number of packets of one tenant that the program passes to user space per second.
     pub reports: u32,
 }
 
-/// Per-interface state of a tenant.
+/// State of a tenant. The table has one entry for each tenant's interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Tenant {
@@ -49,38 +50,38 @@ pub struct Tenant {
 }
 
 impl Tenant {
-    /// Returns the tenant with this interface id.
+    /// Returns the state of a new tenant with this interface id.
     pub const fn new(id: InterfaceId) -> Self {
         Self { id: id.0 as u32, second: 0, reported: 0, reserved: 0 }
     }
 }
 
-/// The interface to which the program delivers packets for an interface id.
+/// The interface at which the program delivers packets for an interface id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Delivery {
-    /// The interface; 0 if there is none.
+    /// Index of the interface; 0 if there is none.
     pub interface: u32,
     vni: [u8; 4],
-    /// The tenant's hardware address, which the program learns; zeros until then.
+    /// The tenant's hardware address, which the program learns from the tenant's frames; zeros until then.
     pub mac: [u8; 6],
     peer: u8,
     reserved: u8,
 }
 
 impl Delivery {
-    /// No delivery.
+    /// The value for an interface id that belongs to no interface: the program delivers no packets for it.
     pub const NONE: Self = Self { interface: 0, vni: [0; 4], mac: [0; 6], peer: 0, reserved: 0 };
 
-    /// Delivers to an interface of a tenant in this virtual network; `peer` if the interface is a veth whose other end
-    /// is in another network namespace.
+    /// Returns the value for delivery to this interface of a tenant in this virtual network. `peer` says whether the
+    /// interface is a veth whose other end is in another network namespace.
     pub const fn new(interface: u32, vni: Vni, peer: bool) -> Self {
         let [a, b, c] = vni.bytes();
         Self { interface, vni: [0, a, b, c], mac: [0; 6], peer: peer as u8, reserved: 0 }
     }
 }
 
-/// Key of the table of segments. It describes the packets of a tenant that a segment is for.
+/// Key of the table of segments. It describes those packets of a tenant to which a segment applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SegmentKey {
@@ -98,7 +99,7 @@ pub struct SegmentKey {
 }
 
 impl SegmentKey {
-    /// Returns the key of packets from this sender to this receiver behind `interface`, for all services.
+    /// Returns the key for packets from this sender, which is behind `interface`, to this receiver, for all services.
     pub fn new(interface: u32, sender: IpAddr, receiver: IpAddr) -> Self {
         Self {
             interface,
@@ -113,7 +114,7 @@ impl SegmentKey {
         }
     }
 
-    /// Returns the key of the packets that this segment is for.
+    /// Returns the key of `segment` for packets from `sender`, which is behind `interface`, to `receiver`.
     pub fn of(interface: u32, sender: IpAddr, receiver: IpAddr, segment: &Segment) -> Self {
         Self {
             protocol: segment.protocol,
@@ -124,15 +125,15 @@ impl SegmentKey {
         }
     }
 
-    /// Returns the key of this packet's service.
+    /// Returns the key for the sender, the receiver and the service of this packet.
     pub fn to_service(interface: u32, inner: &Inner) -> Self {
         let (_, port) = ports(inner);
         let all = Self::new(interface, inner.sender, inner.receiver);
         Self { protocol: inner.protocol, port: port.to_be_bytes(), ..all }
     }
 
-    /// Returns the keys of the segments under which this packet could be sent as an answer: the segment for its flow,
-    /// the one for its service, and the one for all services.
+    /// Returns the keys of the segments under which this packet could be sent as an answer: for its flow, for its
+    /// service, and for all services.
     pub fn answering(interface: u32, inner: &Inner) -> [Self; 3] {
         let (port, other) = ports(inner);
         let all = Self { back: 1, ..Self::new(interface, inner.sender, inner.receiver) };
@@ -140,32 +141,32 @@ impl SegmentKey {
         [Self { other_port: other.to_be_bytes(), ..service }, service, all]
     }
 
-    /// Returns the sender.
+    /// Returns the sender's address.
     pub fn sender(&self) -> IpAddr {
         address(self.family, self.sender)
     }
 
-    /// Returns the receiver.
+    /// Returns the receiver's address.
     pub fn receiver(&self) -> IpAddr {
         address(self.family, self.receiver)
     }
 
-    /// Returns the port of the service and the port of the other end; 0 stands for any.
+    /// Returns the port of the service and the port at the other end of the flow; 0 means any port.
     pub const fn ports(&self) -> (u16, u16) {
         (u16::from_be_bytes(self.port), u16::from_be_bytes(self.other_port))
     }
 
-    /// Returns this key widened to every flow of the service.
+    /// Returns the key that stands for all flows of this key's service.
     pub const fn for_every_flow(self) -> Self {
         Self { other_port: [0; 2], ..self }
     }
 
-    /// Reports whether the segment is for answers.
+    /// Reports whether the key is for answers.
     pub const fn is_back(&self) -> bool {
         self.back != 0
     }
 
-    /// Returns an example of a packet that the segment is for, or `None` if the segment is for all services.
+    /// Returns an example of a packet to which the key applies, or `None` if the key is for all services.
     pub fn example(&self) -> Option<Inner> {
         let (port, other) = (u16::from_be_bytes(self.port), u16::from_be_bytes(self.other_port));
         let (source, destination) = if self.is_back() { (port, other) } else { (other, port) };
@@ -177,7 +178,7 @@ impl SegmentKey {
         })
     }
 
-    /// Reports whether the segment is for one flow.
+    /// Reports whether the key is for one flow only.
     pub const fn is_for_one_flow(&self) -> bool {
         u16::from_be_bytes(self.other_port) != 0
     }
@@ -187,9 +188,9 @@ const fn ports(inner: &Inner) -> (u16, u16) {
     if let Ports::Shown(source, destination) = inner.ports { (source, destination) } else { (0, 0) }
 }
 
-/// Decisions about packets.
+/// States of a [`SegmentEntry`]: decisions about packets.
 pub mod segment_state {
-    /// There is no segment, and the daemon requests none until the entry's time is over.
+    /// There is no segment. The daemon of the tunnel endpoint requests none until the entry expires.
     pub const REFUSED: u8 = 0;
     /// Packets are sent under this segment.
     pub const GIVEN: u8 = 1;
@@ -197,13 +198,13 @@ pub mod segment_state {
     pub const BY_FLOW: u8 = 2;
 }
 
-/// Headers that the program prepends to packets.
+/// Decision about a tenant's packets, with the headers that the program prepends to these packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SegmentEntry {
-    /// Expiry, Unix seconds.
+    /// Expiry of the entry, Unix seconds.
     pub until: u32,
-    /// Time when the program last used the entry.
+    /// Time when the program last used the entry, Unix seconds.
     pub used: u32,
     state: u8,
     family: u8,
@@ -222,7 +223,7 @@ impl SegmentEntry {
         Self::without_headers(segment_state::REFUSED, until)
     }
 
-    /// Returns an entry that leaves the decision to the flows' own segments.
+    /// Returns an entry that leaves the decision to the entries of the individual flows.
     pub const fn by_flow() -> Self {
         Self::without_headers(segment_state::BY_FLOW, u32::MAX)
     }
@@ -233,8 +234,8 @@ impl SegmentEntry {
         Self { until, used: 0, state, family: 0, local: 0, length: 0, hops: 0, reserved, outer, route, geneve }
     }
 
-    /// Returns an entry that sends packets from one endpoint to the other under this segment. Returns `None` if the
-    /// header can't be encoded, or the endpoints are of different families.
+    /// Returns an entry for sending packets from one endpoint to the other under this segment. Returns `None` if the
+    /// header can't be encoded, or if the endpoints' addresses are of different families.
     pub fn given(encapsulation: &Encapsulation<'_>, sending: IpAddr, receiving: IpAddr) -> Option<Self> {
         let mut entry = Self::without_headers(segment_state::GIVEN, encapsulation.segment.expires);
         entry.length = encapsulation.encode(&mut entry.geneve)? as u8;
@@ -264,7 +265,8 @@ impl SegmentEntry {
         Some(entry)
     }
 
-    /// Sends the packets along a fixed path (wire.md §8.12.1). Returns `None` unless the entry has a segment over IPv6.
+    /// Returns the entry with a fixed path along these hops (wire.md §8.12.1). Returns `None` if the entry has no
+    /// segment, or if its endpoints are not IPv6.
     pub fn along(mut self, hops: &Hops) -> Option<Self> {
         let list = hops.list();
         let (count, first) = (u8::try_from(list.len()).ok()?, list.last()?);
@@ -280,12 +282,12 @@ impl SegmentEntry {
         Some(self)
     }
 
-    /// Returns the state: one of [`segment_state`].
+    /// Returns the state of the entry: one of the constants in [`segment_state`].
     pub const fn state(&self) -> u8 {
         self.state
     }
 
-    /// Returns Geneve's header.
+    /// Returns Geneve's header, with the segment and its proofs.
     pub fn geneve(&self) -> &[u8] {
         self.geneve.get(..self.length.into()).unwrap_or_default()
     }
@@ -302,25 +304,26 @@ impl SegmentEntry {
             bytes[..length].copy_from_slice(&header[at..at + length]);
             address(self.family, bytes)
         };
-        // On a fixed path, packets first go to the first hop; the list begins with the last one.
+        // On a fixed path, the outer destination is the first hop. The list is in reverse order, so it begins with the
+        // receiving endpoint.
         let receiving = if self.hops == 0 { read(&self.outer, at + length) } else { read(&self.route, ROUTE_LEN) };
         Some((read(&self.outer, at), receiving))
     }
 
-    /// Returns the number of bytes by which a packet grows.
+    /// Returns the number of bytes by which the headers lengthen a packet.
     pub const fn grows(&self) -> usize {
         let route = if self.hops == 0 { 0 } else { ROUTE_LEN + 16 * self.hops as usize };
         (if self.family == 4 { IPV4_LEN } else { IPV6_LEN }) + route + UDP_LEN + self.length as usize
     }
 }
 
-/// A received segment that may be answered.
+/// A received segment under which the receiver is allowed to send answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Consent {
     sending: [u8; 16],
     receiving: [u8; 16],
-    /// Expiry, Unix seconds.
+    /// Expiry of the received segment, Unix seconds.
     pub expires: u32,
     family: u8,
     length: u8,
@@ -331,8 +334,8 @@ pub struct Consent {
 }
 
 impl Consent {
-    /// Records a segment received under this header, from one endpoint at another. Returns `None` if the header can't
-    /// be encoded.
+    /// Makes the record of a segment that a packet with this encapsulation brought from one endpoint to another.
+    /// Returns `None` if the header can't be encoded.
     pub fn new(encapsulation: &Encapsulation<'_>, sending: IpAddr, receiving: IpAddr) -> Option<Self> {
         let mut geneve = [0; GENEVE_MAX];
         let length = encapsulation.encode(&mut geneve)? as u8;
@@ -342,19 +345,19 @@ impl Consent {
         Some(Self { sending, receiving, expires, family, length, hops: 0, reserved: 0, geneve, route })
     }
 
-    /// Adds the hops of a packet that came along a fixed path.
+    /// Adds the hops of the fixed path along which the packet with the segment came.
     pub fn along(mut self, hops: &Hops) -> Self {
         self.hops = hops.list().len() as u8;
         self.route.iter_mut().zip(hops.list()).for_each(|(room, hop)| *room = *hop);
         self
     }
 
-    /// Returns the hops of the fixed path that the packet came along, first to last; empty if the path is not fixed.
+    /// Returns the hops of the fixed path along which the packet came, first to last; empty if the path is not fixed.
     pub fn hops(&self) -> impl Iterator<Item = Ipv6Addr> {
         self.route.get(..self.hops.into()).unwrap_or_default().iter().rev().map(|hop| Ipv6Addr::from(*hop))
     }
 
-    /// Returns the endpoint that the packet came from, and the endpoint that received it.
+    /// Returns the endpoint that sent the packet, and the endpoint that received it.
     pub fn endpoints(&self) -> (IpAddr, IpAddr) {
         (address(self.family, self.sending), address(self.family, self.receiving))
     }
@@ -365,7 +368,7 @@ impl Consent {
     }
 }
 
-/// Returns the address in a map's 16 bytes.
+/// Returns the address that a map's 16 bytes contain.
 fn address(family: u8, bytes: [u8; 16]) -> IpAddr {
     match bytes {
         [a, b, c, d, ..] if family == 4 => IpAddr::from([a, b, c, d]),
@@ -379,11 +382,12 @@ fn address(family: u8, bytes: [u8; 16]) -> IpAddr {
 pub struct UnsentHeader {
     /// The tenant's interface.
     pub interface: u32,
-    /// Length of the frame.
+    /// Length of the frame in bytes.
     pub length: u32,
-    /// Payload bytes per segment if the packet consists of several (GSO), else 0.
+    /// Number of payload bytes of each segment if the packet is a super-packet (GSO), otherwise 0.
     pub segment: u32,
-    /// The longest packet that would fit the tunnel; 0 if there is no segment for the packet.
+    /// The maximum length in bytes of a packet that fits the tunnel, if this packet was too long. 0 if there is no
+    /// segment for the packet.
     pub limit: u32,
 }
 
@@ -395,26 +399,27 @@ pub mod svtep_counter {
     pub const UNKNOWN: u32 = 1;
     /// Packets not passed to user space because of a full buffer or the rate limit.
     pub const UNREPORTED: u32 = 2;
-    /// Packets refused because there is no segment.
+    /// Packets dropped because a request for their segment was refused.
     pub const REFUSED: u32 = 3;
     /// Packets too long for the tunnel.
     pub const TOO_LONG: u32 = 4;
     /// Packets dropped because of their form.
     pub const MALFORMED: u32 = 5;
-    /// Later fragments without a segment for all services.
+    /// Later fragments dropped because there is no segment for all services.
     pub const FRAGMENT: u32 = 6;
-    /// Frames that concern only the link.
+    /// Frames that are meant for the link only, and not for the tunnel.
     pub const OTHER: u32 = 7;
     /// Neighbour solicitations and ARP requests that the program answered.
     pub const NEIGHBOUR: u32 = 8;
     /// Packets that the kernel failed to change.
     pub const FAILED: u32 = 9;
-    /// Packets delivered out of the tunnel.
+    /// Packets from the tunnel that were delivered to tenants.
     pub const DELIVERED: u32 = 10;
-    /// Packets with right proofs but no interface here, or with another verifier still to pass.
+    /// Packets that had a valid proof but were not delivered, because this endpoint has no interface for them or
+    /// because they have to pass another verifier first.
     pub const UNDELIVERED: u32 = 11;
-    /// Received segments recorded because they may be answered.
+    /// Received segments recorded because the receiver is allowed to answer.
     pub const CONSENTS: u32 = 12;
-    /// Number of counters.
+    /// Number of entries in the table of counters.
     pub const COUNT: u32 = 16;
 }

@@ -49,9 +49,9 @@ pub enum Control {
     Rekey {
         /// Whether the sender has the other end's share.
         have: bool,
-        /// The phase that the share is for.
+        /// Number of the phase for which the share is.
         phase: NonZeroU32,
-        /// The sender's index for the phase.
+        /// The index that the sender of this message assigns to the phase.
         index: Index,
         /// The sender's share.
         share: Share,
@@ -64,7 +64,7 @@ pub enum Control {
     Close(Close),
 }
 
-/// An encoded control message: at most [`LEN_MAX`] bytes.
+/// An encoded control message of at most [`LEN_MAX`] bytes.
 #[derive(Clone, Copy)]
 pub struct Body {
     bytes: [u8; LEN_MAX],
@@ -72,7 +72,7 @@ pub struct Body {
 }
 
 impl Body {
-    /// Returns the bytes.
+    /// Returns the bytes of the encoded message.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.get(..self.len).unwrap_or_default()
     }
@@ -104,7 +104,7 @@ impl Control {
         }
     }
 
-    /// Parses the body of a control record; returns `None` if it is `malformed`. Every message has exactly one
+    /// Parses the body of a control record. Returns `None` if it is `malformed`. Every message has exactly one
     /// encoding, except that an unknown reason for closing is read as `Ended`.
     pub fn decode(body: &[u8]) -> Option<Self> {
         let (head, rest) = body.split_first_chunk::<4>()?;

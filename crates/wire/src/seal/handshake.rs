@@ -8,12 +8,12 @@ use crate::grant::{Block, Destination, Flags, GrantHeader, VERSION};
 use crate::key::GrantKey;
 use crate::mac::{self, MAC_LEN};
 
-/// Bytes of an initiation.
+/// Length of an initiation in bytes.
 pub const INITIATION_LEN: usize = 80;
-/// Bytes of a response.
+/// Length of a response in bytes.
 pub const RESPONSE_LEN: usize = 64;
 const _: () = assert!(RESPONSE_LEN <= INITIATION_LEN, "an answer is no longer than what asked for it");
-/// Bytes of a response that its tag covers.
+/// Number of bytes of a response that its tag covers.
 pub(super) const RESPONSE_HEAD_LEN: usize = RESPONSE_LEN - MAC_LEN;
 const HEAD_LEN: usize = INITIATION_LEN - MAC_LEN;
 
@@ -21,12 +21,12 @@ pub(super) const INITIATION: u8 = 1;
 pub(super) const RESPONSE: u8 = 2;
 const FORWARD: u8 = 1;
 
-/// Capabilities that an end announces in its message.
+/// The capabilities of one end of a tunnel, as this end announces them in its initiation or response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// The keys also depend on an X25519 exchange: forward secrecy.
+    /// Whether the keys also depend on an X25519 exchange, which gives forward secrecy.
     pub forward: bool,
-    /// The suites that the end can open: at least one bit.
+    /// The suites that the end can open; at least one.
     pub suites: Suites,
     /// The subset of `suites` that the end's hardware accelerates.
     pub helped: Suites,
@@ -45,23 +45,24 @@ impl Offer {
     }
 }
 
-/// Request for a tunnel.
+/// A request for a tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Initiation {
-    /// The initiator's suites, and whether it requests an X25519 exchange.
+    /// The initiator's suites, and whether the initiator requests an X25519 exchange.
     pub offer: Offer,
     /// The initiator's index for phase 1.
     pub index: Index,
     /// Time when the initiation was made, Unix seconds by the initiator's clock.
     pub time: u32,
-    /// The grant for the tunnel's service.
+    /// The header of the grant for the tunnel's service.
     pub grant: GrantHeader,
     /// The initiator's share.
     pub share: Share,
 }
 
 impl Initiation {
-    /// Encodes the initiation to the tunnel's service at `to`, authenticated with the key of its grant.
+    /// Encodes an initiation to the tunnel's service at `to`, and authenticates it with the key of the initiation's
+    /// grant.
     pub fn seal(&self, key: &GrantKey, to: &Destination) -> [u8; INITIATION_LEN] {
         let mut bytes = [0; INITIATION_LEN];
         bytes[..4].copy_from_slice(&self.offer.encode(INITIATION));
@@ -74,11 +75,12 @@ impl Initiation {
         bytes
     }
 
-    /// Parses an initiation from a datagram; `ipv6` is the datagram's family. Nothing in the initiation is
-    /// authenticated until [`Self::is_proved`].
+    /// Parses an initiation from a datagram; `ipv6` is whether the datagram is IPv6. Nothing in the initiation is
+    /// authenticated until [`Self::is_proved`] has returned true.
     ///
     /// # Errors
-    /// `Malformed` and `UnknownSuite`, in the order of wire.md §9.5.5.
+    ///
+    /// Returns `Malformed` or `UnknownSuite`, in the order of wire.md §9.5.5.
     pub fn read(bytes: &[u8; INITIATION_LEN], ipv6: bool) -> Result<Self, DropReason> {
         let [INITIATION, version, suites, helped, i0, i1, i2, i3, t0, t1, t2, t3, 0, 0, 0, 0, rest @ ..] = *bytes
         else {
@@ -88,7 +90,7 @@ impl Initiation {
             return Err(DropReason::Malformed);
         };
         let flags = Flags(grant[1]);
-        // A tunnel isn't inside a tunnel.
+        // A tunnel can't be inside another tunnel.
         if flags.has(Flags::BEARER) || flags.has(Flags::SEALED) || flags.has(Flags::IPV6) != ipv6 {
             return Err(DropReason::Malformed);
         }
@@ -101,8 +103,8 @@ impl Initiation {
         })
     }
 
-    /// Reports whether the tag is the one that the grant's key yields, in constant time, with one MAC (wire.md §9.5.1).
-    /// `self` was read from these bytes.
+    /// Reports whether the initiation's tag is the one that the grant's key yields (wire.md §9.5.1). The comparison
+    /// takes constant time and one MAC computation. `self` must have been read from `bytes`.
     pub fn is_proved(&self, bytes: &[u8; INITIATION_LEN], key: &GrantKey, to: &Destination) -> bool {
         mac::tags_equal(&bytes[HEAD_LEN..], &tag(bytes, &self.grant, key, to))
     }
@@ -146,11 +148,12 @@ impl Refusal {
 /// The answer to an initiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Response {
-    /// The responder's suites; `forward` is as in the initiation.
+    /// The suites that the responder can open. `forward` has the same value as in the initiation.
     pub offer: Offer,
-    /// The initiator's index, from the initiation.
+    /// The initiator's index, copied from the initiation.
     pub to: Index,
-    /// The responder's index for phase 1 and its share, or the reason for refusing the tunnel.
+    /// If the responder accepts the tunnel: the responder's index for phase 1, and its share. Otherwise the reason for
+    /// refusing the tunnel.
     pub given: Result<(Index, Share), Refusal>,
 }
 
@@ -169,8 +172,8 @@ impl Response {
         bytes
     }
 
-    /// Parses a response; returns `None` if it is `malformed`. Nothing in the response is authenticated until
-    /// [`super::Handshake::take`].
+    /// Parses a response. Returns `None` if it is `malformed`. Nothing in the response is authenticated until
+    /// [`super::Handshake::take`] has succeeded.
     pub fn read(bytes: &[u8; RESPONSE_LEN]) -> Option<Self> {
         let [RESPONSE, version, suites, helped, t0, t1, t2, t3, i0, i1, i2, i3, refusal, _, _, _, rest @ ..] = *bytes
         else {

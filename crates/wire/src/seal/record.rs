@@ -3,22 +3,23 @@
 use super::suite::Suite;
 use core::num::NonZeroU32;
 
-/// The length of the shortest [`super::Control`].
+/// Length of the shortest [`super::Control`] in bytes.
 const CONTROL_MIN: usize = 4;
 
-/// Bytes of a record's header.
+/// Length of a record's header in bytes.
 pub const HEADER_LEN: usize = 16;
-/// Bytes of a record's tag, for every suite.
+/// Length of a record's tag in bytes, for every suite.
 pub const TAG_LEN: usize = 16;
-/// Bytes of a record apart from its body.
+/// Number of bytes by which a record is longer than its body.
 pub const OVERHEAD: usize = HEADER_LEN + TAG_LEN;
 /// Number of lanes of the counter (wire.md §9.7).
 pub const LANES: u8 = 8;
-/// The longest IP packet that a tunnel carries: the 40 bytes of an IPv6 header and the longest payload it can announce.
+/// Length of the longest IP packet that a tunnel carries, in bytes: an IPv6 header of 40 bytes, and the longest payload
+/// that this header can announce.
 pub const PACKET_MAX: usize = 40 + 65_535;
-/// The longest block, decompressed (wire.md §9.4.2).
+/// Length of the longest block after decompression, in bytes (wire.md §9.4.2).
 pub const BLOCK_MAX: usize = BlockHead::LEN + PACKET_MAX;
-/// The most parts of a block (wire.md §9.4.1).
+/// Maximum number of parts of a block (wire.md §9.4.1).
 pub const PARTS_MAX: usize = 128;
 
 const EARLY: u8 = 3;
@@ -34,9 +35,9 @@ const NUMBER_BITS: u32 = 56;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Treatment {
-    /// The body travels in clear; changes are detected.
+    /// The body travels in clear; the receiver detects changes.
     Authenticate = 1,
-    /// The body is encrypted; changes are detected.
+    /// The body is encrypted; the receiver detects changes.
     Encrypt = 2,
 }
 
@@ -85,22 +86,22 @@ pub struct Part {
 }
 
 impl Part {
-    /// Returns the part with this number, counted from 0, or `None` from [`PARTS_MAX`] on.
+    /// Returns the part with this number, counted from 0. Returns `None` if the number is [`PARTS_MAX`] or more.
     pub const fn new(number: usize, last: bool) -> Option<Self> {
         if number < PARTS_MAX { Some(Self { number: number as u8, last }) } else { None }
     }
 
-    /// Returns the number of parts before this one.
+    /// Returns the number of the part, counted from 0.
     pub const fn number(self) -> u8 {
         self.number
     }
 }
 
-/// Content of a record and the fields that depend on it. Any other combination of fields is not a record
-/// (wire.md §9.3.5).
+/// Content of a record, with those header fields whose meaning depends on the content. A header with any other
+/// combination of fields is invalid (wire.md §9.3.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// An IP packet, encrypted, sent before the response has arrived.
+    /// An encrypted IP packet that is sent before the response has arrived.
     Early {
         /// Whether the transport checksum is partial: its field holds only the pseudo-header's sum (wire.md §9.4).
         partial: bool,
@@ -112,7 +113,7 @@ pub enum Content {
         /// Whether the transport checksum is partial: its field holds only the pseudo-header's sum (wire.md §9.4).
         partial: bool,
     },
-    /// A part of a compressed packet or super-packet.
+    /// A part of a block: a compressed packet or super-packet.
     Block {
         /// Protection of the body.
         treatment: Treatment,
@@ -121,7 +122,7 @@ pub enum Content {
         /// The part of the block.
         part: Part,
     },
-    /// A control message, encrypted: a [`super::Control`].
+    /// An encrypted control message, a [`super::Control`].
     Control,
 }
 
@@ -134,7 +135,7 @@ impl Content {
         }
     }
 
-    /// Reports whether the record belongs behind an initiation.
+    /// Reports whether this is an early record, which follows an initiation in the same datagram.
     pub const fn is_early(self) -> bool {
         matches!(self, Self::Early { .. })
     }
@@ -170,7 +171,7 @@ impl Content {
     }
 }
 
-/// The number by which a receiver identifies a phase of a tunnel: random, never 0 (wire.md §9.6.4).
+/// The number by which a receiver identifies a phase of a tunnel. It is random and never 0 (wire.md §9.6.4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Index(NonZeroU32);
 
@@ -189,7 +190,7 @@ impl Index {
     }
 }
 
-/// The counter of a record: a lane, and the record's number in it (wire.md §9.7).
+/// The counter of a record: a lane, and the record's number in that lane (wire.md §9.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Counter(u64);
 
@@ -207,7 +208,7 @@ impl Counter {
         }
     }
 
-    /// Returns the lane, below [`LANES`].
+    /// Returns the lane, which is less than [`LANES`].
     pub const fn lane(self) -> u8 {
         (self.0 >> NUMBER_BITS) as u8
     }
@@ -217,26 +218,27 @@ impl Counter {
         self.0 & Self::NUMBER_MAX
     }
 
-    /// Parses the eight bytes; returns `None` if the lane is not below [`LANES`].
+    /// Parses the eight bytes of a counter. Returns `None` if the lane is not below [`LANES`].
     pub const fn from_bytes(bytes: [u8; 8]) -> Option<Self> {
         let all = u64::from_be_bytes(bytes);
         Self::new((all >> NUMBER_BITS) as u8, all & Self::NUMBER_MAX)
     }
 
-    /// Returns the eight bytes that travel and enter the nonce.
+    /// Returns the eight bytes that travel in the header and enter the nonce.
     pub const fn bytes(self) -> [u8; 8] {
         self.0.to_be_bytes()
     }
 }
 
-/// Header of a record, readable without the key and covered by the tag.
+/// Header of a record. It can be read without the key, and the tag covers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordHeader {
     /// The record's content and treatment.
     pub content: Content,
-    /// The AEAD.
+    /// The AEAD that seals the record.
     pub suite: Suite,
-    /// The receiver's index for the phase; in an early record, the initiator's own.
+    /// The index by which the receiver identifies the phase. In an early record, it is the index of the initiator, who
+    /// sends the record.
     pub index: Index,
     /// The record's counter.
     pub counter: Counter,
@@ -255,7 +257,7 @@ impl RecordHeader {
         bytes
     }
 
-    /// Parses a header; returns `None` if it is `malformed` (wire.md §9.3.5). Every header has exactly one encoding.
+    /// Parses a header. Returns `None` if it is `malformed` (wire.md §9.3.5). Every header has exactly one encoding.
     pub fn decode(bytes: &[u8; HEADER_LEN]) -> Option<Self> {
         let [kind, treated, suite, detail, i0, i1, i2, i3, counter @ ..] = *bytes;
         let treatment = Treatment::ALL.into_iter().find(|treatment| *treatment as u8 == treated & 15)?;
@@ -281,8 +283,9 @@ impl RecordHeader {
         (header.encode() == *bytes).then_some(header)
     }
 
-    /// Parses the header of a whole record. Its body must have at least one byte, or the minimum length of a control
-    /// message.
+    /// Parses the header of a whole record. Returns `None` if the header is `malformed` or the body is too short. The
+    /// body of a control record has at least the length of the shortest control message, every other body at least one
+    /// byte.
     pub fn of(record: &[u8]) -> Option<Self> {
         let (header, rest) = record.split_first_chunk()?;
         let header = Self::decode(header)?;
@@ -291,18 +294,18 @@ impl RecordHeader {
     }
 }
 
-/// Notice that the sender does not know the index of a record it received (wire.md §9.12). The notice is not
+/// Notice to the sender of a record that the record's index is unknown (wire.md §9.12). The notice is not
 /// authenticated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unknown {
-    /// The index of the received record.
+    /// The index of the record.
     pub index: Index,
-    /// The counter of the received record.
+    /// The counter of the record.
     pub counter: Counter,
 }
 
 impl Unknown {
-    /// Length in bytes: shorter than any record.
+    /// Length of a notice in bytes. It is shorter than any record.
     pub const LEN: usize = 16;
 
     /// Returns the bytes on the wire.
@@ -314,7 +317,7 @@ impl Unknown {
         bytes
     }
 
-    /// Parses a notice; returns `None` if it is `malformed`.
+    /// Parses a notice. Returns `None` if it is `malformed`.
     pub fn decode(bytes: &[u8; Self::LEN]) -> Option<Self> {
         let [UNKNOWN, 0, 0, 0, i0, i1, i2, i3, counter @ ..] = *bytes else { return None };
         let index = Index::new(u32::from_be_bytes([i0, i1, i2, i3]))?;
@@ -325,14 +328,15 @@ impl Unknown {
 /// Header in front of the packet in a decompressed block (wire.md §9.4.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockHead {
-    /// Payload bytes of each packet that a super-packet is to be cut into; 0 for one packet.
+    /// Number of payload bytes of each packet into which the receiver cuts a super-packet; 0 if the block contains a
+    /// single packet.
     pub segment: u16,
     /// Whether the transport checksum is partial: its field holds only the pseudo-header's sum (wire.md §9.4).
     pub partial: bool,
 }
 
 impl BlockHead {
-    /// Length in bytes.
+    /// Length of this header in bytes.
     pub const LEN: usize = 4;
 
     /// Returns the bytes on the wire.
@@ -341,8 +345,8 @@ impl BlockHead {
         [high, low, if self.partial { PARTIAL } else { 0 }, 0]
     }
 
-    /// Splits a block into its head and its packet; returns `None` if the block is `malformed`: too short or long, or
-    /// with an unknown flag.
+    /// Splits a decompressed block into its head and its packet. Returns `None` if the block is `malformed`: too short,
+    /// too long, or with an unknown flag.
     pub fn split(block: &[u8]) -> Option<(Self, &[u8])> {
         let (&[high, low, flags, zero], packet) = block.split_first_chunk::<{ Self::LEN }>()?;
         let is_one = flags & !PARTIAL == 0 && zero == 0 && !packet.is_empty() && packet.len() <= PACKET_MAX;

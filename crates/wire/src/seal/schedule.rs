@@ -20,9 +20,9 @@ const KEY_LEN_MAX: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Direction {
-    /// From the initiator, the agent.
+    /// The record goes from the initiator (the agent) to the responder.
     FromInitiator = 0,
-    /// From the responder, the verifier.
+    /// The record goes from the responder (the verifier) to the initiator.
     FromResponder = 1,
 }
 
@@ -36,25 +36,25 @@ impl Direction {
     }
 }
 
-/// The shared secret of two shares, computed by X25519.
+/// The secret that X25519 computes from the two ends' shares.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct Shared([u8; 32]);
 
 impl Shared {
-    /// Wraps the result of X25519. Returns `None` if it is zero, because the other end's share was then invalid
+    /// Wraps the result of X25519. Returns `None` if the result is zero: then the share of the other end was invalid
     /// (RFC 7748 §6.1).
     pub fn new(bytes: [u8; 32]) -> Option<Self> {
         let shared = Self(bytes);
         (!mac::tags_equal(&shared.0, &[0; 32])).then_some(shared)
     }
 
-    /// Returns the value used without forward secrecy.
+    /// Returns the constant that takes the place of this secret in a tunnel without forward secrecy.
     pub const fn none() -> Self {
         Self([0; 32])
     }
 }
 
-/// The secret of a phase. Possession of it suffices to open and make all records of the phase, in both directions.
+/// The secret of a phase. Everybody who has it can open and make all records of the phase, in both directions.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct PhaseSecret([u8; 32]);
 
@@ -67,12 +67,12 @@ pub struct RecordKey {
 }
 
 impl RecordKey {
-    /// Returns the AEAD's key, of the length that its suite requires.
+    /// Returns the AEAD's key, in the length that its suite requires.
     pub fn key(&self) -> &[u8] {
         self.material.get(..self.key_len).unwrap_or_default()
     }
 
-    /// Returns the IV that each nonce is made from.
+    /// Returns the IV from which each nonce is made.
     pub fn iv(&self) -> [u8; IV_LEN] {
         let mut iv = [0; IV_LEN];
         for (to, from) in iv.iter_mut().zip(self.material.iter().skip(self.key_len)) {
@@ -92,13 +92,20 @@ pub fn nonce(iv: &[u8; IV_LEN], counter: Counter) -> [u8; IV_LEN] {
 }
 
 impl PhaseSecret {
-    /// Wraps 32 bytes as a phase's secret. A handshake and [`Self::next`] derive secrets; this function is for reading
-    /// records with a secret that was logged.
+    /// Wraps 32 bytes as a phase's secret. Use this only to read records with a secret from a log; the ends of a tunnel
+    /// get the secret from a handshake or from [`Self::next`].
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// Derives the key of records in this direction, of this treatment and suite (wire.md §9.6.3).
+    /// Returns the secret. Everybody who has it can read all records of the phase: only for the export of keys for
+    /// debugging (wire.md §9.14).
+    pub const fn danger_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// Derives the key for records of this direction, treatment and suite (wire.md §9.6.3). Returns `None` if the
+    /// cryptographic library fails.
     pub fn record_key(&self, direction: Direction, treatment: Treatment, suite: Suite) -> Option<RecordKey> {
         let mut key = RecordKey { material: [0; KEY_LEN_MAX + IV_LEN], key_len: suite.key_len() };
         let room = key.material.get_mut(..suite.key_len() + IV_LEN)?;
@@ -106,7 +113,9 @@ impl PhaseSecret {
         Some(key)
     }
 
-    /// Derives the secret of the next phase (wire.md §9.9.1) from its number, and each end's index and share for it.
+    /// Derives the secret of the next phase (wire.md §9.9.1). `phase` is the number of that phase; `initiator` and
+    /// `responder` are the indices and shares of the two ends for that phase. Returns `None` if the cryptographic
+    /// library fails.
     pub fn next(
         &self,
         shared: &Shared,
@@ -125,11 +134,11 @@ impl PhaseSecret {
     }
 }
 
-/// A handshake as both ends compute it, starting from the grant's key and the initiation.
+/// The state of a handshake, which both ends compute from the grant's key and the initiation.
 #[derive(Clone, Zeroize, ZeroizeOnDrop)]
 pub struct Handshake {
     root: [u8; 32],
-    /// The hash of the initiation and its destination.
+    /// Hash of the initiation and of the tunnel's service.
     begun: [u8; 32],
 }
 
@@ -140,13 +149,13 @@ impl Handshake {
         Self { root: *extract(SALT, key.bytes()), begun }
     }
 
-    /// Derives the secret of phase 0, for early records.
+    /// Derives the secret of phase 0, for early records. Returns `None` if the cryptographic library fails.
     pub fn early(&self) -> Option<PhaseSecret> {
         Some(PhaseSecret(*expand(&self.root, &[b"early", &self.begun])?))
     }
 
-    /// Returns the encoded response, and the secret of phase 1. `shared` is the shared secret of the responder's share
-    /// and the initiation's. Returns `None` if the response is a refusal.
+    /// Returns the encoded response and the secret of phase 1. `shared` is the result of X25519 for the responder's own
+    /// share and the share in the initiation. Returns `None` if the response is a refusal.
     pub fn respond(&self, response: &Response, shared: &Shared) -> Option<([u8; RESPONSE_LEN], PhaseSecret)> {
         response.given.ok()?;
         self.sealed(response, shared)
@@ -167,8 +176,8 @@ impl Handshake {
         Some((bytes, secret))
     }
 
-    /// Returns the secret of phase 1 to the initiator, if the response has the right tag. `shared` is the shared secret
-    /// of the initiator's share and the response's.
+    /// For the initiator: returns the secret of phase 1, or `None` if the response does not have the right tag.
+    /// `shared` is the result of X25519 for the initiator's own share and the share in the response.
     pub fn take(&self, bytes: &[u8; RESPONSE_LEN], shared: &Shared) -> Option<PhaseSecret> {
         let (head, tag) = bytes.split_first_chunk()?;
         let (right, secret) = self.join(head, shared)?;

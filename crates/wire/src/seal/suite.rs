@@ -44,7 +44,8 @@ impl Suite {
     }
 }
 
-/// A set of suites as encoded on the wire: bit n−1 for suite n. Bits of unknown suites are kept and ignored.
+/// A set of suites, encoded as on the wire: bit n−1 stands for suite n. Bits of unknown suites are kept, but have no
+/// effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Suites(pub u8);
 
@@ -57,12 +58,12 @@ impl Suites {
         self.0 >> (suite as u8 - 1) & 1 == 1
     }
 
-    /// Returns the set with one more suite.
+    /// Returns the set with `suite` added.
     pub const fn with(self, suite: Suite) -> Self {
         Self(self.0 | 1 << (suite as u8 - 1))
     }
 
-    /// Returns the intersection.
+    /// Returns the suites that are in both sets.
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
@@ -72,9 +73,10 @@ impl Suites {
         Suite::ALL.into_iter().filter(move |suite| self.has(*suite))
     }
 
-    /// Returns the suite that a sender seals with (wire.md §9.5.4): among `common`, the suites that the rule allows and
-    /// the receiver can open, the first that both ends' hardware accelerates (`helped`), else `chacha20-poly1305`, else
-    /// the first. Returns `None` if `common` has no known suite.
+    /// Returns the suite with which a sender seals (wire.md §9.5.4). `common` are the suites that the rule allows and
+    /// the receiver can open; `helped` are those that both ends' hardware accelerates. The result is the first suite of
+    /// `common` that is in `helped`, otherwise `chacha20-poly1305`, otherwise the first suite of `common`. Returns
+    /// `None` if `common` has no known suite.
     pub fn choose(common: Self, helped: Self) -> Option<Suite> {
         let fast = common.and(helped).iter().next();
         let even = common.has(Suite::ChaCha20Poly1305).then_some(Suite::ChaCha20Poly1305);

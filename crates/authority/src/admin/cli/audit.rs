@@ -33,22 +33,23 @@ pub struct AuditArgs {
 enum AuditCommand {
     /// Print every entry as JSON, one object per line, oldest first
     Export {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
-        /// Only entries after the one with this number
+        /// Only entries whose number is greater than this one
         #[arg(long, value_name = "ID", default_value_t = 0)]
         after: i64,
     },
     /// Print the heads of the trails, to be noted elsewhere
     Head {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
     },
-    /// Verify that the trails are complete and unchanged, or show the first broken entry; exit code 1 if they are not
+    /// Verify that the trails are complete and unchanged; if they are not, show the first broken entry and exit with
+    /// code 1
     Verify {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// A head noted earlier that the trail must still contain; may be repeated
@@ -99,7 +100,8 @@ fn show(entries: &[AuditEntry]) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints entries as they arrive. A reader that closes the pipe early, such as `head`, is not an error.
+/// Prints each entry as one line of JSON as soon as it is read. A reader that closes the pipe early, such as `head`, is
+/// not an error.
 fn print_lines(give: impl FnOnce(&mut dyn FnMut(&AuditEntry) -> Result<()>) -> Result<()>) -> Result<ExitCode> {
     let mut out = BufWriter::new(std::io::stdout().lock());
     let given = give(&mut |entry| Ok(writeln!(out, "{}", serde_json::to_string(entry)?)?));

@@ -1,4 +1,4 @@
-//! `vouchsafe authority dns`: the name server, and the record for another one.
+//! `vouchsafe authority dns`: runs the name server, or prints the discovery record for another name server.
 
 use super::At;
 use crate::dns::{Published, Server};
@@ -17,7 +17,7 @@ pub struct DnsArguments {
     /// Print the record as zone file lines for another name server, and serve nothing
     #[arg(long, conflicts_with = "listen")]
     record: bool,
-    /// Listen here instead of where the configuration says; may be repeated
+    /// Listen at this address instead of the configured ones; may be repeated
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Vec<SocketAddr>,
 }

@@ -14,7 +14,7 @@ use shell::{print, println};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The policy
+/// Check, compare, try and apply policies
 #[derive(Subcommand, Debug)]
 pub enum PolicyCommand {
     /// Check whether a policy file is valid, and show its errors
@@ -28,22 +28,23 @@ pub enum PolicyCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Show whether a grant would be issued: by which rule, which rules it overrides, and which rules almost match
+    /// Show whether a grant would be issued, by which rule, which rules that rule overrides, and which rules almost
+    /// match
     Explain(Explain),
-    /// Show who gains and who loses access between two policy files; exit code 1 if anyone does
+    /// Show who gains and who loses access between two policy files; the exit code is 1 if anyone does
     Diff {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
-        /// The files: the old policy and the new one, or the new one alone, against the directory's policy.toml
+        /// The old and the new policy file; a single file is compared with the directory's policy.toml
         #[arg(required = true, num_args = 1..=2, value_name = "FILE")]
         files: Vec<PathBuf>,
         /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Decide recent requests by a draft: which would be refused, which allowed. The exit code is 1 if any decision
-    /// differs
+    /// Decide recent requests again by a draft and show which would be decided differently. The exit code is 1 if any
+    /// decision differs
     Replay {
         /// The file of the draft
         #[command(flatten)]
@@ -59,15 +60,15 @@ pub enum PolicyCommand {
     Apply(OneFile),
     /// Put the directory's policy.toml in force after editing it
     Reload {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
     },
     /// List the versions of the policy that have been in force, newest first
     History(List),
-    /// Print a version
+    /// Print the text of a version
     Show {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// Number of the version
@@ -75,7 +76,7 @@ pub enum PolicyCommand {
     },
     /// Put an earlier version in force again
     Rollback {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// Number of the version
@@ -86,7 +87,7 @@ pub enum PolicyCommand {
 /// A policy file
 #[derive(Args, Debug)]
 pub struct OneFile {
-    /// Where the authority lives
+    /// The authority's directory
     #[command(flatten)]
     at: At,
     /// The file [default: the directory's policy.toml]
@@ -96,7 +97,7 @@ pub struct OneFile {
 /// A query about a decision of the policy
 #[derive(Args, Debug)]
 pub struct Explain {
-    /// Where the authority lives
+    /// The authority's directory
     #[command(flatten)]
     at: At,
     /// Subject and destination: alice 203.0.113.10:22, or 'person:alice,tag:laptops,address:192.0.2.7 -> 203.0.113.53
@@ -120,7 +121,10 @@ pub struct Explain {
     json: bool,
 }
 
-/// Runs the command. Returns exit code 1 if the answer to a query is no.
+/// Runs `command`. Returns exit code 1 if `command` is a query and the answer is no.
+///
+/// # Errors
+/// The command could not be carried out.
 pub async fn run(command: PolicyCommand) -> Result<ExitCode> {
     match command {
         PolicyCommand::Check(file) => return check(&file),
@@ -156,7 +160,7 @@ impl OneFile {
     }
 }
 
-/// Prints what came into force, and notes about possible mistakes in it.
+/// Prints the summary `done` of the policy that was put in force, and warnings about names in it that do not exist.
 fn in_force(directory: &Directory, done: &str) -> Result<()> {
     println!("{done}");
     let ((policy, _), networks) = (directory.read_policy(None)?, directory.read_networks()?);
@@ -241,7 +245,9 @@ fn explain(question: &Explain) -> Result<ExitCode> {
     if let Some(name) = &question.device {
         let devices = question.at.database()?.devices(None)?;
         let device = devices.into_iter().find(|device| device.person == who.person && device.device == *name);
-        let device = device.with_context(|| format!("no device {}/{name}: `device list` shows them", who.person))?;
+        let device = device.with_context(|| {
+            format!("no device {}/{name}: `vouchsafe authority device list` lists the devices", who.person)
+        })?;
         who.tags.extend(device.tags);
     }
     let now = match &question.time {
@@ -265,7 +271,7 @@ fn explain(question: &Explain) -> Result<ExitCode> {
         if let Some(grant) = &trace.grant {
             println!("grant: {grant}");
         }
-        // The policy may be queried without a database.
+        // Without a readable database there is no warning: `explain` also works for a policy file on another machine.
         let is_unknown =
             || question.at.database().is_ok_and(|database| matches!(database.knows(&who.person), Ok(false)));
         if !who.person.is_empty() && is_unknown() {
@@ -334,7 +340,7 @@ fn replay(file: &OneFile, hours: u64, json: bool) -> Result<ExitCode> {
         for (head, cases) in [
             ("would be refused", &replay.refused),
             ("would be allowed", &replay.allowed),
-            ("would be treated otherwise", &replay.treated),
+            ("would be granted with another treatment", &replay.treated),
         ] {
             if !cases.is_empty() {
                 println!("{head}:");
@@ -346,13 +352,13 @@ fn replay(file: &OneFile, hours: u64, json: bool) -> Result<ExitCode> {
             }
         }
         let (grants, refusals) = (count(replay.grants, "grant"), count(replay.refusals, "refusal"));
-        println!("evaluated {grants} and {refusals} of the last {hours} h again");
+        println!("decided again: {grants} and {refusals} of the last {hours} h");
     }
     let same = [&replay.refused, &replay.allowed, &replay.treated].iter().all(|cases| cases.is_empty());
     Ok(if same { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Parses `WHO WHAT`, `WHO -> WHAT` or `WHO → WHAT`, in one argument or several.
+/// Parses `WHO WHAT`, `WHO -> WHAT` or `WHO → WHAT`, given as one argument or as several.
 fn read_question(words: &[String]) -> Result<(Asker, wire::Destination)> {
     if words.last().is_some_and(|word| word == "-") {
         bail!("the shell interpreted the `>` of `->`: omit the arrow, or put the query in quotes");
@@ -366,7 +372,7 @@ fn read_question(words: &[String]) -> Result<(Asker, wire::Destination)> {
     Ok((who, destination(to.trim()).map_err(anyhow::Error::msg)?))
 }
 
-/// Distinguishes a file that cannot be read from an invalid one.
+/// Returns an error if the file cannot be read, so that `check` does not report such a file as an invalid policy.
 fn readable(path: &Path) -> Result<()> {
     std::fs::File::open(path).map(drop).with_context(|| format!("cannot read {}", path.display()))
 }

@@ -9,7 +9,7 @@ use shell::table::{Table, count, span, utc};
 use shell::{print, println};
 use std::process::ExitCode;
 
-/// Which segments to list, and how
+/// Options of the list of segments
 #[derive(Args, Debug)]
 pub struct SegmentsArgs {
     /// Options of the list
@@ -21,7 +21,7 @@ pub struct SegmentsArgs {
     /// Only segments that this person or service account requested
     #[arg(long)]
     person: Option<String>,
-    /// List at most so many; the number of all is reported anyway
+    /// Maximum number of segments to list; the summary counts all segments anyway
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = value_parser!(u32).range(1..=MOST_SEGMENTS as i64))]
     limit: u32,
 }
@@ -67,7 +67,7 @@ fn text(list: &SegmentList) -> String {
     format!("{}\n{summary}", Table::new(&HEAD, rows))
 }
 
-/// Formats the service, and in parentheses what else distinguishes the segment.
+/// Formats the service of a segment, followed in parentheses by its other properties, such as `tcp/443 (one flow)`.
 fn service(segment: &SegmentEntry) -> String {
     let service = segment.protocol.map_or(Service { protocol: 0, first_port: 0, last_port: u16::MAX }, |protocol| {
         let port = segment.port.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `vouchsafe authority service …`: service accounts, with which machines log in by key.
+//! `vouchsafe authority service …`: manages service accounts, with which machines log in by a key.
 
 use super::{At, List, show};
 use crate::admin;
@@ -12,17 +12,17 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use zeroize::Zeroizing;
 
-/// Service accounts: machines that log in with a key
+/// Manage service accounts: machines that log in with a key
 #[derive(Subcommand, Debug)]
 pub enum ServiceCommand {
     /// Add a service account and write the key file that its machine logs in with
     Add {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// The service's name
         name: String,
-        /// Where to write the key: a new file that only you can read
+        /// The file to create for the key; only you can read it
         #[arg(long, value_name = "FILE")]
         key_file: PathBuf,
         /// A group of the service account; may be repeated
@@ -34,7 +34,7 @@ pub enum ServiceCommand {
     },
     /// Set the groups of a service account; replaces all previous groups
     Groups {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// The service's name
@@ -44,7 +44,7 @@ pub enum ServiceCommand {
     },
     /// Set the tags of a service account, for rules about "tag:NAME"; replaces all previous tags
     Tags {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// The service's name
@@ -56,7 +56,7 @@ pub enum ServiceCommand {
     List(List),
     /// Remove a service account; its key becomes invalid, its sessions and grants end
     Remove {
-        /// Where the authority lives
+        /// The authority's directory
         #[command(flatten)]
         at: At,
         /// The service's name
@@ -68,7 +68,8 @@ pub(super) async fn run(command: ServiceCommand) -> Result<()> {
     match command {
         ServiceCommand::Add { at, name, key_file, groups, tags } => {
             let shown = key_file.display();
-            // Create the file before the account: otherwise a key that cannot be written would be lost.
+            // Create the file before the account: if the file cannot be created, no account is added whose key would be
+            // lost.
             let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&key_file);
             let mut file = file.with_context(|| format!("cannot create {shown}"))?;
             let written = async {

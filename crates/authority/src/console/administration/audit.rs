@@ -1,12 +1,13 @@
-//! The audit trail: search by person, event and time, download, and verification of the hash chain.
+//! The page of the audit trail: a search by person, event and time; a download; and the verification of the hash
+//! chains.
 
 use super::{LOOKS, Turn};
 use crate::console::ROOT;
 use crate::console::form::{Fault, Input, summary};
+use crate::console::format::count_of;
 use crate::console::page::{Page, encoded, exact_time};
 use crate::console::table::{long, table, text};
 use crate::console::visitor::{Administrator, Form};
-use crate::console::words::count_of;
 use crate::http::downloads::Downloads;
 use crate::http::extractors::Part;
 use crate::http::problems::Problem;
@@ -30,9 +31,10 @@ use tokio::sync::mpsc;
 const PAGE: usize = 100;
 /// Number of entries per piece of a download.
 const PIECE: usize = 256;
-/// Number of entries that one search examines. This takes a fraction of a second, however rare the matches are.
+/// Maximum number of entries that one search examines. A search then takes a fraction of a second, however rare matches
+/// are.
 const LOOK: NonZeroU32 = NonZeroU32::new(500_000).unwrap();
-/// Time limit for the client to take one piece.
+/// Maximum time that the client may take to receive one piece of a download.
 const SEND_TIME: Duration = Duration::from_secs(30);
 
 /// Query parameters of the search and the download.
@@ -40,15 +42,15 @@ const SEND_TIME: Duration = Duration::from_secs(30);
 pub struct Parameters {
     person: Option<String>,
     event: Option<String>,
-    /// The first day.
+    /// The first day, as `2026-03-02`.
     from: Option<String>,
-    /// The last day.
+    /// The last day, as `2026-03-02`.
     to: Option<String>,
     before: Option<i64>,
 }
 
 impl Parameters {
-    /// Returns the query, or the errors of the fields.
+    /// Returns the query for the database, or the errors of the fields.
     fn query(&self) -> Result<AuditQuery, Vec<Fault>> {
         let given =
             |text: &Option<String>| text.as_deref().map(str::trim).filter(|text| !text.is_empty()).map(str::to_owned);
@@ -74,7 +76,7 @@ impl Parameters {
         })
     }
 
-    /// Writes the filters as a part of a query string.
+    /// Returns the filters as the beginning of a query string.
     fn written(&self) -> String {
         let fields = [("person", &self.person), ("event", &self.event), ("from", &self.from), ("to", &self.to)];
         let written = fields.iter().filter_map(|(name, value)| Some(format!("{name}={}&", encoded(value.as_deref()?))));
@@ -82,7 +84,7 @@ impl Parameters {
     }
 }
 
-/// Shows the entries that match the filters.
+/// Shows the search form, the latest entries that match the filters, and the heads of the trails.
 pub async fn show(
     Part(directory): Part<Directory>,
     Administrator(visitor): Administrator,
@@ -113,12 +115,12 @@ pub async fn show(
     let before = if is_full { entries.last().map(|last| last.id) } else { unseen };
     let columns = [
         text("When"),
-        text("Act"),
+        text("Event"),
         long("Who"),
         long("From"),
         long("Receiver and rule"),
         long("By"),
-        long("Particulars"),
+        long("Details"),
     ];
     let page = Page::new("Audit").of(Some(&visitor)).at("/admin/audit").show(&html! {
         (search(&parameters, &events, &[]))
@@ -157,7 +159,7 @@ fn search(parameters: &Parameters, events: &[String], faults: &[Fault]) -> Marku
                 input #person name="person" type="search" value=[&parameters.person] autocapitalize="none" spellcheck="false";
             }
             div {
-                label for="event" { "Act" }
+                label for="event" { "Event" }
                 select #event name="event" {
                     option value="" { "Any" }
                     @if !chosen.is_empty() && !events.contains(&chosen) { option selected { (chosen) } }
@@ -211,7 +213,8 @@ fn chain(heads: &[Head]) -> Markup {
     }
 }
 
-/// Verifies every entry. This is slow on a long trail, so it is a separate action and not a part of the page.
+/// Verifies all entries of the trails and shows the result. Because verification is slow on a long trail, it is not
+/// part of showing the page.
 pub async fn verify(
     Part(directory): Part<Directory>,
     Administrator(visitor): Administrator,
@@ -224,8 +227,8 @@ pub async fn verify(
     .await?;
     Ok(Page::new("The audit trail").of(Some(&visitor)).at("/admin/audit").show(&html! {
         @match &verdict {
-            Verdict::Whole(entries) => p.done role="status" { "Whole: " (count_of(*entries, "entry", "entries")) "." },
-            Verdict::Broken(what) => p.wrong role="alert" { "Broken: " (what) },
+            Verdict::Whole(entries) => p.done role="status" { "Complete and unchanged: " (count_of(*entries, "entry", "entries")) "." },
+            Verdict::Broken(what) => p.wrong role="alert" { "Verification failed: " (what) },
         }
         (chain(&heads))
         p { a href={ (ROOT) "/admin/audit" } { "Back to the trail" } }
@@ -233,20 +236,21 @@ pub async fn verify(
 }
 
 /// Streams the matching entries, one JSON object per line, latest first. The entries are read while they are sent, so
-/// memory holds only a few at a time.
+/// that only a few are in memory at a time.
 pub async fn export(
     Part(directory): Part<Directory>,
     Part(downloads): Part<Downloads>,
     _: Administrator,
     Query(parameters): Query<Parameters>,
 ) -> Result<Response, Problem> {
-    let query = parameters.query().map_err(|_| Problem::Malformed("write the day like 2026-03-02".into()))?;
+    let query = parameters
+        .query()
+        .map_err(|_| Problem::Malformed("write the day as year, month and day, such as 2026-03-02".into()))?;
     let permit = downloads.begin().ok_or(Problem::Busy("downloads of the audit trail"))?;
     let (sender, pieces) = mpsc::channel(1);
     tokio::spawn(async move {
         let handed_out = hand_out(&directory, query, &sender).await;
-        // Release the permit before the stream ends, so that a client that starts another download right away finds it
-        // free.
+        // Release the permit before the stream ends, so that the client can start another download at once.
         drop(permit);
         match handed_out {
             Ok(true) => {
@@ -261,8 +265,9 @@ pub async fn export(
     Ok((headers, Body::from_stream(whole(pieces))).into_response())
 }
 
-/// Reads and sends piece by piece; returns whether the client took all of them. No read transaction is open while the
-/// client takes a piece, because an open read transaction prevents the database from truncating its log.
+/// Reads and sends the matching entries piece by piece. Reports whether the client received all of them. No read
+/// transaction is open while the client receives a piece, because an open read transaction prevents SQLite from
+/// truncating its write-ahead log.
 async fn hand_out(
     directory: &Directory,
     mut query: AuditQuery,
@@ -272,7 +277,7 @@ async fn hand_out(
         let parameters = query.clone();
         let (piece, rest) =
             Turn::wait(&LOOKS).await?.read(directory, move |database| piece(database, &parameters)).await?;
-        // Sent even if the piece is empty: if the client is gone, the search stops here.
+        // An empty piece is sent too: if the client is gone, the search stops here.
         if !send(sender, Some(piece), SEND_TIME).await {
             return Ok(false);
         }
@@ -283,7 +288,8 @@ async fn hand_out(
     }
 }
 
-/// Returns the next lines and, if there may be more, the number of the entry before which to continue.
+/// Returns the next matching entries as lines of JSON and, if there may be more, the number of the entry before which
+/// the search continues.
 fn piece(database: &Database, query: &AuditQuery) -> anyhow::Result<(Vec<u8>, Option<i64>)> {
     let (mut piece, mut count) = (Vec::new(), 0);
     let rest = database.find_audit_entries(query, |entry| {
@@ -295,13 +301,13 @@ fn piece(database: &Database, query: &AuditQuery) -> anyhow::Result<(Vec<u8>, Op
     Ok((piece, rest))
 }
 
-/// Sends a piece; returns whether the receiver took it in time.
+/// Sends a piece. Reports whether the receiver took it within `time`.
 async fn send<T>(sender: &mpsc::Sender<T>, piece: T, time: Duration) -> bool {
     tokio::time::timeout(time, sender.send(piece)).await.is_ok_and(|sent| sent.is_ok())
 }
 
-/// The stream that the browser receives: pieces up to the end marker. A stream that ends before the marker yields an
-/// error, so that a truncated download is not mistaken for the whole trail.
+/// Returns the stream that the browser receives: the pieces up to the end marker `None`. If the channel closes before
+/// the marker, the stream ends with an error, so that a truncated download is not mistaken for the whole trail.
 fn whole(pieces: mpsc::Receiver<Option<Vec<u8>>>) -> impl Stream<Item = io::Result<Vec<u8>>> {
     stream::unfold(Some(pieces), async |pieces| {
         let mut pieces = pieces?;

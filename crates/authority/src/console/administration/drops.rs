@@ -1,10 +1,10 @@
-//! Packets that verifiers dropped, by drop reason and over time.
+//! The page of packets that verifiers dropped, by drop reason and over time.
 
 use super::picture;
 use crate::console::ROOT;
+use crate::console::format::{count, sentence};
 use crate::console::page::{Page, encoded, exact_time};
 use crate::console::visitor::Administrator;
-use crate::console::words::{count, sentence};
 use crate::http::extractors::Part;
 use crate::http::problems::Problem;
 use crate::now;
@@ -22,7 +22,7 @@ pub struct Parameters {
     verifier: Option<String>,
 }
 
-/// The spans and their names in URLs.
+/// The spans that the page can show, with their names in URLs.
 const SPANS: [(&str, Span); 3] = [("quarter", Span::Quarter), ("hour", Span::Hour), ("day", Span::Day)];
 
 /// Shows the dropped packets.

@@ -1,5 +1,5 @@
-//! Evaluation of a policy draft: its errors, the results of its tests, who gains and who loses access, which grants
-//! would end, and how it would decide recent requests. It calls the same functions as the commands.
+//! Evaluation of a draft of the policy: its errors, the results of its tests, who gains and who loses access, which
+//! grants would end, and how the draft would decide recent requests. The commands for policies call the same functions.
 
 use super::{LOOKS, Turn};
 use crate::grants::GrantIssuer;
@@ -20,16 +20,16 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use crate::console::form;
+use crate::console::format::{count, number, sentence};
 use crate::console::page::time;
 use crate::console::table::{figures, table, text};
-use crate::console::words::{count, number, sentence};
 
 /// Period of past requests that the draft decides again, in hours.
 const HOURS: u64 = 24;
 
-/// Result of evaluating a draft.
+/// The result of evaluating a draft.
 pub struct Evaluation {
-    /// The version in force with which the draft was compared.
+    /// The number of the version in force with which the draft was compared.
     pub in_force: i64,
     /// The effects of the draft, or its errors by line.
     found: Result<Effects, Vec<Fault>>,
@@ -39,19 +39,19 @@ struct Effects {
     receivers: usize,
     rules: usize,
     tests: usize,
-    /// The first tests that fail, as faults at their lines.
+    /// The first failing tests, as faults at their lines.
     failures: Vec<Fault>,
-    /// Number of tests that fail.
+    /// Number of failing tests.
     failing: usize,
-    /// Names in the draft that do not exist.
+    /// Warnings about names in the draft that do not exist.
     unknown: Vec<String>,
     changes: Result<Vec<Change>, TooLarge>,
     replay: Replay,
-    /// Live grants that would end.
+    /// Number of live grants that would end.
     ending: usize,
 }
 
-/// Evaluates drafts.
+/// Evaluates drafts of the policy.
 pub struct Evaluator {
     settings: Arc<Settings>,
     directory: Arc<Directory>,
@@ -75,9 +75,13 @@ impl FromRequestParts<Arc<Authority>> for Evaluator {
 }
 
 impl Evaluator {
-    /// Evaluates a draft.
+    /// Evaluates the draft with this text. An invalid draft is not an error: the evaluation then contains the draft's
+    /// faults.
+    ///
+    /// # Errors
+    /// The database or `networks.toml` cannot be read.
     pub async fn evaluate(&self, text: &str) -> Result<Evaluation, Problem> {
-        // Wait first, so that a waiting request holds no copy of the policy.
+        // Wait for the permit first, so that a waiting request holds no copy of the policy.
         let turn = Turn::wait(&LOOKS).await?;
         let (in_force, _) = self.storage.call(|database| database.policy_in_force()).await?;
         let old = self.policy.with(Policy::clone).await;
@@ -126,12 +130,12 @@ impl Evaluator {
 }
 
 impl Evaluation {
-    /// Reports whether the draft may be put in force.
+    /// Reports whether the draft is valid and passes its own tests, so that it can be put in force.
     pub fn is_good(&self) -> bool {
         self.found.as_ref().is_ok_and(|effects| effects.failing == 0)
     }
 
-    /// Returns the first error of the draft, as one of the field with this id.
+    /// Returns the first error of the draft, if it has any, as an error of the form field with the id `field`.
     pub fn faults(&self, field: &str) -> Vec<form::Fault> {
         let faults = match &self.found {
             Err(faults) => faults,
@@ -141,7 +145,7 @@ impl Evaluation {
         faults.first().map(|fault| form::Fault::at(field, &text(fault))).into_iter().collect()
     }
 
-    /// Renders the result.
+    /// Renders the result of the evaluation.
     pub fn show(&self) -> Markup {
         let effects = match &self.found {
             Err(faults) => {
@@ -163,7 +167,7 @@ impl Evaluation {
                 }
                 (places("Failed tests", failures))
                 @if *failing > failures.len() {
-                    p { "And " (failing - failures.len()) " more: " code { "vouchsafe authority policy test" } " shows them." }
+                    p { "And " (failing - failures.len()) " more: " code { "vouchsafe authority policy test" } " shows all." }
                 }
             }
             @if !unknown.is_empty() {
@@ -186,7 +190,7 @@ impl Evaluation {
             @if [&replay.refused, &replay.allowed, &replay.treated].iter().all(|cases| cases.is_empty()) { p { "All of them would be answered as before." } }
             @if !replay.refused.is_empty() { (cases("Granted, but would be refused", &replay.refused)) }
             @if !replay.allowed.is_empty() { (cases("Refused, but would be granted", &replay.allowed)) }
-            @if !replay.treated.is_empty() { (cases("Granted, but would be treated otherwise", &replay.treated)) }
+            @if !replay.treated.is_empty() { (cases("Granted, but would get another treatment", &replay.treated)) }
         }
     }
 }
@@ -215,7 +219,7 @@ fn differences(changes: &[Change]) -> Markup {
             html! { (change.new) },
         ]
     };
-    let columns = ["They", "Who", "Where", "When", "Policy in force", "This one"].map(text);
+    let columns = ["Change", "Who", "Where", "When", "Policy in force", "Draft"].map(text);
     table("Differences", &columns, changes.iter().map(row))
 }
 

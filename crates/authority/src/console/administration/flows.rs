@@ -1,11 +1,12 @@
-//! Live flows from the latest reports of the verifiers. Their owners are looked up in the authority's own database.
+//! The page of live flows. The latest reports of the verifiers list the flows, and the authority's own database has
+//! their owners.
 
 use super::Said;
 use crate::console::ROOT;
+use crate::console::format::{bytes, count, number, sentence};
 use crate::console::page::{Page, encoded, exact_time, time};
 use crate::console::table::{actions, figures, table, text};
 use crate::console::visitor::Administrator;
-use crate::console::words::{bytes, count, number, sentence};
 use crate::http::extractors::Part;
 use crate::http::problems::Problem;
 use crate::push::reports::{Latest, Reports};
@@ -29,22 +30,26 @@ const MOST_NAMED: usize = 5000;
 pub struct LiveFlow {
     verifier: Arc<str>,
     flow: ReportedFlow,
-    /// `None` if the flow was established before protection began, or the authority never issued its grant.
+    /// The owner of the flow's grant. `None` if the flow was established before protection began, or if the authority
+    /// does not know the grant. The handle is the grant's first one.
     owner: Option<GrantOwner>,
 }
 
-/// The latest reports of the verifiers.
+/// The live flows of the verifiers that report.
 pub struct Live {
-    /// The reported flows, latest first.
+    /// The flows that the reports list, those with the latest packet first.
     pub flows: Vec<LiveFlow>,
-    /// Number of live flows, including those that the reports do not list.
+    /// Number of live flows, including flows that the reports do not list.
     pub total: u64,
-    /// Verifiers that no longer report; their flows are not included.
+    /// The verifiers that no longer report. Their flows are not included.
     pub silent: Vec<Arc<str>>,
 }
 
 impl Live {
-    /// Reads the reports of all verifiers, or of `verifier` if it is set.
+    /// Collects the flows from the reports of all verifiers, or of `verifier` if it is set, and looks up their owners.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub async fn read(reports: &Reports, directory: &Directory, verifier: Option<&str>) -> Result<Self, Problem> {
         let (mut flows, mut total, mut silent) = (Vec::new(), 0, Vec::new());
         for Latest { verifier: id, is_current, report, .. } in reports.latest(now()) {
@@ -62,9 +67,15 @@ impl Live {
         flows.truncate(MOST_NAMED);
         let name = move |database: &mut Database| {
             let named = flows.into_iter().map(|(verifier, flow)| {
-                // Only among the grants for this verifier: a verifier can't report on the grants of others.
-                let owner =
-                    flow.handle.map(|handle| database.grant_owner(&verifier, Handle(handle))).transpose()?.flatten();
+                // The owner is looked up among the grants for this verifier only, so that a verifier cannot claim flows
+                // of other verifiers' grants.
+                let owner = match flow.handle.map(Handle) {
+                    Some(handle) => {
+                        let handle = database.first_handle(handle)?;
+                        database.grant_owner(&verifier, handle)?
+                    }
+                    None => None,
+                };
                 Ok(LiveFlow { verifier, flow, owner })
             });
             named.collect::<anyhow::Result<Vec<_>>>()
@@ -72,14 +83,14 @@ impl Live {
         Ok(Self { flows: super::read(directory, name).await?, total, silent })
     }
 
-    /// Keeps only the flows of a person.
+    /// Removes all flows except those of a person.
     pub fn of(&mut self, person: &str) {
         self.flows.retain(|live| live.owner.as_ref().is_some_and(|owner| owner.person == person));
     }
 
-    /// Keeps only the flows of the grants for which `grants` returns true.
+    /// Removes all flows except those of the grants for whose first handles `grants` returns true.
     pub fn keep(&mut self, grants: impl Fn(Handle) -> bool) {
-        self.flows.retain(|live| live.flow.handle.is_some_and(|handle| grants(Handle(handle))));
+        self.flows.retain(|live| live.owner.as_ref().is_some_and(|owner| grants(Handle(owner.handle))));
     }
 
     /// Renders the flows as a table.

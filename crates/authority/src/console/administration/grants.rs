@@ -1,17 +1,17 @@
-//! Live grants as a table.
+//! The table of live grants.
 
 use crate::console::ROOT;
+use crate::console::format::number;
 use crate::console::grants::covers;
 use crate::console::page::time;
 use crate::console::table::{self, actions, text};
-use crate::console::words::number;
 use crate::storage::GrantEntry;
 use maud::{Markup, html};
 
 /// Maximum number of grants in one table.
 const MOST_SHOWN: usize = 500;
 
-/// Renders a table of grants, with a link to revoke each if `acts` is set.
+/// Renders a table of grants. With `acts`, each row has a link to revoke the grant.
 pub fn table(grants: &[GrantEntry], acts: bool) -> Markup {
     let mut columns = ["Grant", "Device", "For", "Receiver", "From", "Issued", "Ends"].map(text).to_vec();
     if acts {

@@ -1,10 +1,10 @@
-//! The health of the verifiers: what each does, when it reported, and until when it has keys.
+//! The table of the verifiers' health: the state of each, its last report, and the time until which it has keys.
 
 use super::picture;
 use crate::console::ROOT;
+use crate::console::format::{count, number};
 use crate::console::page::{encoded, time};
 use crate::console::table::{figures, table, text};
-use crate::console::words::{count, number};
 use crate::push::activity::Span;
 use crate::push::reports::{Latest, Reports};
 use crate::storage::VerifierEntry;
@@ -15,14 +15,15 @@ use std::collections::BTreeMap;
 /// Maximum number of verifiers in the table, those that need attention first.
 const MOST_SHOWN: usize = 50;
 
-/// The state of a verifier; the order is that of the table.
+/// The health of a verifier. The table lists verifiers in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Health {
-    /// It does not do its work.
+    /// The verifier does not report, or admits no new flows.
     Bad,
-    /// It does not protect, as an administrator chose.
+    /// The verifier does not protect permanently: it has not enrolled yet, or it observes or protects on trial, as its
+    /// administrator chose.
     Idle,
-    /// It protects.
+    /// The verifier protects.
     Good,
 }
 
@@ -36,13 +37,13 @@ impl Health {
     }
 }
 
-/// The verifiers with their latest reports.
+/// The verifiers with their health and their latest reports.
 pub struct Verifiers<'a> {
     all: Vec<(Health, &'static str, &'a VerifierEntry, Option<&'a Latest>)>,
 }
 
 impl<'a> Verifiers<'a> {
-    /// Assesses each verifier by its latest report.
+    /// Determines the health of each verifier from its latest report.
     pub fn new(entries: &'a [VerifierEntry], reports: &'a [Latest]) -> Self {
         let latest: BTreeMap<&str, &Latest> = reports.iter().map(|latest| (&*latest.verifier, latest)).collect();
         let assessed = entries.iter().map(|entry| {
@@ -56,7 +57,7 @@ impl<'a> Verifiers<'a> {
         Self { all }
     }
 
-    /// Returns the number of verifiers that protect, and of all.
+    /// Returns the number of verifiers in good health, and the number of all verifiers.
     pub fn protecting(&self) -> (usize, usize) {
         (self.number(Health::Good), self.all.len())
     }
@@ -82,7 +83,7 @@ impl<'a> Verifiers<'a> {
             let current = latest.filter(|latest| latest.is_current);
             vec![
                 html! { (id) },
-                // In words, because colour alone must not convey it.
+                // The state is in words too, because colour alone must not convey it.
                 html! { span.state.(health.class()) { (words) } },
                 html! { @match latest { Some(latest) => (time(latest.time)), None => "never" } },
                 html! { @match current.and_then(|latest| latest.report.keys_until) { Some(until) => (time(until)), None => "not known" } },
@@ -104,7 +105,7 @@ impl<'a> Verifiers<'a> {
     }
 }
 
-/// Returns the state of a verifier, in words as well.
+/// Returns the health of a verifier, and its state in words.
 fn health(entry: &VerifierEntry, latest: Option<&Latest>) -> (Health, &'static str) {
     match latest {
         _ if entry.enrolled.is_none() => (Health::Idle, "not enrolled yet"),

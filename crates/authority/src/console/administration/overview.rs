@@ -4,9 +4,9 @@ use super::health::Verifiers;
 use super::traffic::Traffic;
 use super::{Said, picture};
 use crate::console::ROOT;
+use crate::console::format::{count, count_of, number, sentence};
 use crate::console::page::{Page, exact_time};
 use crate::console::visitor::Administrator;
-use crate::console::words::{count, count_of, number, sentence};
 use crate::http::extractors::Part;
 use crate::http::problems::Problem;
 use crate::metrics::Collector;
@@ -63,7 +63,7 @@ pub async fn show(
                 a href={ (ROOT) "/admin/drops" } { "Reasons and other spans" } }
             (picture::chart(&columns, Span::Hour))
             h2 #verifiers { "Verifiers" }
-            @if entries.is_empty() { p { "There are none yet." } } @else { (verifiers.show(&reports, now)) }
+            @if entries.is_empty() { p { "There are no verifiers yet." } } @else { (verifiers.show(&reports, now)) }
             h2 { "Connections to the authority" }
             p { (sentence(&count(proven, "connection"))) " with and " (count(strangers, "connection")) " without a credential; "
                 (count_of(snapshot.turned_away, "connection was", "connections were")) " turned away." }
@@ -72,13 +72,13 @@ pub async fn show(
     }))
 }
 
-/// Renders a figure with its name, as a link.
+/// Renders a figure with its name as a link to `path`.
 fn tile(path: &str, figure: &str, name: &str) -> Markup {
     let address = if path.starts_with('#') { path.to_owned() } else { format!("{ROOT}{path}") };
     html! { div { dt { (name) } dd { a href=(address) { (figure) span.unseen { " " (name) } } } } }
 }
 
-/// Renders what is left to do before anything is protected.
+/// Renders the steps that remain before the first receiver is protected.
 fn first_steps(verifiers: usize, receivers: usize) -> Markup {
     html! {
         @if verifiers == 0 || receivers == 0 {

@@ -1,17 +1,18 @@
-//! People, services and their devices: who exists, who is logged in, and where each may send.
+//! The pages of people and service accounts: their devices, their sessions, and the receivers that each of them is
+//! allowed to reach.
 
 use super::{Said, flows, grants};
 use crate::console::ROOT;
+use crate::console::format::{count_of, number, sentence};
 use crate::console::page::{Page, encoded, time};
 use crate::console::table::{actions, figures, table, text};
 use crate::console::visitor::Administrator;
-use crate::console::words::{count_of, number, sentence};
 use crate::http::extractors::Part;
 use crate::http::problems::Problem;
 use crate::policy::PolicyInForce;
 use crate::push::reports::Reports;
 use crate::storage::{Database, DeviceEntry, OwnSession};
-use crate::{Directory, now};
+use crate::{Directory, Settings, now};
 use axum::extract::{Path, Query};
 use engine::model::Receiver;
 use engine::policy::Subject;
@@ -25,7 +26,7 @@ const MOST_SHOWN: usize = 100;
 /// A person or service that may log in.
 struct Person {
     name: String,
-    /// Keeper of the account, in words: this authority, a service account, or the issuer of the identity provider.
+    /// The keeper of the account in words: this authority, a service account, or the issuer of the identity provider.
     kind: String,
     groups: Vec<String>,
     /// Whether the account has a second factor. `None` for services and for people of the identity provider.
@@ -69,7 +70,8 @@ impl Person {
         Ok(all)
     }
 
-    /// Reports whether `word` is a part of the person's name, or of the name of a group, device or tag.
+    /// Reports whether `word`, in lower case, is a part of the person's name, or of the name of one of their groups,
+    /// devices or tags.
     fn is_meant(&self, word: &str) -> bool {
         let has = |text: &String| text.to_lowercase().contains(word);
         has(&self.name)
@@ -148,16 +150,17 @@ pub async fn list(
     }))
 }
 
-/// Shows one person.
+/// Shows the page of one person or service account.
 pub async fn one(
     Part(directory): Part<Directory>,
     Part(reports): Part<Reports>,
     Part(policy): Part<PolicyInForce>,
+    Part(settings): Part<Settings>,
     Administrator(visitor): Administrator,
     Path(name): Path<String>,
     Query(said): Query<Said>,
 ) -> Result<Markup, Problem> {
-    let wanted = name.clone();
+    let (wanted, terms) = (name.clone(), settings.scores);
     let found = super::read(&directory, move |database| {
         let Some(person) = Person::all(database)?.into_iter().find(|person| person.name == wanted) else {
             return Ok(None);
@@ -165,9 +168,11 @@ pub async fn one(
         let now = now();
         let mut grants = database.grants(now, false)?;
         grants.retain(|grant| grant.person == wanted);
-        Ok(Some((person, database.sessions_of(&wanted, now)?, grants)))
+        let scores = terms.map(|terms| database.scores(terms, now)).transpose()?;
+        let score = scores.map(|scores| scores.into_iter().find(|score| score.person == wanted));
+        Ok(Some((person, database.sessions_of(&wanted, now)?, grants, score)))
     });
-    let (person, sessions, live_grants) = found.await?.ok_or(Problem::NotFound("person"))?;
+    let (person, sessions, live_grants, score) = found.await?.ok_or(Problem::NotFound("person"))?;
     let mut live = flows::Live::read(&reports, &directory, None).await?;
     live.of(&name);
     let subject = Subject { groups: &person.groups, ..Subject::person(&name) };
@@ -183,6 +188,12 @@ pub async fn one(
             dt { "Groups of the login" } dd { @if person.groups.is_empty() { "none" } @else { (person.groups.join(", ")) } }
             dt { "Second factor" } dd { (second_factor(person.totp)) }
             dt { "Known since" } dd { (time(person.created)) }
+            @if let Some(score) = &score {
+                dt { "Score" } dd {
+                    (number(score.as_ref().map_or(100, |score| score.score.into())))
+                    @if score.as_ref().is_some_and(|score| score.low) { " (low)" }
+                }
+            }
         }
         p.acts {
             a href={ (ROOT) "/admin/revoke?person=" (encoded(&name)) } { "Revoke all sessions and grants…" }
@@ -193,13 +204,13 @@ pub async fn one(
         h2 { "Devices" }
         @if person.devices.is_empty() { p { "No device has logged in." } } @else { (devices_table(&person.devices)) }
         h2 { "Live flows" }
-        @if live.flows.is_empty() { p { "The verifiers report none." } } @else { (live.table()) }
+        @if live.flows.is_empty() { p { "The verifiers report no live flow of this person." } } @else { (live.table()) }
         h2 { "Live grants" }
-        @if live_grants.is_empty() { p { "None." } } @else { (grants::table(&live_grants, true)) }
+        @if live_grants.is_empty() { p { "There are no live grants." } } @else { (grants::table(&live_grants, true)) }
         h2 { "May reach" }
         p.quiet { "According to the policy in force now. Rules about tags of devices and about addresses are not \
                    considered." }
-        @if reach.is_empty() { p { "Nowhere." } } @else { (reach_table(&reach)) }
+        @if reach.is_empty() { p { "The policy lets this person reach no receiver." } } @else { (reach_table(&reach)) }
     }))
 }
 

@@ -1,24 +1,24 @@
-//! The chart of dropped packets over time: an SVG drawn on the server, which needs no script, and its figures as
-//! tables.
+//! The chart of dropped packets over time. The server draws it as an SVG, which needs no script, and repeats its
+//! figures in tables.
 
+use crate::console::format::{count, number, sentence};
 use crate::console::table::{figures, table, text};
-use crate::console::words::{count, number, sentence};
 use crate::push::activity::{Column, Span};
 use maud::{Markup, html};
 use shell::table::utc;
 use wire::DropReason;
 
-/// Number of reasons with their own colour; all others share one.
+/// Number of drop reasons that have a colour of their own; all others share one.
 const COLOURS: usize = 6;
 /// Height of the area for the bars, in pixels.
 const HEIGHT: f64 = 200.0;
-/// Height of the line above the bars for the figure of the scale, in pixels.
+/// Height of the line of text above the bars, which labels the scale, in pixels.
 const TOP: f64 = 20.0;
 
-/// A series of the stacked bars: one drop reason, or all further reasons together.
+/// One series of the stacked bars: a drop reason, or several reasons together.
 struct Part {
     name: String,
-    /// Packets, by column.
+    /// The number of packets in each column.
     packets: Vec<u64>,
 }
 
@@ -32,7 +32,7 @@ impl Part {
     }
 }
 
-/// Returns the duration of a column in words.
+/// Returns the time that one column of the chart covers, in words.
 pub fn step(span: Span) -> &'static str {
     match span {
         Span::Quarter => "10 seconds",
@@ -41,7 +41,7 @@ pub fn step(span: Span) -> &'static str {
     }
 }
 
-/// Returns a span in words.
+/// Returns the time that the whole chart covers, in words.
 pub fn span_name(span: Span) -> &'static str {
     match span {
         Span::Quarter => "15 minutes",
@@ -50,7 +50,7 @@ pub fn span_name(span: Span) -> &'static str {
     }
 }
 
-/// Returns the numbers of admitted and dropped packets over all columns.
+/// Returns the numbers of admitted and of dropped packets in all columns together.
 pub fn totals(columns: &[Column]) -> (u64, u64) {
     let amounts = columns.iter().filter_map(|column| column.amount);
     amounts.fold((0, 0), |(admitted, dropped): (u64, u64), amount| {
@@ -58,7 +58,7 @@ pub fn totals(columns: &[Column]) -> (u64, u64) {
     })
 }
 
-/// Renders the chart with its legend, and tables with the same figures.
+/// Renders the chart of dropped packets with its legend, and tables with the same figures.
 pub fn drops(columns: &[Column], span: Span) -> Markup {
     let parts = parts(columns);
     let dropped = total(&parts);
@@ -69,7 +69,7 @@ pub fn drops(columns: &[Column], span: Span) -> Markup {
     }
 }
 
-/// Renders the chart with its legend, and a table of the same figures that opens on demand.
+/// Renders the chart of dropped packets with its legend, and a table with the same figures, which the visitor can open.
 pub fn chart(columns: &[Column], span: Span) -> Markup {
     let parts = parts(columns);
     html! {
@@ -103,7 +103,7 @@ fn figure(columns: &[Column], span: Span, parts: &[Part], dropped: u64) -> Marku
     }
 }
 
-/// Returns the reasons that occurred, the most frequent first.
+/// Returns the drop reasons that occurred, the most frequent first.
 fn parts(columns: &[Column]) -> Vec<Part> {
     let by = |name: &str, count: &dyn Fn(&Column) -> u64| Part {
         name: name.into(),
@@ -156,7 +156,7 @@ fn bars(columns: &[Column], span: Span, parts: &[&Part], dropped: u64) -> Markup
         svg width="100%" height=(bottom + 24.0) role="img" aria-labelledby="picture-title picture-text" {
             title id="picture-title" { (title) }
             desc id="picture-text" { (text) }
-            // The bars stretch with the page, the letters don't.
+            // The bars stretch with the page; the text does not.
             svg y=(TOP) width="100%" height=(HEIGHT) viewBox={ "0 0 " (columns.len().max(1)) " " (HEIGHT) } preserveAspectRatio="none" {
                 @for (nth, _) in silent { rect.silent x=(nth) y="0" width="1" height=(HEIGHT) {} }
                 @for (colour, nth, y, rise) in rectangles { rect class=(colour) x=(nth) y=(y) width="0.9" height=(rise) {} }
@@ -284,7 +284,7 @@ mod tests {
         let page = drops(&seen(&[1; DropReason::ALL.len()]), Span::Hour).into_string();
         assert_eq!(count(&page, "<rect class=\"colour-"), COLOURS + 1);
         assert!(page.contains("other reasons"), "{page}");
-        // Once by reason, and once in the head of the table by time.
+        // Each name is in the table by reason and in the head of the table by time.
         assert!(DropReason::ALL.iter().all(|reason| count(&page, reason.name()) >= 2), "{page}");
     }
 

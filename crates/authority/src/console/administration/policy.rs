@@ -1,17 +1,18 @@
-//! The policy: the version in force, drafts and their effects, and earlier versions.
+//! The pages of the policy: the version in force, drafts and their effects, and earlier versions.
 //!
-//! The text that is applied is the text that was shown, on top of the version with which it was compared. If another
-//! version has come into force in the meantime, nothing changes and the comparison is made again.
+//! The page puts in force exactly the text that the administrator has seen. It does so only if the version with which
+//! this text was compared is still in force. If another version came into force after the comparison, nothing changes,
+//! and the page compares the draft with that version.
 
 use super::Said;
 use super::evaluation::{Evaluation, Evaluator};
 use crate::Directory;
 use crate::console::ROOT;
 use crate::console::form::{Fault, State as FieldState, fault};
+use crate::console::format::count;
 use crate::console::page::{Page, done, exact_time};
 use crate::console::table::{table, text as column};
 use crate::console::visitor::{Administrator, Fields, Form, Visitor};
-use crate::console::words::count;
 use crate::http::extractors::Part;
 use crate::http::problems::Problem;
 use crate::policy::{Enforcer, PolicyInForce};
@@ -26,7 +27,7 @@ use std::sync::Arc;
 
 /// Maximum number of receivers and versions in a table.
 const MOST_SHOWN: usize = 500;
-/// Number of bytes of a text that are shown; the download has all of it.
+/// Maximum number of bytes of a policy that a page shows. The download contains the whole text.
 const MOST_TEXT_SHOWN: usize = 256 << 10;
 
 /// Shows the policy in force.
@@ -71,7 +72,7 @@ pub async fn show(
             a href={ (ROOT) "/admin/policy/versions/" (version) "/policy.toml" } { "Download" }
         }
         h2 { "Receivers" }
-        @if receivers.is_empty() { p { "There are none: nothing is protected." } } @else {
+        @if receivers.is_empty() { p { "There are no receivers: nothing is protected." } } @else {
             (table("Protected receivers", &["Receiver", "Addresses", "Services", "Verifier"].map(column), receivers))
         }
         h2 { "Text" }
@@ -165,7 +166,7 @@ fn evaluated(visitor: &Visitor, text: &str, evaluation: &Evaluation, newer: Opti
     })
 }
 
-/// Puts a draft in force.
+/// Puts a draft of the policy in force.
 pub async fn apply(
     evaluator: Evaluator,
     Part(enforcer): Part<Enforcer>,
@@ -185,7 +186,7 @@ pub async fn apply(
     Ok((StatusCode::CONFLICT, evaluated(&visitor, &text, &evaluation, newer)).into_response())
 }
 
-/// Puts a text in force. Returns false if a version other than `seen` is in force by now.
+/// Puts a text in force. Returns false, and changes nothing, if a version other than `seen` is in force by now.
 async fn put_in_force(
     enforcer: Arc<Enforcer>,
     visitor: &Visitor,
@@ -194,7 +195,7 @@ async fn put_in_force(
     seen: i64,
 ) -> Result<bool, Problem> {
     let by = visitor.operator();
-    // In a task of its own, so that the change completes even if the browser disconnects.
+    // The change runs in a task of its own, so that it completes even if the browser disconnects.
     let apply = async move { enforcer.apply(Some(text), note, Some(by), Some(seen)).await };
     match tokio::spawn(apply).await.map_err(anyhow::Error::from)? {
         Ok(_) => Ok(true),
@@ -203,7 +204,7 @@ async fn put_in_force(
     }
 }
 
-/// Lists the versions.
+/// Lists the versions of the policy.
 pub async fn versions(Part(storage): Part<Storage>, Administrator(visitor): Administrator) -> Result<Markup, Problem> {
     let versions = storage.call(|database| database.policies()).await?;
     let row = |entry: &PolicyVersion| {
@@ -221,7 +222,7 @@ pub async fn versions(Part(storage): Part<Storage>, Administrator(visitor): Admi
     }))
 }
 
-/// Shows a version, and the effects of putting it in force again.
+/// Shows a version of the policy, and the effects that putting it in force again would have.
 pub async fn one_version(
     evaluator: Evaluator,
     Part(storage): Part<Storage>,
@@ -235,7 +236,7 @@ pub async fn one_version(
     Ok(version_page(&visitor, number, &text, evaluation.as_ref(), false))
 }
 
-/// Renders the page of a version. A version without an evaluation is the one in force.
+/// Renders the page of a version. `evaluation` is `None` for the version in force.
 fn version_page(
     visitor: &Visitor,
     number: i64,
@@ -254,7 +255,7 @@ fn version_page(
             a href={ (ROOT) "/admin/policy/versions/" (number) "/policy.toml" } { "Download" }
             a href={ (ROOT) "/admin/policy/draft?from=" (number) } { "Start a draft from it" }
         }
-        @match evaluation { None => p { "It is in force." }, Some(evaluation) => {
+        @match evaluation { None => p { "This version is in force." }, Some(evaluation) => {
             h2 { "Effects of replacing version " (in_force) }
             (evaluation.show())
             @if evaluation.is_good() {
@@ -271,7 +272,7 @@ fn version_page(
     })
 }
 
-/// Puts an earlier version in force again, as a new version.
+/// Puts an earlier version of the policy in force again, as a new version.
 pub async fn roll_back(
     evaluator: Evaluator,
     Part(enforcer): Part<Enforcer>,
@@ -293,7 +294,7 @@ pub async fn roll_back(
     Ok((StatusCode::CONFLICT, version_page(&visitor, number, &text, Some(&evaluation), true)).into_response())
 }
 
-/// Serves the text of a version as a file.
+/// Serves the text of a version of the policy as a file.
 pub async fn download(
     Part(storage): Part<Storage>,
     _: Administrator,
@@ -318,7 +319,7 @@ fn known(versions: &[PolicyVersion], version: i64) -> Result<(), Problem> {
     if is_there { Ok(()) } else { Err(Problem::NotFound("version of the policy")) }
 }
 
-/// Returns the text of a form with the line ends of files: browsers send CRLF.
+/// Returns the text of a form with LF line ends; browsers send CRLF.
 fn text(fields: &Fields) -> Result<String, Problem> {
     Ok(fields.text("text")?.replace("\r\n", "\n"))
 }

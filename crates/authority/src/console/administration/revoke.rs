@@ -1,12 +1,13 @@
-//! Ending grants and sessions early: a confirmation page that shows what would end, and the action.
+//! Revocation by an administrator: a page shows the grants and sessions that would end and asks for confirmation, and
+//! an action ends them.
 
 use super::flows;
 use super::grants::table;
 use crate::console::ROOT;
 use crate::console::ending::end;
+use crate::console::format::{count, sentence};
 use crate::console::page::{Page, done, encoded};
 use crate::console::visitor::{Administrator, Fields, Form};
-use crate::console::words::{count, sentence};
 use crate::http::extractors::Part;
 use crate::http::problems::Problem;
 use crate::push::reports::Reports;
@@ -19,7 +20,8 @@ use maud::{Markup, html};
 use serde::Deserialize;
 use wire::NoHandle;
 
-/// The target of the revocation: exactly one of these fields, or a device with its person.
+/// The target of the revocation. Exactly one of `grant`, `session` and `person` is set. Together with `person`,
+/// `device` can be set as well.
 #[derive(Deserialize)]
 pub struct Parameters {
     grant: Option<String>,
@@ -55,11 +57,11 @@ impl Parameters {
 struct Found {
     /// The person to whom the target belongs.
     person: String,
-    /// The target in words.
+    /// The target in words, such as `the grant … of alice for git`.
     what: String,
-    /// The consequences for the user.
+    /// The consequences of the revocation, in sentences for the administrator.
     means: &'static str,
-    /// The fields of the form.
+    /// The hidden fields that name the target in the form.
     fields: Vec<(&'static str, String)>,
 }
 
@@ -102,12 +104,15 @@ fn find(database: &Database, which: &Which, now: u64) -> anyhow::Result<Option<F
     })
 }
 
-/// Returns the live grants that would end. It reads all live grants, so do not call it in the action, which other
-/// writes wait for.
+/// Returns the live grants that would end. It reads all live grants, so it must not be called in the action, which
+/// other writes of the database wait for.
 fn ending(database: &Database, which: &Which, now: u64) -> anyhow::Result<Vec<GrantEntry>> {
     let mut grants = database.grants(now, false)?;
     match which {
-        Which::Grant(handle) | Which::OwnGrant(_, handle) => grants.retain(|live| live.handle == *handle),
+        Which::Grant(handle) | Which::OwnGrant(_, handle) => {
+            let first = database.first_handle(*handle)?;
+            grants.retain(|live| live.handle == first);
+        }
         Which::Session(token) => {
             let held = database.handles_of_session(token, now)?;
             grants.retain(|live| held.contains(&live.handle));
@@ -118,7 +123,7 @@ fn ending(database: &Database, which: &Which, now: u64) -> anyhow::Result<Vec<Gr
     Ok(grants)
 }
 
-/// Shows what would end and asks for confirmation.
+/// Shows the grants and sessions that would end, and asks for confirmation.
 pub async fn ask(
     Part(directory): Part<Directory>,
     Part(reports): Part<Reports>,
@@ -150,7 +155,7 @@ pub async fn ask(
     }))
 }
 
-/// Ends the target.
+/// Carries out the revocation, and redirects to the page of the person whom it affects.
 pub async fn act(
     Part(storage): Part<Storage>,
     Part(sync): Part<Synchroniser>,

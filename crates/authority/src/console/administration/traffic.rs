@@ -1,14 +1,14 @@
-//! The picture of who reaches what: senders on the left, receivers on the right, and between them bands as thick as
-//! their number of live flows. The server draws it as an SVG, which needs no script, and repeats it as a table.
+//! The picture of who reaches what: senders on the left, receivers on the right, and between them bands whose thickness
+//! is the number of live flows. The server draws it as an SVG, which needs no script, and repeats it as a table.
 //!
-//! Flows are counted per grant before any owner is looked up, and only the largest senders and receivers are drawn, so
+//! Flows are counted per grant before owners are looked up, and only the largest senders and receivers are drawn. So
 //! the size of the page does not depend on the number of flows.
 
 use crate::Directory;
 use crate::console::ROOT;
+use crate::console::format::{count, number, sentence};
 use crate::console::page::encoded;
 use crate::console::table::{figures, table, text};
-use crate::console::words::{count, number, sentence};
 use crate::http::problems::Problem;
 use crate::push::reports::Latest;
 use crate::storage::Database;
@@ -20,7 +20,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 use wire::Handle;
 
-/// Number of senders, and of receivers, with a row of their own; all others share one.
+/// Maximum number of senders, and of receivers, that have a row of their own; all others share one row.
 const MOST_ROWS: usize = 10;
 /// Maximum number of grants whose owners are looked up for one picture, those with the most flows first.
 const MOST_NAMED: usize = 10_000;
@@ -44,16 +44,16 @@ enum Sender {
     Unknown,
 }
 
-/// The target of flows.
+/// The destination of flows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Target {
     /// A receiver of the policy under which the grant was issued.
     Receiver(String),
-    /// Addresses behind a verifier, where the receiver is not known.
+    /// Addresses behind a verifier, if the receiver is not known.
     Behind(Arc<str>),
 }
 
-/// Live flows by sender and receiver.
+/// The numbers of live flows, by sender and receiver.
 pub struct Traffic {
     senders: Vec<Row<Sender>>,
     targets: Vec<Row<Target>>,
@@ -62,7 +62,7 @@ pub struct Traffic {
     listed: u64,
 }
 
-/// A sender or receiver, or all that have no row of their own.
+/// A row of the picture: one sender or receiver, or all those that have no row of their own.
 struct Row<T> {
     who: Who<T>,
     flows: u64,
@@ -73,7 +73,7 @@ enum Who<T> {
     More(usize),
 }
 
-/// Flows from one row to another.
+/// The number of flows from a row on the left to a row on the right.
 struct Link {
     from: usize,
     to: usize,
@@ -81,7 +81,10 @@ struct Link {
 }
 
 impl Traffic {
-    /// Counts the flows in the reports of the verifiers that are not silent.
+    /// Counts the flows in the current reports of the verifiers, and looks up their owners.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub async fn read(directory: &Directory, reports: &[Latest]) -> Result<Self, Problem> {
         let mut grants: HashMap<(Arc<str>, Option<u64>), u64> = HashMap::new();
         for latest in reports.iter().filter(|latest| latest.is_current) {
@@ -94,7 +97,8 @@ impl Traffic {
         let name = move |database: &mut Database| {
             let named = grants.into_iter().enumerate().map(|(nth, ((verifier, handle), flows))| {
                 let owner = match handle.filter(|_| nth < MOST_NAMED) {
-                    // Only among the grants for this verifier: a verifier can't report on the grants of others.
+                    // The owner is looked up among the grants for this verifier only, so that a verifier cannot claim
+                    // flows of other verifiers' grants.
                     Some(handle) => database.grant_owner(&verifier, Handle(handle))?,
                     None => None,
                 };
@@ -107,7 +111,7 @@ impl Traffic {
             });
             named.collect::<anyhow::Result<Vec<_>>>()
         };
-        // Without flows, nothing has to wait for its turn at the database.
+        // Without flows, there is no need to wait for a database read.
         let is_quiet = reports.iter().all(|latest| !latest.is_current || latest.report.flows.is_empty());
         let named = if is_quiet { Vec::new() } else { super::read(directory, name).await? };
         Ok(Self::of(named))
@@ -166,7 +170,8 @@ impl Traffic {
             let half = (flows as f64 * unit).max(2.0) / 2.0;
             (short(middle - half), short(middle + half))
         };
-        // The bands of a row lie below each other in the order of the rows on the other side, so that they cross least.
+        // The bands of a row lie below each other in the order of the rows on the other side, so that they cross as
+        // little as possible.
         let start = |nth: usize, flows: u64| (nth as f64 + 0.5) * ROW - flows as f64 * unit / 2.0;
         let mut left: Vec<_> = self.senders.iter().enumerate().map(|(nth, row)| start(nth, row.flows)).collect();
         let mut right: Vec<_> = self.targets.iter().enumerate().map(|(nth, row)| start(nth, row.flows)).collect();
@@ -225,8 +230,8 @@ impl Traffic {
     }
 }
 
-/// Counts the flows of each sender or receiver. Returns the rows, the largest first and the shared one last, and the
-/// numbers of those that have a row of their own.
+/// Counts the flows of each sender or receiver. Returns the rows, the largest first and the shared row last. Also
+/// returns the index of the row of each sender or receiver that has a row of its own.
 fn rows<'f, T: Clone + Eq + Hash + Ord + 'f>(
     flows: impl Iterator<Item = (&'f T, u64)>,
 ) -> (Vec<Row<T>>, HashMap<&'f T, usize>) {
@@ -236,7 +241,7 @@ fn rows<'f, T: Clone + Eq + Hash + Ord + 'f>(
     }
     let mut counts: Vec<_> = counts.into_iter().collect();
     counts.sort_by_key(|(who, flows)| (Reverse(*flows), *who));
-    // A row that is shared by one would save no room.
+    // A shared row for only one sender or receiver would save no room.
     let own = if counts.len() > MOST_ROWS + 1 { MOST_ROWS } else { counts.len() };
     let (own, rest) = counts.split_at(own);
     let mut rows: Vec<_> =

@@ -1,5 +1,5 @@
-//! Approval of an agent's login: the page that describes the request and takes the person's answer. An attacker may
-//! have started the login and sent the person's browser here, so no link or form from another site counts as an answer.
+//! Approval of an agent's login: a page describes the request and takes the person's answer. An attacker may have
+//! started the login and sent the person's browser here, so no link and no form from another site counts as an answer.
 
 use super::super::ROOT;
 use super::super::form::{Fault, State, fault, summary};
@@ -21,7 +21,7 @@ use axum::routing::get;
 use maud::{Markup, html};
 use std::sync::Arc;
 
-/// The box that a person ticks to approve.
+/// The name of the checkbox that a person ticks to approve the login.
 const CONFIRMED: &str = "confirmed";
 
 /// Returns the routes of the approval pages.
@@ -32,7 +32,7 @@ pub fn routes() -> Router<Arc<Authority>> {
         .route(&format!("{below}/{{login}}/answer"), get(ask).post(answer))
 }
 
-/// Sends the browser that opens an agent's login to the identity provider.
+/// Sends the browser that opens an agent's login on to the identity provider.
 async fn open(
     Part(provider): Part<Option<Provider>>,
     Part(settings): Part<Settings>,
@@ -49,8 +49,8 @@ async fn open(
     Ok(to_provider(&provider, &address))
 }
 
-/// Processes the browser's return from the provider, then redirects to the question, whose URL does not contain the
-/// authorization code.
+/// Processes the browser's return from the identity provider, then redirects the browser to the page that asks for
+/// approval. The URL of this page does not contain the authorization code.
 pub async fn arrive(
     provider: &Option<Provider>,
     logins: &Logins,
@@ -72,7 +72,7 @@ pub async fn arrive(
             Ok(Redirect::to(&format!("{PAGE}/{login}/answer")).into_response())
         }
         Err(problem) => {
-            // The agent is notified as well.
+            // The agent learns the reason when it next asks for the result.
             let ending = Ending::Refused(problem.said().title);
             logins.verified(login, &visit.secret, Err(ending))?;
             Err(problem)
@@ -90,9 +90,9 @@ async fn ask(
     question(&provider, &logins, &visit, &login, &[])
 }
 
-/// Renders the question. An attacker may show this page under a button of their own, so that the second click of a
-/// double click falls on it. So an approval takes two controls at different places, the box and the button, and the
-/// script also ignores clicks within a second after the page came to the front.
+/// Renders the question. An attacker could open this page under a button of their own page, so that the second click of
+/// a double click falls on it. Therefore an approval takes two controls at different places, the checkbox and the
+/// button, and the script ignores clicks within a second after the page came to the front.
 fn question(
     provider: &Option<Provider>,
     logins: &Logins,
@@ -138,7 +138,7 @@ fn question(
 }
 
 /// Records the person's answer. After an approval, the browser carries a code to the agent. After a denial, the browser
-/// is redirected nowhere, because the port may belong to the user who was denied.
+/// is not redirected, because the port may belong to the user who was denied.
 async fn answer(
     Part(provider): Part<Option<Provider>>,
     Part(logins): Part<Logins>,
@@ -169,7 +169,8 @@ async fn answer(
     }
     let page = Page::new("Log in");
     let page = match &onward {
-        // A page, not a redirect: our own content security policy restricts form targets to this origin.
+        // The browser continues from a page, not by a redirect, because the console's content security policy restricts
+        // form targets to this origin.
         Some(address) => page.onward(address).show(&html! {
             p { a href=(address.as_str()) { "Return to the command that requested the login" } }
         }),

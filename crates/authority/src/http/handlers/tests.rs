@@ -17,14 +17,16 @@ where
 
 async fn configuration(authority: &Arc<Authority>, id: &str) -> bool {
     let (policy, segments) = (part(authority), part(authority));
-    config(part(authority), policy, segments, part(authority), part(authority), caller(id)).await.is_ok()
+    let (storage, leases) = (part(authority), part(authority));
+    config(part(authority), policy, segments, storage, leases, part(authority), caller(id)).await.is_ok()
 }
 
-/// Makes every call of a verifier that reads the database.
+/// Makes all calls of a verifier that read the database.
 async fn calls(authority: &Arc<Authority>, id: &str) {
     assert!(configuration(authority, id).await);
     let path = Path("0000000000000001".into());
-    let unknown = grant_owner(part(authority), part(authority), part(authority), caller(id), path).await;
+    let unknown =
+        grant_owner(part(authority), part(authority), part(authority), part(authority), caller(id), path).await;
     assert!(matches!(unknown, Err(Problem::NotFound(_))));
     let live = Body(LiveFlows { handles: vec![1] });
     assert!(flows(part(authority), part(authority), caller(id), live).await.is_ok());
@@ -35,8 +37,8 @@ async fn calls(authority: &Arc<Authority>, id: &str) {
     drop(explain(part(authority), part(authority), part(authority), caller(id), Body(request)).await);
 }
 
-/// With a verifier's credentials that somebody stole they delay neither the authority's own work, such as announcements
-/// of revocations, nor other verifiers.
+/// A thief who uses a verifier's credentials delays neither the authority's own work, such as announcements of
+/// revocations, nor other verifiers.
 #[tokio::test]
 async fn what_a_verifier_asks_waits_in_its_own_queue() {
     let stage = Stage::new().await;

@@ -1,15 +1,15 @@
-//! Parts of the description that handlers refer to.
+//! Parts of the OpenAPI description that handlers refer to.
 
 use utoipa::openapi::RefOr;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::{Modify, OpenApi, PartialSchema, ToSchema};
 
-/// The head of the description.
+/// The head of the OpenAPI description: title and security schemes.
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "Vouchsafe authority",
-        description = "Logs people in, issues grants, hands verifiers their keys. Errors are problem+json (RFC 9457); times are \
+        description = "Logs people in, issues grants, and distributes keys to verifiers. Errors are problem+json (RFC 9457); times are \
                        Unix seconds; byte strings are lower-case hex."
     ),
     components(schemas(api::Problem)),
@@ -23,8 +23,8 @@ impl Modify for Bearers {
     fn modify(&self, api: &mut utoipa::openapi::OpenApi) {
         let components = api.components.get_or_insert_default();
         for (name, whose) in [
-            ("session", "The token that `POST /v1/login` answers with"),
-            ("verifier", "The token that `POST /v1/verifiers/enrol` answers with"),
+            ("session", "The token in the answer to `POST /v1/login`"),
+            ("verifier", "The token in the answer to `POST /v1/verifiers/enrol`"),
         ] {
             let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some(whose)).build();
             components.add_security_scheme(name, SecurityScheme::Http(scheme));

@@ -1,8 +1,8 @@
-//! The stages of a login that an agent started, until the person has answered in a browser.
+//! A login that an agent started, until the person has answered in a browser.
 //!
 //! An attacker may have started the login and led the person's browser here, and a provider that remembers the person
-//! asks nothing. So a page describes the request and asks the person, and no code exists before the person has
-//! approved. The first browser that opens the address owns the login: other browsers cannot see it.
+//! asks nothing. So a page describes the request and asks the person, and the authority creates a code only after the
+//! person has approved. The first browser that opens the address owns the login: other browsers cannot see it.
 
 use super::super::provider::Departure;
 use super::{Brought, Logins, Started, Way};
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-/// Path of an agent's login in the console, to which its name is appended.
+/// The path of agents' logins at the console. The login's name is appended to it.
 pub const PAGE: &str = "/console/login/agent";
 /// Time limit for a browser to bring the code to the agent's port.
 const CODE_TIME: Duration = Duration::from_secs(60);
 
-/// The origin of an agent's login. The authority observed source and time itself; the names are unverified claims of
-/// the agent.
+/// The origin of an agent's login. The authority observed source and time itself; the names are claims of the agent,
+/// which nobody has verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requester {
     /// The name that the agent gives the device.
@@ -37,13 +37,14 @@ pub struct Requester {
 }
 
 impl Requester {
-    /// Describes the agent's claims on one line, for the audit trail.
+    /// Describes the agent's claims in one line, for the audit trail.
     pub fn claims(&self) -> String {
         format!("claims to be {} on {}", shown(&self.user), shown(&self.host))
     }
 }
 
-/// Escapes untrusted text: invisible characters and those that change the text direction are spelled out.
+/// Escapes untrusted text: invisible characters, and characters that change the direction of text, are written as
+/// escape sequences.
 pub fn shown(text: &str) -> String {
     let spelled = |letter: char| match letter {
         '\'' | '"' | '\\' => letter.to_string(),
@@ -52,7 +53,7 @@ pub fn shown(text: &str) -> String {
     text.chars().map(spelled).collect()
 }
 
-/// A person who has authenticated at the provider. No `Debug`: it holds a secret.
+/// A person who has authenticated at the provider. Has no `Debug`, because it holds a secret.
 pub struct Proven {
     /// The person's name.
     pub person: String,
@@ -60,17 +61,17 @@ pub struct Proven {
     pub proof: Proof,
 }
 
-/// Reason why a login ended without a session.
+/// The reason why a login ended without a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The person denied it.
+    /// The person denied the login.
     Denied,
-    /// The provider refused the person, or its answer did not pass verification; with a one-line message for the
+    /// The provider refused the person, or its answer failed verification. The text is a one-line message for the
     /// person.
     Refused(String),
 }
 
-/// An agent's login in a browser. No `Debug`: it holds secrets.
+/// An agent's login in a browser. Has no `Debug`, because it holds secrets.
 pub struct AgentLogin {
     /// The origin of the login.
     pub requester: Requester,
@@ -87,25 +88,25 @@ enum Stage {
     Away(Departure),
     /// The browser is back, and the authority is exchanging the code at the provider.
     Back,
-    /// The person is being asked.
+    /// The page asks the person for approval.
     Asked(Proven),
-    /// The person has approved; with the hash of the code.
+    /// The person has approved the login; with the hash of the code that the browser carries to the agent.
     Approved(TokenHash, Proven),
     /// The login was denied or refused.
     Over(Ending),
 }
 
-/// Contents of the page that asks for approval.
+/// The contents of the page that asks for approval.
 pub struct Question {
     /// The origin of the login.
     pub requester: Requester,
     /// The person as whom the agent would be logged in.
     pub person: String,
-    /// The code that the command has to show as well.
+    /// The digits that the agent's command shows as well.
     pub comparison: String,
 }
 
-/// Result of a person's answer. No `Debug`: it holds secrets.
+/// The result of a person's answer. Has no `Debug`, because it holds secrets.
 pub struct Answered {
     /// The origin of the login.
     pub requester: Requester,
@@ -118,12 +119,13 @@ pub struct Answered {
 }
 
 impl AgentLogin {
-    /// Creates a login that no browser has opened yet. At the end, the browser must bring `state` to `port`.
+    /// Creates a login that no browser has opened yet. After an approval, the browser brings `state` and a code to
+    /// `port` on its own machine.
     pub fn new(requester: Requester, port: u16, state: String) -> Self {
         Self { requester, port, state, browser: None, stage: Stage::Begun }
     }
 
-    /// Returns why the login was denied or refused, if it was.
+    /// Returns the problem with which the login ended if it was denied or refused, else `None`.
     pub fn ending(&self) -> Option<Problem> {
         match &self.stage {
             Stage::Over(Ending::Denied) => Some(Problem::LoginDenied),
@@ -132,7 +134,7 @@ impl AgentLogin {
         }
     }
 
-    /// Redeems the code that the browser brought to the agent. An attempt uses the code up, whatever the result.
+    /// Redeems the code that the browser brought to the agent. Any attempt uses the code up.
     ///
     /// # Errors
     /// The person has not approved, or the code or the state is wrong.
@@ -172,11 +174,11 @@ impl AgentLogin {
 }
 
 impl Logins {
-    /// Checks whether the browser with this secret may open an agent's login: only the first browser may, and it may do
-    /// so again.
+    /// Checks that the browser with this secret is allowed to open an agent's login. The first browser that
+    /// opens the login is allowed to open it again; all other browsers are not.
     ///
     /// # Errors
-    /// There is no such login in progress, or it belongs to another browser.
+    /// There is no such login in progress, or the login belongs to another browser.
     pub fn may_open(&self, name: &str, secret: &str) -> Result<(), Problem> {
         self.of_agent(name, |UnderWay { agent, .. }| agent.may_open(&token_hash(secret)).then_some(()))
     }
@@ -196,7 +198,8 @@ impl Logins {
         })
     }
 
-    /// Takes the departure of the browser that comes back with the same state. Succeeds only once.
+    /// Returns the departure that [`Self::open`] recorded when this browser was sent to the provider. The parameters
+    /// `brought` must match this departure. A second call for the same departure fails.
     ///
     /// # Errors
     /// There is no such login in progress, or it belongs to another browser, or the parameters do not match its
@@ -211,7 +214,7 @@ impl Logins {
         })
     }
 
-    /// Records the provider's answer for the browser that came back.
+    /// Records the provider's answer about the person who came back in this browser.
     ///
     /// # Errors
     /// There is no such login in progress, or it belongs to another browser.
@@ -241,7 +244,7 @@ impl Logins {
         })
     }
 
-    /// Records the person's answer, once. After an approval, the browser gets a code to bring to the agent.
+    /// Records the person's answer, which is final. After an approval, the browser gets a code to carry to the agent.
     ///
     /// # Errors
     /// The person was not asked in this browser, or has already answered; or the system provides no randomness.
@@ -271,7 +274,7 @@ impl Logins {
         })
     }
 
-    /// Removes agents' logins of a person whom the provider logs out.
+    /// Removes the agents' logins that this subject of the provider has approved or has yet to approve.
     pub fn forget_subject(&self, subject: &str) {
         self.lock().retain(|_, login| !matches!(&login.way, Way::Agent(agent) if agent.rests_on(subject)));
     }
@@ -296,7 +299,7 @@ impl Logins {
     }
 }
 
-/// A view of an agent's login in progress.
+/// A mutable view of an agent's login in progress.
 struct UnderWay<'l> {
     agent: &'l mut AgentLogin,
     challenge: &'l [u8; 32],

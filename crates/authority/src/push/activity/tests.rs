@@ -88,7 +88,7 @@ fn memory_is_bounded_whatever_is_reported() {
 }
 
 proptest! {
-    /// Whenever reports arrive, within a span each packet is in exactly one column, and in the right one.
+    /// Tests that each packet within a span is in exactly one column, and in the right one, whenever reports arrive.
     #[test]
     fn columns_hold_what_rose_in_their_time(steps in prop::collection::vec((0_u64..40, 0_u64..9, 0_u64..9), 1..60)) {
         let (mut activity, mut now, mut counted) = (Activity::default(), NOON, (0, 0));

@@ -1,9 +1,9 @@
-//! The audit trails as hash chains: each entry's hash covers its bytes and the previous hash, so that a change, a gap
-//! or a reordering is detected. An attacker who can write the file can also build a whole new chain; heads noted
-//! elsewhere reveal that.
+//! The audit trails as hash chains: each entry's hash covers its fields and the previous hash, so that verification
+//! detects changes, gaps and reorderings. An attacker who can write the file can also build a whole new chain; the
+//! comparison with heads that were noted elsewhere reveals this.
 //!
-//! Events that unauthenticated senders can cause at will have a separate trail. Each trail is cut only from its
-//! beginning, so that it remains a chain and refusals can't displace the record of acts.
+//! Refusals, which callers can cause at will, have a separate trail, so that they cannot displace the record of
+//! completed actions. Entries are removed only from the beginning of a trail, so that it remains a chain.
 
 use super::super::Database;
 use super::{AuditEntry, AuditEvent};
@@ -14,16 +14,17 @@ use sha2::{Digest, Sha256};
 use std::fmt;
 use std::str::FromStr;
 
-/// Maximum number of entries of refusals kept: about 150 MB.
+/// Maximum number of entries in the trail of refusals: about 150 MB.
 const MOST_REFUSALS: u32 = 500_000;
-/// Maximum number of entries cut in one transaction.
+/// Maximum number of entries that one transaction cuts from a trail.
 const PIECE: i64 = 5000;
-/// The event that records what was cut.
+/// The name of the event that records a cut.
 const CUT_EVENT: &str = "audit_cut";
 /// Minimum number of hex digits of the hash in a noted head: as many as the metrics show.
 const LEAST_HASH: usize = 12;
 
-/// The tables, and triggers that reject all changes except appending at the end and cutting at the beginning.
+/// The tables, and triggers that reject all changes except appending entries at the end and cutting them at the
+/// beginning.
 pub(in crate::storage) const SCHEMA: &str = "
 CREATE TABLE audit (
     id INTEGER PRIMARY KEY, trail TEXT NOT NULL, time INTEGER NOT NULL, event TEXT NOT NULL,
@@ -52,16 +53,16 @@ CREATE TRIGGER audit_trails_go_on BEFORE UPDATE ON audit_trails
     BEGIN SELECT RAISE(ABORT, 'audit trails only go on'); END;
 ";
 
-/// The SHA-256 of an entry and all earlier ones of its trail.
+/// The hash of an entry: SHA-256 over the previous hash of its trail and the entry.
 pub type AuditHash = [u8; 32];
 
-/// The chain that an entry belongs to.
+/// The audit trail to which an entry belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Trail {
     /// Completed actions.
     Acts,
-    /// Refused or merely started actions, which unauthenticated senders can cause at will.
+    /// Refused or merely started actions, which callers can cause at will.
     Refusals,
 }
 
@@ -69,7 +70,7 @@ impl Trail {
     /// Both trails.
     pub const ALL: [Self; 2] = [Self::Acts, Self::Refusals];
 
-    /// Returns the trail of an event.
+    /// Returns the trail to which events with this name are written.
     pub fn of(event: &str) -> Self {
         match event {
             "denied" | "login_began" | "login_failed" | "enrolment_failed" => Self::Refusals,
@@ -86,10 +87,11 @@ impl Trail {
     }
 }
 
-/// The end of a trail. A copy noted elsewhere shows later whether the trail still contains this entry.
+/// The head of a trail: its last entry. If an operator notes it elsewhere, a later verification shows whether the trail
+/// still contains this entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// The trail.
+    /// The trail whose head this is.
     pub trail: Trail,
     /// Number of the last entry.
     pub id: i64,
@@ -103,7 +105,7 @@ impl fmt::Display for Head {
     }
 }
 
-/// A head noted elsewhere: `acts:123:9f86d081884c…`, with at least the first 12 digits of the hash.
+/// A head that an operator noted, such as `acts:123:9f86d081884c…`, with at least the first 12 digits of the hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotedHead {
     trail: Trail,
@@ -128,16 +130,16 @@ impl FromStr for NotedHead {
     }
 }
 
-/// Result of verifying the trails.
+/// The result of verifying the trails.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every entry is valid; the number of entries.
+    /// All entries are valid; with their number.
     Whole(u64),
-    /// The first invalid entry, and the reason.
+    /// An entry is invalid or missing; with the trail, the entry and the reason.
     Broken(String),
 }
 
-/// Writes the genesis of both trails for the authority with this `identity`, the DER form of its CA certificate.
+/// Writes the start values of both trails for the authority with this `identity`, the DER form of its CA certificate.
 pub(in crate::storage) fn begin(transaction: &Transaction<'_>, identity: &[u8]) -> Result<()> {
     for trail in Trail::ALL {
         let genesis = genesis(trail, identity);
@@ -172,8 +174,8 @@ pub(in crate::storage) fn append(transaction: &Transaction<'_>, event: &AuditEve
     Ok(())
 }
 
-/// Cuts one piece of the entries older than `oldest`, and of refusals beyond [`MOST_REFUSALS`], and records where.
-/// Reports whether there was anything to cut.
+/// Cuts up to [`PIECE`] entries of each trail that are older than `oldest`, in Unix seconds, and refusals beyond
+/// [`MOST_REFUSALS`]. Writes an entry about the cut. Reports whether anything was cut.
 pub(in crate::storage) fn cut(transaction: &Transaction<'_>, oldest: i64, now: u64) -> Result<bool> {
     let mut changed = false;
     for trail in Trail::ALL {
@@ -221,15 +223,23 @@ pub(in crate::storage) fn cut(transaction: &Transaction<'_>, oldest: i64, now: u
 }
 
 impl Database {
-    /// Returns the heads of the trails.
+    /// Returns the heads of both trails.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub fn audit_heads(&self) -> Result<Vec<Head>> {
         let head = |trail: Trail| Ok(state(&self.connection, trail)?.head);
         Trail::ALL.into_iter().map(head).collect()
     }
 
-    /// Verifies every entry of both trails and searches them for the noted heads. Changes nothing.
+    /// Verifies all entries of both trails, and checks that they contain the heads in `noted`. The trails begin with
+    /// `identity`, the DER form of the authority's CA certificate. Changes nothing.
+    ///
+    /// # Errors
+    /// The database cannot be read, or a noted head is older than the oldest entry that its trail still contains.
     pub fn verify_audit(&mut self, identity: &[u8], noted: &[NotedHead]) -> Result<Verdict> {
-        // In one transaction, so that entries which a running server appends meanwhile don't look like a fault.
+        // All reads are in one transaction, so that entries which a running server appends at the same time do not look
+        // like a fault.
         let transaction = self.connection.transaction()?;
         let mut entries = 0;
         for trail in Trail::ALL {
@@ -327,7 +337,7 @@ fn verify(connection: &Connection, trail: Trail, identity: &[u8], noted: &[Noted
     Ok(Verdict::Whole(count))
 }
 
-/// Describes the cuts, in the words of the entry that records them.
+/// Describes the cuts of both trails, in the words of the entry that records them.
 fn cuts(connection: &Connection) -> Result<String> {
     let cuts = Trail::ALL.into_iter().map(|trail| Ok(state(connection, trail)?.cut.to_string()));
     Ok(format!("up to {}", cuts.collect::<Result<Vec<_>>>()?.join(" and ")))

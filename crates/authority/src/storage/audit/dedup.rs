@@ -1,4 +1,4 @@
-//! Counts repeated events, so that an attacker can't fill the disk with audit entries.
+//! Counts repeated events instead of writing them all, so that an attacker cannot fill the disk with audit entries.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,22 +7,22 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Maximum number of events that are written per subject and minute.
 const WRITTEN: u64 = 10;
-/// Maximum number of counters.
+/// Maximum number of counters in memory.
 const MOST: usize = 16_384;
 
-/// Number of events by subject and minute.
+/// The numbers of events by subject and minute. Minutes count from the Unix epoch.
 pub struct AuditDedup<S>(Mutex<Counts<S>>);
 
 struct Counts<S> {
     by_subject: HashMap<(S, u64), u64>,
-    /// Events of subjects for which there was no room.
+    /// Number of events of subjects for which there was no room.
     others: u64,
 }
 
-/// Events that were counted but not written.
+/// The numbers of events that were counted but not written.
 #[derive(Debug, PartialEq, Eq)]
 pub struct LeftOut<S> {
-    /// The subject, the minute and the number of events.
+    /// Subject, minute, and number of events.
     pub by_subject: Vec<(S, u64, u64)>,
     /// Number of events of subjects for which there was no room.
     pub others: u64,
@@ -35,7 +35,7 @@ impl<S> Default for AuditDedup<S> {
 }
 
 impl<S: Eq + Hash> AuditDedup<S> {
-    /// Counts an event. Returns true if the caller must write it.
+    /// Counts an event of a subject in a minute. Returns true if the caller must write the event.
     pub fn note(&self, subject: S, minute: u64) -> bool {
         let mut counts = self.lock();
         let Counts { by_subject, others } = &mut *counts;
@@ -54,7 +54,8 @@ impl<S: Eq + Hash> AuditDedup<S> {
         *count <= WRITTEN
     }
 
-    /// Returns the events left out before `minute`; each is reported once.
+    /// Returns the numbers of events before `minute` that were not written, and removes their counters, so that each
+    /// number is reported once.
     pub fn settle(&self, minute: u64) -> LeftOut<S> {
         let mut counts = self.lock();
         let past: Vec<_> = counts.by_subject.extract_if(|(_, at), _| *at < minute).collect();

@@ -1,4 +1,4 @@
-//! The audit trail as the running server writes it: repeated refusals are counted instead of written one by one.
+//! The running server's access to the audit trails. Repeated refusals are counted instead of being written one by one.
 
 use super::super::Storage;
 use super::dedup::AuditDedup;
@@ -7,7 +7,7 @@ use crate::now;
 use anyhow::Result;
 use std::sync::Arc;
 
-/// Writes audit events to the database.
+/// Writes audit events to the database for the running server.
 pub struct AuditLog {
     storage: Arc<Storage>,
     dedup: AuditDedup<Subject>,
@@ -19,19 +19,29 @@ impl AuditLog {
         Self { storage, dedup: AuditDedup::default() }
     }
 
-    /// Writes an event.
+    /// Writes an event in the authority's own queue.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub async fn write(&self, event: AuditEvent) -> Result<()> {
         self.storage.call(move |database| database.audit(&event, now())).await
     }
 
-    /// Writes an event, in the queue of the person that it is about.
+    /// Writes an event in the queue of the person that it is about.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub async fn write_in_turn(&self, event: AuditEvent) -> Result<()> {
         let person = event.about().to_owned();
         self.storage.call_for(&person, move |database| database.audit(&event, now())).await
     }
 
-    /// Writes a refusal. Beyond the first few of one person and source in one minute, refusals are only counted;
-    /// [`Self::settle_refusals`] writes the count. Reports whether the refusal was written.
+    /// Writes a refusal, and reports whether it was written. In each minute, only the first ten refusals with the same
+    /// event, person and source are written. Later ones are only counted, and [`Self::settle_refusals`] writes their
+    /// number.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub async fn write_refusal(&self, event: AuditEvent) -> Result<bool> {
         let written = self.admits(&event);
         if written {
@@ -40,12 +50,16 @@ impl AuditLog {
         Ok(written)
     }
 
-    /// Counts a refusal and reports whether it must be written individually.
+    /// Counts a refusal, and reports whether the caller must write it.
     pub fn admits(&self, event: &AuditEvent) -> bool {
         self.dedup.note(event.subject(), now() / 60)
     }
 
-    /// Writes the number of refusals before `minute` that were only counted.
+    /// Writes the numbers of the refusals before `minute` that were counted but not written. `minute` counts from the
+    /// Unix epoch.
+    ///
+    /// # Errors
+    /// The database cannot be written.
     pub async fn settle_refusals(&self, minute: u64) -> Result<()> {
         let left_out = self.dedup.settle(minute);
         for (subject, minute, count) in left_out.by_subject {
@@ -62,6 +76,9 @@ impl AuditLog {
     }
 
     /// Writes the heads of the audit trails to the server's log, which is stored separately from the trails.
+    ///
+    /// # Errors
+    /// The database cannot be read.
     pub async fn log_heads(&self) -> Result<()> {
         for head in self.storage.call(|database| database.audit_heads()).await? {
             tracing::info!(%head, "audit");

@@ -180,10 +180,11 @@ fn a_revoked_grant_comes_with_the_holder_that_its_handle_names() {
     let handle = database.grants(100, false).unwrap()[0].handle;
     database.revoke(&Which::Grant(handle), &Operator::current(), 100).unwrap();
     let expected = api::RevokedGrant { handle: handle.0, expires: 400, holder: held.0 };
-    assert_eq!(database.revoked("edge", 100).unwrap(), [expected]);
+    let revoked = database.revoked("edge", 100).unwrap();
+    assert_eq!((revoked.len(), revoked[0].grant, revoked[0].learned), (1, expected, None));
     assert_eq!(database.grants_of("edge", &[handle]).unwrap()[0].0, expected);
-    assert_eq!(database.take_unannounced().unwrap()[0].grant, expected);
+    assert_eq!(database.take_unannounced().unwrap()[0].grant.grant, expected);
     // Verifiers can't read the holder in handles from before format 10.
     database.connection.execute("UPDATE session_slots SET unnamed = 1", []).unwrap();
-    assert_eq!(database.revoked("edge", 100).unwrap()[0].holder, 0);
+    assert_eq!(database.revoked("edge", 100).unwrap()[0].grant.holder, 0);
 }

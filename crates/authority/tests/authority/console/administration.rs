@@ -1,4 +1,4 @@
-//! The pages for administrators: closed to all other users, with actions that have the same effect as the commands.
+//! The pages for administrators: other users cannot open them, and their actions have the same effect as the commands.
 
 use super::pages::hidden;
 use super::{Answer, Browser, stage};
@@ -8,7 +8,7 @@ use authority::storage::AuditEvent;
 use reqwest::StatusCode;
 use std::time::{Duration, Instant};
 
-/// Every page, with text that it must contain.
+/// All pages, each with text that it must contain.
 const PAGES: [(&str, &str); 9] = [
     ("/console/admin", "Overview"),
     ("/console/admin/drops?span=day", "Drops"),
@@ -22,7 +22,7 @@ const PAGES: [(&str, &str); 9] = [
 ];
 /// The pages that are downloads.
 const FILES: [&str; 2] = ["/console/admin/audit.jsonl", "/console/admin/policy/versions/1/policy.toml"];
-/// Every action, with the fields of its form.
+/// All actions, each with the fields of its form.
 const ACTS: [(&str, &[(&str, &str)]); 5] = [
     ("/console/admin/revoke", &[("person", "bob")]),
     ("/console/admin/audit/verify", &[]),
@@ -144,7 +144,7 @@ async fn what_verifiers_report_is_shown() {
     for span in ["quarter", "hour", "day"] {
         let page = alice.get(&format!("/console/admin/drops?span={span}")).await;
         shows(&page, &["<svg", "role=\"img\"", "28 packets dropped and 3 flows admitted"]);
-        // The most frequent first, in the legend as in the tables; 21 of 28 are three quarters.
+        // The most frequent reason comes first, in the legend and in the tables. 21 of 28 packets are 75 %.
         let (bad_tag, no_token) = (page.text.find("bad_tag").unwrap(), page.text.find("no_token").unwrap());
         assert!(bad_tag < no_token && page.text.contains("75 %"), "{}", page.text);
     }
@@ -287,7 +287,7 @@ async fn a_draft_is_judged_before_it_is_applied_and_only_over_what_was_seen() {
     let versions = stage.database().policies().unwrap();
     assert_eq!((versions[0].version, versions[0].operator.as_deref()), (2, Some("alice (console)")));
 
-    // Another administrator was faster: the policy is no longer the one that was reviewed.
+    // Another administrator put a policy in force first, so the policy in force is not the one that was reviewed.
     let other = POLICY.replace("staff may use git", "they may");
     let late = alice.submit(editor, "/console/admin/policy/apply", &[("text", &other), ("seen", "1")]).await;
     assert_eq!(late.status, StatusCode::CONFLICT);
@@ -334,7 +334,7 @@ async fn the_trail_is_searched_by_person_act_and_day_and_handed_out() {
     let narrow = "class=\"long\" data-label=";
     shows(
         &alice.get("/console/admin/audit").await,
-        &["Who", "From", "Particulars"].map(|name| format!("{narrow}\"{name}\"")).each_ref().map(String::as_str),
+        &["Who", "From", "Details"].map(|name| format!("{narrow}\"{name}\"")).each_ref().map(String::as_str),
     );
     let wrong = alice.get("/console/admin/audit?person=bob&from=yesterday").await;
     assert_eq!(wrong.status, StatusCode::BAD_REQUEST);
@@ -342,7 +342,7 @@ async fn the_trail_is_searched_by_person_act_and_day_and_handed_out() {
         assert!(wrong.text.contains(kept), "{kept}: {}", wrong.text);
     }
     let whole = alice.submit("/console/admin/audit", "/console/admin/audit/verify", &[]).await;
-    shows(&whole, &["Whole: "]);
+    shows(&whole, &["Complete and unchanged: "]);
 }
 
 fn entries(stage: &Stage) -> u64 {
@@ -358,9 +358,10 @@ fn entries(stage: &Stage) -> u64 {
 #[tokio::test]
 async fn the_trail_is_read_page_by_page() {
     let stage = stage().await;
-    let bob = stage.login("bob").await;
-    for _ in 0..120 {
-        bob.grant(&crate::stage::to("203.0.113.70", 17, 53)).await.unwrap();
+    let mut database = stage.database();
+    for nth in 0..120 {
+        let event = AuditEvent::new("granted").person("bob").detail(nth.to_string());
+        database.audit(&event, authority::now()).unwrap();
     }
     let mut alice = administrator(&stage).await;
     let first = alice.get("/console/admin/audit?event=granted").await;
@@ -393,7 +394,7 @@ async fn two_downloads_of_the_trail_go_on_at_a_time() {
     let stage = stage().await;
     let alice = administrator(&stage).await;
     let mut database = stage.database();
-    // More than all buffers on the way hold, so that a download that is not read remains open.
+    // The trail is longer than all buffers on the way, so that a download that is not read remains open.
     for _ in 0..600 {
         database.audit(&AuditEvent::new("login").detail("x".repeat(1 << 16)), authority::now()).unwrap();
     }

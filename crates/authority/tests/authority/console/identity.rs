@@ -1,4 +1,5 @@
-//! Where a person's identity may go: a choice made at the console applies at once, and to this person alone.
+//! A person's choices about where their identity may go: a choice made at the console applies at once, and only to this
+//! person.
 
 use super::{Browser, stage};
 use crate::stage::{events, git, handle, problem, revoked, to};
@@ -38,7 +39,7 @@ async fn never_ends_grants_at_once_and_gives_no_more() {
     assert!(refused.title.contains("must not go to 203.0.113.10:22"), "{}", refused.title);
     let live: Vec<_> = stage.database().live_grants_of("alice", authority::now()).unwrap();
     assert_eq!(live.iter().map(|grant| grant.handle.0).collect::<Vec<_>>(), [handle(&elsewhere)]);
-    // An agent that is notified of a change requests again.
+    // The event makes the agent request grants again.
     let told = crate::stage::next(&mut heard).await;
     assert_eq!(told, Event::Policy);
     let forget = [("target", "203.0.113.10:22"), ("choice", "never"), ("forget", "yes")];

@@ -1,4 +1,4 @@
-//! The console as a browser sees it, and requests that must not become a login or an action.
+//! The console as a browser sees it, and requests that must not lead to a login or an action.
 
 mod administration;
 mod identity;
@@ -355,13 +355,13 @@ async fn a_session_ends_unused_and_in_any_case() {
         stage.server.take().unwrap().stop().await;
         let database = rusqlite::Connection::open(stage.directory.database()).unwrap();
         database.execute(&format!("UPDATE sessions SET {column} = ?1"), [authority::now() as i64]).unwrap();
-        // Use never extends a session beyond its latest end.
+        // `expires` is never later than `ends`.
         database.execute("UPDATE sessions SET expires = min(expires, ends)", []).unwrap();
         drop(database);
         stage.restart_stopped().await;
         assert_eq!(browser.get("/console").await.status, StatusCode::SEE_OTHER, "{what}");
     }
-    // Used again after half its time: the session lasts as long as at first, but not beyond its latest end.
+    // After half of its idle time, use extends the session to the full idle time, but not beyond its latest end.
     let mut browser = Browser::logged_in(&stage, "bob").await;
     let times = |stage: &Stage| stage.database().sessions(authority::now()).unwrap().pop().unwrap().1;
     let first = times(&stage);
@@ -446,7 +446,7 @@ async fn what_another_browser_brought_back_logs_nobody_in() {
     let asked = depart(&mut attacker, "").await;
     provider.gives(key.token(&provider.claims(Some(&asked["nonce"]), &[])));
     let back = format!("/console/login/callback?code=c&state={}", asked["state"]);
-    // The attacker's address, opened in a browser that started no login, or a different one.
+    // The victim's browser opens the attacker's callback address. It has started no login, or another login.
     assert_eq!(victim.get(&back).await.status, StatusCode::UNAUTHORIZED);
     depart(&mut victim, "").await;
     assert_eq!(victim.get(&back).await.status, StatusCode::UNAUTHORIZED);

@@ -1,4 +1,4 @@
-//! A person's own pages: their contents, and that they act for this person only.
+//! A person's own pages: their contents, and actions that affect only this person.
 
 use super::{Answer, Browser, stage};
 use crate::stage::{PASSWORD, Stage, events, git, handle, login, next, revoked};
@@ -90,7 +90,7 @@ async fn a_grant_is_revoked_and_the_session_goes_on() {
     let number = hidden(&page, "grant").to_owned();
     browser.submit("/console/grants", "/console/grants/revoke", &[("grant", &number)]).await.leads_to();
     assert_eq!(revoked(&mut heard).await, [handle(&grant)]);
-    assert!(browser.get("/console/grants").await.text.contains("There are none."));
+    assert!(browser.get("/console/grants").await.text.contains("You have no live grants."));
     laptop.grant(&git()).await.unwrap();
 }
 
@@ -103,7 +103,7 @@ async fn sessions_elsewhere_are_ended_and_this_one_is_not() {
     let mut browser = Browser::logged_in(&stage, "bob").await;
     let page = browser.get("/console/sessions").await;
     assert!(page.text.contains("this session") && page.text.contains("laptop"), "{}", page.text);
-    // Newest first, and the current session has no button.
+    // The newest session comes first, and the current session has no button.
     let number = hidden(&page, "session").to_owned();
     browser.submit("/console/sessions", "/console/sessions/end", &[("session", &number)]).await.leads_to();
     assert_eq!(third.get("/console").await.status, StatusCode::SEE_OTHER);

@@ -1,5 +1,5 @@
-//! Second factors and passkeys at the console: their owners, and data that must not be accepted as either. (The
-//! scenarios test that passkeys of a real browser work.)
+//! Second factors and passkeys at the console: only their owners can change them, and malformed data is not accepted.
+//! (The scenarios in the lab test that passkeys of a real browser work.)
 
 use super::{Browser, stage};
 use crate::stage::{PASSWORD, Stage, login};
@@ -42,7 +42,7 @@ async fn a_second_factor_is_asked_for_once_its_code_and_the_password_were_shown(
     assert!(!has_factor(&stage, "bob").await);
     set_up(&mut browser, &secret, &code(&secret, 0), PASSWORD).await.leads_to();
     assert!(has_factor(&stage, "bob").await);
-    // A code that was used is consumed; agents' logins require one too.
+    // A used code is not accepted again. Logins of agents require a code too.
     let refused = stage.client().login(&login("bob", PASSWORD, Some(&code(&secret, 0)))).await;
     assert_eq!(crate::stage::problem(refused).r#type, "wrong_second_factor");
     stage.client().login(&login("bob", PASSWORD, Some(&code(&secret, 30)))).await.unwrap();

@@ -1,4 +1,5 @@
-//! Segments with a fixed path (wire.md §8.12): each verifier's proof is locked by the verifier before it.
+//! Segments with a fixed path (wire.md §8.12). Every proof except that of the first verifier is locked; the preceding
+//! verifier on the path unlocks the proof.
 
 use super::{GiveError, Giver};
 use crate::model::Given;
@@ -6,8 +7,13 @@ use std::net::{IpAddr, Ipv6Addr};
 use wire::{Hops, Proof, ProofKey, Routed, Segment, SegmentFlags};
 
 impl Given {
-    /// Returns the segment with a path fixed along these hops: one per verifier, the last one the receiving endpoint.
-    /// `giver` is the state that the segment was issued from.
+    /// Returns a copy of the segment for a fixed path. `path` contains the path's hops: one for each verifier, of which
+    /// the last is the address of the receiving endpoint. `giver` contains the settings and keys with which the
+    /// authority issued the segment.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the hops do not match the path's verifiers, or the last hop is not the receiving endpoint.
     pub fn along(&self, giver: &Giver<'_>, path: &[Ipv6Addr]) -> Result<Self, GiveError> {
         let leads = path.last().is_some_and(|last| IpAddr::V6(*last) == self.ends.receiving);
         if !leads || path.len() != giver.path.len() || path.len() != usize::from(self.segment.count) {

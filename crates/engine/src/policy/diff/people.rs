@@ -1,5 +1,5 @@
-//! All subjects that the rules of two policies distinguish: persons in classes, with further attributes. A name is
-//! stored once, and rules are referred to by number, however many profiles they are in.
+//! All subjects that the rules of two policies distinguish: persons in classes, with further attributes. To save
+//! memory, each name is stored once, and the many profiles refer to rules by their numbers.
 
 use super::outcome::Outcome;
 use super::{Here, Kind, TooLarge, Verdict, places};

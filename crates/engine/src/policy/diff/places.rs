@@ -1,5 +1,5 @@
-//! Destinations in classes: addresses that lie in the same receivers in both policies, and spans of services that the
-//! same ones of these receivers have.
+//! Destinations in classes. Two destinations are in the same class if they belong to the same receivers in both
+//! policies, by their addresses and by their services.
 
 use super::Place;
 use crate::policy::explain::service_words;
@@ -24,7 +24,7 @@ struct Class<'p> {
     receivers: Vec<&'p Receiver>,
 }
 
-/// For each class of addresses, the spans of services.
+/// Spans of services, by class of addresses.
 #[derive(Default)]
 pub(super) struct Spans(BTreeMap<usize, Vec<(u32, u32)>>);
 

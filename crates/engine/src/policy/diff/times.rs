@@ -1,4 +1,4 @@
-//! Times at which different sets of rules hold, one time for each set.
+//! Times at which two policies are compared: one for each set of rules that hold at the same time.
 
 use super::{Here, TooLarge};
 use crate::policy::{Policy, When};

@@ -1,4 +1,4 @@
-//! A short list stored inline, so that a decision about a few senders and receivers allocates nothing.
+//! A short list stored inline, so that a decision that involves few senders and receivers allocates nothing.
 
 use std::ops::{Deref, DerefMut};
 

@@ -1,8 +1,8 @@
-//! A persistent hash index from prefixes to values. A clone increments one reference count; a change copies the path to
-//! one leaf and leaves clones unchanged.
+//! A persistent hash index from prefixes to values. A clone increments a reference count; a change copies only the path
+//! to one leaf and leaves clones unchanged.
 //!
 //! Among a million prefixes, each look-up costs one cache miss: the root stays in the caches, and a leaf is itself a
-//! table with open addressing, at most half full. Several values may be stored under one prefix.
+//! table with open addressing, at most half full. Several values can be stored under one prefix.
 
 use super::fetch::fetch;
 use ipnet::IpNet;
@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 /// Number of leaves, as a power of two: with a million values each leaf has some 500.
 const LEAVES_BITS: u32 = 11;
-/// Number of prefix lengths for which a search stores its positions; those of further lengths are computed again.
+/// Number of prefix lengths for which a search stores its positions. For further lengths, the search computes them
+/// again.
 const SOUGHT: usize = 8;
 
 /// The hash index.
@@ -51,7 +52,7 @@ struct Item<V> {
 pub(super) struct Seek<'a, V> {
     bits: Bits,
     family: usize,
-    /// The slot at which the search begins, for each prefix length, the widest prefix first.
+    /// The slots at which the search begins, one for each prefix length, widest prefix first.
     places: [Slot<'a, V>; SOUGHT],
 }
 
@@ -85,8 +86,8 @@ impl<V: Clone> Index<V> {
         found
     }
 
-    /// Begins a search for [`Self::around`]: prefetches the memory that `around` reads first, so that the caller can do
-    /// other work until then.
+    /// Begins a search for [`Self::around`]: prefetches the memory that `around` reads first. The caller can do other
+    /// work in the meantime.
     #[inline]
     pub(super) fn seek<'a>(&'a self, address: IpAddr, seek: &mut Seek<'a, V>) {
         (seek.bits, seek.family) = (Bits::of(address), usize::from(address.is_ipv6()));
@@ -97,7 +98,7 @@ impl<V: Clone> Index<V> {
         }
     }
 
-    /// Calls `each` with the prefix length and value of every prefix that contains the address, the widest first.
+    /// Calls `each` with the prefix length and value of every prefix that contains the address, widest prefix first.
     #[inline]
     pub(super) fn around<'a>(&'a self, seek: &Seek<'a, V>, mut each: impl FnMut(u8, &'a V)) {
         for (place, length) in self.lengths[seek.family].iter().enumerate() {
@@ -124,7 +125,7 @@ impl<V: Clone> Index<V> {
             .filter_map(|item| item.prefix().map(|prefix| (prefix, &item.value)))
     }
 
-    /// Adds a value to those already stored under the prefix.
+    /// Adds a value under the prefix, next to those already stored there.
     pub(super) fn add(&mut self, prefix: IpNet, value: V) {
         let (bits, length) = parts(prefix);
         let lengths = &mut self.lengths[length.family()];
@@ -142,8 +143,8 @@ impl<V: Clone> Index<V> {
         }
     }
 
-    /// Applies `change` to the value for which `is_it` holds; if `change` returns `None`, removes the value. Reports
-    /// whether there was such a value.
+    /// Applies `change` to the value under the prefix for which `is_it` holds, and removes the value if `change`
+    /// returns `None`. Returns whether there was such a value.
     pub(super) fn change(
         &mut self,
         prefix: IpNet,
@@ -183,7 +184,7 @@ impl<V: Clone> Index<V> {
         let leaf = self.leaf_mut(hash_here);
         let mut items: Vec<_> = leaf.iter().flatten().cloned().collect();
         change(&mut items);
-        // A free slot ends a search. There are more free slots than items, so that most searches read one slot.
+        // A free slot ends a search. Two thirds of the slots are free, so that most searches read one slot.
         let mut slots = vec![None; items.len() * 3 + 1];
         for item in items {
             put(&mut slots, hash(item.bits, item.kind), Item { far: false, ..item });
@@ -199,8 +200,8 @@ impl<V> Seek<'_, V> {
 }
 
 impl<'a, V> Slot<'a, V> {
-    /// Calls `each` with every value under exactly this prefix. Most searches end after two slots, which are read
-    /// without a loop: the processor could not predict where the loop would end.
+    /// Calls `each` with every value under exactly this prefix. Reads the first two slots without a loop, because most
+    /// searches end there and the processor could not predict the end of a loop.
     #[inline]
     fn each(&self, bits: Bits, kind: u16, mut each: impl FnMut(&'a V)) {
         let next = |at: usize| if at + 1 == self.leaf.len() { 0 } else { at + 1 };

@@ -1,7 +1,7 @@
-//! One receiver's entries, packed: less than eight bytes for each entry in a list of a thousand. Entries that another
-//! entry overrides are kept, so that they are in force again once that entry is removed.
+//! One receiver's entries, packed: in a list of a thousand entries, each takes less than eight bytes. The list also
+//! keeps entries that another entry overrides: they are in force again once that entry is removed.
 //!
-//! The list is a table of cache lines, 16 words each. A sender's scattered number determines the line of its entries,
+//! The list is a table of cache lines, 16 words each. A hash of the sender's number determines the line of its entries,
 //! so one line is read to find out whether a sender is present. A line has slots for senders, then a slot for the
 //! *strength* of each sender's entry, then an overflow word. That word has a bit for each sender for which a search has
 //! to continue in the next line. Seven eighths of the slots are taken.
@@ -41,7 +41,7 @@ pub(super) struct List {
     /// Number of lines of the table.
     homes: u32,
     width: Width,
-    /// Number of bits of a strength that hold the saying.
+    /// Number of low bits of a strength that hold the saying.
     bits: u8,
     /// Whether some entry has a window.
     windows: bool,
@@ -67,7 +67,7 @@ enum Width {
 pub(super) struct Scattered(u32);
 
 impl From<Sender> for Scattered {
-    /// Never returns 0, which marks an empty slot, because no sender has the highest number.
+    /// The result is never 0, which marks an empty slot, because no sender has the highest number.
     #[inline]
     fn from(sender: Sender) -> Self {
         Self(sender.0.wrapping_add(1).wrapping_mul(SPREAD))
@@ -119,7 +119,7 @@ impl List {
         let slots = width.slots();
         let homes = (entries.len() * 8).div_ceil(slots * 7);
         let words = COUNTS + sayings.values.len() + levels.values.len() + 3 * ranks.runs.len();
-        // Built in place: copying it would leave a hole in the heap for each list.
+        // The lines are built in place: a copy would leave a hole in the heap for each list.
         let mut made: Arc<[Line]> = repeat_n(Line([0; WORDS]), homes + words.div_ceil(WORDS)).collect();
         let lines = Arc::get_mut(&mut made).expect("INVARIANT: nobody else has it");
         let mut taken = vec![0u8; homes];
@@ -202,9 +202,10 @@ impl List {
         }
     }
 
-    /// Returns a bit for each of the first [`SEEN`] senders, set if the sender's line has an entry about it or an
-    /// overflow bit for it. False positives are possible. Most lines have neither: they are read and compared without
-    /// branches, so that their loads overlap. For a sender with an overflow bit, the next line is prefetched.
+    /// Returns a bit for each of the first [`SEEN`] senders. The bit is set if the sender's line has an entry about the
+    /// sender, or an overflow bit for it, so false positives are possible. Most lines have neither: they are read and
+    /// compared without branches, so that their loads overlap. For a sender with an overflow bit, the next line is
+    /// prefetched.
     #[inline]
     pub(super) fn look(&self, senders: &[Scattered]) -> u64 {
         let (mut seen, mut sent_on) = (0, 0);
@@ -222,7 +223,7 @@ impl List {
         seen
     }
 
-    /// Returns `senders`, without the `EVERYONE` at the end if no entry is about everyone.
+    /// Returns `senders`. Leaves out the `EVERYONE` at the end if no entry is about everyone.
     #[inline]
     fn relevant<'s>(&self, senders: &'s [Scattered]) -> &'s [Scattered] {
         match senders {
@@ -317,7 +318,8 @@ impl List {
 }
 
 impl Line {
-    /// Returns a bit for each word that equals `wanted`. Without branches, the processor compares four words at a time.
+    /// Returns a word with one bit for each slot that equals `wanted`. Has no branches, so that the processor compares
+    /// four words at a time.
     #[inline]
     fn having(&self, wanted: Scattered) -> u32 {
         let mut having = [0; WORDS];
@@ -359,7 +361,7 @@ impl Width {
     }
 }
 
-/// The distinct values of the entries, ascending, and for each entry the index of its value.
+/// The distinct values of the entries in ascending order, and for each entry the index of its value.
 struct Distinct {
     values: Vec<u64>,
     places: Vec<u32>,
@@ -432,7 +434,7 @@ impl Ranks {
     }
 }
 
-/// Encodes an entry's action, terms and window, so that an entry that denies gets the greater number.
+/// Encodes an entry's action, terms and window as a number, which is greater for an entry that denies.
 fn saying(entry: &Entry) -> u64 {
     let denies = u64::from(entry.action == Action::Deny);
     (denies << 32) | (u64::from(entry.terms) << 16) | u64::from(entry.window.map_or(0, NonZeroU16::get))

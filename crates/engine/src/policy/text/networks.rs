@@ -1,11 +1,13 @@
-//! Receivers of virtual networks: each network is a policy of its own, because networks may use the same addresses.
+//! Receivers of virtual networks. The receivers and rules of each network form a policy of their own, because several
+//! networks can use the same addresses.
 
 use crate::policy::index::Index;
 use crate::policy::{Policy, Receiver, Rule};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Calls `show` for each network and for the receivers outside of networks, with the receivers and their spans.
+/// Calls `show` once for each network, and once for the receivers outside of networks, with these receivers and their
+/// spans.
 pub(super) fn each(
     receivers: &[Receiver],
     spans: &[Range<usize>],

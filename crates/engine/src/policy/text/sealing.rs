@@ -1,4 +1,4 @@
-//! Parsing of what rules demand for packets in sealed tunnels, and of the receivers that are tunnels.
+//! Parses rules' demands for packets in sealed tunnels, and receivers that are the services of tunnels.
 
 use super::choice;
 use crate::document::{Fields, Reader, hint};
@@ -12,15 +12,15 @@ use wire::seal::{Suite, Suites};
 
 /// A rule that demands a treatment.
 pub(super) struct Demand {
-    /// The rule's index.
+    /// Index of the rule among the policy's rules.
     pub rule: usize,
-    /// Where the text demands it.
+    /// Position of the demand in the text of the policy, in bytes.
     pub span: Range<usize>,
-    /// Whether its grants are for more than one application.
+    /// Whether the rule's grants cover more than one protocol and port.
     pub wide: bool,
 }
 
-/// Reads what a rule demands.
+/// Reads the demand of a rule.
 pub(super) fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, suite: GrantSuite) -> Sealing {
     let value = fields.value("treatment");
     let treatments = Treatment::ALL.map(|treatment| (treatment.name(), treatment));
@@ -33,7 +33,7 @@ pub(super) fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, suite: Gran
     let rekey = fields.seconds(reader, "rekey", Sealing::REKEY, least, most);
     let treatment = said.unwrap_or_default();
     if treatment == Treatment::None {
-        // A word that is no treatment is a fault already.
+        // A word that is not a treatment has been reported as a fault already.
         for key in
             ["compress", "suites", "forward_secrecy", "rekey"].iter().filter(|_| value.is_none() || said.is_some())
         {
@@ -80,7 +80,8 @@ fn read_suites(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Suites {
     suites
 }
 
-/// Reads whether a receiver is the tunnel of its verifier, and checks that it can be: one UDP port of single addresses.
+/// Reads whether a receiver is the service of its verifier's tunnels. If it is, checks that it has one UDP port and
+/// single addresses.
 pub(super) fn read_tunnel(
     reader: &mut Reader<'_>,
     fields: &Fields<'_, '_>,
@@ -111,13 +112,14 @@ pub(super) fn read_tunnel(
     true
 }
 
-/// Checks that whoever has to use a tunnel has one and may reach it.
+/// Checks that every subject with a demand for a tunnel may reach the tunnel of the receiver's verifier, and that this
+/// tunnel exists.
 pub(super) fn check(reader: &mut Reader<'_>, policy: &Policy, demands: &[Demand]) {
     for Demand { rule: index, span, wide } in demands {
         if reader.is_full() {
             return;
         }
-        // A rule is missing if its reading was given up.
+        // A rule is missing from the policy if the parser gave it up because of a fault.
         let Some(rule) = policy.rules.get(*index) else { return };
         for receiver in rule.to.iter().map(|receiver| &policy.receivers[*receiver]) {
             let name = &receiver.name;

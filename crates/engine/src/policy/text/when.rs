@@ -9,7 +9,7 @@ use toml::de::DeValue;
 
 const KEYS: &[&str] = &["days", "hours", "zone", "from", "until"];
 const WEEK: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
-/// Maximum number of windows of a rule, and of spans of hours of a window.
+/// Maximum number of windows of a rule, and of ranges of hours of a window.
 const MOST: usize = 32;
 
 pub(super) fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> When {
@@ -67,7 +67,7 @@ fn read_window(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> Window {
     read
 }
 
-/// Parses `mon`, `mon-fri`, `sat-mon`.
+/// Parses weekdays such as `mon`, `mon-fri` or `sat-mon` to a bit set.
 fn days(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<u8> {
     let day = |word: &str| WEEK.iter().position(|day| *day == word);
     let (first, last) = text.get_ref().split_once('-').unwrap_or((text.get_ref(), text.get_ref()));
@@ -86,7 +86,7 @@ fn days(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<u8> {
     Some((first..=first + length).fold(0, |days, day| days | 1 << (day % 7)))
 }
 
-/// Parses `08:00-18:00`, `22:00-06:00`.
+/// Parses hours such as `08:00-18:00` or `22:00-06:00` to minutes of the day.
 fn hours(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<(u16, u16)> {
     let minute = |word: &str| {
         let (hour, minute) = word.split_once(':').filter(|(hour, minute)| (hour.len(), minute.len()) == (2, 2))?;
@@ -102,7 +102,7 @@ fn hours(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<(u16, u16)> {
     span
 }
 
-/// Parses a day, a local time, or a time with its offset, with or without quotes. The flag says whether it was a day.
+/// Parses a day, a local time, or a time with its offset, with or without quotes. The flag states whether it is a day.
 fn date(reader: &mut Reader<'_>, value: &Spanned<DeValue<'_>>, zone: &TimeZone) -> Option<(Timestamp, bool)> {
     let text = match value.get_ref() {
         DeValue::Datetime(date) => Some(date.to_string()),

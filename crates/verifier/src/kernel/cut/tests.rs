@@ -8,11 +8,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use wire::map::{FlowKey, origin, stage};
 
-/// Live flows, so that a sweep takes a while.
+/// Number of live flows, so that a sweep takes a while.
 const OTHERS: u16 = 4000;
 const ROUNDS: u16 = 1000;
 
-/// Removes its pins when dropped.
+/// The pins of a test, removed on drop.
 struct Room(Pins);
 
 impl Drop for Room {
@@ -47,7 +47,7 @@ fn key(port: u16) -> FlowKey {
     FlowKey::new([198, 51, 100, 7].into(), port, [203, 0, 113, 10].into(), 22, TCP)
 }
 
-/// A sweep of the background may remove a revocation of an ended grant, but only after the revoked flow.
+/// A background sweep may remove the revocation of an ended grant, but only after the revoked flow.
 #[test]
 fn a_flow_that_outlived_its_grant_is_cut_whatever_sweeps_run_at_the_time() {
     let (kernel, _room) = kernel();
@@ -75,7 +75,7 @@ fn a_flow_that_outlived_its_grant_is_cut_whatever_sweeps_run_at_the_time() {
             }
         });
         let outlives = |round: &u16| {
-            // Spread over the time of a sweep.
+            // Spread the rounds over the duration of a sweep.
             let (begun, until) = (Instant::now(), sweep * u32::from(*round) / u32::from(ROUNDS));
             while begun.elapsed() < until {
                 std::hint::spin_loop();

@@ -4,6 +4,7 @@ use super::{Daemon, notify};
 use crate::kernel::Cut;
 use crate::now;
 use crate::shared::{Order, Shared};
+use crate::unnamed::Unnamed;
 use anyhow::{Result, bail};
 use api::{Confirm, Event, RevokedGrant, RevokedSession};
 use follower::{Follower, Role, State};
@@ -22,8 +23,8 @@ use wire::Handle;
 const TICK: Duration = Duration::from_secs(1);
 /// Interval at which idle flows are swept.
 const SWEEP: Duration = Duration::from_secs(5);
-/// Delay of the second cut after a revocation: by then, packets that were being processed during the first are done
-/// with.
+/// Delay of the second cut after a revocation. By then the kernel programs have finished with packets that they were
+/// processing during the first cut.
 const SECOND_CUT: Duration = Duration::from_millis(75);
 
 impl Daemon {
@@ -59,7 +60,7 @@ impl Daemon {
                     let ended = ends && done.is_ok();
                     let _ = reply.send(done);
                     if ended {
-                        // Let the answer reach the client before the process ends.
+                        // Give the answer time to reach the client before the process ends.
                         sleep(Duration::from_millis(50)).await;
                         return Ok(ExitCode::SUCCESS);
                     }
@@ -92,6 +93,7 @@ impl Daemon {
     fn revoke(&mut self, grants: &[RevokedGrant], state: &mut State) {
         let cut = self.shared.kernel().revoke(grants, now());
         self.note_cut(grants, &cut, state);
+        self.recheck_tunnels();
     }
 
     fn end_sessions(&mut self, sessions: &[RevokedSession], state: &mut State) {
@@ -99,9 +101,10 @@ impl Daemon {
         tracing::info!(sessions = sessions.len(), flows = ended.flows, "sessions ended");
         self.second_cut = Some(Instant::now() + SECOND_CUT);
         state.end_sessions(sessions, now());
+        self.recheck_tunnels();
     }
 
-    /// Cuts the flows that the authority named in its answer.
+    /// Cuts the flows of the grants that the authority named in its answer to [`crate::recheck::Recheck`].
     fn rechecked(&mut self, grants: &[RevokedGrant], follower: &mut Follower) {
         if !grants.is_empty() {
             let cut = self.shared.kernel().cut(grants, now());
@@ -121,9 +124,12 @@ impl Daemon {
         state.revoke(&cut.lasting, now());
     }
 
-    fn write(&self, state: &State) -> Result<()> {
+    fn write(&mut self, state: &State) -> Result<()> {
         let loaded = self.shared.kernel().is_loaded_for(&state.config);
         let reloaded = if loaded { Ok(()) } else { self.shared.kernel_mut().reload(&state.config) };
+        if !loaded {
+            self.restart_tunnels();
+        }
         let kernel = self.shared.kernel();
         // Write both even if one fails: withdrawals must take effect even if the rest cannot be written.
         let proofs = kernel.write_proofs(state);
@@ -141,6 +147,7 @@ impl Daemon {
             tracing::error!("cannot follow changes of interfaces: {error:#}");
         }
         self.protect_addresses(follower.state());
+        self.follow_tunnels(follower.state());
         notify::alive(&self.shared.kernel(), follower.is_connected(), &mut self.last_status);
     }
 
@@ -159,8 +166,7 @@ impl Daemon {
         }
     }
 
-    /// Sweeps on a thread of its own: with full tables a sweep takes a while, and newly issued grants are waiting to be
-    /// processed.
+    /// Sweeps on a thread of its own: with full tables a sweep takes a while, and must not delay newly issued grants.
     fn sweep(&mut self) {
         self.sweep_again = self.sweeping.is_some();
         if self.sweeping.is_none() {
@@ -181,7 +187,7 @@ impl Daemon {
         if is_closed && let Err(error) = self.write(follower.current_state()) {
             tracing::debug!("no new flows are admitted yet: {error:#}");
         }
-        // Only with what this process has fetched: the state on the disk may lack the last revocations.
+        // Use only what this process has fetched: the state on the disk may lack the last revocations.
         if follower.health().borrow().read.is_some() {
             self.shared.kernel().readmit(&follower.current_state().config);
         }
@@ -230,13 +236,7 @@ impl Role for Daemon {
         if state.config.receivers != before.config.receivers {
             tracing::info!(receivers = state.config.receivers.len(), "the protected destinations changed");
         }
-        if state.config.tunnels != before.config.tunnels && !state.config.tunnels.is_empty() {
-            tracing::warn!(
-                tunnels = ?state.config.tunnels,
-                "the policy has a sealed tunnel here, but this version carries no packets in tunnels: nobody reaches what \
-                 demands a treatment"
-            );
-        }
+        self.follow_tunnels(state);
         let written = self.write(state);
         self.second_cut = Some(Instant::now() + SECOND_CUT);
         written
@@ -270,10 +270,22 @@ impl Role for Daemon {
     }
 }
 
-/// Asks the authority for the owners of grants that the kernel program does not know. Meanwhile their clients
-/// retransmit.
-pub(super) async fn name(shared: Arc<Shared>, authority: client::Authority, mut unknown: mpsc::Receiver<u64>) {
-    while let Some(handle) = unknown.recv().await {
+/// Asks the authority for the owners of grants that the kernel program or the tunnels' thread does not know, and records
+/// them. Their clients retransmit in the meantime.
+pub(super) async fn name(
+    shared: Arc<Shared>,
+    authority: client::Authority,
+    mut unknown: mpsc::Receiver<u64>,
+    in_tunnels: Arc<Unnamed>,
+) {
+    loop {
+        let handle = tokio::select! {
+            handle = unknown.recv() => match handle {
+                Some(handle) => handle,
+                None => return,
+            },
+            handle = in_tunnels.take() => handle,
+        };
         let owner = shared.owners().of(handle).cloned();
         match owner {
             Some(owner) => shared.learn(owner),
@@ -295,7 +307,7 @@ async fn until(time: Option<Instant>) {
     }
 }
 
-/// Waits for the sweep under way, if any; returns the number of flows that it forgot. The caller clears `task`.
+/// Waits for the sweep under way, if any; returns the number of flows that the sweep removed. The caller clears `task`.
 async fn swept(task: &mut Option<JoinHandle<u32>>) -> u32 {
     match task {
         Some(task) => task.await.unwrap_or_default(),

@@ -1,11 +1,11 @@
-//! Numbers, sizes and times in words. Every page uses these functions, so the wording is consistent, such as `1 packet`
-//! and `2 packets`.
+//! Numbers, sizes and times in words. All pages use these functions, so that the wording is consistent, such as `1
+//! packet` and `2 packets`.
 
 use shell::table::utc;
 
 /// Separator between groups of three digits: a narrow no-break space.
 const SEPARATOR: char = '\u{202f}';
-/// Numbers below this one are written without separators.
+/// Numbers below this are written without separators.
 const SHORT: u64 = 10_000;
 
 /// Formats a number for display: `9999`, `10 000`.
@@ -29,7 +29,7 @@ pub fn count(how_many: impl TryInto<u64>, one: &str) -> String {
     count_of(how_many, one, &format!("{one}s"))
 }
 
-/// Formats a count of something with an irregular plural: `no person`, `1 person`, `2 people`.
+/// Formats a count of something with an irregular plural, as [`count`] does: `no person`, `1 person`, `2 people`.
 pub fn count_of(how_many: impl TryInto<u64>, one: &str, many: &str) -> String {
     match how_many.try_into().unwrap_or(u64::MAX) {
         0 => format!("no {one}"),

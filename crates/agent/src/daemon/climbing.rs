@@ -1,0 +1,233 @@
+//! The ladder of carriers in the daemon's loop: first packets that the kernel program tells of, and those that are sent
+//! again by another rung.
+
+use super::Daemon;
+use engine::agent::Subject;
+use reach::protocol::{Rung as Shown, RungState};
+use wire::Destination;
+
+#[cfg(feature = "seal")]
+pub(super) use with_tunnels::Climbing;
+
+#[cfg(feature = "seal")]
+mod with_tunnels {
+    use super::*;
+    use crate::network::Follower;
+    use crate::now;
+    use crate::packet_queue::QueuedPacket;
+    use engine::agent::Frame;
+    use engine::agent::ladder::{Choice, Ladder, Path, Rung, State};
+    use std::collections::BTreeMap;
+    use std::net::SocketAddr;
+    use std::time::Duration;
+    use wire::Carrier;
+    use wire::map::{self, FlowKey, GrantEntry, GrantSlot, Steered};
+    use wire::packet::{Packet, TCP};
+
+    /// The daemon's state for the ladder.
+    #[derive(Default)]
+    pub struct Climbing {
+        ladder: Ladder<First>,
+        network: Follower,
+        /// Destinations with more than one rung.
+        placed: BTreeMap<GrantSlot, Placed>,
+    }
+
+    /// The first packet of a connection.
+    #[derive(Clone)]
+    struct First {
+        slot: GrantSlot,
+        flow: FlowKey,
+        frame: Frame,
+    }
+
+    /// A destination with more than one rung.
+    struct Placed {
+        verifier: SocketAddr,
+        /// The choice that the kernel's table has.
+        written: Option<Choice>,
+    }
+
+    impl Daemon {
+        /// Finds out which rungs a destination has, once the kernel has a grant for it.
+        pub(in crate::daemon) fn note_rungs(&mut self, slot: &GrantSlot, entry: &GrantEntry) {
+            let Some(subject) = subject_of(slot) else { return };
+            let verifier = self.sealing.sealed().alternative(subject, slot.destination());
+            // In a tunnel, verifiers take tokens by the carrier `tail` only (wire.md §6.11.1).
+            let may_climb = entry.plain == 0 && entry.carrier == Carrier::Tail as u8 && slot.protocol == TCP;
+            match verifier.filter(|_| may_climb) {
+                Some(verifier) => {
+                    let written = self.climbing.placed.get(slot).and_then(|placed| placed.written);
+                    self.climbing.placed.insert(*slot, Placed { verifier, written });
+                    self.write_rung(slot);
+                }
+                None => self.forget_rungs(slot),
+            }
+        }
+
+        pub(in crate::daemon) fn forget_rungs(&mut self, slot: &GrantSlot) {
+            if self.climbing.placed.remove(slot).is_some()
+                && let Err(error) = self.kernel.maps().ladders.remove(slot)
+            {
+                tracing::error!("cannot remove a destination from the kernel's ladder: {error:#}");
+            }
+        }
+
+        pub(in crate::daemon) fn forget_ladder(&mut self, subject: Subject) {
+            self.climbing.ladder.forget(subject);
+        }
+
+        fn path(&self, slot: &GrantSlot) -> Option<Path> {
+            let verifier = self.climbing.placed.get(slot)?.verifier;
+            let (subject, network) = (subject_of(slot)?, self.climbing.ladder.network());
+            Some(Path { subject, network, verifier, ipv6: slot.family == 6 })
+        }
+
+        /// Tells the kernel program by which rung connections to a destination begin.
+        fn write_rung(&mut self, slot: &GrantSlot) {
+            let Some(path) = self.path(slot) else { return };
+            let choice = self.climbing.ladder.choice(now(), &path);
+            if self.climbing.placed.get(slot).is_none_or(|placed| placed.written == Some(choice)) {
+                return;
+            }
+            let entry = map::Ladder { rung: choice.rung as u32, every: choice.every, ..map::Ladder::default() };
+            let ready = if choice.rung == Rung::Tunnel { self.open_way(slot) } else { Ok(()) };
+            match ready.and_then(|()| self.kernel.maps().ladders.set(slot, &entry)) {
+                Ok(()) => {
+                    self.climbing.placed.entry(*slot).and_modify(|placed| placed.written = Some(choice));
+                }
+                Err(error) => {
+                    tracing::error!(to = ?slot.destination(), "cannot set the rung of connections: {error:#}");
+                }
+            }
+        }
+
+        fn write_rungs(&mut self) {
+            for slot in self.climbing.placed.keys().copied().collect::<Vec<_>>() {
+                self.write_rung(&slot);
+            }
+        }
+
+        /// Prepares the tunnel for packets to a destination.
+        fn open_way(&mut self, slot: &GrantSlot) -> anyhow::Result<()> {
+            let Some(subject) = subject_of(slot) else { return Ok(()) };
+            self.sealing.sealed_mut().take(self.kernel.maps(), subject, slot.destination())?;
+            self.request_tunnels();
+            Ok(())
+        }
+
+        /// Handles the copy of a first packet that the kernel program has sent. Returns the packet if it is another.
+        pub(in crate::daemon) fn sent(&mut self, packet: QueuedPacket) -> Option<QueuedPacket> {
+            let Some(frame) = packet.frame.as_ref().filter(|frame| u32::from(frame.wish()) & Steered::LADDER != 0)
+            else {
+                return Some(packet);
+            };
+            let in_tunnel = u32::from(frame.wish()) & Steered::TREATMENT != 0;
+            let rung = if in_tunnel { Rung::Tunnel } else { Rung::Packet };
+            let flow = FlowKey::to_server(&Packet::parse(frame.bytes()))?;
+            let first = First { slot: packet.slot, flow, frame: frame.clone() };
+            match self.climbing.ladder.repeated(rung, |other| other.flow == flow) {
+                Some(rungs) => rungs.into_iter().for_each(|rung| self.send_by(rung, &first)),
+                None => {
+                    if let Some(path) = self.path(&first.slot) {
+                        self.climbing.ladder.watch(now(), path, rung, first);
+                    }
+                }
+            }
+            None
+        }
+
+        fn send_by(&mut self, rung: Rung, first: &First) {
+            let Some(subject) = subject_of(&first.slot) else { return };
+            let wish = match rung {
+                Rung::Packet => Steered::OUTSIDE,
+                Rung::Tunnel => Steered::LADDER | Steered::LADDER_TREATMENT,
+            };
+            if rung == Rung::Tunnel
+                && let Err(error) = self.open_way(&first.slot)
+            {
+                tracing::warn!(to = ?first.slot.destination(), "cannot try the tunnel: {error:#}");
+                return;
+            }
+            tracing::debug!(to = ?first.slot.destination(), rung = rung.name(), "no answer yet: sent the first packet again");
+            self.kernel.send(subject, &first.frame.clone().asking(wish as u16));
+        }
+
+        /// Removes what an earlier process has left: its tunnels are gone, and nobody watches its connections.
+        pub(in crate::daemon) fn clear_ladder(&mut self) {
+            let ladders = &self.kernel.maps().ladders;
+            for slot in ladders.keys() {
+                if let Err(error) = ladders.remove(&slot) {
+                    tracing::error!("cannot remove a destination from the kernel's ladder: {error:#}");
+                }
+            }
+            self.follow_network();
+        }
+
+        /// Returns when [`Self::climb`] has to be called.
+        pub(in crate::daemon) fn climbs_at(&self) -> Option<Duration> {
+            self.climbing.ladder.timeout()
+        }
+
+        /// Sends the first packets that are due by another rung, and notes those that were answered.
+        pub(in crate::daemon) fn climb(&mut self) {
+            if self.climbs_at().is_some_and(|at| at <= now()) {
+                self.climb_now();
+            }
+        }
+
+        fn climb_now(&mut self) {
+            let table = &self.kernel.maps().first_packets;
+            // Others' connections may have pushed an answered one out of the table. Its packets must not be sent again.
+            self.climbing.ladder.lose(|first| !matches!(table.get(&first.flow), Ok(Some(_))));
+            let heard = |first: &First, rung: Rung| {
+                let known = table.get(&first.flow).ok().flatten()?;
+                let at = if rung == Rung::Packet { known.outside } else { known.inside };
+                (at != 0).then(|| Duration::from_nanos(at))
+            };
+            let due = self.climbing.ladder.tick(now(), heard);
+            due.iter().for_each(|(rung, first)| self.send_by(*rung, first));
+            self.write_rungs();
+        }
+
+        /// Follows changes of the network. To be called every second.
+        pub(in crate::daemon) fn follow_network(&mut self) {
+            let network = self.climbing.network.look();
+            if self.climbing.ladder.moved(network) {
+                tracing::debug!("another network: connections begin with the first rung");
+            }
+            self.write_rungs();
+        }
+
+        pub(in crate::daemon) fn rungs(&mut self, subject: Subject, to: Destination) -> Vec<Shown> {
+            self.climb_now();
+            let Some(path) = self.path(&subject.slot(&to)) else { return only() };
+            let shown = |(rung, state): (Rung, State)| {
+                let (state, begins_again) = match state {
+                    State::Works => (RungState::Works, None),
+                    State::Blocked(left) => (RungState::Blocked, Some(left.as_secs())),
+                    State::NotTried => (RungState::NotTried, None),
+                };
+                Shown { name: rung.name().to_owned(), state, begins_again }
+            };
+            self.climbing.ladder.states(now(), &path).into_iter().map(shown).collect()
+        }
+    }
+
+    fn subject_of(slot: &GrantSlot) -> Option<Subject> {
+        slot.subject.checked_sub(1).map(Subject::of_user)
+    }
+}
+
+/// The rungs of a destination to which only the first packet itself leads.
+fn only() -> Vec<Shown> {
+    vec![Shown { name: "packet".to_owned(), state: RungState::NotTried, begins_again: None }]
+}
+
+#[cfg(not(feature = "seal"))]
+#[allow(clippy::unused_self)]
+impl Daemon {
+    pub(super) fn rungs(&mut self, _: Subject, _: Destination) -> Vec<Shown> {
+        only()
+    }
+}

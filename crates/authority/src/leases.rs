@@ -1,0 +1,369 @@
+//! The leases of recorded grants: which grant a request renews, and the handles of a grant.
+//!
+//! A grant is recorded once. A request of the same session from the same address, which the policy decides in the same
+//! way, gets another lease of that grant: nothing is written for it. The table here repeats what the database contains,
+//! and only the storage thread changes it, in the order of its writes. So a grant is not renewed after the server has
+//! learned of its revocation.
+
+use crate::keys::Keyring;
+use crate::push::events::Listener;
+use crate::storage::{Announced, Ended, LeaseTerms, Resumed, TokenHash};
+use anyhow::Result;
+use api::RevokedGrant;
+use engine::issuing::lease::{EPOCHS_MAX, HandleKey, NUMBERS, Turn};
+use engine::model::Sealing;
+use engine::policy::Scope;
+use engine::verifier::CLOCK_SKEW_MAX;
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use wire::{Epoch, Flags, Handle, Holder};
+
+/// Number of grant numbers that a server leaves out when it starts. A power failure may have lost the records of the last
+/// grants, whose handles must not be mistaken for those of new grants.
+const LEFT_OUT: u32 = 1 << 16;
+
+/// A grant as a request asks for it. A grant is renewed only by a request with the same values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The verifier that the grant is for.
+    pub verifier: String,
+    /// The receiver's name.
+    pub receiver: String,
+    /// The rule that allows the grant.
+    pub rule: String,
+    /// The rule's demands on a sealed tunnel.
+    pub sealing: Sealing,
+    /// The parts by which a session's grants are looked up.
+    pub place: Place,
+}
+
+/// The source of a request, and what the grant covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    source: IpAddr,
+    prefix: ipnet::IpNet,
+    service: Option<(u8, u16)>,
+    flags: u8,
+}
+
+impl Place {
+    /// Creates the place of a grant with this scope and these flags, for a request from `source`.
+    pub fn new(source: IpAddr, scope: &Scope, flags: Flags) -> Self {
+        Self { source, prefix: scope.prefix, service: scope.service, flags: flags.0 }
+    }
+}
+
+/// The next lease of a recorded grant.
+pub struct Lease {
+    /// The lower half of the grant's handle in the current epoch.
+    pub half: u32,
+    /// Whether the verifier was told that this handle, with this class, is the grant's. If not, the caller must tell
+    /// the verifier.
+    pub is_announced: bool,
+    /// The maximum length of the lease, in seconds.
+    pub length: u32,
+    /// The time at which the grant's last lease ends, in Unix seconds.
+    pub until: u64,
+}
+
+/// A grant that can be renewed.
+struct Entry {
+    wanted: Wanted,
+    handle: Handle,
+    renewable: LeaseTerms,
+    until: u64,
+    announced: Mutex<Option<Latest>>,
+}
+
+/// The handle that the verifier was told last.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Latest {
+    epoch: Epoch,
+    half: u32,
+    class: u8,
+}
+
+type Table = HashMap<TokenHash, HashMap<Place, Entry>>;
+
+/// The grants that can be renewed, by session, and the numbers of new ones.
+pub struct Leases {
+    keyring: Arc<Keyring>,
+    key: HandleKey,
+    next: AtomicU32,
+    epoch_length: u32,
+    table: RwLock<Table>,
+}
+
+impl Leases {
+    /// Creates an empty table. `next` is the number after the last recorded one.
+    pub fn new(keyring: Arc<Keyring>, (key, next): (HandleKey, u32), epoch_length: u32) -> Self {
+        Self { keyring, key, next: AtomicU32::new(next.wrapping_add(LEFT_OUT)), epoch_length, table: RwLock::default() }
+    }
+
+    /// Returns the lease that a request of this session gets at `now`. Returns `None` if the session has no such grant,
+    /// or if the grant has been renewed in as many epochs as it can be.
+    pub fn find(&self, session: &TokenHash, wanted: &Wanted, class: u8, now: u64) -> Option<Lease> {
+        let table = self.read();
+        let entry = table.get(session)?.get(&wanted.place).filter(|entry| entry.wanted == *wanted)?;
+        let epoch = Epoch::at(now, self.epoch_length);
+        let mut announced = entry.announced.lock().unwrap_or_else(PoisonError::into_inner);
+        let half = match *announced {
+            Some(latest) if latest.epoch == epoch => latest.half,
+            _ => self.key.encrypt(self.turn(&entry.renewable, epoch)?),
+        };
+        let latest = Some(Latest { epoch, half, class });
+        let is_announced = std::mem::replace(&mut *announced, latest) == latest;
+        Some(Lease { half, is_announced, length: entry.renewable.lease, until: entry.until })
+    }
+
+    /// Returns a number for a new grant, and the lower half of the grant's first handle.
+    pub fn begin(&self) -> (u32, u32) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed) % NUMBERS;
+        (number, self.key.encrypt(Turn { number, epochs: 0 }))
+    }
+
+    /// Returns the time at which the last lease of a grant ends that is issued at `now` to a session that ends at
+    /// `session_ends`. Both are Unix seconds; `lease` is the maximum length of a lease.
+    pub fn until(&self, now: u64, session_ends: u64, lease: u32) -> u64 {
+        let Epoch(first) = Epoch::at(now, self.epoch_length);
+        let last = (first + u64::from(EPOCHS_MAX)) * u64::from(self.epoch_length);
+        session_ends.min(last) + u64::from(lease)
+    }
+
+    /// Returns the time at which the last lease with the handle of `now` ends.
+    pub fn handle_ends(&self, now: u64, lease: u32, until: u64) -> u64 {
+        self.epoch_ends(Epoch::at(now, self.epoch_length), lease).min(until)
+    }
+
+    /// Returns the time at which the last lease with this handle ends, for a grant whose last lease ends at `until`.
+    pub fn ends_of(&self, handle: Handle, terms: &LeaseTerms, until: u64) -> u64 {
+        let Epoch(first) = Epoch::at(terms.issued, self.epoch_length);
+        let epoch = Epoch(first + u64::from(self.key.decrypt(handle).epochs));
+        self.epoch_ends(epoch, terms.lease).min(until)
+    }
+
+    fn epoch_ends(&self, Epoch(epoch): Epoch, lease: u32) -> u64 {
+        (epoch + 1).saturating_mul(self.epoch_length.into()).saturating_add(lease.into())
+    }
+
+    fn turn(&self, grant: &LeaseTerms, epoch: Epoch) -> Option<Turn> {
+        Turn::at(grant.number, Epoch::at(grant.issued, self.epoch_length), epoch)
+    }
+
+    /// Adds a grant that was recorded, of which the verifier has been told. Must be called on the storage thread.
+    pub fn insert(&self, session: TokenHash, wanted: Wanted, class: u8, handle: Handle, of: (LeaseTerms, u64)) {
+        let (renewable, until) = of;
+        let epoch = Epoch::at(renewable.issued, self.epoch_length);
+        let announced = Mutex::new(Some(Latest { epoch, half: handle.0 as u32, class }));
+        let place = wanted.place;
+        let entry = Entry { wanted, handle, renewable, until, announced };
+        self.write().entry(session).or_default().insert(place, entry);
+    }
+
+    /// Adds grants that an earlier run of the server recorded. Leaves out a grant whose first handle does not contain
+    /// its holder: the master key or the length of the epochs has been replaced since.
+    pub fn resume(&self, grants: Vec<Resumed>) {
+        let mut table = self.write();
+        for grant in grants {
+            let Resumed { session, renewable, until, handle, .. } = grant;
+            let first = Epoch::at(renewable.issued, self.epoch_length);
+            let Ok(key) = self.keyring.verifier_key(&grant.verifier, first) else { continue };
+            if Holder::of(handle, &key) != grant.holder {
+                continue;
+            }
+            let place = Place::new(grant.source, &grant.scope, grant.flags);
+            let Resumed { verifier, receiver, rule, sealing, .. } = grant;
+            let wanted = Wanted { verifier, receiver, rule, sealing, place };
+            let entry = Entry { wanted, handle, renewable, until, announced: Mutex::default() };
+            table.entry(session).or_default().insert(place, entry);
+        }
+    }
+
+    /// Removes revoked grants, those of sessions that are not `live`, and expired ones. Must be called on the storage
+    /// thread.
+    pub fn remove(&self, revoked: &[Ended], live: &HashSet<TokenHash>, now: u64) {
+        let mut table = self.write();
+        let mut gone: HashMap<TokenHash, HashSet<u64>> = HashMap::new();
+        for Ended { grant, session, .. } in revoked {
+            gone.entry(*session).or_default().insert(grant.grant.handle);
+        }
+        for (session, handles) in gone {
+            if let Some(of_session) = table.get_mut(&session) {
+                of_session.retain(|_, entry| !handles.contains(&entry.handle.0));
+            }
+        }
+        table.retain(|session, of_session| {
+            of_session.retain(|_, entry| entry.until > now);
+            live.contains(session) && !of_session.is_empty()
+        });
+    }
+
+    /// Removes all grants, because their handles were made with keys that are no longer used.
+    pub fn clear(&self) {
+        self.write().clear();
+    }
+
+    /// Returns each handle of a grant with which tokens can still be made at `now`. A grant that cannot be renewed has
+    /// one handle.
+    ///
+    /// # Errors
+    /// The verifier's id is too long.
+    pub fn handles(&self, grant: &Announced, verifier: &str, now: u64) -> Result<Vec<RevokedGrant>> {
+        let Announced { grant, renewable: Some(renewable), learned } = grant else { return Ok(vec![grant.grant]) };
+        let first = Epoch::at(renewable.issued, self.epoch_length);
+        let last = learned.map_or(now, |learned| now.min(learned));
+        let mut handles = Vec::new();
+        for epoch in (first.0..=Epoch::at(last, self.epoch_length).0).map(Epoch) {
+            let Some(turn) = self.turn(renewable, epoch) else { break };
+            let ends = self.epoch_ends(epoch, renewable.lease).min(last + u64::from(renewable.lease));
+            let ends = ends.min(grant.expires.into());
+            if ends + u64::from(CLOCK_SKEW_MAX) <= now {
+                continue;
+            }
+            let handle = if epoch == first {
+                Handle(grant.handle)
+            } else {
+                Holder(grant.holder).handle(&self.keyring.verifier_key(verifier, epoch)?, self.key.encrypt(turn))
+            };
+            let expires = u32::try_from(ends).unwrap_or(u32::MAX);
+            handles.push(RevokedGrant { handle: handle.0, expires, ..*grant });
+        }
+        Ok(handles)
+    }
+
+    /// Returns the handles of revoked grants, once for their verifiers and once for their sessions. Leaves out a grant
+    /// whose handles cannot be computed: its verifier asks which flows to cut (see `mark` in storage/revocation.rs).
+    pub(crate) fn announcements(&self, revoked: &[Ended], now: u64) -> Vec<(Listener, RevokedGrant)> {
+        let both = |Ended { grant, verifier, session }: &Ended| {
+            let handles = self.handles(grant, verifier, now).unwrap_or_default();
+            let (verifier, session) = (Listener::Verifier(verifier.clone()), Listener::Session(*session));
+            handles.into_iter().flat_map(move |handle| {
+                // Events to sessions contain no holders.
+                [(verifier.clone(), handle), (session.clone(), RevokedGrant { holder: 0, ..handle })]
+            })
+        };
+        revoked.iter().flat_map(both).collect()
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::MasterKeys;
+
+    const HOUR: u32 = 3600;
+    /// The middle of an epoch.
+    const NOW: u64 = 1_000_000 * 3600 + 1800;
+    const SESSION: TokenHash = [1; 32];
+    const HOLDER: Holder = Holder(0x0000_0503);
+
+    fn wanted() -> Wanted {
+        let scope = Scope { prefix: "203.0.113.1/32".parse().unwrap(), service: Some((6, 22)) };
+        let place = Place::new("192.0.2.1".parse().unwrap(), &scope, Flags::PORT);
+        let [verifier, receiver, rule] = ["edge", "git", "policy.toml:1"].map(str::to_owned);
+        Wanted { verifier, receiver, rule, sealing: Sealing::NONE, place }
+    }
+
+    /// Returns the leases of one grant that begins at [`NOW`], the keys, and the grant as the database lists it.
+    fn one() -> (Leases, Arc<Keyring>, Announced) {
+        let keyring = Arc::new(Keyring::new(MasterKeys::parse(&[7; 32]).unwrap(), HOUR));
+        let leases = Leases::new(keyring.clone(), (HandleKey::new([7; 16]), 5), HOUR);
+        let (number, half) = leases.begin();
+        let handle = HOLDER.handle(&keyring.verifier_key("edge", Epoch::at(NOW, HOUR)).unwrap(), half);
+        let terms = LeaseTerms { number, issued: NOW, lease: 300 };
+        let until = leases.until(NOW, NOW + 12 * 3600, 300);
+        leases.insert(SESSION, wanted(), 0, handle, (terms, until));
+        let grant = RevokedGrant { handle: handle.0, expires: until as u32, holder: HOLDER.0 };
+        (leases, keyring, Announced { grant, renewable: Some(terms), learned: None })
+    }
+
+    #[test]
+    fn a_grant_has_another_handle_in_each_epoch_and_the_verifier_is_told_of_each_once() {
+        let (leases, ..) = one();
+        let find = |now| leases.find(&SESSION, &wanted(), 0, now).map(|lease| (lease.half, lease.is_announced));
+        let (first, is_announced) = find(NOW).unwrap();
+        assert!(is_announced, "it was announced when it was recorded");
+        let (second, is_announced) = find(NOW + 3600).unwrap();
+        assert!(second != first && !is_announced);
+        assert_eq!(find(NOW + 3601), Some((second, true)));
+        let other_class = leases.find(&SESSION, &wanted(), 1, NOW + 3601).unwrap();
+        assert_eq!((other_class.half, other_class.is_announced), (second, false), "packet filters need the class");
+        assert!(find(NOW + 15 * 3600).is_some() && find(NOW + 16 * 3600).is_none(), "it has sixteen handles");
+    }
+
+    #[test]
+    fn another_session_source_rule_or_demand_renews_nothing() {
+        let (leases, ..) = one();
+        let finds = |session, wanted: &Wanted| leases.find(&session, wanted, 0, NOW).is_some();
+        assert!(finds(SESSION, &wanted()) && !finds([2; 32], &wanted()));
+        let Place { source, service, flags, .. } = wanted().place;
+        for place in [
+            Place { source: "192.0.2.2".parse().unwrap(), ..wanted().place },
+            Place { prefix: "203.0.113.0/24".parse().unwrap(), source, service, flags },
+            Place { service: None, ..wanted().place },
+            Place { flags: 0, ..wanted().place },
+        ] {
+            assert!(!finds(SESSION, &Wanted { place, ..wanted() }), "{place:?}");
+        }
+        assert!(!finds(SESSION, &Wanted { rule: "policy.toml:9".into(), ..wanted() }));
+        assert!(!finds(SESSION, &Wanted { verifier: "other".into(), ..wanted() }));
+        let sealing = Sealing { treatment: engine::model::Treatment::Encrypt, ..Sealing::NONE };
+        assert!(!finds(SESSION, &Wanted { sealing, ..wanted() }));
+    }
+
+    #[test]
+    fn a_revocation_names_each_handle_with_which_a_token_can_be_made() {
+        let (leases, keyring, grant) = one();
+        let handles = |grant: &Announced, now| leases.handles(grant, "edge", now).unwrap();
+        let of = |now| {
+            let lease = leases.find(&SESSION, &wanted(), 0, now).unwrap();
+            HOLDER.handle(&keyring.verifier_key("edge", Epoch::at(now, HOUR)).unwrap(), lease.half).0
+        };
+        let named = |grant: &Announced, now| handles(grant, now).iter().map(|one| one.handle).collect::<Vec<_>>();
+        assert_eq!(named(&grant, NOW), [grant.grant.handle]);
+        // Five minutes and half a minute after the end of an epoch, its last lease has ended on every verifier's clock.
+        let begins = NOW + 1800;
+        let (first, second) = (of(NOW), of(begins));
+        assert_eq!(named(&grant, begins + 329), [first, second]);
+        assert_eq!(named(&grant, begins + 330), [second]);
+        let ends =
+            |grant: &Announced, now| handles(grant, now).iter().map(|one| u64::from(one.expires)).collect::<Vec<_>>();
+        assert_eq!(ends(&grant, begins + 10), [begins + 300, begins + 310]);
+        // No lease begins after the server has learned of the revocation.
+        let revoked = Announced { learned: Some(begins + 10), ..grant.clone() };
+        assert_eq!(ends(&revoked, begins + 100), [begins + 300, begins + 310]);
+        assert_eq!(named(&revoked, begins + 335), [second]);
+        assert!(named(&revoked, begins + 340).is_empty());
+        let single = Announced { renewable: None, ..grant.clone() };
+        assert_eq!(handles(&single, begins), [grant.grant]);
+    }
+
+    #[test]
+    fn what_ended_is_removed() {
+        let live = HashSet::from([SESSION]);
+        let finds = |leases: &Leases| leases.find(&SESSION, &wanted(), 0, NOW).is_some();
+        let (leases, _, grant) = one();
+        let other = RevokedGrant { handle: 1, ..grant.grant };
+        let ended = |grant| [Ended { grant, verifier: "edge".into(), session: SESSION }];
+        leases.remove(&ended(Announced { grant: other, ..grant.clone() }), &live, NOW);
+        assert!(finds(&leases));
+        leases.remove(&ended(grant), &live, NOW);
+        assert!(!finds(&leases));
+        let (leases, ..) = one();
+        leases.remove(&[], &HashSet::new(), NOW);
+        assert!(!finds(&leases));
+        let (leases, ..) = one();
+        leases.remove(&[], &live, NOW + 13 * 3600);
+        assert!(!finds(&leases));
+    }
+}

@@ -1,0 +1,74 @@
+//! Applications lower people's scores by complaints. When a score falls below the bound, or recovers, the grants of the
+//! person are evaluated again: the policy knows a low score by the tag `low-score`.
+
+use super::Enforcer;
+use crate::http::problems::Problem;
+use crate::storage::{Complained, NewComplaint, Storage};
+use crate::{Settings, now};
+use anyhow::Result;
+use api::{COMPLAINT_POINTS_MAX, Complaint, Standing};
+use std::sync::Arc;
+use std::time::Duration;
+use wire::Handle;
+
+/// Keeps people's scores.
+pub struct Scores {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) storage: Arc<Storage>,
+    pub(crate) enforcer: Arc<Enforcer>,
+}
+
+impl Scores {
+    /// Takes points off the score of the person behind a grant of this verifier. If the score falls below the bound, the
+    /// grants that the policy then forbids are revoked before this function returns.
+    ///
+    /// # Errors
+    /// The complaint is malformed, the authority keeps no scores, the verifier has no such grant, the application has
+    /// complained too much, or the database cannot be read or written.
+    pub async fn complain(&self, verifier: &str, complaint: Complaint) -> Result<Standing, Problem> {
+        let terms = self.settings.scores.ok_or(Problem::NotFound("score: authority.toml has no table [scores]"))?;
+        let Complaint { handle, application, about, points } = complaint;
+        let points = points.unwrap_or(about.points());
+        if !(1..=COMPLAINT_POINTS_MAX).contains(&points) {
+            return Err(Problem::Malformed(format!("`points` must be from 1 to {COMPLAINT_POINTS_MAX}")));
+        }
+        if application.is_empty() || application.chars().count() > 64 || application.contains(char::is_control) {
+            return Err(Problem::Malformed("an application's name must have 1 to 64 printable characters".into()));
+        }
+        let (verifier, handle, about) = (verifier.to_owned(), Handle(handle), about.name());
+        let complaint = NewComplaint { verifier, application, handle, about, points };
+        let done = self.storage.call(move |database| database.complain(&complaint, terms, now())).await?;
+        match done {
+            Complained::Done { score, fell } => {
+                if fell {
+                    self.enforcer.reevaluate("a score fell below the bound").await?;
+                }
+                Ok(Standing { score })
+            }
+            Complained::NoGrant => Err(Problem::NotFound("grant of this verifier")),
+            Complained::TooMany { seconds } => Err(Problem::TooMany(Duration::from_secs(seconds))),
+        }
+    }
+
+    /// Ends the low scores that have recovered, and evaluates the grants again if there are any. The server calls this
+    /// every second.
+    ///
+    /// # Errors
+    /// The database cannot be read or written.
+    pub async fn follow_time(&self) -> Result<()> {
+        if self.settings.scores.is_some() && self.settle(false).await? {
+            self.enforcer.reevaluate("a score recovered").await?;
+        }
+        Ok(())
+    }
+
+    /// Brings the stored scores in line with the time and the configuration; with `all`, also those that are not low.
+    /// Returns whether a score has become low, or is no longer low.
+    ///
+    /// # Errors
+    /// The database cannot be read or written.
+    pub async fn settle(&self, all: bool) -> Result<bool> {
+        let terms = self.settings.scores;
+        self.storage.call(move |database| database.settle_scores(terms, all, now())).await
+    }
+}

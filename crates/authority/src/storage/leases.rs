@@ -1,0 +1,131 @@
+//! Grants that can be renewed without another record: their numbers, and the look-up of a grant by any of its handles.
+//!
+//! The table `grants` contains such a grant under its first handle. The handles of later epochs are not recorded: the
+//! key in the table `numbering` tells which grant they belong to. This key never changes, because the audit trails name
+//! a grant by its first handle only, and are kept for longer than the grants.
+
+use super::Database;
+use crate::login::credentials;
+use anyhow::Result;
+use api::RevokedGrant;
+use engine::issuing::lease::{HandleKey, NUMBERS};
+use rusqlite::{Connection, OptionalExtension, Row, Transaction};
+use wire::Handle;
+
+/// The table has one row.
+const SCHEMA: &str = "
+CREATE TABLE numbering (key BLOB NOT NULL, next INTEGER NOT NULL) STRICT;
+CREATE UNIQUE INDEX grants_by_number ON grants (number) WHERE number IS NOT NULL;
+";
+
+/// The data that makes a grant renewable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseTerms {
+    /// The grant's number, which determines its handles.
+    pub number: u32,
+    /// Time of issue, in Unix seconds.
+    pub issued: u64,
+    /// Maximum length of a lease, in seconds.
+    pub lease: u32,
+}
+
+/// A grant about which verifiers or sessions must be told something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Announced {
+    /// The grant with its first handle.
+    pub grant: RevokedGrant,
+    /// If the grant can be renewed, the data from which its later handles are computed.
+    pub renewable: Option<LeaseTerms>,
+    /// Time at which the server learned of the grant's revocation, in Unix seconds. It has not renewed the grant since.
+    pub learned: Option<u64>,
+}
+
+/// The columns of [`Announced`], after those that [`super::grants::GrantEntry`] has under these names.
+pub(super) const RENEWABLE: &str = "number, issued, lease, announced";
+
+/// Creates the tables, with a new key.
+pub(super) fn begin(transaction: &Transaction<'_>) -> Result<()> {
+    transaction.execute_batch(SCHEMA)?;
+    let key: [u8; 16] = credentials::random()?;
+    transaction.execute("INSERT INTO numbering (key, next) VALUES (?1, 0)", [key])?;
+    Ok(())
+}
+
+/// Records that a number is used. Returns whether it was free.
+pub(super) fn take(transaction: &Transaction<'_>, number: u32) -> Result<bool> {
+    let mut taken = transaction.prepare_cached("SELECT 1 FROM grants WHERE number = ?1")?;
+    if taken.exists([number])? {
+        return Ok(false);
+    }
+    // Requests are not recorded in the order in which they took their numbers.
+    let mut note = transaction.prepare_cached("UPDATE numbering SET next = ?1 WHERE ?1 > next OR next - ?1 > ?2")?;
+    note.execute([(number + 1) % NUMBERS, NUMBERS / 2])?;
+    Ok(true)
+}
+
+/// Returns the first handle of the grant that has this handle; returns `handle` itself if there is no such grant. A
+/// handle that was not computed from a number has to be recorded as it is. Such a handle looks like a random number, so
+/// it is looked up first.
+pub(super) fn first(connection: &Connection, handle: Handle) -> Result<Handle> {
+    let mut recorded = connection.prepare_cached("SELECT 1 FROM grants WHERE handle = ?1")?;
+    if recorded.exists([handle.0.cast_signed()])? {
+        return Ok(handle);
+    }
+    let number = key(connection)?.decrypt(handle).number;
+    let mut find = connection.prepare_cached("SELECT handle FROM grants WHERE number = ?1")?;
+    let found = find.query_row([number], |row| row.get::<_, i64>(0)).optional()?;
+    Ok(found.map_or(handle, |first| Handle(first.cast_unsigned())))
+}
+
+fn key(connection: &Connection) -> Result<HandleKey> {
+    let mut key = connection.prepare_cached("SELECT key FROM numbering")?;
+    Ok(HandleKey::new(key.query_row([], |row| row.get(0))?))
+}
+
+/// Reads the columns [`RENEWABLE`] from `column` on.
+pub(super) fn announced(row: &Row<'_>, grant: RevokedGrant, column: usize) -> rusqlite::Result<Announced> {
+    Ok(Announced {
+        grant,
+        renewable: renewable(row, column)?,
+        learned: row.get::<_, Option<i64>>(column + 3)?.filter(|time| *time > 1).map(i64::cast_unsigned),
+    })
+}
+
+/// Reads number, time of issue and lease from `column` on.
+pub(super) fn renewable(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<LeaseTerms>> {
+    let (number, lease): (Option<u32>, Option<u32>) = (row.get(column)?, row.get(column + 2)?);
+    let issued = row.get::<_, i64>(column + 1)?.cast_unsigned();
+    Ok(number.zip(lease).map(|(number, lease)| LeaseTerms { number, issued, lease }))
+}
+
+impl Database {
+    /// Returns the key of the grants' handles, and the number for the next grant.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn numbering(&self) -> Result<(HandleKey, u32)> {
+        let next = self.connection.query_row("SELECT next FROM numbering", [], |row| row.get(0))?;
+        Ok((key(&self.connection)?, next))
+    }
+
+    /// Returns the first handle of the grant that has this handle, under which the grant is listed. Returns `handle`
+    /// itself if there is no such grant.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn first_handle(&self, handle: Handle) -> Result<Handle> {
+        first(&self.connection, handle)
+    }
+
+    /// Returns the lease terms of the grant that has this handle; `None` if there is no such grant, or if it cannot be
+    /// renewed.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn lease_terms(&self, handle: Handle) -> Result<Option<LeaseTerms>> {
+        let first = self.first_handle(handle)?;
+        let mut terms = self.connection.prepare_cached("SELECT number, issued, lease FROM grants WHERE handle = ?1")?;
+        let terms = terms.query_row([first.0.cast_signed()], |row| renewable(row, 0)).optional()?;
+        Ok(terms.flatten())
+    }
+}

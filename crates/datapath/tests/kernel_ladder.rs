@@ -1,0 +1,168 @@
+//! The agent's ladder in the kernel: by which rung first packets go, and on which side the first answer leaves a flow.
+
+mod held;
+#[allow(dead_code, reason = "the table's rows are its other user")]
+mod world;
+
+use datapath::agent::Agent;
+use datapath::clock;
+use datapath::tc::Attachment;
+use engine::model::protected;
+use lab::forge::{Packet, Tcp, flag};
+use wire::Destination;
+use wire::map::{FirstPacket, FlowKey, GrantSlot, KEEPS_FLOWS, Ladder, Owner, Steered, agent_counter, owner};
+use wire::packet::TCP;
+use world::{Family, Grant, NOW, families};
+
+const SUBJECT: u32 = 7;
+/// Owner of the socket that packets belong to in a test run.
+const ROOT: Owner = Owner { kind: owner::USER, reserved: 0, id: 0 };
+/// The tunnels' device. The packet is only sent there when the program has ended.
+const DEVICE: u32 = 999;
+const UNSPEC: u32 = u32::MAX;
+const REDIRECT: u32 = 7;
+const SHOT: u32 = 2;
+const CHOSEN: u32 = Steered::LADDER | Steered::LADDER_TREATMENT;
+
+/// The programs, on a machine whose user 0 is logged in and has a grant.
+fn agent(family: &Family) -> Agent {
+    let kernel = Agent::load(14, false, Attachment::Clsact, None).unwrap_or_else(|error| panic!("{error:#}"));
+    let protected = protected::entries(&world::receivers()).expect("few spans");
+    let entries: Vec<_> =
+        protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
+    kernel.protect(&entries).expect("maps take prefixes");
+    kernel.set_clock(clock::boot_reading(NOW.into()).wrapping_add(200_000_000)).expect("clock");
+    kernel.owners.set(&ROOT, &SUBJECT).expect("owners");
+    kernel.set_asks(KEEPS_FLOWS).expect("steering");
+    kernel.set_tunnel(DEVICE, 0).expect("steering");
+    let (to, grant) = (Destination { address: family.server, protocol: TCP, port: 22 }, Grant::new(family, 30));
+    kernel.grants.set(&GrantSlot::new(SUBJECT, &to), &held::entry(&grant, &to, NOW + 100)).expect("grants");
+    kernel
+}
+
+fn begin_with(kernel: &Agent, family: &Family, rung: u32, every: u32) {
+    let to = Destination { address: family.server, protocol: TCP, port: 22 };
+    let ladder = Ladder { rung, every, ..Ladder::default() };
+    kernel.ladders.set(&GrantSlot::new(SUBJECT, &to), &ladder).expect("a table");
+}
+
+fn key(family: &Family, port: u16) -> FlowKey {
+    FlowKey::new(family.client, port, family.server, 22, TCP)
+}
+
+fn send(kernel: &Agent, family: &Family, port: u16, flags: u8) -> u32 {
+    let frame = Packet::new(family.client, family.server).tcp(Tcp::new(port, 22, flags)).frame();
+    kernel.run(&frame, 1).expect("it runs").code
+}
+
+fn answer(kernel: &Agent, family: &Family, port: u16, flags: u8) -> u32 {
+    let frame = Packet::new(family.server, family.client).tcp(Tcp::new(22, port, flags)).frame();
+    kernel.run_answer(&frame, 1).expect("it runs").code
+}
+
+fn first(kernel: &Agent, family: &Family, port: u16) -> Option<FirstPacket> {
+    kernel.first_packets.get(&key(family, port)).expect("a table")
+}
+
+fn steered(kernel: &Agent, family: &Family, port: u16) -> Option<u32> {
+    let flows = kernel.steered_flows().expect("a table");
+    flows.get(&key(family, port)).expect("a table").map(|entry| entry.wish)
+}
+
+#[test]
+fn kernel_watches_first_packets_of_destinations_with_several_rungs_only() {
+    for family in families() {
+        let kernel = agent(&family);
+        assert_eq!(send(&kernel, &family, 1000, flag::SYN), UNSPEC);
+        assert_eq!(first(&kernel, &family, 1000), None, "{}", family.name);
+        begin_with(&kernel, &family, 0, 0);
+        assert_eq!(send(&kernel, &family, 1001, flag::SYN), UNSPEC);
+        let sent = first(&kernel, &family, 1001).expect("an entry");
+        assert!(sent.sent > 0 && sent.outside == 0 && sent.inside == 0);
+        assert_eq!(answer(&kernel, &family, 1001, flag::ACK), UNSPEC);
+        assert_eq!(first(&kernel, &family, 1001).map(|first| first.outside), Some(0), "no answer to a SYN");
+        assert_eq!(answer(&kernel, &family, 1001, flag::SYN | flag::ACK), UNSPEC);
+        assert!(first(&kernel, &family, 1001).is_some_and(|first| first.outside >= sent.sent), "{}", family.name);
+        assert_eq!(kernel.count(agent_counter::WATCHED).expect("a counter"), 1);
+        assert_eq!(steered(&kernel, &family, 1001), None);
+    }
+}
+
+#[test]
+fn kernel_keeps_a_flow_in_the_tunnel_once_its_client_went_on_there() {
+    for family in families() {
+        let kernel = agent(&family);
+        begin_with(&kernel, &family, 1, 0);
+        assert_eq!(send(&kernel, &family, 1000, flag::SYN), REDIRECT);
+        assert_eq!(steered(&kernel, &family, 1000), Some(CHOSEN), "{}", family.name);
+        assert_eq!(send(&kernel, &family, 1000, flag::ACK), REDIRECT);
+        assert_eq!(steered(&kernel, &family, 1000), Some(CHOSEN | Steered::ANSWERED));
+        assert!(first(&kernel, &family, 1000).is_some_and(|first| first.inside > 0));
+        // An answer from outside comes too late, and must not be mixed with the flow in the tunnel.
+        for flags in [flag::SYN | flag::ACK, flag::RST | flag::ACK, flag::ACK] {
+            assert_eq!(answer(&kernel, &family, 1000, flags), SHOT);
+        }
+        assert_eq!(send(&kernel, &family, 1000, flag::ACK), REDIRECT);
+        // A new connection between the same ports begins anew.
+        begin_with(&kernel, &family, 0, 0);
+        assert_eq!(send(&kernel, &family, 1000, flag::SYN), UNSPEC);
+        assert_eq!(steered(&kernel, &family, 1000), None);
+    }
+}
+
+#[test]
+fn kernel_takes_a_flow_out_of_the_tunnel_if_the_first_answer_comes_from_outside() {
+    for family in families() {
+        let kernel = agent(&family);
+        begin_with(&kernel, &family, 1, 0);
+        assert_eq!(send(&kernel, &family, 1000, flag::SYN), REDIRECT);
+        // Data or an acknowledgement alone answers no SYN.
+        assert_eq!(answer(&kernel, &family, 1000, flag::ACK), SHOT);
+        assert_eq!(answer(&kernel, &family, 1000, flag::SYN | flag::ACK), UNSPEC);
+        assert_eq!(steered(&kernel, &family, 1000), None, "{}", family.name);
+        assert_eq!(send(&kernel, &family, 1000, flag::ACK), UNSPEC);
+    }
+}
+
+#[test]
+fn kernel_never_leads_a_sealed_flow_outside() {
+    for family in families() {
+        let kernel = agent(&family);
+        let protected = protected::entries(&world::receivers()).expect("few spans");
+        let entries: Vec<_> =
+            protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
+        kernel.seal(&entries).expect("maps take prefixes");
+        for rung in [0, 1] {
+            begin_with(&kernel, &family, rung, 0);
+            assert_eq!(send(&kernel, &family, 1000, flag::SYN), REDIRECT, "{}", family.name);
+            assert_eq!(answer(&kernel, &family, 1000, flag::SYN | flag::ACK), SHOT);
+            assert_eq!(send(&kernel, &family, 1000, flag::ACK), REDIRECT);
+        }
+        assert_eq!(kernel.count(agent_counter::WATCHED).expect("a counter"), 0);
+    }
+}
+
+#[test]
+fn kernel_tries_the_first_rung_again_once_in_every_few_connections() {
+    let [family, _] = families();
+    let kernel = agent(&family);
+    begin_with(&kernel, &family, 1, 50);
+    let codes: Vec<_> = (0..100).map(|number| send(&kernel, &family, 1000 + number, flag::SYN)).collect();
+    let outside: Vec<_> = (0..100).filter(|number| codes[*number] == UNSPEC).collect();
+    assert_eq!(outside, [49, 99]);
+    assert!(codes.iter().all(|code| [UNSPEC, REDIRECT].contains(code)));
+}
+
+#[test]
+fn kernel_notes_nothing_for_senders_without_a_grant() {
+    let [family, _] = families();
+    let kernel = agent(&family);
+    begin_with(&kernel, &family, 1, 0);
+    for slot in kernel.grants.keys() {
+        kernel.grants.remove(&slot).expect("grants");
+    }
+    for port in 1000..1100 {
+        assert_eq!(send(&kernel, &family, port, flag::SYN), SHOT, "its grant is missing, and nobody takes it");
+    }
+    assert!(kernel.first_packets.keys().is_empty());
+}

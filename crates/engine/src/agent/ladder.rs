@@ -1,0 +1,257 @@
+//! The ladder of carriers: in which way the first packet of a connection travels, if the path does not let every way
+//! through.
+//!
+//! The agent watches the first packets of connections. If one stays unanswered, the agent sends it again by the next
+//! rung, each time with a fresh token, and the first answer wins. It remembers what worked, so that the next connection
+//! does not wait. The ladder never changes what a verifier checks: each rung carries a token of the same grant.
+//!
+//! The memory of each subject is its own, so nobody can fill or spoil another's.
+
+mod memory;
+#[cfg(test)]
+mod tests;
+
+use super::Subject;
+use memory::Memory;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Shortest wait for an answer before the next rung is tried.
+pub const WAIT_MIN: Duration = Duration::from_millis(250);
+/// Longest wait for an answer before the next rung is tried.
+const WAIT_MAX: Duration = Duration::from_secs(3);
+/// Time after which a connection is no longer watched.
+const GIVE_UP: Duration = Duration::from_secs(10);
+/// How often a connection is looked at whose first packet was sent by several rungs.
+const LOOK: Duration = Duration::from_millis(20);
+/// One connection in this number tries the best rung, although it is bad.
+pub const TRY_AGAIN: u32 = 50;
+/// Maximum number of connections of a subject that are watched at a time. Further connections have the rung that the
+/// memory names, and are not raced.
+const WATCHED_MAX: usize = 64;
+
+/// A way in which the first packet of a connection travels. The order is the order in which they are tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Rung {
+    /// In the packet itself, by the carrier of the grant.
+    Packet = 0,
+    /// In the sealed tunnel to the verifier, which travels by UDP.
+    Tunnel = 1,
+}
+
+impl Rung {
+    /// All rungs, in order.
+    pub const ALL: [Self; 2] = [Self::Packet, Self::Tunnel];
+
+    /// Returns the rung's name in output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Packet => "packet",
+            Self::Tunnel => "tunnel",
+        }
+    }
+}
+
+/// Identifies the network in which this machine is; for example, a hash of the gateway's hardware address and of the
+/// prefix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Network(pub u64);
+
+/// The connections of a subject to a verifier, from a network, in an address family. Each path has a record of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Path {
+    /// The subject whose connections these are.
+    pub subject: Subject,
+    /// The network in which this machine is.
+    pub network: Network,
+    /// The verifier, by the address of its tunnel.
+    pub verifier: SocketAddr,
+    /// Whether the connections use IPv6.
+    pub ipv6: bool,
+}
+
+/// The rung with which the next connection begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// The rung.
+    pub rung: Rung,
+    /// If not 0, one connection in this number begins with the best rung instead, to find out whether it works again.
+    pub every: u32,
+}
+
+/// The state of a rung on a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Its latest first packet was answered.
+    Works,
+    /// Its latest first packets were not answered, while another rung's was. The duration is the time for which
+    /// connections begin with another rung; zero if the next one begins with this rung.
+    Blocked(Duration),
+    /// Nothing is known.
+    NotTried,
+}
+
+/// A first packet that was sent.
+#[derive(Clone, Copy, Debug)]
+struct Try {
+    rung: Rung,
+    at: Duration,
+}
+
+/// A connection that is watched.
+struct Watch<C> {
+    path: Path,
+    connection: C,
+    tries: Vec<Try>,
+    /// When the next rung is due.
+    next: Duration,
+    wait: Duration,
+    is_answered: bool,
+}
+
+/// The ladder. `C` is what the caller needs to send a connection's first packet again.
+pub struct Ladder<C> {
+    network: Network,
+    memory: Memory,
+    watches: Vec<Watch<C>>,
+    /// Time of the latest [`Ladder::tick`].
+    looked: Duration,
+}
+
+impl<C> Default for Ladder<C> {
+    fn default() -> Self {
+        Self { network: Network::default(), memory: Memory::default(), watches: Vec::new(), looked: Duration::ZERO }
+    }
+}
+
+impl<C: Clone> Ladder<C> {
+    /// Returns the network in which this machine is.
+    pub fn network(&self) -> Network {
+        self.network
+    }
+
+    /// Sets the network in which this machine is. If it is another one than before, no rung counts as bad any more, and
+    /// connections that were begun in the earlier network are no longer watched. Returns whether it is another one.
+    pub fn moved(&mut self, network: Network) -> bool {
+        if std::mem::replace(&mut self.network, network) == network {
+            return false;
+        }
+        self.memory.forgive();
+        self.watches.clear();
+        true
+    }
+
+    /// Returns the rung with which the next connection on the path begins.
+    pub fn choice(&self, now: Duration, path: &Path) -> Choice {
+        let good = Rung::ALL.into_iter().find(|rung| !self.memory.is_bad(now, path, *rung));
+        match good {
+            Some(Rung::Packet) | None => Choice { rung: Rung::Packet, every: 0 },
+            Some(rung) => Choice { rung, every: TRY_AGAIN },
+        }
+    }
+
+    /// Returns what is known about each rung.
+    pub fn states(&self, now: Duration, path: &Path) -> [(Rung, State); Rung::ALL.len()] {
+        Rung::ALL.map(|rung| (rung, self.memory.state(now, path, rung)))
+    }
+
+    /// Begins to watch a connection whose first packet has just been sent by `rung`. Does nothing if too many
+    /// connections of the subject are watched already.
+    pub fn watch(&mut self, now: Duration, path: Path, rung: Rung, connection: C) {
+        if self.watches.iter().filter(|watch| watch.path.subject == path.subject).count() >= WATCHED_MAX {
+            return;
+        }
+        let wait = wait(self.memory.round_trip(&path));
+        let tries = vec![Try { rung, at: now }];
+        self.watches.push(Watch { path, connection, tries, next: now + wait, wait, is_answered: false });
+    }
+
+    /// Forgets a subject who has logged out.
+    pub fn forget(&mut self, subject: Subject) {
+        self.memory.forget(subject);
+        self.watches.retain(|watch| watch.path.subject != subject);
+    }
+
+    /// No longer watches the connections whose answers the caller can't see any more.
+    pub fn lose(&mut self, is_lost: impl Fn(&C) -> bool) {
+        self.watches.retain(|watch| !is_lost(&watch.connection));
+    }
+
+    /// Returns the other rungs by which the first packet of a watched connection was sent, if the connection's own stack
+    /// sends the packet again by `rung`. The caller sends it by these rungs, too. `None`: the connection is not watched.
+    pub fn repeated(&self, rung: Rung, is_it: impl Fn(&C) -> bool) -> Option<Vec<Rung>> {
+        let watch = self.watches.iter().find(|watch| is_it(&watch.connection))?;
+        let tried = |other: &Rung| watch.tries.iter().any(|one| one.rung == *other);
+        Some(Rung::ALL.into_iter().filter(|other| *other != rung && tried(other)).collect())
+    }
+
+    /// Returns when [`Self::tick`] has to be called; `None` if no connection is watched.
+    pub fn timeout(&self) -> Option<Duration> {
+        // Until a second packet is due, nobody needs to know whether the first one was answered.
+        let due = |watch: &Watch<C>| if watch.tries.len() == 1 { watch.next } else { self.looked + LOOK };
+        self.watches.iter().map(due).min()
+    }
+
+    /// Does what is due, and returns the first packets to send now, each with its rung. `heard` returns when the answer
+    /// to a connection's first packet came by a rung, if it came.
+    pub fn tick(&mut self, now: Duration, heard: impl Fn(&C, Rung) -> Option<Duration>) -> Vec<(Rung, C)> {
+        self.looked = now;
+        let (mut due, memory) = (Vec::new(), &mut self.memory);
+        self.watches.retain_mut(|watch| {
+            let answers = Rung::ALL.map(|rung| heard(&watch.connection, rung).map(|at| (rung, at)));
+            let first = answers.iter().flatten().min_by_key(|(_, at)| *at).copied();
+            if let Some((winner, at)) = first {
+                if !std::mem::replace(&mut watch.is_answered, true) {
+                    memory.worked(now, &watch.path, winner);
+                    // Which of two packets of a rung was answered can't be told (Karn's algorithm).
+                    if let [only] = watch.tries.iter().filter(|one| one.rung == winner).collect::<Vec<_>>()[..] {
+                        memory.note_round_trip(now, &watch.path, at.saturating_sub(only.at));
+                    }
+                }
+                return !settle(now, watch, &answers.map(|answer| answer.map(|(rung, _)| rung)), memory);
+            }
+            let [begun, ..] = watch.tries[..] else { return false };
+            if now.saturating_sub(begun.at) >= GIVE_UP {
+                // No rung was answered: the host may be down. That says nothing about any rung.
+                return false;
+            }
+            if now >= watch.next {
+                watch.next = now + watch.wait;
+                due.extend(watch.climb(now).into_iter().map(|rung| (rung, watch.connection.clone())));
+            }
+            true
+        });
+        due
+    }
+}
+
+impl<C> Watch<C> {
+    /// Returns the rungs by which the first packet is due now. With the second rung, the first one gets a second
+    /// packet: one packet may just have been lost.
+    fn climb(&mut self, now: Duration) -> Vec<Rung> {
+        let is_first = self.tries.len() == 1;
+        let again = self.tries.first().filter(|_| is_first).map(|one| one.rung);
+        let next = Rung::ALL.into_iter().find(|rung| self.tries.iter().all(|one| one.rung != *rung));
+        let rungs: Vec<_> = again.into_iter().filter(|_| next.is_some()).chain(next).collect();
+        self.tries.extend(rungs.iter().map(|rung| Try { rung: *rung, at: now }));
+        rungs
+    }
+}
+
+/// Counts the rungs that stayed silent on an answered connection as failed, once the latest of their packets has had
+/// its time. Returns whether that is done.
+fn settle<C>(now: Duration, watch: &Watch<C>, answered: &[Option<Rung>], memory: &mut Memory) -> bool {
+    let mut silent = watch.tries.iter().filter(|one| !answered.contains(&Some(one.rung)));
+    if silent.clone().any(|one| now < one.at + watch.wait) {
+        return false;
+    }
+    silent.all(|one| {
+        memory.failed(now, &watch.path, one.rung);
+        true
+    })
+}
+
+/// Returns how long to wait for an answer.
+fn wait(round_trip: Option<Duration>) -> Duration {
+    round_trip.map_or(WAIT_MIN, |time| (time * 2).clamp(WAIT_MIN, WAIT_MAX))
+}

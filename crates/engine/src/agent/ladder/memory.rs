@@ -1,0 +1,118 @@
+//! The ladder's memory of each path.
+
+use super::super::Subject;
+use super::{Path, Rung, State};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Number of unanswered first packets after which a rung is bad, if another rung was answered.
+const FAILURES_MAX: u32 = 2;
+/// Time for which a rung is bad at first. It doubles each time.
+const BACKOFF: Duration = Duration::from_secs(3600);
+/// How often the time doubles: to 64 hours.
+const DOUBLINGS_MAX: u32 = 6;
+/// Maximum number of paths that are remembered for a subject. The one that was used least recently makes room.
+pub const PATHS_MAX: usize = 128;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Record {
+    /// First packets in a row that were not answered while another rung's were.
+    failures: u32,
+    /// Until when the rung is bad.
+    until: Duration,
+    /// How many times in a row the rung became bad.
+    times: u32,
+    /// Whether the latest first packet was answered; `None` if there was none.
+    works: Option<bool>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    rungs: [Record; Rung::ALL.len()],
+    round_trip: Option<Duration>,
+    used: Duration,
+}
+
+/// The records of all paths.
+#[derive(Default)]
+pub struct Memory(BTreeMap<Path, Known>);
+
+impl Memory {
+    /// Reports whether connections begin with another rung.
+    pub fn is_bad(&self, now: Duration, path: &Path, rung: Rung) -> bool {
+        self.record(path, rung).until > now
+    }
+
+    pub fn state(&self, now: Duration, path: &Path, rung: Rung) -> State {
+        let record = self.record(path, rung);
+        match record.works {
+            None => State::NotTried,
+            Some(true) => State::Works,
+            Some(false) => State::Blocked(record.until.saturating_sub(now)),
+        }
+    }
+
+    pub fn round_trip(&self, path: &Path) -> Option<Duration> {
+        self.0.get(path)?.round_trip
+    }
+
+    pub fn note_round_trip(&mut self, now: Duration, path: &Path, time: Duration) {
+        self.known(now, path).round_trip = Some(time);
+    }
+
+    /// Records that a rung's first packet was answered: it is no longer bad.
+    pub fn worked(&mut self, now: Duration, path: &Path, rung: Rung) {
+        self.known(now, path).rungs[rung as usize] = Record { works: Some(true), ..Record::default() };
+    }
+
+    /// Records that a rung's first packet was not answered, although another rung's was.
+    pub fn failed(&mut self, now: Duration, path: &Path, rung: Rung) {
+        let record = &mut self.known(now, path).rungs[rung as usize];
+        record.works = Some(false);
+        // A connection that tries a bad rung again does not extend the time.
+        if record.until > now {
+            return;
+        }
+        record.failures += 1;
+        if record.failures >= FAILURES_MAX {
+            record.until = now + BACKOFF * (1 << record.times.min(DOUBLINGS_MAX));
+            record.times += 1;
+            record.failures = 0;
+        }
+    }
+
+    /// Makes no rung bad any more.
+    pub fn forgive(&mut self) {
+        for record in self.0.values_mut().flat_map(|known| &mut known.rungs) {
+            *record = Record { works: record.works, ..Record::default() };
+        }
+    }
+
+    pub fn forget(&mut self, subject: Subject) {
+        self.0.retain(|path, _| path.subject != subject);
+    }
+
+    #[cfg(test)]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn record(&self, path: &Path, rung: Rung) -> Record {
+        self.0.get(path).map(|known| known.rungs[rung as usize]).unwrap_or_default()
+    }
+
+    fn known(&mut self, now: Duration, path: &Path) -> &mut Known {
+        if !self.0.contains_key(path) {
+            let of_subject = self.0.iter().filter(|(other, _)| other.subject == path.subject);
+            let oldest = of_subject.clone().min_by_key(|(_, known)| known.used).map(|(other, _)| *other);
+            if of_subject.count() >= PATHS_MAX
+                && let Some(oldest) = oldest
+            {
+                self.0.remove(&oldest);
+            }
+        }
+        let known = self.0.entry(*path).or_default();
+        known.used = now;
+        known
+    }
+}

@@ -1,0 +1,282 @@
+use super::memory::PATHS_MAX;
+use super::*;
+use proptest::prelude::*;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn ms(number: u64) -> Duration {
+    Duration::from_millis(number)
+}
+
+fn path(user: u32, network: u64) -> Path {
+    let verifier = "192.0.2.20:4499".parse().expect("an address");
+    Path { subject: Subject::of_user(user), network: Network(network), verifier, ipv6: false }
+}
+
+/// A path in virtual time that lets some rungs through.
+struct Road {
+    ladder: Ladder<u32>,
+    now: Duration,
+    open: Vec<Rung>,
+    round_trip: Duration,
+    answers: RefCell<BTreeMap<(u32, Rung), Duration>>,
+    sent: Vec<(u32, Rung, Duration)>,
+    connections: u32,
+}
+
+impl Road {
+    fn new(open: &[Rung]) -> Self {
+        Self {
+            ladder: Ladder::default(),
+            now: ms(1_000_000),
+            open: open.to_vec(),
+            round_trip: ms(20),
+            answers: RefCell::default(),
+            sent: Vec::new(),
+            connections: 0,
+        }
+    }
+
+    fn send(&mut self, connection: u32, rung: Rung) {
+        self.sent.push((connection, rung, self.now));
+        if self.open.contains(&rung) {
+            let at = self.now + self.round_trip;
+            self.answers.borrow_mut().entry((connection, rung)).or_insert(at);
+        }
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.now < end {
+            self.now += ms(10);
+            if self.ladder.timeout().is_none_or(|at| at > self.now) {
+                continue;
+            }
+            let (now, answers) = (self.now, &self.answers);
+            let heard = |connection: &u32, rung: Rung| {
+                answers.borrow().get(&(*connection, rung)).copied().filter(|at| *at <= now)
+            };
+            for (rung, connection) in self.ladder.tick(now, heard) {
+                self.send(connection, rung);
+            }
+        }
+    }
+
+    /// Makes a connection, and returns the rungs by which its first packets went, with the time since the first.
+    fn connect(&mut self, on: Path, again: bool) -> Vec<(Rung, u64)> {
+        self.connections += 1;
+        let (connection, began) = (self.connections, self.now);
+        let Choice { rung, every } = self.ladder.choice(self.now, &on);
+        let rung = if again && every > 0 { Rung::Packet } else { rung };
+        self.send(connection, rung);
+        self.ladder.watch(self.now, on, rung, connection);
+        self.pass(ms(2000));
+        let sent = self.sent.iter().filter(|(of, ..)| *of == connection);
+        sent.map(|(_, rung, at)| (*rung, (*at - began).as_millis() as u64)).collect()
+    }
+}
+
+#[test]
+fn where_the_first_rung_works_nothing_is_added() {
+    let mut road = Road::new(&Rung::ALL);
+    for _ in 0..100 {
+        assert_eq!(road.connect(path(1, 1), false), [(Rung::Packet, 0)]);
+    }
+    assert_eq!(road.ladder.timeout(), None);
+}
+
+#[test]
+fn the_next_rung_is_raced_and_remembered() {
+    let mut road = Road::new(&[Rung::Tunnel]);
+    let first = road.connect(path(1, 1), false);
+    assert_eq!(first, [(Rung::Packet, 0), (Rung::Packet, 250), (Rung::Tunnel, 250)]);
+    assert_eq!(road.connect(path(1, 1), false), [(Rung::Tunnel, 0)]);
+    assert_eq!(road.ladder.choice(road.now, &path(1, 1)), Choice { rung: Rung::Tunnel, every: TRY_AGAIN });
+    let [(_, packet), (_, tunnel)] = road.ladder.states(road.now, &path(1, 1));
+    assert!(matches!(packet, State::Blocked(left) if left > HOUR / 2) && tunnel == State::Works);
+    // Another network, another person: nothing is known there.
+    for other in [path(1, 2), path(2, 1), Path { ipv6: true, ..path(1, 1) }] {
+        assert_eq!(road.ladder.choice(road.now, &other).rung, Rung::Packet);
+        assert_eq!(road.ladder.states(road.now, &other).map(|(_, state)| state), [State::NotTried; 2]);
+    }
+}
+
+#[test]
+fn a_slow_path_is_given_two_round_trips() {
+    let mut road = Road::new(&Rung::ALL);
+    road.round_trip = ms(240);
+    assert_eq!(road.connect(path(1, 1), false), [(Rung::Packet, 0)]);
+    road.round_trip = ms(400);
+    // 240 ms were seen: the second rung is due after 480.
+    assert_eq!(road.connect(path(1, 1), false), [(Rung::Packet, 0)]);
+    let mut slow = Road::new(&Rung::ALL);
+    slow.round_trip = ms(400);
+    assert_eq!(slow.connect(path(1, 1), false).len(), 3, "the round trip is not known yet");
+    assert_eq!(slow.ladder.choice(slow.now, &path(1, 1)).rung, Rung::Packet, "both rungs were answered");
+}
+
+#[test]
+fn a_host_that_is_down_makes_no_rung_bad() {
+    let mut road = Road::new(&[]);
+    for _ in 0..5 {
+        assert_eq!(road.connect(path(1, 1), false).len(), 3);
+        road.pass(ms(10_000));
+    }
+    assert_eq!(road.ladder.choice(road.now, &path(1, 1)).rung, Rung::Packet);
+    assert_eq!(road.ladder.timeout(), None);
+}
+
+#[test]
+fn the_time_doubles_from_one_hour_to_sixty_four() {
+    let mut road = Road::new(&[Rung::Tunnel]);
+    for hours in [1, 2, 4, 8, 16, 32, 64, 64] {
+        assert_eq!(road.connect(path(1, 1), false).len(), 3, "{hours}");
+        let bad = |road: &Road, after: Duration| road.ladder.choice(road.now + after, &path(1, 1)).rung == Rung::Tunnel;
+        assert!(bad(&road, HOUR * hours - ms(2000)) && !bad(&road, HOUR * hours), "{hours}");
+        // One connection in fifty tries again meanwhile; that extends nothing.
+        let again = road.connect(path(1, 1), true);
+        assert_eq!(again, [(Rung::Packet, 0), (Rung::Packet, 250), (Rung::Tunnel, 250)]);
+        assert!(!bad(&road, HOUR * hours), "{hours}");
+        road.now += HOUR * hours;
+    }
+}
+
+#[test]
+fn a_rung_that_works_again_is_used_again() {
+    let mut road = Road::new(&[Rung::Tunnel]);
+    road.connect(path(1, 1), false);
+    road.open = Rung::ALL.to_vec();
+    assert_eq!(road.connect(path(1, 1), false), [(Rung::Tunnel, 0)]);
+    assert_eq!(road.connect(path(1, 1), true), [(Rung::Packet, 0)]);
+    assert_eq!(road.connect(path(1, 1), false), [(Rung::Packet, 0)]);
+    assert_eq!(road.ladder.choice(road.now, &path(1, 1)).every, 0);
+}
+
+#[test]
+fn a_worse_rung_that_fails_gives_way_to_a_better_one() {
+    let mut road = Road::new(&[Rung::Tunnel]);
+    road.connect(path(1, 1), false);
+    road.open = vec![Rung::Packet];
+    assert_eq!(road.connect(path(1, 1), false), [(Rung::Tunnel, 0), (Rung::Tunnel, 250), (Rung::Packet, 250)]);
+    assert_eq!(road.connect(path(1, 1), false), [(Rung::Packet, 0)]);
+}
+
+#[test]
+fn another_network_clears_what_is_bad() {
+    let mut road = Road::new(&[Rung::Tunnel]);
+    assert!(road.ladder.moved(Network(1)) && !road.ladder.moved(Network(1)));
+    road.connect(path(1, 1), false);
+    assert_eq!(road.ladder.choice(road.now, &path(1, 1)).rung, Rung::Tunnel);
+    assert!(road.ladder.moved(Network(2)));
+    assert!(road.ladder.moved(Network(1)));
+    assert_eq!(road.ladder.choice(road.now, &path(1, 1)).rung, Rung::Packet);
+}
+
+#[test]
+fn one_lost_packet_makes_no_rung_bad() {
+    let mut road = Road::new(&[Rung::Tunnel]);
+    road.connections = 1;
+    road.send(1, Rung::Packet);
+    road.ladder.watch(road.now, path(1, 1), Rung::Packet, 1);
+    road.open = Rung::ALL.to_vec();
+    road.pass(ms(2000));
+    assert_eq!(road.ladder.choice(road.now, &path(1, 1)).rung, Rung::Packet, "its second packet was answered");
+}
+
+#[test]
+fn nobody_fills_anothers_memory() {
+    let mut road = Road::new(&[Rung::Tunnel]);
+    road.connect(path(1, 1), false);
+    for number in 0..PATHS_MAX as u16 * 3 {
+        let verifier = SocketAddr::new("192.0.2.20".parse().expect("an address"), number);
+        let theirs = Path { verifier, ..path(2, 1) };
+        road.ladder.memory.failed(road.now, &theirs, Rung::Packet);
+        road.now += ms(1);
+    }
+    assert_eq!(road.ladder.memory.len(), PATHS_MAX + 1);
+    assert_eq!(road.ladder.choice(road.now, &path(1, 1)).rung, Rung::Tunnel);
+    for connection in 0..1000 {
+        road.ladder.watch(road.now, path(2, 1), Rung::Packet, connection);
+    }
+    assert_eq!(road.ladder.watches.len(), WATCHED_MAX);
+    road.ladder.watch(road.now, path(1, 1), Rung::Packet, 1000);
+    assert_eq!(road.ladder.repeated(Rung::Packet, |connection| *connection == 1000), Some(vec![]));
+    road.ladder.forget(Subject::of_user(2));
+    assert_eq!((road.ladder.memory.len(), road.ladder.watches.len()), (1, 1));
+}
+
+/// An event in a random life.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Connect { user: u32, again: bool },
+    Open { packet: bool, tunnel: bool },
+    Pass { seconds: u64 },
+    Move { network: u64 },
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => (1..3_u32, any::<bool>()).prop_map(|(user, again)| Event::Connect { user, again }),
+        2 => (any::<bool>(), any::<bool>()).prop_map(|(packet, tunnel)| Event::Open { packet, tunnel }),
+        1 => (0..400_000_u64).prop_map(|seconds| Event::Pass { seconds }),
+        1 => (1..3_u64).prop_map(|network| Event::Move { network }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn a_rung_is_bad_only_after_two_silent_packets_and_another_rungs_answer(events in prop::collection::vec(event(), 1..30)) {
+        let mut road = Road::new(&Rung::ALL);
+        // By user: silent packets of the best rung in a row, in connections that another rung's answer opened.
+        let mut silent = BTreeMap::<u32, u32>::new();
+        let mut network = 0;
+        for event in events {
+            match event {
+                Event::Connect { user, again } => {
+                    let on = path(user, network);
+                    let before = road.ladder.choice(road.now, &on);
+                    let sent = road.connect(on, again);
+                    prop_assert!(sent.len() <= 3 && sent[0].1 == 0, "{sent:?}");
+                    let is_open = |rung| road.open.contains(&rung);
+                    prop_assert!(sent.len() == 1 || !is_open(sent[0].0), "raced without need: {sent:?}");
+                    let packets = sent.iter().filter(|(rung, _)| *rung == Rung::Packet).count() as u32;
+                    if packets > 0 && is_open(Rung::Packet) {
+                        silent.insert(user, 0);
+                    } else if is_open(Rung::Tunnel) {
+                        *silent.entry(user).or_default() += packets;
+                    }
+                    if road.ladder.choice(road.now, &on).rung == Rung::Tunnel {
+                        prop_assert!(silent.get(&user).is_some_and(|count| *count >= 2), "bad without cause");
+                    }
+                    prop_assert_eq!(before.every > 0, before.rung != Rung::Packet);
+                }
+                Event::Open { packet, tunnel } => {
+                    let all = [(packet, Rung::Packet), (tunnel, Rung::Tunnel)];
+                    road.open = all.into_iter().filter(|(open, _)| *open).map(|(_, rung)| rung).collect();
+                }
+                Event::Pass { seconds } => {
+                    // The ladder first gives up connections that wait for an answer.
+                    road.pass(ms(10_000));
+                    road.now += Duration::from_secs(seconds);
+                }
+                Event::Move { network: to } => {
+                    if road.ladder.moved(Network(to)) {
+                        silent.clear();
+                        for user in 1..3 {
+                            prop_assert_eq!(road.ladder.choice(road.now, &path(user, to)).rung, Rung::Packet);
+                        }
+                    }
+                    network = to;
+                }
+            }
+            for user in 1..3 {
+                let far = road.now + HOUR * 64;
+                prop_assert_eq!(road.ladder.choice(far, &path(user, network)).rung, Rung::Packet, "bad without end");
+            }
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! The verifier's table of the flows in tunnels: the demands of their rules, and how their clients seal. Each account
+//! has a share of the table. An account that opens more flows loses its own oldest, and takes no entry of others.
+
+use engine::model::Sealing;
+use engine::tunnel::{Millis, TunnelId};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use wire::map::FlowKey;
+
+use crate::pump::Sealed;
+
+/// Milliseconds without packets after which a flow is forgotten. Answers are then encrypted until the client sends
+/// again.
+const IDLE: Millis = 120_000;
+/// Interval, in milliseconds, at which idle flows are removed.
+const SWEEP: Millis = 5_000;
+/// Intervals, in milliseconds, at which the rule for a flow is looked up: the first while it is unknown, the second
+/// later, because the flow may then belong to another grant.
+const ASK: (Millis, Millis) = (100, 1_000);
+/// Number of flows not yet in the table whose rules an account may have looked up at once, and the number by which this
+/// grows in a millisecond.
+const ASKS: (u64, u64) = (1024, 2);
+/// Maximum number of flows that get another turn, because they had a packet since their last, before one is removed.
+const TURNS: usize = 8;
+
+/// Maximum numbers of flows.
+#[derive(Clone, Copy)]
+pub(crate) struct Room {
+    /// Of all accounts together.
+    pub all: usize,
+    /// Of one account.
+    pub account: usize,
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self { all: 65_536, account: 4_096 }
+    }
+}
+
+/// A flow in a tunnel.
+pub(crate) struct Flow {
+    account: u32,
+    /// The rule's demand; `None` while this is unknown.
+    pub demand: Option<Sealing>,
+    /// When the rule was looked up last, and whether a token named the grant then.
+    asked: (Millis, bool),
+    /// How the client's last packet was sealed.
+    pub sealed: Sealed,
+    /// The newest tunnel that a packet of the client came out of.
+    pub tunnel: Option<TunnelId>,
+    /// Whether the client compresses.
+    pub compresses: bool,
+    /// Number of bytes of the flow's packets that were compressed, in both directions: before and after.
+    pub compressed: [u64; 2],
+    pub seen: Millis,
+    /// When the flow got its place in its account's queue.
+    queued: Millis,
+}
+
+/// An account's flows, in about the order in which they were used last, and the number of rules that it may have looked
+/// up at a time.
+struct Account {
+    queue: VecDeque<FlowKey>,
+    asks: (u64, Millis),
+}
+
+/// The flows of all accounts.
+#[derive(Default)]
+pub(crate) struct Flows {
+    room: Room,
+    flows: HashMap<FlowKey, Flow>,
+    accounts: HashMap<u32, Account>,
+    /// Accounts with flows, sorted by the number of their flows.
+    lengths: BTreeSet<(usize, u32)>,
+    swept: Millis,
+}
+
+impl Flow {
+    /// Returns the compression ratio in hundredths; `None` if no packet was compressed.
+    pub fn ratio(&self) -> Option<u32> {
+        let [before, after] = self.compressed;
+        let ratio = before.saturating_mul(100).checked_div(after)?;
+        Some(u32::try_from(ratio).unwrap_or(u32::MAX))
+    }
+}
+
+impl Flows {
+    #[cfg(test)]
+    fn with(room: Room) -> Self {
+        Self { room, ..Self::default() }
+    }
+
+    /// Reports whether there are no flows.
+    pub fn is_empty(&self) -> bool {
+        self.flows.is_empty()
+    }
+
+    /// Returns a flow that had a packet recently.
+    pub fn get(&self, key: &FlowKey, now: Millis) -> Option<&Flow> {
+        self.flows.get(key).filter(|flow| now.saturating_sub(flow.seen) < IDLE)
+    }
+
+    /// Returns a flow.
+    pub fn get_mut(&mut self, key: &FlowKey) -> Option<&mut Flow> {
+        self.flows.get_mut(key)
+    }
+
+    /// Returns what the rule of an account's flow demands, as far as this is known, and whether the rule has to be
+    /// looked up now. `has_token`: a token in the flow's packet names its grant.
+    pub fn demand(&mut self, key: &FlowKey, account: u32, has_token: bool, now: Millis) -> (Option<Sealing>, bool) {
+        if let Some(flow) = self.flows.get_mut(key).filter(|flow| flow.account == account) {
+            let pause = if flow.demand.is_none() { ASK.0 } else { ASK.1 };
+            let (last, had_token) = flow.asked;
+            let is_due = now.saturating_sub(last) >= pause || flow.demand.is_none() && has_token && !had_token;
+            if is_due {
+                flow.asked = (now, has_token);
+            }
+            return (flow.demand, is_due);
+        }
+        let account = self.accounts.entry(account).or_insert_with(|| Account::new(now));
+        (None, account.may_ask(now))
+    }
+
+    /// Records a packet that an account's client sealed as its rule demands. If there is no room for another flow of
+    /// the account, the account's oldest flow is forgotten; if there is no room at all, the oldest of the account with
+    /// the most flows.
+    pub fn note(
+        &mut self,
+        (key, account): (FlowKey, u32),
+        demand: Option<Sealing>,
+        (sealed, has_token): (Sealed, bool),
+        now: Millis,
+    ) {
+        let is_its = self.flows.get(&key).map(|flow| flow.account == account);
+        if is_its == Some(false) {
+            // The inside address has another client now.
+            self.remove(&key);
+        }
+        if is_its != Some(true) {
+            self.make_room(account, now);
+            let asked = (now, has_token);
+            let (tunnel, compresses, compressed) = (None, false, [0; 2]);
+            let flow = Flow { account, demand, asked, sealed, tunnel, compresses, compressed, seen: now, queued: now };
+            self.flows.insert(key, flow);
+            let of = self.accounts.entry(account).or_insert_with(|| Account::new(now));
+            self.lengths.remove(&(of.queue.len(), account));
+            of.queue.push_back(key);
+            self.lengths.insert((of.queue.len(), account));
+        }
+        if let Some(flow) = self.flows.get_mut(&key) {
+            (flow.demand, flow.sealed, flow.seen) = (demand, sealed, now);
+            flow.compresses |= sealed.is_compressed;
+        }
+    }
+
+    /// Records the tunnel that a packet of a flow came out of.
+    pub fn came_through(&mut self, key: &FlowKey, tunnel: TunnelId) {
+        if let Some(flow) = self.flows.get_mut(key) {
+            flow.tunnel = flow.tunnel.max(Some(tunnel));
+        }
+    }
+
+    /// Records the demand for a packet of an account that was sealed more weakly. A flow that is not in the table does
+    /// not get there by this.
+    pub fn refused(&mut self, key: &FlowKey, account: u32, demand: Option<Sealing>) {
+        if let Some(flow) = self.flows.get_mut(key).filter(|flow| flow.account == account) {
+            flow.demand = demand;
+        }
+    }
+
+    /// Removes flows and accounts that have had no packet for long.
+    pub fn sweep(&mut self, now: Millis) {
+        if now.saturating_sub(self.swept) < SWEEP {
+            return;
+        }
+        self.swept = now;
+        self.flows.retain(|_, flow| now.saturating_sub(flow.seen) < IDLE);
+        let Self { flows, accounts, lengths, .. } = self;
+        lengths.clear();
+        accounts.retain(|number, account| {
+            account.queue.retain(|key| flows.get(key).is_some_and(|flow| flow.account == *number));
+            let length = account.queue.len();
+            if length > 0 {
+                lengths.insert((length, *number));
+            }
+            length > 0 || now.saturating_sub(account.asks.1) < SWEEP
+        });
+    }
+
+    /// Forgets a flow if there is no room for another one of this account.
+    fn make_room(&mut self, account: u32, now: Millis) {
+        let own = self.accounts.get(&account).map_or(0, |account| account.queue.len());
+        let from = if own >= self.room.account {
+            account
+        } else if self.flows.len() < self.room.all {
+            return;
+        } else {
+            match self.lengths.last() {
+                Some((most, longest)) if *most > own + 1 || own == 0 => *longest,
+                _ => account,
+            }
+        };
+        self.forget_oldest(from, now);
+    }
+
+    fn forget_oldest(&mut self, account: u32, now: Millis) {
+        let Some(of) = self.accounts.get_mut(&account) else { return };
+        let before = of.queue.len();
+        for turn in 0.. {
+            let Some(key) = of.queue.pop_front() else { break };
+            match self.flows.get_mut(&key) {
+                Some(flow) if flow.seen > flow.queued && turn < TURNS => {
+                    flow.queued = now;
+                    of.queue.push_back(key);
+                }
+                _ => {
+                    self.flows.remove(&key);
+                    break;
+                }
+            }
+        }
+        self.counted(account, before);
+    }
+
+    fn remove(&mut self, key: &FlowKey) {
+        let Some(Flow { account, .. }) = self.flows.remove(key) else { return };
+        let Some(of) = self.accounts.get_mut(&account) else { return };
+        let before = of.queue.len();
+        of.queue.retain(|queued| queued != key);
+        self.counted(account, before);
+    }
+
+    /// Updates the lengths, after an account had `before` flows.
+    fn counted(&mut self, account: u32, before: usize) {
+        self.lengths.remove(&(before, account));
+        let length = self.accounts.get(&account).map_or(0, |account| account.queue.len());
+        if length > 0 {
+            self.lengths.insert((length, account));
+        }
+    }
+}
+
+impl Account {
+    fn new(now: Millis) -> Self {
+        Self { queue: VecDeque::new(), asks: (ASKS.0, now) }
+    }
+
+    fn may_ask(&mut self, now: Millis) -> bool {
+        let (left, last) = self.asks;
+        let left = left.saturating_add(now.saturating_sub(last).saturating_mul(ASKS.1)).min(ASKS.0);
+        self.asks = (left.saturating_sub(1), now);
+        left > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::seal::{Suite, Treatment};
+
+    const SEALED: Sealed = Sealed { treatment: Treatment::Encrypt, suite: Suite::Aes128Gcm, is_compressed: false };
+    const DEMAND: Option<Sealing> = Some(Sealing::UNKNOWN);
+
+    fn key(account: u32, number: u32) -> FlowKey {
+        let client = std::net::Ipv4Addr::from(0x6440_0000 | account << 8 | number >> 16).into();
+        let server = "192.0.2.1".parse().expect("an address");
+        FlowKey::new(client, number as u16, server, 443, 6).within(true)
+    }
+
+    fn note(flows: &mut Flows, account: u32, number: u32, now: Millis) {
+        flows.note((key(account, number), account), DEMAND, (SEALED, true), now);
+    }
+
+    fn has(flows: &Flows, account: u32, number: u32) -> bool {
+        flows.get(&key(account, number), 0).is_some()
+    }
+
+    /// Checks that queues, lengths and flows agree.
+    fn check(flows: &Flows) {
+        let queued: usize = flows.accounts.values().map(|account| account.queue.len()).sum();
+        assert_eq!(queued, flows.flows.len());
+        let with_flows = flows.accounts.iter().filter(|(_, account)| !account.queue.is_empty());
+        let lengths: BTreeSet<_> = with_flows.map(|(number, account)| (account.queue.len(), *number)).collect();
+        assert_eq!(lengths, flows.lengths);
+    }
+
+    #[test]
+    fn an_account_that_floods_loses_its_own_oldest_flows_only() {
+        let mut flows = Flows::with(Room { all: 64, account: 16 });
+        note(&mut flows, 2, 1, 0);
+        for number in 0..10_000 {
+            note(&mut flows, 1, number, u64::from(number) / 100);
+        }
+        assert!(has(&flows, 2, 1));
+        assert!(!has(&flows, 1, 0) && has(&flows, 1, 9_999) && has(&flows, 1, 9_984));
+        assert_eq!(flows.flows.len(), 17);
+        check(&flows);
+    }
+
+    #[test]
+    fn when_the_table_is_full_those_with_the_most_flows_make_room() {
+        let mut flows = Flows::with(Room { all: 64, account: 32 });
+        for number in 0..100 {
+            note(&mut flows, 1, number, 0);
+            note(&mut flows, 2, number, 0);
+        }
+        assert_eq!(flows.flows.len(), 64);
+        for account in 3..20 {
+            for number in 0..3 {
+                note(&mut flows, account, number, 1);
+                assert!(has(&flows, account, number), "account {account}, flow {number}");
+            }
+        }
+        assert!((3..20).all(|account| (0..3).all(|number| has(&flows, account, number))), "theirs stay");
+        assert_eq!(flows.flows.len(), 64);
+        check(&flows);
+    }
+
+    #[test]
+    fn with_more_accounts_than_room_each_takes_its_own_place_only() {
+        let mut flows = Flows::with(Room { all: 4, account: 4 });
+        for account in 1..=4 {
+            note(&mut flows, account, 0, 0);
+        }
+        note(&mut flows, 1, 1, 0);
+        assert!(has(&flows, 1, 1) && !has(&flows, 1, 0) && (2..=4).all(|account| has(&flows, account, 0)));
+        check(&flows);
+    }
+
+    #[test]
+    fn a_flow_that_is_in_use_outlives_idle_ones_of_its_account() {
+        let mut flows = Flows::with(Room { all: 64, account: 16 });
+        for number in 0..1_000 {
+            note(&mut flows, 1, 7, number.into());
+            note(&mut flows, 1, 1_000 + number, number.into());
+        }
+        assert!(has(&flows, 1, 7));
+        check(&flows);
+    }
+
+    #[test]
+    fn a_rule_is_looked_up_at_intervals_and_once_more_for_a_token() {
+        let mut flows = Flows::default();
+        let one = key(1, 1);
+        assert_eq!(flows.demand(&one, 1, false, 0), (None, true));
+        flows.note((one, 1), None, (SEALED, false), 0);
+        assert!(!flows.demand(&one, 1, false, 50).1);
+        assert!(flows.demand(&one, 1, true, 50).1, "the packet with the token comes after one without");
+        assert!((51..150).all(|now| !flows.demand(&one, 1, true, now).1), "tokens make it no faster");
+        assert!(flows.demand(&one, 1, true, 150).1);
+        flows.note((one, 1), DEMAND, (SEALED, true), 150);
+        assert_eq!(flows.demand(&one, 1, true, 1_000), (DEMAND, false));
+        assert_eq!(flows.demand(&one, 1, false, 1_150), (DEMAND, true));
+    }
+
+    #[test]
+    fn many_new_flows_of_an_account_have_their_rules_looked_up_slowly_and_others_at_once() {
+        let mut flows = Flows::default();
+        let asked = (0..100_000).filter(|number| flows.demand(&key(1, *number), 1, true, 10).1).count();
+        assert_eq!(asked as u64, ASKS.0);
+        assert!(flows.demand(&key(2, 1), 2, true, 10).1);
+        let asked = (0..100_000).filter(|number| flows.demand(&key(1, *number), 1, true, 20).1).count();
+        assert_eq!(asked as u64, 10 * ASKS.1);
+    }
+
+    #[test]
+    fn another_account_with_the_same_inside_address_inherits_nothing() {
+        let mut flows = Flows::default();
+        note(&mut flows, 1, 1, 0);
+        assert_eq!(flows.demand(&key(1, 1), 2, false, 10), (None, true));
+        flows.note((key(1, 1), 2), None, (SEALED, false), 10);
+        assert_eq!(flows.get(&key(1, 1), 10).map(|flow| flow.demand), Some(None));
+        check(&flows);
+    }
+
+    #[test]
+    fn idle_flows_and_accounts_are_forgotten() {
+        let mut flows = Flows::default();
+        note(&mut flows, 1, 1, 0);
+        flows.demand(&key(2, 1), 2, true, 0);
+        flows.sweep(IDLE);
+        assert!(flows.is_empty() && flows.accounts.is_empty());
+        check(&flows);
+    }
+}

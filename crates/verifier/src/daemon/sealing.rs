@@ -1,0 +1,110 @@
+//! Starts and ends the UDP service of sealed tunnels, as the policy demands.
+
+use super::Daemon;
+use follower::State;
+
+#[cfg(feature = "seal")]
+pub(super) use running::Service;
+
+#[cfg(feature = "seal")]
+mod running {
+    use crate::sealed::Sealed;
+    use crate::shared::Shared;
+    use crate::unnamed::Unnamed;
+    use ipnet::IpNet;
+    use std::net::SocketAddr;
+    use std::sync::Arc;
+
+    /// The UDP service of sealed tunnels, running or not.
+    pub struct Service {
+        shared: Arc<Shared>,
+        networks: Vec<IpNet>,
+        seed: u64,
+        unknown: Arc<Unnamed>,
+        running: Option<Sealed>,
+        /// Why the service could not start: logged once.
+        trouble: Option<String>,
+    }
+
+    impl Service {
+        /// Creates the service without starting it.
+        pub fn new(shared: Arc<Shared>, networks: Vec<IpNet>, seed: u64, unknown: Arc<Unnamed>) -> Self {
+            Self { shared, networks, seed, unknown, running: None, trouble: None }
+        }
+
+        /// Makes the service run at the addresses `tunnels`. Ends the service if `tunnels` is empty.
+        pub fn follow(&mut self, tunnels: &[SocketAddr]) {
+            if self.running.as_ref().is_some_and(|running| running.tunnels() != tunnels) {
+                tracing::info!("the tunnels' addresses changed");
+                self.running = None;
+            }
+            if self.running.as_ref().is_some_and(|running| !running.is_running()) {
+                tracing::error!(
+                    "the thread of the sealed tunnels has ended, and nobody reaches receivers through them: starting it again"
+                );
+                self.running = None;
+            }
+            if tunnels.is_empty() || self.running.is_some() {
+                self.trouble = None;
+                return;
+            }
+            match Sealed::start(&self.shared, tunnels, &self.networks, self.seed, self.unknown.clone()) {
+                Ok(running) => (self.running, self.trouble) = (Some(running), None),
+                Err(error) => {
+                    let text = format!("{error:#}");
+                    if self.trouble.as_ref() != Some(&text) {
+                        tracing::error!(
+                            "cannot start sealed tunnels, so nobody can reach receivers for which a rule demands a treatment: {text}"
+                        );
+                    }
+                    self.trouble = Some(text);
+                }
+            }
+        }
+
+        /// Ends the service; [`Self::follow`] starts it again.
+        pub fn end(&mut self) {
+            self.running = None;
+        }
+
+        /// Makes the service close the tunnels of revoked grants and ended sessions at once.
+        pub fn recheck(&self) {
+            self.running.iter().for_each(Sealed::recheck);
+        }
+    }
+}
+
+#[cfg(feature = "seal")]
+impl Daemon {
+    pub(super) fn follow_tunnels(&mut self, state: &State) {
+        self.sealed.follow(&state.config.tunnels);
+    }
+
+    pub(super) fn restart_tunnels(&mut self) {
+        self.sealed.end();
+    }
+
+    pub(super) fn recheck_tunnels(&self) {
+        self.sealed.recheck();
+    }
+}
+
+#[cfg(not(feature = "seal"))]
+impl Daemon {
+    #[allow(clippy::unused_self)]
+    pub(super) fn follow_tunnels(&mut self, state: &State) {
+        if !state.config.tunnels.is_empty() {
+            tracing::debug!(
+                tunnels = ?state.config.tunnels,
+                "the policy has a sealed tunnel here, but this program was built without: nobody reaches what demands a \
+                 treatment"
+            );
+        }
+    }
+
+    #[allow(clippy::unused_self)]
+    pub(super) fn restart_tunnels(&mut self) {}
+
+    #[allow(clippy::unused_self)]
+    pub(super) fn recheck_tunnels(&self) {}
+}

@@ -1,0 +1,179 @@
+//! Relays connections to chosen services behind a gateway, and puts a header of the PROXY protocol before each, by which
+//! the service learns the person.
+//!
+//! The kernel's own path can't put bytes into a stream without renumbering it, so these connections end at the gateway,
+//! and other connections lead from there to the service. Packets from outside never reach these services directly: a
+//! client could then send a header of its own.
+
+mod diversion;
+mod header;
+mod open;
+
+use crate::identity::{Answer, Connection, find, owner};
+use crate::settings::Settings;
+use crate::shared::Shared;
+use anyhow::{Context, Result, bail, ensure};
+use datapath::transparent;
+use diversion::Diversions;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{KeepAlive, TcpKeepIdle, TcpKeepInterval};
+use open::{Open, Place};
+use std::future::pending;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncWriteExt, copy_bidirectional_with_sizes};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{sleep, timeout};
+use wire::packet::TCP;
+
+/// Time for a service to accept a connection.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Size of the buffer for each direction of a connection, in bytes.
+const BUFFER: usize = 16 * 1024;
+/// Silence after which the kernel probes whether a peer still exists, and interval of these probes, in seconds.
+const PROBES: (u32, u32) = (60, 20);
+/// Pause after a failure to accept a connection.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The listeners of the relay, in place of the services, and the rules that lead connections there.
+pub struct Listeners(Vec<(SocketAddr, std::net::TcpListener)>, Diversions);
+
+/// Diverts connections from outside to the services in the settings, and listens in their place. Call this before
+/// anything is admitted. If the settings name no services, ends what an earlier process diverted.
+///
+/// # Errors
+///
+/// Fails if the settings don't fit together, or if the kernel refuses a rule or a listener.
+pub fn prepare(settings: &Settings, instance: &str) -> Result<Listeners> {
+    let services = &settings.proxy_protocol;
+    if !services.is_empty() {
+        ensure!(!settings.inside.is_empty(), "`proxy_protocol` requires a gateway: set `inside`");
+        ensure!(
+            !settings.interfaces.is_empty(),
+            "`proxy_protocol` requires `interface`: name the interfaces that lead outside"
+        );
+        ensure!(
+            settings.pool.is_empty(),
+            "`proxy_protocol` and `pool` exclude each other: the service learns the person from the header"
+        );
+        ensure!(
+            !settings.observe,
+            "`observe` and `proxy_protocol` exclude each other, because the relay refuses connections without identity"
+        );
+    }
+    let listen = |service: &SocketAddr| Ok((*service, transparent::listen(*service)?));
+    let listeners = services.iter().map(listen).collect::<Result<_>>()?;
+    Ok(Listeners(listeners, Diversions::set(settings, instance)?))
+}
+
+/// Relays connections until the future is dropped.
+pub async fn serve(listeners: Listeners, shared: Arc<Shared>) {
+    if listeners.0.is_empty() {
+        return;
+    }
+    make_room();
+    let open = Arc::new(Open::default());
+    let mut tasks = tokio::task::JoinSet::new();
+    for (service, listener) in listeners.0 {
+        match TcpListener::from_std(listener) {
+            Ok(listener) => drop(tasks.spawn(accept(listener, service, shared.clone(), open.clone()))),
+            Err(error) => tracing::error!(%service, "cannot relay connections: {error}"),
+        }
+    }
+    tasks.spawn(open::watch(open, shared));
+    tasks.spawn(listeners.1.follow());
+    while tasks.join_next().await.is_some() {}
+}
+
+/// Raises the limit of open files to what the system allows: each relayed connection needs two.
+pub fn make_room() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, soft.max(hard), hard));
+    if let Err(error) = raised {
+        tracing::warn!("cannot raise the limit of open files: {error}");
+    }
+}
+
+async fn accept(listener: TcpListener, service: SocketAddr, shared: Arc<Shared>, open: Arc<Open>) {
+    loop {
+        let (client, from) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Usually the process is out of file descriptors: connections that end will free some.
+                tracing::warn!(%service, "cannot accept a connection to relay: {error}");
+                sleep(PAUSE).await;
+                continue;
+            }
+        };
+        let Some(room) = open.room() else {
+            tracing::warn!(%service, client = %from, "closed a connection: too many are open");
+            let _ = client.set_zero_linger();
+            continue;
+        };
+        let (shared, open) = (shared.clone(), open.clone());
+        tokio::spawn(async move {
+            let _room = room;
+            if let Err(error) = relay(client, from, service, &shared, &open).await {
+                tracing::info!(%service, client = %from, "closed a connection: {error:#}");
+            }
+        });
+    }
+}
+
+/// Relays one connection. If it is a person's, and not this person's to the end, both sides get a reset.
+async fn relay(
+    client: TcpStream,
+    from: SocketAddr,
+    service: SocketAddr,
+    shared: &Arc<Shared>,
+    open: &Arc<Open>,
+) -> Result<()> {
+    client.set_zero_linger()?;
+    let connection = Connection { client: from, server: service, protocol: TCP, age: Some(Duration::ZERO) };
+    let Some((key, flow)) = find(shared, connection).await? else {
+        ensure!(shared.kernel().is_optional(service), "no grant admitted it");
+        let _place = open.take_stranger(from.ip()).context("strangers have too many")?;
+        return copy(client, service, &header::anonymous(from, service), pending::<()>()).await;
+    };
+    let identity = match owner(shared, key, flow).await? {
+        Answer::Known(identity) => identity,
+        Answer::Nobody => bail!("it ended at once"),
+        Answer::Unnamed => bail!("the authority does not say whose grant it is"),
+    };
+    let Place { cut, _place } = open.take(&identity.person, key, flow).context("this person has too many")?;
+    copy(client, service, &header::header(from, service, &identity, flow.since), cut).await
+}
+
+/// Connects to the service, sends the header, and copies between the two sides until both have closed, or until `cut`
+/// resolves.
+async fn copy<T>(
+    mut client: TcpStream,
+    service: SocketAddr,
+    header: &[u8],
+    cut: impl Future<Output = T>,
+) -> Result<()> {
+    let mut server = timeout(CONNECT, TcpStream::connect(service)).await.context("the service does not answer")??;
+    server.set_zero_linger()?;
+    for stream in [&client, &server] {
+        stream.set_nodelay(true)?;
+        setsockopt(stream, KeepAlive, &true)?;
+        setsockopt(stream, TcpKeepIdle, &PROBES.0)?;
+        setsockopt(stream, TcpKeepInterval, &PROBES.1)?;
+    }
+    server.write_all(header).await?;
+    tokio::select! {
+        copied = copy_bidirectional_with_sizes(&mut client, &mut server, BUFFER, BUFFER) => copied?,
+        _ = cut => bail!("its flow has ended, or was revoked"),
+    };
+    // Both ends have closed: a reset would only discard what is still on its way.
+    deliver(&client)?;
+    deliver(&server)
+}
+
+/// Lets the kernel deliver what was sent after the socket is closed.
+fn deliver(stream: &TcpStream) -> Result<()> {
+    let none = nix::libc::linger { l_onoff: 0, l_linger: 0 };
+    Ok(setsockopt(stream, nix::sys::socket::sockopt::Linger, &none)?)
+}

@@ -1,0 +1,231 @@
+//! The ladder of carriers through middleboxes between real stacks: connections arrive within a second by the rung that
+//! the box lets through, the next connection takes that rung at once, and the first rung again once the box is gone.
+
+mod stage;
+
+use anyhow::{Context, Result, ensure};
+use lab::middlebox::{Rules, Stripper};
+use lab::nobody::said;
+use lab::service::{Echo, call, exchange};
+use lab::world::{DARK4, ECHO, FRONT4, FRONT6};
+use lab::{Nobody, poll, test};
+use stage::{SECOND, Stage, TUNNEL, at, begins_with_tunnel};
+
+/// A SYN without data has 60 bytes over IPv4, and 40 after the header of IPv6.
+const SYN_WITH_DATA: &str = "tcp flags & (syn | ack) == syn ip length > 80 drop
+    tcp flags & (syn | ack) == syn ip6 length > 60 drop";
+
+#[test]
+fn where_the_first_rung_works_the_ladder_adds_nothing() {
+    test(|| {
+        let stage = Stage::new()?;
+        let cable = stage.observe()?;
+        for host in [FRONT4, FRONT6, DARK4] {
+            for _ in 0..5 {
+                stage.connect(host)?;
+            }
+        }
+        ensure!(stage.counter("watched")? >= 15, "the agent does not watch first packets");
+        // Longer than any race could wait.
+        ensure!(!poll(SECOND, || stage.steered().is_ok_and(|steered| steered > 0)), "a packet went into the tunnel");
+        let syns = cable.lines("tcp and dst port 7")?.iter().filter(|line| line.contains("Flags [S]")).count();
+        ensure!(syns == 15, "{syns} SYNs for 15 connections");
+        let tunnel = cable.lines(&format!("udp port {TUNNEL}"))?;
+        ensure!(tunnel.is_empty(), "a tunnel was opened without need: {tunnel:#?}");
+        ensure!(stage.state(FRONT4, 0)? == "works" && stage.state(FRONT4, 1)? == "not_tried");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_box_that_drops_syns_with_data_is_gone_around() {
+    test(|| {
+        let stage = Stage::new()?;
+        let filter = Rules::forward(&stage.network.internet, SYN_WITH_DATA)?;
+        stage.falls_back(FRONT4)?;
+        // Another destination behind the same verifier needs no race.
+        ensure!(begins_with_tunnel(stage.connects_by(DARK4, "tunnel")?), "it did not begin with the tunnel");
+        // IPv6 is a path of its own.
+        stage.falls_back(FRONT6)?;
+        drop(filter);
+        stage.recovers(FRONT4)
+    });
+}
+
+#[test]
+fn a_box_that_takes_data_out_of_syns_is_gone_around() {
+    test(|| {
+        let stage = Stage::new()?;
+        let stripper = Stripper::start(&stage.network.internet, "home")?;
+        stage.falls_back(FRONT4)?;
+        ensure!(stripper.stripped() >= 2, "the box took nothing");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_box_that_drops_unknown_options_changes_nothing() {
+    test(|| {
+        let stage = Stage::new()?;
+        let known = "tcp option 34 exists drop\ntcp option 254 exists drop\nip option rr exists drop";
+        let _filter = Rules::forward(&stage.network.internet, known)?;
+        stage.connects_by(FRONT4, "packet")?;
+        ensure!(stage.state(FRONT4, 0)? == "works");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_network_that_lets_only_udp_through_is_enough() {
+    test(|| {
+        let stage = Stage::new()?;
+        let only = format!("ip daddr {FRONT4} meta l4proto != udp drop");
+        let filter = Rules::forward(&stage.network.internet, &only)?;
+        stage.falls_back(FRONT4)?;
+        drop(filter);
+        stage.recovers(FRONT4)
+    });
+}
+
+#[test]
+fn without_udp_the_first_rung_serves_and_without_both_nothing_is_called_bad() {
+    test(|| {
+        let stage = Stage::new()?;
+        let udp = format!("udp dport {TUNNEL} drop");
+        let filter = Rules::forward(&stage.network.internet, &udp)?;
+        stage.connects_by(FRONT4, "packet")?;
+        drop(filter);
+        let both = format!("{SYN_WITH_DATA}\nudp dport {TUNNEL} drop");
+        let filter = Rules::forward(&stage.network.internet, &both)?;
+        let before = stage.services.echo.connections();
+        ensure!(stage.connect(FRONT4).is_err(), "connected through a box that lets nothing through");
+        let told = stage.agent.ping(&at(FRONT4).to_string())?;
+        let text = told["steps"].as_array().and_then(|steps| steps.iter().find(|step| step["name"] == "answer"));
+        let text = text.and_then(|step| step["text"].as_str()).context("no answer")?;
+        ensure!(text.contains("SYNs with data"), "the message does not say why: {text}");
+        ensure!(stage.services.echo.connections() == before, "somebody got in");
+        drop(filter);
+        ensure!(poll(SECOND * 20, || stage.connects_by(FRONT4, "packet").is_ok()), "it does not recover");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_path_of_1280_bytes_carries_both_rungs() {
+    test(|| {
+        let stage = Stage::new()?;
+        for device in ["home", "dc"] {
+            stage.network.internet.ip(&format!("link set {device} mtu 1280"))?;
+        }
+        stage.network.router.ip("link set wan mtu 1280")?;
+        stage.network.server.ip("link set eth0 mtu 1280")?;
+        stage.connects_by(FRONT4, "packet")?;
+        let _filter = Rules::forward(&stage.network.internet, SYN_WITH_DATA)?;
+        stage.falls_back(FRONT4)?;
+        let mut stream = call(&stage.network.alice, at(FRONT4), SECOND)?;
+        let (long, mut heard) = (vec![0x5a; 100_000], vec![0; 100_000]);
+        std::thread::scope(|scope| -> Result<()> {
+            let mut writer = stream.try_clone()?;
+            scope.spawn(move || std::io::Write::write_all(&mut writer, &long));
+            stream.set_read_timeout(Some(SECOND * 10))?;
+            Ok(std::io::Read::read_exact(&mut stream, &mut heard)?)
+        })?;
+        ensure!(heard.iter().all(|byte| *byte == 0x5a), "another echo");
+        Ok(())
+    });
+}
+
+#[test]
+fn two_percent_loss_make_no_rung_bad() {
+    test(|| {
+        let stage = Stage::new()?;
+        let lossy = format!(
+            "ip daddr {FRONT4} numgen random mod 100 < 2 drop\nip saddr {FRONT4} numgen random mod 100 < 2 drop"
+        );
+        let _filter = Rules::forward(&stage.network.internet, &lossy)?;
+        for number in 0..60 {
+            call(&stage.network.alice, at(FRONT4), SECOND * 5).with_context(|| format!("connection {number}"))?;
+        }
+        ensure!(stage.state(FRONT4, 0)? == "works", "{}", stage.agent.ping(&at(FRONT4).to_string())?);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_flow_stays_on_the_rung_on_which_it_began() {
+    test(|| {
+        let stage = Stage::new()?;
+        let mut native = call(&stage.network.alice, at(FRONT4), SECOND)?;
+        let filter = Rules::forward(&stage.network.internet, SYN_WITH_DATA)?;
+        stage.falls_back(FRONT4)?;
+        let mut inside = call(&stage.network.alice, at(FRONT4), SECOND)?;
+        exchange(&mut native).context("the flow that began outside")?;
+        drop(filter);
+        stage.recovers(FRONT4)?;
+        exchange(&mut inside).context("the flow that began in the tunnel")?;
+        exchange(&mut native).context("the flow that began outside, later")?;
+        Ok(())
+    });
+}
+
+#[test]
+fn another_network_begins_with_the_first_rung() {
+    test(|| {
+        let stage = Stage::new()?;
+        let filter = Rules::forward(&stage.network.internet, SYN_WITH_DATA)?;
+        stage.falls_back(FRONT4)?;
+        drop(filter);
+        // Alice moves to another network that has the same addresses: its router has another hardware address.
+        stage.network.router.ip("link set lan-alice address 02:00:00:00:77:01")?;
+        stage.network.alice.ip("neigh flush dev eth0")?;
+        let is_first = || stage.connects_by(FRONT4, "packet").is_ok();
+        ensure!(poll(SECOND * 10, is_first), "the memory of the earlier network is used");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_box_that_answers_in_the_servers_place_is_named_and_gets_nothing() {
+    test(|| {
+        let stage = Stage::new()?;
+        let proxy = Echo::start(&stage.network.internet, 8888)?;
+        let to_proxy = format!("ip daddr {FRONT4} tcp dport {ECHO} redirect to :8888");
+        let _rules = Rules::redirect(&stage.network.internet, &to_proxy)?;
+        let nobody = Nobody::new(&stage.network.mallory)?;
+        nobody.login(&stage.authority, "alice")?;
+        let before = stage.services.echo.connections();
+        let tried = nobody.vouchsafe(["connect", "--wait", "2", FRONT4, &ECHO.to_string()]).output()?;
+        ensure!(tried.status.code() == Some(2), "{}", said(&tried));
+        ensure!(said(&tried).contains("transparent proxy"), "it is not named: {}", said(&tried));
+        ensure!(stage.services.echo.connections() == before, "somebody got in");
+        // The box has accepted the connection, and has read nothing of it.
+        ensure!(proxy.clients().len() <= 1);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_syn_proxy_is_named_and_gets_nothing() {
+    test(|| {
+        let stage = Stage::new()?;
+        let (router, home) = (&stage.network.internet, "home");
+        router.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0")?;
+        let proxy = format!(
+            "iifname \"{home}\" ip daddr {FRONT4} tcp dport {ECHO} ct state invalid,untracked synproxy mss 1460 wscale 7 timestamp sack-perm"
+        );
+        let untracked = format!(
+            "chain u {{ type filter hook prerouting priority raw; policy accept;
+            iifname \"{home}\" ip daddr {FRONT4} tcp dport {ECHO} tcp flags syn notrack
+        }}"
+        );
+        let _rules = Rules::forward_with(router, &untracked, &proxy)?;
+        let nobody = Nobody::new(&stage.network.mallory)?;
+        nobody.login(&stage.authority, "alice")?;
+        let before = stage.services.echo.connections();
+        let tried = nobody.vouchsafe(["connect", "--wait", "2", FRONT4, &ECHO.to_string()]).output()?;
+        ensure!(tried.status.code() == Some(2), "{}", said(&tried));
+        ensure!(said(&tried).contains("SYN proxy"), "it is not named: {}", said(&tried));
+        ensure!(stage.services.echo.connections() == before, "somebody got in");
+        Ok(())
+    });
+}

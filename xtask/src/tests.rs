@@ -1,0 +1,170 @@
+//! `make test`: runs every test of the workspace, several test programs at a time.
+//!
+//! `cargo test` starts one test program after the other. Most of ours wait for packets, timers and daemons, so it would
+//! leave the processors idle half of the time. This module asks cargo for the list of test programs and runs as many of
+//! them at once as there are processors. Programs that measure time run alone, after the others.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use cargo_metadata::Message;
+
+use crate::run::{self, cargo, command_as_root, output};
+use crate::{build, kernels, target_dir};
+
+/// Test programs that compare durations or rates: other work beside them would change their results.
+const ALONE: &[(&str, &str)] = &[("compare", "small_run"), ("lab", "hostile_account")];
+/// The longest test programs. They start first, so that no processor is idle at the end.
+const LONGEST: &[(&str, &str)] = &[
+    ("datapath", "two_cores"),
+    ("datapath", "kernel_fuzz"),
+    ("lab", "rootless"),
+    ("verifier", "daemon"),
+    ("lab", "time"),
+    ("vouchsafe", "attacks"),
+    ("lab", "effectiveness"),
+    ("lab", "published"),
+    ("lab", "seal"),
+    ("authority", "authority"),
+    ("browser", "console"),
+    ("model", "interleavings"),
+];
+
+/// A test program that cargo has built.
+struct Program {
+    /// Name of the package that it belongs to.
+    package: String,
+    /// Kind of its target: `lib`, `bin` or `test`.
+    kind: String,
+    /// Name of the file with the tests; for unit tests the name of the crate.
+    name: String,
+    path: PathBuf,
+    /// The package's folder, in which cargo, too, starts the program.
+    folder: PathBuf,
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        write!(out, "{} {} {}", self.package, self.kind, self.name)
+    }
+}
+
+impl Program {
+    fn is_in(&self, list: &[(&str, &str)]) -> bool {
+        self.rank(list) < list.len()
+    }
+
+    fn rank(&self, list: &[(&str, &str)]) -> usize {
+        list.iter().position(|(package, name)| self.package == *package && self.name == *name).unwrap_or(list.len())
+    }
+}
+
+/// Runs every test here and, unless `no_kernels` is set, the kernel programs' tests in Linux 6.1. With `args`, runs
+/// `cargo test --workspace ARGS…` instead, one program after the other.
+pub fn run(no_kernels: bool, args: &[String]) -> Result<()> {
+    let binary = build::for_tests()?;
+    if !run::is_root() {
+        eprintln!("xtask: network namespaces and kernel programs need root: test binaries run under sudo");
+    }
+    if !args.is_empty() {
+        return run::run(with_settings(cargo(["test", "--workspace"]).args(args), &binary));
+    }
+    let programs = programs()?;
+    for listed in ALONE.iter().chain(LONGEST) {
+        ensure!(
+            programs.iter().any(|program| program.is_in(&[*listed])),
+            "no test program is {listed:?}: correct the list"
+        );
+    }
+    let (alone, mut together): (Vec<_>, Vec<_>) = programs.into_iter().partition(|program| program.is_in(ALONE));
+    together.sort_by_key(|program| program.rank(LONGEST));
+    let lanes = std::thread::available_parallelism()?.get();
+    let mut failed = in_lanes(together, lanes, &binary)?;
+    failed.extend(in_lanes(alone, 1, &binary)?);
+    ensure!(failed.is_empty(), "tests FAILED in {}", failed.join(", "));
+    run::run(with_settings(&mut cargo(["test", "--workspace", "--doc", "--quiet"]), &binary))?;
+    if no_kernels {
+        return Ok(());
+    }
+    kernels::run_after_workspace_tests()
+}
+
+/// Makes cargo run test programs or benches as root, with the binary that they start.
+pub fn with_settings<'a>(cargo: &'a mut Command, binary: &Path) -> &'a mut Command {
+    cargo.env("VOUCHSAFE_BIN", binary);
+    if !run::is_root() {
+        cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
+    }
+    cargo
+}
+
+/// Returns the test programs of the workspace.
+fn programs() -> Result<Vec<Program>> {
+    let mut build = cargo(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"]);
+    let mut programs = Vec::new();
+    for message in Message::parse_stream(output(&mut build)?.as_bytes()) {
+        if let Message::CompilerArtifact(artifact) = message?
+            && artifact.profile.test
+            && let Some(path) = artifact.executable
+        {
+            let folder = artifact.manifest_path.parent().context("a manifest lies in no folder")?;
+            programs.push(Program {
+                package: folder.file_name().context("a package lies in the root folder")?.to_owned(),
+                kind: artifact.target.kind.first().map_or_else(|| "test".to_owned(), ToString::to_string),
+                name: artifact.target.name,
+                path: path.into(),
+                folder: folder.into(),
+            });
+        }
+    }
+    ensure!(!programs.is_empty(), "the workspace has no test programs");
+    Ok(programs)
+}
+
+/// Runs the programs in `lanes` lanes, each of which takes the next program when it has finished one. Returns the names
+/// of those that failed.
+fn in_lanes(programs: Vec<Program>, lanes: usize, binary: &Path) -> Result<Vec<String>> {
+    let waiting = Mutex::new(VecDeque::from(programs));
+    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    let lane = || -> Result<Vec<String>> {
+        let mut failed = Vec::new();
+        while let Some(program) = next() {
+            if !run_one(&program, binary)?.success() {
+                failed.push(program.to_string());
+            }
+        }
+        Ok(failed)
+    };
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
+        running.into_iter().map(|lane| lane.join().unwrap_or_else(|_| bail!("a lane of tests panicked"))).collect()
+    });
+    outcomes.into_iter().collect::<Result<Vec<_>>>().map(|failed| failed.concat())
+}
+
+/// Runs one test program. Its output goes to a file below target/tests, and is printed as a whole when the program has
+/// ended, so that the outputs of two programs do not mix.
+fn run_one(program: &Program, binary: &Path) -> Result<ExitStatus> {
+    let began = Instant::now();
+    let dir = target_dir().join("tests");
+    fs::create_dir_all(&dir).with_context(|| format!("could not make {}", dir.display()))?;
+    let path = dir.join(format!("{}-{}-{}.txt", program.package, program.kind, program.name));
+    let output = File::create(&path).with_context(|| format!("could not write {}", path.display()))?;
+    let mut command = command_as_root(&program.path);
+    command.current_dir(&program.folder).env("VOUCHSAFE_BIN", binary).env("CARGO_MANIFEST_DIR", &program.folder);
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    let status = command.status().with_context(|| format!("could not start {}", program.path.display()))?;
+    let printed = fs::read(&path).with_context(|| format!("could not read {}", path.display()))?;
+    let mut out = std::io::stdout().lock();
+    let took = began.elapsed().as_secs_f64();
+    writeln!(out, "\nxtask: {program}: {status}, {took:.1} s")?;
+    out.write_all(&printed)?;
+    Ok(status)
+}
