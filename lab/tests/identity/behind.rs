@@ -93,6 +93,13 @@ fn haproxy(namespace: &Namespace, room: &Room) -> Result<Process> {
     Ok(process)
 }
 
+/// Waits until HAProxy has logged `count` connections, and returns its log, or the log so far if they do not come in
+/// time. HAProxy writes a line after the connection has ended.
+fn visited(haproxy: &Process, count: usize) -> String {
+    let _ = poll(SOON, || haproxy.log().lines().count() >= count);
+    haproxy.log()
+}
+
 fn url(six: bool) -> String {
     let to: SocketAddr = (in_family(six, FRONT4, FRONT6), HTTP).into();
     format!("http://{to}/")
@@ -120,10 +127,10 @@ fn haproxy_and_nginx_behind_a_gateway_log_the_person() {
                 ensure!(page == Page(200, "alice||".into()), "{page:?}\n{}", stage.haproxy.log());
             }
         }
-        let log = stage.haproxy.log();
+        let log = visited(&stage.haproxy, 4);
         let visits: Vec<_> = log.lines().filter(|line| line.ends_with("person=alice")).collect();
         ensure!(visits.len() == 4 && visits[0].starts_with(PUBLIC4) && log.lines().count() == 4, "{log}");
-        let named = stage.nginx.visits("")?;
+        let named = stage.nginx.visits("", 4)?;
         ensure!(named.len() == 4 && named.iter().all(|line| line.ends_with("person=\"alice\"")), "{named:?}");
         // A long answer and a long request arrive whole: the relay copies in both directions.
         let sent: Vec<u8> = (0..3_000_000_u32).map(|number| (number % 251) as u8).collect();
@@ -203,7 +210,7 @@ fn nobody_outside_can_send_a_header_in_the_gateways_place() {
             Err(error) => ensure!(error.kind() == ErrorKind::ConnectionReset, "{error}"),
         }
         ensure!(answer.is_empty(), "HAProxy answers: {}", String::from_utf8_lossy(&answer));
-        let log = stage.haproxy.log();
+        let log = visited(&stage.haproxy, 1);
         ensure!(!log.contains("192.0.2.99") && log.lines().count() == 1 && log.contains("person=alice"), "{log}");
         ensure!(get(mallory, &url(false), &["--max-time", "0.5"]).is_err(), "Mallory gets in without a grant");
 
@@ -373,7 +380,7 @@ fn strangers_pass_the_relay_of_an_optional_receiver_without_a_name() {
         let page = get(mallory, &url(false), &["-H", "X-Vouchsafe-Person: alice"])?;
         ensure!(page == Page(200, "||".into()), "{page:?}\n{}", stage.haproxy.log());
         ensure!(get(mallory, &url(true), &["--max-time", "0.5"]).is_err(), "the other address is open, too");
-        let log = stage.haproxy.log();
+        let log = visited(&stage.haproxy, 2);
         let people: Vec<_> = log.lines().filter_map(|line| line.split("person=").nth(1)).collect();
         ensure!(people.len() == 2 && people[0] == "alice" && people[1] != "alice", "{log}");
 

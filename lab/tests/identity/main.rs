@@ -155,7 +155,7 @@ fn nginx_logs_the_person_whatever_headers_the_visitor_sends() {
                 "Mallory reaches nginx without a grant"
             );
         }
-        let visits = stage.nginx.visits("")?;
+        let visits = stage.nginx.visits("", 8)?;
         let named = "person=\"alice\" device=\"laptop\" rule=\"staff may use the front\"";
         ensure!(visits.len() == 8 && visits.iter().all(|line| line.ends_with(named)), "{visits:#?}");
 
@@ -169,7 +169,7 @@ fn nginx_logs_the_person_whatever_headers_the_visitor_sends() {
             let page = open("/vouchsafe/person")?;
             ensure!(page.0 == 404, "a visitor asks the verifier: {page:?}");
         }
-        let visits = stage.nginx.visits("")?;
+        let visits = stage.nginx.visits("", 14)?;
         ensure!(
             visits.iter().skip(8).all(|line| line.contains("person=\"\"") || line.contains("person=\"-\"")),
             "{visits:#?}"
@@ -242,7 +242,7 @@ fn a_reused_port_is_not_taken_for_the_person_who_had_it() {
                 ensure!(page == format!("HTTP/1.1 200 OK\n{name}"), "{page} in place of {name}");
             }
         }
-        let visits = stage.nginx.visits(&format!("{PUBLIC4}:41000"))?;
+        let visits = stage.nginx.visits(&format!("{PUBLIC4}:41000"), 4)?;
         let people: Vec<_> = visits.iter().filter_map(|line| line.split('"').nth(3)).collect();
         ensure!(people == ["alice", "mallory", "alice", "mallory"], "{visits:#?}");
 

@@ -36,7 +36,7 @@ fn a_person_is_known_where_strangers_are_served_too() {
             let page = get(mallory, &url(six, "/"), &["-H", "X-Vouchsafe-Person: alice"])?;
             ensure!(page.0 == 401, "{page:?}");
         }
-        let visits = stage.nginx.visits("")?;
+        let visits = stage.nginx.visits("", 8)?;
         let known = visits.iter().filter(|line| line.contains("person=\"alice\"")).count();
         let unknown =
             visits.iter().filter(|line| line.contains("person=\"\"") || line.contains("person=\"-\"")).count();

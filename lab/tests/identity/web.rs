@@ -90,10 +90,17 @@ impl Nginx {
         Ok(Self { _process: process, log: room.path("visits.log") })
     }
 
-    /// Returns the lines of the log whose first field is this client, or all lines if it is empty.
-    pub fn visits(&self, client: &str) -> Result<Vec<String>> {
-        let text = fs::read_to_string(&self.log)?;
-        Ok(text.lines().filter(|line| line.starts_with(client)).map(without_place).collect())
+    /// Waits until the log has at least `count` lines whose first field is this client, or any client if it is empty.
+    /// Returns these lines, or those that came in time. nginx writes a line after it has sent the answer.
+    pub fn visits(&self, client: &str, count: usize) -> Result<Vec<String>> {
+        let mut lines = Vec::new();
+        let _ = poll(SOON, || {
+            let text = fs::read_to_string(&self.log).unwrap_or_default();
+            let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
+            lines = whole.lines().filter(|line| line.starts_with(client)).map(without_place).collect();
+            lines.len() >= count
+        });
+        Ok(lines)
     }
 }
 
