@@ -20,6 +20,8 @@ all_vpns="$few_vpns openssl charon-systemd strongswan-swanctl libcharon-extra-pl
     libstrongswan-extra-plugins ocserv openconnect softether-vpnserver softether-vpnclient softether-vpncmd tinc fastd nebula \
     n2n vtun socat fwknop-server fwknop-client"
 browser='chromium chromium-driver'
+# VPNs that are built at their current releases; see peers.sh.
+peers=''
 # shellcheck source=/dev/null
 [ "$(. /etc/os-release; echo "$ID")" != ubuntu ] || browser='chromium-browser chromium-chromedriver'
 
@@ -33,19 +35,26 @@ case $purpose in
 build) wanted="$for_build" ;;
 package) wanted="$for_build $for_package" ;;
 demo) wanted="$for_build $for_demo" ;;
-bench) wanted="$for_build $for_demo $for_bench $few_vpns" ;;
-compare) wanted="$for_build $for_demo $all_vpns" ;;
+bench)
+    wanted="$for_build $for_demo $for_bench $few_vpns"
+    peers=wireguard-go
+    ;;
+compare)
+    wanted="$for_build $for_demo $all_vpns"
+    peers='wireguard-go boringtun nebula tailscale'
+    ;;
 test)
     wanted="$for_build $for_package $for_demo $for_bench $for_test $few_vpns $browser"
+    peers=wireguard-go
     # Node may be installed without a package, or with a package that includes npm.
     command -v node >/dev/null || wanted="$wanted nodejs"
     command -v npm >/dev/null || wanted="$wanted npm"
     # Programs in Go and Java connect under `vouchsafe run`.
-    command -v go >/dev/null || wanted="$wanted golang-go"
     command -v java >/dev/null || wanted="$wanted default-jdk-headless"
     ;;
 *) fail "no such purpose: $purpose; there are build, package, demo, bench, test and compare" ;;
 esac
+[ -z "$peers" ] || command -v go >/dev/null || wanted="$wanted golang-go"
 [ $list = no ] || { echo "$wanted"; exit; }
 
 command -v dpkg-query >/dev/null || fail "only Debian and Ubuntu are known here; install by hand: $wanted"
@@ -100,6 +109,8 @@ else
 fi
 
 command -v cargo >/dev/null || fail "cargo is missing: install Rust from https://rustup.rs"
+# shellcheck disable=SC2086
+[ -z "$peers" ] || sh xtask/peers.sh $peers
 [ "$purpose" = test ] || exit 0
 
 if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then

@@ -14,6 +14,7 @@ mod socat;
 mod softether;
 mod ssh;
 pub(crate) mod strongswan;
+mod tailscale;
 mod tinc;
 pub(crate) mod vouchsafe;
 mod vtun;
@@ -47,6 +48,7 @@ pub fn all() -> Vec<Box<dyn Driver>> {
         proofs::variants(),
         fwknop::variants(),
         wireguard::variants(),
+        tailscale::variants(),
         openvpn::variants(),
         strongswan::variants(),
         ocserv::variants(),

@@ -56,6 +56,9 @@ pub fn compare(args: Vec<String>) -> Result<()> {
     let built = target_dir().join("release");
     let (program, vouchsafe) = (built.join("vouchsafe-compare"), built.join("vouchsafe"));
     let mut command = if runs { command_as_root("env") } else { command("env") };
+    let mut path = OsString::from("PATH=");
+    path.push(with_peers());
+    command.arg(path);
     if vouchsafe.exists() {
         let mut setting = OsString::from("VOUCHSAFE_BIN=");
         setting.push(vouchsafe);
@@ -63,6 +66,16 @@ pub fn compare(args: Vec<String>) -> Result<()> {
     }
     let error = command.arg(&program).args(args).exec();
     Err(error).with_context(|| format!("could not start {}", program.display()))
+}
+
+/// Returns the search path for programs with the VPNs that `xtask/peers.sh` has built before all others.
+pub fn with_peers() -> OsString {
+    let mut path = target_dir().join("parts/peers").into_os_string();
+    if let Some(usual) = std::env::var_os("PATH") {
+        path.push(":");
+        path.push(usual);
+    }
+    path
 }
 
 /// Makes `vouchsafe` write its man pages and shell completions to target/gen.

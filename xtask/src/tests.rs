@@ -98,7 +98,7 @@ pub fn run(no_kernels: bool, args: &[String]) -> Result<()> {
 
 /// Makes cargo run test programs or benches as root, with the binary that they start.
 pub fn with_settings<'a>(cargo: &'a mut Command, binary: &Path) -> &'a mut Command {
-    cargo.env("VOUCHSAFE_BIN", binary);
+    cargo.env("VOUCHSAFE_BIN", binary).env("PATH", build::with_peers());
     if !run::is_root() {
         cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
     }
@@ -158,7 +158,8 @@ fn run_one(program: &Program, binary: &Path) -> Result<ExitStatus> {
     let path = dir.join(format!("{}-{}-{}.txt", program.package, program.kind, program.name));
     let output = File::create(&path).with_context(|| format!("could not write {}", path.display()))?;
     let mut command = command_as_root(&program.path);
-    command.current_dir(&program.folder).env("VOUCHSAFE_BIN", binary).env("CARGO_MANIFEST_DIR", &program.folder);
+    command.current_dir(&program.folder).env("PATH", build::with_peers());
+    command.env("VOUCHSAFE_BIN", binary).env("CARGO_MANIFEST_DIR", &program.folder);
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     let status = command.status().with_context(|| format!("could not start {}", program.path.display()))?;
     let printed = fs::read(&path).with_context(|| format!("could not read {}", path.display()))?;

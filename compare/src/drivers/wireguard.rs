@@ -98,7 +98,7 @@ impl Driver for Wireguard {
         match self.0 {
             Implementation::Kernel => vec![tools],
             Implementation::Go => vec![tools, Need::new("wireguard-go", "wireguard-go")],
-            Implementation::Boring => vec![tools, Need::new("boringtun-cli", "the crate boringtun-cli")],
+            Implementation::Boring => vec![tools, Need::new("boringtun-cli", "xtask/peers.sh boringtun")],
         }
     }
 
