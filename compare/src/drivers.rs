@@ -9,6 +9,7 @@ mod ocserv;
 mod openvpn;
 mod plain;
 mod proofs;
+mod quicktun;
 mod rootless;
 mod socat;
 mod softether;
@@ -21,7 +22,7 @@ mod vtun;
 mod vxlan;
 mod wireguard;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
 use crate::claims::Feature;
 use crate::driver::Driver;
@@ -59,6 +60,7 @@ pub fn all() -> Vec<Box<dyn Driver>> {
         nebula::variants(),
         n2n::variants(),
         vtun::variants(),
+        quicktun::variants(),
         ssh::variants(),
         socat::variants(),
         faulty::variants(),
@@ -80,7 +82,8 @@ pub fn named(names: &[String]) -> Result<Vec<Box<dyn Driver>>> {
             Some(driver) => chosen.push(driver),
             None => {
                 let known: Vec<_> = all().iter().map(|driver| driver.name()).collect();
-                bail!("there is no solution `{name}`, or it is named twice; the solutions are: {}", known.join(", "));
+                ensure!(!known.contains(name), "the solution `{name}` is named twice; name it once");
+                bail!("there is no solution `{name}`; the solutions are: {}", known.join(", "));
             }
         }
     }
@@ -150,7 +153,8 @@ mod tests {
     fn an_unknown_solution_is_refused_with_a_list() {
         let error = named(&["carrier-pigeon".to_owned()]).err().expect("it is unknown");
         assert!(error.to_string().contains("wireguard-go"), "{error}");
-        assert!(named(&["plain".to_owned(), "plain".to_owned()]).is_err());
+        let error = named(&["plain".to_owned(), "plain".to_owned()]).err().expect("it is named twice");
+        assert!(error.to_string().contains("named twice"), "{error}");
     }
 
     #[test]

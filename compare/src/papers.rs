@@ -38,7 +38,7 @@ pub const OSLV_PANELS: [Published; 4] = [
 
 /// The present-day content of OSLV's Tables 2 and 3, according to the programs' documentation: the family, how its ciphers
 /// are chosen, and how its routes are set.
-pub const TODAY: [(&str, &str, &str); 18] = [
+pub const TODAY: [(&str, &str, &str); 19] = [
     ("Vouchsafe", "fixed list; by rule", "none needed; the server's own address"),
     ("fwknop", "AES, or GnuPG's", "none needed; the server's own address"),
     ("WireGuard", "one, fixed by the protocol", "by each peer's allowed addresses"),
@@ -54,6 +54,7 @@ pub const TODAY: [(&str, &str, &str); 18] = [
     ("Nebula", "AES-GCM or ChaCha20; for the whole network", "in certificates and configuration"),
     ("n2n", "fixed list; by option", "by hand"),
     ("vtun", "fixed list; by configuration", "by scripts when the link comes up"),
+    ("QuickTun", "one, fixed by the protocol; or none", "by a script when the device is there"),
     ("SSH", "fixed list; negotiated", "by hand"),
     ("TLS", "any of the TLS library's; negotiated", "by hand"),
     ("L2TP", "none of its own", "by PPP, or by hand"),
