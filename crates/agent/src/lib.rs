@@ -14,6 +14,8 @@ mod key_export;
 mod key_transfer;
 pub mod metrics;
 #[cfg(feature = "seal")]
+mod ladder_file;
+#[cfg(feature = "seal")]
 mod network;
 mod owners;
 mod packet_queue;

@@ -362,6 +362,13 @@ impl Agent {
         }
     }
 
+    /// Requests a new grant for a destination although there is one: the caller lacks what the authority says beside it.
+    pub fn renew(&mut self, subject: Subject, place: Destination) {
+        if let Some(session) = self.sessions.get_mut(&subject) {
+            session.ask_in_turn(place, &mut self.next_fetch, &mut self.outputs);
+        }
+    }
+
     /// Returns what would happen to a first packet to this destination. If the grant for it is missing, requests the
     /// grant. If too many of the person's requests are open, makes no request and returns [`Standing::Missing`].
     pub fn want(&mut self, now: Duration, subject: Subject, place: Destination) -> Standing {

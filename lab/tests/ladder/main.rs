@@ -3,6 +3,8 @@
 
 mod stage;
 
+use std::os::unix::fs::PermissionsExt;
+
 use anyhow::{Context, Result, ensure};
 use lab::middlebox::{Rules, Stripper};
 use lab::nobody::said;
@@ -181,6 +183,32 @@ fn another_network_begins_with_the_first_rung() {
         let is_first = || stage.connects_by(FRONT4, "packet").is_ok();
         ensure!(poll(SECOND * 10, is_first), "the memory of the earlier network is used");
         Ok(())
+    });
+}
+
+#[test]
+fn what_was_learned_outlives_the_agent() {
+    test(|| {
+        let mut stage = Stage::new()?;
+        let file = stage.network.alice.dir().join("agent-state/ladder.json");
+        let filter = Rules::forward(&stage.network.internet, SYN_WITH_DATA)?;
+        stage.falls_back(FRONT4)?;
+        let kept = || std::fs::read_to_string(&file).is_ok_and(|text| text.contains("\"until\":1"));
+        ensure!(poll(SECOND * 10, kept), "nothing is kept: {:?}", std::fs::read_to_string(&file));
+        ensure!(std::fs::metadata(&file)?.permissions().mode() & 0o777 == 0o600, "others may read it");
+        stage.agent.kill()?;
+        stage.agent.run()?;
+        // The agent first asks the authority for the tunnel's address.
+        let state = || stage.agent.ping(&at(FRONT4).to_string()).map(|said| said["rungs"][0]["state"] == "blocked");
+        ensure!(poll(SECOND * 10, || state().unwrap_or(false)), "forgotten: {}", stage.agent.ping(&at(FRONT4).to_string())?);
+        ensure!(begins_with_tunnel(stage.connects_by(FRONT4, "tunnel")?), "it did not begin with the tunnel");
+        // A damaged file costs the memory, and nothing else.
+        stage.agent.kill()?;
+        std::fs::write(&file, "{\"paths\": [{")?;
+        stage.agent.run()?;
+        ensure!(poll(SECOND * 10, || stage.state(FRONT4, 0).is_ok_and(|state| state == "not_tried")), "not damaged");
+        drop(filter);
+        stage.recovers(FRONT4)
     });
 }
 

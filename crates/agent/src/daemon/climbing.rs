@@ -12,11 +12,12 @@ pub(super) use with_tunnels::Climbing;
 #[cfg(feature = "seal")]
 mod with_tunnels {
     use super::*;
-    use crate::network::Follower;
-    use crate::now;
+    use crate::ladder_file::{self, Kept};
+    use crate::network::{Follower, Gateway};
+    use crate::{now, unix};
     use crate::packet_queue::QueuedPacket;
     use engine::agent::Frame;
-    use engine::agent::ladder::{Choice, Ladder, Path, Rung, State};
+    use engine::agent::ladder::{Choice, Ladder, Network, Path, Rung, State};
     use std::collections::BTreeMap;
     use std::net::SocketAddr;
     use std::time::Duration;
@@ -29,6 +30,8 @@ mod with_tunnels {
     pub struct Climbing {
         ladder: Ladder<First>,
         network: Follower,
+        /// The gateway that the file names.
+        stored: Option<Gateway>,
         /// Destinations with more than one rung.
         placed: BTreeMap<GrantSlot, Placed>,
     }
@@ -53,9 +56,7 @@ mod with_tunnels {
         pub(in crate::daemon) fn note_rungs(&mut self, slot: &GrantSlot, entry: &GrantEntry) {
             let Some(subject) = subject_of(slot) else { return };
             let verifier = self.sealing.sealed().alternative(subject, slot.destination());
-            // In a tunnel, verifiers take tokens by the carrier `tail` only (wire.md §6.11.1).
-            let may_climb = entry.plain == 0 && entry.carrier == Carrier::Tail as u8 && slot.protocol == TCP;
-            match verifier.filter(|_| may_climb) {
+            match verifier.filter(|_| has_rungs(slot, entry)) {
                 Some(verifier) => {
                     let written = self.climbing.placed.get(slot).and_then(|placed| placed.written);
                     self.climbing.placed.insert(*slot, Placed { verifier, written });
@@ -153,15 +154,49 @@ mod with_tunnels {
             self.kernel.send(subject, &first.frame.clone().asking(wish as u16));
         }
 
-        /// Removes what an earlier process has left: its tunnels are gone, and nobody watches its connections.
-        pub(in crate::daemon) fn clear_ladder(&mut self) {
+        /// Removes what an earlier process has left in the kernel: its tunnels are gone, and nobody watches its connections.
+        /// Takes over what it has learned.
+        pub(in crate::daemon) fn restore_ladder(&mut self) {
             let ladders = &self.kernel.maps().ladders;
             for slot in ladders.keys() {
                 if let Err(error) = ladders.remove(&slot) {
                     tracing::error!("cannot remove a destination from the kernel's ladder: {error:#}");
                 }
             }
+            let Kept { gateway, network, paths } = ladder_file::load(self.sessions.folder());
+            let network = Network(network);
+            let is_user = |uid| self.kept.get(&uid).is_some_and(|kept| kept.session.is_some());
+            self.climbing.ladder.take_over((now(), unix()), network, &paths, is_user);
+            self.climbing.network = Follower::resume(gateway.clone(), network);
+            self.climbing.stored = gateway;
             self.follow_network();
+        }
+
+        /// Requests new grants in place of those that an earlier process has left, if connections are to begin with the
+        /// tunnel: only an answer of the authority names it.
+        pub(in crate::daemon) fn renew_for_ladder(&mut self, entries: &[(GrantSlot, GrantEntry)]) {
+            for (slot, entry) in entries {
+                if let Some(subject) = subject_of(slot)
+                    && has_rungs(slot, entry)
+                    && self.climbing.ladder.is_up(now(), subject, slot.family == 6)
+                {
+                    self.agent.renew(subject, slot.destination());
+                }
+            }
+        }
+
+        /// Writes what was learned to the file. To be called every second, and at the end.
+        pub(in crate::daemon) fn store_ladder(&mut self) {
+            let Climbing { ladder, network, stored, .. } = &mut self.climbing;
+            if !ladder.has_news() && network.gateway() == stored.as_ref() {
+                return;
+            }
+            *stored = network.gateway().cloned();
+            let paths = ladder.keep(now(), unix());
+            let kept = Kept { gateway: stored.clone(), network: ladder.network().0, paths };
+            if let Err(error) = ladder_file::save(self.sessions.folder(), &kept) {
+                tracing::warn!("cannot keep what the ladder has learned for the next start: {error:#}");
+            }
         }
 
         /// Returns when [`Self::climb`] has to be called.
@@ -212,6 +247,12 @@ mod with_tunnels {
             };
             self.climbing.ladder.states(now(), &path).into_iter().map(shown).collect()
         }
+    }
+
+    /// Reports whether first packets to a destination can travel by several rungs. In a tunnel, verifiers take tokens by
+    /// the carrier `tail` only (wire.md §6.11.1).
+    fn has_rungs(slot: &GrantSlot, entry: &GrantEntry) -> bool {
+        entry.plain == 0 && entry.carrier == Carrier::Tail as u8 && slot.protocol == TCP
     }
 
     fn subject_of(slot: &GrantSlot) -> Option<Subject> {

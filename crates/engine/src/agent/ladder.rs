@@ -7,9 +7,12 @@
 //!
 //! The memory of each subject is its own, so nobody can fill or spoil another's.
 
+mod kept;
 mod memory;
 #[cfg(test)]
 mod tests;
+
+pub use kept::{KeptPath, KeptRung};
 
 use super::Subject;
 use memory::Memory;
@@ -148,6 +151,14 @@ impl<C: Clone> Ladder<C> {
             Some(Rung::Packet) | None => Choice { rung: Rung::Packet, every: 0 },
             Some(rung) => Choice { rung, every: TRY_AGAIN },
         }
+    }
+
+    /// Reports whether the user's connections in a family begin with another rung than the first one, at any verifier that
+    /// was reached from this network.
+    pub fn is_up(&self, now: Duration, subject: Subject, ipv6: bool) -> bool {
+        let here = |path: &&Path| path.subject == subject && path.ipv6 == ipv6 && path.network == self.network;
+        let mut paths = self.memory.paths().map(|(path, _)| path).filter(here);
+        paths.any(|path| self.choice(now, path).rung != Rung::Packet)
     }
 
     /// Returns what is known about each rung.

@@ -1,3 +1,4 @@
+use super::kept::KEPT_MAX;
 use super::memory::PATHS_MAX;
 use super::*;
 use proptest::prelude::*;
@@ -205,6 +206,92 @@ fn nobody_fills_anothers_memory() {
     assert_eq!(road.ladder.repeated(Rung::Packet, |connection| *connection == 1000), Some(vec![]));
     road.ladder.forget(Subject::of_user(2));
     assert_eq!((road.ladder.memory.len(), road.ladder.watches.len()), (1, 1));
+}
+
+/// Returns a ladder of another process, which begins its clock anew, with what `road` has kept.
+fn restarted(road: &mut Road, open: &[Rung], off: Duration) -> Road {
+    let unix = Duration::from_secs(1_800_000_000);
+    assert!(road.ladder.has_news());
+    let kept = road.ladder.keep(road.now, unix);
+    let text = serde_json::to_string(&kept).expect("text");
+    let mut next = Road::new(open);
+    next.now = ms(5000);
+    let kept: Vec<KeptPath> = serde_json::from_str(&text).expect("paths");
+    next.ladder.take_over((next.now, unix + off), road.ladder.network(), &kept, |_| true);
+    next
+}
+
+#[test]
+fn what_was_learned_outlives_the_process() {
+    let mut road = Road::new(&[Rung::Tunnel]);
+    road.ladder.moved(Network(1));
+    for hours in [1, 2] {
+        road.connect(path(1, 1), false);
+        road.now += HOUR * hours;
+    }
+    road.connect(path(1, 1), false);
+    road.connect(Path { ipv6: true, ..path(1, 1) }, false);
+    assert_eq!(road.ladder.keep(road.now, HOUR).len(), 2);
+    road.connect(path(1, 1), false);
+    assert!(!road.ladder.has_news(), "nothing new was learned");
+    road.connect(path(2, 1), false);
+    let mut next = restarted(&mut road, &[Rung::Tunnel], HOUR);
+    assert!(!next.ladder.moved(Network(1)), "the same network");
+    assert_eq!(next.connect(path(1, 1), false), [(Rung::Tunnel, 0)]);
+    let [(_, State::Blocked(left)), _] = next.ladder.states(next.now, &path(1, 1)) else { panic!("not blocked") };
+    assert!(left > HOUR * 2 && left <= HOUR * 3, "an hour of four has passed: {left:?}");
+    next.now += HOUR * 3;
+    assert_eq!(next.connect(path(1, 1), false).len(), 3, "its time was over");
+    let [(_, State::Blocked(left)), _] = next.ladder.states(next.now, &path(1, 1)) else { panic!("not blocked") };
+    assert!(left > HOUR * 7, "the time doubles on: {left:?}");
+    // A later process, in another network.
+    let mut moved = restarted(&mut next, &[Rung::Tunnel], Duration::ZERO);
+    assert!(moved.ladder.moved(Network(2)));
+    assert_eq!(moved.ladder.choice(moved.now, &path(1, 1)).rung, Rung::Packet);
+}
+
+#[test]
+fn a_clock_that_jumped_extends_no_time_beyond_the_longest() {
+    let mut road = Road::new(&[Rung::Tunnel]);
+    road.connect(path(1, 0), false);
+    for years in [1, 50] {
+        let unix = Duration::from_secs(1_800_000_000);
+        let kept = road.ladder.keep(road.now, unix);
+        let mut next = Road::new(&[Rung::Tunnel]);
+        next.ladder.take_over((next.now, unix - HOUR * 8766 * years), Network(0), &kept, |_| true);
+        let far = next.now + HOUR * 64;
+        assert_eq!(next.ladder.choice(far, &path(1, 0)).rung, Rung::Packet);
+    }
+}
+
+#[test]
+fn damaged_memory_stays_in_its_bounds() {
+    let rung = KeptRung { works: false, failures: u32::MAX, times: u32::MAX, until: u64::MAX };
+    let verifier = |number: u16| SocketAddr::new("192.0.2.20".parse().expect("an address"), number);
+    let kept: Vec<_> = (0..KEPT_MAX as u16 * 2)
+        .flat_map(|number| [1, 2].map(|user| (number, user)))
+        .map(|(number, user)| KeptPath {
+            user,
+            network: 0,
+            verifier: verifier(number),
+            ipv6: false,
+            used: if number == 7 { u64::MAX } else { u64::from(number) },
+            round_trip: Some(u32::MAX),
+            rungs: [("packet".to_owned(), rung), ("pigeon".to_owned(), rung)].into(),
+        })
+        .collect();
+    let mut road = Road::new(&[Rung::Tunnel]);
+    road.ladder.take_over((road.now, HOUR), Network(0), &kept, |user| user == 1);
+    assert_eq!(road.ladder.memory.len(), KEPT_MAX, "of one user; the other one is gone");
+    let on = Path { verifier: verifier(7), ..path(1, 0) };
+    assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::Tunnel);
+    road.now += HOUR * 64;
+    assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::Packet);
+    road.connect(on, false);
+    road.pass(ms(10_000));
+    assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::Tunnel);
+    road.now += HOUR * 64;
+    assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::Packet, "it doubles no further");
 }
 
 /// An event in a random life.
