@@ -65,12 +65,10 @@ mod tests {
         let folder = Folder::at(room.path().join("agent"));
         folder.make().unwrap();
         assert_eq!(load(&folder), Kept::default());
-        let rungs = [("packet".to_owned(), engine::agent::ladder::KeptRung {
-            works: false,
-            failures: 1,
-            times: 2,
-            until: 1_800_000_000,
-        })];
+        let rungs = [(
+            "packet".to_owned(),
+            engine::agent::ladder::KeptRung { works: false, failures: 1, times: 2, until: 1_800_000_000 },
+        )];
         let path = KeptPath {
             user: 1000,
             network: u64::MAX,

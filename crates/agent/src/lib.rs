@@ -12,9 +12,9 @@ mod kernel;
 #[cfg(feature = "seal")]
 mod key_export;
 mod key_transfer;
-pub mod metrics;
 #[cfg(feature = "seal")]
 mod ladder_file;
+pub mod metrics;
 #[cfg(feature = "seal")]
 mod network;
 mod owners;

@@ -14,10 +14,10 @@ mod with_tunnels {
     use super::*;
     use crate::ladder_file::{self, Kept};
     use crate::network::{Follower, Gateway};
-    use crate::{now, unix};
     use crate::packet_queue::QueuedPacket;
+    use crate::{now, unix};
     use engine::agent::Frame;
-    use engine::agent::ladder::{Choice, Ladder, Network, Path, Rung, State};
+    use engine::agent::ladder::{Choice, Ladder, Network, Path, Rung, Side, State};
     use std::collections::BTreeMap;
     use std::net::SocketAddr;
     use std::time::Duration;
@@ -123,8 +123,11 @@ mod with_tunnels {
             else {
                 return Some(packet);
             };
-            let in_tunnel = u32::from(frame.wish()) & Steered::TREATMENT != 0;
-            let rung = if in_tunnel { Rung::Tunnel } else { Rung::Packet };
+            let rung = match u32::from(frame.wish()) {
+                wish if wish & Steered::TREATMENT != 0 => Rung::Tunnel,
+                wish if wish & Steered::FAST_OPEN != 0 => Rung::FastOpen,
+                _ => Rung::Packet,
+            };
             let flow = FlowKey::to_server(&Packet::parse(frame.bytes()))?;
             let first = First { slot: packet.slot, flow, frame: frame.clone() };
             match self.climbing.ladder.repeated(rung, |other| other.flow == flow) {
@@ -132,6 +135,7 @@ mod with_tunnels {
                 None => {
                     if let Some(path) = self.path(&first.slot) {
                         self.climbing.ladder.watch(now(), path, rung, first);
+                        self.write_rung(&packet.slot);
                     }
                 }
             }
@@ -142,6 +146,7 @@ mod with_tunnels {
             let Some(subject) = subject_of(&first.slot) else { return };
             let wish = match rung {
                 Rung::Packet => Steered::OUTSIDE,
+                Rung::FastOpen => Steered::OUTSIDE | Steered::FAST_OPEN,
                 Rung::Tunnel => Steered::LADDER | Steered::LADDER_TREATMENT,
             };
             if rung == Rung::Tunnel
@@ -215,9 +220,9 @@ mod with_tunnels {
             let table = &self.kernel.maps().first_packets;
             // Others' connections may have pushed an answered one out of the table. Its packets must not be sent again.
             self.climbing.ladder.lose(|first| !matches!(table.get(&first.flow), Ok(Some(_))));
-            let heard = |first: &First, rung: Rung| {
+            let heard = |first: &First, side: Side| {
                 let known = table.get(&first.flow).ok().flatten()?;
-                let at = if rung == Rung::Packet { known.outside } else { known.inside };
+                let at = if side == Side::Outside { known.outside } else { known.inside };
                 (at != 0).then(|| Duration::from_nanos(at))
             };
             let due = self.climbing.ladder.tick(now(), heard);

@@ -121,6 +121,7 @@ fn known(path: &KeptPath, now: Duration, unix: Duration) -> Known {
     Known {
         rungs: Rung::ALL.map(|rung| path.rungs.get(rung.name()).map(record).unwrap_or_default()),
         round_trip: path.round_trip.map(|time| Duration::from_micros(time.into()).min(WAIT_MAX)),
+        unclear: None,
         used: now.saturating_sub(age),
     }
 }

@@ -30,10 +30,21 @@ pub struct Record {
     pub works: Option<bool>,
 }
 
+impl Record {
+    fn turn_bad(&mut self, now: Duration) {
+        self.works = Some(false);
+        self.until = now + BACKOFF * (1 << self.times.min(DOUBLINGS_MAX));
+        self.times = (self.times + 1).min(TIMES_MAX);
+        self.failures = 0;
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Known {
     pub rungs: [Record; Rung::ALL.len()],
     pub round_trip: Option<Duration>,
+    /// The rung with which the next connection begins, because it is unclear which one works.
+    pub unclear: Option<Rung>,
     pub used: Duration,
 }
 
@@ -75,6 +86,36 @@ impl Memory {
         self.changed |= before != works;
     }
 
+    /// Returns the rung with which the next connection begins to find out whether it works.
+    pub fn unclear(&self, path: &Path) -> Option<Rung> {
+        self.paths.get(path)?.unclear
+    }
+
+    /// Records that a connection has begun with a rung.
+    pub fn began(&mut self, path: &Path, rung: Rung) {
+        if let Some(known) = self.paths.get_mut(path).filter(|known| known.unclear == Some(rung)) {
+            known.unclear = None;
+        }
+    }
+
+    /// Records that a rung's first packet was not answered in its time, and that an answer came after `other` had been
+    /// tried too, of which it can't be told which one it was for. The rung has failed only if `other` was answered alone
+    /// before; otherwise, the next connection begins with `other`.
+    pub fn doubted(&mut self, now: Duration, path: &Path, rung: Rung, other: Rung) {
+        let works = self.record(path, other).works == Some(true);
+        let known = self.known(now, path);
+        known.unclear = Some(other).filter(|_| !works);
+        let record = &mut known.rungs[rung as usize];
+        if record.until > now {
+            return;
+        }
+        record.failures = (record.failures + 1).min(FAILURES_MAX);
+        if works && record.failures >= FAILURES_MAX {
+            record.turn_bad(now);
+        }
+        self.changed = true;
+    }
+
     /// Records that a rung's first packet was not answered, although another rung's was.
     pub fn failed(&mut self, now: Duration, path: &Path, rung: Rung) {
         self.changed = true;
@@ -86,14 +127,15 @@ impl Memory {
         }
         record.failures += 1;
         if record.failures >= FAILURES_MAX {
-            record.until = now + BACKOFF * (1 << record.times.min(DOUBLINGS_MAX));
-            record.times = (record.times + 1).min(TIMES_MAX);
-            record.failures = 0;
+            record.turn_bad(now);
         }
     }
 
     /// Makes no rung bad any more.
     pub fn forgive(&mut self) {
+        for known in self.paths.values_mut() {
+            known.unclear = None;
+        }
         for record in self.paths.values_mut().flat_map(|known| &mut known.rungs) {
             let forgiven = Record { works: record.works, ..Record::default() };
             self.changed |= std::mem::replace(record, forgiven) != forgiven;
