@@ -113,7 +113,7 @@ static __always_inline enum carrier find_token(context *ctx, const struct packet
 	block = near(ctx, p->end - TAIL_LEN, TAIL_LEN);
 	if (!block)
 		return load(ctx, p->end - TAIL_LEN, &token->block, TAIL_LEN) ? 0 : carrier_of(ctx, p, token->block.magic);
-		if (!may_be_magic(*(__u32 *)block))
+	if (!may_be_magic(*(__u32 *)block))
 		return 0;
 #pragma unroll
 	for (int i = 0; i < TAIL_LEN / 8; i++)

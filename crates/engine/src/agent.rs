@@ -362,10 +362,11 @@ impl Agent {
         }
     }
 
-    /// Requests a new grant for a destination although there is one: the caller lacks what the authority says beside it.
+    /// Renews the grant that the kernel uses for a destination, although it is not due: the caller lacks what the authority
+    /// says beside a grant.
     pub fn renew(&mut self, subject: Subject, place: Destination) {
         if let Some(session) = self.sessions.get_mut(&subject) {
-            session.ask_in_turn(place, &mut self.next_fetch, &mut self.outputs);
+            session.renew(place, &mut self.next_fetch, &mut self.outputs);
         }
     }
 

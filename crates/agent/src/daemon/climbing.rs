@@ -18,7 +18,7 @@ mod with_tunnels {
     use crate::{now, unix};
     use engine::agent::Frame;
     use engine::agent::ladder::{Choice, Ladder, Network, Path, Rung, Side, State};
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
     use std::net::SocketAddr;
     use std::time::Duration;
     use wire::Carrier;
@@ -177,13 +177,15 @@ mod with_tunnels {
             self.follow_network();
         }
 
-        /// Requests new grants in place of those that an earlier process has left, if connections are to begin with the
-        /// tunnel: only an answer of the authority names it.
+        /// Renews the grants that an earlier process has left, if connections are not to begin with the first rung: only an
+        /// answer of the authority names the tunnel.
         pub(in crate::daemon) fn renew_for_ladder(&mut self, entries: &[(GrantSlot, GrantEntry)]) {
+            let mut renewed = BTreeSet::new();
             for (slot, entry) in entries {
                 if let Some(subject) = subject_of(slot)
                     && has_rungs(slot, entry)
                     && self.climbing.ladder.is_up(now(), subject, slot.family == 6)
+                    && renewed.insert((slot.subject, entry.header))
                 {
                     self.agent.renew(subject, slot.destination());
                 }
