@@ -364,9 +364,9 @@ impl Agent {
 
     /// Renews the grant that the kernel uses for a destination, although it is not due: the caller lacks what the authority
     /// says beside a grant.
-    pub fn renew(&mut self, subject: Subject, place: Destination) {
+    pub fn renew_early(&mut self, subject: Subject, place: Destination) {
         if let Some(session) = self.sessions.get_mut(&subject) {
-            session.renew(place, &mut self.next_fetch, &mut self.outputs);
+            session.renew_early(place, &mut self.next_fetch, &mut self.outputs);
         }
     }
 

@@ -32,6 +32,8 @@ mod with_tunnels {
         network: Follower,
         /// The gateway that the file names.
         stored: Option<Gateway>,
+        /// Destinations that had more than one rung in an earlier process.
+        inherited: BTreeSet<GrantSlot>,
         /// Destinations with more than one rung.
         placed: BTreeMap<GrantSlot, Placed>,
     }
@@ -162,11 +164,13 @@ mod with_tunnels {
         /// Removes what an earlier process has left in the kernel: its tunnels are gone, and nobody watches its connections.
         /// Takes over what it has learned.
         pub(in crate::daemon) fn restore_ladder(&mut self) {
+            let mut inherited = BTreeSet::new();
             let ladders = &self.kernel.maps().ladders;
             for slot in ladders.keys() {
                 if let Err(error) = ladders.remove(&slot) {
                     tracing::error!("cannot remove a destination from the kernel's ladder: {error:#}");
                 }
+                inherited.insert(slot);
             }
             let Kept { gateway, network, paths } = ladder_file::load(self.sessions.folder());
             let network = Network(network);
@@ -174,20 +178,19 @@ mod with_tunnels {
             self.climbing.ladder.take_over((now(), unix()), network, &paths, is_user);
             self.climbing.network = Follower::resume(gateway.clone(), network);
             self.climbing.stored = gateway;
+            self.climbing.inherited = inherited;
             self.follow_network();
         }
 
-        /// Renews the grants that an earlier process has left, if connections are not to begin with the first rung: only an
-        /// answer of the authority names the tunnel.
+        /// Renews the grants that an earlier process has left for destinations with several rungs: only an answer of the
+        /// authority names the tunnel.
         pub(in crate::daemon) fn renew_for_ladder(&mut self, entries: &[(GrantSlot, GrantEntry)]) {
-            let mut renewed = BTreeSet::new();
-            for (slot, entry) in entries {
+            let (mut renewed, climbed) = (BTreeSet::new(), std::mem::take(&mut self.climbing.inherited));
+            for (slot, entry) in entries.iter().filter(|(slot, _)| climbed.contains(slot)) {
                 if let Some(subject) = subject_of(slot)
-                    && has_rungs(slot, entry)
-                    && self.climbing.ladder.is_up(now(), subject, slot.family == 6)
                     && renewed.insert((slot.subject, entry.header))
                 {
-                    self.agent.renew(subject, slot.destination());
+                    self.agent.renew_early(subject, slot.destination());
                 }
             }
         }

@@ -181,14 +181,6 @@ impl<C: Clone> Ladder<C> {
         }
     }
 
-    /// Reports whether the user's connections in a family begin with another rung than the first one, at any verifier that
-    /// was reached from this network.
-    pub fn is_up(&self, now: Duration, subject: Subject, ipv6: bool) -> bool {
-        let here = |path: &&Path| path.subject == subject && path.ipv6 == ipv6 && path.network == self.network;
-        let mut paths = self.memory.paths().map(|(path, _)| path).filter(here);
-        paths.any(|path| self.choice(now, path).rung != Rung::Packet)
-    }
-
     /// Returns what is known about each rung.
     pub fn states(&self, now: Duration, path: &Path) -> [(Rung, State); Rung::ALL.len()] {
         Rung::ALL.map(|rung| (rung, self.memory.state(now, path, rung)))
