@@ -271,7 +271,10 @@ impl<C> Watch<C> {
 
     /// Records which rung the first answer is for, if that can be told.
     fn credit(&self, now: Duration, side: Side, at: Duration, memory: &mut Memory) {
-        let before: Vec<_> = self.tries.iter().filter(|one| one.rung.side() == side && one.at <= at).collect();
+        // The answer to the first packet may have come before its sender told the ladder of it.
+        let is_before = |(index, one): &(usize, &Try)| *index == 0 || one.at <= at;
+        let tries = self.tries.iter().enumerate().filter(is_before).map(|(_, one)| one);
+        let before: Vec<_> = tries.filter(|one| one.rung.side() == side).collect();
         match before[..] {
             [] => {}
             [only] => {

@@ -148,6 +148,17 @@ fn a_lost_packet_where_the_option_is_dropped_costs_one_more_wait() {
 }
 
 #[test]
+fn an_answer_may_be_faster_than_the_news_of_its_packet() {
+    let mut road = Road::new(&[Rung::Packet]);
+    road.answers.borrow_mut().insert((1, Side::Outside), road.now);
+    road.now += ms(1);
+    road.ladder.watch(road.now, path(1, 1), Rung::Packet, 1);
+    road.pass(ms(1000));
+    let [(_, packet), ..] = road.ladder.states(road.now, &path(1, 1));
+    assert_eq!(packet, State::Works);
+}
+
+#[test]
 fn a_slow_path_is_given_two_round_trips() {
     let mut road = Road::new(&Rung::ALL);
     road.round_trip = ms(240);
