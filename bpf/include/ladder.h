@@ -8,7 +8,7 @@
 #include "sender.h"
 #include "skb.h"
 
-/* What climb returns, beside the way: user space watches the packet; it goes by the carrier `fast_open`. */
+/* Bits that climb returns beside the way: user space watches the packet; it goes by the carrier `fast_open`. */
 enum { CLIMBED = 1 << 29, BY_FAST_OPEN = 1 << 28 };
 
 /* Only destinations that have more than one rung are here. */

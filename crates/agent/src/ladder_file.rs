@@ -21,7 +21,7 @@ pub struct Kept {
     /// The network's number.
     #[serde(default)]
     pub network: u64,
-    /// What was learned of each path.
+    /// The memory of each path.
     #[serde(default)]
     pub paths: Vec<KeptPath>,
 }

@@ -281,7 +281,7 @@ impl<C> Watch<C> {
                 memory.worked(now, &self.path, only.rung);
                 memory.note_round_trip(now, &self.path, at.saturating_sub(only.at));
             }
-            // Which of several packets was answered can't be told (Karn's algorithm).
+            // It can't be told which of several packets was answered (Karn's algorithm).
             [first, .., last] if first.rung == last.rung => memory.worked(now, &self.path, first.rung),
             [first, .., last] => {
                 memory.doubted(now, &self.path, first.rung, last.rung);

@@ -14,7 +14,7 @@ use std::time::Duration;
 /// Maximum number of paths of a user that are kept: those that were used most recently. So a user can't fill the disk.
 pub const KEPT_MAX: usize = 32;
 
-/// What is remembered of a path. Times are Unix seconds, because the clock since boot begins anew.
+/// The memory of a path. Times are Unix seconds, because the clock since boot begins anew.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptPath {
     /// The user whose connections these are.
@@ -34,7 +34,7 @@ pub struct KeptPath {
     pub rungs: BTreeMap<String, KeptRung>,
 }
 
-/// What is remembered of a rung.
+/// The memory of a rung.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptRung {
     /// Whether its latest first packet was answered.

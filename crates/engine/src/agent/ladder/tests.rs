@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// What is sent if only the tunnel works, and that is not known.
+/// The packets that are sent if only the tunnel works, and nobody knows that.
 const ALL_TRIED: [(Rung, u64); 5] =
     [(Rung::Packet, 0), (Rung::Packet, 250), (Rung::FastOpen, 250), (Rung::FastOpen, 500), (Rung::Tunnel, 500)];
 
