@@ -220,7 +220,11 @@ impl<C: Clone> Ladder<C> {
     /// Returns when [`Self::tick`] has to be called; `None` if no connection is watched.
     pub fn timeout(&self) -> Option<Duration> {
         // Until a second packet is due, nobody needs to know whether the first one was answered.
-        let due = |watch: &Watch<C>| if watch.tries.len() == 1 { watch.next } else { self.looked + LOOK };
+        let due = |watch: &Watch<C>| match watch.tries.len() {
+            1 => watch.next,
+            _ if watch.is_answered => self.looked + LOOK,
+            _ => (self.looked + LOOK).min(watch.next),
+        };
         self.watches.iter().map(due).min()
     }
 

@@ -346,7 +346,7 @@ fn damaged_memory_stays_in_its_bounds() {
     road.ladder.take_over((road.now, HOUR), Network(0), &kept, |user| user == 1);
     assert_eq!(road.ladder.memory.len(), KEPT_MAX, "of one user; the other one is gone");
     let on = Path { verifier: verifier(7), ..path(1, 0) };
-    assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::Tunnel);
+    assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::FastOpen);
     road.now += HOUR * 64;
     assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::Packet);
     road.connect(on, false);
