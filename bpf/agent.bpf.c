@@ -18,6 +18,7 @@
 #include "ladder.h"
 #include "steer.h"
 #include "sender.h"
+#include "append.h"
 
 /* Which datagrams carry tokens, wire.md §4.1.3: the first of a flow, and one at these intervals in seconds. */
 enum { UDP_FIRST = 4, UDP_TOKEN_EVERY = 15, UDP_TOKEN_UNANSWERED = 1 };
@@ -76,26 +77,6 @@ struct {
 	__type(key, struct flow_key);
 	__type(value, struct conversation);
 } conversations SEC(".maps");
-
-/* Made of 32-bit words: clang would write a packed structure byte by byte. */
-struct block {
-	__u32 magic;
-	__u32 header[4];
-	__be32 time, nonce;
-	__u32 tag[3];
-};
-
-/* The block in the making and its inputs: too large for the stack. While `ahead` is set, the block waits for the copy
- * of a packet that will carry the block alone, sent ahead of the packet itself; the copy passes this program on the
- * same core before the call that made it returns. */
-struct work {
-	struct block block;
-	struct wrapping wrapping;
-	__u32 ahead;
-	__u32 carrier;
-	__u64 message[4];
-	__u64 tag[2];
-};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -232,42 +213,6 @@ static __noinline int make_ls_token(struct grant_entry *grant, struct work *work
 	return 0;
 }
 
-/* Sets the length in the IP header and updates the header's checksum. */
-static __always_inline long set_ip_length(context *ctx, const struct packet *p, __u32 end)
-{
-	__be16 old, new;
-
-	if (p->flow.family == 6) {
-		new = bpf_htons(end - p->network - IPV6_LEN);
-		return bpf_skb_store_bytes(ctx, p->network + 4, &new, 2, 0);
-	}
-	if (load(ctx, p->network + 2, &old, 2))
-		return -1;
-	new = bpf_htons(end - p->network);
-	return bpf_l3_csum_replace(ctx, p->network + 10, old, new, 2) ?:
-	       bpf_skb_store_bytes(ctx, p->network + 2, &new, 2, 0);
-}
-
-/* Appends the block to the payload. The helpers handle checksums that the network card completes. */
-static __noinline int append(context *ctx, const struct packet *p, const struct block *block)
-{
-	__u32 udp = p->flow.protocol == IP_UDP, field = p->transport + (udp ? 6 : 16);
-	__u64 mangled = udp ? BPF_F_MARK_MANGLED_0 : 0;
-	__be16 old_len = bpf_htons(p->end - p->transport), new_len = bpf_htons(p->end - p->transport + TAIL_LEN);
-	__u16 added;
-
-	if (bpf_skb_change_tail(ctx, p->end + TAIL_LEN, 0) || bpf_skb_store_bytes(ctx, p->end, block, TAIL_LEN, 0))
-		return -1;
-	added = shift(fold(bpf_csum_diff(0, 0, (__u32 *)block, TAIL_LEN, 0)), (p->end - p->transport) & 1);
-	if (udp && (bpf_skb_store_bytes(ctx, p->transport + 4, &new_len, 2, 0) ||
-		    bpf_l4_csum_replace(ctx, field, old_len, new_len, mangled | 2)))
-		return -1;
-	if (bpf_l4_csum_replace(ctx, field, 0, added, mangled) ||
-	    bpf_l4_csum_replace(ctx, field, old_len, new_len, BPF_F_PSEUDO_HDR | mangled | 2))
-		return -1;
-	return set_ip_length(ctx, p, p->end + TAIL_LEN) ? -1 : 0;
-}
-
 /* Turns the copy of a datagram into one that holds the block alone (wire.md §4.2) or, with a shim, has no payload
  * (§4.3.3). */
 static __noinline int go_ahead(context *ctx, const struct packet *p, struct work *work)
@@ -332,8 +277,8 @@ static __always_inline int has_block(context *ctx, const struct packet *p)
 
 	if (p->end - p->payload < TAIL_LEN || load(ctx, p->end - TAIL_LEN, &magic, 4))
 		return 0;
-	return magic == MAGIC ||
-	       (magic == STREAM_MAGIC && p->flow.protocol == IP_TCP && p->payload + TAIL_LEN == p->end);
+	return magic == MAGIC || ((magic == STREAM_MAGIC || magic == FAST_OPEN_MAGIC) && p->flow.protocol == IP_TCP &&
+				  p->payload + TAIL_LEN == p->end);
 }
 
 static __always_inline int has_no_room(const context *ctx, const struct packet *p, __u32 more)
@@ -357,7 +302,7 @@ static __always_inline int make_token(const struct packet *p, struct grant_entry
 	return 0;
 }
 
-static __noinline int send_token(context *ctx, const struct packet *p, struct grant_entry *grant)
+static __noinline int send_token(context *ctx, const struct packet *p, struct grant_entry *grant, __u32 by_fast_open)
 {
 	__u32 zero = 0;
 	struct work *work = bpf_map_lookup_elem(&works, &zero);
@@ -369,6 +314,9 @@ static __noinline int send_token(context *ctx, const struct packet *p, struct gr
 	if (!work || make_token(p, grant, work))
 		return refuse(AGENT_FAILED);
 	work->carrier = grant->carrier;
+	/* A SYN without room goes by `tail`. */
+	if (by_fast_open && !shim && has_option_room(p))
+		return append_with_option(ctx, p, work) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
 	if (p->flow.protocol == IP_TCP || !has_no_room(ctx, p, shim ? SHIM_LEN : TAIL_LEN)) {
 		if (shim)
 			return wrap(ctx, p, &work->wrapping, p->end) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
@@ -453,7 +401,7 @@ static __always_inline int insert_token(struct __sk_buff *skb, __u32 *chosen)
 	struct conversation *conversation = 0;
 	struct grant_entry *grant;
 	struct services *services;
-	__u32 zero = 0, time;
+	__u32 zero = 0, time, by_fast_open = 0;
 	struct work *work;
 
 	if (is_other(skb))
@@ -507,7 +455,8 @@ static __always_inline int insert_token(struct __sk_buff *skb, __u32 *chosen)
 		way = climb(skb, &p, &slot);
 		if (way & CLIMBED)
 			leave(AGENT_WATCHED);
-		*chosen = way = way & ~CLIMBED;
+		by_fast_open = way & BY_FAST_OPEN;
+		*chosen = way = way & ~(CLIMBED | BY_FAST_OPEN);
 	}
 	if (way)
 		note_steered(&p, slot.subject, way & ~STEERED);
@@ -519,7 +468,7 @@ static __always_inline int insert_token(struct __sk_buff *skb, __u32 *chosen)
 	if (p.flow.protocol == IP_UDP && !udp_needs_token(&p, conversation, slot.subject, time))
 		return leave(AGENT_CONVERSATION);
 	grant->used = time + grant->skew;
-	return send_token(skb, &p, grant);
+	return send_token(skb, &p, grant, by_fast_open);
 }
 
 SEC("tc")

@@ -8,7 +8,8 @@
 #include "sender.h"
 #include "skb.h"
 
-enum { CLIMBED = 1 << 29 /* user space watches the packet */ };
+/* Bits that climb returns beside the way: user space watches the packet; it goes by the carrier `fast_open`. */
+enum { CLIMBED = 1 << 29, BY_FAST_OPEN = 1 << 28 };
 
 /* Only destinations that have more than one rung are here. */
 struct {
@@ -60,7 +61,8 @@ static __noinline void note_inside(const struct packet *p)
 }
 
 /* Chooses the rung of a first packet, and passes a copy of the packet to user space, which sends it again by another rung if
- * no answer comes. Returns 0 if there is one rung only, or if user space sends the packet; else CLIMBED, with the way if that is the tunnel. */
+ * no answer comes. Returns 0 if there is one rung only; else CLIMBED, with the way if that is the tunnel. If user space sends the
+ * packet, returns only whether it goes by `fast_open`. */
 static __noinline __u32 climb(context *ctx, const struct packet *p, const struct grant_slot *to)
 {
 	struct grant_slot slot = *to;
@@ -72,7 +74,9 @@ static __noinline __u32 climb(context *ctx, const struct packet *p, const struct
 	__u32 rung;
 
 	/* User space sends a packet by the other rung. */
-	if (!ladder || (is_injected(ctx) && ctx->priority & (WISH_LADDER | WISH_OUTSIDE)))
+	if (is_injected(ctx) && ctx->priority & (WISH_LADDER | WISH_OUTSIDE))
+		return ctx->priority & WISH_FAST_OPEN ? BY_FAST_OPEN : 0;
+	if (!ladder)
 		return 0;
 	rung = ladder->rung;
 	if (rung != RUNG_PACKET && ladder->every &&
@@ -80,6 +84,8 @@ static __noinline __u32 climb(context *ctx, const struct packet *p, const struct
 		rung = RUNG_PACKET;
 	if (rung == RUNG_TUNNEL)
 		header.wish |= LADDER_TREATMENT;
+	if (rung == RUNG_FAST_OPEN)
+		header.wish |= WISH_FAST_OPEN;
 	key = p->flow;
 	first.sent = bpf_ktime_get_boot_ns();
 	bpf_map_update_elem(&first_packets, &key, &first, BPF_ANY);
@@ -91,6 +97,8 @@ static __noinline __u32 climb(context *ctx, const struct packet *p, const struct
 		length = QUEUED_MAX;
 	/* If the buffer is full, the connection is not raced. */
 	bpf_perf_event_output(ctx, &queued, BPF_F_CURRENT_CPU | length << 32, &header, sizeof(header));
+	if (rung == RUNG_FAST_OPEN)
+		return CLIMBED | BY_FAST_OPEN;
 	return CLIMBED | (rung == RUNG_TUNNEL ? STEERED | WISH_LADDER | LADDER_TREATMENT : 0);
 }
 

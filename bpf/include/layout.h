@@ -10,6 +10,8 @@
 enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" in memory order */ };
 /* The block as the whole payload of a SYN: the stream carrier (§4.6). */
 enum { STREAM_MAGIC = 0x31535356 /* "VSS1" in memory order */ };
+/* The block of a SYN to whose header the sender has added a Fast Open option, and that option with its padding (§4.7). */
+enum { FAST_OPEN_MAGIC = 0x314f5356 /* "VSO1" in memory order */, FAST_OPEN_LEN = 12 };
 
 /* The shim (wire.md §4.3, §4.4): the inner IPv4 header, its option. */
 enum { IP_IPIP = 4, SHIM_OPTION_LEN = 40, SHIM_LEN = 20 + SHIM_OPTION_LEN, SHIM_OPTION = 0x9e };
@@ -46,7 +48,7 @@ enum advertises_flows { ADVERTISES_NOTHING = 0, ADVERTISES_ADMITTED = 1, ADVERTI
 /* How a flow was opened. */
 enum origin { BY_TOKEN = 0, ADOPTED = 1, FROM_INSIDE = 2, ENDED = 3 /* on a gateway: by a token, and over */ };
 
-enum carrier { CARRIER_TAIL = 1, CARRIER_SHIM = 2, CARRIER_STREAM = 4 };
+enum carrier { CARRIER_TAIL = 1, CARRIER_SHIM = 2, CARRIER_STREAM = 4, CARRIER_FAST_OPEN = 8 };
 
 struct agent_config {
 	__u32 link_header; /* bytes: 14, or 0 on links without one */
@@ -75,13 +77,14 @@ struct steered {
 enum { WISH_TREATMENT = 0xff, STEERED = 1 << 30, ASKER_LEVELS = 8 };
 
 /* Bits of a wish that the agent's ladder sets. LADDER: the flow is in the tunnel because the ladder chose so; until its client
- * has answered in the tunnel (ANSWERED), an answer from outside takes it out again. OUTSIDE: this packet goes outside. */
-enum { WISH_LADDER = 1 << 10, WISH_OUTSIDE = 1 << 11, WISH_ANSWERED = 1 << 12 };
+ * has answered in the tunnel (ANSWERED), an answer from outside takes it out again. OUTSIDE: this packet goes outside.
+ * FAST_OPEN: it goes outside by the carrier `fast_open`. */
+enum { WISH_LADDER = 1 << 10, WISH_OUTSIDE = 1 << 11, WISH_ANSWERED = 1 << 12, WISH_FAST_OPEN = 1 << 13 };
 
 /* Treatment of flows that the ladder leads into a tunnel: `authenticate`, the weakest that records have. */
 enum { LADDER_TREATMENT = 1 };
 
-enum rung { RUNG_PACKET = 0, RUNG_TUNNEL = 1 };
+enum rung { RUNG_PACKET = 0, RUNG_FAST_OPEN = 1, RUNG_TUNNEL = 2 };
 
 /* By which rung a subject's connections to a destination begin. User space writes it. */
 struct ladder {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* Removal of the carriers `tail` and `stream` (wire.md §4.5, §4.6): restores the lengths and checksums that the packet was
- * sent with, and moves the sequence number of a stream behind the block.
+/* Removal of the carriers `tail`, `stream` and `fast_open` (wire.md §4.5 to §4.7): restores the lengths and checksums that the
+ * packet was sent with, moves the sequence number of a stream behind the block, and takes an added option out of the header.
  *
  * crates/wire/src/tail.rs has the same rules. A packet from a local sender may carry only the pseudo-header's sum in
  * its checksum field, for the network card to complete; then only the length in that sum changes. */
@@ -57,17 +57,39 @@ static __always_inline int skip_block(context *ctx, const struct packet *p, __u1
 	return store(ctx, p->transport + 4, &after, sizeof(after)) ? -1 : 0;
 }
 
+/* Shortens a SYN's header by the option that `fast_open` added: it is the last one, and directly before the block. Updates the
+ * checksum if that covers it. */
+static __always_inline int shorten_header(context *ctx, const struct packet *p, __u16 *checksum, int covered)
+{
+	__u16 before, after;
+	__u32 option[FAST_OPEN_LEN / 4], sum = 0;
+
+	if (load(ctx, p->transport + 12, &before, sizeof(before)) || load(ctx, p->payload - FAST_OPEN_LEN, option, FAST_OPEN_LEN))
+		return -1;
+	/* The header's length in words is in the upper half of the first byte. */
+	after = before - (FAST_OPEN_LEN / 4 << 4);
+	if (covered) {
+#pragma unroll
+		for (int i = 0; i < FAST_OPEN_LEN / 4; i++)
+			sum += (option[i] & 0xffff) + (option[i] >> 16);
+		*checksum = replace(*checksum, before, after);
+		*checksum = replace(*checksum, fold(sum), 0);
+	}
+	return store(ctx, p->transport + 12, &after, sizeof(after)) ? -1 : 0;
+}
+
 __noinline int strip_tail(context *ctx, const struct packet *p, const struct token *token)
 {
-	__u32 end, field;
+	__u32 end, start, field;
 	__u16 old_len, new_len, old, new, ip_len;
 	int covered;
 
 	if (!p || !token)
 		return -1;
-	end = p->end - TAIL_LEN;
+	start = p->end - TAIL_LEN;
+	end = token->block.magic == FAST_OPEN_MAGIC ? start - FAST_OPEN_LEN : start;
 	old_len = p->end - p->transport;
-	new_len = old_len - TAIL_LEN;
+	new_len = end - p->transport;
 	field = p->transport + (p->flow.protocol == IP_TCP ? 16 : 6);
 	if (load_field(ctx, field, &old))
 		return -1;
@@ -79,11 +101,13 @@ __noinline int strip_tail(context *ctx, const struct packet *p, const struct tok
 			new = replace(old, bpf_htons(old_len), bpf_htons(new_len));
 			if (p->flow.protocol == IP_UDP)
 				new = replace(new, bpf_htons(old_len), bpf_htons(new_len));
-			new = replace(new, shift(block_sum(token), (end - p->transport) & 1), 0);
+			new = replace(new, shift(block_sum(token), (start - p->transport) & 1), 0);
 			if (p->flow.protocol == IP_UDP && !new)
 				new = 0xffff;
 		}
 		if (token->block.magic == STREAM_MAGIC && skip_block(ctx, p, &new, covered))
+			return -1;
+		if (token->block.magic == FAST_OPEN_MAGIC && shorten_header(ctx, p, &new, covered))
 			return -1;
 		if (store_field(ctx, field, new))
 			return -1;

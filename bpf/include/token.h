@@ -72,34 +72,53 @@ struct {
 	__type(value, struct token);
 } tokens SEC(".maps");
 
+/* Reports whether a TCP header ends with the option that the carrier `fast_open` adds (wire.md §4.7). */
+__noinline int ends_with_option(context *ctx, const struct packet *p)
+{
+	__u32 option[FAST_OPEN_LEN / 4];
+
+	if (!p || p->payload < p->transport + sizeof(struct tcp) + FAST_OPEN_LEN ||
+	    load(ctx, p->payload - FAST_OPEN_LEN, option, FAST_OPEN_LEN))
+		return 0;
+	return (__u16)option[0] == (34 | 10 << 8) && option[2] >> 16 == 0x0101;
+}
+
+/* Reports whether a word is the magic number of some block: they differ in one byte. */
+static __always_inline int may_be_magic(__u32 word)
+{
+	return (word & 0xff00ffff) == (MAGIC & 0xff00ffff);
+}
+
 /* Returns the carrier of a block that begins with this word, 0 if there is no block. The payload must be long enough
  * for a block. */
-static __always_inline enum carrier carrier_of(const struct packet *p, __u32 magic)
+static __always_inline enum carrier carrier_of(context *ctx, const struct packet *p, __u32 magic)
 {
 	if (magic == MAGIC)
 		return CARRIER_TAIL;
-	return magic == STREAM_MAGIC && p->flow.protocol == IP_TCP && p->payload + TAIL_LEN == p->end ? CARRIER_STREAM : 0;
+	if (p->flow.protocol != IP_TCP || p->payload + TAIL_LEN != p->end)
+		return 0;
+	if (magic == STREAM_MAGIC)
+		return CARRIER_STREAM;
+	return magic == FAST_OPEN_MAGIC && ends_with_option(ctx, p) ? CARRIER_FAST_OPEN : 0;
 }
 
 /* Returns the carrier of the block with which the packet's payload ends, and reads the block; returns 0 if there is
  * none. The caller passes TCP segments only if they open a connection. */
 static __always_inline enum carrier find_token(context *ctx, const struct packet *p, struct token *token)
 {
-	enum carrier carrier;
 	const __u64 *block;
 
 	if (!p->fills_ip || p->payload + TAIL_LEN > p->end)
 		return 0;
 	block = near(ctx, p->end - TAIL_LEN, TAIL_LEN);
 	if (!block)
-		return load(ctx, p->end - TAIL_LEN, &token->block, TAIL_LEN) ? 0 : carrier_of(p, token->block.magic);
-	carrier = carrier_of(p, *(__u32 *)block);
-	if (!carrier)
+		return load(ctx, p->end - TAIL_LEN, &token->block, TAIL_LEN) ? 0 : carrier_of(ctx, p, token->block.magic);
+	if (!may_be_magic(*(__u32 *)block))
 		return 0;
 #pragma unroll
 	for (int i = 0; i < TAIL_LEN / 8; i++)
 		token->words[i] = block[i];
-	return carrier;
+	return carrier_of(ctx, p, token->block.magic);
 }
 
 /* Clears the bits of an address beyond the prefix. */

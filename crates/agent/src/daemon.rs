@@ -179,7 +179,10 @@ pub async fn run(settings: Settings) -> Result<()> {
                     daemon.look_around();
                     daemon.tend_tunnels();
                     #[cfg(feature = "seal")]
-                    daemon.follow_network();
+                    {
+                        daemon.follow_network();
+                        daemon.store_ladder();
+                    }
                     daemon.switches.iter_mut().for_each(|switches| switches.tick(now()));
                 }
                 let Daemon { agent, kernel, switches, .. } = &mut daemon;
@@ -191,6 +194,8 @@ pub async fn run(settings: Settings) -> Result<()> {
         #[cfg(feature = "seal")]
         daemon.climb();
     }
+    #[cfg(feature = "seal")]
+    daemon.store_ladder();
     calls.abort();
     resolving.abort();
     measuring.inspect(JoinHandle::abort);
@@ -262,7 +267,7 @@ impl Daemon {
         daemon.export_keys()?;
         daemon.start_wishes();
         #[cfg(feature = "seal")]
-        daemon.clear_ladder();
+        daemon.restore_ladder();
         daemon.restore();
         daemon.act();
         daemon.kernel.let_go();
@@ -288,6 +293,8 @@ impl Daemon {
         }
         let (owners, entries) = self.kernel.inventory();
         self.agent.take_over(now(), &owners, &entries);
+        #[cfg(feature = "seal")]
+        self.renew_for_ladder(&entries);
     }
 
     fn follow_interfaces(&mut self) {

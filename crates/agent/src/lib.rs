@@ -12,6 +12,8 @@ mod kernel;
 #[cfg(feature = "seal")]
 mod key_export;
 mod key_transfer;
+#[cfg(feature = "seal")]
+mod ladder_file;
 pub mod metrics;
 #[cfg(feature = "seal")]
 mod network;

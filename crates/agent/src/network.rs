@@ -2,6 +2,7 @@
 //! the interface that leads there. A network without IPv4 is identified by the gateway's link-local address.
 
 use engine::agent::ladder::Network;
+use serde::{Deserialize, Serialize};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::Ipv4Addr;
@@ -18,8 +19,8 @@ pub struct Follower {
 }
 
 /// A default gateway.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Gateway {
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Gateway {
     /// The gateway's address, and the prefix of the link to it.
     route: String,
     /// The gateway's hardware address, once the kernel has resolved it.
@@ -27,6 +28,16 @@ struct Gateway {
 }
 
 impl Follower {
+    /// Continues where an earlier process ended.
+    pub fn resume(known: Option<Gateway>, network: Network) -> Self {
+        Self { known, network }
+    }
+
+    /// Returns the gateway by which the network is known, if there is one.
+    pub fn gateway(&self) -> Option<&Gateway> {
+        self.known.as_ref()
+    }
+
     /// Returns the network in which this machine is now. If neither family has a default gateway, that is a network of
     /// its own.
     pub fn look(&mut self) -> Network {
@@ -130,6 +141,19 @@ mod tests {
         let six = format!("{:032} 00 {:032} 00 fe80{:027}1 00000400 0 0 3 eth0\n", 0, 0, 0);
         let route = "fe800000000000000000000000000001 eth0".to_owned();
         assert_eq!(by_gateway6(&six), Some(Gateway { route, hardware: None }));
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn a_later_process_knows_the_network_again() {
+        let mut follower = Follower::default();
+        let home = follower.note(by_gateway(TABLE, KNOWN));
+        let text = serde_json::to_string(&follower.gateway()).unwrap();
+        let mut next = Follower::resume(serde_json::from_str(&text).unwrap(), home);
+        assert_eq!(next.note(by_gateway(TABLE, "")), home, "the kernel has not resolved the address yet");
+        assert_eq!(next.note(by_gateway(TABLE, KNOWN)), home);
+        let other = KNOWN.replace("02:00:00:00:00:01", "02:00:00:00:00:02");
+        assert_ne!(next.note(by_gateway(TABLE, &other)), home);
     }
 
     #[test]

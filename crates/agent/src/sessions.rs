@@ -41,6 +41,11 @@ impl Sessions {
         Ok(Self { folder, _lock })
     }
 
+    /// Returns the folder, for other files of the daemon.
+    pub fn folder(&self) -> &Folder {
+        &self.folder
+    }
+
     /// Reads all stored states, by user id. Files that can't be read are left out.
     ///
     /// # Errors

@@ -9,9 +9,9 @@ use datapath::clock;
 use datapath::tc::Attachment;
 use engine::model::protected;
 use lab::forge::{Packet, Tcp, flag};
-use wire::Destination;
 use wire::map::{FirstPacket, FlowKey, GrantSlot, KEEPS_FLOWS, Ladder, Owner, Steered, agent_counter, owner};
 use wire::packet::TCP;
+use wire::{Carrier, Destination, tail};
 use world::{Family, Grant, NOW, families};
 
 const SUBJECT: u32 = 7;
@@ -22,6 +22,9 @@ const DEVICE: u32 = 999;
 const UNSPEC: u32 = u32::MAX;
 const REDIRECT: u32 = 7;
 const SHOT: u32 = 2;
+/// Numbers of rungs.
+const FAST_OPEN: u32 = 1;
+const TUNNEL: u32 = 2;
 const CHOSEN: u32 = Steered::LADDER | Steered::LADDER_TREATMENT;
 
 /// The programs, on a machine whose user 0 is logged in and has a grant.
@@ -88,11 +91,50 @@ fn kernel_watches_first_packets_of_destinations_with_several_rungs_only() {
     }
 }
 
+/// The options that Linux sends.
+fn options() -> Vec<u8> {
+    vec![2, 4, 5, 180, 4, 2, 8, 10, 0, 0, 0, 1, 0, 0, 0, 0, 1, 3, 3, 7]
+}
+
+#[test]
+fn kernel_adds_an_option_to_syns_without_data() {
+    for family in families() {
+        let kernel = agent(&family);
+        begin_with(&kernel, &family, FAST_OPEN, 0);
+        let syn =
+            |options: Vec<u8>| Packet::new(family.client, family.server).tcp(Tcp { options, ..Tcp::syn(1000, 22) });
+        for options in [options(), Vec::new(), vec![1; 28]] {
+            let plain = syn(options).frame();
+            let ran = kernel.run(&plain, 1).expect("it runs");
+            assert_eq!(ran.code, UNSPEC);
+            let (token, carrier) = tail::find(&ran.frame, &wire::packet::Packet::parse(&ran.frame)).expect("a token");
+            assert_eq!(carrier, Carrier::FastOpen, "{}", family.name);
+            let mut expected = plain.clone();
+            expected.resize(plain.len() + tail::FAST_OPEN_ADDS, 0);
+            let parsed = wire::packet::Packet::parse(&plain);
+            assert_eq!(tail::append_with_option(&mut expected, &parsed, token), Some(expected.len()));
+            assert_eq!(ran.frame, expected, "{}", family.name);
+            let mut stripped = ran.frame.clone();
+            let length = tail::strip(&mut stripped, &wire::packet::Packet::parse(&ran.frame));
+            assert_eq!(length, Some(plain.len()));
+            assert_eq!(stripped[..plain.len()], plain);
+        }
+        // No room, or data of its own.
+        for packet in [syn(vec![1; 32]), syn(options()).payload(b"GET /")] {
+            let ran = kernel.run(&packet.frame(), 1).expect("it runs");
+            let (_, carrier) = tail::find(&ran.frame, &wire::packet::Packet::parse(&ran.frame)).expect("a token");
+            assert_eq!(carrier, Carrier::Tail, "{}", family.name);
+        }
+        assert_eq!(kernel.count(agent_counter::WATCHED).expect("a counter"), 5);
+        assert!(first(&kernel, &family, 1000).is_some() && steered(&kernel, &family, 1000).is_none());
+    }
+}
+
 #[test]
 fn kernel_keeps_a_flow_in_the_tunnel_once_its_client_went_on_there() {
     for family in families() {
         let kernel = agent(&family);
-        begin_with(&kernel, &family, 1, 0);
+        begin_with(&kernel, &family, TUNNEL, 0);
         assert_eq!(send(&kernel, &family, 1000, flag::SYN), REDIRECT);
         assert_eq!(steered(&kernel, &family, 1000), Some(CHOSEN), "{}", family.name);
         assert_eq!(send(&kernel, &family, 1000, flag::ACK), REDIRECT);
@@ -114,7 +156,7 @@ fn kernel_keeps_a_flow_in_the_tunnel_once_its_client_went_on_there() {
 fn kernel_takes_a_flow_out_of_the_tunnel_if_the_first_answer_comes_from_outside() {
     for family in families() {
         let kernel = agent(&family);
-        begin_with(&kernel, &family, 1, 0);
+        begin_with(&kernel, &family, TUNNEL, 0);
         assert_eq!(send(&kernel, &family, 1000, flag::SYN), REDIRECT);
         // Data or an acknowledgement alone answers no SYN.
         assert_eq!(answer(&kernel, &family, 1000, flag::ACK), SHOT);
@@ -132,7 +174,7 @@ fn kernel_never_leads_a_sealed_flow_outside() {
         let entries: Vec<_> =
             protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
         kernel.seal(&entries).expect("maps take prefixes");
-        for rung in [0, 1] {
+        for rung in [0, FAST_OPEN, TUNNEL] {
             begin_with(&kernel, &family, rung, 0);
             assert_eq!(send(&kernel, &family, 1000, flag::SYN), REDIRECT, "{}", family.name);
             assert_eq!(answer(&kernel, &family, 1000, flag::SYN | flag::ACK), SHOT);
@@ -146,7 +188,7 @@ fn kernel_never_leads_a_sealed_flow_outside() {
 fn kernel_tries_the_first_rung_again_once_in_every_few_connections() {
     let [family, _] = families();
     let kernel = agent(&family);
-    begin_with(&kernel, &family, 1, 50);
+    begin_with(&kernel, &family, TUNNEL, 50);
     let codes: Vec<_> = (0..100).map(|number| send(&kernel, &family, 1000 + number, flag::SYN)).collect();
     let outside: Vec<_> = (0..100).filter(|number| codes[*number] == UNSPEC).collect();
     assert_eq!(outside, [49, 99]);
@@ -157,7 +199,7 @@ fn kernel_tries_the_first_rung_again_once_in_every_few_connections() {
 fn kernel_notes_nothing_for_senders_without_a_grant() {
     let [family, _] = families();
     let kernel = agent(&family);
-    begin_with(&kernel, &family, 1, 0);
+    begin_with(&kernel, &family, TUNNEL, 0);
     for slot in kernel.grants.keys() {
         kernel.grants.remove(&slot).expect("grants");
     }

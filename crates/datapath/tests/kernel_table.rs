@@ -125,6 +125,7 @@ fn kernel_and_rust_agree_on_every_row() {
     cases.extend(table::forms::cases());
     cases.extend(table::attacks::cases());
     cases.extend(table::streams::cases());
+    cases.extend(table::fast_open::cases());
     cases.extend(table::optional::cases());
     cases.extend(table::accounts::cases());
     cases.extend(table::clocks::cases());
@@ -251,6 +252,7 @@ fn kernel_that_observes_drops_nothing_but_tokens_in_streams_and_counts_the_same(
     cases.extend(table::forms::cases());
     cases.extend(table::attacks::cases());
     cases.extend(table::streams::cases());
+    cases.extend(table::fast_open::cases());
     cases.extend(table::optional::cases());
     cases.extend(table::accounts::cases());
     let observing = wire::map::VerifierConfig { observe: 1, ..world::config() };

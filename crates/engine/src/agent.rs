@@ -362,6 +362,14 @@ impl Agent {
         }
     }
 
+    /// Renews the grant that the kernel uses for a destination, although it is not due: the caller lacks what the authority
+    /// says beside a grant.
+    pub fn renew_early(&mut self, subject: Subject, place: Destination) {
+        if let Some(session) = self.sessions.get_mut(&subject) {
+            session.renew_early(place, &mut self.next_fetch, &mut self.outputs);
+        }
+    }
+
     /// Returns what would happen to a first packet to this destination. If the grant for it is missing, requests the
     /// grant. If too many of the person's requests are open, makes no request and returns [`Standing::Missing`].
     pub fn want(&mut self, now: Duration, subject: Subject, place: Destination) -> Standing {

@@ -5,7 +5,7 @@ use serde::Serialize;
 use wire::ls::KeyTransfer;
 use wire::packet::{Packet, UDP};
 use wire::shim::{Content as Shim, SHIM_LEN};
-use wire::tail::{self, BLOCK_LEN};
+use wire::tail::{self, BLOCK_LEN, FAST_OPEN_ADDS};
 use wire::{Carrier, DropReason, Flags, LsToken, Token, shim};
 
 const DNS: u16 = 53;
@@ -60,7 +60,8 @@ pub fn find(frame: &[u8], packet: &Packet) -> Option<Found> {
     }
     if let Some((bytes, carrier)) = tail::find(frame, packet) {
         let content = Token::decode(bytes, packet.ipv6()).map_or_else(malformed, |token| token_content(&token));
-        return Some(Found { carrier: Some(carrier), added: BLOCK_LEN, content, packet: *packet });
+        let added = if carrier == Carrier::FastOpen { FAST_OPEN_ADDS } else { BLOCK_LEN };
+        return Some(Found { carrier: Some(carrier), added, content, packet: *packet });
     }
     let record = record(frame, packet)?;
     Some(Found { carrier: None, added: 0, content: Content::Discovery { record }, packet: *packet })

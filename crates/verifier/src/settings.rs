@@ -99,7 +99,8 @@ pub struct Flags {
     /// Largest number of dropped packets that are reported, per core and second; all are counted [default: 100]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SAMPLES_PER_SECOND", value_parser = clap::value_parser!(u32).range(SAMPLES))]
     pub samples_per_second: Option<u32>,
-    /// A carrier from which tokens are accepted: tail, shim or stream; may be repeated [default: tail, stream]
+    /// A carrier from which tokens are accepted: tail, shim, stream or fast_open; may be repeated [default: tail,
+    /// stream, fast_open]
     #[arg(long, value_name = "CARRIER", env = "VOUCHSAFE_CARRIERS", value_delimiter = ',', value_parser = carrier)]
     pub carriers: Vec<Carrier>,
     /// An interface behind which the protected hosts are, which makes this a gateway; replies to flows opened there
@@ -396,10 +397,11 @@ mod tests {
     #[test]
     fn carriers_are_those_that_are_named() {
         let carriers = |text: &str| parse(text).expect("valid").1.settings().kernel.carriers;
-        assert_eq!(carriers(""), Carrier::Tail as u16 | Carrier::Stream as u16);
+        let all = Carrier::Tail as u16 | Carrier::Stream as u16 | Carrier::FastOpen as u16;
+        assert_eq!(carriers(""), all);
         assert_eq!(carriers("carriers = \"shim\""), Carrier::Shim as u16);
         assert_eq!(carriers("carriers = [\"shim\", \"tail\"]"), 3);
-        assert!(faults("carriers = [\"pigeon\"]").contains("`carriers` accepts only tail, shim or stream"));
+        assert!(faults("carriers = [\"pigeon\"]").contains("`carriers` accepts only tail, shim, stream or fast_open"));
     }
 
     #[test]

@@ -13,11 +13,14 @@ pub enum Carrier {
     /// The token is in the first bytes of a TCP stream, which are the whole payload of the SYN. A process without
     /// privileges can send it.
     Stream = 4,
+    /// The token is the payload of a SYN without data, to whose header the sender adds a TCP Fast Open option: some
+    /// firewalls drop data in a SYN without it.
+    FastOpen = 8,
 }
 
 impl Carrier {
     /// Every carrier.
-    pub const ALL: [Self; 3] = [Self::Tail, Self::Shim, Self::Stream];
+    pub const ALL: [Self; 4] = [Self::Tail, Self::Shim, Self::Stream, Self::FastOpen];
 
     /// Returns the name used in configuration and logs.
     pub const fn name(self) -> &'static str {
@@ -25,6 +28,7 @@ impl Carrier {
             Self::Tail => "tail",
             Self::Shim => "shim",
             Self::Stream => "stream",
+            Self::FastOpen => "fast_open",
         }
     }
 

@@ -1,5 +1,5 @@
-//! The carriers `tail`, a token after the payload of a first packet (wire.md §4.1, §4.2, §4.5), and `stream`, a token
-//! in the first bytes of a TCP stream (§4.6).
+//! The carriers `tail`, a token after the payload of a first packet (wire.md §4.1, §4.2, §4.5), `stream`, a token in the
+//! first bytes of a TCP stream (§4.6), and `fast_open`, a token behind an option that the sender adds (§4.7).
 //!
 //! A transport checksum stays in the form in which it arrived, complete or partial (see [`crate::checksum`]).
 
@@ -12,8 +12,18 @@ use crate::token::TOKEN_LEN;
 pub const MAGIC: [u8; 4] = *b"VSF1";
 /// The first bytes of the block of `stream`.
 pub const STREAM_MAGIC: [u8; 4] = *b"VSS1";
+/// The first bytes of the block of `fast_open`.
+pub const FAST_OPEN_MAGIC: [u8; 4] = *b"VSO1";
+/// Length of the option that `fast_open` adds to the TCP header, with its padding.
+pub const FAST_OPEN_LEN: usize = 12;
+/// Length of the longest TCP header.
+const TCP_HEADER_MAX: usize = 60;
+/// Length of a TCP header without options.
+const TCP_HEADER_MIN: usize = 20;
 /// Length of a block in bytes: the first bytes that identify it, and the token.
 pub const BLOCK_LEN: usize = MAGIC.len() + TOKEN_LEN;
+/// Number of bytes that `fast_open` adds to a packet.
+pub const FAST_OPEN_ADDS: usize = FAST_OPEN_LEN + BLOCK_LEN;
 
 /// Returns the block with which `tail` carries a token.
 pub fn block(token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
@@ -23,6 +33,19 @@ pub fn block(token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
 /// Returns the block with which `stream` carries a token.
 pub fn stream_block(token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
     with_magic(STREAM_MAGIC, token)
+}
+
+/// Returns the block with which `fast_open` carries a token.
+pub fn fast_open_block(token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
+    with_magic(FAST_OPEN_MAGIC, token)
+}
+
+/// Returns the option that `fast_open` adds: a TCP Fast Open option (RFC 7413) with the first bytes of the tag in place
+/// of a cookie, and padding.
+pub fn fast_open_option(token: &[u8; TOKEN_LEN]) -> [u8; FAST_OPEN_LEN] {
+    let mut option = [34, 10, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1];
+    option[2..10].copy_from_slice(&token[24..32]);
+    option
 }
 
 fn with_magic(magic: [u8; 4], token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
@@ -42,8 +65,20 @@ pub fn find<'a>(frame: &'a [u8], packet: &Packet) -> Option<(&'a [u8; TOKEN_LEN]
     match rest.last_chunk() {
         Some(&MAGIC) => Some((token, Carrier::Tail)),
         Some(&STREAM_MAGIC) if rest.len() == STREAM_MAGIC.len() && packet.opens() => Some((token, Carrier::Stream)),
+        Some(&FAST_OPEN_MAGIC)
+            if rest.len() == FAST_OPEN_MAGIC.len() && packet.opens() && ends_with_option(frame, packet) =>
+        {
+            Some((token, Carrier::FastOpen))
+        }
         _ => None,
     }
+}
+
+/// Reports whether a TCP header ends with the option that `fast_open` adds.
+fn ends_with_option(frame: &[u8], packet: &Packet) -> bool {
+    let header = frame.get(packet.transport + TCP_HEADER_MIN..packet.payload);
+    let option = header.and_then(<[u8]>::last_chunk::<FAST_OPEN_LEN>);
+    option.is_some_and(|option| option.starts_with(&[34, 10]) && option.ends_with(&[1, 1]))
 }
 
 /// Reports whether the transport's data ends where the IP packet ends. UDP's own length field may be shorter (RFC
@@ -57,12 +92,20 @@ fn fills_ip(frame: &[u8], packet: &Packet) -> bool {
 }
 
 /// Removes the block: restores the lengths and checksums of the original packet in `frame`, and returns the frame's new
-/// length. Link padding is removed, too. If the carrier is `stream`, advances the sequence number past the block.
+/// length. Link padding is removed, too. If the carrier is `stream`, advances the sequence number past the block. If it
+/// is `fast_open`, removes the option as well.
 /// Returns `None` if there is no block.
 pub fn strip(frame: &mut [u8], packet: &Packet) -> Option<usize> {
     let (_, carrier) = find(frame, packet)?;
     if carrier == Carrier::Stream {
         skip_block(frame, packet)?;
+    }
+    if carrier == Carrier::FastOpen {
+        let start = packet.payload.checked_sub(FAST_OPEN_LEN)?;
+        let added = *frame.get(start..packet.end)?.first_chunk::<FAST_OPEN_ADDS>()?;
+        lengthen_header(frame, packet, -(FAST_OPEN_LEN as i16))?;
+        resize(frame, packet, start, Change::Remove(&added))?;
+        return Some(start);
     }
     let start = packet.end.checked_sub(BLOCK_LEN)?;
     let mut block = [0; BLOCK_LEN];
@@ -84,6 +127,35 @@ pub fn append(frame: &mut [u8], packet: &Packet, block: &[u8; BLOCK_LEN]) -> Opt
     Some(end)
 }
 
+/// Adds a Fast Open option to the header of a SYN without data, and a block with the token behind it. Returns the frame's
+/// new length. After `packet.end`, `frame` must have room for both and nothing else. Returns `None` if the packet can't
+/// carry both, or if `frame` has too little room.
+pub fn append_with_option(frame: &mut [u8], packet: &Packet, token: &[u8; TOKEN_LEN]) -> Option<usize> {
+    let longest = packet.transport.checked_add(TCP_HEADER_MAX - FAST_OPEN_LEN)?;
+    if packet.form != Form::Whole || !packet.opens() || packet.payload != packet.end || packet.payload > longest {
+        return None;
+    }
+    let mut added = [0; FAST_OPEN_ADDS];
+    added[..FAST_OPEN_LEN].copy_from_slice(&fast_open_option(token));
+    added[FAST_OPEN_LEN..].copy_from_slice(&fast_open_block(token));
+    let end = packet.end.checked_add(added.len())?;
+    frame.get_mut(packet.end..end)?.copy_from_slice(&added);
+    lengthen_header(frame, packet, FAST_OPEN_LEN as i16)?;
+    resize(frame, packet, end, Change::Add(&added))?;
+    Some(end)
+}
+
+/// Changes the length that the TCP header says it has, by a number of bytes.
+fn lengthen_header(frame: &mut [u8], packet: &Packet, by: i16) -> Option<()> {
+    let partial = is_partial(frame, packet)?;
+    let (at, field) = (packet.transport + 12, packet.transport + 16);
+    let before = be16(frame, at)?;
+    // In words of four bytes, in the upper four bits.
+    let after = before.wrapping_add_signed((by / 4) << 12);
+    put16(frame, at, after)?;
+    if partial { Some(()) } else { put16(frame, field, replace(be16(frame, field)?, before, after)) }
+}
+
 /// Advances the sequence number past the block.
 fn skip_block(frame: &mut [u8], packet: &Packet) -> Option<()> {
     let partial = is_partial(frame, packet)?;
@@ -98,8 +170,8 @@ fn skip_block(frame: &mut [u8], packet: &Packet) -> Option<()> {
 }
 
 enum Change<'a> {
-    Add(&'a [u8; BLOCK_LEN]),
-    Remove(&'a [u8; BLOCK_LEN]),
+    Add(&'a [u8]),
+    Remove(&'a [u8]),
 }
 
 fn resize(frame: &mut [u8], packet: &Packet, end: usize, change: Change<'_>) -> Option<()> {

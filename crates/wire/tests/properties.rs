@@ -11,7 +11,7 @@ use wire::grant::{HEADER_LEN, VERSION, mask};
 use wire::ls::KeyTransfer;
 use wire::packet::{Form, Fragment, Packet};
 use wire::shim::{self, Content, OPTION_LEN, SHIM_LEN};
-use wire::tail::{self, BLOCK_LEN};
+use wire::tail::{self, BLOCK_LEN, FAST_OPEN_ADDS};
 use wire::token::TOKEN_LEN;
 use wire::{
     Carrier, ClientKey, Destination, DropReason, Epoch, Flags, GrantHeader, GrantKey, Handle, LsToken, Pair, Suite,
@@ -215,6 +215,29 @@ proptest! {
         prop_assert_eq!(stripped.payload, stripped.end);
         prop_assert_eq!(stripped.sequence, packet.sequence.wrapping_add(BLOCK_LEN as u32));
         check_sums(&carrying, &stripped, plan.checksum)?;
+    }
+
+    #[test]
+    fn an_option_that_is_added_is_found_and_stripped_without_a_trace(plan in frames(), token: [u8; TOKEN_LEN]) {
+        let original = frame(&plan);
+        let packet = Packet::parse(&original);
+        let mut carrying = original[..packet.end].to_vec();
+        carrying.extend([0; FAST_OPEN_ADDS]);
+        let fits = packet.opens() && packet.payload == packet.end && packet.payload - packet.transport <= 48;
+        let length = tail::append_with_option(&mut carrying, &packet, &token);
+        prop_assert_eq!(length, fits.then_some(packet.end + FAST_OPEN_ADDS));
+        if !fits {
+            return Ok(());
+        }
+        let longer = Packet::parse(&carrying);
+        prop_assert_eq!((longer.form, longer.end), (Form::Whole, carrying.len()));
+        prop_assert_eq!(longer.payload, packet.payload + tail::FAST_OPEN_LEN);
+        prop_assert_eq!(tail::find(&carrying, &longer), Some((&token, Carrier::FastOpen)));
+        check_sums(&carrying, &longer, plan.checksum)?;
+        prop_assume!(plan.checksum != Checksum::Partial || transport_sum(&carrying, &longer) != 0xffff);
+        prop_assert_eq!(tail::strip(&mut carrying, &longer), Some(packet.end));
+        carrying.truncate(packet.end);
+        prop_assert_eq!(&carrying[..], &original[..packet.end]);
     }
 
     #[test]

@@ -3,10 +3,11 @@
 use serde_json::Value;
 use std::net::IpAddr;
 use wire::ls::KeyTransfer;
+use wire::packet::Packet;
 use wire::shim::Content;
 use wire::{
-    ClientKey, Destination, DropReason, Epoch, Flags, GrantHeader, GrantKey, Handle, Holder, LsToken, MasterKey, Pair,
-    Suite, Token, VerifierKey,
+    Carrier, ClientKey, Destination, DropReason, Epoch, Flags, GrantHeader, GrantKey, Handle, Holder, LsToken,
+    MasterKey, Pair, Suite, Token, VerifierKey, tail,
 };
 
 fn vectors() -> Value {
@@ -168,4 +169,29 @@ fn handles_hold_the_published_holders() {
         assert_eq!(holder.handle(&key, number(&case, "random") as u32), handle, "{case}");
         assert_eq!(Holder::of(handle, &key), holder, "{case}");
     }
+}
+
+/// Test vectors that `data/fast_open.py` made. A row without a token is a SYN in which nobody finds one.
+#[test]
+fn options_and_blocks_are_added_and_removed_as_published() {
+    let all: Value = serde_json::from_str(include_str!("data/fast_open.json")).expect("fast_open.json is JSON");
+    let rows = all["frames"].as_array().expect("rows");
+    for row in rows {
+        let frame = |field: &str| hex::decode(row[field].as_str().expect(field)).expect("hex");
+        let (carrying, name) = (frame("carrying"), &row["name"]);
+        let found = tail::find(&carrying, &Packet::parse(&carrying));
+        if row["token"].is_null() {
+            assert_eq!(found, None, "{name}");
+            continue;
+        }
+        let (token, plain) = (bytes(row, "token"), frame("plain"));
+        assert_eq!(found, Some((&token, Carrier::FastOpen)), "{name}");
+        let mut made = plain.clone();
+        made.resize(plain.len() + tail::FAST_OPEN_ADDS, 0);
+        assert_eq!(tail::append_with_option(&mut made, &Packet::parse(&plain), &token), Some(carrying.len()), "{name}");
+        assert_eq!(made, carrying, "{name}");
+        assert_eq!(tail::strip(&mut made, &Packet::parse(&carrying)), Some(plain.len()), "{name}");
+        assert_eq!(made[..plain.len()], plain, "{name}");
+    }
+    assert_eq!(rows.len(), 20);
 }

@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 
 use anyhow::{Context, Result, ensure};
 use lab::counter::Stack;
+use lab::forge::Tcp;
 use lab::mint::Mint;
 use lab::outsider::{Outsider, Place};
 use lab::service::dial;
@@ -89,6 +90,12 @@ fn wrong(
         Carrier::Stream => {
             block[..tail::STREAM_MAGIC.len()].copy_from_slice(&tail::STREAM_MAGIC);
             syn.payload(&block).frame()
+        }
+        Carrier::FastOpen => {
+            let token = *block.last_chunk().context("a block has a token")?;
+            let options = tail::fast_open_option(&token).to_vec();
+            let header = Tcp { options, ..Tcp::syn(1024 + number, to.port()) };
+            syn.tcp(header).payload(&tail::fast_open_block(&token)).frame()
         }
         Carrier::Shim => {
             syn.shimmed(&Content::Token(*block.last_chunk().context("a block has a token")?).encode()).frame()

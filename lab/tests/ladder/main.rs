@@ -3,17 +3,23 @@
 
 mod stage;
 
+use std::os::unix::fs::PermissionsExt;
+
 use anyhow::{Context, Result, ensure};
 use lab::middlebox::{Rules, Stripper};
 use lab::nobody::said;
 use lab::service::{Echo, call, exchange};
 use lab::world::{DARK4, ECHO, FRONT4, FRONT6};
-use lab::{Nobody, poll, test};
-use stage::{SECOND, Stage, TUNNEL, at, begins_with_tunnel};
+use lab::{Capture, Nobody, poll, test};
+use stage::{FAST_OPEN_RUNG, SECOND, Stage, TUNNEL, at, begins_with_tunnel};
 
 /// A SYN without data has 60 bytes over IPv4, and 40 after the header of IPv6.
 const SYN_WITH_DATA: &str = "tcp flags & (syn | ack) == syn ip length > 80 drop
     tcp flags & (syn | ack) == syn ip6 length > 60 drop";
+
+/// Drops such SYNs unless they have a Fast Open option.
+const WITHOUT_OPTION: &str = "tcp flags & (syn | ack) == syn ip length > 80 tcp option 34 missing drop
+    tcp flags & (syn | ack) == syn ip6 length > 60 tcp option 34 missing drop";
 
 #[test]
 fn where_the_first_rung_works_the_ladder_adds_nothing() {
@@ -49,6 +55,47 @@ fn a_box_that_drops_syns_with_data_is_gone_around() {
         stage.falls_back(FRONT6)?;
         drop(filter);
         stage.recovers(FRONT4)
+    });
+}
+
+/// Checks that connections go by the option, also without UDP, and that those after the first few begin with it.
+fn opens(stage: &Stage, host: &str) -> Result<()> {
+    ensure!(stage.connects_by(host, "packet").context("the first connection")? > 1, "the box drops nothing");
+    let learned = || {
+        let states = [0, FAST_OPEN_RUNG].map(|rung| stage.state(host, rung));
+        matches!(&states, [Ok(packet), Ok(option)] if packet == "blocked" && option == "works")
+    };
+    ensure!(poll(SECOND * 10, learned), "not remembered: {}", stage.agent.ping(&at(host).to_string())?);
+    let cable = Capture::start(&stage.network.alice, "eth0")?;
+    let before = stage.services.echo.connections();
+    ensure!(stage.connects_by(host, "packet").context("a later connection")? == 1, "it did not begin with the option");
+    let syns = || cable.lines(&format!("dst host {host} and tcp and port {ECHO}"));
+    let has_option = |line: &String| line.contains("Flags [S]") && line.contains("tfo");
+    ensure!(poll(SECOND * 5, || syns().is_ok_and(|lines| lines.iter().any(has_option))), "{:#?}", syns()?);
+    ensure!(stage.services.echo.connections() == before + 1, "the connection ends at another server");
+    Ok(())
+}
+
+#[test]
+fn a_box_that_drops_syns_with_data_passes_them_with_an_option() {
+    test(|| {
+        let stage = Stage::new()?;
+        let filter = Rules::forward(&stage.network.internet, &format!("{WITHOUT_OPTION}\nudp dport {TUNNEL} drop"))?;
+        opens(&stage, FRONT4)?;
+        opens(&stage, FRONT6)?;
+        drop(filter);
+        stage.recovers(FRONT4)
+    });
+}
+
+#[test]
+fn a_verifier_that_takes_no_option_is_reached_by_the_tunnel() {
+    test(|| {
+        let stage = Stage::with(&["--carriers", "tail"])?;
+        let _filter = Rules::forward(&stage.network.internet, WITHOUT_OPTION)?;
+        stage.falls_back(FRONT4)?;
+        ensure!(stage.state(FRONT4, FAST_OPEN_RUNG)? == "blocked", "it takes the option");
+        Ok(())
     });
 }
 
@@ -181,6 +228,37 @@ fn another_network_begins_with_the_first_rung() {
         let is_first = || stage.connects_by(FRONT4, "packet").is_ok();
         ensure!(poll(SECOND * 10, is_first), "the memory of the earlier network is used");
         Ok(())
+    });
+}
+
+#[test]
+fn what_was_learned_outlives_the_agent() {
+    test(|| {
+        let mut stage = Stage::new()?;
+        let file = stage.network.alice.dir().join("agent-state/ladder.json");
+        let filter = Rules::forward(&stage.network.internet, SYN_WITH_DATA)?;
+        stage.falls_back(FRONT4)?;
+        let kept = || std::fs::read_to_string(&file).is_ok_and(|text| text.contains("\"until\":1"));
+        ensure!(poll(SECOND * 10, kept), "nothing is kept: {:?}", std::fs::read_to_string(&file));
+        ensure!(std::fs::metadata(&file)?.permissions().mode() & 0o777 == 0o600, "others may read it");
+        stage.agent.kill()?;
+        stage.agent.run()?;
+        // The agent first asks the authority for the tunnel's address.
+        let state = || stage.agent.ping(&at(FRONT4).to_string()).map(|said| said["rungs"][0]["state"] == "blocked");
+        ensure!(
+            poll(SECOND * 10, || state().unwrap_or(false)),
+            "forgotten: {}",
+            stage.agent.ping(&at(FRONT4).to_string())?
+        );
+        ensure!(begins_with_tunnel(stage.connects_by(FRONT4, "tunnel")?), "it did not begin with the tunnel");
+        // A damaged file costs the memory, and nothing else.
+        stage.agent.kill()?;
+        std::fs::write(&file, "{\"paths\": [{")?;
+        stage.agent.run()?;
+        ensure!(poll(SECOND * 20, || stage.connect(FRONT4).is_ok()), "it does not climb any more");
+        ensure!(stage.agent.log().contains("it learns anew"), "{}", stage.agent.log());
+        drop(filter);
+        stage.recovers(FRONT4)
     });
 }
 

@@ -12,12 +12,13 @@ pub(super) use with_tunnels::Climbing;
 #[cfg(feature = "seal")]
 mod with_tunnels {
     use super::*;
-    use crate::network::Follower;
-    use crate::now;
+    use crate::ladder_file::{self, Kept};
+    use crate::network::{Follower, Gateway};
     use crate::packet_queue::QueuedPacket;
+    use crate::{now, unix};
     use engine::agent::Frame;
-    use engine::agent::ladder::{Choice, Ladder, Path, Rung, State};
-    use std::collections::BTreeMap;
+    use engine::agent::ladder::{Choice, Ladder, Network, Path, Rung, Side, State};
+    use std::collections::{BTreeMap, BTreeSet};
     use std::net::SocketAddr;
     use std::time::Duration;
     use wire::Carrier;
@@ -29,6 +30,10 @@ mod with_tunnels {
     pub struct Climbing {
         ladder: Ladder<First>,
         network: Follower,
+        /// The gateway that the file names.
+        stored: Option<Gateway>,
+        /// Destinations that had more than one rung in an earlier process.
+        inherited: BTreeSet<GrantSlot>,
         /// Destinations with more than one rung.
         placed: BTreeMap<GrantSlot, Placed>,
     }
@@ -53,9 +58,7 @@ mod with_tunnels {
         pub(in crate::daemon) fn note_rungs(&mut self, slot: &GrantSlot, entry: &GrantEntry) {
             let Some(subject) = subject_of(slot) else { return };
             let verifier = self.sealing.sealed().alternative(subject, slot.destination());
-            // In a tunnel, verifiers take tokens by the carrier `tail` only (wire.md §6.11.1).
-            let may_climb = entry.plain == 0 && entry.carrier == Carrier::Tail as u8 && slot.protocol == TCP;
-            match verifier.filter(|_| may_climb) {
+            match verifier.filter(|_| has_rungs(slot, entry)) {
                 Some(verifier) => {
                     let written = self.climbing.placed.get(slot).and_then(|placed| placed.written);
                     self.climbing.placed.insert(*slot, Placed { verifier, written });
@@ -122,8 +125,11 @@ mod with_tunnels {
             else {
                 return Some(packet);
             };
-            let in_tunnel = u32::from(frame.wish()) & Steered::TREATMENT != 0;
-            let rung = if in_tunnel { Rung::Tunnel } else { Rung::Packet };
+            let rung = match u32::from(frame.wish()) {
+                wish if wish & Steered::TREATMENT != 0 => Rung::Tunnel,
+                wish if wish & Steered::FAST_OPEN != 0 => Rung::FastOpen,
+                _ => Rung::Packet,
+            };
             let flow = FlowKey::to_server(&Packet::parse(frame.bytes()))?;
             let first = First { slot: packet.slot, flow, frame: frame.clone() };
             match self.climbing.ladder.repeated(rung, |other| other.flow == flow) {
@@ -131,6 +137,7 @@ mod with_tunnels {
                 None => {
                     if let Some(path) = self.path(&first.slot) {
                         self.climbing.ladder.watch(now(), path, rung, first);
+                        self.write_rung(&packet.slot);
                     }
                 }
             }
@@ -141,6 +148,7 @@ mod with_tunnels {
             let Some(subject) = subject_of(&first.slot) else { return };
             let wish = match rung {
                 Rung::Packet => Steered::OUTSIDE,
+                Rung::FastOpen => Steered::OUTSIDE | Steered::FAST_OPEN,
                 Rung::Tunnel => Steered::LADDER | Steered::LADDER_TREATMENT,
             };
             if rung == Rung::Tunnel
@@ -153,15 +161,52 @@ mod with_tunnels {
             self.kernel.send(subject, &first.frame.clone().asking(wish as u16));
         }
 
-        /// Removes what an earlier process has left: its tunnels are gone, and nobody watches its connections.
-        pub(in crate::daemon) fn clear_ladder(&mut self) {
+        /// Removes what an earlier process has left in the kernel: its tunnels are gone, and nobody watches its connections.
+        /// Takes over what it has learned.
+        pub(in crate::daemon) fn restore_ladder(&mut self) {
+            let mut inherited = BTreeSet::new();
             let ladders = &self.kernel.maps().ladders;
             for slot in ladders.keys() {
                 if let Err(error) = ladders.remove(&slot) {
                     tracing::error!("cannot remove a destination from the kernel's ladder: {error:#}");
                 }
+                inherited.insert(slot);
             }
+            let Kept { gateway, network, paths } = ladder_file::load(self.sessions.folder());
+            let network = Network(network);
+            let is_user = |uid| self.kept.get(&uid).is_some_and(|kept| kept.session.is_some());
+            self.climbing.ladder.take_over((now(), unix()), network, &paths, is_user);
+            self.climbing.network = Follower::resume(gateway.clone(), network);
+            self.climbing.stored = gateway;
+            self.climbing.inherited = inherited;
             self.follow_network();
+        }
+
+        /// Renews the grants that an earlier process has left for destinations with several rungs: only an answer of the
+        /// authority names the tunnel.
+        pub(in crate::daemon) fn renew_for_ladder(&mut self, entries: &[(GrantSlot, GrantEntry)]) {
+            let (mut renewed, climbed) = (BTreeSet::new(), std::mem::take(&mut self.climbing.inherited));
+            for (slot, entry) in entries.iter().filter(|(slot, _)| climbed.contains(slot)) {
+                if let Some(subject) = subject_of(slot)
+                    && renewed.insert((slot.subject, entry.header))
+                {
+                    self.agent.renew_early(subject, slot.destination());
+                }
+            }
+        }
+
+        /// Writes what was learned to the file. To be called every second, and at the end.
+        pub(in crate::daemon) fn store_ladder(&mut self) {
+            let Climbing { ladder, network, stored, .. } = &mut self.climbing;
+            if !ladder.has_news() && network.gateway() == stored.as_ref() {
+                return;
+            }
+            *stored = network.gateway().cloned();
+            let paths = ladder.keep(now(), unix());
+            let kept = Kept { gateway: stored.clone(), network: ladder.network().0, paths };
+            if let Err(error) = ladder_file::save(self.sessions.folder(), &kept) {
+                tracing::warn!("cannot keep what the ladder has learned for the next start: {error:#}");
+            }
         }
 
         /// Returns when [`Self::climb`] has to be called.
@@ -180,9 +225,9 @@ mod with_tunnels {
             let table = &self.kernel.maps().first_packets;
             // Others' connections may have pushed an answered one out of the table. Its packets must not be sent again.
             self.climbing.ladder.lose(|first| !matches!(table.get(&first.flow), Ok(Some(_))));
-            let heard = |first: &First, rung: Rung| {
+            let heard = |first: &First, side: Side| {
                 let known = table.get(&first.flow).ok().flatten()?;
-                let at = if rung == Rung::Packet { known.outside } else { known.inside };
+                let at = if side == Side::Outside { known.outside } else { known.inside };
                 (at != 0).then(|| Duration::from_nanos(at))
             };
             let due = self.climbing.ladder.tick(now(), heard);
@@ -212,6 +257,12 @@ mod with_tunnels {
             };
             self.climbing.ladder.states(now(), &path).into_iter().map(shown).collect()
         }
+    }
+
+    /// Reports whether first packets to a destination can travel by several rungs. In a tunnel, verifiers take tokens by
+    /// the carrier `tail` only (wire.md §6.11.1).
+    fn has_rungs(slot: &GrantSlot, entry: &GrantEntry) -> bool {
+        entry.plain == 0 && entry.carrier == Carrier::Tail as u8 && slot.protocol == TCP
     }
 
     fn subject_of(slot: &GrantSlot) -> Option<Subject> {

@@ -41,11 +41,14 @@ pub fn packet(chance: &mut Chance, now: u32, given: &mut Given) -> Vec<u8> {
     }
     let flags = chance.pick(&[2, 2, 2, 16, 24, 17, 4, 20, 18, 0, 41, 3]);
     let protocol = chance.pick(&[6, 6, 17, 17, 17, 0, 1, 47]);
+    let mut header = None;
     packet = match protocol {
         6 => {
             let sequence = chance.pick(&[0, 1, 1, 1, 6, 41, u32::MAX, 1 << 18, 1 << 19]);
             let options = if chance.one_in(2) { syn_options() } else { Vec::new() };
-            packet.tcp(Tcp { sequence, options, ..Tcp::new(client_port, port, flags) })
+            let tcp = Tcp { sequence, options, ..Tcp::new(client_port, port, flags) };
+            header = Some(tcp.clone());
+            packet.tcp(tcp)
         }
         17 => packet.udp(client_port, port),
         0 => return error(chance, &family),
@@ -69,6 +72,15 @@ pub fn packet(chance: &mut Chance, now: u32, given: &mut Given) -> Vec<u8> {
         if !shimmed && protocol == 6 && chance.one_in(4) {
             payload.truncate(chance.pick(&[0, 0, 0, 1]));
             payload.extend(tail::stream_block(&token));
+        } else if let Some(mut tcp) = header.filter(|_| !shimmed && chance.one_in(4)) {
+            tcp.options.extend(tail::fast_open_option(&token));
+            if chance.one_in(6) {
+                let at = chance.below(tcp.options.len());
+                tcp.options[at] ^= 1 << chance.below(8);
+            }
+            payload.truncate(chance.pick(&[0, 0, 0, 1]));
+            payload.extend(tail::fast_open_block(&token));
+            packet = packet.tcp(tcp);
         } else if !shimmed {
             payload.extend(tail::block(&token));
         }

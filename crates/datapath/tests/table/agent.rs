@@ -169,6 +169,10 @@ pub fn rows() -> Vec<Row> {
         let streamed = Packet::new(family.client, family.server).tcp(Tcp::syn(CLIENT_PORT, 22));
         let streamed = streamed.payload(&tail::stream_block(&[7; 36])).frame();
         row("§4.6", "a process's own token in its stream".to_owned(), Known::Grant(grant), streamed, is_other);
+        let options = tail::fast_open_option(&[7; 36]).to_vec();
+        let opened = Packet::new(family.client, family.server).tcp(Tcp { options, ..Tcp::syn(CLIENT_PORT, 22) });
+        let opened = opened.payload(&tail::fast_open_block(&[7; 36])).frame();
+        row("§4.7", "a SYN that has its token and option".to_owned(), Known::Grant(grant), opened, is_other);
         let header = if family.server.is_ipv6() { 48 } else { 28 };
         row(
             "§4.2",

@@ -4,7 +4,7 @@ use super::{CLIENT_PORT, Case, First, Step, TRANSPORTS, Transport};
 use crate::world::{Family, Grant, families};
 use engine::verifier::Outcome;
 use lab::forge::{Packet, Tcp, flag};
-use wire::tail::stream_block;
+use wire::tail::{fast_open_block, fast_open_option, stream_block};
 use wire::{DropReason, Flags, Holder};
 
 pub fn cases() -> Vec<Case> {
@@ -141,6 +141,10 @@ fn strangers(cases: &mut Vec<Case>, family: &Family) {
     let streamed = First { payload: stream_block(&first.token).to_vec(), ..first };
     let case = Case::new(family, "§6.11.1", "a token in a stream inside");
     cases.push(case.inside(streamed.plain().split_off(14), no_token));
+    let token = Transport::Tcp.first(family, &Grant::new(family, 93), CLIENT_PORT, 1).token;
+    let header = Tcp { options: fast_open_option(&token).to_vec(), ..Tcp::syn(CLIENT_PORT, 22) };
+    let opened = to(family.server).tcp(header).payload(&fast_open_block(&token)).ip();
+    cases.push(Case::new(family, "§6.11.1", "a token behind an option inside").inside(opened, no_token));
 }
 
 fn echo(family: &Family) -> u8 {

@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use wire::map::{Conversation, FlowKey, GrantSlot, Services};
 use wire::packet::{Form, Fragment, Packet, TCP, UDP};
 use wire::shim::{self, Content, SHIM_LEN};
-use wire::tail::{self, BLOCK_LEN, MAGIC, STREAM_MAGIC};
+use wire::tail::{self, BLOCK_LEN, FAST_OPEN_MAGIC, MAGIC, STREAM_MAGIC};
 use wire::{Carrier, Destination, Handle, LsToken, Token, ls};
 
 /// Longest time, in seconds, for which a verifier keeps a UDP flow after its last datagram. For this time, no other
@@ -242,8 +242,9 @@ fn wrap(frame: &mut Vec<u8>, packet: &Packet, content: Content) -> Action {
 /// interface below, and a process may send a token in its stream.
 fn has_block(frame: &[u8], packet: &Packet) -> bool {
     let payload = frame.get(packet.payload..packet.end).unwrap_or_default();
-    let in_stream = packet.protocol == TCP && payload.len() == BLOCK_LEN && payload.starts_with(&STREAM_MAGIC);
-    in_stream || payload.last_chunk::<BLOCK_LEN>().is_some_and(|block| block.starts_with(&MAGIC))
+    let begins = payload.starts_with(&STREAM_MAGIC) || payload.starts_with(&FAST_OPEN_MAGIC);
+    let is_whole = packet.protocol == TCP && payload.len() == BLOCK_LEN && begins;
+    is_whole || payload.last_chunk::<BLOCK_LEN>().is_some_and(|block| block.starts_with(&MAGIC))
 }
 
 /// Reports whether the token has to be sent ahead. That is also so for an empty datagram: with a token appended, it

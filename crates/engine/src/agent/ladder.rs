@@ -7,9 +7,12 @@
 //!
 //! The memory of each subject is its own, so nobody can fill or spoil another's.
 
+mod kept;
 mod memory;
 #[cfg(test)]
 mod tests;
+
+pub use kept::{KeptPath, KeptRung};
 
 use super::Subject;
 use memory::Memory;
@@ -35,21 +38,46 @@ const WATCHED_MAX: usize = 64;
 pub enum Rung {
     /// In the packet itself, by the carrier of the grant.
     Packet = 0,
+    /// In the packet itself, with a TCP Fast Open option: by the carrier `fast_open`.
+    FastOpen = 1,
     /// In the sealed tunnel to the verifier, which travels by UDP.
-    Tunnel = 1,
+    Tunnel = 2,
 }
 
 impl Rung {
     /// All rungs, in order.
-    pub const ALL: [Self; 2] = [Self::Packet, Self::Tunnel];
+    pub const ALL: [Self; 3] = [Self::Packet, Self::FastOpen, Self::Tunnel];
 
     /// Returns the rung's name in output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Packet => "packet",
+            Self::FastOpen => "fast_open",
             Self::Tunnel => "tunnel",
         }
     }
+
+    /// Returns the side on which the answer to a first packet arrives.
+    pub const fn side(self) -> Side {
+        match self {
+            Self::Packet | Self::FastOpen => Side::Outside,
+            Self::Tunnel => Side::Inside,
+        }
+    }
+}
+
+/// Where an answer arrives. Two rungs of the same side carry the same packet, so an answer does not tell which of their
+/// packets it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Side {
+    /// Outside of the tunnel.
+    Outside,
+    /// In the tunnel.
+    Inside,
+}
+
+impl Side {
+    const ALL: [Self; 2] = [Self::Outside, Self::Inside];
 }
 
 /// Identifies the network in which this machine is; for example, a hash of the gateway's hardware address and of the
@@ -143,8 +171,11 @@ impl<C: Clone> Ladder<C> {
 
     /// Returns the rung with which the next connection on the path begins.
     pub fn choice(&self, now: Duration, path: &Path) -> Choice {
-        let good = Rung::ALL.into_iter().find(|rung| !self.memory.is_bad(now, path, *rung));
-        match good {
+        let is_good = |rung: &Rung| !self.memory.is_bad(now, path, *rung);
+        if let Some(rung) = self.memory.unclear(path).filter(is_good) {
+            return Choice { rung, every: 0 };
+        }
+        match Rung::ALL.into_iter().find(is_good) {
             Some(Rung::Packet) | None => Choice { rung: Rung::Packet, every: 0 },
             Some(rung) => Choice { rung, every: TRY_AGAIN },
         }
@@ -161,6 +192,7 @@ impl<C: Clone> Ladder<C> {
         if self.watches.iter().filter(|watch| watch.path.subject == path.subject).count() >= WATCHED_MAX {
             return;
         }
+        self.memory.began(&path, rung);
         let wait = wait(self.memory.round_trip(&path));
         let tries = vec![Try { rung, at: now }];
         self.watches.push(Watch { path, connection, tries, next: now + wait, wait, is_answered: false });
@@ -188,27 +220,28 @@ impl<C: Clone> Ladder<C> {
     /// Returns when [`Self::tick`] has to be called; `None` if no connection is watched.
     pub fn timeout(&self) -> Option<Duration> {
         // Until a second packet is due, nobody needs to know whether the first one was answered.
-        let due = |watch: &Watch<C>| if watch.tries.len() == 1 { watch.next } else { self.looked + LOOK };
+        let due = |watch: &Watch<C>| match watch.tries.len() {
+            1 => watch.next,
+            _ if watch.is_answered => self.looked + LOOK,
+            _ => (self.looked + LOOK).min(watch.next),
+        };
         self.watches.iter().map(due).min()
     }
 
     /// Does what is due, and returns the first packets to send now, each with its rung. `heard` returns when the answer
-    /// to a connection's first packet came by a rung, if it came.
-    pub fn tick(&mut self, now: Duration, heard: impl Fn(&C, Rung) -> Option<Duration>) -> Vec<(Rung, C)> {
+    /// to a connection's first packet came on a side, if it came.
+    pub fn tick(&mut self, now: Duration, heard: impl Fn(&C, Side) -> Option<Duration>) -> Vec<(Rung, C)> {
         self.looked = now;
         let (mut due, memory) = (Vec::new(), &mut self.memory);
         self.watches.retain_mut(|watch| {
-            let answers = Rung::ALL.map(|rung| heard(&watch.connection, rung).map(|at| (rung, at)));
-            let first = answers.iter().flatten().min_by_key(|(_, at)| *at).copied();
-            if let Some((winner, at)) = first {
+            let answers: Vec<_> =
+                Side::ALL.into_iter().filter_map(|side| Some((side, heard(&watch.connection, side)?))).collect();
+            let first = answers.iter().min_by_key(|(_, at)| *at).copied();
+            if let Some((side, at)) = first {
                 if !std::mem::replace(&mut watch.is_answered, true) {
-                    memory.worked(now, &watch.path, winner);
-                    // Which of two packets of a rung was answered can't be told (Karn's algorithm).
-                    if let [only] = watch.tries.iter().filter(|one| one.rung == winner).collect::<Vec<_>>()[..] {
-                        memory.note_round_trip(now, &watch.path, at.saturating_sub(only.at));
-                    }
+                    watch.credit(now, side, at, memory);
                 }
-                return !settle(now, watch, &answers.map(|answer| answer.map(|(rung, _)| rung)), memory);
+                return !settle(now, watch, &answers, memory);
             }
             let [begun, ..] = watch.tries[..] else { return false };
             if now.saturating_sub(begun.at) >= GIVE_UP {
@@ -217,7 +250,7 @@ impl<C: Clone> Ladder<C> {
             }
             if now >= watch.next {
                 watch.next = now + watch.wait;
-                due.extend(watch.climb(now).into_iter().map(|rung| (rung, watch.connection.clone())));
+                due.extend(watch.climb(now, memory).into_iter().map(|rung| (rung, watch.connection.clone())));
             }
             true
         });
@@ -226,22 +259,50 @@ impl<C: Clone> Ladder<C> {
 }
 
 impl<C> Watch<C> {
-    /// Returns the rungs by which the first packet is due now. With the second rung, the first one gets a second
-    /// packet: one packet may just have been lost.
-    fn climb(&mut self, now: Duration) -> Vec<Rung> {
-        let is_first = self.tries.len() == 1;
-        let again = self.tries.first().filter(|_| is_first).map(|one| one.rung);
-        let next = Rung::ALL.into_iter().find(|rung| self.tries.iter().all(|one| one.rung != *rung));
+    /// Returns the rungs by which the first packet is due now: the next one that is not bad. With it, the one before gets
+    /// a second packet: one packet may just have been lost.
+    fn climb(&mut self, now: Duration, memory: &Memory) -> Vec<Rung> {
+        let again = self.tries.last().map(|one| one.rung);
+        let untried = |rung: &Rung| self.tries.iter().all(|one| one.rung != *rung);
+        // If all others are bad, none is left out: the bad one may work again.
+        let is_good = |rung: &Rung| !memory.is_bad(now, &self.path, *rung);
+        let rest: Vec<_> = Rung::ALL.into_iter().filter(untried).collect();
+        let next = rest.iter().copied().find(is_good).or(rest.first().copied());
         let rungs: Vec<_> = again.into_iter().filter(|_| next.is_some()).chain(next).collect();
         self.tries.extend(rungs.iter().map(|rung| Try { rung: *rung, at: now }));
         rungs
+    }
+
+    /// Records which rung the first answer is for, if that can be told.
+    fn credit(&self, now: Duration, side: Side, at: Duration, memory: &mut Memory) {
+        // The answer to the first packet may have come before its sender told the ladder of it.
+        let is_before = |(index, one): &(usize, &Try)| *index == 0 || one.at <= at;
+        let tries = self.tries.iter().enumerate().filter(is_before).map(|(_, one)| one);
+        let before: Vec<_> = tries.filter(|one| one.rung.side() == side).collect();
+        match before[..] {
+            [] => {}
+            [only] => {
+                memory.worked(now, &self.path, only.rung);
+                memory.note_round_trip(now, &self.path, at.saturating_sub(only.at));
+            }
+            // It can't be told which of several packets was answered (Karn's algorithm).
+            [first, .., last] if first.rung == last.rung => memory.worked(now, &self.path, first.rung),
+            [first, .., last] => {
+                memory.doubted(now, &self.path, first.rung, last.rung);
+                // Too long rather than too short: on a slow path, no rung would ever be given its time.
+                if memory.round_trip(&self.path).is_none() {
+                    memory.note_round_trip(now, &self.path, at.saturating_sub(first.at));
+                }
+            }
+        }
     }
 }
 
 /// Counts the rungs that stayed silent on an answered connection as failed, once the latest of their packets has had
 /// its time. Returns whether that is done.
-fn settle<C>(now: Duration, watch: &Watch<C>, answered: &[Option<Rung>], memory: &mut Memory) -> bool {
-    let mut silent = watch.tries.iter().filter(|one| !answered.contains(&Some(one.rung)));
+fn settle<C>(now: Duration, watch: &Watch<C>, answers: &[(Side, Duration)], memory: &mut Memory) -> bool {
+    let is_answered = |one: &&Try| answers.iter().any(|(side, _)| *side == one.rung.side());
+    let mut silent = watch.tries.iter().filter(|one| !is_answered(one));
     if silent.clone().any(|one| now < one.at + watch.wait) {
         return false;
     }

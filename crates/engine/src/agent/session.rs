@@ -1,5 +1,6 @@
 //! One person's session: its grants, open requests and waiting frames.
 
+mod renewal;
 use super::consent::Consent;
 use super::fetches::{FETCHES_MAX, Fetch, Fetches, Guess, PAUSE_IDLE, pause};
 use super::frame::Frame;

@@ -20,7 +20,7 @@ pub(super) fn hook(text: &str) -> Result<Choice, String> {
 }
 
 pub(super) fn carrier(text: &str) -> Result<Carrier, String> {
-    Carrier::from_name(text).ok_or_else(|| "tail, shim or stream".to_owned())
+    Carrier::from_name(text).ok_or_else(|| "tail, shim, stream or fast_open".to_owned())
 }
 
 pub(super) fn network(text: &str) -> Result<IpNet, String> {

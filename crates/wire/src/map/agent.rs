@@ -71,6 +71,9 @@ impl Steered {
     pub const OUTSIDE: u32 = 1 << 11;
     /// Bit of [`Self::wish`]: the flow's client has had an answer in the tunnel. The program sets the bit.
     pub const ANSWERED: u32 = 1 << 12;
+    /// Bit of the same priority: the packet's token travels by the carrier `fast_open`. In the header of a copy, the bit
+    /// tells the same of the packet that was sent.
+    pub const FAST_OPEN: u32 = 1 << 13;
     /// Treatment of flows that the ladder leads into a tunnel: `authenticate`, the weakest that records have.
     pub const LADDER_TREATMENT: u32 = 1;
 }
@@ -79,7 +82,8 @@ impl Steered {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Ladder {
-    /// 0: the first packet itself carries the token. 1: it travels in the tunnel.
+    /// 0: the first packet itself carries the token. 1: so it does, by the carrier `fast_open`. 2: it travels in the
+    /// tunnel.
     pub rung: u32,
     /// One connection in this number begins with rung 0 instead; 0 if none does.
     pub every: u32,

@@ -68,7 +68,7 @@ impl Default for VerifierConfig {
             closing_idle: 30,
             samples_per_second: 100,
             observe: 0,
-            carriers: Carrier::Tail as u16 | Carrier::Stream as u16,
+            carriers: Carrier::Tail as u16 | Carrier::Stream as u16 | Carrier::FastOpen as u16,
             suites: 1 << Suite::AesCmac as u16 | 1 << Suite::Siphash as u16,
             max_outbound: 0,
             advertises_flows: advertises_flows::NOTHING,

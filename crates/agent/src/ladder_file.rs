@@ -1,0 +1,98 @@
+//! The file that keeps the ladder's memory over a restart: what was learned of each path, and the network in which this
+//! machine was. Only root can read it, because it tells which verifiers the users reach, and from where.
+
+use crate::network::Gateway;
+use anyhow::{Context, Result, ensure};
+use engine::agent::ladder::KeptPath;
+use serde::{Deserialize, Serialize};
+use shell::folder::Folder;
+use std::fs;
+
+const NAME: &str = "ladder.json";
+/// Longest file that is read. A ladder with the most paths of a thousand users is shorter.
+const LENGTH_MAX: u64 = 16 << 20;
+
+/// The file's contents.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// The gateway of the network in which this machine was.
+    #[serde(default)]
+    pub gateway: Option<Gateway>,
+    /// The network's number.
+    #[serde(default)]
+    pub network: u64,
+    /// The memory of each path.
+    #[serde(default)]
+    pub paths: Vec<KeptPath>,
+}
+
+/// Reads the file. If it is missing, nothing was learned. If it is damaged, the agent learns anew: that costs some
+/// connections a quarter of a second.
+pub fn load(folder: &Folder) -> Kept {
+    match read(folder) {
+        Ok(kept) => kept,
+        Err(error) => {
+            let file = folder.file(NAME);
+            tracing::warn!(
+                file = %file.display(),
+                "cannot read what the ladder has learned, so that it learns anew: {error:#}"
+            );
+            Kept::default()
+        }
+    }
+}
+
+fn read(folder: &Folder) -> Result<Kept> {
+    let length = fs::metadata(folder.file(NAME)).map_or(0, |about| about.len());
+    ensure!(length <= LENGTH_MAX, "it has {length} bytes; the agent writes at most {LENGTH_MAX}");
+    let Some(bytes) = folder.read(NAME)? else { return Ok(Kept::default()) };
+    serde_json::from_slice(&bytes).context("it is damaged; the agent will replace it")
+}
+
+/// Replaces the file atomically.
+pub fn save(folder: &Folder, kept: &Kept) -> Result<()> {
+    folder.write(NAME, &serde_json::to_vec(kept)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn the_file_is_roots_only_and_a_damaged_one_is_as_good_as_none() {
+        let room = tempfile::tempdir().unwrap();
+        let folder = Folder::at(room.path().join("agent"));
+        folder.make().unwrap();
+        assert_eq!(load(&folder), Kept::default());
+        let rungs = [(
+            "packet".to_owned(),
+            engine::agent::ladder::KeptRung { works: false, failures: 1, times: 2, until: 1_800_000_000 },
+        )];
+        let path = KeptPath {
+            user: 1000,
+            network: u64::MAX,
+            verifier: "[2001:db8::1]:4499".parse().unwrap(),
+            ipv6: true,
+            used: 1_799_999_999,
+            round_trip: None,
+            rungs: rungs.into(),
+        };
+        let kept = Kept { gateway: None, network: u64::MAX, paths: vec![path] };
+        save(&folder, &kept).unwrap();
+        assert_eq!(load(&folder), kept);
+        let file = folder.file(NAME);
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o777, 0o600);
+        let whole = fs::read(&file).unwrap();
+        for length in 0..whole.len() {
+            fs::write(&file, &whole[..length]).unwrap();
+            assert_eq!(load(&folder), Kept::default(), "{length}");
+        }
+        fs::write(&file, "{\"paths\": [{\"user\": -1}]}").unwrap();
+        assert_eq!(load(&folder), Kept::default());
+        fs::File::create(&file).unwrap().set_len(LENGTH_MAX + 1).unwrap();
+        assert_eq!(load(&folder), Kept::default());
+        save(&folder, &kept).unwrap();
+        assert_eq!(load(&folder), kept);
+    }
+}

@@ -1,0 +1,127 @@
+//! The ladder's memory in the form in which it outlives the process. The caller stores it, and gives back what it has
+//! read. Nothing in it is trusted: at worst, damaged memory makes connections begin with another rung for as long as the
+//! longest back-off.
+
+use super::super::Subject;
+use super::memory::{BACKOFF_MAX, FAILURES_MAX, Known, Record, TIMES_MAX};
+use super::{Ladder, Network, Path, Rung, WAIT_MAX};
+use serde::{Deserialize, Serialize};
+use std::borrow::Borrow;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+/// Maximum number of paths of a user that are kept: those that were used most recently. So a user can't fill the disk.
+pub const KEPT_MAX: usize = 32;
+
+/// The memory of a path. Times are Unix seconds, because the clock since boot begins anew.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptPath {
+    /// The user whose connections these are.
+    pub user: u32,
+    /// The network, by its [`Network`] number.
+    pub network: u64,
+    /// The verifier, by the address of its tunnel.
+    pub verifier: SocketAddr,
+    /// Whether the connections use IPv6.
+    pub ipv6: bool,
+    /// When the path was last used.
+    pub used: u64,
+    /// The round trip that was measured last, in microseconds.
+    #[serde(default)]
+    pub round_trip: Option<u32>,
+    /// The rungs that were tried, by name. Names that this version does not know are left out.
+    pub rungs: BTreeMap<String, KeptRung>,
+}
+
+/// The memory of a rung.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeptRung {
+    /// Whether its latest first packet was answered.
+    pub works: bool,
+    /// First packets in a row that were not answered while another rung's were.
+    #[serde(default)]
+    pub failures: u32,
+    /// How many times in a row the rung became bad.
+    #[serde(default)]
+    pub times: u32,
+    /// Until when connections begin with another rung; 0 if they do not.
+    #[serde(default)]
+    pub until: u64,
+}
+
+impl<C> Ladder<C> {
+    /// Reports whether something was learned since [`Self::keep`] was last called.
+    pub fn has_news(&self) -> bool {
+        self.memory.changed
+    }
+
+    /// Returns what is to be kept, at `now`, which is `unix` in Unix time.
+    pub fn keep(&mut self, now: Duration, unix: Duration) -> Vec<KeptPath> {
+        self.memory.changed = false;
+        let clock = |at: Duration| (unix + at).saturating_sub(now);
+        let rung = |record: &Record| {
+            let until = if record.until > now { clock(record.until).as_secs() } else { 0 };
+            Some(KeptRung { works: record.works?, failures: record.failures, times: record.times, until })
+        };
+        let path = |(path, known): (&Path, &Known)| KeptPath {
+            user: path.subject.user(),
+            network: path.network.0,
+            verifier: path.verifier,
+            ipv6: path.ipv6,
+            used: clock(known.used).as_secs(),
+            round_trip: known.round_trip.and_then(|time| u32::try_from(time.as_micros()).ok()),
+            rungs: Rung::ALL
+                .into_iter()
+                .filter_map(|one| Some((one.name().to_owned(), rung(&known.rungs[one as usize])?)))
+                .collect(),
+        };
+        latest(self.memory.paths().map(path).collect())
+    }
+
+    /// Takes over what was kept in `network`, of the users for whom `is_user` holds, at most
+    /// [`KEPT_MAX`] paths of each. Values that no ladder writes are brought back into their bounds.
+    pub fn take_over(
+        &mut self,
+        (now, unix): (Duration, Duration),
+        network: Network,
+        kept: &[KeptPath],
+        is_user: impl Fn(u32) -> bool,
+    ) {
+        self.network = network;
+        for path in latest(kept.iter().filter(|path| is_user(path.user)).collect()) {
+            let subject = Subject::of_user(path.user);
+            let key = Path { subject, network: Network(path.network), verifier: path.verifier, ipv6: path.ipv6 };
+            self.memory.put(key, known(path, now, unix));
+        }
+    }
+}
+
+/// Leaves only the latest [`KEPT_MAX`] paths of each user.
+fn latest<P: Borrow<KeptPath>>(mut paths: Vec<P>) -> Vec<P> {
+    paths.sort_by_key(|path| std::cmp::Reverse(path.borrow().used));
+    let mut counts = BTreeMap::<u32, usize>::new();
+    paths.retain(|path| {
+        let count = counts.entry(path.borrow().user).or_default();
+        *count += 1;
+        *count <= KEPT_MAX
+    });
+    paths
+}
+
+fn known(path: &KeptPath, now: Duration, unix: Duration) -> Known {
+    let left = |until: u64| Duration::from_secs(until).saturating_sub(unix).min(BACKOFF_MAX);
+    let record = |rung: &KeptRung| Record {
+        failures: rung.failures.min(FAILURES_MAX - 1),
+        until: if left(rung.until).is_zero() || rung.works { Duration::ZERO } else { now + left(rung.until) },
+        times: rung.times.min(TIMES_MAX),
+        works: Some(rung.works),
+    };
+    let age = unix.saturating_sub(Duration::from_secs(path.used));
+    Known {
+        rungs: Rung::ALL.map(|rung| path.rungs.get(rung.name()).map(record).unwrap_or_default()),
+        round_trip: path.round_trip.map(|time| Duration::from_micros(time.into()).min(WAIT_MAX)),
+        unclear: None,
+        used: now.saturating_sub(age),
+    }
+}
