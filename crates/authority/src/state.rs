@@ -200,8 +200,12 @@ impl Authority {
             push: push.clone(),
             sync: sync.clone(),
         });
-        let scores =
-            Arc::new(Scores { settings: settings.clone(), storage: storage.clone(), enforcer: enforcer.clone() });
+        let scores = Arc::new(Scores {
+            settings: settings.clone(),
+            storage: storage.clone(),
+            enforcer: enforcer.clone(),
+            evaluating: Arc::default(),
+        });
         let session_manager = Arc::new(SessionManager {
             settings: settings.clone(),
             storage: storage.clone(),

@@ -34,6 +34,13 @@ CREATE TABLE complaints (
 ) STRICT, WITHOUT ROWID;
 ";
 
+/// From format 13 on. The table has one row: how many times a score has become low or ceased to be low, and how many of
+/// these changes the grants have been evaluated after.
+pub(super) const CHANGES: &str = "
+CREATE TABLE score_changes (made INTEGER NOT NULL, evaluated INTEGER NOT NULL) STRICT;
+INSERT INTO score_changes (made, evaluated) VALUES (0, 0);
+";
+
 /// How scores change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoreTerms {
@@ -152,18 +159,18 @@ impl Database {
             if low && !was_low {
                 let event = AuditEvent::new("score_low").person(person);
                 event.detail(format!("below {}: tag:{LOW_SCORE} applies", terms.low)).write(transaction, now)?;
+                note_change(transaction)?;
             }
             Ok(Complained::Done { score: score(missing), fell: low && !was_low })
         })
     }
 
     /// Ends the low scores that have recovered to the bound. With `all`, also finds those that are below it because the
-    /// bound has changed, and forgets those that have recovered altogether. Without terms, no score is low. Returns
-    /// whether a score has become low, or is no longer low.
+    /// bound has changed, and forgets those that have recovered altogether. Without terms, no score is low.
     ///
     /// # Errors
     /// The database cannot be written.
-    pub fn settle_scores(&mut self, terms: Option<ScoreTerms>, all: bool, now: u64) -> Result<bool> {
+    pub fn settle_scores(&mut self, terms: Option<ScoreTerms>, all: bool, now: u64) -> Result<()> {
         let mut statement =
             self.connection.prepare_cached("SELECT person, missing, at, low FROM scores WHERE low = 1 OR ?1")?;
         let rows = statement.query_map([all], |row| Ok((row.get::<_, String>(0)?, read(row)?)))?;
@@ -179,7 +186,7 @@ impl Database {
         }
         let changed: Vec<_> = rows.iter().filter(|(_, stored)| is_low(stored) != stored.low).collect();
         if changed.is_empty() {
-            return Ok(false);
+            return Ok(());
         }
         self.write(|transaction| {
             for (person, stored) in changed {
@@ -188,7 +195,27 @@ impl Database {
                 let event = AuditEvent::new(if low { "score_low" } else { "score_recovered" });
                 event.person(person).write(transaction, now)?;
             }
-            Ok(true)
+            note_change(transaction)
+        })
+    }
+
+    /// Returns the number of changes made to low scores if the grants have not been evaluated after the last of them.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn unevaluated_changes(&self) -> Result<Option<i64>> {
+        let mut made = self.connection.prepare_cached("SELECT made FROM score_changes WHERE made > evaluated")?;
+        Ok(made.query_row([], |row| row.get(0)).optional()?)
+    }
+
+    /// Records that the grants were evaluated after this number of changes.
+    ///
+    /// # Errors
+    /// The database cannot be written.
+    pub fn note_evaluated_changes(&mut self, made: i64) -> Result<()> {
+        self.write(|transaction| {
+            transaction.execute("UPDATE score_changes SET evaluated = max(evaluated, ?1)", [made])?;
+            Ok(())
         })
     }
 
@@ -238,6 +265,12 @@ fn store(transaction: &Transaction<'_>, person: &str, score: &Stored) -> Result<
     let Stored { missing, at, low } = score;
     let store = "INSERT OR REPLACE INTO scores (person, missing, at, low) VALUES (?1, ?2, ?3, ?4)";
     transaction.prepare_cached(store)?.execute(params![person, missing, at.cast_signed(), low])?;
+    Ok(())
+}
+
+/// Records that the grants must be evaluated again.
+fn note_change(transaction: &Transaction<'_>) -> Result<()> {
+    transaction.prepare_cached("UPDATE score_changes SET made = made + 1")?.execute([])?;
     Ok(())
 }
 
