@@ -4,7 +4,7 @@
 //!
 //! Complaints are counted by the hour, so that one application can't lower the scores of many people at once.
 
-use super::{AuditEvent, Database, Operator};
+use super::{AuditEvent, Database, Operator, leases};
 use anyhow::Result;
 use rusqlite::{OptionalExtension, Transaction, params};
 use serde::Serialize;
@@ -116,6 +116,27 @@ struct Stored {
     low: bool,
 }
 
+/// The person behind a grant.
+struct Accused {
+    person: String,
+    device: String,
+    receiver: String,
+}
+
+/// Finds the person behind a grant of this verifier by the number of the account, because the person's name may have
+/// changed, and another person may have it now. Returns `None` if the person no longer exists.
+fn accused(transaction: &Transaction<'_>, verifier: &str, handle: wire::Handle) -> Result<Option<Accused>> {
+    let mut find = transaction.prepare_cached(
+        "SELECT account_numbers.person, device, receiver FROM grants JOIN session_slots USING (session)
+         JOIN account_numbers USING (account) WHERE handle = ?1 AND verifier = ?2 AND account_numbers.person IS NOT NULL",
+    )?;
+    let first = leases::first(transaction, handle)?;
+    let found = find.query_row(params![first.0.cast_signed(), verifier], |row| {
+        Ok(Accused { person: row.get(0)?, device: row.get(1)?, receiver: row.get(2)? })
+    });
+    Ok(found.optional()?)
+}
+
 fn score(missing: f64) -> u32 {
     (FULL - missing).clamp(0.0, FULL).floor() as u32
 }
@@ -127,8 +148,8 @@ impl Database {
     /// The database cannot be written.
     pub fn complain(&mut self, complaint: &NewComplaint, terms: ScoreTerms, now: u64) -> Result<Complained> {
         let NewComplaint { verifier, application, handle, about, points } = complaint;
-        let Some(owner) = self.grant_owner(verifier, *handle)? else { return Ok(Complained::NoGrant) };
         self.write(|transaction| {
+            let Some(accused) = accused(transaction, verifier, *handle)? else { return Ok(Complained::NoGrant) };
             let used = |application: Option<&str>, person: Option<&str>| -> Result<u32> {
                 let sum = "SELECT coalesce(sum(points), 0) FROM complaints
                     WHERE hour = ?1 AND verifier = ?2 AND (?3 IS NULL OR application = ?3) AND (?4 IS NULL OR person = ?4)";
@@ -136,7 +157,7 @@ impl Database {
                 let mut sum = transaction.prepare_cached(sum)?;
                 Ok(sum.query_row(params![hour, verifier, application, person], |row| row.get(0))?)
             };
-            let person = owner.person.as_str();
+            let person = accused.person.as_str();
             let exceeds = |used: u32, most: u32| used.saturating_add(*points) > most;
             if exceeds(used(Some(application), Some(person))?, MOST_ABOUT_ONE)
                 || exceeds(used(Some(application), None)?, terms.per_application)
@@ -154,7 +175,7 @@ impl Database {
             let (was_low, low) = (before.is_some_and(|before| before.low), terms.is_low(missing));
             store(transaction, person, &Stored { missing, at: now, low })?;
             let detail = format!("{about}, {points} points, by {application} at {verifier}: score {}", score(missing));
-            let event = AuditEvent::new("complaint").person(person).device(&owner.device).receiver(&owner.receiver);
+            let event = AuditEvent::new("complaint").person(person).device(&accused.device).receiver(&accused.receiver);
             event.detail(detail).write(transaction, now)?;
             if low && !was_low {
                 let event = AuditEvent::new("score_low").person(person);
@@ -277,6 +298,20 @@ fn note_change(transaction: &Transaction<'_>) -> Result<()> {
 /// Deletes a person's score. The complaints of this hour still count against the limits of their applications.
 pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> {
     transaction.execute("DELETE FROM scores WHERE person = ?1", [person])?;
+    Ok(())
+}
+
+/// Gives the score of the person `before`, and the counts of complaints about this person, to the name `now`.
+pub(super) fn rename(transaction: &Transaction<'_>, before: &str, now: &str) -> Result<()> {
+    transaction.execute("UPDATE OR REPLACE scores SET person = ?2 WHERE person = ?1", [before, now])?;
+    // An earlier person of the new name may have been complained about in this hour.
+    transaction.execute(
+        "INSERT INTO complaints (hour, verifier, application, person, points)
+         SELECT hour, verifier, application, ?2, points FROM complaints WHERE person = ?1
+         ON CONFLICT DO UPDATE SET points = points + excluded.points",
+        [before, now],
+    )?;
+    transaction.execute("DELETE FROM complaints WHERE person = ?1", [before])?;
     Ok(())
 }
 

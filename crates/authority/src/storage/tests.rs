@@ -2,6 +2,7 @@ mod choices;
 mod holders;
 mod leases;
 mod logins;
+mod scores;
 mod turns;
 
 use super::*;
