@@ -71,7 +71,8 @@ impl Scores {
         self.evaluate().await
     }
 
-    /// Brings the stored scores in line with the time and the configuration; with `all`, also those that are not low.
+    /// Brings the stored scores in line with the time and the configuration; with `all`, also those that are
+    /// not due.
     ///
     /// # Errors
     /// The database cannot be read or written.

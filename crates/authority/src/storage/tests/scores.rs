@@ -74,3 +74,57 @@ fn nobody_inherits_a_complaint_about_a_person_who_was_removed() {
     assert_eq!(complain(&mut database, 1, 20, TERMS, 100), Complained::NoGrant);
     assert_eq!(scores(&database, 100), []);
 }
+
+#[test]
+fn a_bound_of_100_is_reached_again() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = database(&room);
+    log_in(&mut database, "carol", TOKEN, 1);
+    let terms = ScoreTerms { low: 100, ..TERMS };
+    assert_eq!(complain(&mut database, 1, 20, terms, 100), Complained::Done { score: 80, fell: true });
+    // 20 points, and five half-lives: 0.6 points are missing. After six, 0.3 are.
+    database.settle_scores(Some(terms), false, 600).unwrap();
+    assert_eq!(scores(&database, 600), [("carol".into(), 99, true)]);
+    database.settle_scores(Some(terms), false, 700).unwrap();
+    assert!(scores(&database, 700).iter().all(|(_, _, low)| !low), "the score never recovers");
+}
+
+#[test]
+fn a_low_score_of_format_12_recovers() {
+    let room = tempfile::tempdir().unwrap();
+    let mut earlier = database(&room);
+    log_in(&mut earlier, "carol", TOKEN, 1);
+    for _ in 0..3 {
+        complain(&mut earlier, 1, 20, TERMS, 100);
+    }
+    drop(earlier);
+    let file = room.path().join("authority.db");
+    let earlier = "DROP TABLE score_changes; DROP INDEX scores_due; ALTER TABLE scores DROP COLUMN due;
+        CREATE INDEX low_scores ON scores (person) WHERE low = 1; PRAGMA user_version = 12;";
+    Connection::open(&file).unwrap().execute_batch(earlier).unwrap();
+    let mut database = Database::open(&file).unwrap();
+    database.settle_scores(Some(TERMS), false, 100).unwrap();
+    assert_eq!(scores(&database, 100), [("carol".into(), 40, true)]);
+    database.settle_scores(Some(TERMS), false, 150).unwrap();
+    assert_eq!(scores(&database, 150), [("carol".into(), 57, false)]);
+    assert_eq!(database.unevaluated_changes().unwrap(), Some(1));
+}
+
+#[test]
+fn a_score_is_settled_when_it_is_due() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = database(&room);
+    log_in(&mut database, "carol", TOKEN, 1);
+    for _ in 0..3 {
+        complain(&mut database, 1, 20, TERMS, 100);
+    }
+    // 60 missing points are 50 after a quarter of a half-life, and half a point after seven.
+    for (now, low) in [(126, true), (127, false)] {
+        database.settle_scores(Some(TERMS), false, now).unwrap();
+        assert_eq!(scores(&database, now)[0].2, low, "{now}");
+    }
+    database.settle_scores(Some(TERMS), false, 790).unwrap();
+    assert_eq!(scores(&database, 790).len(), 1);
+    database.settle_scores(Some(TERMS), false, 792).unwrap();
+    assert_eq!(scores(&database, 792), [], "it is forgotten");
+}
