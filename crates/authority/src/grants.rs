@@ -140,10 +140,15 @@ impl GrantIssuer {
                     let renewable = issuance.renewable;
                     let class = owner.class;
                     let (leases, now) = (self.leases.clone(), owner.issued);
-                    let begin = move || {
-                        if let Some((wanted, renewable)) = wanted.zip(renewable) {
+                    let begin = move |recorded| match (recorded, wanted.zip(renewable)) {
+                        (Recorded::Renewable, Some((wanted, renewable))) => {
                             leases.insert(token, wanted, class, handle, renewable);
                         }
+                        (Recorded::SessionEnded | Recorded::TooMany { .. }, Some((_, (refused, _)))) => {
+                            leases.give_back(refused.number);
+                        }
+                        // The grant has the number, or another one has it.
+                        _ => {}
                     };
                     match self.storage.add_grant(*issuance, basis, begin).await? {
                         Recorded::Done => {}

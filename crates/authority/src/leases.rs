@@ -24,6 +24,10 @@ use wire::{Epoch, Flags, Handle, Holder};
 /// grants, whose handles must not be mistaken for those of new grants.
 const LEFT_OUT: u32 = 1 << 16;
 
+/// Maximum number of numbers that wait to be used again. More are in progress at once only if as many requests are
+/// refused at once; the others are lost.
+const UNUSED_MAX: usize = 4096;
+
 /// A grant as a request asks for it. A grant is renewed only by a request with the same values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
@@ -92,6 +96,8 @@ pub struct Leases {
     keyring: Arc<Keyring>,
     key: HandleKey,
     next: AtomicU32,
+    /// Numbers that were drawn for requests that were refused.
+    unused: Mutex<Vec<u32>>,
     epoch_length: u32,
     table: RwLock<Table>,
 }
@@ -99,7 +105,8 @@ pub struct Leases {
 impl Leases {
     /// Creates an empty table. `next` is the number after the last recorded one.
     pub fn new(keyring: Arc<Keyring>, (key, next): (HandleKey, u32), epoch_length: u32) -> Self {
-        Self { keyring, key, next: AtomicU32::new(next.wrapping_add(LEFT_OUT)), epoch_length, table: RwLock::default() }
+        let (next, unused, table) = (AtomicU32::new(next.wrapping_add(LEFT_OUT)), Mutex::default(), RwLock::default());
+        Self { keyring, key, next, unused, epoch_length, table }
     }
 
     /// Returns the lease that a request of this session gets at `now`. Returns `None` if the session has no such grant,
@@ -118,10 +125,20 @@ impl Leases {
         Some(Lease { half, is_announced, length: entry.renewable.lease, until: entry.until })
     }
 
-    /// Returns a number for a new grant, and the lower half of the grant's first handle.
+    /// Returns a number for a new grant, and the lower half of the grant's first handle. A number that was given back
+    /// is used first.
     pub fn begin(&self) -> (u32, u32) {
-        let number = self.next.fetch_add(1, Ordering::Relaxed) % NUMBERS;
+        let given_back = self.unused.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let number = given_back.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed) % NUMBERS);
         (number, self.key.encrypt(Turn { number, epochs: 0 }))
+    }
+
+    /// Takes a number back whose grant was refused, so that nobody has a handle of it.
+    pub fn give_back(&self, number: u32) {
+        let mut unused = self.unused.lock().unwrap_or_else(PoisonError::into_inner);
+        if unused.len() < UNUSED_MAX {
+            unused.push(number);
+        }
     }
 
     /// Returns the time at which the last lease of a grant ends that is issued at `now` to a session that ends at
@@ -299,6 +316,16 @@ mod tests {
         let other_class = leases.find(&SESSION, &wanted(), 1, NOW + 3601).unwrap();
         assert_eq!((other_class.half, other_class.is_announced), (second, false), "packet filters need the class");
         assert!(find(NOW + 15 * 3600).is_some() && find(NOW + 16 * 3600).is_none(), "it has sixteen handles");
+    }
+
+    #[test]
+    fn a_number_whose_grant_was_refused_is_used_again() {
+        let (leases, ..) = one();
+        let refused = leases.begin();
+        assert_ne!(leases.begin(), refused);
+        leases.give_back(refused.0);
+        assert_eq!(leases.begin(), refused);
+        assert_ne!(leases.begin(), refused);
     }
 
     #[test]
