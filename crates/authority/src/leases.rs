@@ -109,19 +109,27 @@ impl Leases {
         Self { keyring, key, next, unused, epoch_length, table }
     }
 
+    /// Records that the verifier was told of a handle, with this class. Must be called after the announcement was sent:
+    /// a request that ends in between leaves the announcement to the next one.
+    pub fn note_announced(&self, session: &TokenHash, place: &Place, class: u8, handle: Handle, now: u64) {
+        let table = self.read();
+        let Some(entry) = table.get(session).and_then(|of_session| of_session.get(place)) else { return };
+        let latest = Latest { epoch: Epoch::at(now, self.epoch_length), half: handle.0 as u32, class };
+        *entry.announced.lock().unwrap_or_else(PoisonError::into_inner) = Some(latest);
+    }
+
     /// Returns the lease that a request of this session gets at `now`. Returns `None` if the session has no such grant,
     /// or if the grant has been renewed in as many epochs as it can be.
     pub fn find(&self, session: &TokenHash, wanted: &Wanted, class: u8, now: u64) -> Option<Lease> {
         let table = self.read();
         let entry = table.get(session)?.get(&wanted.place).filter(|entry| entry.wanted == *wanted)?;
         let epoch = Epoch::at(now, self.epoch_length);
-        let mut announced = entry.announced.lock().unwrap_or_else(PoisonError::into_inner);
+        let announced = entry.announced.lock().unwrap_or_else(PoisonError::into_inner);
         let half = match *announced {
             Some(latest) if latest.epoch == epoch => latest.half,
             _ => self.key.encrypt(self.turn(&entry.renewable, epoch)?),
         };
-        let latest = Some(Latest { epoch, half, class });
-        let is_announced = std::mem::replace(&mut *announced, latest) == latest;
+        let is_announced = *announced == Some(Latest { epoch, half, class });
         Some(Lease { half, is_announced, length: entry.renewable.lease, until: entry.until })
     }
 
@@ -169,13 +177,11 @@ impl Leases {
         Turn::at(grant.number, Epoch::at(grant.issued, self.epoch_length), epoch)
     }
 
-    /// Adds a grant that was recorded, of which the verifier has been told. Must be called on the storage thread.
-    pub fn insert(&self, session: TokenHash, wanted: Wanted, class: u8, handle: Handle, of: (LeaseTerms, u64)) {
+    /// Adds a grant that was recorded. Must be called on the storage thread.
+    pub fn insert(&self, session: TokenHash, wanted: Wanted, handle: Handle, of: (LeaseTerms, u64)) {
         let (renewable, until) = of;
-        let epoch = Epoch::at(renewable.issued, self.epoch_length);
-        let announced = Mutex::new(Some(Latest { epoch, half: handle.0 as u32, class }));
         let place = wanted.place;
-        let entry = Entry { wanted, handle, renewable, until, announced };
+        let entry = Entry { wanted, handle, renewable, until, announced: Mutex::default() };
         self.write().entry(session).or_default().insert(place, entry);
     }
 
@@ -299,7 +305,8 @@ mod tests {
         let handle = HOLDER.handle(&keyring.verifier_key("edge", Epoch::at(NOW, HOUR)).unwrap(), half);
         let terms = LeaseTerms { number, issued: NOW, lease: 300 };
         let until = leases.until(NOW, NOW + 12 * 3600, 300);
-        leases.insert(SESSION, wanted(), 0, handle, (terms, until));
+        leases.insert(SESSION, wanted(), handle, (terms, until));
+        leases.note_announced(&SESSION, &wanted().place, 0, handle, NOW);
         let grant = RevokedGrant { handle: handle.0, expires: until as u32, holder: HOLDER.0 };
         (leases, keyring, Announced { grant, renewable: Some(terms), learned: None })
     }
@@ -312,6 +319,8 @@ mod tests {
         assert!(is_announced, "it was announced when it was recorded");
         let (second, is_announced) = find(NOW + 3600).unwrap();
         assert!(second != first && !is_announced);
+        assert_eq!(find(NOW + 3600), Some((second, false)), "the announcement was not sent");
+        leases.note_announced(&SESSION, &wanted().place, 0, Handle(second.into()), NOW + 3600);
         assert_eq!(find(NOW + 3601), Some((second, true)));
         let other_class = leases.find(&SESSION, &wanted(), 1, NOW + 3601).unwrap();
         assert_eq!((other_class.half, other_class.is_announced), (second, false), "packet filters need the class");

@@ -179,3 +179,28 @@ async fn a_complaint_ends_grants_though_the_application_hangs_up() {
     let changes = |database: &mut Database| database.unevaluated_changes();
     assert_eq!(authority.storage.call(changes).await.unwrap(), None, "the grants are evaluated once");
 }
+
+/// Without its announcement, the verifier does not know whose packets a handle's are.
+#[tokio::test]
+async fn a_handle_is_announced_by_the_next_request_if_the_first_one_is_cancelled() {
+    let stage = Stage::new().await;
+    let authority = &stage.authority;
+    let alice = stage.login("alice").await;
+    let mut heard = authority.push.open(Listener::Verifier("edge-1".into()), Confirm::Nothing);
+    let held = authority.storage.call(|_| Ok(())).await;
+    assert!(held.is_ok());
+    let (begin, begun) = std::sync::mpsc::channel::<()>();
+    let mut busy = Box::pin(authority.storage.call(move |_| Ok(begun.recv()?)));
+    assert!(busy.as_mut().now_or_never().is_none());
+    let mut asking = Box::pin(ask(authority, alice));
+    assert!(asking.as_mut().now_or_never().is_none());
+    drop(asking);
+    begin.send(()).unwrap();
+    soon(busy).await.unwrap();
+    while live_of(authority, "alice").await == 0 {
+        yield_now().await;
+    }
+    assert!(soon(ask(authority, alice)).await.is_ok());
+    assert_eq!(live_of(authority, "alice").await, 1, "it is another lease of the same grant");
+    soon(async { while !heard.recv().await.is_some_and(|event| event.contains("granted")) {} }).await;
+}
