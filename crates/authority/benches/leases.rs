@@ -144,7 +144,7 @@ impl World {
             let recorded = database.add_grants([&issuance]).expect("the grant is recorded");
             assert_eq!(recorded, [if renews { Recorded::Renewable } else { Recorded::Done }]);
             if renews {
-                self.leases.insert(person.token, wanted, 0, issued.handle(), of);
+                self.leases.insert(person.token, wanted, issued.handle(), of);
             }
             true
         })

@@ -46,7 +46,7 @@ struct Decided {
 /// The steps before the client gets a grant.
 enum Course {
     /// The grant is another lease of a recorded one. Nothing must be recorded.
-    Renew { is_announced: bool },
+    Renew { is_announced: bool, place: Place },
     /// The grant must be recorded. With `wanted`, it can be renewed then.
     Record { issuance: Box<Issuance>, pair: Option<LivePair>, wanted: Option<Wanted> },
 }
@@ -127,9 +127,11 @@ impl GrantIssuer {
             match course {
                 // The policy, the session or the keys changed after the decision.
                 Course::Renew { .. } if self.storage.basis() != basis => continue,
-                Course::Renew { is_announced: true } => {}
-                Course::Renew { is_announced: false } => {
+                Course::Renew { is_announced: true, .. } => {}
+                Course::Renew { is_announced: false, place } => {
+                    let (class, now) = (owner.class, owner.issued);
                     confirmations += self.push.send(&listener, &Event::Granted { owner });
+                    self.leases.note_announced(&token, &place, class, handle, now);
                 }
                 Course::Record { issuance, pair, wanted } => {
                     if let Some(pair) = pair {
@@ -138,12 +140,17 @@ impl GrantIssuer {
                         confirmations += self.push.send(&listener, &Event::Pair { pair });
                     }
                     let renewable = issuance.renewable;
-                    let class = owner.class;
-                    let (leases, now) = (self.leases.clone(), owner.issued);
-                    let begin = move || {
-                        if let Some((wanted, renewable)) = wanted.zip(renewable) {
-                            leases.insert(token, wanted, class, handle, renewable);
+                    let (class, now) = (owner.class, owner.issued);
+                    let (leases, place) = (self.leases.clone(), wanted.as_ref().map(|wanted| wanted.place));
+                    let begin = move |recorded| match (recorded, wanted.zip(renewable)) {
+                        (Recorded::Renewable, Some((wanted, renewable))) => {
+                            leases.insert(token, wanted, handle, renewable);
                         }
+                        (Recorded::SessionEnded | Recorded::TooMany { .. }, Some((_, (refused, _)))) => {
+                            leases.give_back(refused.number);
+                        }
+                        // The grant has the number, or another one has it.
+                        _ => {}
                     };
                     match self.storage.add_grant(*issuance, basis, begin).await? {
                         Recorded::Done => {}
@@ -160,6 +167,9 @@ impl GrantIssuer {
                     }
                     tracing::debug!(person = owner.person, device = owner.device, %handle, to = %to.address, "granted");
                     confirmations += self.push.send(&listener, &Event::Granted { owner });
+                    if let Some(place) = place {
+                        self.leases.note_announced(&token, &place, class, handle, now);
+                    }
                 }
             }
             return Ok(RecordedGrant { grant, handle, expected, confirmations });
@@ -212,7 +222,7 @@ impl GrantIssuer {
         }
         let owner =
             GrantOwner { expires: self.leases.handle_ends(now, lease.length, lease.until), ..allowed.owner(&issued) };
-        Ok(Some((issued, owner, Course::Renew { is_announced: lease.is_announced })))
+        Ok(Some((issued, owner, Course::Renew { is_announced: lease.is_announced, place: wanted.place })))
     }
 
     /// Issues a grant that must be recorded.

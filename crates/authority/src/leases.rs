@@ -24,6 +24,10 @@ use wire::{Epoch, Flags, Handle, Holder};
 /// grants, whose handles must not be mistaken for those of new grants.
 const LEFT_OUT: u32 = 1 << 16;
 
+/// Maximum number of numbers that wait to be used again. More are in progress at once only if as many requests are
+/// refused at once; the others are lost.
+const UNUSED_MAX: usize = 4096;
+
 /// A grant as a request asks for it. A grant is renewed only by a request with the same values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
@@ -92,6 +96,8 @@ pub struct Leases {
     keyring: Arc<Keyring>,
     key: HandleKey,
     next: AtomicU32,
+    /// Numbers that were drawn for requests that were refused.
+    unused: Mutex<Vec<u32>>,
     epoch_length: u32,
     table: RwLock<Table>,
 }
@@ -99,7 +105,17 @@ pub struct Leases {
 impl Leases {
     /// Creates an empty table. `next` is the number after the last recorded one.
     pub fn new(keyring: Arc<Keyring>, (key, next): (HandleKey, u32), epoch_length: u32) -> Self {
-        Self { keyring, key, next: AtomicU32::new(next.wrapping_add(LEFT_OUT)), epoch_length, table: RwLock::default() }
+        let (next, unused, table) = (AtomicU32::new(next.wrapping_add(LEFT_OUT)), Mutex::default(), RwLock::default());
+        Self { keyring, key, next, unused, epoch_length, table }
+    }
+
+    /// Records that the verifier was told of a handle, with this class. Must be called after the announcement was sent:
+    /// a request that ends in between leaves the announcement to the next one.
+    pub fn note_announced(&self, session: &TokenHash, place: &Place, class: u8, handle: Handle, now: u64) {
+        let table = self.read();
+        let Some(entry) = table.get(session).and_then(|of_session| of_session.get(place)) else { return };
+        let latest = Latest { epoch: Epoch::at(now, self.epoch_length), half: handle.0 as u32, class };
+        *entry.announced.lock().unwrap_or_else(PoisonError::into_inner) = Some(latest);
     }
 
     /// Returns the lease that a request of this session gets at `now`. Returns `None` if the session has no such grant,
@@ -108,20 +124,29 @@ impl Leases {
         let table = self.read();
         let entry = table.get(session)?.get(&wanted.place).filter(|entry| entry.wanted == *wanted)?;
         let epoch = Epoch::at(now, self.epoch_length);
-        let mut announced = entry.announced.lock().unwrap_or_else(PoisonError::into_inner);
+        let announced = entry.announced.lock().unwrap_or_else(PoisonError::into_inner);
         let half = match *announced {
             Some(latest) if latest.epoch == epoch => latest.half,
             _ => self.key.encrypt(self.turn(&entry.renewable, epoch)?),
         };
-        let latest = Some(Latest { epoch, half, class });
-        let is_announced = std::mem::replace(&mut *announced, latest) == latest;
+        let is_announced = *announced == Some(Latest { epoch, half, class });
         Some(Lease { half, is_announced, length: entry.renewable.lease, until: entry.until })
     }
 
-    /// Returns a number for a new grant, and the lower half of the grant's first handle.
+    /// Returns a number for a new grant, and the lower half of the grant's first handle. A number that was given back
+    /// is used first.
     pub fn begin(&self) -> (u32, u32) {
-        let number = self.next.fetch_add(1, Ordering::Relaxed) % NUMBERS;
+        let given_back = self.unused.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let number = given_back.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed) % NUMBERS);
         (number, self.key.encrypt(Turn { number, epochs: 0 }))
+    }
+
+    /// Takes a number back whose grant was refused, so that nobody has a handle of it.
+    pub fn give_back(&self, number: u32) {
+        let mut unused = self.unused.lock().unwrap_or_else(PoisonError::into_inner);
+        if unused.len() < UNUSED_MAX {
+            unused.push(number);
+        }
     }
 
     /// Returns the time at which the last lease of a grant ends that is issued at `now` to a session that ends at
@@ -152,13 +177,11 @@ impl Leases {
         Turn::at(grant.number, Epoch::at(grant.issued, self.epoch_length), epoch)
     }
 
-    /// Adds a grant that was recorded, of which the verifier has been told. Must be called on the storage thread.
-    pub fn insert(&self, session: TokenHash, wanted: Wanted, class: u8, handle: Handle, of: (LeaseTerms, u64)) {
+    /// Adds a grant that was recorded. Must be called on the storage thread.
+    pub fn insert(&self, session: TokenHash, wanted: Wanted, handle: Handle, of: (LeaseTerms, u64)) {
         let (renewable, until) = of;
-        let epoch = Epoch::at(renewable.issued, self.epoch_length);
-        let announced = Mutex::new(Some(Latest { epoch, half: handle.0 as u32, class }));
         let place = wanted.place;
-        let entry = Entry { wanted, handle, renewable, until, announced };
+        let entry = Entry { wanted, handle, renewable, until, announced: Mutex::default() };
         self.write().entry(session).or_default().insert(place, entry);
     }
 
@@ -282,7 +305,8 @@ mod tests {
         let handle = HOLDER.handle(&keyring.verifier_key("edge", Epoch::at(NOW, HOUR)).unwrap(), half);
         let terms = LeaseTerms { number, issued: NOW, lease: 300 };
         let until = leases.until(NOW, NOW + 12 * 3600, 300);
-        leases.insert(SESSION, wanted(), 0, handle, (terms, until));
+        leases.insert(SESSION, wanted(), handle, (terms, until));
+        leases.note_announced(&SESSION, &wanted().place, 0, handle, NOW);
         let grant = RevokedGrant { handle: handle.0, expires: until as u32, holder: HOLDER.0 };
         (leases, keyring, Announced { grant, renewable: Some(terms), learned: None })
     }
@@ -295,10 +319,22 @@ mod tests {
         assert!(is_announced, "it was announced when it was recorded");
         let (second, is_announced) = find(NOW + 3600).unwrap();
         assert!(second != first && !is_announced);
+        assert_eq!(find(NOW + 3600), Some((second, false)), "the announcement was not sent");
+        leases.note_announced(&SESSION, &wanted().place, 0, Handle(second.into()), NOW + 3600);
         assert_eq!(find(NOW + 3601), Some((second, true)));
         let other_class = leases.find(&SESSION, &wanted(), 1, NOW + 3601).unwrap();
         assert_eq!((other_class.half, other_class.is_announced), (second, false), "packet filters need the class");
         assert!(find(NOW + 15 * 3600).is_some() && find(NOW + 16 * 3600).is_none(), "it has sixteen handles");
+    }
+
+    #[test]
+    fn a_number_whose_grant_was_refused_is_used_again() {
+        let (leases, ..) = one();
+        let refused = leases.begin();
+        assert_ne!(leases.begin(), refused);
+        leases.give_back(refused.0);
+        assert_eq!(leases.begin(), refused);
+        assert_ne!(leases.begin(), refused);
     }
 
     #[test]

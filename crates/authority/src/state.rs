@@ -107,6 +107,8 @@ impl Authority {
         let networks = authority.directory.read_networks()?;
         authority.segments.replace_networks(networks, &*authority.policy.read().await);
         authority.prune().await?;
+        // The terms of the scores may have changed.
+        authority.scores.settle(true).await?;
         authority.storage.call(move |database| database.note_policy(&change, now())).await?;
         let issuer = authority.settings.provider.as_ref().map(|provider| provider.issuer.clone());
         let end_others = move |database: &mut Database| database.end_of_other_issuers(issuer.as_deref(), now());
@@ -200,8 +202,12 @@ impl Authority {
             push: push.clone(),
             sync: sync.clone(),
         });
-        let scores =
-            Arc::new(Scores { settings: settings.clone(), storage: storage.clone(), enforcer: enforcer.clone() });
+        let scores = Arc::new(Scores {
+            settings: settings.clone(),
+            storage: storage.clone(),
+            enforcer: enforcer.clone(),
+            evaluating: Arc::default(),
+        });
         let session_manager = Arc::new(SessionManager {
             settings: settings.clone(),
             storage: storage.clone(),
@@ -282,7 +288,6 @@ impl Authority {
         let (grants_kept, audit_lifetime) = (self.settings.grants_kept, self.settings.audit_lifetime);
         // The work is done in pieces, so that other work gets its turn in between.
         while self.storage.call(move |database| database.prune_some(now(), grants_kept, audit_lifetime)).await? {}
-        self.scores.settle(true).await?;
         self.sync.run().await
     }
 }

@@ -60,7 +60,7 @@ use std::time::Duration;
 /// The SHA-256 of a bearer token or one-time code. The database stores the hash in place of the token.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 12;
+const SCHEMA_VERSION: i64 = 13;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
@@ -135,6 +135,7 @@ impl Database {
         transaction.execute_batch(chain::SCHEMA)?;
         transaction.execute_batch(policies::SCHEMA)?;
         transaction.execute_batch(scores::SCHEMA)?;
+        transaction.execute_batch(scores::CHANGES)?;
         chain::begin(&transaction, identity)?;
         transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
         transaction.commit()?;

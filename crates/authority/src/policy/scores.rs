@@ -9,22 +9,31 @@ use anyhow::Result;
 use api::{COMPLAINT_POINTS_MAX, Complaint, Standing};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Mutex;
 use wire::Handle;
 
-/// Keeps people's scores.
+/// Maximum time that the answer to a complaint waits for the grants to be evaluated. An application that got no answer
+/// could not know whether its complaint counts.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Keeps people's scores. Clones share everything.
+#[derive(Clone)]
 pub struct Scores {
     pub(crate) settings: Arc<Settings>,
     pub(crate) storage: Arc<Storage>,
     pub(crate) enforcer: Arc<Enforcer>,
+    /// Locked while grants are being evaluated because a score became low or is no longer low.
+    pub(crate) evaluating: Arc<Mutex<()>>,
 }
 
 impl Scores {
     /// Takes points off the score of the person behind a grant of this verifier. If the score falls below the bound, the
-    /// grants that the policy then forbids are revoked before this function returns.
+    /// grants that the policy then forbids are revoked: before this function returns if that takes at most two seconds,
+    /// and also if the caller is cancelled.
     ///
     /// # Errors
     /// The complaint is malformed, the authority keeps no scores, the verifier has no such grant, the application has
-    /// complained too much, or the database cannot be read or written.
+    /// complained too much, or the database cannot be written. The complaint does not count then.
     pub async fn complain(&self, verifier: &str, complaint: Complaint) -> Result<Standing, Problem> {
         let terms = self.settings.scores.ok_or(Problem::NotFound("score: authority.toml has no table [scores]"))?;
         let Complaint { handle, application, about, points } = complaint;
@@ -41,7 +50,7 @@ impl Scores {
         match done {
             Complained::Done { score, fell } => {
                 if fell {
-                    self.enforcer.reevaluate("a score fell below the bound").await?;
+                    self.evaluate_in_time().await;
                 }
                 Ok(Standing { score })
             }
@@ -50,25 +59,48 @@ impl Scores {
         }
     }
 
-    /// Ends the low scores that have recovered, and evaluates the grants again if there are any. The server calls this
-    /// every second.
+    /// Ends the low scores that have recovered, and evaluates the grants again if a score has become low or is no longer
+    /// low since the last evaluation. The server calls this every second.
     ///
     /// # Errors
     /// The database cannot be read or written.
     pub async fn follow_time(&self) -> Result<()> {
-        if self.settings.scores.is_some() && self.settle(false).await? {
-            self.enforcer.reevaluate("a score recovered").await?;
+        if self.settings.scores.is_some() {
+            self.settle(false).await?;
         }
-        Ok(())
+        self.evaluate().await
     }
 
-    /// Brings the stored scores in line with the time and the configuration; with `all`, also those that are not low.
-    /// Returns whether a score has become low, or is no longer low.
+    /// Brings the stored scores in line with the time and the configuration; with `all`, also those that are
+    /// not due.
     ///
     /// # Errors
     /// The database cannot be read or written.
-    pub async fn settle(&self, all: bool) -> Result<bool> {
+    pub async fn settle(&self, all: bool) -> Result<()> {
         let terms = self.settings.scores;
         self.storage.call(move |database| database.settle_scores(terms, all, now())).await
+    }
+
+    /// Begins to evaluate the grants in a task of its own, which goes on if the caller is cancelled, and waits for it for
+    /// a while. If the task fails, [`Self::follow_time`] tries again.
+    async fn evaluate_in_time(&self) {
+        let scores = self.clone();
+        let evaluation = tokio::spawn(async move {
+            if let Err(error) = scores.evaluate().await {
+                tracing::error!("cannot evaluate the grants after a score fell; trying again: {error:#}");
+            }
+        });
+        if tokio::time::timeout(PATIENCE, evaluation).await.is_err() {
+            tracing::warn!("a complaint is answered before the grants that it ends are revoked");
+        }
+    }
+
+    /// Evaluates the grants again if a score has become low or is no longer low since the last evaluation. The database
+    /// contains whether that is so, because the caller can be cancelled at any time.
+    async fn evaluate(&self) -> Result<()> {
+        let _one = self.evaluating.lock().await;
+        let Some(made) = self.storage.call(|database| database.unevaluated_changes()).await? else { return Ok(()) };
+        self.enforcer.reevaluate("a score fell below the bound or recovered").await?;
+        self.storage.call(move |database| database.note_evaluated_changes(made)).await
     }
 }

@@ -34,10 +34,18 @@ pub struct Stage {
 
 impl Stage {
     pub async fn new() -> Self {
+        Self::with("").await
+    }
+
+    /// Loads an authority as [`Self::new`] does, with more lines at the beginning of the configuration.
+    pub async fn with(settings: &str) -> Self {
         let room = tempfile::tempdir().unwrap();
         let directory = Directory::at(room.path().join("authority"));
         directory.init(&["localhost".into()], "127.0.0.1:0".parse().unwrap()).unwrap();
         std::fs::write(directory.policy(), POLICY).unwrap();
+        let config = directory.path().join("authority.toml");
+        let text = format!("{settings}{}", std::fs::read_to_string(&config).unwrap());
+        std::fs::write(&config, text).unwrap();
         for person in ["alice", "mallory", "eve"] {
             admin::add_account(&directory, person, "correct horse", false).await.unwrap();
         }

@@ -6,7 +6,7 @@ use super::stage::{POLICY, SOURCE, Stage, git, soon};
 use crate::http::problems::Problem;
 use crate::push::events::Listener;
 use crate::storage::{Database, Operator, TokenHash, Which};
-use api::{Confirm, Grant};
+use api::{Complaint, Confirm, Grant, Misconduct};
 use engine::policy::preference::Choice;
 use futures_util::FutureExt;
 use std::collections::HashMap;
@@ -153,4 +153,54 @@ async fn a_revocation_is_announced_though_the_request_that_synchronises_ends() {
     begin.send(()).unwrap();
     let announced = async { while !heard.recv().await.is_some_and(|event| event.contains("sessions_revoked")) {} };
     soon(announced).await;
+}
+
+/// The points are taken off although the application hangs up, so what follows from them must happen, too.
+#[tokio::test]
+async fn a_complaint_ends_grants_though_the_application_hangs_up() {
+    let stage = Stage::with("scores = { low = 90 }\n").await;
+    let authority = &stage.authority;
+    let rule = "[[rules]]\naction = \"deny\"\nwho = \"tag:low-score\"\nto = \"git\"\n";
+    authority.enforcer.apply(Some(format!("{POLICY}{rule}")), String::new(), None, None).await.unwrap();
+    let alice = stage.login("alice").await;
+    let grant = ask(authority, alice).await.unwrap_or_else(|problem| panic!("{:?}", problem.said()));
+    let handle = u64::from_str_radix(&grant.header[16..], 16).unwrap();
+    let complaint = Complaint { handle, application: "shop".into(), about: Misconduct::Abuse, points: None };
+    let (begin, begun) = std::sync::mpsc::channel::<()>();
+    let mut busy = Box::pin(authority.storage.call(move |_| Ok(begun.recv()?)));
+    assert!(busy.as_mut().now_or_never().is_none());
+    let mut complaining = Box::pin(authority.scores.complain("edge-1", complaint));
+    assert!(complaining.as_mut().now_or_never().is_none());
+    drop(complaining);
+    begin.send(()).unwrap();
+    soon(authority.scores.follow_time()).await.unwrap();
+    assert_eq!(live_of(authority, "alice").await, 0);
+    assert!(matches!(ask(authority, alice).await, Err(Problem::Denied(..))));
+    let changes = |database: &mut Database| database.unevaluated_changes();
+    assert_eq!(authority.storage.call(changes).await.unwrap(), None, "the grants are evaluated once");
+}
+
+/// Without its announcement, the verifier does not know whose packets a handle's are.
+#[tokio::test]
+async fn a_handle_is_announced_by_the_next_request_if_the_first_one_is_cancelled() {
+    let stage = Stage::new().await;
+    let authority = &stage.authority;
+    let alice = stage.login("alice").await;
+    let mut heard = authority.push.open(Listener::Verifier("edge-1".into()), Confirm::Nothing);
+    let held = authority.storage.call(|_| Ok(())).await;
+    assert!(held.is_ok());
+    let (begin, begun) = std::sync::mpsc::channel::<()>();
+    let mut busy = Box::pin(authority.storage.call(move |_| Ok(begun.recv()?)));
+    assert!(busy.as_mut().now_or_never().is_none());
+    let mut asking = Box::pin(ask(authority, alice));
+    assert!(asking.as_mut().now_or_never().is_none());
+    drop(asking);
+    begin.send(()).unwrap();
+    soon(busy).await.unwrap();
+    while live_of(authority, "alice").await == 0 {
+        yield_now().await;
+    }
+    assert!(soon(ask(authority, alice)).await.is_ok());
+    assert_eq!(live_of(authority, "alice").await, 1, "it is another lease of the same grant");
+    soon(async { while !heard.recv().await.is_some_and(|event| event.contains("granted")) {} }).await;
 }

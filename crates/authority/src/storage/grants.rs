@@ -356,8 +356,9 @@ impl Database {
 
 fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
     let Issuance { session, owner, verifier, source, to, scope, flags, renewable } = grant;
-    if let Some((renewable, _)) = renewable
-        && !leases::take(transaction, renewable.number)?
+    let number = renewable.map(|(renewable, _)| renewable.number);
+    if let Some(number) = number
+        && leases::is_taken(transaction, number)?
     {
         return Ok(Recorded::Outdated);
     }
@@ -369,6 +370,10 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
         (Recorded::Renewable, Some((renewable, until))) => (Some(renewable), *until),
         _ => return Ok(recorded),
     };
+    // A grant that can't be renewed has the number's handle, too.
+    if let Some(number) = number {
+        leases::take(transaction, number)?;
+    }
     let mut statement = transaction.prepare_cached(
         "INSERT INTO grants (handle, session, person, device, verifier, receiver, rule, source, address,
             protocol, port, prefix, flags, issued, expires, sealing, number, lease)

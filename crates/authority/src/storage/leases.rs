@@ -51,16 +51,17 @@ pub(super) fn begin(transaction: &Transaction<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Records that a number is used. Returns whether it was free.
-pub(super) fn take(transaction: &Transaction<'_>, number: u32) -> Result<bool> {
-    let mut taken = transaction.prepare_cached("SELECT 1 FROM grants WHERE number = ?1")?;
-    if taken.exists([number])? {
-        return Ok(false);
-    }
+/// Reports whether a grant has this number.
+pub(super) fn is_taken(transaction: &Transaction<'_>, number: u32) -> Result<bool> {
+    Ok(transaction.prepare_cached("SELECT 1 FROM grants WHERE number = ?1")?.exists([number])?)
+}
+
+/// Records that a number is used.
+pub(super) fn take(transaction: &Transaction<'_>, number: u32) -> Result<()> {
     // Requests are not recorded in the order in which they took their numbers.
     let mut note = transaction.prepare_cached("UPDATE numbering SET next = ?1 WHERE ?1 > next OR next - ?1 > ?2")?;
     note.execute([(number + 1) % NUMBERS, NUMBERS / 2])?;
-    Ok(true)
+    Ok(())
 }
 
 /// Returns the first handle of the grant that has this handle; returns `handle` itself if there is no such grant. A

@@ -38,6 +38,11 @@ pub(super) fn run(connection: &mut Connection, path: &Path) -> Result<()> {
             .and_then(|()| Ok(transaction.execute_batch(scores::SCHEMA)?))
             .with_context(|| format!("cannot convert {shown} from format {found} to 12"))?;
     }
+    if found < 13 {
+        transaction
+            .execute_batch(scores::CHANGES)
+            .with_context(|| format!("cannot convert {shown} from format {found} to 13"))?;
+    }
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     transaction.commit()?;
     tracing::info!(from = found, to = SCHEMA_VERSION, "converted the database to a new format");

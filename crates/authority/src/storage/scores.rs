@@ -4,7 +4,7 @@
 //!
 //! Complaints are counted by the hour, so that one application can't lower the scores of many people at once.
 
-use super::{AuditEvent, Database, Operator};
+use super::{AuditEvent, Database, Operator, leases};
 use anyhow::Result;
 use rusqlite::{OptionalExtension, Transaction, params};
 use serde::Serialize;
@@ -22,6 +22,10 @@ const SHARES_OF_VERIFIER: u32 = 4;
 /// A score with fewer missing points than this is forgotten.
 const FORGOTTEN: f64 = 0.5;
 
+/// The scores that are due, and all scores.
+const DUE: &str = "SELECT person, missing, at, low FROM scores WHERE due <= ?1";
+const EACH: &str = "SELECT person, missing, at, low FROM scores WHERE ?1 > 0";
+
 /// `missing` is the number of points below 100 at the time `at`. `low` is 1 while the score is below the bound.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE scores (
@@ -32,6 +36,17 @@ CREATE TABLE complaints (
     hour INTEGER NOT NULL, verifier TEXT NOT NULL, application TEXT NOT NULL, person TEXT NOT NULL,
     points INTEGER NOT NULL, PRIMARY KEY (hour, verifier, application, person)
 ) STRICT, WITHOUT ROWID;
+";
+
+/// From format 13 on. `due` is the time at which a low score recovers to the bound, and another score is forgotten. The
+/// table `score_changes` has one row: how many times a score has become low or ceased to be low, and how many of these
+/// changes the grants have been evaluated after.
+pub(super) const CHANGES: &str = "
+ALTER TABLE scores ADD COLUMN due INTEGER NOT NULL DEFAULT 0;
+DROP INDEX low_scores;
+CREATE INDEX scores_due ON scores (due);
+CREATE TABLE score_changes (made INTEGER NOT NULL, evaluated INTEGER NOT NULL) STRICT;
+INSERT INTO score_changes (made, evaluated) VALUES (0, 0);
 ";
 
 /// How scores change.
@@ -52,8 +67,18 @@ impl ScoreTerms {
         missing * (-lives).exp2()
     }
 
+    /// Reports whether a score is below the bound. A score that is forgotten is not, so that a bound of 100 can be
+    /// reached again.
     fn is_low(&self, missing: f64) -> bool {
-        FULL - missing < f64::from(self.low)
+        missing >= FORGOTTEN && FULL - missing < f64::from(self.low)
+    }
+
+    /// Returns the time at which a score next changes by itself: a low one recovers to the bound, another is forgotten.
+    fn due(&self, Stored { missing, at, low }: &Stored) -> u64 {
+        let to = if *low { (FULL - f64::from(self.low)).max(FORGOTTEN) } else { FORGOTTEN };
+        let lives = (missing / to).log2().max(0.0);
+        // The conversion of a number that is too large gives the largest number.
+        at.saturating_add((lives * f64::from(self.half_life)).ceil() as u64)
     }
 }
 
@@ -109,6 +134,27 @@ struct Stored {
     low: bool,
 }
 
+/// The person behind a grant.
+struct Accused {
+    person: String,
+    device: String,
+    receiver: String,
+}
+
+/// Finds the person behind a grant of this verifier by the number of the account, because the person's name may have
+/// changed, and another person may have it now. Returns `None` if the person no longer exists.
+fn accused(transaction: &Transaction<'_>, verifier: &str, handle: wire::Handle) -> Result<Option<Accused>> {
+    let mut find = transaction.prepare_cached(
+        "SELECT account_numbers.person, device, receiver FROM grants JOIN session_slots USING (session)
+         JOIN account_numbers USING (account) WHERE handle = ?1 AND verifier = ?2 AND account_numbers.person IS NOT NULL",
+    )?;
+    let first = leases::first(transaction, handle)?;
+    let found = find.query_row(params![first.0.cast_signed(), verifier], |row| {
+        Ok(Accused { person: row.get(0)?, device: row.get(1)?, receiver: row.get(2)? })
+    });
+    Ok(found.optional()?)
+}
+
 fn score(missing: f64) -> u32 {
     (FULL - missing).clamp(0.0, FULL).floor() as u32
 }
@@ -120,8 +166,8 @@ impl Database {
     /// The database cannot be written.
     pub fn complain(&mut self, complaint: &NewComplaint, terms: ScoreTerms, now: u64) -> Result<Complained> {
         let NewComplaint { verifier, application, handle, about, points } = complaint;
-        let Some(owner) = self.grant_owner(verifier, *handle)? else { return Ok(Complained::NoGrant) };
         self.write(|transaction| {
+            let Some(accused) = accused(transaction, verifier, *handle)? else { return Ok(Complained::NoGrant) };
             let used = |application: Option<&str>, person: Option<&str>| -> Result<u32> {
                 let sum = "SELECT coalesce(sum(points), 0) FROM complaints
                     WHERE hour = ?1 AND verifier = ?2 AND (?3 IS NULL OR application = ?3) AND (?4 IS NULL OR person = ?4)";
@@ -129,7 +175,7 @@ impl Database {
                 let mut sum = transaction.prepare_cached(sum)?;
                 Ok(sum.query_row(params![hour, verifier, application, person], |row| row.get(0))?)
             };
-            let person = owner.person.as_str();
+            let person = accused.person.as_str();
             let exceeds = |used: u32, most: u32| used.saturating_add(*points) > most;
             if exceeds(used(Some(application), Some(person))?, MOST_ABOUT_ONE)
                 || exceeds(used(Some(application), None)?, terms.per_application)
@@ -145,50 +191,74 @@ impl Database {
             let left = before.as_ref().map_or(0.0, |before| terms.left(before.missing, before.at, now));
             let missing = (left + f64::from(*points)).min(FULL);
             let (was_low, low) = (before.is_some_and(|before| before.low), terms.is_low(missing));
-            store(transaction, person, &Stored { missing, at: now, low })?;
+            store(transaction, person, &Stored { missing, at: now, low }, Some(terms))?;
             let detail = format!("{about}, {points} points, by {application} at {verifier}: score {}", score(missing));
-            let event = AuditEvent::new("complaint").person(person).device(&owner.device).receiver(&owner.receiver);
+            let event = AuditEvent::new("complaint").person(person).device(&accused.device).receiver(&accused.receiver);
             event.detail(detail).write(transaction, now)?;
             if low && !was_low {
                 let event = AuditEvent::new("score_low").person(person);
                 event.detail(format!("below {}: tag:{LOW_SCORE} applies", terms.low)).write(transaction, now)?;
+                note_change(transaction)?;
             }
             Ok(Complained::Done { score: score(missing), fell: low && !was_low })
         })
     }
 
-    /// Ends the low scores that have recovered to the bound. With `all`, also finds those that are below it because the
-    /// bound has changed, and forgets those that have recovered altogether. Without terms, no score is low. Returns
-    /// whether a score has become low, or is no longer low.
+    /// Ends the low scores that have recovered to the bound, and forgets those that have recovered altogether. Reads only
+    /// the scores that are due; with `all`, also the others, because the terms may have changed. Without terms, no score
+    /// is low.
     ///
     /// # Errors
     /// The database cannot be written.
-    pub fn settle_scores(&mut self, terms: Option<ScoreTerms>, all: bool, now: u64) -> Result<bool> {
-        let mut statement =
-            self.connection.prepare_cached("SELECT person, missing, at, low FROM scores WHERE low = 1 OR ?1")?;
-        let rows = statement.query_map([all], |row| Ok((row.get::<_, String>(0)?, read(row)?)))?;
+    pub fn settle_scores(&mut self, terms: Option<ScoreTerms>, all: bool, now: u64) -> Result<()> {
+        let mut statement = self.connection.prepare_cached(if all { EACH } else { DUE })?;
+        let until = if all { i64::MAX } else { now.cast_signed() };
+        let rows = statement.query_map([until], |row| Ok((row.get::<_, String>(0)?, read(row)?)))?;
         let rows: Vec<_> = rows.collect::<Result<_, _>>()?;
         drop(statement);
-        let is_low =
-            |stored: &Stored| terms.is_some_and(|terms| terms.is_low(terms.left(stored.missing, stored.at, now)));
-        let has_recovered =
-            |stored: &Stored| terms.is_some_and(|terms| terms.left(stored.missing, stored.at, now) < FORGOTTEN);
-        let recovered: Vec<_> = rows.iter().filter(|(_, stored)| !stored.low && has_recovered(stored)).collect();
-        if !recovered.is_empty() {
-            self.write(|transaction| recovered.iter().try_for_each(|(person, _)| forget(transaction, person)))?;
-        }
-        let changed: Vec<_> = rows.iter().filter(|(_, stored)| is_low(stored) != stored.low).collect();
-        if changed.is_empty() {
-            return Ok(false);
+        if rows.is_empty() {
+            return Ok(());
         }
         self.write(|transaction| {
-            for (person, stored) in changed {
-                let low = !stored.low;
-                store(transaction, person, &Stored { low, ..*stored })?;
-                let event = AuditEvent::new(if low { "score_low" } else { "score_recovered" });
-                event.person(person).write(transaction, now)?;
+            for (person, stored) in rows {
+                let left = terms.map(|terms| (terms, terms.left(stored.missing, stored.at, now)));
+                let low = left.is_some_and(|(terms, left)| terms.is_low(left));
+                if low != stored.low {
+                    let event = AuditEvent::new(if low { "score_low" } else { "score_recovered" });
+                    event.person(&person).write(transaction, now)?;
+                    note_change(transaction)?;
+                }
+                if left.is_some_and(|(_, left)| left < FORGOTTEN) {
+                    forget(transaction, &person)?;
+                    continue;
+                }
+                store(transaction, &person, &Stored { missing: stored.missing, at: stored.at, low }, terms)?;
+                // The time at which a score is due is rounded: it may still be what it was.
+                let later = "UPDATE scores SET due = ?2 WHERE person = ?1 AND due <= ?3";
+                let now = now.cast_signed();
+                transaction.prepare_cached(later)?.execute(params![person, now + 1, now])?;
             }
-            Ok(true)
+            Ok(())
+        })
+    }
+
+    /// Returns the number of changes made to low scores if the grants have not been evaluated after the last of them.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn unevaluated_changes(&self) -> Result<Option<i64>> {
+        let mut made = self.connection.prepare_cached("SELECT made FROM score_changes WHERE made > evaluated")?;
+        Ok(made.query_row([], |row| row.get(0)).optional()?)
+    }
+
+    /// Records that the grants were evaluated after this number of changes.
+    ///
+    /// # Errors
+    /// The database cannot be written.
+    pub fn note_evaluated_changes(&mut self, made: i64) -> Result<()> {
+        self.write(|transaction| {
+            transaction.execute("UPDATE score_changes SET evaluated = max(evaluated, ?1)", [made])?;
+            Ok(())
         })
     }
 
@@ -234,10 +304,18 @@ fn stored(transaction: &Transaction<'_>, person: &str) -> Result<Option<Stored>>
     Ok(statement.query_row([person], read).optional()?)
 }
 
-fn store(transaction: &Transaction<'_>, person: &str, score: &Stored) -> Result<()> {
+/// Stores a score. Without terms, it is not due before the terms change.
+fn store(transaction: &Transaction<'_>, person: &str, score: &Stored, terms: Option<ScoreTerms>) -> Result<()> {
+    let due = terms.map_or(i64::MAX, |terms| i64::try_from(terms.due(score)).unwrap_or(i64::MAX));
     let Stored { missing, at, low } = score;
-    let store = "INSERT OR REPLACE INTO scores (person, missing, at, low) VALUES (?1, ?2, ?3, ?4)";
-    transaction.prepare_cached(store)?.execute(params![person, missing, at.cast_signed(), low])?;
+    let store = "INSERT OR REPLACE INTO scores (person, missing, at, low, due) VALUES (?1, ?2, ?3, ?4, ?5)";
+    transaction.prepare_cached(store)?.execute(params![person, missing, at.cast_signed(), low, due])?;
+    Ok(())
+}
+
+/// Records that the grants must be evaluated again.
+fn note_change(transaction: &Transaction<'_>) -> Result<()> {
+    transaction.prepare_cached("UPDATE score_changes SET made = made + 1")?.execute([])?;
     Ok(())
 }
 
@@ -247,8 +325,37 @@ pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> 
     Ok(())
 }
 
+/// Gives the score of the person `before`, and the counts of complaints about this person, to the name `now`.
+pub(super) fn rename(transaction: &Transaction<'_>, before: &str, now: &str) -> Result<()> {
+    transaction.execute("UPDATE OR REPLACE scores SET person = ?2 WHERE person = ?1", [before, now])?;
+    // An earlier person of the new name may have been complained about in this hour.
+    transaction.execute(
+        "INSERT INTO complaints (hour, verifier, application, person, points)
+         SELECT hour, verifier, application, ?2, points FROM complaints WHERE person = ?1
+         ON CONFLICT DO UPDATE SET points = points + excluded.points",
+        [before, now],
+    )?;
+    transaction.execute("DELETE FROM complaints WHERE person = ?1", [before])?;
+    Ok(())
+}
+
 /// Deletes the counts of earlier hours.
 pub(super) fn prune(transaction: &Transaction<'_>, now: u64) -> Result<()> {
     transaction.execute("DELETE FROM complaints WHERE hour < ?1", [(now / HOUR).cast_signed()])?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_scores_that_are_due_are_found_without_reading_the_others() {
+        let connection = rusqlite::Connection::open_in_memory().unwrap();
+        connection.execute_batch(SCHEMA).unwrap();
+        connection.execute_batch(CHANGES).unwrap();
+        let plan = format!("EXPLAIN QUERY PLAN {DUE}");
+        let plan: String = connection.query_row(&plan, [1], |row| row.get(3)).unwrap();
+        assert!(plan.contains("SEARCH") && plan.contains("scores_due"), "{plan}");
+    }
 }

@@ -1,6 +1,6 @@
 //! Sessions. They are stored under the hash of the bearer token or, at the console, of the cookie.
 
-use super::{AuditEvent, Database, LOW_SCORE, Operator, TokenHash, holders, names};
+use super::{AuditEvent, Database, LOW_SCORE, Operator, TokenHash, holders, identities, names};
 use anyhow::Result;
 use engine::policy::Subject;
 use rusqlite::{Connection, OptionalExtension, ToSql, Transaction, params};
@@ -113,8 +113,9 @@ impl Database {
         Ok(source.and_then(|source| source.parse().ok()))
     }
 
-    /// Ends the session of a person with this [`session_number`], with its grants. Returns false if the person has no
-    /// such session.
+    /// Ends the session of a person with this [`session_number`], with its grants. With a session at the console, the
+    /// sessions of devices that the person logged in from there end, too. Returns false if the person has no such
+    /// session.
     ///
     /// # Errors
     /// The database cannot be written.
@@ -123,7 +124,13 @@ impl Database {
             let own = own_sessions(transaction, person)?;
             let found = own.iter().find(|(token, _)| session_number(token) == number);
             let Some((token, device)) = found else { return Ok(false) };
+            let mut console =
+                transaction.prepare_cached("SELECT 1 FROM sessions WHERE token = ?1 AND ends IS NOT NULL")?;
+            let is_console = console.exists([token])?;
             end(transaction, token, now)?;
+            if is_console {
+                identities::end_login(transaction, token, "its session at the console was ended", now)?;
+            }
             let event = AuditEvent::new("logout").person(person).device(device).by(by);
             event.detail("ended from another session").write(transaction, now)?;
             Ok(true)

@@ -39,17 +39,15 @@ pub struct Basis(u64);
 struct Waiting {
     grant: Issuance,
     basis: Basis,
-    /// The thread calls this when it has recorded a grant that can be renewed.
-    begin: Box<dyn FnOnce() + Send>,
+    /// The thread calls this with the result, unless the basis has ended or the database failed.
+    begin: Box<dyn FnOnce(Recorded) + Send>,
     answer: oneshot::Sender<Result<Recorded>>,
 }
 
 impl Waiting {
-    /// Tells the caller the result, after the thread has done what a renewable grant needs.
+    /// Tells the caller the result, after the thread has done what follows from it.
     fn answer(self, recorded: Recorded) {
-        if recorded == Recorded::Renewable {
-            (self.begin)();
-        }
+        (self.begin)(recorded);
         drop(self.answer.send(Ok(recorded)));
     }
 }
@@ -88,7 +86,7 @@ impl Storage {
     }
 
     /// Records a grant, together with others that are waiting, if its basis has not ended. Completes even if the caller
-    /// is cancelled. If the grant can be renewed, the thread then calls `begin`.
+    /// is cancelled. The thread then calls `begin` with the result, unless the grant's basis has ended.
     ///
     /// # Errors
     /// The database cannot be written, or the threads have ended.
@@ -96,7 +94,7 @@ impl Storage {
         &self,
         grant: Issuance,
         basis: Basis,
-        begin: impl FnOnce() + Send + 'static,
+        begin: impl FnOnce(Recorded) + Send + 'static,
     ) -> Result<Recorded> {
         let (answer, answered) = oneshot::channel();
         let (person, begin): (Arc<str>, _) = (grant.owner.person.as_str().into(), Box::new(begin));

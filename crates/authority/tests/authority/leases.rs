@@ -147,7 +147,7 @@ async fn a_database_of_format_11_is_brought_to_this_one() {
             "DROP INDEX grants_by_number; DROP TABLE numbering;
              ALTER TABLE grants DROP COLUMN number; ALTER TABLE grants DROP COLUMN lease;
              ALTER TABLE session_verifiers DROP COLUMN lease; ALTER TABLE account_numbers DROP COLUMN paced;
-             DROP TABLE scores; DROP TABLE complaints;
+             DROP TABLE scores; DROP TABLE complaints; DROP TABLE score_changes;
              DROP TRIGGER provider_sessions_end; DROP INDEX provider_sessions_of_login;
              ALTER TABLE provider_sessions DROP COLUMN login;
              CREATE TRIGGER provider_sessions_end AFTER DELETE ON sessions BEGIN

@@ -6,7 +6,7 @@ use super::headers::{connection, field};
 use crate::settings::Complainant;
 use crate::shared::Shared;
 use anyhow::{Context, Result};
-use api::{COMPLAINT_POINTS_MAX, Complaint, Misconduct};
+use api::{COMPLAINT_POINTS_MAX, Complaint, Misconduct, Standing};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use std::net::SocketAddr;
@@ -75,17 +75,30 @@ pub async fn complain(shared: &Arc<Shared>, complainants: &Complainants, user: u
         }
     };
     let complaint = Complaint { handle: flow.handle, application: application.to_owned(), about, points };
-    match tokio::time::timeout(PATIENCE, shared.complain(&complaint)).await {
-        Ok(Ok(standing)) => (StatusCode::OK, [(SCORE, standing.score.to_string())]).into_response(),
-        Ok(Err(client::Error::Refused(problem))) if [404, 429].contains(&problem.status) => {
+    let done = tokio::time::timeout(PATIENCE, shared.complain(&complaint)).await;
+    answer(done.unwrap_or_else(|_| Err(client::Error::Unreachable("time ran out".into()))), application)
+}
+
+/// Returns the answer to an application. An application may repeat a complaint only if the authority has refused it: a
+/// complaint without an answer possibly counts.
+fn answer(done: Result<Standing, client::Error>, application: &str) -> Response {
+    let error = match done {
+        Ok(standing) => return (StatusCode::OK, [(SCORE, standing.score.to_string())]).into_response(),
+        Err(client::Error::Refused(problem)) if [404, 429].contains(&problem.status) => {
             let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::BAD_GATEWAY);
-            (status, format!("{}\n", problem.title)).into_response()
+            return (status, format!("{}\n", problem.title)).into_response();
         }
-        Ok(Err(error)) => {
-            tracing::warn!(application, "cannot pass on a complaint: {error}");
+        Err(error) => error,
+    };
+    tracing::warn!(application, "cannot pass on a complaint: {error}");
+    match error {
+        client::Error::Denied(_) | client::Error::NotLoggedIn | client::Error::Refused(_) => {
             (StatusCode::SERVICE_UNAVAILABLE, "the authority does not take the complaint\n").into_response()
         }
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "the authority does not answer\n").into_response(),
+        client::Error::Unreachable(_) | client::Error::Unusable(_) | client::Error::Other(_) => {
+            let why = "no answer from the authority: the complaint may count, so do not repeat it\n";
+            (StatusCode::GATEWAY_TIMEOUT, why).into_response()
+        }
     }
 }
 
@@ -119,6 +132,17 @@ mod tests {
             assert_eq!(known.name(user, service(at)), None);
         }
         assert!(Complainants::new(&named, |_| Ok(33), |_| false).is_err());
+    }
+
+    #[test]
+    fn an_application_repeats_only_what_does_not_count() {
+        let status = |done| answer(done, "shop").status().as_u16();
+        let (r#type, title) = (String::from("a_type"), String::from("a title"));
+        let problem = |status| api::Problem { r#type: r#type.clone(), title: title.clone(), status, detail: None };
+        let refused = |status| Err(client::Error::Refused(problem(status)));
+        assert_eq!(status(Ok(Standing { score: 80 })), 200);
+        assert_eq!([404, 429, 500].map(|of| status(refused(of))), [404, 429, 503]);
+        assert_eq!(status(Err(client::Error::Unreachable("time ran out".into()))), 504, "it may have been counted");
     }
 
     #[test]

@@ -40,6 +40,17 @@ fn a_grant_is_found_by_each_of_its_handles() {
 }
 
 #[test]
+fn a_request_that_is_refused_uses_up_no_number() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = database(&room);
+    let refused = renewable(&database, 7, [9; 32]);
+    assert_eq!(database.add_grants(&[refused]).unwrap(), [Recorded::SessionEnded]);
+    assert_eq!(database.numbering().unwrap().1, 0);
+    assert_eq!(database.add_grants(&[renewable(&database, 7, SESSION)]).unwrap(), [Recorded::Renewable]);
+    assert_eq!(database.numbering().unwrap().1, 8);
+}
+
+#[test]
 fn no_two_grants_have_one_number() {
     let room = tempfile::tempdir().unwrap();
     let mut database = database(&room);

@@ -102,6 +102,16 @@ fn a_log_out_at_the_console_ends_the_devices_that_were_logged_in_from_there() {
 }
 
 #[test]
+fn a_console_session_that_is_ended_from_another_takes_its_devices_along() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = logged_in(&room);
+    let refresh_token = Some(zeroize::Zeroizing::new("another".to_owned()));
+    begin(&mut database, OTHER, &Proof::Provider { identity: carol("s-9"), refresh_token });
+    assert!(database.end_own_session("carol", session_number(&CONSOLE), &Operator::current(), 100).unwrap());
+    assert_eq!(of_carol(&database, 100), [OTHER], "another browser stays logged in");
+}
+
+#[test]
 fn devices_of_format_11_belong_to_the_login_of_their_person() {
     let room = tempfile::tempdir().unwrap();
     let file = room.path().join("authority.db");

@@ -36,8 +36,8 @@ async fn one_grant_of_another_account_waits_for_few_of_an_account_that_asks_for_
     let storage = two_accounts(&room);
     let (begin, begun) = std::sync::mpsc::channel::<()>();
     let busy = storage.call(move |_| Ok(begun.recv()?));
-    let many = join_all((0..256).map(|nth| storage.add_grant(hostile(nth), storage.basis(), || {})));
-    let own = storage.add_grant(grant(1, SESSION), storage.basis(), || {});
+    let many = join_all((0..256).map(|nth| storage.add_grant(hostile(nth), storage.basis(), |_| {})));
+    let own = storage.add_grant(grant(1, SESSION), storage.basis(), |_| {});
     let (_, many, own, ()) = tokio::join!(biased; busy, many, own, async { begin.send(()).unwrap() });
     assert!(many.into_iter().chain([own]).all(|recorded| recorded.unwrap() == Recorded::Done));
     let entries = storage.call(|database| database.audit_entries(None, 1000)).await.unwrap();
@@ -53,7 +53,7 @@ async fn times(storage: &Storage, made: &mut u64) -> Vec<Duration> {
     for _ in 0..30 {
         *made += 1;
         let begun = Instant::now();
-        assert_eq!(storage.add_grant(grant(*made, SESSION), storage.basis(), || {}).await.unwrap(), Recorded::Done);
+        assert_eq!(storage.add_grant(grant(*made, SESSION), storage.basis(), |_| {}).await.unwrap(), Recorded::Done);
         times.push(begun.elapsed());
     }
     times
@@ -78,7 +78,7 @@ async fn slowed(storage: &Storage, made: &mut u64, asked: &Arc<AtomicU64>) -> f6
             tokio::spawn(async move {
                 while !ends.load(Ordering::Relaxed) {
                     let next = hostile(asked.fetch_add(1, Ordering::Relaxed));
-                    storage.add_grant(next, storage.basis(), || {}).await.unwrap();
+                    storage.add_grant(next, storage.basis(), |_| {}).await.unwrap();
                 }
             })
         });
