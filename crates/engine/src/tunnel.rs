@@ -12,6 +12,7 @@ mod link;
 mod phase;
 mod recent;
 mod responder;
+mod watch;
 
 pub use export::Opens;
 pub use initiator::{Initiator, Terms};

@@ -58,18 +58,64 @@ impl Inside {
             }
             return Some(*address);
         }
+        self.make_room(client);
+        let address = self.free(client, now)?;
+        self.assign(client, address, now);
+        Some(address)
+    }
+
+    /// Gives a client the address that it has at another gateway of this verifier. Returns whether the client then has
+    /// this address. Refuses an address that is not of these networks, one that another client uses here, and one for
+    /// a client that uses another address here: flows that run here would change their address.
+    pub fn take_over(&mut self, client: Client, address: IpAddr, now: Millis) -> bool {
+        if client.address.is_ipv4() != address.is_ipv4() || !self.may_assign(address) {
+            return false;
+        }
+        let is_in_use = |address| self.used.get(address).is_some_and(|(_, last)| now.saturating_sub(*last) <= IDLE);
+        let before = self.of_client.get(&client).copied();
+        if before != Some(address) {
+            if before.as_ref().is_some_and(is_in_use) || is_in_use(&address) {
+                return false;
+            }
+            if let Some(before) = before {
+                self.take_back(before);
+            }
+            self.make_room(client);
+        }
+        self.assign(client, address, now);
+        true
+    }
+
+    /// Reports whether clients can have this address: it is neither a network's own address, nor the verifier's, nor a
+    /// network's last one.
+    fn may_assign(&self, address: IpAddr) -> bool {
+        let is_of = |network: &IpNet| {
+            let special = [network.network(), Self::own(network), network.broadcast()];
+            network.contains(&address) && !special.contains(&address)
+        };
+        self.networks.iter().any(is_of)
+    }
+
+    fn make_room(&mut self, client: Client) {
         let account = client.holder.account();
         if self.accounts.get(&account).copied().unwrap_or(0) >= OF_ACCOUNT {
             self.forget_oldest(account);
         }
-        let address = self.free(client, now)?;
-        if let Some((before, _)) = self.used.insert(address, (client, now)) {
+    }
+
+    /// Records that a client has an address. Whoever had the address has it no more.
+    fn assign(&mut self, client: Client, address: IpAddr, now: Millis) {
+        self.take_back(address);
+        self.used.insert(address, (client, now));
+        self.of_client.insert(client, address);
+        *self.accounts.entry(client.holder.account()).or_default() += 1;
+    }
+
+    fn take_back(&mut self, address: IpAddr) {
+        if let Some((before, _)) = self.used.remove(&address) {
             self.of_client.remove(&before);
             self.release(before.holder.account());
         }
-        self.of_client.insert(client, address);
-        *self.accounts.entry(account).or_default() += 1;
-        Some(address)
     }
 
     /// Returns the client to which an inside address is assigned.
@@ -108,11 +154,9 @@ impl Inside {
 
     fn forget_oldest(&mut self, account: u32) {
         let of_account = self.used.iter().filter(|(_, (client, _))| client.holder.account() == account);
-        let oldest = of_account.min_by_key(|(_, (_, last))| *last).map(|(address, (client, _))| (*address, *client));
-        if let Some((address, client)) = oldest {
-            self.used.remove(&address);
-            self.of_client.remove(&client);
-            self.release(account);
+        let oldest = of_account.min_by_key(|(_, (_, last))| *last).map(|(address, _)| *address);
+        if let Some(address) = oldest {
+            self.take_back(address);
         }
     }
 
@@ -162,6 +206,35 @@ mod tests {
     fn a_client_has_the_same_address_after_a_restart() {
         let one = client(1, "192.168.1.2");
         assert_eq!(Inside::new(networks(), 1).of(one, 0), Inside::new(networks(), 1).of(one, 9));
+    }
+
+    #[test]
+    fn a_client_gets_the_address_that_it_has_elsewhere_and_takes_none_from_others() {
+        let (mut first, mut second) = (Inside::new(networks(), 1), Inside::new(networks(), 2));
+        let (one, other) = (client(1, "192.168.1.2"), client(2, "192.168.1.2"));
+        let address = first.of(one, 0).expect("room");
+        assert!(second.take_over(one, address, 0) && second.take_over(one, address, 5));
+        assert_eq!((second.of(one, 9), second.client(address)), (Some(address), Some(one)));
+        assert!(!second.take_over(other, address, IDLE + 9), "it is in use until it has been idle");
+        let own = second.of(other, 9).expect("room");
+        assert!(!second.take_over(other, first.of(other, 9).expect("room"), 9), "flows here have another");
+        assert_eq!((second.of(other, 9), second.client(address)), (Some(own), Some(one)));
+        assert!(second.take_over(other, address, IDLE + 10));
+        assert_eq!((second.client(address), second.client(own)), (Some(other), None));
+        assert_ne!(second.of(one, IDLE + 11), Some(address));
+        for wrong in ["100.64.0.0", "100.64.0.1", "100.64.0.255", "100.64.1.7", "fd00:7::9"] {
+            assert!(!second.take_over(client(3, "10.0.0.1"), wrong.parse().expect("an address"), 0), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn addresses_that_are_taken_over_count_for_their_account() {
+        let mut inside = Inside::new(networks(), 1);
+        for number in 0..100u8 {
+            let (of, address) = (format!("10.0.0.{number}"), format!("100.64.0.{}", 2 + number));
+            assert!(inside.take_over(client(1, &of), address.parse().expect("an address"), u64::from(number)));
+        }
+        assert_eq!(inside.list().count(), OF_ACCOUNT);
     }
 
     #[test]

@@ -11,9 +11,9 @@ use crate::translate::{Side, translate};
 use engine::model::{Compress, Sealing};
 use engine::tunnel::{Dropped, Limits, Millis, NotTaken, Outgoing, Packet, Received, Responder, TunnelId, TunnelInfo};
 use engine::verifier::Tables;
-use ipnet::IpNet;
 use seal::{Batch, Mode};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wire::map::FlowKey;
 use wire::seal::{Compression, Part, Suites, Treatment};
 use wire::tail::{BLOCK_LEN, MAGIC};
@@ -61,7 +61,7 @@ pub struct VerifierEnd<K> {
     knowledge: K,
     /// The service at which the verifier accepts tunnels.
     service: SocketAddr,
-    inside: Inside,
+    inside: Arc<Mutex<Inside>>,
     flows: Flows,
     /// The flow of the frame that was routed or admitted last.
     latest: Option<FlowKey>,
@@ -84,19 +84,23 @@ struct Admitted {
 }
 
 impl<K: Knowledge> VerifierEnd<K> {
-    /// Creates the ends for a service at this address. Clients get inside addresses in these networks.
-    pub fn new(knowledge: K, service: SocketAddr, networks: Vec<IpNet>, seed: u64, limits: Limits) -> Self {
+    /// Creates the ends for a service at this address. Clients have the inside addresses of this table.
+    pub fn new(knowledge: K, service: SocketAddr, inside: Arc<Mutex<Inside>>, limits: Limits) -> Self {
         Self {
             responder: Responder::new(limits, (Suites::ALL, seal::suites::helped())),
             knowledge,
             service,
-            inside: Inside::new(networks, seed),
+            inside,
             flows: Flows::default(),
             latest: None,
             drops: Drops::default(),
             outgoing: Vec::new(),
             admitted: None,
         }
+    }
+
+    fn inside(&self) -> MutexGuard<'_, Inside> {
+        self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the number of tunnels.
@@ -106,14 +110,14 @@ impl<K: Knowledge> VerifierEnd<K> {
 
     /// Reports whether there are no tunnels, no flows and no assigned inside addresses.
     pub fn is_empty(&self) -> bool {
-        self.responder.is_empty() && self.flows.is_empty() && self.inside.list().next().is_none()
+        self.responder.is_empty() && self.flows.is_empty() && self.inside().list().next().is_none()
     }
 
     /// Returns every client that has an inside address, with this address and its tunnel; `None` if it has no tunnel
     /// now.
     pub fn clients(&self) -> Vec<(IpAddr, Client, Option<TunnelInfo>)> {
         let info = |client: &Client| self.responder.info(self.responder.of(client.holder)?);
-        self.inside.list().map(|(address, client)| (address, client, info(&client))).collect()
+        self.inside().list().map(|(address, client)| (address, client, info(&client))).collect()
     }
 
     /// Returns how the latest packet from the client of `flow` was sealed, and the compression ratio in hundredths if
@@ -191,7 +195,7 @@ impl<K: Knowledge> End for VerifierEnd<K> {
         (now, _): Times,
     ) -> Option<(Way<TunnelId>, How)> {
         let inside = layout.destination(packet);
-        let client = self.inside.client(inside)?;
+        let client = self.inside().client(inside)?;
         let (server_port, client_port) = layout.ports(packet);
         let key = FlowKey::new(inside, client_port, layout.source(packet), server_port, layout.protocol).within(true);
         self.latest = Some(key);
@@ -279,7 +283,8 @@ impl<K: Knowledge> End for VerifierEnd<K> {
         (self.admitted, self.latest) = (None, None);
         let Some(holder) = self.responder.info(tunnel).map(|info| info.holder) else { return false };
         let client = Client { holder, address: addresses.0 };
-        let Some(inside) = self.inside.of(client, at) else {
+        let inside = self.inside().of(client, at);
+        let Some(inside) = inside else {
             self.drops.no_address += 1;
             return false;
         };

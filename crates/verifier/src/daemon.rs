@@ -185,9 +185,10 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let in_tunnels = Arc::new(Unnamed::default());
     let naming = tokio::spawn(events::name(shared.clone(), authority.clone(), unknown_grants, in_tunnels.clone()));
     let confirmer = Confirmer::new(authority.clone(), confirms);
-    let sharing = peer_listener.map(|listener| peers::start(&peers, listener, &shared)).transpose()?;
     #[cfg(feature = "seal")]
     let sealed = sealing::Service::new(shared.clone(), settings.tunnel_pool.clone(), seed, in_tunnels);
+    // After the table of inside addresses is there, into which other gateways' clients come.
+    let sharing = peer_listener.map(|listener| peers::start(&peers, listener, &shared)).transpose()?;
     let mut daemon = Daemon {
         peers,
         addresses,

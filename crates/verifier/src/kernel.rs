@@ -2,6 +2,7 @@
 
 use crate::drops::Ring;
 use crate::gateway::Gateway;
+use crate::lessees::Lessees;
 use crate::proving::{self, Proving};
 use crate::settings::Settings;
 use crate::{addresses, adoption, now, plan, sampler};
@@ -40,6 +41,8 @@ const ADOPTED_NAMED: usize = 64;
 pub struct Kernel {
     verifier: Verifier,
     gateway: Option<Gateway>,
+    /// Clients in sealed tunnels and their inside addresses.
+    lessees: Option<Arc<dyn Lessees>>,
     proving: Option<Box<dyn Proving>>,
     pins: Pins,
     settings: Settings,
@@ -90,6 +93,7 @@ impl Kernel {
         let kernel = Self {
             verifier,
             gateway,
+            lessees: None,
             proving,
             pins,
             settings,

@@ -17,6 +17,7 @@ mod exposure;
 mod gateway;
 mod identity;
 mod kernel;
+pub mod lessees;
 pub mod metrics;
 pub mod owners;
 pub mod peers;

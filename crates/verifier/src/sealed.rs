@@ -12,7 +12,7 @@ use engine::tunnel::{Dropped, Limits};
 use engine::verifier::Tables;
 use ipnet::IpNet;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use tunnel::{Device, Inside, Knowledge, Pump, Socket, VerifierEnd, route, times};
 use wire::map::FlowKey;
 use wire::{DropReason, Handle};
@@ -49,7 +49,7 @@ impl Sealed {
         shared: &Arc<Shared>,
         tunnels: &[SocketAddr],
         networks: &[IpNet],
-        seed: u64,
+        inside: Arc<Mutex<Inside>>,
         unknown: Arc<Unnamed>,
     ) -> Result<Self> {
         if networks.is_empty() {
@@ -72,7 +72,7 @@ impl Sealed {
         }
         let service = socket.local_addr()?;
         let known = Known { shared: shared.clone(), unknown };
-        let end = VerifierEnd::new(known, service, networks.to_vec(), seed, Limits::default());
+        let end = VerifierEnd::new(known, service, inside, Limits::default());
         let pump = Arc::new(Pump::start(device, Socket::new(socket)?, end)?);
         let counted = Arc::downgrade(&pump);
         let asked = counted.clone();

@@ -5,6 +5,7 @@
 
 mod again;
 mod applications;
+mod handover;
 mod itself;
 mod keys;
 mod leaks;

@@ -82,7 +82,7 @@ fn whoever_repeats_the_tunnel_s_datagrams_from_elsewhere_moves_nothing() {
 }
 
 /// Returns the payloads of IPv4 datagrams to the tunnel in a capture with Ethernet headers.
-fn payloads(file: &[u8]) -> Vec<Vec<u8>> {
+pub fn payloads(file: &[u8]) -> Vec<Vec<u8>> {
     let (mut found, mut at) = (Vec::new(), 24);
     while let Some(head) = file.get(at..at + 16) {
         let size = u32::from_le_bytes([head[8], head[9], head[10], head[11]]) as usize;

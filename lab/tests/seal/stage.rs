@@ -246,7 +246,7 @@ fn print(mut stream: TcpStream) -> std::io::Result<()> {
 }
 
 /// Sends as many bytes as a client asks for with eight.
-fn pour(mut stream: TcpStream) -> std::io::Result<()> {
+pub fn pour(mut stream: TcpStream) -> std::io::Result<()> {
     let mut wanted = [0; 8];
     stream.read_exact(&mut wanted)?;
     let (mut left, chunk) = (u64::from_be_bytes(wanted), vec![0x5a; 64 * 1024]);

@@ -2,6 +2,7 @@
 
 use super::link::{Again, Agreed, Link};
 use super::phase::Phase;
+use super::watch::Watch;
 use super::{ATTEMPT, Chance, Dropped, KEEP_ALIVE, LINGER, Millis, NotSealed, Packet, RESEND, Received, UNITS_MAX};
 use seal::{Batch, ExchangeSecret};
 use wire::seal::record::{OVERHEAD, Unknown};
@@ -13,8 +14,8 @@ use wire::{Destination, GrantHeader, GrantKey};
 
 /// Milliseconds that an initiator waits after a refusal before it tries again.
 const REFUSED: Millis = 10_000;
-/// Minimum interval, in milliseconds, between handshakes that messages of type `unknown` cause, and the silence of the
-/// tunnel that such a handshake requires.
+/// Minimum interval, in milliseconds, between handshakes that messages of type `unknown` begin or hasten, and the silence
+/// of the tunnel that such a handshake requires.
 const UNKNOWN: Millis = 1_000;
 
 /// Parameters for the handshakes of a tunnel.
@@ -48,6 +49,7 @@ pub struct Initiator {
     refused: Option<(Refusal, Millis)>,
     doubted: Millis,
     wanted: bool,
+    watch: Watch,
     /// Units sealed in a phase at which the next begins.
     worn_at: u64,
 }
@@ -78,6 +80,7 @@ impl Initiator {
             refused: None,
             doubted: 0,
             wanted: false,
+            watch: Watch::default(),
             worn_at: UNITS_MAX / 2,
         }
     }
@@ -260,6 +263,7 @@ impl Initiator {
         self.expires = attempt.expires;
         self.attempt = None;
         self.refused = None;
+        self.watch = Watch::default();
         if let Some(before) = self.link.replace(link) {
             self.before = Some((before, now + LINGER));
         }
@@ -284,8 +288,8 @@ impl Initiator {
         Ok(opened.brought)
     }
 
-    /// Handles an unauthenticated claim that the other end doesn't know the tunnel: it may begin a new handshake, and
-    /// has no other effect (wire.md §9.12).
+    /// Handles an unauthenticated claim that the other end doesn't know the tunnel: it may begin a new handshake, or
+    /// repeat the initiation of one, and has no other effect (wire.md §9.12).
     fn unknown(&mut self, unknown: &Unknown, (now, wall): (Millis, u32), chance: &mut dyn Chance) {
         let is_ours = self.link.as_ref().is_some_and(|link| {
             link.may_have_sealed(unknown.index, unknown.counter) && now.saturating_sub(link.last_received) >= UNKNOWN
@@ -294,6 +298,9 @@ impl Initiator {
             self.doubted = now;
             // If no handshake can begin, the tunnel ends by its timeouts.
             let _ = self.attempt((now, wall), chance);
+            if let Some(attempt) = &mut self.attempt {
+                attempt.again.hasten(now);
+            }
         }
     }
 
@@ -340,7 +347,8 @@ impl Initiator {
         let is_late = self.link.as_ref().is_some_and(|link| link.is_late(now));
         // A newer grant takes over half a minute before the older one ends.
         let is_ending = self.expires.saturating_sub(wall) <= 30 && self.terms.grant.expires > self.expires;
-        if self.wanted && (self.link.is_none() || is_late || is_ending) || self.attempt.is_some() {
+        let is_silent = self.link.as_ref().is_some_and(|link| self.watch.is_silent(link, now));
+        if self.wanted && (self.link.is_none() || is_late || is_ending || is_silent) || self.attempt.is_some() {
             // If no handshake can begin, there is nothing to send.
             let _ = self.attempt((now, wall), chance);
         }
@@ -355,7 +363,7 @@ impl Initiator {
         if let Some(link) = &mut self.link {
             let begins = link.rekey_after();
             link.poll(now, begins, chance);
-            if self.wanted && now.saturating_sub(link.sent) >= KEEP_ALIVE {
+            if self.wanted && (self.watch.is_due(link, now) || now.saturating_sub(link.sent) >= KEEP_ALIVE) {
                 link.say(&Control::Ping([0; 8]), now);
             }
             out.append(&mut link.out);

@@ -40,6 +40,10 @@ pub(super) struct Link {
     /// Time at which the last authentic record arrived.
     pub last_received: Millis,
     pub sent: Millis,
+    /// Time at which the last packet was sealed or opened.
+    pub used: Millis,
+    /// Time at which the first of the packets was sealed that no record has followed.
+    unanswered: Option<Millis>,
     pub closed: Option<Close>,
     /// Control records to send to the other end.
     pub out: Vec<Vec<u8>>,
@@ -79,6 +83,11 @@ impl Again {
         }
         is_due
     }
+
+    /// Makes the message due now, and begins with the shortest interval again.
+    pub fn hasten(&mut self, now: Millis) {
+        (self.at, self.pause) = (now, RESEND.0 / 2);
+    }
 }
 
 /// The effect of a record that was opened.
@@ -102,6 +111,8 @@ impl Link {
             joiner: Joiner::default(),
             last_received: now,
             sent: now,
+            used: now,
+            unanswered: None,
             closed: None,
             out: Vec::new(),
             is_at_rest: false,
@@ -146,7 +157,7 @@ impl Link {
         let suite = self.suite(packet.suites).ok_or(NotSealed::NoSuite)?;
         let content = Content::Packet { treatment: packet.treatment, partial: packet.partial };
         self.latest.seal(content, suite, packet.lane, packet.parts, out)?;
-        (self.sent, self.is_at_rest) = (now, false);
+        self.sealed(now);
         Ok(())
     }
 
@@ -171,8 +182,19 @@ impl Link {
             let content = Content::Block { treatment, compression, part };
             self.latest.seal(content, suite, lane, &[bytes.as_ref()], out)?;
         }
-        (self.sent, self.is_at_rest) = (now, false);
+        self.sealed(now);
         Ok(())
+    }
+
+    fn sealed(&mut self, now: Millis) {
+        (self.sent, self.used, self.is_at_rest) = (now, now, false);
+        self.unanswered.get_or_insert(now);
+    }
+
+    /// Returns since when this end has waited for a record: since it sealed a packet that no record has followed, or
+    /// else since the last record.
+    pub fn silent_since(&self) -> Millis {
+        self.unanswered.unwrap_or(self.last_received)
     }
 
     /// Queues a control message for the other end. If the message can't be sealed, the tunnel is over and nothing is
@@ -222,7 +244,10 @@ impl Link {
             opened
         };
         is_newest &= !is_previous;
-        (self.last_received, self.is_at_rest) = (now, false);
+        (self.last_received, self.unanswered, self.is_at_rest) = (now, None, false);
+        if matches!(header.content, Content::Packet { .. } | Content::Block { .. }) {
+            self.used = now;
+        }
         let mut pong = None;
         let brought = match header.content {
             Content::Packet { treatment, partial } => {

@@ -1,6 +1,7 @@
 //! Tests of both ends as a pair, in virtual time, with a path between them that loses, delays, repeats and changes
 //! datagrams.
 
+mod handover;
 mod limits;
 
 use super::*;

@@ -7,10 +7,10 @@ use lab::Namespace;
 use lab::nat::nat;
 use lab::net::veth;
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
-use tunnel::{AgentEnd, Device, Key, Knowledge, Leg, Pump, Socket, VerifierEnd, times};
+use std::sync::{Arc, Mutex};
+use tunnel::{AgentEnd, Device, Inside, Key, Knowledge, Leg, Pump, Socket, VerifierEnd, times};
 use wire::map::{FlowKey, Steered};
 use wire::{Destination, Epoch, Flags, GrantHeader, Handle, Holder, MasterKey, Suite, VerifierKey};
 
@@ -124,7 +124,8 @@ pub fn watched_verifier_end(demand: Sealing) -> (VerifierEnd<Known>, Arc<Looks>)
     let networks = POOL.map(|network| network.parse().expect("a network")).into();
     let known = knowledge(demand);
     let looks = known.looks.clone();
-    (VerifierEnd::new(known, SERVICE.parse().expect("an address"), networks, 1, Limits::default()), looks)
+    let inside = Arc::new(Mutex::new(Inside::new(networks, 1)));
+    (VerifierEnd::new(known, SERVICE.parse().expect("an address"), inside, Limits::default()), looks)
 }
 
 /// Returns the verifier's key for the current epoch, of which grants are made.

@@ -13,13 +13,15 @@ mod running {
     use crate::unnamed::Unnamed;
     use ipnet::IpNet;
     use std::net::SocketAddr;
-    use std::sync::Arc;
+    use std::sync::{Arc, Mutex};
+    use tunnel::Inside;
 
     /// The UDP service of sealed tunnels, running or not.
     pub struct Service {
         shared: Arc<Shared>,
         networks: Vec<IpNet>,
-        seed: u64,
+        /// The inside addresses, which outlive a restart of the service.
+        inside: Arc<Mutex<Inside>>,
         unknown: Arc<Unnamed>,
         running: Option<Sealed>,
         /// Why the service could not start: logged once.
@@ -29,7 +31,9 @@ mod running {
     impl Service {
         /// Creates the service without starting it.
         pub fn new(shared: Arc<Shared>, networks: Vec<IpNet>, seed: u64, unknown: Arc<Unnamed>) -> Self {
-            Self { shared, networks, seed, unknown, running: None, trouble: None }
+            let inside = Arc::new(Mutex::new(Inside::new(networks.clone(), seed)));
+            shared.kernel_mut().set_lessees(inside.clone());
+            Self { shared, networks, inside, unknown, running: None, trouble: None }
         }
 
         /// Makes the service run at the addresses `tunnels`. Ends the service if `tunnels` is empty.
@@ -48,7 +52,7 @@ mod running {
                 self.trouble = None;
                 return;
             }
-            match Sealed::start(&self.shared, tunnels, &self.networks, self.seed, self.unknown.clone()) {
+            match Sealed::start(&self.shared, tunnels, &self.networks, self.inside.clone(), self.unknown.clone()) {
                 Ok(running) => (self.running, self.trouble) = (Some(running), None),
                 Err(error) => {
                     let text = format!("{error:#}");

@@ -1,11 +1,15 @@
 //! Access to the kernel's tables for the exchange of flows with other gateways.
 
 use super::Kernel;
+#[cfg(feature = "seal")]
+use crate::lessees::Lessees;
 use crate::peers::advertiser::Limits;
 use crate::peers::channel::Identity;
 use crate::peers::record::{AdvertisedFlow, Inside};
 use anyhow::Result;
 use datapath::ring::Listener;
+#[cfg(feature = "seal")]
+use std::sync::Arc;
 use wire::Epoch;
 use wire::map::{Flow, FlowKey, FlowNews, ReceivedAddress, ReceivedFlow, origin, taken};
 
@@ -35,15 +39,27 @@ impl Kernel {
         Limits { tcp: self.config.tcp_idle, closing: self.config.closing_idle, udp: self.config.udp_idle }
     }
 
-    /// Reports whether a flow can be advertised to other gateways. On a gateway with a pool, this is the case once the
-    /// flow has an inside address.
-    pub fn can_advertise(&self, flow: &Flow) -> bool {
-        flow.origin != origin::TOKEN || flow.inside != 0 || self.addresses().is_none()
+    /// Sets the table of the inside addresses of clients in sealed tunnels.
+    #[cfg(feature = "seal")]
+    pub fn set_lessees(&mut self, lessees: Arc<dyn Lessees>) {
+        self.lessees = Some(lessees);
     }
 
-    /// Returns a flow as it is advertised to other gateways; `None` if the person behind its inside address is unknown.
+    /// Reports whether a flow can be advertised to other gateways. On a gateway with a pool, this is the case once the
+    /// flow has an inside address. Flows in tunnels have addresses of the tunnels instead.
+    pub fn can_advertise(&self, key: &FlowKey, flow: &Flow) -> bool {
+        key.tunnel == 1 || flow.origin != origin::TOKEN || flow.inside != 0 || self.addresses().is_none()
+    }
+
+    /// Returns a flow as it is advertised to other gateways; `None` if the person behind its inside address is unknown,
+    /// or if it begins in a tunnel and the client there is unknown.
     pub fn advertised_form(&self, key: FlowKey, flow: Flow, begins: bool) -> Option<AdvertisedFlow> {
-        let inside = match self.addresses().filter(|_| flow.origin == origin::TOKEN) {
+        let lessees = self.lessees.as_ref().filter(|_| key.tunnel == 1);
+        let lessee = lessees.and_then(|lessees| lessees.of(key.client().0));
+        if key.tunnel == 1 && begins && lessee.is_none() {
+            return None;
+        }
+        let inside = match self.addresses().filter(|_| flow.origin == origin::TOKEN && key.tunnel == 0) {
             Some(addresses) => {
                 let (address, person) = addresses.holder(&flow)?;
                 Some(Inside { address, person })
@@ -51,7 +67,7 @@ impl Kernel {
             None => None,
         };
         let expires = self.expiry(flow.handle).unwrap_or_default();
-        Some(AdvertisedFlow { key, flow, expires, begins, inside })
+        Some(AdvertisedFlow { key, flow, expires, begins, inside, lessee })
     }
 
     /// Returns the flow with this key, if it is in the table.
@@ -62,7 +78,16 @@ impl Kernel {
     /// Takes over a flow that another gateway advertised. Returns whether the flow is then in the table.
     pub fn take_over(&self, advertised: &AdvertisedFlow, now: u32) -> Result<bool> {
         let mut flow = advertised.flow;
-        if advertised.begins && flow.origin == origin::TOKEN {
+        if advertised.key.tunnel == 1 {
+            // First of all: a client without its address would get another here, and its flows would break.
+            let taken = advertised
+                .lessee
+                .zip(self.lessees.as_ref())
+                .map(|(lessee, lessees)| lessees.take_over(lessee, advertised.key.client().0));
+            if taken == Some(false) || taken.is_none() && advertised.begins {
+                return Ok(false);
+            }
+        } else if advertised.begins && flow.origin == origin::TOKEN {
             match (&advertised.inside, self.addresses()) {
                 (None, None) => {}
                 (Some(inside), Some(addresses)) => {

@@ -8,6 +8,8 @@ use wire::packet::TCP;
 /// Divisor: a continuing flow is advertised again after this part of its idle timeout, so that it stays alive at the
 /// peer.
 const PART: u32 = 4;
+/// Seconds for which a peer keeps a client's inside address in tunnels after it has heard of a flow of the client.
+const LEASE: u32 = 3600;
 
 /// State of a flow at the time when it was last advertised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,12 @@ impl Limits {
             (TCP, _) => self.closing,
             _ => self.udp,
         }
+    }
+
+    /// Returns after how much time a flow that continues has to be advertised again.
+    fn again(&self, key: &FlowKey, flow: &Flow) -> u32 {
+        let limit = self.of(key, flow);
+        (if key.tunnel == 1 { limit.min(LEASE) } else { limit } / PART).max(1)
     }
 }
 
@@ -83,7 +91,7 @@ impl Advertiser {
                 None => true,
                 Some(advertised) => {
                     advertised.stage != state.stage
-                        || state.seen.saturating_sub(advertised.seen) >= (limit / PART).max(1)
+                        || state.seen.saturating_sub(advertised.seen) >= limits.again(&key, &flow)
                 }
             };
             let is_theirs = received.get(&key) == Some(&state);
@@ -139,6 +147,16 @@ mod tests {
         assert_eq!(pass(&mut advertiser, &[(key(1), flow(quarter - 1))], &nothing, quarter), []);
         assert_eq!(pass(&mut advertiser, &[(key(1), flow(quarter))], &nothing, quarter), [(1, false)]);
         assert_eq!(pass(&mut advertiser, &[(key(1), flow(quarter))], &nothing, quarter), []);
+    }
+
+    #[test]
+    fn a_flow_in_a_tunnel_is_advertised_again_before_its_address_would_be_free() {
+        let (mut advertiser, nothing) = (Advertiser::default(), ReceivedFlows::new());
+        let key = key(1).within(true);
+        assert!(advertiser.begins(&key, &flow(100)));
+        let later = 100 + LEASE / PART;
+        assert_eq!(pass(&mut advertiser, &[(key, flow(later - 1))], &nothing, later), []);
+        assert_eq!(pass(&mut advertiser, &[(key, flow(later))], &nothing, later), [(1, false)]);
     }
 
     #[test]

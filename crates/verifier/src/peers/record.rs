@@ -1,15 +1,16 @@
 //! The protocol between gateways, in bytes: frames of records, and a reply to each frame. Records have a fixed length.
 //! Integers are little-endian. Times are sent as differences from the present, because the gateways' clocks differ.
 
-use wire::map::{Flow, FlowKey, origin, stage};
+use crate::lessees::Lessee;
+use wire::map::{Flow, FlowKey, address_bytes, address_of, origin, stage};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Largest number of records in a frame.
 pub const RECORDS_MAX: usize = 256;
 /// Version of this protocol. Version 2 had no byte for tunnels, so a gateway with version 2 would mistake a flow inside
-/// a tunnel for one outside.
-pub const VERSION: [u8; 8] = *b"VSFPEER3";
+/// a tunnel for one outside. Version 3 did not say whose inside address such a flow has.
+pub const VERSION: [u8; 8] = *b"VSFPEER4";
 
 /// The first message of each side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -71,7 +72,10 @@ pub struct Record {
     answer: U32,
     /// Seconds since the flow's last token arrived; all bits set if no token is on record.
     proved: U32,
-    /// Inside address of the client; zeros if the client has none.
+    /// Account and session of the client in the tunnel; 0 if the flow is outside, or if the sender does not know.
+    lessee: U32,
+    /// Outside of tunnels: inside address of the client; zeros if the client has none. In a tunnel: the client's own
+    /// address there.
     inside: [u8; 16],
     /// Name of the person; only with an inside address.
     person: [u8; 64],
@@ -98,14 +102,16 @@ pub struct AdvertisedFlow {
     pub expires: u32,
     /// Whether the receiving gateway has to create the flow if its table does not contain the flow.
     pub begins: bool,
-    /// The inside address of the flow's client, if it has one.
+    /// The inside address of the flow's client, if it has one outside of tunnels.
     pub inside: Option<Inside>,
+    /// The client to which the flow's client address is assigned, if the flow is in a tunnel.
+    pub lessee: Option<Lessee>,
 }
 
 impl Record {
     /// Encodes a flow. `now` is the current time, Unix seconds. Returns `None` if the person's name is too long.
     pub fn of(advertised: &AdvertisedFlow, now: u32) -> Option<Self> {
-        let AdvertisedFlow { key, flow, expires, begins, inside } = advertised;
+        let AdvertisedFlow { key, flow, expires, begins, inside, lessee } = advertised;
         let mut person = [0; 64];
         if let Some(inside) = inside {
             person.get_mut(..inside.person.len())?.copy_from_slice(inside.person.as_bytes());
@@ -130,7 +136,12 @@ impl Record {
             next: flow.next.into(),
             answer: flow.answer.into(),
             proved: if flow.proved == 0 { U32::MAX_VALUE } else { now.saturating_sub(flow.proved).into() },
-            inside: inside.as_ref().map_or([0; 16], |inside| inside.address),
+            lessee: lessee.map_or(0, |lessee| lessee.holder).into(),
+            inside: match (inside, lessee) {
+                (_, Some(lessee)) => address_bytes(lessee.address),
+                (Some(inside), None) => inside.address,
+                (None, None) => [0; 16],
+            },
             person,
         })
     }
@@ -142,11 +153,14 @@ impl Record {
             || self.tunnel > 1
             || self.stage > stage::RESET
             || (self.handle == 0) != (self.origin == origin::INSIDE)
+            || self.lessee != 0 && self.tunnel == 0
         {
             return None;
         }
         let person = self.person.split(|byte| *byte == 0).next().unwrap_or_default();
-        let inside = match self.inside == [0; 16] {
+        let address = address_of(self.inside, self.family);
+        let lessee = (self.lessee != 0).then_some(Lessee { holder: self.lessee.get(), address });
+        let inside = match self.inside == [0; 16] || self.tunnel == 1 {
             true => None,
             false => Some(Inside { address: self.inside, person: std::str::from_utf8(person).ok()?.to_owned() }),
         };
@@ -174,7 +188,7 @@ impl Record {
             ..Flow::default()
         };
         let expires = now.saturating_add(self.left.get());
-        Some(AdvertisedFlow { key, flow, expires, begins: self.begins == 1, inside })
+        Some(AdvertisedFlow { key, flow, expires, begins: self.begins == 1, inside, lessee })
     }
 }
 
@@ -200,6 +214,21 @@ mod tests {
             expires: 1300,
             begins: true,
             inside: Some(Inside { address: [9; 16], person: "alice".into() }),
+            lessee: None,
+        }
+    }
+
+    #[test]
+    fn the_client_of_a_flow_in_a_tunnel_is_read_as_it_was_advertised() {
+        for (client, own) in [("100.127.3.4", "192.168.1.2"), ("fd56:5346::9", "fd01::1")] {
+            let [client, own]: [std::net::IpAddr; 2] = [client, own].map(|text| text.parse().expect("an address"));
+            let server = if client.is_ipv4() { "203.0.113.10" } else { "2001:db8::10" };
+            let key = FlowKey::new(client, 40_000, server.parse().expect("an address"), 22, 6).within(true);
+            let lessee = Some(Lessee { holder: 0x501, address: own });
+            let flow = AdvertisedFlow { key, inside: None, lessee, ..advertised() };
+            let record = Record::of(&flow, 1000).expect("a record");
+            assert_eq!(record.decode(1000), Some(flow));
+            assert_eq!(Record { tunnel: 0, ..record }.decode(1000), None, "outside there are no such clients");
         }
     }
 
@@ -209,7 +238,7 @@ mod tests {
         let received = record.decode(5000).expect("a flow");
         assert_eq!((received.flow.since, received.flow.seen, received.expires), (4900, 4990, 5300));
         assert_eq!(record.decode(1000), Some(advertised()));
-        assert_eq!(size_of::<Record>(), 160);
+        assert_eq!(size_of::<Record>(), 164);
     }
 
     #[test]

@@ -133,7 +133,7 @@ async fn send<W: AsyncWrite + Unpin>(
 fn new_flows(shared: &Shared, advertiser: &mut Advertiser, begun: &[FlowNews]) -> Vec<AdvertisedFlow> {
     let kernel = shared.kernel();
     let standing = begun.iter().filter_map(|news| Some((news.key, kernel.flow_at(&news.key)?)));
-    let advertised = standing.filter(|(key, flow)| kernel.can_advertise(flow) && advertiser.begins(key, flow));
+    let advertised = standing.filter(|(key, flow)| kernel.can_advertise(key, flow) && advertiser.begins(key, flow));
     advertised.filter_map(|(key, flow)| kernel.advertised_form(key, flow, true)).collect()
 }
 
@@ -148,7 +148,7 @@ async fn pass(
     let look = move || {
         let kernel = shared.kernel();
         let mut flows: Vec<(FlowKey, Flow)> = kernel.flows();
-        flows.retain(|(_, flow)| kernel.can_advertise(flow));
+        flows.retain(|(key, flow)| kernel.can_advertise(key, flow));
         let mut received = peers.received();
         let nothing = ReceivedFlows::new();
         let theirs = if first { &nothing } else { &*received };

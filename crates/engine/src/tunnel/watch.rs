@@ -1,0 +1,43 @@
+//! An initiator's watch over the path to its responder (wire.md §9.10.3). Packets may be routed to another responder,
+//! which does not know the tunnel, at any time. An initiator that only waits for packets would not notice this.
+
+use super::Millis;
+use super::link::Link;
+
+/// Shortest and longest pause between pings without an answer.
+const PAUSE: (Millis, Millis) = (1_000, 8_000);
+/// Silence after which a new handshake begins, although nobody said that the tunnel is unknown.
+const SILENCE: Millis = 5_000;
+
+/// The watch over one tunnel.
+#[derive(Default)]
+pub(super) struct Watch {
+    /// When the latest ping was sent, until a record comes.
+    asked: Option<Millis>,
+    /// When the latest ping was answered.
+    checked: Millis,
+}
+
+impl Watch {
+    /// Reports whether a ping is due now. If so, the caller has to send it.
+    pub fn is_due(&mut self, link: &Link, now: Millis) -> bool {
+        if self.asked.is_some_and(|asked| link.last_received >= asked) {
+            (self.checked, self.asked) = (link.last_received, None);
+        }
+        let silence = now.saturating_sub(link.silent_since());
+        let pause = (silence / 4).clamp(PAUSE.0, PAUSE.1);
+        let is_due = link.used >= self.checked
+            && silence >= PAUSE.0
+            && self.asked.is_none_or(|asked| now.saturating_sub(asked) >= pause);
+        if is_due {
+            self.asked = Some(now);
+        }
+        is_due
+    }
+
+    /// Reports whether the responder has not answered for so long that another handshake is due.
+    pub fn is_silent(&self, link: &Link, now: Millis) -> bool {
+        let is_asked = self.asked.is_some_and(|asked| link.last_received < asked);
+        is_asked && now.saturating_sub(link.silent_since()) >= SILENCE
+    }
+}
