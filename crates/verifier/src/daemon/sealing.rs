@@ -19,6 +19,7 @@ mod running {
     pub struct Service {
         shared: Arc<Shared>,
         networks: Vec<IpNet>,
+        queues: usize,
         seed: u64,
         unknown: Arc<Unnamed>,
         running: Option<Sealed>,
@@ -28,8 +29,15 @@ mod running {
 
     impl Service {
         /// Creates the service without starting it.
-        pub fn new(shared: Arc<Shared>, networks: Vec<IpNet>, seed: u64, unknown: Arc<Unnamed>) -> Self {
-            Self { shared, networks, seed, unknown, running: None, trouble: None }
+        pub fn new(
+            shared: Arc<Shared>,
+            networks: Vec<IpNet>,
+            queues: Option<u32>,
+            seed: u64,
+            unknown: Arc<Unnamed>,
+        ) -> Self {
+            let queues = queues.map_or_else(tunnel::default_queues, |queues| queues as usize);
+            Self { shared, networks, queues, seed, unknown, running: None, trouble: None }
         }
 
         /// Makes the service run at the addresses `tunnels`. Ends the service if `tunnels` is empty.
@@ -40,7 +48,7 @@ mod running {
             }
             if self.running.as_ref().is_some_and(|running| !running.is_running()) {
                 tracing::error!(
-                    "the thread of the sealed tunnels has ended, and nobody reaches receivers through them: starting it again"
+                    "a thread of the sealed tunnels has ended, and nobody reaches receivers through them: starting it again"
                 );
                 self.running = None;
             }
@@ -48,7 +56,7 @@ mod running {
                 self.trouble = None;
                 return;
             }
-            match Sealed::start(&self.shared, tunnels, &self.networks, self.seed, self.unknown.clone()) {
+            match Sealed::start(&self.shared, tunnels, &self.networks, self.queues, self.seed, self.unknown.clone()) {
                 Ok(running) => (self.running, self.trouble) = (Some(running), None),
                 Err(error) => {
                     let text = format!("{error:#}");
