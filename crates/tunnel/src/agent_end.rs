@@ -1,10 +1,10 @@
 //! The agent's ends of its tunnels, one tunnel for each subject and verifier: which packets go into which tunnel, and
 //! which packets are allowed to come out.
 
+use crate::end::{End, How, Message, Sealed, Times, Way, note};
 use crate::held::Held;
 use crate::legs::{Key, Leg, Legs, Opener};
 use crate::packet::{Layout, Virtio};
-use crate::end::{End, How, Message, Sealed, Times, Way, note};
 use crate::random::Random;
 use engine::agent::Clock;
 use engine::model::Compress;

@@ -1,5 +1,6 @@
 //! A TUN device that exchanges super-packets with the kernel: up to 64 KiB at a time in each direction.
 
+use crate::steer;
 use anyhow::{Context, Result};
 use std::collections::hash_map::RandomState;
 use std::fs::{File, OpenOptions};
@@ -7,8 +8,6 @@ use std::hash::BuildHasher;
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
-
-use crate::steer;
 
 /// Length of the header before each packet (`struct virtio_net_hdr`), in bytes.
 pub const VIRTIO_LEN: usize = 10;

@@ -305,14 +305,16 @@ impl<E: End> Loop<E> {
     /// Does the work that is due, and sends frames that waited for their tunnel.
     fn tend(&mut self, shared: &Shared<E>, times: Times) {
         self.polled = times.0;
-        // Other threads must not overtake what waited. So they have to wait for their end until it is sent.
-        let mut end = Access::keeping(&shared.end);
+        let mut end = Access::new(&shared.end);
         if shared.woken.swap(false, Ordering::Acquire) {
             end.get().woken();
         }
         end.get().poll(times, &mut self.replies);
+        end.release();
         // The token that opens the tunnel's UDP flow at the verifier is among the replies, and has to go first.
         self.reply();
+        // Other threads must not overtake what waited. So they have to wait for the end until it is sent.
+        let mut end = Access::keeping(&shared.end);
         for _ in 0..RESUMED {
             let Some(held) = end.get().ready(times) else { break };
             let Some(room) = self.frame.get_mut(..held.len()) else { continue };

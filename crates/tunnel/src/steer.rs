@@ -2,12 +2,10 @@
 //! a flow stay on one queue and in order. Without the program, the driver moves a flow to the queue on which its latest
 //! answer came, or back some seconds after it, and packets on the old queue would be overtaken.
 
+use crate::packet::{TCP, UDP};
 use anyhow::{Context, Result};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
-use wire::packet::UDP;
-
-use crate::packet::TCP;
 
 // Constants of linux/bpf.h.
 const BPF_PROG_LOAD: libc::c_long = 5;
@@ -27,10 +25,7 @@ struct Load {
 
 /// An instruction: operation, registers (source, destination), offset of a jump, constant.
 const fn op(code: u8, source: u8, to: u8, offset: i16, constant: u32) -> u64 {
-    code as u64
-        | ((source << 4 | to) as u64) << 8
-        | (offset as u16 as u64) << 16
-        | (constant as u64) << 32
+    code as u64 | ((source << 4 | to) as u64) << 8 | (offset as u16 as u64) << 16 | (constant as u64) << 32
 }
 
 const LOAD: u8 = 0x20;
@@ -57,12 +52,7 @@ const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 /// hash, R8 where the ports are, and R9 the protocol. Loads outside of the packet end the program with queue 0.
 fn program(seed: u32) -> Vec<u64> {
     let mix = |offset: u32| [op(LOAD, 0, 0, 0, offset), op(XOR, 0, 7, 0, 0)];
-    let mut four = vec![
-        op(AND, 0, 8, 0, 15),
-        op(LEFT, 0, 8, 0, 2),
-        op(LOAD_BYTE, 0, 0, 0, 9),
-        op(MOVE, 0, 9, 0, 0),
-    ];
+    let mut four = vec![op(AND, 0, 8, 0, 15), op(LEFT, 0, 8, 0, 2), op(LOAD_BYTE, 0, 0, 0, 9), op(MOVE, 0, 9, 0, 0)];
     four.extend([12, 16].into_iter().flat_map(mix));
     // A fragment has no ports, or does not show them.
     four.push(op(LOAD_HALF, 0, 0, 0, 6));

@@ -2,10 +2,10 @@
 //! goes.
 
 use crate::agent_end::mode;
+use crate::end::{End, How, Message, Sealed, Times, Way, note};
 use crate::flows::{Flow, Flows};
 use crate::inside::{Client, Inside};
 use crate::packet::{Layout, UDP, Virtio};
-use crate::end::{End, How, Message, Sealed, Times, Way, note};
 use crate::random::Random;
 use crate::translate::{Side, translate};
 use engine::model::{Compress, Sealing};

@@ -120,7 +120,10 @@ fn many_flows_use_several_queues_and_no_counter_twice() {
         }
         assert_eq!(replayed(&stage), 0, "records that overtook others too far, or whose counter was used before");
         let (agent, verifier) = (stage.agent.loads(), stage.verifier.loads());
-        assert!(used(&agent, |load| load.sealed) > 1 && used(&verifier, |load| load.sealed) > 1, "{agent:?} {verifier:?}");
+        assert!(
+            used(&agent, |load| load.sealed) > 1 && used(&verifier, |load| load.sealed) > 1,
+            "{agent:?} {verifier:?}"
+        );
         assert_eq!(used(&verifier, |load| load.opened), 1, "one tunnel arrives on one queue: {verifier:?}");
         Ok(())
     });
@@ -180,7 +183,10 @@ fn datagrams_of_each_flow_stay_in_order_both_ways() {
             assert!(back.iter().all(|back| *back > COUNT / 2), "most come back: {back:?}");
         });
         let (agent, verifier) = (stage.agent.loads(), stage.verifier.loads());
-        assert!(used(&agent, |load| load.sealed) > 1 && used(&verifier, |load| load.sealed) > 1, "{agent:?} {verifier:?}");
+        assert!(
+            used(&agent, |load| load.sealed) > 1 && used(&verifier, |load| load.sealed) > 1,
+            "{agent:?} {verifier:?}"
+        );
         assert_eq!(replayed(stage), 0);
         Ok(())
     });

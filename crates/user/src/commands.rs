@@ -207,9 +207,10 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
         let counters = status.counters.iter().map(|(name, count)| vec![name.clone(), count.to_string()]);
         print!("\n{}", Table::new(&["PACKETS", "COUNT"], counters));
         if !status.tunnel_queues.is_empty() {
-            let queues = status.tunnel_queues.iter().enumerate().map(|(number, queue)| {
-                vec![number.to_string(), queue.sealed.to_string(), queue.opened.to_string()]
-            });
+            let queues =
+                status.tunnel_queues.iter().enumerate().map(|(number, queue)| {
+                    vec![number.to_string(), queue.sealed.to_string(), queue.opened.to_string()]
+                });
             print!("\n{}", Table::new(&["TUNNEL QUEUE", "BYTES SEALED", "BYTES OPENED"], queues));
         }
     }

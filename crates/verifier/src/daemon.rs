@@ -187,7 +187,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let confirmer = Confirmer::new(authority.clone(), confirms);
     let sharing = peer_listener.map(|listener| peers::start(&peers, listener, &shared)).transpose()?;
     #[cfg(feature = "seal")]
-    let sealed = sealing::Service::new(shared.clone(), settings.tunnel_pool.clone(), settings.tunnel_queues, seed, in_tunnels);
+    let sealed =
+        sealing::Service::new(shared.clone(), settings.tunnel_pool.clone(), settings.tunnel_queues, seed, in_tunnels);
     let mut daemon = Daemon {
         peers,
         addresses,

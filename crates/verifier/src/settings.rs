@@ -21,8 +21,8 @@ pub use file::{StoredEnrolment, TEMPLATE, parse};
 pub use proofs::{Engine, ProofsSettings};
 pub use values::{Complainant, Mark, Verdict, duration};
 use values::{
-    FLOWS, MARK, MAX_FLOWS, MAX_PAIRS, SAMPLES, TUNNEL_QUEUES, carrier, complainant, hook, idle, mark, network, peer, renewal,
-    replay_buckets, service, suite, verdict,
+    FLOWS, MARK, MAX_FLOWS, MAX_PAIRS, SAMPLES, TUNNEL_QUEUES, carrier, complainant, hook, idle, mark, network, peer,
+    renewal, replay_buckets, service, suite, verdict,
 };
 
 /// Settings from one source. Settings that the source does not contain are `None`, empty or false.

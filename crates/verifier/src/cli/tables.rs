@@ -81,9 +81,11 @@ pub(super) fn show_status(status: &view::Status) {
         println!("            {}, {dropped} dropped", passed.join(", "));
     }
     if !status.tunnel_queues.is_empty() {
-        let queues = status.tunnel_queues.iter().enumerate().map(|(number, queue)| {
-            vec![number.to_string(), queue.sealed.to_string(), queue.opened.to_string()]
-        });
+        let queues = status
+            .tunnel_queues
+            .iter()
+            .enumerate()
+            .map(|(number, queue)| vec![number.to_string(), queue.sealed.to_string(), queue.opened.to_string()]);
         print!("\n{}", Table::new(&["TUNNEL QUEUE", "BYTES SEALED", "BYTES OPENED"], queues));
     }
     let tables = status.tables.iter().map(|table| {

@@ -1,8 +1,8 @@
 //! Parser of `verifier.toml`: the enrolment, and every setting by its name.
 
 use super::values::{
-    FLOWS, IDLE, MAX_FLOWS, MAX_PAIRS, RENEWAL, SAMPLES, TUNNEL_QUEUES, carrier, complainant, hook, mark, network, peer, service,
-    suite, verdict,
+    FLOWS, IDLE, MAX_FLOWS, MAX_PAIRS, RENEWAL, SAMPLES, TUNNEL_QUEUES, carrier, complainant, hook, mark, network,
+    peer, service, suite, verdict,
 };
 use super::{Flags, ProofsSettings};
 use engine::document::{self, Faults, Fields, Reader};
