@@ -242,15 +242,15 @@ impl Client {
     fn queue(&mut self, stage: &Stage) -> usize {
         let opened = || stage.verifier.loads().iter().map(|load| load.opened).collect::<Vec<_>>();
         let before = opened();
+        self.send();
         let begun = Instant::now();
         loop {
-            self.send();
             let now = opened();
             if let Some(queue) = (0..QUEUES).find(|queue| now[*queue] > before[*queue]) {
                 return queue;
             }
             assert!(begun.elapsed() < PATIENCE, "nothing arrives");
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::yield_now();
         }
     }
 }
