@@ -14,7 +14,7 @@ use engine::model::protected;
 use engine::model::{Grant, Receiver, Sealing, Secret, Service};
 use engine::tunnel::Dropped;
 use ipnet::IpNet;
-use reach::protocol::Tunnel;
+use reach::protocol::{Tunnel, TunnelQueue};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::Ordering::Relaxed;
@@ -64,7 +64,9 @@ pub struct Sealed {
     pruned: Duration,
     /// Addresses that this machine has lost, kept for flows in tunnels.
     kept: BTreeSet<IpAddr>,
-    /// The file to which the tunnels' thread writes keys, also after it was started again.
+    /// Number of queues; `None` for as many as there are processors.
+    queues: Option<u32>,
+    /// The file to which the tunnels' threads write keys, also after it was started again.
     export: Option<Arc<Mutex<KeyFile>>>,
 }
 
@@ -442,6 +444,17 @@ impl Sealed {
         self.export = Some(Arc::new(Mutex::new(file)));
     }
 
+    /// Sets the number of queues. To be called before the first tunnel is wanted.
+    pub fn set_queues(&mut self, queues: Option<u32>) {
+        self.queues = queues;
+    }
+
+    /// Returns the load of each queue, in the form for display.
+    pub fn queues(&self) -> Vec<TunnelQueue> {
+        let loads = self.running.as_ref().map(Pump::loads).unwrap_or_default();
+        loads.iter().map(|load| TunnelQueue { sealed: load.sealed, opened: load.opened }).collect()
+    }
+
     /// Starts the tunnels' thread again if it has ended, because somebody removed its device for instance. Until then the
     /// device is missing, so that the kernel drops the packets that have to travel in tunnels.
     pub fn revive(&mut self, maps: &Maps) {
@@ -494,7 +507,8 @@ impl Sealed {
     /// Creates the tunnels' device and starts their thread, unless an earlier call has done so.
     pub fn start(&mut self, maps: &Maps) -> Result<&Pump<AgentEnd>> {
         if self.running.is_none() {
-            let device = Device::new(DEVICE, MTU)?;
+            let queues = self.queues.map_or_else(tunnel::default_queues, |queues| queues as usize);
+            let device = Device::with_queues(DEVICE, MTU, queues)?;
             let interface = Interface::named(DEVICE)?;
             let any = UdpSocket::bind("[::]:0").or_else(|_| UdpSocket::bind("0.0.0.0:0"));
             let socket = Socket::new(any.context("cannot open the tunnels' UDP socket")?)?;
@@ -505,7 +519,7 @@ impl Sealed {
             if let Err(error) = std::fs::write(&filter, "0") {
                 tracing::debug!("cannot write {filter}: {error}");
             }
-            device.turn_on()?;
+            device.first().context("a tunnel has at least one queue")?.turn_on()?;
             let flows = maps.steered_flows()?;
             let opener = move |flow: &FlowKey| flows.get(flow).ok().flatten();
             let mut end = AgentEnd::asking(Box::new(opener));
@@ -515,7 +529,7 @@ impl Sealed {
                 }));
             }
             self.clocks.iter().for_each(|(subject, clock)| end.set_clock(subject.number(), *clock));
-            self.running = Some(Pump::start(device, socket, end)?);
+            self.running = Some(Pump::start(device, vec![socket], end)?);
             tracing::info!(device = DEVICE, "packets to sealed receivers go through tunnels");
         }
         self.running.as_ref().context("the tunnels' thread has just been started")

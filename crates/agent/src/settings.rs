@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use wire::map::{Owner, owner};
+use wire::seal::record::LANES;
 
 /// Default path of the configuration file.
 pub const DEFAULT_CONFIG: &str = "/etc/vouchsafe/agent.toml";
@@ -43,6 +44,7 @@ const KEYS: &[&str] = &[
     "device_logins",
     "pro_forma",
     "treatment",
+    "tunnel_queues",
     "danger_export_keys",
 ];
 
@@ -117,6 +119,10 @@ pub struct Flags {
     /// dscp:N=TREATMENT, user:NAME=TREATMENT or cgroup:PATH=TREATMENT; may be repeated [default: none]
     #[arg(long, value_name = "KIND:NAME=TREATMENT", env = "VOUCHSAFE_AGENT_TREATMENT")]
     pub treatment: Vec<String>,
+    /// Number of queues of sealed tunnels, each with a thread of its own, 1 to 8 [default: the number of processors, at most
+    /// 8]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_AGENT_TUNNEL_QUEUES", value_parser = clap::value_parser!(u32).range(1..=i64::from(LANES)))]
+    pub tunnel_queues: Option<u32>,
     /// For debugging only: write the keys of all sealed tunnels to this file, so that `vouchsafe inspect --keys` can
     /// open their records in a capture. Everybody who has the file can read what the tunnels carry [default: don't]
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_DANGER_EXPORT_KEYS")]
@@ -163,6 +169,8 @@ pub struct Settings {
     pub pro_forma: bool,
     /// Senders who ask for a treatment in a sealed tunnel, and the treatments that they ask for.
     pub wishes: Vec<Wished>,
+    /// Number of queues of sealed tunnels; `None` for as many as there are processors.
+    pub tunnel_queues: Option<u32>,
     /// File to which the keys of sealed tunnels are written, for debugging; `None` if they are not.
     pub danger_export_keys: Option<PathBuf>,
     /// Settings of the state machine in `engine::agent`.
@@ -274,9 +282,14 @@ impl Settings {
         if danger_export_keys.is_some() && !cfg!(feature = "seal") {
             bail!("danger_export_keys: this program was built without sealed tunnels, so there are no keys");
         }
+        let tunnel_queues = flags.tunnel_queues.or(file.tunnel_queues);
+        if tunnel_queues.is_some() && !cfg!(feature = "seal") {
+            bail!("tunnel_queues: this program was built without sealed tunnels: build it with the feature `seal`");
+        }
         let wishes = wishes.iter().map(|text| wishes::setting(text)).collect::<Result<_>>()?;
         Ok(Self {
             wishes,
+            tunnel_queues,
             danger_export_keys,
             discover: discover.collect::<Result<_>>()?,
             resolvers: resolvers.collect::<Result<_>>()?,
@@ -335,6 +348,10 @@ fn read(text: &str) -> Result<Flags, Faults> {
             device,
             device_logins,
             treatment,
+            tunnel_queues: fields
+                .value("tunnel_queues")
+                .is_some()
+                .then(|| fields.number(reader, "tunnel_queues", 1, 1, u32::from(LANES))),
             danger_export_keys,
             pro_forma: fields.yes(reader, "pro_forma"),
             discover,

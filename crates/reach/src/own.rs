@@ -199,6 +199,7 @@ impl OwnSession {
         }
         Reply::Status(Box::new(Status {
             tunnels: Vec::new(),
+            tunnel_queues: Vec::new(),
             uid: Uid::current().as_raw(),
             session,
             interfaces: Vec::new(),

@@ -280,6 +280,18 @@ pub struct Status {
     /// The user's sealed tunnels.
     #[serde(default)]
     pub tunnels: Vec<Tunnel>,
+    /// The queues of the agent's sealed tunnels; empty before a tunnel was needed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tunnel_queues: Vec<TunnelQueue>,
+}
+
+/// Bytes of packets that the thread of a queue of the sealed tunnels has moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TunnelQueue {
+    /// Bytes of packets into tunnels.
+    pub sealed: u64,
+    /// Bytes of packets out of tunnels.
+    pub opened: u64,
 }
 
 /// A sealed tunnel of the user.

@@ -1,10 +1,10 @@
 //! The agent's ends of its tunnels, one tunnel for each subject and verifier: which packets go into which tunnel, and
 //! which packets are allowed to come out.
 
+use crate::end::{End, How, Message, Sealed, Times, Way, note};
 use crate::held::Held;
 use crate::legs::{Key, Leg, Legs, Opener};
 use crate::packet::{Layout, Virtio};
-use crate::pump::{End, How, Message, Sealed, Times, Way, note};
 use crate::random::Random;
 use engine::agent::Clock;
 use engine::model::Compress;
@@ -304,7 +304,7 @@ impl End for AgentEnd {
     fn seal_block<'p>(
         &mut self,
         key: Key,
-        (how, compression): (How, Compression),
+        (how, compression, lane): (How, Compression, u8),
         parts: impl Iterator<Item = (Part, &'p [u8])>,
         times: Times,
         out: &mut Batch,
@@ -312,7 +312,7 @@ impl End for AgentEnd {
         let Some(tunnel) = self.tunnels.get_mut(&key) else { return false };
         let times = tunnel.times(times);
         tunnel.prepare(times, out);
-        let how = ((how.treatment, compression), (how.suites, 0));
+        let how = ((how.treatment, compression), (how.suites, lane));
         tunnel.initiator.seal_block(how.0, how.1, parts, times, out).is_ok()
     }
 

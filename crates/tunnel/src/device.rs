@@ -1,7 +1,10 @@
 //! A TUN device that exchanges super-packets with the kernel: up to 64 KiB at a time in each direction.
 
+use crate::steer;
 use anyhow::{Context, Result};
+use std::collections::hash_map::RandomState;
 use std::fs::{File, OpenOptions};
+use std::hash::BuildHasher;
 use std::io::{self, IoSlice, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::fs::OpenOptionsExt;
@@ -22,8 +25,9 @@ const TUNSETIFF: libc::Ioctl = 0x4004_54ca;
 const TUNSETOFFLOAD: libc::Ioctl = 0x4004_54d0;
 const TUNSETVNETHDRSZ: libc::Ioctl = 0x4004_54d8;
 const TUNSETVNETLE: libc::Ioctl = 0x4004_54dc;
+const TUNSETSTEERINGEBPF: libc::Ioctl = 0x8004_54e0_u32 as libc::Ioctl;
 
-/// A TUN device. The kernel removes the device when its last open file is closed, even if the process is killed.
+/// A queue of a TUN device. The kernel removes the device when its last queue is closed, even if the process is killed.
 pub struct Device {
     file: File,
     name: String,
@@ -31,18 +35,51 @@ pub struct Device {
 }
 
 impl Device {
-    /// Creates the device `name`, turned off, for packets of at most `mtu` bytes.
+    /// Creates the device `name` with one queue, turned off, for packets of at most `mtu` bytes.
     ///
     /// # Errors
     ///
     /// Fails if the kernel has no TUN driver, if the process isn't root, or if a device of this name exists already.
     pub fn new(name: &str, mtu: u32) -> Result<Self> {
+        let flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_TUN_EXCL;
+        let device = Self::open(name, flags)?;
+        device.ask(libc::SIOCSIFMTU as _, |request| request.ifr_ifru.ifru_mtu = mtu as libc::c_int)?;
+        Ok(device)
+    }
+
+    /// Creates the device `name` with several queues, turned off, for packets of at most `mtu` bytes. Returns the queues.
+    /// All packets of a flow that the kernel sends into the device come out of one queue, in order.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::new`] does, and if the kernel does not take the program that chooses a packet's queue.
+    pub fn with_queues(name: &str, mtu: u32, queues: usize) -> Result<Vec<Self>> {
+        if queues <= 1 {
+            return Ok(vec![Self::new(name, mtu)?]);
+        }
+        let flags = libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_MULTI_QUEUE;
+        let first = Self::open(name, flags | libc::IFF_TUN_EXCL)?;
+        let mut all = vec![first];
+        for _ in 1..queues {
+            all.push(Self::open(name, flags)?);
+        }
+        if let Some(first) = all.first() {
+            let program = steer::load(RandomState::new().hash_one(0) as u32)?;
+            let mut file = program.as_raw_fd();
+            ioctl(&first.file, TUNSETSTEERINGEBPF, std::ptr::from_mut(&mut file).cast())
+                .with_context(|| format!("cannot set the program that chooses the queues of the device {name:?}"))?;
+            first.ask(libc::SIOCSIFMTU as _, |request| request.ifr_ifru.ifru_mtu = mtu as libc::c_int)?;
+        }
+        Ok(all)
+    }
+
+    /// Opens a queue.
+    fn open(name: &str, flags: libc::c_int) -> Result<Self> {
         let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun");
         let file =
             opened.context("cannot open /dev/net/tun: sealed tunnels need the kernel's `tun` driver, and root")?;
         let mut request = request(name)?;
-        request.ifr_ifru.ifru_flags =
-            (libc::IFF_TUN | libc::IFF_NO_PI | libc::IFF_VNET_HDR | libc::IFF_TUN_EXCL) as libc::c_short;
+        request.ifr_ifru.ifru_flags = flags as libc::c_short;
         ioctl(&file, TUNSETIFF, std::ptr::from_mut(&mut request).cast())
             .with_context(|| format!("cannot make the device {name:?}"))?;
         for (what, mut value) in [(TUNSETVNETHDRSZ, VIRTIO_LEN as libc::c_int), (TUNSETVNETLE, 1)] {
@@ -56,9 +93,7 @@ impl Device {
             set_offloads(&file, without_udp)
                 .with_context(|| format!("cannot turn on the offloads of the device {name:?}"))?;
         }
-        let device = Self { file, name: name.to_owned(), joins_datagrams };
-        device.ask(libc::SIOCSIFMTU as _, |request| request.ifr_ifru.ifru_mtu = mtu as libc::c_int)?;
-        Ok(device)
+        Ok(Self { file, name: name.to_owned(), joins_datagrams })
     }
 
     fn ask(&self, what: libc::Ioctl, fill: impl FnOnce(&mut libc::ifreq)) -> Result<()> {

@@ -6,7 +6,7 @@ use engine::tunnel::{Millis, TunnelId};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use wire::map::FlowKey;
 
-use crate::pump::Sealed;
+use crate::end::Sealed;
 
 /// Milliseconds without packets after which a flow is forgotten. Answers are then encrypted until the client sends
 /// again.

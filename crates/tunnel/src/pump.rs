@@ -1,28 +1,30 @@
-//! The loop that moves packets between a TUN device and a UDP socket. It runs on one thread; an [`End`] decides what
-//! happens to each packet.
+//! The loops that move packets between a TUN device and UDP sockets, one on a thread for each queue of the device. They
+//! share an [`End`], which decides what happens to each packet. A thread reads, writes, compresses and decompresses
+//! without the end's lock; it routes, seals and opens with it.
 
 use crate::cut::{Cut, NotCut};
 use crate::device::{Device, FRAME_MAX, VIRTIO_LEN};
+use crate::end::{End, How, Message, Sealed, Times, Way};
 use crate::join::Joiner;
 use crate::pack::{Packer, Unpacker};
 use crate::packet::{Layout, TCP, Virtio};
 use crate::socket::{Buffers, Socket};
 use crate::too_long;
-use anyhow::{Context, Result};
-use engine::tunnel::{Dropped, Millis, Packet, Received};
+use crate::turns::{Access, Turns};
+use anyhow::{Context, Result, ensure};
+use engine::tunnel::{Millis, Packet, Received};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
 use nix::time::{ClockId, clock_gettime};
 use seal::{Batch, Mode};
 use std::io::{self, IoSlice};
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
-use wire::seal::record::OVERHEAD;
-use wire::seal::{BlockHead, Compression, Part, Suite, Suites, Treatment};
+use wire::seal::record::{LANES, OVERHEAD};
+use wire::seal::{BlockHead, Compression};
 
 /// Number of frames that are read from the device before the socket gets its turn, and the other way round.
 const TURN: usize = 16;
@@ -33,122 +35,15 @@ const RESUMED: usize = 256;
 /// Number of bytes of records that are collected before they are sent.
 const COLLECTED: usize = 48 * 1024;
 
-/// The current time on two clocks: milliseconds of a clock that is never set back and goes on while the machine sleeps,
-/// and Unix seconds.
-pub type Times = (Millis, u32);
+/// Number of packets that usually arrive together: the records in a datagram of 64 KiB.
+const ADMITTED: usize = 64;
 
-/// A datagram to another end.
-pub struct Message {
-    /// The destination address and port.
-    pub to: SocketAddr,
-    /// The local address from which to send; `None` if the kernel chooses it.
-    pub source: Option<IpAddr>,
-    /// Payload of the datagram.
-    pub datagram: Vec<u8>,
-}
+/// Largest number of queues: each seals in a lane of its own (wire.md §9.7).
+pub const QUEUES_MAX: usize = LANES as usize;
 
-/// The tunnel into which the packets of one frame from the device go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way<K> {
-    /// The key by which the [`End`] identifies the tunnel.
-    pub tunnel: K,
-    /// Address and port of the other end.
-    pub to: SocketAddr,
-    /// The local address from which to send; `None` if the kernel chooses it.
-    pub source: Option<IpAddr>,
-}
-
-/// How the packets of one frame from the device are sealed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct How {
-    /// Treatment of the records that carry the packets.
-    pub treatment: Treatment,
-    /// Suites from which the one for the records is chosen.
-    pub suites: Suites,
-    /// Whether to compress the frame before it is sealed.
-    pub compress: Mode,
-}
-
-/// How a packet that came through a tunnel was sealed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sealed {
-    /// Treatment of the records that carried the packet.
-    pub treatment: Treatment,
-    /// Suite of the records that carried the packet.
-    pub suite: Suite,
-    /// Whether the packet was compressed.
-    pub is_compressed: bool,
-}
-
-/// Decides about packets on behalf of a pump. [`AgentEnd`](crate::AgentEnd) and [`VerifierEnd`](crate::VerifierEnd)
-/// implement it.
-pub trait End: Send {
-    /// The key by which the implementation identifies a tunnel.
-    type Tunnel: Copy + PartialEq;
-
-    /// Returns the tunnel for a frame from the device, and how to seal the frame's packets; `None` if the frame is to
-    /// be dropped. The implementation is allowed to change the addresses in `packet`.
-    fn route(
-        &mut self,
-        packet: &mut [u8],
-        layout: &Layout,
-        virtio: Virtio,
-        times: Times,
-    ) -> Option<(Way<Self::Tunnel>, How)>;
-
-    /// Seals a packet, and appends the record to `out`. Returns `false` if the packet can't be sealed.
-    fn seal(&mut self, tunnel: Self::Tunnel, packet: &Packet<'_>, times: Times, out: &mut Batch) -> bool;
-
-    /// Seals the blocks of a compressed frame, and appends the records to `out`. Returns `false` if the frame has to be
-    /// sent uncompressed, packet by packet.
-    fn seal_block<'p>(
-        &mut self,
-        tunnel: Self::Tunnel,
-        how: (How, Compression),
-        parts: impl Iterator<Item = (Part, &'p [u8])>,
-        times: Times,
-        out: &mut Batch,
-    ) -> bool;
-
-    /// Opens a datagram. Returns its tunnel and its content; `None` if the end drops the datagram or has dealt with it
-    /// itself. Appends the end's own answers to `replies`.
-    fn receive<'d>(
-        &mut self,
-        from: SocketAddr,
-        to: Option<IpAddr>,
-        datagram: &'d mut [u8],
-        times: Times,
-        replies: &mut Vec<Message>,
-    ) -> Option<(Self::Tunnel, Received<'d>)>;
-
-    /// Reports whether a packet or super-packet is allowed to come out of `tunnel`. The implementation is allowed to
-    /// change the addresses in `packet`. `partial` means that the transport checksum is partial.
-    fn admit(
-        &mut self,
-        tunnel: Self::Tunnel,
-        packet: &mut [u8],
-        layout: &Layout,
-        partial: bool,
-        sealed: Sealed,
-        times: Times,
-    ) -> bool;
-
-    /// Called after the frame that [`Self::route`] or [`Self::admit`] has accepted was compressed, or came compressed,
-    /// with its length before and after compression.
-    fn compressed(&mut self, _before: usize, _after: usize) {}
-
-    /// Does the work that is due. Appends to `replies` the datagrams that are to be sent.
-    fn poll(&mut self, times: Times, replies: &mut Vec<Message>);
-
-    /// Removes and returns a frame, with its virtio header, that [`Self::route`] put aside because its tunnel was not
-    /// ready, and that can be routed now.
-    fn ready(&mut self, _: Times) -> Option<Vec<u8>> {
-        None
-    }
-
-    /// Called before [`Self::poll`] if somebody has called [`Pump::wake`], because something outside of the pump
-    /// changed.
-    fn woken(&mut self) {}
+/// Returns the number of queues that is used if no other is set: the number of processors, up to the maximum.
+pub fn default_queues() -> usize {
+    std::thread::available_parallelism().map_or(1, |processors| processors.get().min(QUEUES_MAX))
 }
 
 /// Counters of the packets that a pump has moved and dropped.
@@ -173,65 +68,83 @@ pub struct Counts {
     pub malformed: AtomicU64,
 }
 
-/// Counts a record that an end dropped; the counters are in the order of [`Dropped::ALL`].
-pub(crate) fn note(counters: &mut [u64; Dropped::ALL.len()], why: Dropped) {
-    let index = Dropped::ALL.iter().position(|known| *known == why);
-    if let Some(counter) = index.and_then(|index| counters.get_mut(index)) {
-        *counter += 1;
-    }
-}
-
 fn count(counter: &AtomicU64, more: usize) {
     counter.fetch_add(more as u64, Ordering::Relaxed);
+}
+
+/// Bytes of packets that one queue has moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Number of bytes of packets that the queue's thread has sealed.
+    pub sealed: u64,
+    /// Number of bytes of packets that the queue's thread has opened.
+    pub opened: u64,
 }
 
 /// A running pump. Dropping it ends the pump and removes the device.
 pub struct Pump<E> {
     shared: Arc<Shared<E>>,
-    thread: Option<std::thread::JoinHandle<()>>,
+    threads: Vec<std::thread::JoinHandle<()>>,
 }
 
 struct Shared<E> {
-    end: Mutex<E>,
-    /// Held by whoever is next to lock `end`. Without it, the pump, which locks `end` for each frame, would have the lock
-    /// again before a thread that waits for it is awake, and that thread would wait as long as there is traffic.
-    turn: Mutex<()>,
+    end: Turns<E>,
     stop: AtomicBool,
-    wake: EventFd,
+    /// Whether somebody has called [`Pump::wake`].
+    woken: AtomicBool,
+    queues: Vec<Queue>,
     counts: Counts,
 }
 
-impl<E> Shared<E> {
-    /// Locks the end, in turn.
-    fn lock(&self) -> MutexGuard<'_, E> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-        self.end.lock().unwrap_or_else(PoisonError::into_inner)
+/// The part of a queue that all threads see.
+struct Queue {
+    wake: EventFd,
+    sealed: AtomicU64,
+    opened: AtomicU64,
+}
+
+impl Queue {
+    fn wake(&self) {
+        // If the write fails, the counter is not zero because nobody has read it yet, so the thread wakes anyway.
+        let _ = self.wake.write(1);
     }
 }
 
 impl<E: End + 'static> Pump<E> {
-    /// Starts a pump on a thread of its own.
+    /// Starts a pump, with a thread for each of the device's queues. There is either a socket for each queue, or one for
+    /// all: then the first queue's thread receives, and all send.
     ///
     /// # Errors
     ///
-    /// Fails if the thread can't be started.
-    pub fn start(device: Device, socket: Socket, end: E) -> Result<Self> {
-        let wake =
-            EventFd::from_flags(nix::sys::eventfd::EfdFlags::EFD_NONBLOCK | nix::sys::eventfd::EfdFlags::EFD_CLOEXEC)
-                .context("cannot make an event descriptor")?;
+    /// Fails if a thread can't be started, or if there are more queues than lanes.
+    pub fn start(device: Vec<Device>, sockets: Vec<Socket>, end: E) -> Result<Self> {
+        let (queues, receivers) = (device.len(), sockets.len());
+        ensure!((1..=QUEUES_MAX).contains(&queues), "a tunnel's device has 1 to {QUEUES_MAX} queues, not {queues}");
+        ensure!(receivers == 1 || receivers == queues, "{receivers} sockets do not fit {queues} queues");
+        let flags = nix::sys::eventfd::EfdFlags::EFD_NONBLOCK | nix::sys::eventfd::EfdFlags::EFD_CLOEXEC;
+        let queue = |_| -> Result<Queue> {
+            let wake = EventFd::from_flags(flags).context("cannot make an event descriptor")?;
+            Ok(Queue { wake, sealed: AtomicU64::new(0), opened: AtomicU64::new(0) })
+        };
         let shared = Arc::new(Shared {
-            end: Mutex::new(end),
-            turn: Mutex::new(()),
+            end: Turns::new(end),
             stop: AtomicBool::new(false),
-            wake,
+            woken: AtomicBool::new(false),
+            queues: (0..queues).map(queue).collect::<Result<_>>()?,
             counts: Counts::default(),
         });
-        let running = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("tunnel".into())
-            .spawn(move || Loop::new(device, socket, running).run())
-            .context("cannot start a thread")?;
-        Ok(Self { shared, thread: Some(thread) })
+        let mut pump = Self { shared, threads: Vec::new() };
+        let sockets: Vec<_> = sockets.into_iter().map(Arc::new).collect();
+        for (number, device) in device.into_iter().enumerate() {
+            let own = sockets.get(number);
+            let (Some(socket), receives) = (own.or(sockets.first()).cloned(), own.is_some()) else { continue };
+            let shared = pump.shared.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("tunnel{number}"))
+                .spawn(move || Loop::new(number, device, (socket, receives), shared).run());
+            pump.threads.push(thread.context("cannot start a thread")?);
+        }
+        Ok(pump)
     }
 }
 
@@ -239,32 +152,60 @@ impl<E> Pump<E> {
     /// Locks the end and returns it, at the latest when the pump has done with the present frame. The pump waits as long
     /// as the lock is held. Call [`Self::wake`] after a change that makes work due.
     pub fn end(&self) -> MutexGuard<'_, E> {
-        self.shared.lock()
+        self.shared.end.lock()
     }
 
     /// Makes the pump poll its end at once.
     pub fn wake(&self) {
-        // If the write fails, the counter is not zero because nobody has read it yet, so the pump wakes anyway.
-        let _ = self.shared.wake.write(1);
+        self.shared.woken.store(true, Ordering::Release);
+        self.shared.queues.iter().take(1).for_each(Queue::wake);
     }
 
-    /// Reports whether the pump's thread runs. If it has ended, the device is gone, so that the kernel drops packets that
-    /// are sent there.
+    /// Reports whether the pump's threads run. If one has ended, the others end too, and the device is gone, so that the
+    /// kernel drops packets that are sent there.
     pub fn is_running(&self) -> bool {
-        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+        !self.threads.is_empty() && self.threads.iter().all(|thread| !thread.is_finished())
     }
 
     /// Returns the pump's counters of moved and dropped packets.
     pub fn counts(&self) -> &Counts {
         &self.shared.counts
     }
+
+    /// Returns the load of each queue.
+    pub fn loads(&self) -> Vec<Load> {
+        let load = |queue: &Queue| Load {
+            sealed: queue.sealed.load(Ordering::Relaxed),
+            opened: queue.opened.load(Ordering::Relaxed),
+        };
+        self.shared.queues.iter().map(load).collect()
+    }
+}
+
+impl<E> Shared<E> {
+    /// Counts bytes of packets that the thread of a queue has sealed.
+    fn sealed(&self, queue: u8, bytes: usize) {
+        count(&self.counts.sealed, bytes);
+        self.queues.get(usize::from(queue)).into_iter().for_each(|queue| count(&queue.sealed, bytes));
+    }
+
+    /// Counts bytes of packets that the thread of a queue has opened.
+    fn opened(&self, queue: u8, bytes: usize) {
+        count(&self.counts.opened, bytes);
+        self.queues.get(usize::from(queue)).into_iter().for_each(|queue| count(&queue.opened, bytes));
+    }
+
+    /// Makes all threads end.
+    fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.queues.iter().for_each(Queue::wake);
+    }
 }
 
 impl<E> Drop for Pump<E> {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
-        self.wake();
-        if let Some(thread) = self.thread.take() {
+        self.shared.stop();
+        for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }
@@ -277,8 +218,12 @@ pub fn times() -> Times {
 }
 
 struct Loop<E: End> {
+    /// Number of the queue, which is its lane as well.
+    number: u8,
     device: Device,
-    socket: Socket,
+    socket: Arc<Socket>,
+    /// Whether this thread receives from the socket.
+    receives: bool,
     shared: Arc<Shared<E>>,
     frame: Vec<u8>,
     buffers: Buffers,
@@ -291,14 +236,23 @@ struct Loop<E: End> {
     unpacker: Unpacker,
 }
 
+/// If one thread ends, whatever the reason, the others end too: packets on a queue that nobody reads would be lost.
+impl<E: End> Drop for Loop<E> {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
 impl<E: End> Loop<E> {
-    fn new(device: Device, socket: Socket, shared: Arc<Shared<E>>) -> Self {
+    fn new(number: usize, device: Device, (socket, receives): (Arc<Socket>, bool), shared: Arc<Shared<E>>) -> Self {
         Self {
+            number: number as u8,
             device,
             socket,
+            receives,
             shared,
             frame: vec![0; FRAME_MAX],
-            buffers: Buffers::default(),
+            buffers: if receives { Buffers::default() } else { Buffers::empty() },
             batch: Batch::default(),
             way: None,
             replies: Vec::new(),
@@ -309,92 +263,99 @@ impl<E: End> Loop<E> {
     }
 
     fn run(mut self) {
-        while !self.shared.stop.load(Ordering::Relaxed) {
+        let shared = self.shared.clone();
+        let Some(queue) = shared.queues.get(usize::from(self.number)) else { return };
+        // The first thread does the work that is due at certain times. The others sleep while there are no packets.
+        let tends = self.number == 0;
+        let patience = if tends { PollTimeout::from(TICK as u16) } else { PollTimeout::NONE };
+        while !shared.stop.load(Ordering::Relaxed) {
             let mut ready = [
                 PollFd::new(self.device.as_fd(), PollFlags::POLLIN),
+                PollFd::new(queue.wake.as_fd(), PollFlags::POLLIN),
                 PollFd::new(self.socket.as_fd(), PollFlags::POLLIN),
-                PollFd::new(self.shared.wake.as_fd(), PollFlags::POLLIN),
             ];
             let begun = Instant::now();
-            match poll(&mut ready, PollTimeout::from(TICK as u16)) {
+            match poll(&mut ready[..if self.receives { 3 } else { 2 }], patience) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(error) => return tracing::error!("the tunnel's thread cannot wait for packets: {error}"),
             }
             self.packer.waited(begun);
-            let is_ready = ready.each_ref().map(|file| file.any().unwrap_or(false));
-            let has_error = ready[1].revents().is_some_and(|events| events.contains(PollFlags::POLLERR));
+            let [has_frames, is_woken, has_datagrams] = ready.each_ref().map(|file| file.any().unwrap_or(false));
+            let has_error = ready[2].revents().is_some_and(|events| events.contains(PollFlags::POLLERR));
             let times = times();
             if has_error {
                 self.socket.read_errors(times.0);
             }
-            if is_ready[0]
-                && let Err(error) = self.send(times)
-            {
+            if has_frames && let Err(error) = self.send(&shared, times) {
                 return tracing::error!(device = self.device.name(), "the tunnel's device is gone: {error}");
             }
-            if is_ready[1] {
-                self.receive(times);
+            if has_datagrams {
+                self.receive(&shared, times);
             }
-            if is_ready[2] {
-                let _ = self.shared.wake.read();
+            if is_woken {
+                let _ = queue.wake.read();
             }
-            if is_ready[2] || times.0.saturating_sub(self.polled) >= TICK {
-                self.polled = times.0;
-                let mut end = self.shared.lock();
-                if is_ready[2] {
-                    end.woken();
-                }
-                end.poll(times, &mut self.replies);
-                drop(end);
-                // The token that opens the tunnel's UDP flow at the verifier is among the replies, and has to go first.
-                self.reply();
-                self.resume(times);
+            if tends && (is_woken || times.0.saturating_sub(self.polled) >= TICK) {
+                self.tend(&shared, times);
             }
             self.reply();
         }
     }
 
+    /// Does the work that is due, and sends frames that waited for their tunnel.
+    fn tend(&mut self, shared: &Shared<E>, times: Times) {
+        self.polled = times.0;
+        let mut end = Access::new(&shared.end);
+        if shared.woken.swap(false, Ordering::Acquire) {
+            end.get().woken();
+        }
+        end.get().poll(times, &mut self.replies);
+        end.release();
+        // The token that opens the tunnel's UDP flow at the verifier is among the replies, and has to go first.
+        self.reply();
+        // Other threads must not overtake what waited. So they have to wait for the end until it is sent.
+        let mut end = Access::keeping(&shared.end);
+        for _ in 0..RESUMED {
+            let Some(held) = end.get().ready(times) else { break };
+            let Some(room) = self.frame.get_mut(..held.len()) else { continue };
+            room.copy_from_slice(&held);
+            self.frame(shared, &mut end, held.len(), times);
+        }
+        self.flush(&shared.counts);
+    }
+
     /// Reads frames from the device, seals them and sends the records.
-    fn send(&mut self, times: Times) -> io::Result<()> {
+    fn send(&mut self, shared: &Shared<E>, times: Times) -> io::Result<()> {
+        let mut end = Access::new(&shared.end);
         for _ in 0..TURN {
             let Some(length) = self.device.read(&mut self.frame)? else { break };
-            self.frame(length, times);
+            self.frame(shared, &mut end, length, times);
+            end.release();
             if self.batch.len() >= COLLECTED {
-                self.flush();
+                self.flush(&shared.counts);
             }
         }
-        self.flush();
+        self.flush(&shared.counts);
         Ok(())
     }
 
-    /// Sends frames that waited for their tunnel.
-    fn resume(&mut self, times: Times) {
-        for _ in 0..RESUMED {
-            let held = self.shared.lock().ready(times);
-            let Some(held) = held else { break };
-            let Some(room) = self.frame.get_mut(..held.len()) else { continue };
-            room.copy_from_slice(&held);
-            self.frame(held.len(), times);
-        }
-        self.flush();
-    }
-
-    fn frame(&mut self, length: usize, times: Times) {
+    fn frame(&mut self, shared: &Shared<E>, end: &mut Access<'_, E>, length: usize, times: Times) {
+        let (counts, lane) = (&shared.counts, self.number);
         let Some(frame) = self.frame.get_mut(..length) else { return };
         let Some((head, packet)) = frame.split_at_mut_checked(VIRTIO_LEN) else { return };
         let (Some(virtio), Some(layout)) = (Virtio::read(head), Layout::of(packet)) else {
-            return count(&self.shared.counts.not_sealed, 1);
+            return count(&counts.not_sealed, 1);
         };
-        let shared = self.shared.clone();
         let mut addresses = [0; 32];
         let addresses = addresses.get_mut(..layout.addresses(packet).len()).unwrap_or_default();
         addresses.copy_from_slice(layout.addresses(packet));
-        let mut end = shared.lock();
-        let Some((way, how)) = end.route(packet, &layout, virtio, times) else {
-            return count(&shared.counts.not_sealed, 1);
+        let Some((way, how)) = end.get().route(packet, &layout, virtio, times) else {
+            return count(&counts.not_sealed, 1);
         };
+        let flow = end.get().latest();
         if self.way.is_some_and(|before| before != way) {
-            flush(&mut self.socket, &mut self.batch, &mut self.way, &shared.counts);
+            end.release();
+            flush(&self.socket, &mut self.batch, &mut self.way, counts);
         }
         let room = self.socket.room(way.to, times.0) - OVERHEAD;
         self.way = Some(way);
@@ -407,14 +368,15 @@ impl<E: End> Loop<E> {
             let head = BlockHead { segment: virtio.segment, partial: virtio.partial };
             let (_, block) = frame.split_at_mut(VIRTIO_LEN - BlockHead::LEN);
             block[..BlockHead::LEN].copy_from_slice(&head.encode());
+            end.release();
             if let Some((compression, short)) = self.packer.pack(how.compress, &layout, block)
                 && let Some(parts) = seal::parts(short, room)
-                && end.seal_block(way.tunnel, (how, compression), parts, times, &mut self.batch)
+                && end.get().seal_block(way.tunnel, (how, compression, lane), parts, times, &mut self.batch)
             {
-                count(&shared.counts.sealed, length);
-                count(&shared.counts.compressed[0], length);
-                end.compressed(length, short.len());
-                return count(&shared.counts.compressed[1], short.len());
+                shared.sealed(lane, length);
+                count(&counts.compressed[0], length);
+                flow.into_iter().for_each(|flow| end.get().compressed(flow, length, short.len()));
+                return count(&counts.compressed[1], short.len());
             }
         }
         let Some(packet) = frame.get(VIRTIO_LEN..) else { return };
@@ -424,61 +386,63 @@ impl<E: End> Loop<E> {
                 let head = BlockHead { segment: virtio.segment, partial: virtio.partial }.encode();
                 let block = too_long::stored(&[&head, packet].concat());
                 let parts = seal::parts(&block, room);
-                let how = (how, Compression::Lz4);
+                let how = (how, Compression::Lz4, lane);
                 let is_sealed =
-                    parts.is_some_and(|parts| end.seal_block(way.tunnel, how, parts, times, &mut self.batch));
+                    parts.is_some_and(|parts| end.get().seal_block(way.tunnel, how, parts, times, &mut self.batch));
                 return match is_sealed {
-                    true => count(&shared.counts.sealed, packet.len()),
-                    false => count(&shared.counts.not_sealed, 1),
+                    true => shared.sealed(lane, packet.len()),
+                    false => count(&counts.not_sealed, 1),
                 };
             }
             Err(NotCut::TooLong) => {
+                end.release();
                 if let Some(answer) = too_long::answer(packet, &layout, addresses, room.max(carried)) {
                     // If the kernel drops it, the sender's next packet gets another.
                     let _ = self.device.write(&[IoSlice::new(&[0; VIRTIO_LEN]), IoSlice::new(&answer)]);
                 }
-                return count(&shared.counts.too_long, 1);
+                return count(&counts.too_long, 1);
             }
-            Err(NotCut::Malformed) => return count(&shared.counts.not_sealed, 1),
+            Err(NotCut::Malformed) => return count(&counts.not_sealed, 1),
         };
-        let How { treatment, suites, .. } = how;
+        let (How { treatment, suites, .. }, end) = (how, end.get());
         while let Some(piece) = cut.next_piece() {
-            let packet = Packet { treatment, suites, lane: 0, partial: piece.partial, parts: &piece.parts };
+            let packet = Packet { treatment, suites, lane, partial: piece.partial, parts: &piece.parts };
             if end.seal(way.tunnel, &packet, times, &mut self.batch) {
-                count(&shared.counts.sealed, piece.parts[0].len() + piece.parts[1].len());
+                shared.sealed(lane, piece.parts[0].len() + piece.parts[1].len());
             } else {
-                count(&shared.counts.not_sealed, 1);
+                count(&counts.not_sealed, 1);
             }
         }
     }
 
-    fn flush(&mut self) {
-        flush(&mut self.socket, &mut self.batch, &mut self.way, &self.shared.counts);
+    fn flush(&mut self, counts: &Counts) {
+        flush(&self.socket, &mut self.batch, &mut self.way, counts);
     }
 
     /// Receives datagrams from the socket, opens them and writes the packets to the device.
-    fn receive(&mut self, times: Times) {
+    fn receive(&mut self, shared: &Shared<E>, times: Times) {
         if !self.socket.receive(&mut self.buffers) {
             return;
         }
-        let shared = self.shared.clone();
-        let mut end = shared.lock();
-        let mut joiner = Joiner::default();
+        let (mut end, lane) = (Access::new(&shared.end), self.number);
+        let (mut joiner, mut admitted) = (Joiner::default(), Vec::with_capacity(ADMITTED));
         let mut not_taken = 0;
         for arrived in self.buffers.arrived() {
             for datagram in arrived.bytes.chunks_mut(arrived.stride) {
-                let received = end.receive(arrived.from, arrived.to, datagram, times, &mut self.replies);
+                let received = end.get().receive(arrived.from, arrived.to, datagram, times, &mut self.replies);
                 match received {
                     Some((tunnel, Received::Packet { treatment, suite, partial, packet, .. })) => {
                         let sealed = Sealed { treatment, suite, is_compressed: false };
                         let Some(layout) = Layout::of(packet) else { continue };
-                        if end.admit(tunnel, packet, &layout, partial, sealed, times) {
-                            count(&shared.counts.opened, packet.len());
-                            not_taken += usize::from(joiner.push(packet, layout, partial, &self.device).is_err());
+                        if end.get().admit(tunnel, packet, &layout, partial, sealed, times) {
+                            shared.opened(lane, packet.len());
+                            admitted.push((&*packet, layout, partial));
                         }
                     }
                     Some((tunnel, Received::Block { suite, block })) => {
+                        end.release();
                         // Packets that came before the block go before it.
+                        not_taken += write(&mut joiner, &mut admitted, &self.device);
                         not_taken += usize::from(joiner.flush(&self.device).is_err());
                         let Some(mut whole) = self.unpacker.unpack(&block) else {
                             count(&shared.counts.malformed, 1);
@@ -488,19 +452,25 @@ impl<E: End> Loop<E> {
                         let is_compressed = block.bytes.len() < whole.packet.len();
                         let sealed = Sealed { treatment: block.treatment, suite, is_compressed };
                         let (layout, partial) = (whole.layout, whole.virtio.partial);
-                        if end.admit(tunnel, whole.packet, &layout, partial, sealed, times) {
-                            count(&shared.counts.opened, whole.packet.len());
-                            if is_compressed {
-                                end.compressed(whole.packet.len(), block.bytes.len());
+                        if end.get().admit(tunnel, whole.packet, &layout, partial, sealed, times) {
+                            shared.opened(lane, whole.packet.len());
+                            if is_compressed && let Some(flow) = end.get().latest() {
+                                end.get().compressed(flow, whole.packet.len(), block.bytes.len());
                             }
+                            end.release();
                             not_taken += usize::from(whole.write(&self.device).is_err());
                         }
                     }
                     // Frames may wait for it.
-                    Some((_, Received::Open)) => self.polled = 0,
+                    Some((_, Received::Open)) => match lane {
+                        0 => self.polled = 0,
+                        _ => shared.queues.iter().take(1).for_each(Queue::wake),
+                    },
                     _ => {}
                 }
             }
+            end.release();
+            not_taken += write(&mut joiner, &mut admitted, &self.device);
         }
         not_taken += usize::from(joiner.flush(&self.device).is_err());
         count(&shared.counts.not_taken, not_taken);
@@ -513,58 +483,17 @@ impl<E: End> Loop<E> {
     }
 }
 
-fn flush<K: Copy>(socket: &mut Socket, batch: &mut Batch, way: &mut Option<Way<K>>, counts: &Counts) {
+/// Writes packets to the device, joined where possible. Returns how often the kernel did not take a super-packet.
+fn write<'d>(joiner: &mut Joiner<'d>, packets: &mut Vec<(&'d [u8], Layout, bool)>, device: &Device) -> usize {
+    let packets = packets.drain(..);
+    packets.filter(|(packet, layout, partial)| joiner.push(packet, *layout, *partial, device).is_err()).count()
+}
+
+fn flush<K: Copy>(socket: &Socket, batch: &mut Batch, way: &mut Option<Way<K>>, counts: &Counts) {
     if let Some(Way { to, source, .. }) = way.take()
         && !batch.is_empty()
     {
         count(&counts.not_sent, socket.send(batch, to, source));
     }
     batch.clear();
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_pump_that_always_has_frames_lets_others_lock_its_end() {
-        let shared = Shared {
-            end: Mutex::new(0u32),
-            turn: Mutex::new(()),
-            stop: AtomicBool::new(false),
-            wake: EventFd::new().expect("a descriptor"),
-            counts: Counts::default(),
-        };
-        let frames = AtomicU64::new(0);
-        let (shared, frames, longest) = (&shared, &frames, Duration::from_millis(500));
-        std::thread::scope(|scope| {
-            scope.spawn(move || {
-                while !shared.stop.load(Ordering::Relaxed) {
-                    let mut end = shared.lock();
-                    *end += 1;
-                    frames.fetch_add(1, Ordering::Relaxed);
-                    let begun = Instant::now();
-                    while begun.elapsed() < Duration::from_micros(50) {
-                        std::hint::spin_loop();
-                    }
-                }
-            });
-            let waited: Vec<_> = (0..1000)
-                .map(|_| {
-                    // Ask in the middle of a frame, as most do while there is traffic.
-                    let before = frames.load(Ordering::Relaxed);
-                    while frames.load(Ordering::Relaxed) == before {
-                        std::hint::spin_loop();
-                    }
-                    let begun = Instant::now();
-                    drop(shared.lock());
-                    begun.elapsed()
-                })
-                .collect();
-            shared.stop.store(true, Ordering::Relaxed);
-            let total: Duration = waited.iter().sum();
-            assert!(waited.iter().all(|one| *one < longest), "{:?}", waited.iter().max());
-            assert!(total < Duration::from_secs(5), "{total:?} for a thousand turns of 50 µs");
-        });
-    }
 }

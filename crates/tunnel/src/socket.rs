@@ -3,12 +3,13 @@
 use crate::path::Paths;
 use anyhow::{Context, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt};
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
 use seal::Batch;
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Length of each buffer for received datagrams, in bytes: the most that `UDP_GRO` joins.
@@ -26,7 +27,8 @@ pub struct Socket {
     /// Whether the socket is for both address families. It then uses IPv4-mapped addresses.
     is_ipv6: bool,
     state: UdpSocketState,
-    paths: Paths,
+    /// The paths, which the sockets of one service share: an ICMP error may come to another socket than the one that sent.
+    paths: Arc<Mutex<Paths>>,
 }
 
 /// Buffers for received datagrams.
@@ -55,6 +57,11 @@ pub struct Arrived<'b> {
 }
 
 impl Buffers {
+    /// Returns buffers without room, for a thread that receives nothing.
+    pub fn empty() -> Self {
+        Self { bytes: Vec::new(), metas: [RecvMeta::default(); BUFFERS], count: 0 }
+    }
+
     /// Returns the datagrams that the last call of [`Socket::receive`] received.
     pub fn arrived(&mut self) -> impl Iterator<Item = Arrived<'_>> {
         self.bytes.chunks_mut(BUFFER).zip(&self.metas).take(self.count).filter_map(|(bytes, meta)| {
@@ -76,6 +83,10 @@ impl Socket {
     ///
     /// Fails if the kernel does not accept an option of the socket.
     pub fn new(socket: UdpSocket) -> Result<Self> {
+        Self::sharing(socket, Arc::default())
+    }
+
+    fn sharing(socket: UdpSocket, paths: Arc<Mutex<Paths>>) -> Result<Self> {
         let state = UdpSocketState::new((&socket).into()).context("cannot set up the tunnel's UDP socket")?;
         for queue in [true, false] {
             // Without the necessary capability, the socket keeps the kernel's default size.
@@ -88,7 +99,44 @@ impl Socket {
         // The kernel keeps ICMP errors until `read_errors` reads them.
         state.enable_transport_errors((&socket).into()).context("cannot set up the tunnel's UDP socket for errors")?;
         let is_ipv6 = socket.local_addr()?.is_ipv6();
-        Ok(Self { socket, is_ipv6, state, paths: Paths::default() })
+        Ok(Self { socket, is_ipv6, state, paths })
+    }
+
+    /// Binds this many sockets to one address. The kernel chooses the socket for a datagram by the datagram's addresses
+    /// and ports, so all datagrams of a tunnel arrive at one socket.
+    ///
+    /// # Errors
+    ///
+    /// Fails if anybody else has the address, or if the kernel does not accept an option of a socket.
+    pub fn several(at: SocketAddr, count: usize) -> Result<Vec<Self>> {
+        // The first socket is bound without SO_REUSEPORT, which fails even if another process has the port with it.
+        let first = UdpSocket::bind(at)?;
+        let (at, paths) = (first.local_addr()?, Arc::default());
+        if count > 1 {
+            setsockopt(&first, sockopt::ReusePort, &true)?;
+        }
+        let mut all = vec![Self::sharing(first, Arc::clone(&paths))?];
+        for _ in 1..count {
+            let family = if at.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+            let next = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+            setsockopt(&next, sockopt::ReusePort, &true)?;
+            bind(next.as_raw_fd(), &SockaddrStorage::from(at)).with_context(|| format!("cannot bind again to {at}"))?;
+            all.push(Self::sharing(UdpSocket::from(next), Arc::clone(&paths))?);
+        }
+        Ok(all)
+    }
+
+    /// Returns the address to which the socket is bound.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not tell the address.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    fn paths(&self) -> MutexGuard<'_, Paths> {
+        self.paths.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the socket's cookie, by which kernel programs recognise its packets.
@@ -122,7 +170,7 @@ impl Socket {
 
     /// Sends all records of a batch to one address. If `source` is given, sends from this address. Returns the number
     /// of datagrams that the kernel did not send.
-    pub fn send(&mut self, batch: &Batch, to: SocketAddr, source: Option<IpAddr>) -> usize {
+    pub fn send(&self, batch: &Batch, to: SocketAddr, source: Option<IpAddr>) -> usize {
         let mut lost = 0;
         for run in batch.runs() {
             let most = run.segment * self.state.max_gso_segments();
@@ -136,7 +184,7 @@ impl Socket {
                 };
                 if let Err(error) = self.send_one(&transmit) {
                     if quinn_udp::is_msg_size_err(&error) {
-                        self.paths.recheck(to.ip());
+                        self.paths().recheck(to.ip());
                     }
                     tracing::debug!(%to, segment = run.segment, "cannot send records: {error}");
                     lost += bytes.len().div_ceil(run.segment);
@@ -147,7 +195,7 @@ impl Socket {
     }
 
     /// Sends one datagram. If `source` is given, sends from this address.
-    pub fn send_single(&mut self, datagram: &[u8], to: SocketAddr, source: Option<IpAddr>) {
+    pub fn send_single(&self, datagram: &[u8], to: SocketAddr, source: Option<IpAddr>) {
         let transmit = Transmit {
             destination: self.mapped(to),
             ecn: None,
@@ -188,14 +236,14 @@ impl Socket {
     }
 
     /// Returns the length in bytes of the longest datagram payload that fits the path to `to`, as far as is known.
-    pub fn room(&mut self, to: SocketAddr, now: u64) -> usize {
-        self.paths.room(to.ip(), now)
+    pub fn room(&self, to: SocketAddr, now: u64) -> usize {
+        self.paths().room(to.ip(), now)
     }
 
     /// Reads the ICMP errors that have arrived. They tell how long datagrams may be. Until they are read, the socket is
     /// ready with an error.
-    pub fn read_errors(&mut self, now: u64) {
-        self.paths.read_errors(self.socket.as_raw_fd(), now);
+    pub fn read_errors(&self, now: u64) {
+        self.paths().read_errors(self.socket.as_raw_fd(), now);
     }
 }
 

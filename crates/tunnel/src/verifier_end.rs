@@ -2,10 +2,10 @@
 //! goes.
 
 use crate::agent_end::mode;
+use crate::end::{End, How, Message, Sealed, Times, Way, note};
 use crate::flows::{Flow, Flows};
 use crate::inside::{Client, Inside};
 use crate::packet::{Layout, UDP, Virtio};
-use crate::pump::{End, How, Message, Sealed, Times, Way, note};
 use crate::random::Random;
 use crate::translate::{Side, translate};
 use engine::model::{Compress, Sealing};
@@ -221,12 +221,12 @@ impl<K: Knowledge> End for VerifierEnd<K> {
     fn seal_block<'p>(
         &mut self,
         tunnel: TunnelId,
-        (how, compression): (How, Compression),
+        (how, compression, lane): (How, Compression, u8),
         parts: impl Iterator<Item = (Part, &'p [u8])>,
         times: Times,
         out: &mut Batch,
     ) -> bool {
-        let how = ((how.treatment, compression), (how.suites, 0));
+        let how = ((how.treatment, compression), (how.suites, lane));
         self.responder.seal_block(tunnel, how.0, how.1, parts, times, out).is_ok()
     }
 
@@ -302,8 +302,12 @@ impl<K: Knowledge> End for VerifierEnd<K> {
         is_enough
     }
 
-    fn compressed(&mut self, before: usize, after: usize) {
-        if let Some(flow) = self.latest.and_then(|key| self.flows.get_mut(&key)) {
+    fn latest(&self) -> Option<FlowKey> {
+        self.latest
+    }
+
+    fn compressed(&mut self, flow: FlowKey, before: usize, after: usize) {
+        if let Some(flow) = self.flows.get_mut(&flow) {
             flow.compressed[0] += before as u64;
             flow.compressed[1] += after as u64;
         }

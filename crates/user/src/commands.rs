@@ -206,6 +206,13 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
         print!("\n{}", Table::new(&["INTERFACE", "ATTACHED"], interfaces));
         let counters = status.counters.iter().map(|(name, count)| vec![name.clone(), count.to_string()]);
         print!("\n{}", Table::new(&["PACKETS", "COUNT"], counters));
+        if !status.tunnel_queues.is_empty() {
+            let queues =
+                status.tunnel_queues.iter().enumerate().map(|(number, queue)| {
+                    vec![number.to_string(), queue.sealed.to_string(), queue.opened.to_string()]
+                });
+            print!("\n{}", Table::new(&["TUNNEL QUEUE", "BYTES SEALED", "BYTES OPENED"], queues));
+        }
     }
     let destinations = status.session.iter().flat_map(|session| &session.destinations);
     let destinations = destinations.map(|receiver| {

@@ -186,7 +186,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let naming = tokio::spawn(events::name(shared.clone(), authority.clone(), unknown_grants, in_tunnels.clone()));
     let confirmer = Confirmer::new(authority.clone(), confirms);
     #[cfg(feature = "seal")]
-    let sealed = sealing::Service::new(shared.clone(), settings.tunnel_pool.clone(), seed, in_tunnels);
+    let sealed =
+        sealing::Service::new(shared.clone(), settings.tunnel_pool.clone(), settings.tunnel_queues, seed, in_tunnels);
     // After the table of inside addresses is there, into which other gateways' clients come.
     let sharing = peer_listener.map(|listener| peers::start(&peers, listener, &shared)).transpose()?;
     let mut daemon = Daemon {

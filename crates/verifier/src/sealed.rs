@@ -3,7 +3,7 @@
 
 use crate::shared::{Shared, TunnelView};
 use crate::unnamed::Unnamed;
-use crate::view::Counter;
+use crate::view::{Counter, TunnelQueue};
 use anyhow::{Context, Result, bail};
 use datapath::interface::Interface;
 use datapath::tunnel::Tunnel as Program;
@@ -11,7 +11,7 @@ use engine::model::Sealing;
 use engine::tunnel::{Dropped, Limits};
 use engine::verifier::Tables;
 use ipnet::IpNet;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use tunnel::{Device, Inside, Knowledge, Pump, Socket, VerifierEnd, route, times};
 use wire::map::FlowKey;
@@ -39,7 +39,7 @@ pub struct Known {
 }
 
 impl Sealed {
-    /// Starts the service at the addresses that the authority named.
+    /// Starts the service at the addresses that the authority named, with this many queues.
     ///
     /// # Errors
     ///
@@ -50,6 +50,7 @@ impl Sealed {
         tunnels: &[SocketAddr],
         networks: &[IpNet],
         inside: Arc<Mutex<Inside>>,
+        queues: usize,
         unknown: Arc<Unnamed>,
     ) -> Result<Self> {
         if networks.is_empty() {
@@ -60,31 +61,35 @@ impl Sealed {
         }
         // First of all: without a device, packets to the inside addresses must not leave by another interface.
         networks.iter().try_for_each(route::add_dead_end)?;
-        let socket = listen(tunnels)?;
-        let device = Device::new(DEVICE, MTU)?;
+        let sockets = listen(tunnels, queues)?;
+        let service = sockets.first().context("a tunnel has at least one queue")?.local_addr()?;
+        let device = Device::with_queues(DEVICE, MTU, queues)?;
         let interface = Interface::named(DEVICE)?;
         let mut program = shared.kernel().load_tunnel()?;
         program.attach(&interface).context("cannot attach to the tunnel's device")?;
-        device.turn_on()?;
+        device.first().context("a tunnel has at least one queue")?.turn_on()?;
         for network in networks {
             route::add_address(interface.index, Inside::own(network))?;
             route::add_route(network, interface.index)?;
         }
-        let service = socket.local_addr()?;
         let known = Known { shared: shared.clone(), unknown };
         let end = VerifierEnd::new(known, service, inside, Limits::default());
-        let pump = Arc::new(Pump::start(device, Socket::new(socket)?, end)?);
+        let pump = Arc::new(Pump::start(device, sockets, end)?);
         let counted = Arc::downgrade(&pump);
-        let asked = counted.clone();
+        let (asked, loaded) = (counted.clone(), counted.clone());
         shared.set_tunnels(TunnelView {
             counts: Box::new(move || counted.upgrade().map(|pump| counts(&pump)).unwrap_or_default()),
+            queues: Box::new(move || {
+                let loads = loaded.upgrade().map(|pump| pump.loads()).unwrap_or_default();
+                loads.iter().map(|load| TunnelQueue { sealed: load.sealed, opened: load.opened }).collect()
+            }),
             sealed: Box::new(move |flow| {
                 let (sealed, ratio) = asked.upgrade()?.end().sealed(flow, times())?;
                 let (treatment, suite) = (sealed.treatment.name().to_owned(), sealed.suite.name().to_owned());
                 Some(api::SealedFlow { treatment: Some(treatment), suite: Some(suite), ratio })
             }),
         });
-        tracing::info!(?tunnels, device = DEVICE, "accepting sealed tunnels");
+        tracing::info!(?tunnels, device = DEVICE, queues, "accepting sealed tunnels");
         Ok(Self { tunnels: tunnels.to_vec(), pump, _program: program })
     }
 
@@ -118,14 +123,15 @@ fn counts(pump: &Pump<VerifierEnd<Known>>) -> Vec<Counter> {
     all.filter(|(_, packets)| *packets > 0).map(|(name, packets)| Counter { name, packets }).collect()
 }
 
-/// Binds the service: to the one address, or to all of this host's if there is one of each family.
-fn listen(tunnels: &[SocketAddr]) -> Result<UdpSocket> {
+/// Binds the service, with a socket for each queue: to the one address, or to all of this host's if there is one of each
+/// family.
+fn listen(tunnels: &[SocketAddr], queues: usize) -> Result<Vec<Socket>> {
     let at = match tunnels {
         [one] => *one,
         [one, other] if one.port() == other.port() => SocketAddr::new([0u8; 16].into(), one.port()),
         [..] => bail!("the tunnel's addresses {tunnels:?} must have one port"),
     };
-    UdpSocket::bind(at).with_context(|| format!("cannot listen to tunnels at {at}"))
+    Socket::several(at, queues).with_context(|| format!("cannot listen to tunnels at {at}"))
 }
 
 impl Knowledge for Known {

@@ -21,8 +21,8 @@ pub use file::{StoredEnrolment, TEMPLATE, parse};
 pub use proofs::{Engine, ProofsSettings};
 pub use values::{Complainant, Mark, Verdict, duration};
 use values::{
-    FLOWS, MARK, MAX_FLOWS, MAX_PAIRS, SAMPLES, carrier, complainant, hook, idle, mark, network, peer, renewal,
-    replay_buckets, service, suite, verdict,
+    FLOWS, MARK, MAX_FLOWS, MAX_PAIRS, SAMPLES, TUNNEL_QUEUES, carrier, complainant, hook, idle, mark, network, peer,
+    renewal, replay_buckets, service, suite, verdict,
 };
 
 /// Settings from one source. Settings that the source does not contain are `None`, empty or false.
@@ -133,6 +133,10 @@ pub struct Flags {
     /// none, and no tunnels]
     #[arg(long, value_name = "NET", env = "VOUCHSAFE_TUNNEL_POOL", value_delimiter = ',', value_parser = network)]
     pub tunnel_pool: Vec<IpNet>,
+    /// Number of queues of sealed tunnels, each with a thread of its own, 1 to 8 [default: the number of processors, at most
+    /// 8]
+    #[arg(long, value_name = "N", env = "VOUCHSAFE_TUNNEL_QUEUES", value_parser = clap::value_parser!(u32).range(TUNNEL_QUEUES))]
+    pub tunnel_queues: Option<u32>,
     /// A suite whose tokens are accepted: siphash, aes-cmac or sha224; may be repeated [default: siphash, aes-cmac]
     #[arg(long, value_name = "SUITE", env = "VOUCHSAFE_SUITES", value_delimiter = ',', value_parser = suite)]
     pub suites: Vec<GrantSuite>,
@@ -205,6 +209,8 @@ pub struct Settings {
     pub pool: Vec<IpNet>,
     /// Networks of inside addresses for clients in sealed tunnels.
     pub tunnel_pool: Vec<IpNet>,
+    /// Number of queues of sealed tunnels; `None` for as many as there are processors.
+    pub tunnel_queues: Option<u32>,
     /// The mark of admitted packets; `None` if packets are dropped rather than marked.
     pub mark: Option<Mark>,
     /// Addresses of the other gateways of this verifier.
@@ -257,6 +263,7 @@ impl Flags {
             max_outbound: self.max_outbound.or(other.max_outbound),
             pool: if self.pool.is_empty() { other.pool } else { self.pool },
             tunnel_pool: if self.tunnel_pool.is_empty() { other.tunnel_pool } else { self.tunnel_pool },
+            tunnel_queues: self.tunnel_queues.or(other.tunnel_queues),
             suites: if self.suites.is_empty() { other.suites } else { self.suites },
             max_pairs: self.max_pairs.or(other.max_pairs),
             ls_stateless: self.ls_stateless || other.ls_stateless,
@@ -311,6 +318,7 @@ impl Flags {
             proxy_protocol: self.proxy_protocol,
             pool: self.pool,
             tunnel_pool: self.tunnel_pool,
+            tunnel_queues: self.tunnel_queues,
             peers: self.peers,
             peer_listen: self.peer_listen,
             everything_but: self.everything.then_some(self.open),

@@ -55,6 +55,8 @@ type SealedFlow = dyn Fn(&FlowKey) -> Option<api::SealedFlow> + Send;
 pub struct TunnelView {
     /// Returns the numbers of packets that the tunnels dropped, by reason.
     pub counts: Box<dyn Fn() -> Vec<view::Counter> + Send>,
+    /// Returns the load of each queue.
+    pub queues: Box<dyn Fn() -> Vec<view::TunnelQueue> + Send>,
     /// Returns how the packets of a flow are sealed and compressed.
     pub sealed: Box<SealedFlow>,
 }
@@ -349,6 +351,10 @@ impl Shared {
                 proofs.inspect_err(|error| tracing::error!("cannot read the counters of proofs: {error:#}")).ok()
             }),
             owners: self.owners().count() as u64,
+            tunnel_queues: {
+                let tunnels = self.tunnels.lock().unwrap_or_else(PoisonError::into_inner);
+                tunnels.as_ref().map(|tunnels| (tunnels.queues)()).unwrap_or_default()
+            },
         }
     }
 }

@@ -325,6 +325,18 @@ pub struct Status {
     pub proofs: Option<Proofs>,
     /// Number of grants whose owners the verifier knows.
     pub owners: u64,
+    /// The queues of the sealed tunnels; empty if this verifier accepts no tunnels.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tunnel_queues: Vec<TunnelQueue>,
+}
+
+/// Bytes of packets that the thread of a queue of the sealed tunnels has moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TunnelQueue {
+    /// Bytes of packets into tunnels.
+    pub sealed: u64,
+    /// Bytes of packets out of tunnels.
+    pub opened: u64,
 }
 
 /// State of the verification of proofs.

@@ -75,6 +75,7 @@ fn pages() -> [String; 4] {
             reasons: vec![view::Counter { name: "bad_tag".into(), packets: 1 }],
         }),
         owners: 1,
+        tunnel_queues: Vec::new(),
     };
     let agent = agent::metrics::Snapshot { counters: BTreeMap::from([("tokens".into(), 1)]), ..Default::default() };
     [

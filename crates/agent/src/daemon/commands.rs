@@ -157,6 +157,7 @@ impl Daemon {
                 now: self.agent.unix(now(), subject),
                 own: None,
                 tunnels: self.tunnels_of(subject),
+                tunnel_queues: self.tunnel_queues(),
             })),
         }
     }

@@ -5,7 +5,7 @@ use super::Daemon;
 use engine::agent::{FetchId, Refusal, Subject};
 use engine::model::{Grant, Receiver};
 use reach::login::refused;
-use reach::protocol::{Interface, Reply, Tunnel};
+use reach::protocol::{Interface, Reply, Tunnel, TunnelQueue};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use wire::Destination;
@@ -48,6 +48,7 @@ mod with_tunnels {
     impl Daemon {
         /// Opens the file for the keys of tunnels, if the configuration names one.
         pub(in crate::daemon) fn export_keys(&mut self) -> anyhow::Result<()> {
+            self.sealing.sealed.set_queues(self.settings.tunnel_queues);
             if let Some(path) = &self.settings.danger_export_keys {
                 self.sealing.sealed.danger_export(KeyFile::open(path)?);
             }
@@ -80,6 +81,10 @@ mod with_tunnels {
 
         pub(in crate::daemon) fn tunnels_of(&self, subject: Subject) -> Vec<Tunnel> {
             self.sealing.sealed.tunnels_of(subject)
+        }
+
+        pub(in crate::daemon) fn tunnel_queues(&self) -> Vec<TunnelQueue> {
+            self.sealing.sealed.queues()
         }
 
         pub(in crate::daemon) fn broken_tunnels(&self) -> Option<Interface> {
@@ -227,6 +232,10 @@ impl Daemon {
     pub(super) fn start_wishes(&self) {}
 
     pub(super) fn tunnels_of(&self, _: Subject) -> Vec<Tunnel> {
+        Vec::new()
+    }
+
+    pub(super) fn tunnel_queues(&self) -> Vec<TunnelQueue> {
         Vec::new()
     }
 

@@ -118,7 +118,12 @@ impl Path {
 
     /// Builds a path through a sealed tunnel.
     pub fn sealed(name: &'static str, treatment: Treatment) -> Result<Self> {
-        let stage = Stage::new(false, demand(treatment));
+        Self::sealed_with_queues(name, treatment, tunnel::default_queues())
+    }
+
+    /// Builds a path through a sealed tunnel whose ends have this number of queues.
+    pub fn sealed_with_queues(name: &'static str, treatment: Treatment, queues: usize) -> Result<Self> {
+        let stage = Stage::with_queues(false, demand(treatment), queues);
         for port in [IPERF, ECHO] {
             stage.leg(6, port, demand(treatment));
         }

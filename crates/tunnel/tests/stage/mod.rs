@@ -161,13 +161,17 @@ impl Stage {
     /// Builds the network, with a NAT on the way or without, and starts both ends. Every packet to the server except the
     /// tunnel's own goes into the tunnel, in which `demand` is the rule at the verifier.
     pub fn new(with_nat: bool, demand: Sealing) -> Self {
+        Self::with_queues(with_nat, demand, tunnel::default_queues())
+    }
+
+    /// Does what [`Self::new`] does, with this number of queues at both ends.
+    pub fn with_queues(with_nat: bool, demand: Sealing, queues: usize) -> Self {
         let (client, router, server) = network(with_nat);
         let verifier = server.enter(|| {
-            let device = Device::new("vs-seal", 1420).expect("a device");
-            device.turn_on().expect("a device");
-            let socket = UdpSocket::bind(SERVICE).expect("a socket");
-            let end = verifier_end(demand);
-            Pump::start(device, Socket::new(socket).expect("a socket"), end).expect("a thread")
+            let device = Device::with_queues("vs-seal", 1420, queues).expect("a device");
+            device[0].turn_on().expect("a device");
+            let sockets = Socket::several(SERVICE.parse().expect("an address"), queues).expect("sockets");
+            Pump::start(device, sockets, verifier_end(demand)).expect("threads")
         });
         for (network, own) in POOL.into_iter().zip(["100.64.0.1/32", "fd64::1/128"]) {
             server.ip(&format!("address add {own} dev vs-seal")).expect("an address");
@@ -176,13 +180,13 @@ impl Stage {
         let opener = Arc::new(AtomicU32::new(key().subject));
         let subject = opener.clone();
         let agent = client.enter(|| {
-            let device = Device::new("vs-seal", 1500).expect("a device");
-            device.turn_on().expect("a device");
+            let device = Device::with_queues("vs-seal", 1500, queues).expect("a device");
+            device[0].turn_on().expect("a device");
             let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
             let mut end =
                 AgentEnd::asking(Box::new(move |_| Some(Steered { subject: subject.load(Relaxed), wish: 0 })));
             end.set_tunnel(key(), terms(5), times());
-            Pump::start(device, Socket::new(socket).expect("a socket"), end).expect("a thread")
+            Pump::start(device, vec![Socket::new(socket).expect("a socket")], end).expect("threads")
         });
         client.sysctl("net/ipv4/conf/all/rp_filter", "0").expect("no filter");
         client.sysctl("net/ipv4/conf/vs-seal/rp_filter", "0").expect("no filter");

@@ -80,6 +80,14 @@ pub(super) fn show_status(status: &view::Status) {
         let passed: Vec<_> = proofs.passed.iter().map(|way| format!("{} {}", way.packets, way.name)).collect();
         println!("            {}, {dropped} dropped", passed.join(", "));
     }
+    if !status.tunnel_queues.is_empty() {
+        let queues = status
+            .tunnel_queues
+            .iter()
+            .enumerate()
+            .map(|(number, queue)| vec![number.to_string(), queue.sealed.to_string(), queue.opened.to_string()]);
+        print!("\n{}", Table::new(&["TUNNEL QUEUE", "BYTES SEALED", "BYTES OPENED"], queues));
+    }
     let tables = status.tables.iter().map(|table| {
         let used = table.used.map_or("-".into(), |used| used.to_string());
         vec![table.name.clone(), used, table.max.to_string(), table.bytes.to_string(), bytes(table.max * table.bytes)]

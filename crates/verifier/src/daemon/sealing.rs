@@ -22,6 +22,7 @@ mod running {
         networks: Vec<IpNet>,
         /// The inside addresses, which outlive a restart of the service.
         inside: Arc<Mutex<Inside>>,
+        queues: usize,
         unknown: Arc<Unnamed>,
         running: Option<Sealed>,
         /// Why the service could not start: logged once.
@@ -30,10 +31,17 @@ mod running {
 
     impl Service {
         /// Creates the service without starting it.
-        pub fn new(shared: Arc<Shared>, networks: Vec<IpNet>, seed: u64, unknown: Arc<Unnamed>) -> Self {
+        pub fn new(
+            shared: Arc<Shared>,
+            networks: Vec<IpNet>,
+            queues: Option<u32>,
+            seed: u64,
+            unknown: Arc<Unnamed>,
+        ) -> Self {
             let inside = Arc::new(Mutex::new(Inside::new(networks.clone(), seed)));
             shared.kernel_mut().set_lessees(inside.clone());
-            Self { shared, networks, inside, unknown, running: None, trouble: None }
+            let queues = queues.map_or_else(tunnel::default_queues, |queues| queues as usize);
+            Self { shared, networks, inside, queues, unknown, running: None, trouble: None }
         }
 
         /// Makes the service run at the addresses `tunnels`. Ends the service if `tunnels` is empty.
@@ -44,7 +52,7 @@ mod running {
             }
             if self.running.as_ref().is_some_and(|running| !running.is_running()) {
                 tracing::error!(
-                    "the thread of the sealed tunnels has ended, and nobody reaches receivers through them: starting it again"
+                    "a thread of the sealed tunnels has ended, and nobody reaches receivers through them: starting it again"
                 );
                 self.running = None;
             }
@@ -52,7 +60,8 @@ mod running {
                 self.trouble = None;
                 return;
             }
-            match Sealed::start(&self.shared, tunnels, &self.networks, self.inside.clone(), self.unknown.clone()) {
+            let (inside, unknown) = (self.inside.clone(), self.unknown.clone());
+            match Sealed::start(&self.shared, tunnels, &self.networks, inside, self.queues, unknown) {
                 Ok(running) => (self.running, self.trouble) = (Some(running), None),
                 Err(error) => {
                     let text = format!("{error:#}");

@@ -1,8 +1,8 @@
 //! Parser of `verifier.toml`: the enrolment, and every setting by its name.
 
 use super::values::{
-    FLOWS, IDLE, MAX_FLOWS, MAX_PAIRS, RENEWAL, SAMPLES, carrier, complainant, hook, mark, network, peer, service,
-    suite, verdict,
+    FLOWS, IDLE, MAX_FLOWS, MAX_PAIRS, RENEWAL, SAMPLES, TUNNEL_QUEUES, carrier, complainant, hook, mark, network,
+    peer, service, suite, verdict,
 };
 use super::{Flags, ProofsSettings};
 use engine::document::{self, Faults, Fields, Reader};
@@ -46,6 +46,7 @@ pub(super) const KEYS: &[&str] = &[
     "max_outbound",
     "pool",
     "tunnel_pool",
+    "tunnel_queues",
     "suites",
     "max_pairs",
     "ls_stateless",
@@ -121,6 +122,7 @@ pub fn parse(text: &str) -> Result<(Option<StoredEnrolment>, Flags), Faults> {
             max_outbound: number(reader, fields, "max_outbound", &MAX_FLOWS),
             pool: networks(reader, fields, "pool"),
             tunnel_pool: networks(reader, fields, "tunnel_pool"),
+            tunnel_queues: number(reader, fields, "tunnel_queues", &TUNNEL_QUEUES),
             suites: named(reader, fields, "suites", suite),
             max_pairs: number(reader, fields, "max_pairs", &MAX_PAIRS),
             ls_stateless: fields.yes(reader, "ls_stateless"),

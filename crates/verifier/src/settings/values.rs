@@ -8,6 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use wire::Carrier;
 
 pub(super) const MAX_PAIRS: std::ops::RangeInclusive<i64> = 16..=65_536;
+/// A tunnel has a lane for each queue.
+pub(super) const TUNNEL_QUEUES: std::ops::RangeInclusive<i64> = 1..=wire::seal::record::LANES as i64;
 pub(super) const MAX_FLOWS: std::ops::RangeInclusive<i64> = 16..=1 << 26;
 pub(super) const FLOWS: std::ops::RangeInclusive<i64> = 1..=1 << 26;
 pub(super) const SAMPLES: std::ops::RangeInclusive<i64> = 0..=100_000;
