@@ -11,8 +11,27 @@ const HEADER: usize = 16;
 /// SOL_NETLINK and NETLINK_GET_STRICT_CHK: the kernel filters its answer by the request's fields (Linux 4.20).
 const STRICT: (i32, i32) = (270, 12);
 
-/// Sends a dump request with this type and body. Returns the type and the body of each message of the answer.
-pub(crate) fn dump(kind: u16, body: &[u8]) -> Result<Vec<(u16, Vec<u8>)>> {
+/// A flag of messages: the list has changed while the kernel sent it, so entries may be missing.
+const INTERRUPTED: u16 = libc::NLM_F_DUMP_INTR as u16;
+/// How often a list that changes meanwhile is requested.
+const ATTEMPTS: usize = 32;
+
+/// The type and the body of each message of an answer.
+type Messages = Vec<(u16, Vec<u8>)>;
+
+/// Sends a dump request with this type and body. Returns the messages of the answer. If the list changes while the kernel
+/// sends it, requests it again.
+pub(crate) fn dump(kind: u16, body: &[u8]) -> Result<Messages> {
+    for _ in 0..ATTEMPTS {
+        if let Some(messages) = dump_once(kind, body)? {
+            return Ok(messages);
+        }
+    }
+    bail!("the kernel's list changes too fast to be read (netlink): try again when the network is at rest")
+}
+
+/// Requests a list once. Returns `None` if it changed meanwhile.
+fn dump_once(kind: u16, body: &[u8]) -> Result<Option<Messages>> {
     let socket = open()?;
     let on = 1i32;
     // SAFETY: the option's value is an int that lives through the call. Without the option, the answer has more
@@ -32,13 +51,20 @@ pub(crate) fn dump(kind: u16, body: &[u8]) -> Result<Vec<(u16, Vec<u8>)>> {
     request[6..8].copy_from_slice(&((libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16).to_ne_bytes());
     request.extend_from_slice(body);
     send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
-    let (mut messages, mut room) = (Vec::new(), vec![0; 64 * 1024]);
+    gather(|room| Ok(recv(socket.as_raw_fd(), room, MsgFlags::empty())?))
+}
+
+/// Collects the messages of a list, which `receive` reads into its buffer. Returns `None` if one of them says that the
+/// list changed meanwhile.
+fn gather(mut receive: impl FnMut(&mut [u8]) -> Result<usize>) -> Result<Option<Messages>> {
+    let (mut messages, mut room, mut is_whole) = (Vec::new(), vec![0; 64 * 1024], true);
     loop {
-        let length = recv(socket.as_raw_fd(), &mut room, MsgFlags::empty())?;
+        let length = receive(&mut room)?;
         let mut rest = &room[..length];
-        while let Some((kind, body)) = message(&mut rest) {
+        while let Some((kind, flags, body)) = message(&mut rest) {
+            is_whole &= flags & INTERRUPTED == 0;
             match i32::from(kind) {
-                libc::NLMSG_DONE => return Ok(messages),
+                libc::NLMSG_DONE => return Ok(is_whole.then_some(messages)),
                 libc::NLMSG_ERROR => bail!("the kernel rejected the request for a list (netlink)"),
                 _ => messages.push((kind, body.to_vec())),
             }
@@ -104,13 +130,14 @@ pub fn follow_addresses(mut each: impl FnMut() + Send + 'static) -> Result<()> {
     Ok(())
 }
 
-/// Removes a message from the front of `rest`. Returns its type and its body.
-fn message<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
+/// Removes a message from the front of `rest`. Returns its type, its flags and its body.
+fn message<'a>(rest: &mut &'a [u8]) -> Option<(u16, u16, &'a [u8])> {
     let length = u32::from_ne_bytes(rest.get(..4)?.try_into().ok()?) as usize;
     let kind = u16::from_ne_bytes(rest.get(4..6)?.try_into().ok()?);
+    let flags = u16::from_ne_bytes(rest.get(6..8)?.try_into().ok()?);
     let body = rest.get(HEADER..length)?;
     *rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-    Some((kind, body))
+    Some((kind, flags, body))
 }
 
 /// Removes an attribute from the front of `rest`. Returns its type and its value.
@@ -120,4 +147,39 @@ pub(crate) fn attribute<'a>(rest: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
     let value = rest.get(4..length)?;
     *rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
     Some((kind, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a message with this type and these flags, and an empty body.
+    fn header(kind: i32, flags: u16) -> Vec<u8> {
+        let mut message = (HEADER as u32).to_ne_bytes().to_vec();
+        message.extend((kind as u16).to_ne_bytes());
+        message.extend(flags.to_ne_bytes());
+        message.resize(HEADER, 0);
+        message
+    }
+
+    fn gathered(parts: &[Vec<u8>]) -> Option<Messages> {
+        let mut parts = parts.iter();
+        let receive = |room: &mut [u8]| {
+            let part = parts.next().expect("another part");
+            room[..part.len()].copy_from_slice(part);
+            Ok(part.len())
+        };
+        gather(receive).expect("a list")
+    }
+
+    #[test]
+    fn a_list_that_changed_while_it_was_sent_is_not_used() {
+        let (route, done) = (i32::from(libc::RTM_NEWROUTE), libc::NLMSG_DONE);
+        let one = header(route, 0);
+        let whole = gathered(&[[one.clone(), one.clone()].concat(), header(done, 0)]);
+        assert_eq!(whole.map(|messages| messages.len()), Some(2));
+        let broken = header(route, INTERRUPTED);
+        assert_eq!(gathered(&[[one.clone(), broken].concat(), one.clone(), header(done, 0)]), None);
+        assert_eq!(gathered(&[one, header(done, INTERRUPTED)]), None, "it changed at the end");
+    }
 }

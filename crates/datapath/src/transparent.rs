@@ -103,8 +103,12 @@ impl Diversion {
         for family in [libc::AF_INET, libc::AF_INET6] {
             let mut question = [0; 12];
             question[0] = family as u8;
-            // A kernel without IPv6 has no such rules.
-            for (_, body) in dump(RTM_GETRULE, &question).unwrap_or_default() {
+            let rules = match dump(RTM_GETRULE, &question) {
+                // A kernel without IPv6 has no such rules.
+                Err(_) if family == libc::AF_INET6 => continue,
+                rules => rules.context("cannot read the routing rules")?,
+            };
+            for (_, body) in rules {
                 if self.parse(&body).is_some_and(|rule| rule.as_ref().is_none_or(&which)) {
                     change(RTM_DELRULE, 0, &body).context("cannot remove a routing rule")?;
                 }
