@@ -18,7 +18,7 @@ use diversion::Diversions;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{KeepAlive, TcpKeepIdle, TcpKeepInterval};
-use open::{Open, Place};
+use open::{Guest, Open, Place};
 use std::future::pending;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -107,15 +107,14 @@ async fn accept(listener: TcpListener, service: SocketAddr, shared: Arc<Shared>,
                 continue;
             }
         };
-        let Some(room) = open.room() else {
-            tracing::warn!(%service, client = %from, "closed a connection: too many are open");
+        let Some(arrived) = open.arrive(from.ip()) else {
+            tracing::warn!(%service, client = %from, "closed a connection: too many are being looked up");
             let _ = client.set_zero_linger();
             continue;
         };
         let (shared, open) = (shared.clone(), open.clone());
         tokio::spawn(async move {
-            let _room = room;
-            if let Err(error) = relay(client, from, service, &shared, &open).await {
+            if let Err(error) = relay(client, from, arrived, service, &shared, &open).await {
                 tracing::info!(%service, client = %from, "closed a connection: {error:#}");
             }
         });
@@ -126,6 +125,7 @@ async fn accept(listener: TcpListener, service: SocketAddr, shared: Arc<Shared>,
 async fn relay(
     client: TcpStream,
     from: SocketAddr,
+    arrived: Guest,
     service: SocketAddr,
     shared: &Arc<Shared>,
     open: &Arc<Open>,
@@ -135,6 +135,7 @@ async fn relay(
     let Some((key, flow)) = find(shared, connection).await? else {
         ensure!(shared.kernel().is_optional(service), "no grant admitted it");
         let _place = open.take_stranger(from.ip()).context("strangers have too many")?;
+        drop(arrived);
         return copy(client, service, &header::anonymous(from, service), pending::<()>()).await;
     };
     let identity = match owner(shared, key, flow).await? {
@@ -142,7 +143,9 @@ async fn relay(
         Answer::Nobody => bail!("it ended at once"),
         Answer::Unnamed => bail!("the authority does not say whose grant it is"),
     };
-    let Place { cut, _place } = open.take(&identity.person, key, flow).context("this person has too many")?;
+    let Place { cut, _place } =
+        open.take(&identity.person, key, flow).context("this person or all people have too many")?;
+    drop(arrived);
     copy(client, service, &header::header(from, service, &identity, flow.since), cut).await
 }
 

@@ -6,21 +6,23 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval};
 use wire::map::{Flow, FlowKey};
 
-/// Maximum number of connections, and of those of one person.
+/// Maximum number of connections of people, and of those of one person.
 const CONNECTIONS: (usize, usize) = (4096, 1024);
-/// Maximum number of connections of strangers to optional receivers, and of those from one address: the rest is for
-/// people.
+/// Maximum number of connections that are being looked up, and of those from one address. Nobody knows yet whose they are,
+/// so they take no room of people.
+const ARRIVALS: (usize, usize) = (1024, 128);
+/// Maximum number of connections of strangers to optional receivers, and of those from one address.
 const STRANGERS: (usize, usize) = (1024, 128);
 /// Interval at which the connections' flows are looked up: a revocation takes effect within a second.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// The open connections.
+#[derive(Default)]
 pub struct Open {
-    room: Arc<Semaphore>,
     connections: Mutex<Connections>,
 }
 
@@ -29,8 +31,10 @@ struct Connections {
     last: u64,
     all: HashMap<u64, Entry>,
     people: HashMap<String, usize>,
-    /// Number of strangers' connections, by address.
-    strangers: HashMap<IpAddr, usize>,
+    /// Strangers' connections.
+    strangers: Sites,
+    /// Connections that are being looked up.
+    arrivals: Sites,
 }
 
 struct Entry {
@@ -54,28 +58,41 @@ pub struct Registered {
     number: u64,
 }
 
-/// A place for a stranger's connection. Dropping it makes room.
-pub struct Stranger {
-    open: Arc<Open>,
-    from: IpAddr,
-}
+/// Numbers of connections, by the address that they come from.
+#[derive(Default)]
+struct Sites(HashMap<IpAddr, usize>);
 
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        let mut connections = self.open.connections();
-        let strangers = &mut connections.strangers;
-        if let Some(count) = strangers.get_mut(&self.from) {
+impl Sites {
+    /// Counts one more. Returns whether there was room; `most` is the maximum number of all, and of those from one address.
+    fn add(&mut self, from: IpAddr, most: (usize, usize)) -> bool {
+        let of_site = self.0.get(&from).copied().unwrap_or_default();
+        let has_room = of_site < most.1 && self.0.values().sum::<usize>() < most.0;
+        if has_room {
+            self.0.insert(from, of_site + 1);
+        }
+        has_room
+    }
+
+    fn remove(&mut self, from: IpAddr) {
+        if let Some(count) = self.0.get_mut(&from) {
             *count -= 1;
             if *count == 0 {
-                strangers.remove(&self.from);
+                self.0.remove(&from);
             }
         }
     }
 }
 
-impl Default for Open {
-    fn default() -> Self {
-        Self { room: Arc::new(Semaphore::new(CONNECTIONS.0)), connections: Mutex::default() }
+/// A place for a stranger's connection, or for one that is being looked up. Dropping it makes room.
+pub struct Guest {
+    open: Arc<Open>,
+    from: IpAddr,
+    sites: fn(&mut Connections) -> &mut Sites,
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        (self.sites)(&mut self.open.connections()).remove(self.from);
     }
 }
 
@@ -84,14 +101,28 @@ impl Open {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns room for one more connection, if there is any.
-    pub fn room(&self) -> Option<OwnedSemaphorePermit> {
-        self.room.clone().try_acquire_owned().ok()
+    /// Makes room for a connection that is to be looked up. Returns `None` if too many are being looked up, in all or from
+    /// this address.
+    pub fn arrive(self: &Arc<Self>, from: IpAddr) -> Option<Guest> {
+        self.guest(from, ARRIVALS, |connections| &mut connections.arrivals)
     }
 
-    /// Enters a connection of this person. Returns `None` if the person has too many.
+    fn guest(
+        self: &Arc<Self>,
+        from: IpAddr,
+        most: (usize, usize),
+        sites: fn(&mut Connections) -> &mut Sites,
+    ) -> Option<Guest> {
+        let from = site(from);
+        sites(&mut self.connections()).add(from, most).then(|| Guest { open: self.clone(), from, sites })
+    }
+
+    /// Enters a connection of this person. Returns `None` if the person, or all people together, have too many.
     pub fn take(self: &Arc<Self>, person: &str, key: FlowKey, flow: Flow) -> Option<Place> {
         let mut connections = self.connections();
+        if connections.all.len() >= CONNECTIONS.0 {
+            return None;
+        }
         let count = connections.people.entry(person.to_owned()).or_default();
         if *count >= CONNECTIONS.1 {
             return None;
@@ -104,19 +135,8 @@ impl Open {
     }
 
     /// Makes room for a connection of a stranger. Returns `None` if strangers, or those at this address, have too many.
-    pub fn take_stranger(self: &Arc<Self>, from: IpAddr) -> Option<Stranger> {
-        let from = site(from);
-        let mut connections = self.connections();
-        let strangers = &mut connections.strangers;
-        if strangers.values().sum::<usize>() >= STRANGERS.0 {
-            return None;
-        }
-        let count = strangers.entry(from).or_default();
-        if *count >= STRANGERS.1 {
-            return None;
-        }
-        *count += 1;
-        Some(Stranger { open: self.clone(), from })
+    pub fn take_stranger(self: &Arc<Self>, from: IpAddr) -> Option<Guest> {
+        self.guest(from, STRANGERS, |connections| &mut connections.strangers)
     }
 
     fn remove(&self, number: u64) {
@@ -204,9 +224,31 @@ mod tests {
         assert_eq!(one.len() + more.len(), STRANGERS.0);
         assert!(open.take("alice", key(), Flow::default()).is_some());
         drop((one, more));
-        assert!(open.connections().strangers.is_empty());
+        assert!(open.connections().strangers.0.is_empty());
         let six = ["2001:db8::1", "2001:db8::ffff:2", "2001:db8:0:1::1"].map(|text| site(text.parse().expect("one")));
         assert!(six[0] == six[1] && six[1] != six[2]);
+    }
+
+    #[test]
+    fn a_sender_who_opens_many_connections_takes_no_room_before_they_are_looked_up() {
+        let open = Arc::new(Open::default());
+        let [hostile, other] = ["192.0.2.1", "192.0.2.2"].map(|text| text.parse().expect("an address"));
+        let arrived: Vec<_> = (0..CONNECTIONS.0).map_while(|_| open.arrive(hostile)).collect();
+        assert_eq!(arrived.len(), ARRIVALS.1);
+        assert!(open.arrive(other).is_some() && open.take("alice", key(), Flow::default()).is_some());
+        drop(arrived);
+        assert!(open.connections().arrivals.0.is_empty());
+    }
+
+    #[test]
+    fn all_people_together_have_a_limit() {
+        let open = Arc::new(Open::default());
+        let people = ["alice", "bob", "carol", "dave"];
+        let take = |person: &str| open.take(person, key(), Flow::default());
+        let all: Vec<_> = people.iter().flat_map(|person| (0..CONNECTIONS.1).map_while(|_| take(person))).collect();
+        assert!(all.len() == CONNECTIONS.0 && take("eve").is_none());
+        assert!(!open.connections().people.contains_key("eve"));
+        assert!(open.take_stranger("192.0.2.1".parse().expect("an address")).is_some());
     }
 
     #[test]
