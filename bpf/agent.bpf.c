@@ -461,7 +461,7 @@ static __always_inline int insert_token(struct __sk_buff *skb, __u32 *chosen)
 	if (way)
 		note_steered(&p, slot.subject, way & ~STEERED);
 	/* Asked only now: the program that sees the answer records it first, and then looks for the flow. */
-	if (way & WISH_LADDER && is_answered_outside(&p)) {
+	if (way & WISH_LADDER && is_answered_outside(&p, slot.subject)) {
 		forget_steered(&p);
 		return refuse(AGENT_LATE);
 	}

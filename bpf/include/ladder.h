@@ -11,6 +11,9 @@
 /* Bits that climb returns beside the way: user space watches the packet; it goes by the carrier `fast_open`. */
 enum { CLIMBED = 1 << 29, BY_FAST_OPEN = 1 << 28 };
 
+/* An answer acknowledges the SYN and no more than the data that a SYN can have. */
+enum { SYN_LENGTH_MAX = 2048 };
+
 /* Only destinations that have more than one rung are here. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -27,9 +30,11 @@ struct {
 	__type(value, struct first_packet);
 } first_packets SEC(".maps");
 
-/* Returns the entry of the flow of a packet from the receiver. */
+/* Returns the entry of the connection whose SYN a packet from the receiver acknowledges. A sender who has not seen the SYN does
+ * not know its number. */
 static __noinline struct first_packet *first_packet_of(const struct packet *p)
 {
+	struct first_packet *first;
 	struct flow_key key = {};
 
 	__builtin_memcpy(key.client, p->flow.server, 16);
@@ -38,25 +43,27 @@ static __noinline struct first_packet *first_packet_of(const struct packet *p)
 	key.server_port = p->flow.client_port;
 	key.protocol = p->flow.protocol;
 	key.family = p->flow.family;
-	return bpf_map_lookup_elem(&first_packets, &key);
+	first = bpf_map_lookup_elem(&first_packets, &key);
+	return first && p->acknowledgement - (first->sequence + 1) <= SYN_LENGTH_MAX ? first : 0;
 }
 
-/* Reports whether a connection's first packet was answered outside of the tunnel. */
-static __noinline int is_answered_outside(const struct packet *p)
+/* Reports whether a subject's first packet was answered outside of the tunnel. */
+static __noinline int is_answered_outside(const struct packet *p, __u32 subject)
 {
 	struct flow_key key = p->flow;
 	struct first_packet *first = bpf_map_lookup_elem(&first_packets, &key);
 
-	return first && first->outside;
+	return first && first->subject == subject && first->outside;
 }
 
 /* Records that a client goes on in the tunnel: it has had an answer there. */
-static __noinline void note_inside(const struct packet *p)
+static __noinline void note_inside(const struct packet *p, __u32 subject)
 {
 	struct flow_key key = p->flow;
 	struct first_packet *first = bpf_map_lookup_elem(&first_packets, &key);
 
-	if (first && !first->inside)
+	if (first && first->subject == subject && !first->inside &&
+	    p->sequence - (first->sequence + 1) <= SYN_LENGTH_MAX)
 		first->inside = bpf_ktime_get_boot_ns();
 }
 
@@ -88,6 +95,8 @@ static __noinline __u32 climb(context *ctx, const struct packet *p, const struct
 		header.wish |= WISH_FAST_OPEN;
 	key = p->flow;
 	first.sent = bpf_ktime_get_boot_ns();
+	first.subject = slot.subject;
+	first.sequence = p->sequence;
 	bpf_map_update_elem(&first_packets, &key, &first, BPF_ANY);
 	if (ctx->vlan_present) {
 		header.vlan_proto = ctx->vlan_proto;
@@ -102,7 +111,8 @@ static __noinline __u32 climb(context *ctx, const struct packet *p, const struct
 	return CLIMBED | (rung == RUNG_TUNNEL ? STEERED | WISH_LADDER | LADDER_TREATMENT : 0);
 }
 
-/* Reports whether a packet may answer a SYN: cheaply, because most packets of a connection do not. */
+/* Reports whether a packet may answer a SYN: cheaply, because most packets of a connection do not. A reset answers none: a box
+ * on the way that does not let the SYN through may send one. */
 static __always_inline int may_answer(context *ctx, __u32 link)
 {
 	void *data = (void *)(long)ctx->data + link, *end = (void *)(long)ctx->data_end;
@@ -121,5 +131,5 @@ static __always_inline int may_answer(context *ctx, __u32 link)
 	} else {
 		return 0;
 	}
-	return tcp->flags & TCP_RST || (tcp->flags & (TCP_SYN | TCP_ACK)) == (TCP_SYN | TCP_ACK);
+	return (tcp->flags & (TCP_SYN | TCP_ACK | TCP_RST)) == (TCP_SYN | TCP_ACK);
 }

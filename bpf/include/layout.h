@@ -99,6 +99,8 @@ struct first_packet {
 	__u64 sent;
 	__u64 outside; /* answered outside of the tunnel */
 	__u64 inside;
+	__u32 subject; /* who sent it */
+	__u32 sequence; /* the SYN's number, which an answer acknowledges */
 };
 
 struct flow_key {

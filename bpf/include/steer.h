@@ -212,13 +212,17 @@ static __noinline struct steered *steered_of(const struct packet *p, __u32 from)
 }
 
 /* Takes a flow out of the tunnel because its answer came from outside, if the ladder alone had led it there and no answer has
- * come in the tunnel. `p` is the answer. Returns 1 if it did. */
+ * come in the tunnel. `p` is the answer; it was recorded before. Returns 1 if it did. */
 static __noinline int leaves_tunnel(const struct packet *p, const struct steered *known)
 {
 	struct flow_key key = {};
+	struct first_packet *first;
 
 	if (p->flow.protocol != IP_TCP || (known->wish & (WISH_LADDER | WISH_ANSWERED)) != WISH_LADDER ||
-	    !(p->tcp_flags & (TCP_SYN | TCP_RST)))
+	    (p->tcp_flags & (TCP_SYN | TCP_ACK | TCP_RST)) != (TCP_SYN | TCP_ACK))
+		return 0;
+	first = first_packet_of(p);
+	if (!first || first->subject != known->subject)
 		return 0;
 	__builtin_memcpy(key.client, p->flow.server, 16);
 	__builtin_memcpy(key.server, p->flow.client, 16);
@@ -243,7 +247,7 @@ static __noinline __u32 way_of_ladder(const struct packet *p, struct steered *kn
 	}
 	if (!(known->wish & WISH_ANSWERED)) {
 		known->wish |= WISH_ANSWERED;
-		note_inside(p);
+		note_inside(p, known->subject);
 	}
 	return STEERED;
 }

@@ -42,6 +42,7 @@ impl Sessions {
     }
 
     /// Returns the folder, for other files of the daemon.
+    #[cfg(feature = "seal")]
     pub fn folder(&self) -> &Folder {
         &self.folder
     }

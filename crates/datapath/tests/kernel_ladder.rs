@@ -53,13 +53,22 @@ fn key(family: &Family, port: u16) -> FlowKey {
     FlowKey::new(family.client, port, family.server, 22, TCP)
 }
 
+/// The sequence number of each SYN.
+const SYN: u32 = 0x8000_0000;
+
 fn send(kernel: &Agent, family: &Family, port: u16, flags: u8) -> u32 {
-    let frame = Packet::new(family.client, family.server).tcp(Tcp::new(port, 22, flags)).frame();
+    let sequence = if flags & flag::SYN != 0 { SYN } else { SYN + 1 };
+    let frame = Packet::new(family.client, family.server).tcp(Tcp { sequence, ..Tcp::new(port, 22, flags) }).frame();
     kernel.run(&frame, 1).expect("it runs").code
 }
 
 fn answer(kernel: &Agent, family: &Family, port: u16, flags: u8) -> u32 {
-    let frame = Packet::new(family.server, family.client).tcp(Tcp::new(22, port, flags)).frame();
+    answer_to(kernel, family, port, flags, SYN + 1)
+}
+
+fn answer_to(kernel: &Agent, family: &Family, port: u16, flags: u8, acknowledgement: u32) -> u32 {
+    let tcp = Tcp { acknowledgement, ..Tcp::new(22, port, flags) };
+    let frame = Packet::new(family.server, family.client).tcp(tcp).frame();
     kernel.run_answer(&frame, 1).expect("it runs").code
 }
 
@@ -158,11 +167,39 @@ fn kernel_takes_a_flow_out_of_the_tunnel_if_the_first_answer_comes_from_outside(
         let kernel = agent(&family);
         begin_with(&kernel, &family, TUNNEL, 0);
         assert_eq!(send(&kernel, &family, 1000, flag::SYN), REDIRECT);
-        // Data or an acknowledgement alone answers no SYN.
-        assert_eq!(answer(&kernel, &family, 1000, flag::ACK), SHOT);
+        // Data or an acknowledgement alone answers no SYN, and neither does a reset, which a box on the way may send.
+        for flags in [flag::ACK, flag::RST, flag::RST | flag::ACK] {
+            assert_eq!(answer(&kernel, &family, 1000, flags), SHOT);
+        }
+        // A sender who has not seen the SYN does not know its number.
+        for blind in [0, SYN, SYN + 4096, !SYN] {
+            assert_eq!(answer_to(&kernel, &family, 1000, flag::SYN | flag::ACK, blind), SHOT);
+        }
+        assert_eq!(first(&kernel, &family, 1000).map(|first| first.outside), Some(0), "{}", family.name);
         assert_eq!(answer(&kernel, &family, 1000, flag::SYN | flag::ACK), UNSPEC);
         assert_eq!(steered(&kernel, &family, 1000), None, "{}", family.name);
         assert_eq!(send(&kernel, &family, 1000, flag::ACK), UNSPEC);
+    }
+}
+
+#[test]
+fn kernel_counts_only_answers_to_the_first_packet_as_such() {
+    for family in families() {
+        let kernel = agent(&family);
+        begin_with(&kernel, &family, 0, 0);
+        assert_eq!(send(&kernel, &family, 1000, flag::SYN), UNSPEC);
+        let outside = || first(&kernel, &family, 1000).expect("an entry").outside;
+        // They reach the client's machine, which judges them by itself.
+        for flags in [flag::RST, flag::RST | flag::ACK] {
+            assert_eq!(answer(&kernel, &family, 1000, flags), UNSPEC);
+        }
+        for blind in [0, SYN, SYN + 4096, !SYN] {
+            assert_eq!(answer_to(&kernel, &family, 1000, flag::SYN | flag::ACK, blind), UNSPEC);
+        }
+        assert_eq!(outside(), 0, "{}", family.name);
+        // The server also acknowledges data in the SYN.
+        assert_eq!(answer_to(&kernel, &family, 1000, flag::SYN | flag::ACK, SYN + 65), UNSPEC);
+        assert!(outside() > 0, "{}", family.name);
     }
 }
 

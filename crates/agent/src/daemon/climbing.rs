@@ -22,7 +22,7 @@ mod with_tunnels {
     use std::net::SocketAddr;
     use std::time::Duration;
     use wire::Carrier;
-    use wire::map::{self, FlowKey, GrantEntry, GrantSlot, Steered};
+    use wire::map::{self, FirstPacket, FlowKey, GrantEntry, GrantSlot, Steered};
     use wire::packet::{Packet, TCP};
 
     /// The daemon's state for the ladder.
@@ -43,7 +43,16 @@ mod with_tunnels {
     struct First {
         slot: GrantSlot,
         flow: FlowKey,
+        /// The SYN's sequence number.
+        sequence: u32,
         frame: Frame,
+    }
+
+    impl First {
+        /// Reports whether the kernel's entry is about this packet. Another subject's connection may have the ports now.
+        fn is(&self, known: &FirstPacket) -> bool {
+            (known.subject, known.sequence) == (self.slot.subject, self.sequence)
+        }
     }
 
     /// A destination with more than one rung.
@@ -130,9 +139,13 @@ mod with_tunnels {
                 wish if wish & Steered::FAST_OPEN != 0 => Rung::FastOpen,
                 _ => Rung::Packet,
             };
-            let flow = FlowKey::to_server(&Packet::parse(frame.bytes()))?;
-            let first = First { slot: packet.slot, flow, frame: frame.clone() };
-            match self.climbing.ladder.repeated(rung, |other| other.flow == flow) {
+            let parsed = Packet::parse(frame.bytes());
+            let (flow, sequence) = (FlowKey::to_server(&parsed)?, parsed.sequence);
+            let first = First { slot: packet.slot, flow, sequence, frame: frame.clone() };
+            let same = |other: &First| {
+                (other.flow, other.sequence, other.slot.subject) == (flow, sequence, first.slot.subject)
+            };
+            match self.climbing.ladder.repeated(rung, same) {
                 Some(rungs) => rungs.into_iter().for_each(|rung| self.send_by(rung, &first)),
                 None => {
                     if let Some(path) = self.path(&first.slot) {
@@ -224,9 +237,9 @@ mod with_tunnels {
         fn climb_now(&mut self) {
             let table = &self.kernel.maps().first_packets;
             // Others' connections may have pushed an answered one out of the table. Its packets must not be sent again.
-            self.climbing.ladder.lose(|first| !matches!(table.get(&first.flow), Ok(Some(_))));
+            self.climbing.ladder.lose(|first| !matches!(table.get(&first.flow), Ok(Some(known)) if first.is(&known)));
             let heard = |first: &First, side: Side| {
-                let known = table.get(&first.flow).ok().flatten()?;
+                let known = table.get(&first.flow).ok().flatten().filter(|known| first.is(known))?;
                 let at = if side == Side::Outside { known.outside } else { known.inside };
                 (at != 0).then(|| Duration::from_nanos(at))
             };

@@ -103,6 +103,10 @@ pub struct FirstPacket {
     pub outside: u64,
     /// When the client first went on in the tunnel.
     pub inside: u64,
+    /// Who sent it.
+    pub subject: u32,
+    /// The SYN's sequence number, which an answer acknowledges.
+    pub sequence: u32,
 }
 
 /// The owner of a packet, or a sender who asks for a treatment. The agent's program determines it from the packet's
