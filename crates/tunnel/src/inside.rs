@@ -103,7 +103,7 @@ impl Inside {
         }
     }
 
-    /// Records that a client has an address. Whoever had the address has it no more.
+    /// Records that a client has an address, and takes the address from the client that had it.
     fn assign(&mut self, client: Client, address: IpAddr, now: Millis) {
         self.take_back(address);
         self.used.insert(address, (client, now));

@@ -2,10 +2,10 @@
 //! a flow stay on one queue and in order. Without the program, the driver moves a flow to the queue on which its latest
 //! answer came, or back some seconds after it, and packets on the old queue would be overtaken.
 
-use crate::packet::{TCP, UDP};
 use anyhow::{Context, Result};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
+use wire::packet::{TCP, UDP};
 
 // Constants of linux/bpf.h.
 const BPF_PROG_LOAD: libc::c_long = 5;

@@ -278,7 +278,7 @@ impl Database {
             )?;
             if identity.person != renewed.person {
                 let why = format!("the identity provider now names this person {}", identity.person);
-                return end_login(transaction, &renewed.login, &why, now).map(Renewed::Ended);
+                return sessions::end_login(transaction, &renewed.login, &why, now).map(Renewed::Ended);
             }
             let groups = serde_json::to_string(&identity.groups)?;
             let changed = transaction.execute(
@@ -308,7 +308,13 @@ impl Database {
             let rows = statement.query_map(params![SERVICE, issuer], |row| Ok((row.get(0)?, row.get(1)?)))?;
             let rows: Vec<(TokenHash, String)> = rows.collect::<Result<_, _>>()?;
             for (token, person) in &rows {
-                end_one(transaction, token, person, "the authority no longer uses this identity provider", now)?;
+                sessions::end_one(
+                    transaction,
+                    token,
+                    person,
+                    "the authority no longer uses this identity provider",
+                    now,
+                )?;
             }
             Ok(())
         })
@@ -320,7 +326,7 @@ impl Database {
     /// # Errors
     /// The database cannot be written.
     pub fn end_by_provider(&mut self, refused: &Renewable, why: &str, now: u64) -> Result<usize> {
-        self.write(|transaction| end_login(transaction, &refused.login, why, now))
+        self.write(|transaction| sessions::end_login(transaction, &refused.login, why, now))
     }
 
     /// Ends the sessions that a logout at the provider names: the sessions of `subject` with this `sid` or, without
@@ -337,7 +343,7 @@ impl Database {
             let rows = statement.query_map(params![subject, sid], |row| Ok((row.get(0)?, row.get(1)?)))?;
             let rows: Vec<(TokenHash, String)> = rows.collect::<Result<_, _>>()?;
             for (token, person) in &rows {
-                end_one(transaction, token, person, "logged out at the identity provider", now)?;
+                sessions::end_one(transaction, token, person, "logged out at the identity provider", now)?;
             }
             Ok(rows.len())
         })
@@ -369,20 +375,4 @@ pub(super) fn groups_of(connection: &Connection, person: &str) -> Result<Vec<Str
 /// Reports whether a password account has this name.
 pub(super) fn has_account(transaction: &Transaction<'_>, person: &str) -> Result<bool> {
     Ok(transaction.prepare_cached("SELECT 1 FROM accounts WHERE person = ?1")?.exists([person])?)
-}
-
-/// Ends all sessions of a login at the provider, those of devices included, and returns their number.
-pub(super) fn end_login(transaction: &Transaction<'_>, login: &TokenHash, why: &str, now: u64) -> Result<usize> {
-    let mut statement = transaction.prepare_cached(
-        "SELECT token, person FROM provider_sessions JOIN sessions USING (token) WHERE login = ?1 ORDER BY created",
-    )?;
-    let rows = statement.query_map([login], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    let rows: Vec<(TokenHash, String)> = rows.collect::<Result<_, _>>()?;
-    rows.iter().try_for_each(|(token, person)| end_one(transaction, token, person, why, now))?;
-    Ok(rows.len())
-}
-
-fn end_one(transaction: &Transaction<'_>, token: &TokenHash, person: &str, why: &str, now: u64) -> Result<()> {
-    sessions::end(transaction, token, now)?;
-    AuditEvent::new("logout").person(person).detail(why).write(transaction, now)
 }

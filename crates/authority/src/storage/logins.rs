@@ -155,7 +155,7 @@ impl Database {
         self.write(|transaction| {
             sessions::end(transaction, &token, now)?;
             if session.ends.is_some() {
-                identities::end_login(transaction, &token, "logged out at the console", now)?;
+                sessions::end_login(transaction, &token, "logged out at the console", now)?;
             }
             let event = if session.ends.is_some() { "console_logout" } else { "logout" };
             let event = AuditEvent::new(event).person(&session.person).device(&session.device);

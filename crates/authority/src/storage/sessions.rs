@@ -1,6 +1,6 @@
 //! Sessions. They are stored under the hash of the bearer token or, at the console, of the cookie.
 
-use super::{AuditEvent, Database, LOW_SCORE, Operator, TokenHash, holders, identities, names};
+use super::{AuditEvent, Database, LOW_SCORE, Operator, TokenHash, holders, names};
 use anyhow::Result;
 use engine::policy::Subject;
 use rusqlite::{Connection, OptionalExtension, ToSql, Transaction, params};
@@ -129,7 +129,7 @@ impl Database {
             let is_console = console.exists([token])?;
             end(transaction, token, now)?;
             if is_console {
-                identities::end_login(transaction, token, "its session at the console was ended", now)?;
+                end_login(transaction, token, "its session at the console was ended", now)?;
             }
             let event = AuditEvent::new("logout").person(person).device(device).by(by);
             event.detail("ended from another session").write(transaction, now)?;
@@ -298,4 +298,26 @@ fn end_those(transaction: &Transaction<'_>, condition: &'static str, values: &[&
     let ended = delete.query_map(values, |row| row.get(0))?.collect::<Result<Vec<TokenHash>, _>>()?;
     ended.iter().try_for_each(|token| holders::end(transaction, token, now))?;
     Ok(ended.len())
+}
+
+/// Ends all sessions of a login at the provider, those of devices included, and returns their number.
+pub(super) fn end_login(transaction: &Transaction<'_>, login: &TokenHash, why: &str, now: u64) -> Result<usize> {
+    let mut statement = transaction.prepare_cached(
+        "SELECT token, person FROM provider_sessions JOIN sessions USING (token) WHERE login = ?1 ORDER BY created",
+    )?;
+    let rows = statement.query_map([login], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let rows: Vec<(TokenHash, String)> = rows.collect::<Result<_, _>>()?;
+    rows.iter().try_for_each(|(token, person)| end_one(transaction, token, person, why, now))?;
+    Ok(rows.len())
+}
+
+pub(super) fn end_one(
+    transaction: &Transaction<'_>,
+    token: &TokenHash,
+    person: &str,
+    why: &str,
+    now: u64,
+) -> Result<()> {
+    end(transaction, token, now)?;
+    AuditEvent::new("logout").person(person).detail(why).write(transaction, now)
 }

@@ -103,7 +103,7 @@ pub struct FirstPacket {
     pub outside: u64,
     /// When the client first went on in the tunnel.
     pub inside: u64,
-    /// Who sent it.
+    /// Number of the subject that sent it.
     pub subject: u32,
     /// The SYN's sequence number, which an answer acknowledges.
     pub sequence: u32,
