@@ -37,7 +37,7 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Starts a switch without a bridge. A namespace can run only one switch.
+    /// Starts a switch that has no bridge yet. A namespace can run only one switch.
     pub fn start(namespace: &Namespace) -> Result<Self> {
         let run = namespace.dir().join("switch");
         std::fs::create_dir_all(&run)?;
@@ -54,8 +54,8 @@ impl Switch {
         Ok(switch)
     }
 
-    /// Starts a switch through which all of Alice's packets go. Until the bridge [`BRIDGE`] has a controller, it forwards
-    /// them by itself.
+    /// Starts a switch through which all of Alice's packets go. Until the bridge [`BRIDGE`] has a controller, it
+    /// forwards them by itself.
     pub fn between(network: &Network, place: Place) -> Result<Self> {
         let (host, port, addresses) = match place {
             Place::Router => (&network.router, "lan-alice", "10.1.0.254/24"),

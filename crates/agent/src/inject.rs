@@ -33,8 +33,8 @@ impl Injector {
         self.cookie
     }
 
-    /// Sends `ready`, which was made of the queued `frame`, on behalf of a subject, through the frame's interface. The
-    /// packet's priority tells the kernel program the wish of the frame's sender.
+    /// Sends `ready`, which was made from the queued `frame`, through the frame's interface on behalf of `subject`. The
+    /// packet's priority tells the kernel program which treatment the frame's sender asked for.
     ///
     /// # Errors
     ///

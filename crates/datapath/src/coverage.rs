@@ -29,9 +29,9 @@ pub struct OpenWay {
     pub why: String,
 }
 
-/// Returns the ways into the host that stay open although an operator can believe that they are closed, because the
-/// interfaces `checkpoints` (indices) have a verifier. These are ports of a bridge whose other ports have a verifier,
-/// and interfaces that other interfaces on the same lower interface reach directly.
+/// Returns the ways into the host that a verifier on the interfaces `checkpoints` (indices) seems to close, but leaves
+/// open. These are ports of a bridge whose other ports have a verifier, and interfaces to which another interface on
+/// the same lower interface can send frames directly.
 pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> {
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
     let is_checked = |index: u32| {

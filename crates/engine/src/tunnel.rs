@@ -40,8 +40,8 @@ pub const ATTEMPT: Millis = 20_000;
 pub const KEEP_ALIVE: Millis = 20_000;
 /// Time without traffic after which an end discards keys that it can derive again.
 pub const REST: Millis = 5_000;
-/// Maximum number of units that an end seals in one phase and direction: one unit for each record, and one more for
-/// each 16 bytes of the record's body or part of 16 bytes (wire.md §9.10).
+/// Maximum number of units that an end seals in one phase and direction. A record counts as one unit, plus one unit for
+/// each 16 bytes of its body, rounded up (wire.md §9.10).
 pub const UNITS_MAX: u64 = 1 << 35;
 /// Maximum number of records of one phase that are allowed to fail to open (wire.md §9.10).
 pub const FAILED_MAX: u64 = 1 << 36;

@@ -48,7 +48,7 @@ pub async fn call(path: &Path, request: &Request) -> Result<Reply> {
 pub async fn status(path: &Path) -> Result<Option<Status>> {
     match try_call(path, &Request { uid: None, call: Call::Status }).await? {
         Some(Reply::Status(status)) => Ok(Some(*status)),
-        Some(_) => anyhow::bail!("the agent's answer is not its status"),
+        Some(_) => anyhow::bail!("the agent answered with something other than its status"),
         None => Ok(None),
     }
 }

@@ -51,7 +51,7 @@ pub struct ProxyArguments {
 pub fn run(arguments: &ProxyArguments) -> Result<ExitCode> {
     ensure!(
         arguments.listen.ip().is_loopback(),
-        "--listen {}: others could use your grants there: only a loopback address such as 127.0.0.1:1080 is possible",
+        "--listen {}: other machines could use your grants there; use a loopback address such as 127.0.0.1:1080",
         arguments.listen
     );
     let session = match Session::open(&arguments.using.places()?) {

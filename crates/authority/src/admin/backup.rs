@@ -71,8 +71,8 @@ pub fn write_file(directory: &Directory, path: &Path) -> Result<()> {
 }
 
 /// Restores `directory` from a backup and returns the heads of its audit trails. Ends all sessions unless
-/// `keep_sessions` is set, because some of them may have been ended after the backup was made. Error messages call the
-/// backup `named`.
+/// `keep_sessions` is set, because some of them may have been ended after the backup was made. `named` is the backup's
+/// name in error messages and in the audit trail.
 ///
 /// # Errors
 /// The directory exists and is not empty, or the backup is damaged or incomplete. In each case nothing is restored.

@@ -81,8 +81,8 @@ impl Identity {
         }
     }
 
-    /// Reports whether `claims` lacks the claim that `settings` names for the person, or the one for the groups. The
-    /// provider's UserInfo endpoint possibly supplies it.
+    /// Reports whether `claims` lacks one of the two claims that `settings` names: the person's name, or the groups. If
+    /// so, the provider's UserInfo endpoint may have it.
     pub fn lacks(settings: &ProviderSettings, claims: &Map<String, Value>) -> bool {
         [&settings.person_claim, &settings.groups_claim].iter().any(|name| !claims.contains_key(*name))
     }

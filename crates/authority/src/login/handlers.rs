@@ -36,7 +36,7 @@ use zeroize::Zeroizing;
 /// Maximum length in characters of a user or host name that an agent may claim.
 const MOST_CLAIM: usize = 64;
 
-/// Returns the routes of the calls, with their OpenAPI descriptions.
+/// Returns the routes of the calls for logging in and out, with their OpenAPI descriptions.
 pub fn routes() -> OpenApiRouter<Arc<Authority>> {
     OpenApiRouter::new()
         .routes(routes!(methods))

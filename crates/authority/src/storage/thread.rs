@@ -52,7 +52,7 @@ impl Waiting {
     }
 }
 
-/// Asynchronous access to the database. Clones share the threads.
+/// Asynchronous access to the database, through one thread that writes and one that reads. Clones share these threads.
 #[derive(Clone)]
 pub struct Storage {
     writer: Arc<Worker>,

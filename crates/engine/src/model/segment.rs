@@ -45,12 +45,12 @@ pub struct Given {
 }
 
 impl Given {
-    /// Parses the Geneve option of a segment; `option` begins with the option's class. `hops` are the hops of a fixed
-    /// path, or empty if the path is not fixed.
+    /// Parses the Geneve option of a segment; `option` begins with the option's class. `hops` lists the hops of a fixed
+    /// path, and is empty if the path is not fixed.
     ///
     /// # Errors
     ///
-    /// Returns the reason for which a verifier would drop a packet with this option.
+    /// Returns the reason why a verifier would drop a packet with this option.
     pub fn from_option(option: &[u8], vni: Vni, ends: Ends, hops: Vec<Ipv6Addr>) -> Result<Self, DropReason> {
         let words = u8::try_from(option.len() / 4).ok().filter(|words| *words < 64).ok_or(DropReason::Malformed)?;
         let [v0, v1, v2] = vni.bytes();

@@ -93,7 +93,8 @@ impl Again {
 /// The effect of a record that was opened.
 pub(super) struct Opened<'r> {
     pub brought: Received<'r>,
-    /// Whether the record belongs to the latest phase and its number is the highest of its lane.
+    /// Whether the record belongs to the latest phase and has the highest number so far in its lane, which is one of
+    /// the phase's counters.
     pub is_newest: bool,
     pub pong: Option<[u8; 8]>,
 }

@@ -16,7 +16,7 @@ pub struct NatConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PoolSlot {
-    /// The inside address.
+    /// The inside address, which belongs to the gateway's pool.
     pub address: [u8; 16],
     /// Time when a flow of the address last began or ended, in nanoseconds since boot; 0 if the address never had a
     /// flow.
