@@ -172,7 +172,8 @@ impl<C: Clone> Ladder<C> {
     /// Returns the rung with which the next connection on the path begins.
     pub fn choice(&self, now: Duration, path: &Path) -> Choice {
         let is_good = |rung: &Rung| !self.memory.is_bad(now, path, *rung);
-        if let Some(rung) = self.memory.unclear(path).filter(is_good) {
+        // Even a bad rung: it may have been the one that was answered.
+        if let Some(rung) = self.memory.unclear(path) {
             return Choice { rung, every: 0 };
         }
         match Rung::ALL.into_iter().find(is_good) {

@@ -356,6 +356,22 @@ fn damaged_memory_stays_in_its_bounds() {
     assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::Packet, "it doubles no further");
 }
 
+#[test]
+fn a_bad_rung_that_may_have_been_answered_is_tried_alone() {
+    let mut road = Road::new(&[Rung::FastOpen]);
+    let on = path(1, 0);
+    for _ in 0..3 {
+        road.connect(on, false);
+    }
+    assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::FastOpen);
+    // From now on, the box drops SYNs with the option, and passes those without it.
+    road.open = [Rung::Packet].into_iter().collect();
+    assert!(road.connect(on, false).len() > 1);
+    assert_eq!(road.ladder.choice(road.now, &on).rung, Rung::Packet);
+    assert_eq!(road.connect(on, false), [(Rung::Packet, 0)]);
+    assert_eq!(road.ladder.choice(road.now, &on), Choice { rung: Rung::Packet, every: 0 });
+}
+
 /// An event in a random life.
 #[derive(Clone, Copy, Debug)]
 enum Event {
@@ -395,7 +411,10 @@ proptest! {
                     prop_assert!(sent.len() == 1 || !is_open(sent[0].0), "raced without need: {sent:?}");
                     let packets = sent.iter().filter(|(rung, _)| *rung == Rung::Packet).count() as u32;
                     if packets > 0 && is_open(Rung::Packet) {
-                        silent.insert(user, 0);
+                        // If both rungs of this side were tried, the answer proves neither.
+                        if !sent.iter().any(|(rung, _)| *rung == Rung::FastOpen) {
+                            silent.insert(user, 0);
+                        }
                     } else if is_open(Rung::Tunnel) || is_open(Rung::FastOpen) {
                         *silent.entry(user).or_default() += packets;
                     }
