@@ -73,6 +73,16 @@ impl<'t, E> Access<'t, E> {
         Self { turns, turn: None, keeps: true }
     }
 
+    /// Makes the access stay locked until it is dropped, from the next [`Self::get`] on if it is not locked now.
+    pub fn keep(&mut self) {
+        self.keeps = true;
+    }
+
+    /// Reports whether the access stays locked until it is dropped.
+    pub fn keeps(&self) -> bool {
+        self.keeps
+    }
+
     /// Returns the value, which is locked from now on.
     pub fn get(&mut self) -> &mut E {
         self.turn.get_or_insert_with(|| self.turns.lock_in_queue())
