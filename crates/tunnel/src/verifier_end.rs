@@ -153,7 +153,8 @@ impl<K: Knowledge> VerifierEnd<K> {
         let is_enough = demand.unwrap_or(Sealing::UNKNOWN).allows(sealed.treatment, sealed.suite);
         if is_enough {
             self.flows.note((key, account), demand, (sealed, token.is_some()), now);
-            self.flows.came_through(&key, tunnel);
+            let is_confirmed = self.responder.info(tunnel).is_some_and(|info| info.confirmed);
+            self.flows.came_through(&key, tunnel, is_confirmed);
         } else {
             self.flows.refused(&key, account, demand);
         }
