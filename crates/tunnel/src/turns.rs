@@ -34,7 +34,7 @@ impl<E> Turns<E> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the value in a thread of a queue. Waits for a few frames of each other queue at most.
+    /// Locks the value in a thread of a queue. Waits for about half a millisecond and a frame of each other queue at most.
     pub fn lock_in_queue(&self) -> Turn<'_, E> {
         let queues = self.queues.enter();
         Turn { value: self.lock(), _queues: queues }
