@@ -46,7 +46,7 @@ pub(crate) struct Flow {
     asked: (Millis, bool),
     /// How the client's last packet was sealed.
     pub sealed: Sealed,
-    /// The newest tunnel that a packet of the client came out of.
+    /// The tunnel that the client's last packet came out of; for tunnels whose client is not confirmed, the newest.
     pub tunnel: Option<TunnelId>,
     /// Whether the client compresses.
     pub compresses: bool,
@@ -153,10 +153,11 @@ impl Flows {
         }
     }
 
-    /// Records the tunnel that a packet of a flow came out of.
-    pub fn came_through(&mut self, key: &FlowKey, tunnel: TunnelId) {
+    /// Records the tunnel that a packet of a flow came out of. If its client has not shown that it has the tunnel's keys,
+    /// somebody may have copied the packet. Answers then follow it only until a packet comes out of a confirmed tunnel.
+    pub fn came_through(&mut self, key: &FlowKey, tunnel: TunnelId, is_confirmed: bool) {
         if let Some(flow) = self.flows.get_mut(key) {
-            flow.tunnel = flow.tunnel.max(Some(tunnel));
+            flow.tunnel = if is_confirmed { Some(tunnel) } else { flow.tunnel.max(Some(tunnel)) };
         }
     }
 

@@ -10,6 +10,7 @@ mod held;
 mod inside;
 mod join;
 mod legs;
+mod line;
 mod pack;
 pub mod packet;
 mod path;

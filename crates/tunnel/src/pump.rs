@@ -313,13 +313,17 @@ impl<E: End> Loop<E> {
         end.release();
         // The token that opens the tunnel's UDP flow at the verifier is among the replies, and has to go first.
         self.reply();
-        // Other threads must not overtake what waited. So they have to wait for the end until it is sent.
-        let mut end = Access::keeping(&shared.end);
+        self.resume(shared, &mut Access::keeping(&shared.end), times);
+    }
+
+    /// Sends frames that waited for their tunnel. Other threads must not overtake them. So `end` has to be one that stays
+    /// locked, and the others wait until the frames are sent.
+    fn resume(&mut self, shared: &Shared<E>, end: &mut Access<'_, E>, times: Times) {
         for _ in 0..RESUMED {
             let Some(held) = end.get().ready(times) else { break };
             let Some(room) = self.frame.get_mut(..held.len()) else { continue };
             room.copy_from_slice(&held);
-            self.frame(shared, &mut end, held.len(), times);
+            self.frame(shared, end, held.len(), times);
         }
         self.flush(&shared.counts);
     }
@@ -461,11 +465,14 @@ impl<E: End> Loop<E> {
                             not_taken += usize::from(whole.write(&self.device).is_err());
                         }
                     }
-                    // Frames may wait for it.
-                    Some((_, Received::Open)) => match lane {
-                        0 => self.polled = 0,
-                        _ => shared.queues.iter().take(1).for_each(Queue::wake),
-                    },
+                    // Frames may wait for it. Until they are sent, no other thread must find the tunnel open.
+                    Some((_, Received::Open)) => {
+                        end.keep();
+                        match lane {
+                            0 => self.polled = 0,
+                            _ => shared.queues.iter().take(1).for_each(Queue::wake),
+                        }
+                    }
                     _ => {}
                 }
             }
@@ -474,6 +481,11 @@ impl<E: End> Loop<E> {
         }
         not_taken += usize::from(joiner.flush(&self.device).is_err());
         count(&shared.counts.not_taken, not_taken);
+        if end.keeps() {
+            // The answer to the other end's response goes first. A token that is due goes before the first record.
+            self.reply();
+            self.resume(shared, &mut end, times);
+        }
     }
 
     fn reply(&mut self) {

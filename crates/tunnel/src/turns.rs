@@ -1,5 +1,6 @@
 //! The lock of a pump's end, which the threads of the queues share with everybody else.
 
+use crate::line::{Head, Line};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,21 +10,22 @@ pub struct Turns<E> {
     value: Mutex<E>,
     /// Held by whoever is next to lock `value`.
     turn: Mutex<()>,
-    /// Held by the thread of a queue while it waits for `value` and while it has it. So everybody else competes with one
-    /// thread at a time, however many queues there are.
-    queues: Mutex<()>,
+    /// In it, a thread of a queue is at the head while it waits for `value` and while it has it. So everybody else
+    /// competes with one thread at a time, however many queues there are, and a queue that always has frames keeps no
+    /// other from the lock for long.
+    queues: Line,
 }
 
 /// The locked value, in a thread of a queue.
 pub struct Turn<'t, E> {
     // The fields are dropped in this order.
     value: MutexGuard<'t, E>,
-    _queues: MutexGuard<'t, ()>,
+    _queues: Head<'t>,
 }
 
 impl<E> Turns<E> {
     pub fn new(value: E) -> Self {
-        Self { value: Mutex::new(value), turn: Mutex::new(()), queues: Mutex::new(()) }
+        Self { value: Mutex::new(value), turn: Mutex::new(()), queues: Line::default() }
     }
 
     /// Locks the value. Waits for one frame at most.
@@ -32,9 +34,9 @@ impl<E> Turns<E> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the value in a thread of a queue.
+    /// Locks the value in a thread of a queue. Waits for about half a millisecond and a frame of each other queue at most.
     pub fn lock_in_queue(&self) -> Turn<'_, E> {
-        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let queues = self.queues.enter();
         Turn { value: self.lock(), _queues: queues }
     }
 }
@@ -69,6 +71,16 @@ impl<'t, E> Access<'t, E> {
     /// Creates an access that stays locked until it is dropped.
     pub fn keeping(turns: &'t Turns<E>) -> Self {
         Self { turns, turn: None, keeps: true }
+    }
+
+    /// Makes the access stay locked until it is dropped, from the next [`Self::get`] on if it is not locked now.
+    pub fn keep(&mut self) {
+        self.keeps = true;
+    }
+
+    /// Reports whether the access stays locked until it is dropped.
+    pub fn keeps(&self) -> bool {
+        self.keeps
     }
 
     /// Returns the value, which is locked from now on.
@@ -135,6 +147,40 @@ mod tests {
             let (total, longest): (Duration, _) = (waited.iter().sum(), waited.iter().max());
             assert!(longest < Some(&Duration::from_millis(500)), "{queues} queues: {longest:?}");
             assert!(total < Duration::from_secs(5), "{queues} queues: {total:?} for a thousand turns of 50 µs");
+        }
+    }
+
+    /// Locks in this many threads of queues that always have frames, for a second. Returns for each thread how often it
+    /// had the lock, and the longest time that it waited.
+    fn shares(queues: u64) -> Vec<(u64, Duration)> {
+        let (turns, begun) = (Turns::new(0u32), Instant::now());
+        let turns = &turns;
+        let work = move || {
+            let (mut count, mut longest) = (0u64, Duration::ZERO);
+            while begun.elapsed() < Duration::from_secs(1) {
+                let asked = Instant::now();
+                let mut end = turns.lock_in_queue();
+                longest = longest.max(asked.elapsed());
+                *end += 1;
+                count += 1;
+                spin(Duration::from_micros(50));
+            }
+            (count, longest)
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..queues).map(|_| scope.spawn(work)).collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        })
+    }
+
+    #[test]
+    fn queues_that_always_have_frames_let_each_other_lock_their_end() {
+        for queues in [2, 5] {
+            let shares = shares(queues);
+            // They would share 20 000 turns of 50 µs. One of them does what is due at certain times.
+            assert!(shares.iter().all(|(count, _)| *count >= 50), "{queues} queues: {shares:?}");
+            let longest = Duration::from_millis(500);
+            assert!(shares.iter().all(|(_, waited)| *waited < longest), "{queues} queues: {shares:?}");
         }
     }
 }

@@ -153,7 +153,8 @@ impl<K: Knowledge> VerifierEnd<K> {
         let is_enough = demand.unwrap_or(Sealing::UNKNOWN).allows(sealed.treatment, sealed.suite);
         if is_enough {
             self.flows.note((key, account), demand, (sealed, token.is_some()), now);
-            self.flows.came_through(&key, tunnel);
+            let is_confirmed = self.responder.info(tunnel).is_some_and(|info| info.confirmed);
+            self.flows.came_through(&key, tunnel, is_confirmed);
         } else {
             self.flows.refused(&key, account, demand);
         }
@@ -202,7 +203,7 @@ impl<K: Knowledge> End for VerifierEnd<K> {
         let flow = self.flows.get(&key, now);
         let how =
             flow.map_or(How { treatment: Treatment::Encrypt, suites: Suites::ALL, compress: Mode::Never }, Flow::how);
-        // A client whose packet came behind the initiation of a newer tunnel no longer has the older tunnel.
+        // A client whose latest packet came behind the initiation of a newer tunnel probably lacks the older tunnel.
         let is_theirs =
             |tunnel: &TunnelId| self.responder.info(*tunnel).is_some_and(|info| info.holder == client.holder);
         let newest = self.responder.of(client.holder);

@@ -140,6 +140,28 @@ fn an_answer_to_early_data_goes_into_the_new_tunnel_and_not_into_the_one_that_it
 }
 
 #[test]
+fn answers_return_from_an_unconfirmed_tunnel_with_the_next_packet_out_of_the_confirmed_one() {
+    let (mut verifier, mut time) = (verifier_end(Sealing::NONE), times());
+    let mut client = agent(true);
+    let up = polled(&mut client, time);
+    settle(&mut client, &mut verifier, up, time);
+    let first = without_tokens(send(&mut client, question(10), time).expect("a tunnel"));
+    assert_eq!(take(&mut verifier, home(), first, time).0.len(), 1);
+    // Somebody has copied, elsewhere, an initiation with a packet of the same flow behind it, and lacks the keys.
+    time.0 += 100;
+    let copied = without_tokens(send(&mut agent(true), question(10), time).expect("behind the initiation"));
+    let stranger = "203.0.113.66:666".parse().expect("an address");
+    assert_eq!(take(&mut verifier, stranger, copied, time).0.len(), 1, "early data");
+    assert_eq!(verifier.count(), 2);
+    time.0 += 100;
+    let second = without_tokens(send(&mut client, question(10), time).expect("a tunnel"));
+    let (came, _) = take(&mut verifier, home(), second, time);
+    assert_eq!(came.len(), 1);
+    let answered = send(&mut verifier, answer(&came[0], 20), time).expect("a tunnel");
+    assert_eq!(take(&mut client, key().service, answered, time).0.len(), 1, "the answer goes to the client");
+}
+
+#[test]
 fn packets_wait_for_their_tunnel_and_go_once_it_is_there() {
     let (mut verifier, mut time) = (verifier_end(Sealing::NONE), times());
     let mut agent = agent(false);

@@ -24,6 +24,8 @@ const QUEUES: usize = 4;
 /// So many flows or tunnels that they practically never are all on one of the queues.
 const MANY: u16 = 16;
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Time after which a record that has not arrived is sent again.
+const AGAIN: Duration = Duration::from_millis(100);
 /// The port of the tunnels' service.
 const SERVICE: u16 = 4500;
 
@@ -48,8 +50,17 @@ fn exchange(stage: &Stage, connections: u16, bytes: &[u8]) {
     let listener = stage.server.enter(|| TcpListener::bind(address(9100))).expect("a listener");
     std::thread::scope(|scope| {
         scope.spawn(move || {
+            // If a client can't connect, its own thread says so; this one must not wait for it for ever.
+            listener.set_nonblocking(true).expect("a mode");
             for _ in 0..connections {
-                let (mut stream, _) = listener.accept().expect("a connection");
+                let mut accepted = None;
+                let is_there = || {
+                    accepted = listener.accept().ok();
+                    accepted.is_some()
+                };
+                assert!(lab::poll(PATIENCE, is_there), "a client does not connect");
+                let (mut stream, _) = accepted.expect("a connection");
+                stream.set_nonblocking(false).expect("a mode");
                 std::thread::spawn(move || {
                     let mut reader = stream.try_clone().expect("a stream");
                     let _ = std::io::copy(&mut reader, &mut stream);
@@ -61,6 +72,7 @@ fn exchange(stage: &Stage, connections: u16, bytes: &[u8]) {
                 let connect = || TcpStream::connect_timeout(&address(9100), PATIENCE);
                 let mut stream = stage.client.enter(connect).expect("a connection");
                 stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+                stream.set_write_timeout(Some(PATIENCE)).expect("a timeout");
                 let mut writer = stream.try_clone().expect("a stream");
                 std::thread::scope(|scope| {
                     scope.spawn(move || {
@@ -291,12 +303,18 @@ fn a_flood_through_one_tunnel_takes_nothing_from_a_tunnel_on_another_queue() {
                 count
             });
             let begun = Instant::now();
+            let mut again = 0;
             for number in 0..500 {
                 let before = opened();
                 other.send();
+                let mut sent = Instant::now();
                 let arrived = || opened() > before;
-                // One record at a time, each of which has to arrive: nothing else is in its queue.
+                // One record at a time: nothing else is in its queue.
                 while !arrived() && begun.elapsed() < PATIENCE {
+                    if sent.elapsed() >= AGAIN {
+                        other.send();
+                        (sent, again) = (Instant::now(), again + 1);
+                    }
                     std::thread::yield_now();
                 }
                 if !arrived() {
@@ -306,6 +324,8 @@ fn a_flood_through_one_tunnel_takes_nothing_from_a_tunnel_on_another_queue() {
             }
             stop.store(true, Ordering::Relaxed);
             assert!(flood.join().expect("a flood") > 500, "the flood was no flood");
+            // The flood shares the backlogs of the test's own interfaces with the other tunnel, so one may be lost there.
+            assert!(again <= 5, "{again} of 500 records of the other tunnel were lost");
         });
         Ok(())
     });

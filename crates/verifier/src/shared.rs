@@ -317,6 +317,12 @@ impl Shared {
     }
 
     fn status(&self) -> view::Status {
+        // Before the lock of the tables, and each lock alone: a thread that asks for a flow's sealing has the lock of the
+        // tunnels and waits for the pump, whose threads take those of the tables and the owners.
+        let tunnels = self.tunnels.lock().unwrap_or_else(PoisonError::into_inner);
+        let tunnel_queues = tunnels.as_ref().map(|tunnels| (tunnels.queues)()).unwrap_or_default();
+        drop(tunnels);
+        let owners = self.owners().count() as u64;
         let kernel = self.kernel();
         let health = self.health.borrow().clone();
         let trial = *self.trial();
@@ -350,11 +356,8 @@ impl Shared {
             proofs: kernel.proving().and_then(|proofs| {
                 proofs.inspect_err(|error| tracing::error!("cannot read the counters of proofs: {error:#}")).ok()
             }),
-            owners: self.owners().count() as u64,
-            tunnel_queues: {
-                let tunnels = self.tunnels.lock().unwrap_or_else(PoisonError::into_inner);
-                tunnels.as_ref().map(|tunnels| (tunnels.queues)()).unwrap_or_default()
-            },
+            owners,
+            tunnel_queues,
         }
     }
 }

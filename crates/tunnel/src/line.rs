@@ -1,0 +1,132 @@
+//! The line in which the threads of the queues wait for their turn.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Interval at which the place at the head of the line is given to the thread that has waited longest. In between, it
+/// goes to whichever thread comes first. If it changed hands for every frame, every frame would cost the time until a
+/// sleeping thread runs again.
+const HANDOVER: Duration = Duration::from_micros(500);
+
+/// A lock without a value. Each of n threads waits at most about n times [`HANDOVER`], and as many frames.
+#[derive(Default)]
+pub(crate) struct Line {
+    is_taken: AtomicBool,
+    /// Number of waiting threads, so that nobody needs the lock of `waiting` while there are none.
+    length: AtomicUsize,
+    waiting: Mutex<Waiting>,
+    moved: Condvar,
+}
+
+/// The threads that wait, by their tickets.
+#[derive(Default)]
+struct Waiting {
+    tickets: VecDeque<u64>,
+    next: u64,
+    /// The thread to which the line was given, until it notices.
+    called: Option<u64>,
+    /// When a thread was called last.
+    last: Option<Instant>,
+}
+
+/// The head of the line. Dropping it lets the next thread have it.
+pub(crate) struct Head<'l>(&'l Line);
+
+impl Line {
+    /// Waits for the head of the line.
+    pub fn enter(&self) -> Head<'_> {
+        if !self.take() {
+            self.wait();
+        }
+        Head(self)
+    }
+
+    fn take(&self) -> bool {
+        self.is_taken.compare_exchange(false, true, SeqCst, SeqCst).is_ok()
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait(&self) {
+        let mut waiting = self.waiting();
+        let ticket = waiting.next;
+        waiting.next += 1;
+        waiting.tickets.push_back(ticket);
+        // Before the attempt to take the line: `leave` reads the length after it has freed the line. So either this
+        // thread sees that the line is free, or `leave` sees this thread.
+        self.length.store(waiting.tickets.len(), SeqCst);
+        loop {
+            if waiting.called == Some(ticket) {
+                waiting.called = None;
+                return;
+            }
+            if self.take() {
+                waiting.tickets.retain(|other| *other != ticket);
+                self.length.store(waiting.tickets.len(), SeqCst);
+                return;
+            }
+            waiting = self.moved.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Gives the line to the thread that has waited longest, if it is time. The line stays taken, so nobody can be
+    /// faster. Returns whether there is such a thread.
+    fn hand_over(&self) -> bool {
+        let mut waiting = self.waiting();
+        if waiting.last.is_some_and(|last| last.elapsed() < HANDOVER) {
+            return false;
+        }
+        let Some(ticket) = waiting.tickets.pop_front() else { return false };
+        (waiting.called, waiting.last) = (Some(ticket), Some(Instant::now()));
+        self.length.store(waiting.tickets.len(), SeqCst);
+        drop(waiting);
+        // The others wait on, because it is not their ticket.
+        self.moved.notify_all();
+        true
+    }
+
+    fn leave(&self) {
+        if self.length.load(SeqCst) > 0 && self.hand_over() {
+            return;
+        }
+        self.is_taken.store(false, SeqCst);
+        if self.length.load(SeqCst) > 0 {
+            // A thread that has just found the line taken holds this lock until it sleeps, and would miss the call.
+            drop(self.waiting());
+            self.moved.notify_one();
+        }
+    }
+}
+
+impl Drop for Head<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_thread_at_a_time_is_at_the_head_and_none_sleeps_for_ever() {
+        let (line, inside) = (Line::default(), AtomicUsize::new(0));
+        let (line, inside) = (&line, &inside);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(move || {
+                    for _ in 0..20_000 {
+                        let _head = line.enter();
+                        assert_eq!(inside.fetch_add(1, SeqCst), 0);
+                        inside.fetch_sub(1, SeqCst);
+                    }
+                });
+            }
+        });
+        assert!(!line.is_taken.load(SeqCst) && line.waiting().tickets.is_empty());
+    }
+}
