@@ -22,7 +22,8 @@ struct {
 	__type(value, struct ladder);
 } ladders SEC(".maps");
 
-/* Only senders with a grant add entries. An entry that is evicted costs knowledge of its path, and no packet. */
+/* Only senders with a grant add entries, but all users share the table. An entry that is evicted costs knowledge of its path, and
+ * the race of its connection: see leaves_tunnel in steer.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);

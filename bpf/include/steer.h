@@ -212,7 +212,9 @@ static __noinline struct steered *steered_of(const struct packet *p, __u32 from)
 }
 
 /* Takes a flow out of the tunnel because its answer came from outside, if the ladder alone had led it there and no answer has
- * come in the tunnel. `p` is the answer; it was recorded before. Returns 1 if it did. */
+ * come in the tunnel. `p` is the answer; it was recorded before. Returns 1 if it did. If the first packet's entry was evicted, the
+ * answer cannot be told from another's: the flow stays in the tunnel, and this answer is dropped. The connection then waits for
+ * an answer in the tunnel. */
 static __noinline int leaves_tunnel(const struct packet *p, const struct steered *known)
 {
 	struct flow_key key = {};

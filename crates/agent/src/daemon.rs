@@ -195,7 +195,7 @@ pub async fn run(settings: Settings) -> Result<()> {
         daemon.climb();
     }
     #[cfg(feature = "seal")]
-    daemon.store_ladder();
+    daemon.store_ladder_at_end().await;
     calls.abort();
     resolving.abort();
     measuring.inspect(JoinHandle::abort);

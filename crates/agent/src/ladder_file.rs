@@ -7,10 +7,15 @@ use engine::agent::ladder::KeptPath;
 use serde::{Deserialize, Serialize};
 use shell::folder::Folder;
 use std::fs;
+use std::time::Duration;
 
 const NAME: &str = "ladder.json";
 /// Longest file that is read. A ladder with the most paths of a thousand users is shorter.
 const LENGTH_MAX: u64 = 16 << 20;
+/// Number of times that the file may be written without a pause.
+const AT_ONCE: u32 = 8;
+/// Time after which the file may be written once more.
+const PAUSE: Duration = Duration::from_secs(60);
 
 /// The file's contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +29,26 @@ pub struct Kept {
     /// The memory of each path.
     #[serde(default)]
     pub paths: Vec<KeptPath>,
+}
+
+/// The limit on how often the file is written: every user can make the agent learn something with each connection, and
+/// each write waits for the disk.
+#[derive(Debug, Default)]
+pub struct Pace {
+    /// When the file may be written [`AT_ONCE`] times again, if it is not written before.
+    rested_at: Duration,
+}
+
+impl Pace {
+    /// Reports whether the file may be written at `now`. If so, this counts as a write.
+    pub fn may_write(&mut self, now: Duration) -> bool {
+        let rested_at = self.rested_at.max(now) + PAUSE;
+        let may = rested_at <= now + PAUSE * AT_ONCE;
+        if may {
+            self.rested_at = rested_at;
+        }
+        may
+    }
 }
 
 /// Reads the file. If it is missing, nothing was learned. If it is damaged, the agent learns anew: that costs some
@@ -58,6 +83,18 @@ pub fn save(folder: &Folder, kept: &Kept) -> Result<()> {
 mod tests {
     use super::*;
     use std::os::unix::fs::MetadataExt;
+
+    #[test]
+    fn the_file_is_written_some_times_at_once_and_then_once_a_minute() {
+        let mut pace = Pace::default();
+        let mut writes = |seconds: std::ops::Range<u64>| {
+            seconds.filter(|second| pace.may_write(Duration::from_secs(*second))).count()
+        };
+        assert_eq!(writes(1000..1008), 8);
+        assert_eq!(writes(1008..1060), 0);
+        assert_eq!(writes(1060..1660), 10);
+        assert_eq!(writes(9000..9060), 8, "after a rest");
+    }
 
     #[test]
     fn the_file_is_roots_only_and_a_damaged_one_is_as_good_as_none() {

@@ -149,7 +149,7 @@ impl GrantIssuer {
                         (Recorded::SessionEnded | Recorded::TooMany { .. }, Some((_, (refused, _)))) => {
                             leases.give_back(refused.number);
                         }
-                        // The grant has the number, or another one has it.
+                        // The grant has the number, or another one has it. A grant that is outdated does not come here.
                         _ => {}
                     };
                     match self.storage.add_grant(*issuance, basis, begin).await? {
@@ -160,7 +160,14 @@ impl GrantIssuer {
                             }
                         }
                         Recorded::SessionEnded => return Err(Problem::NotLoggedIn),
-                        Recorded::Outdated => continue,
+                        Recorded::Outdated => {
+                            // The grant was turned away before it came to its number.
+                            if let Some((unused, _)) = renewable {
+                                self.leases.give_back(unused.number);
+                            }
+                            continue;
+                        }
+                        Recorded::NumberTaken => continue,
                         Recorded::TooMany { seconds } => {
                             return Err(Problem::TooManyGrants(Duration::from_secs(seconds)));
                         }
@@ -239,7 +246,13 @@ impl GrantIssuer {
                 (chance, number) = (half.into(), Some(drawn));
             }
         }
-        let issued = Issue { chance, ..issue }.issue().map_err(Problem::CantIssue)?;
+        let issued = Issue { chance, ..issue }.issue().map_err(|error| {
+            // Nobody gets a handle with the number.
+            if let Some(number) = number {
+                self.leases.give_back(number);
+            }
+            Problem::CantIssue(error)
+        })?;
         let owner = allowed.owner(&issued);
         let until = self.leases.until(now, allowed.session.expires, lease);
         let until = allowed.permit.until.map_or(until, |ends| until.min(ends)).max(owner.expires);

@@ -115,6 +115,12 @@ impl Leases {
         let table = self.read();
         let Some(entry) = table.get(session).and_then(|of_session| of_session.get(place)) else { return };
         let latest = Latest { epoch: Epoch::at(now, self.epoch_length), half: handle.0 as u32, class };
+        // Another grant may have taken the place meanwhile. A note about
+        // the earlier one must not make it use the earlier one's half.
+        let own = self.turn(&entry.renewable, latest.epoch).map(|turn| self.key.encrypt(turn));
+        if own != Some(latest.half) {
+            return;
+        }
         *entry.announced.lock().unwrap_or_else(PoisonError::into_inner) = Some(latest);
     }
 
@@ -325,6 +331,20 @@ mod tests {
         let other_class = leases.find(&SESSION, &wanted(), 1, NOW + 3601).unwrap();
         assert_eq!((other_class.half, other_class.is_announced), (second, false), "packet filters need the class");
         assert!(find(NOW + 15 * 3600).is_some() && find(NOW + 16 * 3600).is_none(), "it has sixteen handles");
+    }
+
+    #[test]
+    fn a_late_note_about_a_grant_changes_nothing_of_the_one_that_took_its_place() {
+        let (leases, keyring, earlier) = one();
+        let (number, half) = leases.begin();
+        let handle = HOLDER.handle(&keyring.verifier_key("edge", Epoch::at(NOW, HOUR)).unwrap(), half);
+        let terms = LeaseTerms { number, issued: NOW, lease: 300 };
+        leases.insert(SESSION, wanted(), handle, (terms, leases.until(NOW, NOW + 12 * 3600, 300)));
+        let find = || leases.find(&SESSION, &wanted(), 0, NOW).map(|lease| (lease.half, lease.is_announced));
+        leases.note_announced(&SESSION, &wanted().place, 0, Handle(earlier.grant.handle), NOW);
+        assert_eq!(find(), Some((half, false)));
+        leases.note_announced(&SESSION, &wanted().place, 0, handle, NOW);
+        assert_eq!(find(), Some((half, true)));
     }
 
     #[test]

@@ -12,15 +12,17 @@ pub(super) use with_tunnels::Climbing;
 #[cfg(feature = "seal")]
 mod with_tunnels {
     use super::*;
-    use crate::ladder_file::{self, Kept};
+    use crate::ladder_file::{self, Kept, Pace};
     use crate::network::{Follower, Gateway};
     use crate::packet_queue::QueuedPacket;
     use crate::{now, unix};
     use engine::agent::Frame;
     use engine::agent::ladder::{Choice, Ladder, Network, Path, Rung, Side, State};
+    use shell::folder::Folder;
     use std::collections::{BTreeMap, BTreeSet};
     use std::net::SocketAddr;
     use std::time::Duration;
+    use tokio::task::{JoinHandle, spawn_blocking};
     use wire::Carrier;
     use wire::map::{self, FirstPacket, FlowKey, GrantEntry, GrantSlot, Steered};
     use wire::packet::{Packet, TCP};
@@ -32,10 +34,27 @@ mod with_tunnels {
         network: Follower,
         /// The gateway that the file names.
         stored: Option<Gateway>,
+        pace: Pace,
+        /// The latest write to the file.
+        writing: Option<JoinHandle<()>>,
         /// Destinations that had more than one rung in an earlier process.
         inherited: BTreeSet<GrantSlot>,
         /// Destinations with more than one rung.
         placed: BTreeMap<GrantSlot, Placed>,
+    }
+
+    impl Climbing {
+        /// Reports whether the file does not have what was learned.
+        fn has_news(&self) -> bool {
+            self.ladder.has_news() || self.network.gateway() != self.stored.as_ref()
+        }
+
+        /// Returns what the file is to contain. It then counts as written.
+        fn keep(&mut self) -> Kept {
+            self.stored = self.network.gateway().cloned();
+            let paths = self.ladder.keep(now(), unix());
+            Kept { gateway: self.stored.clone(), network: self.ladder.network().0, paths }
+        }
     }
 
     /// The first packet of a connection.
@@ -208,17 +227,27 @@ mod with_tunnels {
             }
         }
 
-        /// Writes what was learned to the file. To be called every second, and at the end.
+        /// Writes what was learned to the file, unless it was written often of late. To be called every second. A thread of
+        /// its own waits for the disk, so that no packet does.
         pub(in crate::daemon) fn store_ladder(&mut self) {
-            let Climbing { ladder, network, stored, .. } = &mut self.climbing;
-            if !ladder.has_news() && network.gateway() == stored.as_ref() {
+            let climbing = &mut self.climbing;
+            let is_writing = climbing.writing.as_ref().is_some_and(|writing| !writing.is_finished());
+            if is_writing || !climbing.has_news() || !climbing.pace.may_write(now()) {
                 return;
             }
-            *stored = network.gateway().cloned();
-            let paths = ladder.keep(now(), unix());
-            let kept = Kept { gateway: stored.clone(), network: ladder.network().0, paths };
-            if let Err(error) = ladder_file::save(self.sessions.folder(), &kept) {
-                tracing::warn!("cannot keep what the ladder has learned for the next start: {error:#}");
+            let (folder, kept) = (self.sessions.folder().clone(), climbing.keep());
+            climbing.writing = Some(spawn_blocking(move || save(&folder, &kept)));
+        }
+
+        /// Writes what was learned to the file. To be called at the end.
+        pub(in crate::daemon) async fn store_ladder_at_end(&mut self) {
+            // An earlier write must not replace the file after this one.
+            if let Some(writing) = self.climbing.writing.take() {
+                let _ = writing.await;
+            }
+            if self.climbing.has_news() {
+                let kept = self.climbing.keep();
+                save(self.sessions.folder(), &kept);
             }
         }
 
@@ -269,6 +298,12 @@ mod with_tunnels {
                 Shown { name: rung.name().to_owned(), state, begins_again }
             };
             self.climbing.ladder.states(now(), &path).into_iter().map(shown).collect()
+        }
+    }
+
+    fn save(folder: &Folder, kept: &Kept) {
+        if let Err(error) = ladder_file::save(folder, kept) {
+            tracing::warn!("cannot keep what the ladder has learned for the next start: {error:#}");
         }
     }
 

@@ -360,7 +360,7 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
     if let Some(number) = number
         && leases::is_taken(transaction, number)?
     {
-        return Ok(Recorded::Outdated);
+        return Ok(Recorded::NumberTaken);
     }
     let until = renewable.map(|(_, until)| until);
     let charge = Charge { session, verifier, expires: owner.expires, until, now: owner.issued };

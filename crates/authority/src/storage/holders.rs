@@ -69,8 +69,10 @@ pub enum Recorded {
     Renewable,
     /// The grant's session has ended.
     SessionEnded,
-    /// The basis of the decision has ended meanwhile, or another grant has the number: the caller must decide again.
+    /// The basis of the decision has ended meanwhile: the caller must decide again. The grant's number is unused.
     Outdated,
+    /// Another grant has the number: the caller must draw another, and decide again.
+    NumberTaken,
     /// The session or the account has reached its limit on unexpired grants.
     TooMany {
         /// Number of seconds until a grant of the account expires.

@@ -67,7 +67,9 @@ impl Daemon {
                 },
                 () = until(trial) => {
                     self.shared.kernel_mut().end()?;
-                    tracing::error!("nobody confirmed in time: protection has ended");
+                    tracing::error!(
+                        "nobody confirmed the trial with `vouchsafe verifier confirm` in time: protection has ended"
+                    );
                     return Ok(ExitCode::FAILURE);
                 },
                 () = signals.any() => break,
@@ -77,7 +79,7 @@ impl Daemon {
         follower.save_last().await;
         if trial.is_some() {
             self.shared.kernel_mut().end()?;
-            tracing::warn!("stopped before anybody confirmed: protection has ended");
+            tracing::warn!("stopped before anybody confirmed the trial: protection has ended");
             return Ok(ExitCode::FAILURE);
         }
         if self.shared.observes() {

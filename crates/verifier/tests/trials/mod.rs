@@ -13,7 +13,7 @@ fn a_trial_that_nobody_confirms_is_rolled_back() {
         assert!(!stage.connects(SSH));
         assert_eq!(stage.status().await.state, "trying");
         assert_eq!(verifier.end().await.code(), Some(1));
-        assert!(verifier.log().contains("nobody confirmed in time"), "{}", verifier.log());
+        assert!(verifier.log().contains("nobody confirmed the trial"), "{}", verifier.log());
         assert!(stage.connects(SSH));
         assert_eq!(stage.links(), None);
     });

@@ -259,8 +259,12 @@ fn explain(question: &Explain) -> Result<ExitCode> {
         None => &policy,
         Some(name) => {
             let known: Vec<_> = policy.policy().networks().map(|(name, _)| name).collect();
-            let known = if known.is_empty() { "in no network".to_owned() } else { format!("in {}", known.join(", ")) };
-            policy.network(name).with_context(|| format!("the policy has no receivers in network `{name}`: {known}"))?
+            let known = if known.is_empty() {
+                "no receiver is in a network".to_owned()
+            } else {
+                format!("it has some in: {}", known.join(", "))
+            };
+            policy.network(name).with_context(|| format!("the policy has no receivers in network `{name}`; {known}"))?
         }
     };
     let trace = rules.trace(&Request { subject: who.subject(), to, now });

@@ -57,7 +57,7 @@ fn no_two_grants_have_one_number() {
     let mut again = renewable(&database, 0, SESSION);
     again.owner.handle ^= 1 << 63;
     let both = [renewable(&database, 0, SESSION), again];
-    assert_eq!(database.add_grants(&both).unwrap(), [Recorded::Renewable, Recorded::Outdated]);
+    assert_eq!(database.add_grants(&both).unwrap(), [Recorded::Renewable, Recorded::NumberTaken]);
     assert_eq!(database.grants(100, true).unwrap().len(), 1);
 }
 

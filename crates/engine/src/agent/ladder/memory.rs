@@ -109,26 +109,29 @@ impl Memory {
         if record.until > now {
             return;
         }
+        let before = *record;
         record.failures = (record.failures + 1).min(FAILURES_MAX);
         if works && record.failures >= FAILURES_MAX {
             record.turn_bad(now);
         }
-        self.changed = true;
+        let differs = *record != before;
+        self.changed |= differs;
     }
 
     /// Records that a rung's first packet was not answered, although another rung's was.
     pub fn failed(&mut self, now: Duration, path: &Path, rung: Rung) {
-        self.changed = true;
         let record = &mut self.known(now, path).rungs[rung as usize];
+        let before = *record;
         record.works = Some(false);
         // A connection that tries a bad rung again does not extend the time.
-        if record.until > now {
-            return;
+        if record.until <= now {
+            record.failures += 1;
+            if record.failures >= FAILURES_MAX {
+                record.turn_bad(now);
+            }
         }
-        record.failures += 1;
-        if record.failures >= FAILURES_MAX {
-            record.turn_bad(now);
-        }
+        let differs = *record != before;
+        self.changed |= differs;
     }
 
     /// Makes no rung bad any more.
