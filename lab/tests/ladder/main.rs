@@ -67,11 +67,15 @@ fn opens(stage: &Stage, host: &str) -> Result<()> {
     };
     ensure!(poll(SECOND * 10, learned), "not remembered: {}", stage.agent.ping(&at(host).to_string())?);
     let cable = Capture::start(&stage.network.alice, "eth0")?;
-    let before = stage.services.echo.connections();
-    ensure!(stage.connects_by(host, "packet").context("a later connection")? == 1, "it did not begin with the option");
+    // Where an answer takes longer than a quarter of a second, as on a loaded machine, further SYNs follow. Had the agent
+    // learned nothing, every connection would need them: one that does not is enough.
+    let is_clean = || stage.connects_by(host, "packet").is_ok_and(|syns| syns == 1);
+    ensure!((0..5).any(|_| is_clean()), "no connection began with the option");
     let syns = || cable.lines(&format!("dst host {host} and tcp and port {ECHO}"));
     let has_option = |line: &String| line.contains("Flags [S]") && line.contains("tfo");
     ensure!(poll(SECOND * 5, || syns().is_ok_and(|lines| lines.iter().any(has_option))), "{:#?}", syns()?);
+    let before = stage.services.echo.connections();
+    stage.connects_by(host, "packet").context("the last connection")?;
     ensure!(stage.services.echo.connections() == before + 1, "the connection ends at another server");
     Ok(())
 }
