@@ -34,6 +34,7 @@ fn where_the_first_rung_works_the_ladder_adds_nothing() {
         ensure!(stage.counter("watched")? >= 15, "the agent does not watch first packets");
         // Longer than any race could wait.
         ensure!(!poll(SECOND, || stage.steered().is_ok_and(|steered| steered > 0)), "a packet went into the tunnel");
+        cable.settle()?;
         let syns = cable.lines("tcp and dst port 7")?.iter().filter(|line| line.contains("Flags [S]")).count();
         ensure!(syns == 15, "{syns} SYNs for 15 connections");
         let tunnel = cable.lines(&format!("udp port {TUNNEL}"))?;
@@ -296,7 +297,7 @@ fn what_was_learned_outlives_the_agent() {
         std::fs::write(&file, "{\"paths\": [{")?;
         stage.agent.run()?;
         ensure!(poll(SECOND * 20, || stage.connect(FRONT4).is_ok()), "it does not climb any more");
-        ensure!(stage.agent.log().contains("it learns anew"), "{}", stage.agent.log());
+        ensure!(poll(SECOND * 5, || stage.agent.log().contains("it learns anew")), "{}", stage.agent.log());
         drop(filter);
         stage.recovers(FRONT4)
     });
