@@ -70,12 +70,19 @@ impl Capture {
     /// Ends the capture once all packets up to now are in the file, and returns the file's path. The file exists as
     /// long as the namespace's folder.
     pub fn stop(mut self) -> Result<PathBuf> {
+        self.settle()?;
+        self.tcpdump.stop()?;
+        Ok(self.file.clone())
+    }
+
+    /// Waits until all packets up to now are in the file. Without this, a test that looks for a packet's absence may pass
+    /// only because tcpdump lags behind.
+    pub fn settle(&self) -> Result<()> {
         // tcpdump sleeps only when it has no packets left to read.
         let stat = format!("/proc/{}/stat", self.tcpdump.pid());
         let sleeps = || fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") S "));
         ensure!(poll(Duration::from_secs(5), sleeps), "tcpdump does not come to rest");
-        self.tcpdump.stop()?;
-        Ok(self.file.clone())
+        Ok(())
     }
 }
 

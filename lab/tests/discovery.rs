@@ -91,6 +91,7 @@ fn what_the_agent_overhears_is_shown_and_nothing_follows_from_it() {
         ensure!(found["authority"] == format!("https://{AUTHORITY_NAME}:8443"), "{found}");
         ensure!(stage.agent.status()?["session"].is_null(), "nobody logged in");
         // The agent itself sends no query and opens no connection: all outgoing packets are queries of dig.
+        cable.settle()?;
         let called = cable.lines(&format!("src host {INSIDE4} and (tcp or udp)"))?;
         let is_digs = |line: &String| [OPEN_NAME, FRONT_NAME].iter().any(|name| line.contains(&format!("A? {name}.")));
         ensure!(called.len() >= 2 && called.iter().all(is_digs), "{called:?}");
@@ -207,6 +208,7 @@ fn forged_answers_get_an_attacker_nothing() {
         ensure!(agent.status()?["counters"]["tokens"] == tokens, "a token went out: {}", agent.status()?["counters"]);
         // The agent connected only to the authority and that address, and sent no DNS query.
         let others = format!("src host {INSIDE4} and (udp or tcp) and not host {AUTHORITY} and not host {OPEN4}");
+        cable.settle()?;
         ensure!(cable.lines(&others)?.is_empty(), "{:?}", cable.lines(&others)?);
         ensure!(cable.lines("dst port 53")?.is_empty(), "{:?}", cable.lines("dst port 53")?);
         // Alice can still use the services.
@@ -249,6 +251,7 @@ fn a_name_server_that_lies_sends_nobodys_password_anywhere() {
         lied?;
         let (done, said) = tried?;
         ensure!(!done && said.contains("is not within example.org"), "{said}");
+        cable.settle()?;
         ensure!(cable.lines("tcp")?.is_empty(), "somebody was called: {:?}", cable.lines("tcp")?);
         ensure!(stage.agent.status()?["session"].is_null(), "logged in");
         // The authority is still reachable if the user gives its address.

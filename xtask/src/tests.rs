@@ -5,6 +5,7 @@
 //! them at once as there are processors. Programs that measure time run alone, after the others.
 
 use std::collections::VecDeque;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::{self, File};
 use std::io::Write;
@@ -98,11 +99,26 @@ pub fn run(no_kernels: bool, args: &[String]) -> Result<()> {
 
 /// Makes cargo run test programs or benches as root, with the binary that they start.
 pub fn with_settings<'a>(cargo: &'a mut Command, binary: &Path) -> &'a mut Command {
-    cargo.env("VOUCHSAFE_BIN", binary).env("PATH", build::with_peers());
+    let path = build::with_peers();
+    cargo.env("VOUCHSAFE_BIN", binary).env("PATH", &path);
     if !run::is_root() {
-        cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", "sudo -E");
+        cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner(&path));
     }
     cargo
+}
+
+/// Returns the command with which cargo starts programs as root. sudo puts a search path of its own in place of ours, so
+/// `env` sets ours again.
+fn runner(path: &OsStr) -> OsString {
+    let mut runner = OsString::from("sudo -E");
+    // Cargo splits the command at spaces.
+    if path.as_encoded_bytes().iter().any(u8::is_ascii_whitespace) {
+        eprintln!("xtask: PATH has spaces: VPNs built by xtask/peers.sh are not used under sudo");
+        return runner;
+    }
+    runner.push(" env PATH=");
+    runner.push(path);
+    runner
 }
 
 /// Returns the test programs of the workspace.
@@ -157,8 +173,11 @@ fn run_one(program: &Program, binary: &Path) -> Result<ExitStatus> {
     fs::create_dir_all(&dir).with_context(|| format!("could not make {}", dir.display()))?;
     let path = dir.join(format!("{}-{}-{}.txt", program.package, program.kind, program.name));
     let output = File::create(&path).with_context(|| format!("could not write {}", path.display()))?;
-    let mut command = command_as_root(&program.path);
-    command.current_dir(&program.folder).env("PATH", build::with_peers());
+    // Pass the search path as an argument of env, because sudo puts its own in place of the variable.
+    let mut search = OsString::from("PATH=");
+    search.push(build::with_peers());
+    let mut command = command_as_root("env");
+    command.arg(search).arg(&program.path).current_dir(&program.folder);
     command.env("VOUCHSAFE_BIN", binary).env("CARGO_MANIFEST_DIR", &program.folder);
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     let status = command.status().with_context(|| format!("could not start {}", program.path.display()))?;

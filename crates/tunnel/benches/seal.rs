@@ -55,6 +55,13 @@ fn in_turn<T>(paths: &[Path], mut measure: impl FnMut(&Path) -> Result<T>) -> Re
 }
 
 fn throughput(figures: &mut Figures) -> Result<()> {
+    // Several releases may be on this machine, and the figures depend on which one is measured.
+    if let Ok(run) = std::process::Command::new("wireguard-go").arg("--version").output() {
+        eprintln!(
+            "{}",
+            String::from_utf8_lossy(&run.stdout).lines().next().unwrap_or("wireguard-go of no known version")
+        );
+    }
     let paths = [
         Path::plain()?,
         Path::native()?,

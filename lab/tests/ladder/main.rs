@@ -5,13 +5,13 @@ mod stage;
 
 use std::os::unix::fs::PermissionsExt;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use lab::middlebox::{Rules, Stripper};
 use lab::nobody::said;
 use lab::service::{Echo, call, exchange};
 use lab::world::{DARK4, ECHO, FRONT4, FRONT6};
 use lab::{Capture, Nobody, poll, test};
-use stage::{FAST_OPEN_RUNG, SECOND, Stage, TUNNEL, at, begins_with_tunnel};
+use stage::{FAST_OPEN_RUNG, PATIENCE, SECOND, Stage, TUNNEL, at, begins_with_tunnel};
 
 /// A SYN without data has 60 bytes over IPv4, and 40 after the header of IPv6.
 const SYN_WITH_DATA: &str = "tcp flags & (syn | ack) == syn ip length > 80 drop
@@ -34,12 +34,46 @@ fn where_the_first_rung_works_the_ladder_adds_nothing() {
         ensure!(stage.counter("watched")? >= 15, "the agent does not watch first packets");
         // Longer than any race could wait.
         ensure!(!poll(SECOND, || stage.steered().is_ok_and(|steered| steered > 0)), "a packet went into the tunnel");
+        cable.settle()?;
         let syns = cable.lines("tcp and dst port 7")?.iter().filter(|line| line.contains("Flags [S]")).count();
         ensure!(syns == 15, "{syns} SYNs for 15 connections");
         let tunnel = cable.lines(&format!("udp port {TUNNEL}"))?;
         ensure!(tunnel.is_empty(), "a tunnel was opened without need: {tunnel:#?}");
         ensure!(stage.state(FRONT4, 0)? == "works" && stage.state(FRONT4, 1)? == "not_tried");
         Ok(())
+    });
+}
+
+/// Checks that a first connection through a box with these rules, or else through one that takes data out of SYNs, is
+/// there within a second. The tunnel begins after half a second, so a loaded machine may miss that. One in time out of
+/// three is enough, because an agent that waits too long is always late. Each try has a world of its own, because a
+/// connection that is not the first one goes by what the agent has learned.
+fn in_time(rung: &str, rules: Option<&str>) -> Result<()> {
+    let mut times = Vec::new();
+    for _ in 0..3 {
+        let stage = Stage::new()?;
+        let _filter = rules.map(|rules| Rules::forward(&stage.network.internet, rules)).transpose()?;
+        let _stripper = rules.is_none().then(|| Stripper::start(&stage.network.internet, "home")).transpose()?;
+        let (_, took) = stage.timed_by(FRONT4, rung)?;
+        if took < SECOND {
+            return Ok(());
+        }
+        times.push(took);
+    }
+    bail!("connections by {rung} through {rules:?} took {times:?}")
+}
+
+#[test]
+fn first_connections_are_there_within_a_second() {
+    test(|| {
+        let udp = format!("udp dport {TUNNEL} drop");
+        let option = format!("{WITHOUT_OPTION}\n{udp}");
+        let only_udp = format!("ip daddr {FRONT4} meta l4proto != udp drop");
+        in_time("packet", Some(&udp))?;
+        in_time("packet", Some(&option))?;
+        in_time("tunnel", Some(SYN_WITH_DATA))?;
+        in_time("tunnel", Some(&only_udp))?;
+        in_time("tunnel", None)
     });
 }
 
@@ -67,11 +101,15 @@ fn opens(stage: &Stage, host: &str) -> Result<()> {
     };
     ensure!(poll(SECOND * 10, learned), "not remembered: {}", stage.agent.ping(&at(host).to_string())?);
     let cable = Capture::start(&stage.network.alice, "eth0")?;
-    let before = stage.services.echo.connections();
-    ensure!(stage.connects_by(host, "packet").context("a later connection")? == 1, "it did not begin with the option");
+    // Where an answer takes longer than a quarter of a second, as on a loaded machine, further SYNs follow. Had the agent
+    // learned nothing, every connection would need them: one that does not is enough.
+    let is_clean = || stage.connects_by(host, "packet").is_ok_and(|syns| syns == 1);
+    ensure!((0..5).any(|_| is_clean()), "no connection began with the option");
     let syns = || cable.lines(&format!("dst host {host} and tcp and port {ECHO}"));
     let has_option = |line: &String| line.contains("Flags [S]") && line.contains("tfo");
     ensure!(poll(SECOND * 5, || syns().is_ok_and(|lines| lines.iter().any(has_option))), "{:#?}", syns()?);
+    let before = stage.services.echo.connections();
+    stage.connects_by(host, "packet").context("the last connection")?;
     ensure!(stage.services.echo.connections() == before + 1, "the connection ends at another server");
     Ok(())
 }
@@ -145,7 +183,10 @@ fn without_udp_the_first_rung_serves_and_without_both_nothing_is_called_bad() {
         let both = format!("{SYN_WITH_DATA}\nudp dport {TUNNEL} drop");
         let filter = Rules::forward(&stage.network.internet, &both)?;
         let before = stage.services.echo.connections();
-        ensure!(stage.connect(FRONT4).is_err(), "connected through a box that lets nothing through");
+        ensure!(
+            call(&stage.network.alice, at(FRONT4), SECOND).is_err(),
+            "connected through a box that lets nothing through"
+        );
         let told = stage.agent.ping(&at(FRONT4).to_string())?;
         let text = told["steps"].as_array().and_then(|steps| steps.iter().find(|step| step["name"] == "answer"));
         let text = text.and_then(|step| step["text"].as_str()).context("no answer")?;
@@ -169,7 +210,7 @@ fn a_path_of_1280_bytes_carries_both_rungs() {
         stage.connects_by(FRONT4, "packet")?;
         let _filter = Rules::forward(&stage.network.internet, SYN_WITH_DATA)?;
         stage.falls_back(FRONT4)?;
-        let mut stream = call(&stage.network.alice, at(FRONT4), SECOND)?;
+        let mut stream = call(&stage.network.alice, at(FRONT4), PATIENCE)?;
         let (long, mut heard) = (vec![0x5a; 100_000], vec![0; 100_000]);
         std::thread::scope(|scope| -> Result<()> {
             let mut writer = stream.try_clone()?;
@@ -202,10 +243,10 @@ fn two_percent_loss_make_no_rung_bad() {
 fn a_flow_stays_on_the_rung_on_which_it_began() {
     test(|| {
         let stage = Stage::new()?;
-        let mut native = call(&stage.network.alice, at(FRONT4), SECOND)?;
+        let mut native = call(&stage.network.alice, at(FRONT4), PATIENCE)?;
         let filter = Rules::forward(&stage.network.internet, SYN_WITH_DATA)?;
         stage.falls_back(FRONT4)?;
-        let mut inside = call(&stage.network.alice, at(FRONT4), SECOND)?;
+        let mut inside = call(&stage.network.alice, at(FRONT4), PATIENCE)?;
         exchange(&mut native).context("the flow that began outside")?;
         drop(filter);
         stage.recovers(FRONT4)?;
@@ -256,7 +297,7 @@ fn what_was_learned_outlives_the_agent() {
         std::fs::write(&file, "{\"paths\": [{")?;
         stage.agent.run()?;
         ensure!(poll(SECOND * 20, || stage.connect(FRONT4).is_ok()), "it does not climb any more");
-        ensure!(stage.agent.log().contains("it learns anew"), "{}", stage.agent.log());
+        ensure!(poll(SECOND * 5, || stage.agent.log().contains("it learns anew")), "{}", stage.agent.log());
         drop(filter);
         stage.recovers(FRONT4)
     });

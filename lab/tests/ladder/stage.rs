@@ -16,6 +16,8 @@ pub const TUNNEL_RUNG: usize = 2;
 const POOL: [&str; 2] = ["--tunnel-pool", "100.127.0.0/16,fd56:5346::/64"];
 /// Time within which a connection has to be there.
 pub const SECOND: Duration = Duration::from_secs(1);
+/// Time that a connection may take on a loaded machine. Tests of anything but the time allow it.
+pub const PATIENCE: Duration = Duration::from_secs(3);
 
 const POLICY: &str = r#"
 [groups]
@@ -77,12 +79,17 @@ impl Stage {
     /// Connects to the echo at `host`, and returns the time that the connection and its first words took.
     pub fn connect(&self, host: &str) -> Result<Duration> {
         let began = Instant::now();
-        call(&self.network.alice, at(host), SECOND)?;
+        call(&self.network.alice, at(host), PATIENCE)?;
         Ok(began.elapsed())
     }
 
     /// Connects, and checks by which rung the connection went. Returns how many SYNs went outside of the tunnel.
     pub fn connects_by(&self, host: &str, rung: &str) -> Result<usize> {
+        self.timed_by(host, rung).map(|(syns, _)| syns)
+    }
+
+    /// Does what [`Self::connects_by`] does, and returns also the time that the connection took.
+    pub fn timed_by(&self, host: &str, rung: &str) -> Result<(usize, Duration)> {
         let (before, cable) = (self.steered()?, Capture::start(&self.network.alice, "eth0")?);
         let took = self.connect(host).with_context(|| format!("by {rung}"))?;
         let outside = || cable.lines(&format!("dst host {host} and tcp and port {ECHO}"));
@@ -97,8 +104,7 @@ impl Stage {
             both => bail!("outside and in the tunnel: {both:?}: {outside:#?}"),
         };
         ensure!(by == rung, "the connection to {host} went by {by}, not by {rung}");
-        ensure!(took < SECOND, "the connection took {took:?}");
-        Ok(syns)
+        Ok((syns, took))
     }
 
     /// Checks that the box makes connections go by the tunnel: the first one after a race, and the second one at once.

@@ -61,6 +61,7 @@ fn without_a_switch_that_takes_keys_no_session_begins_and_no_key_is_sent() {
         let browser = stage.arrive(&stage.network.server, "alice")?;
         browser.click(&format!("form[action='{PAGE}'] button"))?;
         browser.wait_for("did not say that it takes keys")?;
+        cable.settle()?;
         ensure!(cable.lines("ip proto 4")?.is_empty(), "{:?}", cable.lines("ip proto 4")?);
         ensure!(stage.handles()?.is_empty(), "a grant is left: {:?}", stage.authority.grants()?);
         Ok(())
@@ -117,6 +118,7 @@ fn a_device_that_has_moved_to_another_network_gets_no_key_until_its_person_asks_
         browser.wait_for("was logged in at the address 10.1.0.1")?;
         ensure!(browser.script("return document.querySelector('[data-renew]') === null")? == true);
         let keys = || cable.lines("ip proto 4 and src host 198.51.100.10").map(|lines| lines.len());
+        cable.settle()?;
         ensure!(keys()? == 0, "{:?}", cable.lines("ip proto 4")?);
         browser.click(&format!("form[action='{PAGE}/leave'] button"))?;
         browser.wait_for("This device is logged out")?;

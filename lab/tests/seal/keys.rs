@@ -52,7 +52,7 @@ fn exported_keys_open_every_record_of_a_capture_across_handshake_and_rekeying() 
         say()?;
         let status = stage.agent.status()?;
         ensure!(status["tunnels"][0]["keys_exported"] == true, "the status conceals the export: {status}");
-        ensure!(stage.agent.log().contains("DANGER"), "the agent gives no warning");
+        ensure!(poll(SOON, || stage.agent.log().contains("DANGER")), "the agent gives no warning");
         nothing_outside(&cable)?;
         let capture = cable.stop()?;
         ensure!(readable(&capture, &[SAID])?.is_empty(), "the path reads the text without keys");

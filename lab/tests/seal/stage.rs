@@ -171,6 +171,7 @@ pub fn nothing_outside(capture: &Capture) -> Result<()> {
         "(host {FRONT4} or host {FRONT6}) and (tcp or udp or icmp or ip[6:2] & 0x1fff != 0) and not (udp port {TUNNEL}) \
          and not (icmp and (icmp[28:2] = {TUNNEL} or icmp[30:2] = {TUNNEL}))"
     );
+    capture.settle()?;
     let seen = capture.lines(&filter)?;
     ensure!(seen.is_empty(), "outside of the tunnel: {seen:#?}");
     ensure!(!capture.lines(&format!("udp port {TUNNEL}"))?.is_empty(), "the tunnel was not used");
