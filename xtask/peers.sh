@@ -1,9 +1,9 @@
 #!/bin/sh
 # Builds VPNs whose Debian packages are years old or do not exist, at pinned versions, into target/parts/peers:
 #   sh xtask/peers.sh wireguard-go|boringtun|nebula|tailscale …
-# Benches and the comparison find them there before those of the system. A peer that this machine's Go is too old for,
-# or that cannot be built for another reason, such as a missing network, is named and left out, because most tests run
-# without it. What its package offers, if it has one, is measured instead, and the results name the version.
+# Benches and the comparison find them there before those of the system. If a peer cannot be built, for instance because this
+# machine's Go is too old for it, the script names the peer and leaves it out. Then the system's package of it, if there is
+# one, is measured instead, and the results name the version.
 set -eu
 cd "$(dirname "$0")/.."
 
