@@ -128,7 +128,7 @@ fn a_bridge_whose_ports_are_not_all_judged_is_named_as_open() {
         assert!(status.not_attached[0].why.contains("reach bridge0"), "{:?}", status.not_attached);
         let (code, text) = stage.cli(&["status"], stage.daemon()).await;
         assert_eq!((code, text.contains("far")), (1, true), "{text}");
-        assert!(verifier.log().contains("unprotected: its frames reach bridge0"), "{}", verifier.log());
+        verifier.says("unprotected: its frames reach bridge0").await;
         stage.inside(&["ip", "link", "set", "far", "nomaster"]);
         let closed = || verifier.log().contains("attached").then_some(());
         until("an attachment", closed).await;

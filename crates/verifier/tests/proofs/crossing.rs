@@ -83,6 +83,6 @@ fn interfaces_of_a_bridge_are_not_taken() {
         stage.inside(&["ip", "link", "set", "near", "master", "bridge"]);
         let mut verifier = stage.spawn(&[]).await;
         assert!(!verifier.end().await.success());
-        assert!(verifier.log().contains("near is part of a bridge"), "{}", verifier.log());
+        verifier.says("near is part of a bridge").await;
     });
 }

@@ -226,6 +226,6 @@ fn tokens_and_proofs_do_not_share_an_interface_at_xdp() {
         enrol(&stage).await;
         let mut verifier = stage.spawn(&["--hook", "xdp"]).await;
         assert!(!verifier.end().await.success());
-        assert!(verifier.log().contains("set hook = \"tc\" for tokens"), "{}", verifier.log());
+        verifier.says("set hook = \"tc\" for tokens").await;
     });
 }

@@ -380,10 +380,14 @@ impl Verifier {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// Waits until the daemon has logged `text`. The kernel's tables may show a change before the log does.
+    pub async fn says(&self, text: &str) {
+        until(&format!("`{text}` in the log"), || self.log().contains(text).then_some(())).await;
+    }
+
     /// Waits until the daemon is connected to the authority.
     pub async fn connected(&self) {
-        until("a connection to the authority", || self.log().contains("connected to the authority").then_some(()))
-            .await;
+        self.says("connected to the authority").await;
     }
 
     pub fn signal(&self, signal: Signal) {

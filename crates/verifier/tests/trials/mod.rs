@@ -13,7 +13,7 @@ fn a_trial_that_nobody_confirms_is_rolled_back() {
         assert!(!stage.connects(SSH));
         assert_eq!(stage.status().await.state, "trying");
         assert_eq!(verifier.end().await.code(), Some(1));
-        assert!(verifier.log().contains("nobody confirmed the trial"), "{}", verifier.log());
+        verifier.says("nobody confirmed the trial").await;
         assert!(stage.connects(SSH));
         assert_eq!(stage.links(), None);
     });
@@ -65,7 +65,7 @@ fn an_observer_reports_and_drops_nothing() {
         assert_eq!(drops.samples[0].client, Some(connection.local_addr().unwrap()));
         verifier.signal(Signal::SIGTERM);
         verifier.end().await;
-        assert!(verifier.log().contains("nothing is protected"), "{}", verifier.log());
+        verifier.says("nothing is protected").await;
         assert!(stage.connects(SSH));
 
         // After observation, the next run protects as at a first start.
@@ -101,7 +101,7 @@ fn what_protects_is_not_tried() {
         verifier.end().await;
         let mut verifier = stage.spawn(&["--try", "1h"]).await;
         assert_eq!(verifier.end().await.code(), Some(2));
-        assert!(verifier.log().contains("cannot try: protection is already in force"), "{}", verifier.log());
+        verifier.says("cannot try: protection is already in force").await;
         assert_eq!(stage.links().unwrap(), ["eth0"]);
         assert!(!stage.connects(SSH));
     });
