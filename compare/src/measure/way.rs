@@ -125,6 +125,8 @@ fn reply(stream: &UnixStream, [kind, a, b, c, d, high, low]: [u8; 7]) -> Result<
 mod tests {
     use std::net::TcpListener;
 
+    use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrIn};
+
     use super::*;
 
     #[test]
@@ -144,8 +146,11 @@ mod tests {
         let socket = UdpSocket::from(ask(&path, b'u', port(udp.local_addr().unwrap())).unwrap());
         socket.send(b"y").unwrap();
         assert_eq!(udp.recv(&mut byte).unwrap(), 1);
-        let closed = port(tcp.local_addr().unwrap());
-        drop(tcp);
+        // A port that is taken, but not listened on: nobody else can begin to listen there.
+        let taken = socket::socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).unwrap();
+        socket::bind(taken.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+        let at: SockaddrIn = socket::getsockname(taken.as_raw_fd()).unwrap();
+        let closed = SocketAddrV4::new(Ipv4Addr::LOCALHOST, at.port());
         assert_eq!(ask(&path, b't', closed).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     }
 }
