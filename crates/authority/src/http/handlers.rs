@@ -214,7 +214,7 @@ async fn destinations(
         (convert::receivers(receivers.iter().flat_map(|receiver| receiver.entries())), sealed)
     };
     let (destinations, sealed) = policy.with(reachable).await;
-    Ok(Json(Destinations { destinations, sealed, now }))
+    Ok(Json(Destinations { destinations, sealed, authorities: Vec::new(), now }))
 }
 
 /// Request a grant for a destination
@@ -386,6 +386,7 @@ async fn config(
         pairs,
         withdrawn,
         tunnels,
+        authorities: Vec::new(),
         now,
     }))
 }
