@@ -42,7 +42,7 @@ impl Directory {
     /// # Errors
     /// The file cannot be read, is too long, or is not valid.
     pub fn read_networks(&self) -> Result<Networks> {
-        let path = self.path().join("networks.toml");
+        let path = self.networks();
         let shown = path.display();
         let size = match fs::metadata(&path) {
             Ok(file) => file.len(),

@@ -1,7 +1,9 @@
 //! The handlers of the HTTPS API (`api`), and the router that serves the API together with the console.
 
 mod complaints;
+mod state;
 
+use crate::cluster::membership::Members;
 use crate::grants::GrantIssuer;
 use crate::http::extractors::{Body, Caller, Part, SessionCaller, VerifierCaller, slow_strangers};
 use crate::http::key_transfer::KeyTransfer;
@@ -40,13 +42,13 @@ use axum::{Json, Router};
 use engine::model::Treatment;
 use engine::policy::{Policy, Receiver, Request, Subject};
 use futures_util::{Stream, StreamExt};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
-use utoipa::{OpenApi, ToSchema};
+use utoipa::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
 use wire::{Destination, Epoch, Handle, NoHandle};
@@ -87,7 +89,7 @@ pub fn routes() -> OpenApiRouter<Arc<Authority>> {
         .routes(routes!(report).layer(DefaultBodyLimit::max(REPORT_LIMIT)))
         .routes(routes!(explain))
         .merge(complaints::routes())
-        .routes(routes!(health))
+        .merge(state::routes())
 }
 
 /// Returns the router of the API, the OpenAPI description and the console.
@@ -104,21 +106,6 @@ pub fn router(authority: Arc<Authority>, description: &str) -> Router {
         .layer(from_fn_with_state(authority.throttle.clone(), slow_strangers))
         .layer(from_fn_with_state(authority.metrics.clone(), metrics::count))
         .with_state(authority)
-}
-
-/// The authority's state and clock
-#[derive(Serialize, ToSchema)]
-struct Health {
-    /// Always `ok`.
-    status: &'static str,
-    /// The time of the authority's clock, in Unix seconds.
-    now: u64,
-}
-
-/// Check that the authority answers
-#[utoipa::path(get, path = "/v1/health", responses((status = 200, body = Health), Problem))]
-async fn health() -> Json<Health> {
-    Json(Health { status: "ok", now: now() })
 }
 
 /// Log in with name, password and second factor
@@ -175,7 +162,7 @@ async fn logout(
         Ok(at_provider)
     };
     let at_provider = storage.call_for(&person, end).await?;
-    sync.run().await?;
+    sync.run_everywhere().await?;
     let (Some(at_issuer), Some(at_provider)) = (&*provider, at_provider) else {
         return Ok(StatusCode::NO_CONTENT.into_response());
     };
@@ -196,6 +183,7 @@ async fn logout(
 async fn destinations(
     Part(queue): Part<RequestQueue>,
     Part(policy): Part<PolicyInForce>,
+    Part(members): Part<Members>,
     caller: SessionCaller,
 ) -> Authorized<Destinations> {
     let _turn = queue.turn(&caller.session.person).await;
@@ -214,7 +202,7 @@ async fn destinations(
         (convert::receivers(receivers.iter().flat_map(|receiver| receiver.entries())), sealed)
     };
     let (destinations, sealed) = policy.with(reachable).await;
-    Ok(Json(Destinations { destinations, sealed, authorities: Vec::new(), now }))
+    Ok(Json(Destinations { destinations, sealed, authorities: members.authorities(), now }))
 }
 
 /// Request a grant for a destination
@@ -354,6 +342,7 @@ async fn config(
     Part(storage): Part<Storage>,
     Part(leases): Part<Leases>,
     Part(queue): Part<RequestQueue>,
+    Part(members): Part<Members>,
     caller: VerifierCaller,
 ) -> Authorized<VerifierConfig> {
     let _turn = queue.turn_of_verifier(&caller.id).await;
@@ -386,7 +375,7 @@ async fn config(
         pairs,
         withdrawn,
         tunnels,
-        authorities: Vec::new(),
+        authorities: members.authorities(),
         now,
     }))
 }

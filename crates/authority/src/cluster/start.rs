@@ -1,0 +1,95 @@
+//! The start of an authority: its database, and the policy with which it starts. A member of a cluster starts with what
+//! the cluster has in force, and it starts even if etcd does not answer.
+
+use super::contact::Contact;
+use super::files;
+use super::membership::{Cluster, Members, check_alike};
+use crate::policy::candidate::Candidate;
+use crate::storage::Database;
+use crate::{Directory, Settings, now};
+use anyhow::{Context, Result};
+use sha2::{Digest, Sha256};
+use std::collections::HashSet;
+use std::time::Instant;
+
+/// The parts with which an authority starts.
+pub struct Start {
+    /// The members of the cluster, if the authority is in one.
+    pub members: Members,
+    /// The time of the last contact with the cluster.
+    pub contact: Contact,
+    /// The database, which contains what the cluster has recorded if etcd answers.
+    pub database: Database,
+    /// The policy to put in force.
+    pub candidate: Candidate,
+    /// Whether etcd answers; false for an authority alone.
+    pub has_etcd: bool,
+    /// The version of the policy that is in force in the cluster; 0 for an authority alone.
+    pub version: i64,
+    /// The text of `networks.toml` that the members share.
+    pub networks: Option<String>,
+}
+
+impl Start {
+    /// Opens the database. At a member, applies what the others have recorded, and takes over policy, master keys and
+    /// `networks.toml`. Blocks: if etcd does not answer, for a few seconds.
+    ///
+    /// # Errors
+    /// A file of the directory cannot be read, written or is not valid, the database fails, or other members have
+    /// settings with which this member cannot work.
+    pub fn prepare(directory: &Directory, settings: &Settings, members: Members) -> Result<Self> {
+        let Some(cluster) = members.cluster() else {
+            // The policy is checked before the database is opened, and so before an old one is converted.
+            let candidate = Candidate::read(directory, None)?;
+            let (database, contact) = (Database::open(&directory.database())?, Contact::alone());
+            return Ok(Self { members, contact, database, candidate, has_etcd: false, version: 0, networks: None });
+        };
+        let mut database = directory.open_database()?;
+        let contact = Contact::of_member(directory.path(), settings.grace);
+        cluster.change(|own| (own.epoch_length, own.max_lifetime) = (settings.epoch_length, settings.max_lifetime));
+        let has_etcd = match meet(cluster, &mut database, &contact) {
+            Ok(()) => true,
+            Err(error) => {
+                contact.note_failure(format!("{error:#}"));
+                tracing::warn!("this member starts without the cluster: {error:#}");
+                false
+            }
+        };
+        // Changes up to here are part of the start.
+        database.take_changes();
+        check_alike(&cluster.own(), &cluster.others())?;
+        contact.limit_grace(files::most_grace(&database)?);
+        let (keys, networks) = files::read(&database)?;
+        if let Some(keys) = keys
+            && directory.read_master_keys().map(|there| *there.encode() != *keys).unwrap_or(true)
+        {
+            directory.replace_master_keys(&keys)?;
+        }
+        if let Some(networks) = &networks {
+            directory.follow_networks(networks, str::is_empty)?;
+        }
+        let (version, text) =
+            database.policy_in_force().context("the cluster has no policy: run `vouchsafe authority cluster leave`, then \
+                                                 `cluster init` again")?;
+        let recorded: HashSet<_> = database.policies()?.into_iter().map(|version| version.sha256).collect();
+        let candidate = Candidate::new(text, &format!("version {version} of the policy"), settings.max_lifetime)?;
+        directory.follow_policy(&candidate.text, |text| recorded.contains(&hex::encode(Sha256::digest(text))))?;
+        let applied = database.applied()?;
+        cluster.change(|own| (own.applied, own.followed, own.policy, own.since) = (applied, applied, version, now()));
+        Ok(Self { members, contact, database, candidate, has_etcd, version, networks })
+    }
+}
+
+/// Publishes the state of this member, reads those of the others, and applies what they have recorded.
+fn meet(cluster: &Cluster, database: &mut Database, contact: &Contact) -> Result<()> {
+    let begun = Instant::now();
+    cluster.log().head()?;
+    database.catch_up()?;
+    let applied = database.applied()?;
+    // The member follows what it starts with.
+    cluster.change(|own| (own.applied, own.followed) = (applied, applied));
+    cluster.publish()?;
+    cluster.read()?;
+    contact.note(begun);
+    Ok(())
+}
