@@ -5,6 +5,7 @@ use super::config::{self, ClusterConfig, ETCD_FILES};
 use super::contact;
 use super::files::{self, MASTER_KEYS, NETWORKS};
 use super::membership::{KNOWN, KnownMember, Members};
+use super::start::take_files;
 use super::status::NO_MEMBER;
 use crate::policy::candidate::Candidate;
 use crate::storage::{AuditEvent, ClusterId, ClusterKey, Database, Operator, PolicyChange};
@@ -218,15 +219,11 @@ pub fn join(
         log.fetch_snapshot(&aside.database()).context("cannot copy the cluster's state from etcd")?;
         let mut database = aside.open_database()?;
         database.catch_up().context("cannot copy the cluster's latest changes from etcd")?;
-        let (_, text) = database.policy_in_force().context("the cluster has no policy: its first member was never started")?;
-        aside.write_file("policy.toml", text.as_bytes())?;
-        let (keys, networks) = files::read(&database)?;
-        if let Some(keys) = keys {
-            aside.replace_master_keys(&keys)?;
+        // The policy and networks.toml in the invitation may be drafts of the inviting member's operator.
+        for draft in [aside.policy(), aside.networks()] {
+            let _ = fs::remove_file(draft);
         }
-        if let Some(networks) = networks.filter(|networks| !networks.is_empty()) {
-            aside.write_file("networks.toml", networks.as_bytes())?;
-        }
+        take_files(aside, &database)?;
         let event = AuditEvent::new("cluster").detail(format!("joined cluster {} as {}", config.id, config.name));
         database.audit(&event.by(&Operator::current()), now())?;
         Ok(config)
@@ -304,6 +301,8 @@ pub fn leave(directory: &Directory, without_etcd: bool) -> Result<Left> {
     };
     let event = AuditEvent::new("cluster").detail(format!("left cluster {}", config.id)).by(&Operator::current());
     database.audit(&event, now())?;
+    // An authority alone starts with its files.
+    take_files(directory, &database)?;
     database.forget_cluster()?;
     directory.remove_cluster_files()?;
     Ok(Left { name, unknown })

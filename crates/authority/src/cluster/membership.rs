@@ -4,7 +4,7 @@
 use super::config::ClusterConfig;
 use crate::now;
 use crate::storage::Log;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use api::AUTHORITIES_MAX;
 use etcd::{Compare, Etcd, Op, Txn};
 use serde::{Deserialize, Serialize};
@@ -56,6 +56,8 @@ struct Published {
     lease: Option<i64>,
     /// The revision in which etcd created the key; 0 if this process has not created it.
     created: i64,
+    /// Whether the member stops, so that nothing is published any more.
+    ends: bool,
 }
 
 /// The cluster, as one of its members uses it.
@@ -173,11 +175,15 @@ impl Cluster {
     /// etcd does not answer, or another process publishes its state under this member's name.
     pub fn publish(&self) -> Result<()> {
         let mut published = lock(&self.published);
+        if published.ends {
+            bail!("this member stops");
+        }
         let lease = match published.lease {
             Some(lease) if self.etcd.keep_alive(lease)? => lease,
             _ => {
-                *published = Published { lease: Some(self.etcd.grant_lease(TTL)?), created: 0 };
-                published.lease.context("a lease was just granted")?
+                let lease = self.etcd.grant_lease(TTL)?;
+                *published = Published { lease: Some(lease), created: 0, ends: false };
+                lease
             }
         };
         let state = MemberState { time: now(), ..self.own() };
@@ -239,7 +245,7 @@ impl Cluster {
     /// etcd does not answer; the state then ends with its lease.
     pub fn withdraw(&self) -> Result<()> {
         let mut published = lock(&self.published);
-        published.created = 0;
+        (published.created, published.ends) = (0, true);
         match published.lease.take() {
             Some(lease) => Ok(self.etcd.revoke_lease(lease)?),
             None => Ok(()),

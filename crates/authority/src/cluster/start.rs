@@ -59,25 +59,44 @@ impl Start {
         database.take_changes();
         check_alike(&cluster.own(), &cluster.others())?;
         contact.limit_grace(files::most_grace(&database)?);
-        let (keys, networks) = files::read(&database)?;
-        if let Some(keys) = keys
-            && directory.read_master_keys().map(|there| *there.encode() != *keys).unwrap_or(true)
-        {
-            directory.replace_master_keys(&keys)?;
-        }
-        if let Some(networks) = &networks {
-            directory.follow_networks(networks, str::is_empty)?;
-        }
-        let (version, text) =
-            database.policy_in_force().context("the cluster has no policy: run `vouchsafe authority cluster leave`, then \
-                                                 `cluster init` again")?;
-        let recorded: HashSet<_> = database.policies()?.into_iter().map(|version| version.sha256).collect();
-        let candidate = Candidate::new(text, &format!("version {version} of the policy"), settings.max_lifetime)?;
-        directory.follow_policy(&candidate.text, |text| recorded.contains(&hex::encode(Sha256::digest(text))))?;
+        let Taken { version, policy, networks } = take_files(directory, &database)?;
+        let candidate = Candidate::new(policy, &format!("version {version} of the policy"), settings.max_lifetime)?;
         let applied = database.applied()?;
         cluster.change(|own| (own.applied, own.followed, own.policy, own.since) = (applied, applied, version, now()));
         Ok(Self { members, contact, database, candidate, has_etcd, version, networks })
     }
+}
+
+/// The files of a directory that were taken over from the database.
+pub struct Taken {
+    /// The version of the policy in force.
+    pub version: i64,
+    /// The text of this version.
+    pub policy: String,
+    /// The text of `networks.toml` that the members share.
+    pub networks: Option<String>,
+}
+
+/// Writes master keys, `networks.toml` and policy as the cluster has them in force to the files of the directory.
+///
+/// # Errors
+/// The database cannot be read, or a file cannot be written.
+pub fn take_files(directory: &Directory, database: &Database) -> Result<Taken> {
+    let (keys, networks) = files::read(database)?;
+    if let Some(keys) = keys
+        && directory.read_master_keys().map(|there| *there.encode() != *keys).unwrap_or(true)
+    {
+        directory.replace_master_keys(&keys)?;
+    }
+    if let Some(networks) = &networks {
+        directory.follow_networks(networks, str::is_empty)?;
+    }
+    let (version, policy) = database.policy_in_force().context(
+        "the cluster has no policy: run `vouchsafe authority cluster leave`, then `vouchsafe authority cluster init`",
+    )?;
+    let recorded: HashSet<_> = database.policies()?.into_iter().map(|version| version.sha256).collect();
+    directory.follow_policy(&policy, |text| recorded.contains(&hex::encode(Sha256::digest(text))))?;
+    Ok(Taken { version, policy, networks })
 }
 
 /// Publishes the state of this member, reads those of the others, and applies what they have recorded.
