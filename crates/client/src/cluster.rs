@@ -67,15 +67,7 @@ impl Cluster {
     pub fn new(own: Url, is_pinned: bool, connections: Connections) -> Self {
         let used = watch::Sender::new(Used { url: own.clone(), is_alive: true });
         let choice = Mutex::new(Choice::new(own.clone(), Duration::ZERO));
-        Self {
-            choice,
-            own,
-            is_pinned,
-            connections,
-            began: Instant::now(),
-            used,
-            is_measuring: AtomicBool::new(false),
-        }
+        Self { choice, own, is_pinned, connections, began: Instant::now(), used, is_measuring: AtomicBool::new(false) }
     }
 
     /// Returns a cluster that consists of the authority at `url` only.

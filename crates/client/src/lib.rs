@@ -18,11 +18,11 @@ pub use cluster::Members;
 pub use events::EventStream;
 
 use api::{
-    Acknowledgement, AnswerRequest, Authorities, BrowserLogin, BrowserLoginStarted, Challenge, Complaint, Confirm, Destinations,
-    DeviceLogin, DeviceLoginStarted, EndpointPlaces, Enrolled, Enrolment, EpochKeys, ExplainRequest, FinishLogin,
-    FlowsToCut, Grant, GrantOwner, GrantRequest, Line, LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome,
-    PathSegment, PersonExplanation, Problem, Report, Reported, RevokedGrant, SegmentRequest, ServiceLogin, Session,
-    Standing, VerifierConfig,
+    Acknowledgement, AnswerRequest, Authorities, BrowserLogin, BrowserLoginStarted, Challenge, Complaint, Confirm,
+    Destinations, DeviceLogin, DeviceLoginStarted, EndpointPlaces, Enrolled, Enrolment, EpochKeys, ExplainRequest,
+    FinishLogin, FlowsToCut, Grant, GrantOwner, GrantRequest, Line, LiveFlows, LoggedOut, Login, LoginMethods,
+    LoginOutcome, PathSegment, PersonExplanation, Problem, Report, Reported, RevokedGrant, SegmentRequest,
+    ServiceLogin, Session, Standing, VerifierConfig,
 };
 use cluster::{Cluster, Connections};
 use owner::{Elsewhere, OwnedBy};

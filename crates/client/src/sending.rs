@@ -175,9 +175,7 @@ impl Cluster {
             let status = response.status();
             match read(response).await {
                 Ok(body) => return Ok((url, status, body)),
-                Err(Error::Unreachable(_))
-                    if call.repeats && self.are_several() && broken < BROKEN_ANSWERS_MAX =>
-                {
+                Err(Error::Unreachable(_)) if call.repeats && self.are_several() && broken < BROKEN_ANSWERS_MAX => {
                     broken += 1;
                     self.change(|choice, now| choice.failed(&url, now, now));
                 }

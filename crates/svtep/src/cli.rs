@@ -234,7 +234,8 @@ fn show_status(status: &view::Status) {
         ("underlay", format!("{}, {}, MTU {}", status.underlay, addresses.join(" "), status.mtu)),
         ("open", count(status.open as usize, "question")),
     ];
-    let others: Vec<_> = status.authorities.iter().filter(|url| Some(*url) != status.in_use.as_ref()).cloned().collect();
+    let others: Vec<_> =
+        status.authorities.iter().filter(|url| Some(*url) != status.in_use.as_ref()).cloned().collect();
     if !others.is_empty() {
         rows.insert(2, ("others", others.join(" ")));
     }

@@ -167,7 +167,8 @@ async fn connection(
             state.requests.push((request.clone(), token.clone()));
             (state.mode, state.members.clone())
         };
-        let problem = |status: u16, kind: &str| (status, format!(r#"{{"type":"{kind}","title":"x","status":{status}}}"#));
+        let problem =
+            |status: u16, kind: &str| (status, format!(r#"{{"type":"{kind}","title":"x","status":{status}}}"#));
         let members = members.iter().map(|url| format!("{url:?}")).collect::<Vec<_>>().join(",");
         let (status, body) = match (mode, request.as_str()) {
             (Mode::Silent, _) => {
@@ -180,9 +181,7 @@ async fn connection(
             (_, "GET /v1/events") => {
                 return stream_events(&mut stream, events.subscribe()).await;
             }
-            (_, "GET /v1/destinations") => {
-                (200, format!(r#"{{"destinations":[],"authorities":[{members}],"now":1}}"#))
-            }
+            (_, "GET /v1/destinations") => (200, format!(r#"{{"destinations":[],"authorities":[{members}],"now":1}}"#)),
             (_, "POST /v1/login") => {
                 (200, r#"{"token":"t","person":"alice","device":"laptop","expires":9,"now":1}"#.to_owned())
             }

@@ -19,14 +19,12 @@ pub(super) fn show_status(status: &view::Status) {
         ("authority", format!("{}, {connected}", status.in_use.as_ref().unwrap_or(&status.authority))),
         ("trouble", or_dash(status.trouble.as_deref())),
         ("read", status.read.map_or("-".into(), utc)),
-        (
-            "keys until",
-            status.keys_until.map_or("none for the current epoch: nothing new is admitted".into(), utc),
-        ),
+        ("keys until", status.keys_until.map_or("none for the current epoch: nothing new is admitted".into(), utc)),
         ("epoch", format!("{} s; grants last {} s at most", status.epoch_length, status.max_lifetime)),
         ("owners", format!("{} known", status.owners)),
     ];
-    let others: Vec<_> = status.authorities.iter().filter(|url| Some(*url) != status.in_use.as_ref()).cloned().collect();
+    let others: Vec<_> =
+        status.authorities.iter().filter(|url| Some(*url) != status.in_use.as_ref()).cloned().collect();
     if !others.is_empty() {
         rows.insert(3, ("others", others.join(" ")));
     }
