@@ -311,7 +311,8 @@ pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Resu
         // The members' keys are those in the database: another member may have rotated them a moment ago.
         let mut rotated = None;
         database.change_shared(files::MASTER_KEYS, |before| {
-            let before = Zeroizing::new(before.context("the cluster has no master keys: `cluster init` was not completed")?);
+            let before =
+                Zeroizing::new(before.context("the cluster has no master keys: `cluster init` was not completed")?);
             let mut keys = MasterKeys::parse(&before).context("the cluster's master keys are malformed")?;
             done = rotate(&mut keys)?;
             let bytes = keys.encode();

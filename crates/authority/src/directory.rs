@@ -195,7 +195,8 @@ impl Directory {
     /// A file cannot be removed.
     pub fn remove_cluster_files(&self) -> Result<()> {
         // Without `cluster.toml`, the authority is not a member, so this file goes first.
-        let files = [config::FILE, config::KEY_FILE, crate::cluster::contact::FILE].into_iter().chain(config::ETCD_FILES);
+        let files =
+            [config::FILE, config::KEY_FILE, crate::cluster::contact::FILE].into_iter().chain(config::ETCD_FILES);
         for name in files {
             let path = self.0.join(name);
             match fs::remove_file(&path) {

@@ -5,7 +5,7 @@ use crate::dns::DnsSettings;
 use crate::login::ProviderSettings;
 use crate::policy::score_settings;
 use crate::storage::ScoreTerms;
-use engine::document::{Fields, Faults, Reader};
+use engine::document::{Faults, Fields, Reader};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 

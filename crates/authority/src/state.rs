@@ -114,7 +114,7 @@ impl Authority {
             let (directory, settings) = (directory.clone(), settings.clone());
             tokio::task::spawn_blocking(move || Start::prepare(&directory, &settings, members)).await??
         };
-        let Start { members, contact, database, candidate, has_etcd, version, networks } = start;
+        let Start { members, contact, database, candidate, version, networks } = start;
         let (summary, Candidate { policy, text }) = (candidate.summary(), candidate);
         let change = PolicyChange { text, note: "found at start".into(), by: None, summary, after: None };
         let provider = settings.provider.clone().map(|provider| Provider::new(provider, &directory)).transpose();
@@ -132,7 +132,7 @@ impl Authority {
             authority.leases.scatter();
         }
         match authority.bring_up_to_date((!is_member).then_some(change)).await {
-            Err(error) if is_member && (!has_etcd || error.is::<Unavailable>()) => {
+            Err(error) if is_member && error.is::<Unavailable>() => {
                 tracing::warn!("{}: {error:#}", authority.contact.standing().sentence(now()));
             }
             done => done?,

@@ -82,7 +82,10 @@ fn server_certificate(names: &[String], now: u64, ca: &Issuer<'_, KeyPair>) -> R
 pub fn member_certificate(path: &Path, names: &[String], now: u64) -> Result<(String, Zeroizing<String>)> {
     let (ca, ca_key) = (path.join("ca.pem"), path.join("ca.key"));
     let pem = std::fs::read_to_string(&ca_key).map(Zeroizing::new).with_context(|| {
-        format!("cannot read {}, which signs the certificates of members: put it back for this command", ca_key.display())
+        format!(
+            "cannot read {}, which signs the certificates of members: put it back for this command",
+            ca_key.display()
+        )
     })?;
     let key = KeyPair::from_pem(&pem).with_context(|| format!("{} is malformed", ca_key.display()))?;
     let certificate = der(&std::fs::read(&ca).with_context(|| format!("cannot read {}", ca.display()))?)?;

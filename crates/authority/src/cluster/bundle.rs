@@ -34,7 +34,8 @@ const LEFT_OUT: &[&str] = &[
     "networks.toml.not-applied",
 ];
 /// Files that an invitation must contain, apart from the policy, which is in the database.
-const REQUIRED: &[&str] = &["authority.toml", "master.key", "ca.pem", "tls.pem", "tls.key", config::FILE, config::KEY_FILE];
+const REQUIRED: &[&str] =
+    &["authority.toml", "master.key", "ca.pem", "tls.pem", "tls.key", config::FILE, config::KEY_FILE];
 
 /// How the first member reaches etcd.
 pub struct Etcd {
@@ -68,9 +69,10 @@ pub fn init(directory: &Directory, etcd: &Etcd, name: &str, url: &str) -> Result
     let _lock = stopped(directory)?;
     let (id, key) = (ClusterId::new()?, ClusterKey::new()?);
     let copied = [&etcd.ca, &etcd.certificate, &etcd.key];
-    let [ca, certificate, private] = std::array::from_fn(|at| copied[at].as_ref().map(|_| PathBuf::from(ETCD_FILES[at])));
+    let [ca, certificate, private] =
+        std::array::from_fn(|at| copied[at].as_ref().map(|_| PathBuf::from(ETCD_FILES[at])));
     let (name, url, endpoints) = (name.to_owned(), url.to_owned(), etcd.endpoints.clone());
-    let config = ClusterConfig { id: id.clone(), name, url, endpoints, ca, certificate, key: private };
+    let config = ClusterConfig { id, name, url, endpoints, ca, certificate, key: private };
     let made = || {
         for (from, to) in copied.into_iter().zip(ETCD_FILES) {
             if let Some(from) = from {
@@ -148,7 +150,9 @@ pub fn invite(directory: &Directory, name: &str, hosts: &[String], url: &str, ou
     let aside = tempfile::NamedTempFile::new_in(parent);
     let aside = aside.with_context(|| format!("cannot write to {}", parent.display()))?;
     let mut archive = tar::Builder::new(aside.as_file());
-    for entry in fs::read_dir(directory.path()).with_context(|| format!("cannot read {}", directory.path().display()))? {
+    for entry in
+        fs::read_dir(directory.path()).with_context(|| format!("cannot read {}", directory.path().display()))?
+    {
         let entry = entry?;
         let file = entry.file_name();
         let is_hidden = file.as_encoded_bytes().starts_with(b".");
@@ -252,7 +256,8 @@ fn unpack(aside: &Directory, invitation: impl Read, shown: &str) -> Result<()> {
 /// Returns the text of `authority.toml` with another listen address.
 fn with_listen(text: &str, listen: SocketAddr) -> String {
     let new = format!("listen = \"{listen}\"");
-    let is_listen = |line: &str| line.trim_start().strip_prefix("listen").is_some_and(|rest| rest.trim_start().starts_with('='));
+    let is_listen =
+        |line: &str| line.trim_start().strip_prefix("listen").is_some_and(|rest| rest.trim_start().starts_with('='));
     // The key is at the top of the file: below the first table, the name means something else.
     let end = text.lines().position(|line| line.trim_start().starts_with('[')).unwrap_or(usize::MAX);
     match text.lines().take(end).position(is_listen) {
@@ -281,14 +286,11 @@ pub fn leave(directory: &Directory, without_etcd: bool) -> Result<Left> {
     let config = ClusterConfig::read(directory.path())?.context(NO_MEMBER)?;
     let _lock = stopped(directory)?;
     // `cluster init` may have been interrupted before the database became the cluster's.
-    let mut database = directory.open_database().or_else(|error| {
-        Database::open(&directory.database()).map_err(|_| error)
-    })?;
+    let mut database =
+        directory.open_database().or_else(|error| Database::open(&directory.database()).map_err(|_| error))?;
     let name = config.name;
-    let told = database
-        .catch_up()
-        .map(drop)
-        .and_then(|()| database.change_shared(&format!("{KNOWN}{name}"), |_| Ok(None)));
+    let told =
+        database.catch_up().map(drop).and_then(|()| database.change_shared(&format!("{KNOWN}{name}"), |_| Ok(None)));
     let unknown = match told {
         Ok(()) => None,
         Err(error) if without_etcd => Some(format!("{error:#}")),
@@ -343,7 +345,10 @@ mod tests {
     fn the_listen_address_is_replaced_where_it_is() {
         let listen = "127.0.0.1:9".parse().unwrap();
         assert_eq!(with_listen("# a\nlisten = \"x\"\nb = 1\n", listen), "# a\nlisten = \"127.0.0.1:9\"\nb = 1\n");
-        assert_eq!(with_listen("b = 1\n[dns]\nlisten = \"x\"\n", listen), "listen = \"127.0.0.1:9\"\nb = 1\n[dns]\nlisten = \"x\"\n");
+        assert_eq!(
+            with_listen("b = 1\n[dns]\nlisten = \"x\"\n", listen),
+            "listen = \"127.0.0.1:9\"\nb = 1\n[dns]\nlisten = \"x\"\n"
+        );
     }
 
     #[test]

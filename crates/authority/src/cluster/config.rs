@@ -155,7 +155,7 @@ impl ClusterConfig {
     /// The cluster's key or a TLS file cannot be read or is malformed.
     pub fn log(&self, path: &Path) -> Result<Log> {
         let key = Self::read_key(path)?;
-        Ok(Log::new(self.connect(path)?, self.id.clone(), key, self.name.clone()))
+        Ok(Log::new(self.connect(path)?, self.id, key, self.name.clone()))
     }
 }
 

@@ -17,14 +17,22 @@ pub const LATE: &str = "late";
 /// Seconds by which a member learns late of a change without having lost contact.
 const SLACK: u32 = 30;
 
-/// Reads the master keys and the text of `networks.toml`; `None` for a file that the members do not share yet.
+/// The files that members share; `None` for a file that they do not share yet.
+pub struct SharedFiles {
+    /// The master keys, as in `master.key`.
+    pub keys: Option<Zeroizing<Vec<u8>>>,
+    /// The text of `networks.toml`.
+    pub networks: Option<String>,
+}
+
+/// Reads the files that members share.
 ///
 /// # Errors
-/// The database cannot be read, or the text is not UTF-8.
-pub fn read(database: &Database) -> Result<(Option<Zeroizing<Vec<u8>>>, Option<String>)> {
+/// The database cannot be read, or a text is not UTF-8.
+pub fn read(database: &Database) -> Result<SharedFiles> {
     let keys = database.shared(MASTER_KEYS)?.map(Zeroizing::new);
     let networks = database.shared(NETWORKS)?.map(String::from_utf8).transpose()?;
-    Ok((keys, networks))
+    Ok(SharedFiles { keys, networks })
 }
 
 /// Returns the time for which a member may renew leases without contact, in seconds, so that the other members still

@@ -2,7 +2,7 @@
 //! listeners of this member.
 
 use super::contact::{Contact, Standing};
-use super::files;
+use super::files::{self, SharedFiles};
 use super::membership::{Cluster, KNOWN, KnownMember, Members, check_alike};
 use crate::leases::Leases;
 use crate::login::Sessions;
@@ -145,6 +145,9 @@ impl Follower {
         if self.members.cluster().is_none() {
             return false;
         }
+        if !self.contact.may_record() {
+            return true;
+        }
         let is_due = {
             let mut last = self.state.stranger.lock().unwrap_or_else(PoisonError::into_inner);
             let is_due = last.is_none_or(|last| last.elapsed() >= STRANGERS);
@@ -253,7 +256,7 @@ impl Follower {
     /// Takes over the master keys and `networks.toml`.
     async fn follow_files(&self) -> Result<()> {
         let read = |database: &mut Database| Ok((files::read(database)?, files::late(database)?));
-        let ((keys, networks), late) = self.storage.call(read).await?;
+        let (SharedFiles { keys, networks }, late) = self.storage.call(read).await?;
         self.leases.set_late(late);
         if let Some(keys) = keys {
             self.enforcer.follow_keys(&keys).await?;
@@ -342,7 +345,8 @@ impl Failure {
         let text = format!("{error:#}");
         let is_old = self.text == text && self.logged.is_some_and(|logged| logged.elapsed() < LOG_AGAIN);
         if !is_old {
-            let is_outage = error.downcast_ref::<Unavailable>().is_some() || error.downcast_ref::<etcd::Error>().is_some();
+            let is_outage =
+                error.downcast_ref::<Unavailable>().is_some() || error.downcast_ref::<etcd::Error>().is_some();
             let sentence = standing.sentence(now());
             if is_outage {
                 tracing::warn!("cannot follow the cluster; trying again: {text}; {sentence}");

@@ -39,6 +39,9 @@ pub struct MemberState {
     pub epoch_length: u32,
     /// The member's `max_lifetime`, in seconds.
     pub max_lifetime: u32,
+    /// The issuer of the member's identity provider; empty if it has none.
+    #[serde(default)]
+    pub issuer: String,
     /// The last entries of the member's audit trails, such as `acts:123:9f86d081…`.
     pub heads: Vec<String>,
 }
@@ -92,7 +95,7 @@ impl Members {
     pub fn read(path: &Path, url: Option<String>) -> Result<Self> {
         let Some(config) = ClusterConfig::read(path)? else { return Ok(Self::alone(url)) };
         let etcd = config.connect(path)?;
-        let log = Log::new(etcd.clone(), config.id.clone(), ClusterConfig::read_key(path)?, config.name.clone());
+        let log = Log::new(etcd.clone(), config.id, ClusterConfig::read_key(path)?, config.name.clone());
         let (name, url, version) = (config.name.clone(), config.url.clone(), env!("CARGO_PKG_VERSION").to_owned());
         let own = Mutex::new(MemberState { name, url, version, since: now(), ..MemberState::default() });
         let (published, live) = (Mutex::default(), Mutex::default());
@@ -268,14 +271,17 @@ fn context(name: &str) -> String {
 /// A member has other settings than `own`; the error names it and says what to do.
 pub fn check_alike(own: &MemberState, others: &[MemberState]) -> Result<()> {
     for other in others {
+        let seconds = |seconds: u32| format!("{seconds} s");
+        let quoted = |text: &str| format!("\"{text}\"");
         for (key, own, theirs) in [
-            ("epoch_length", own.epoch_length, other.epoch_length),
-            ("max_lifetime", own.max_lifetime, other.max_lifetime),
+            ("epoch_length", seconds(own.epoch_length), seconds(other.epoch_length)),
+            ("max_lifetime", seconds(own.max_lifetime), seconds(other.max_lifetime)),
+            ("issuer", quoted(&own.issuer), quoted(&other.issuer)),
         ] {
             if own != theirs {
                 bail!(
-                    "`{key}` in authority.toml is {own} s here and {theirs} s at member {}: keys and grants would not \
-                     fit together. Write the same value here; to change it for the whole cluster, stop all members, \
+                    "`{key}` in authority.toml is {own} here and {theirs} at member {}: keys, grants and sessions would \
+                     not fit together. Write the same value here; to change it for the whole cluster, stop all members, \
                      change it everywhere, then start them",
                     other.name
                 );
@@ -298,8 +304,9 @@ mod tests {
         let own = MemberState { name: "a".into(), epoch_length: 3600, max_lifetime: 3600, ..MemberState::default() };
         let other = MemberState { name: "b".into(), ..own.clone() };
         check_alike(&own, std::slice::from_ref(&other)).unwrap();
-        let error = check_alike(&own, &[MemberState { epoch_length: 1800, ..other }]).unwrap_err().to_string();
-        assert!(error.contains("`epoch_length`") && error.contains("member b"), "{error}");
+        let error = check_alike(&own, &[MemberState { epoch_length: 1800, ..other.clone() }]).unwrap_err().to_string();
+        assert!(check_alike(&own, &[MemberState { issuer: "https://id.example.org".into(), ..other }]).is_err());
+        assert!(error.contains("`epoch_length`") && error.contains("1800 s") && error.contains("member b"), "{error}");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! the cluster has in force, and it starts even if etcd does not answer.
 
 use super::contact::Contact;
-use super::files;
+use super::files::{self, SharedFiles};
 use super::membership::{Cluster, Members, check_alike};
 use crate::policy::candidate::Candidate;
 use crate::storage::Database;
@@ -22,8 +22,6 @@ pub struct Start {
     pub database: Database,
     /// The policy to put in force.
     pub candidate: Candidate,
-    /// Whether etcd answers; false for an authority alone.
-    pub has_etcd: bool,
     /// The version of the policy that is in force in the cluster; 0 for an authority alone.
     pub version: i64,
     /// The text of `networks.toml` that the members share.
@@ -42,19 +40,18 @@ impl Start {
             // The policy is checked before the database is opened, and so before an old one is converted.
             let candidate = Candidate::read(directory, None)?;
             let (database, contact) = (Database::open(&directory.database())?, Contact::alone());
-            return Ok(Self { members, contact, database, candidate, has_etcd: false, version: 0, networks: None });
+            return Ok(Self { members, contact, database, candidate, version: 0, networks: None });
         };
         let mut database = directory.open_database()?;
         let contact = Contact::of_member(directory.path(), settings.grace);
-        cluster.change(|own| (own.epoch_length, own.max_lifetime) = (settings.epoch_length, settings.max_lifetime));
-        let has_etcd = match meet(cluster, &mut database, &contact) {
-            Ok(()) => true,
-            Err(error) => {
-                contact.note_failure(format!("{error:#}"));
-                tracing::warn!("this member starts without the cluster: {error:#}");
-                false
-            }
-        };
+        let issuer = settings.provider.as_ref().map(|provider| provider.issuer.clone()).unwrap_or_default();
+        cluster.change(|own| {
+            (own.epoch_length, own.max_lifetime, own.issuer) = (settings.epoch_length, settings.max_lifetime, issuer);
+        });
+        if let Err(error) = meet(cluster, &mut database, &contact) {
+            contact.note_failure(format!("{error:#}"));
+            tracing::warn!("this member starts without the cluster: {error:#}");
+        }
         // Changes up to here are part of the start.
         database.take_changes();
         check_alike(&cluster.own(), &cluster.others())?;
@@ -63,7 +60,7 @@ impl Start {
         let candidate = Candidate::new(policy, &format!("version {version} of the policy"), settings.max_lifetime)?;
         let applied = database.applied()?;
         cluster.change(|own| (own.applied, own.followed, own.policy, own.since) = (applied, applied, version, now()));
-        Ok(Self { members, contact, database, candidate, has_etcd, version, networks })
+        Ok(Self { members, contact, database, candidate, version, networks })
     }
 }
 
@@ -82,7 +79,7 @@ pub struct Taken {
 /// # Errors
 /// The database cannot be read, or a file cannot be written.
 pub fn take_files(directory: &Directory, database: &Database) -> Result<Taken> {
-    let (keys, networks) = files::read(database)?;
+    let SharedFiles { keys, networks } = files::read(database)?;
     if let Some(keys) = keys
         && directory.read_master_keys().map(|there| *there.encode() != *keys).unwrap_or(true)
     {

@@ -31,7 +31,7 @@ use api::{
     SegmentRequest, VerifierConfig,
 };
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{DefaultBodyLimit, Path, Query};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::from_fn_with_state;
@@ -340,9 +340,8 @@ async fn config(
     Part(policy): Part<PolicyInForce>,
     Part(segments): Part<SegmentIssuer>,
     Part(storage): Part<Storage>,
-    Part(leases): Part<Leases>,
     Part(queue): Part<RequestQueue>,
-    Part(members): Part<Members>,
+    State(authority): State<Arc<Authority>>,
     caller: VerifierCaller,
 ) -> Authorized<VerifierConfig> {
     let _turn = queue.turn_of_verifier(&caller.id).await;
@@ -361,7 +360,7 @@ async fn config(
     let (revoked, revoked_sessions, pairs) = storage.read_for_verifier(&verifier, read).await?;
     let mut handles = Vec::with_capacity(revoked.len());
     for grant in &revoked {
-        handles.extend(leases.handles(grant, &verifier, now)?);
+        handles.extend(authority.leases.handles(grant, &verifier, now)?);
     }
     let revoked = handles;
     let withdrawn = segments.withdrawn(&verifier);
@@ -375,7 +374,7 @@ async fn config(
         pairs,
         withdrawn,
         tunnels,
-        authorities: members.authorities(),
+        authorities: authority.members.authorities(),
         now,
     }))
 }

@@ -165,7 +165,9 @@ impl Server {
         let withdraw = move || members.cluster().map_or(Ok(()), |cluster| cluster.withdraw());
         match tokio::task::spawn_blocking(withdraw).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!("cannot remove this member's state from etcd; it ends by itself: {error:#}"),
+            Ok(Err(error)) => {
+                tracing::warn!("cannot remove this member's state from etcd; it ends by itself: {error:#}")
+            }
             Err(error) => tracing::warn!("cannot remove this member's state from etcd; it ends by itself: {error:#}"),
         }
         let (sessions, verifiers) = self.authority.push.count();

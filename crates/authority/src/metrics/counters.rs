@@ -92,7 +92,11 @@ pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
     );
     if let Some(cluster) = &snapshot.cluster {
         page.gauge("cluster_members", "Members of the cluster that are there", cluster.members as f64);
-        page.gauge("cluster_followed", "The last entry of the log that decisions take into account", cluster.followed as f64);
+        page.gauge(
+            "cluster_followed",
+            "The last entry of the log that decisions take into account",
+            cluster.followed as f64,
+        );
         let (current, renews) = (f64::from(cluster.is_current), f64::from(cluster.renews));
         page.gauge("cluster_majority", "1 if this member has contact with a majority of etcd, otherwise 0", current);
         page.gauge("cluster_renews", "1 if this member renews leases, otherwise 0", renews);

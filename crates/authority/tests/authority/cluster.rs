@@ -213,8 +213,7 @@ async fn a_policy_is_in_force_everywhere_when_the_command_returns() {
 async fn without_etcd_members_renew_and_issue_nothing_new() {
     let mut cluster = Cluster::start().await;
     let session = cluster.a.client().login(&login("alice", PASSWORD, None)).await.unwrap();
-    let (at_a, at_b) =
-        (cluster.a.client().with_token(&session.token), cluster.b.client().with_token(&session.token));
+    let (at_a, at_b) = (cluster.a.client().with_token(&session.token), cluster.b.client().with_token(&session.token));
     let grant = at_a.grant(&git()).await.unwrap();
     cluster.a.is_followed().await;
     assert_eq!(handle(&at_b.grant(&git()).await.unwrap()), handle(&grant), "b renews the grant of a");

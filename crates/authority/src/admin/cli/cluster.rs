@@ -177,8 +177,10 @@ pub(super) async fn run(command: ClusterCommand) -> Result<ExitCode> {
         ClusterCommand::Remove { at, name } => {
             let (directory, removed) = (at.directory(), name.clone());
             blocking(move || bundle::remove(&directory, &removed)).await?;
-            println!("removed {name}; if its disk may be in other hands, run `vouchsafe authority rotate-master-key \
-                      --compromised`, too");
+            println!(
+                "removed {name}; if its disk may be in other hands, run `vouchsafe authority rotate-master-key \
+                      --compromised`, too"
+            );
             Ok(ExitCode::SUCCESS)
         }
         ClusterCommand::Status { at, json } => status(&at, json).await,
@@ -212,7 +214,9 @@ async fn leave(at: At, without_etcd: bool) -> Result<ExitCode> {
     let Left { name, unknown } = blocking(move || bundle::leave(&directory, without_etcd)).await?;
     println!("this authority, until now member {name}, is alone; it keeps accounts, policy, grants and keys");
     if let Some(why) = unknown {
-        println!("etcd did not answer ({why}): this copy may lack the latest changes, and the others still list {name}");
+        println!(
+            "etcd did not answer ({why}): this copy may lack the latest changes, and the others still list {name}"
+        );
     }
     println!(
         "if other members go on, do not start this authority: it would issue grants from a state of its own. Delete its \

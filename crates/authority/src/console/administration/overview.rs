@@ -4,8 +4,6 @@ use super::cluster;
 use super::health::Verifiers;
 use super::traffic::Traffic;
 use super::{Said, picture};
-use crate::cluster::contact::Contact;
-use crate::cluster::membership::Members;
 use crate::console::ROOT;
 use crate::console::format::{count, count_of, number, sentence};
 use crate::console::page::{Page, exact_time};
@@ -28,8 +26,6 @@ pub async fn show(
     Part(policy): Part<PolicyInForce>,
     Part(reports): Part<Reports>,
     Part(collector): Part<Collector>,
-    Part(members): Part<Members>,
-    Part(contact): Part<Contact>,
     Administrator(visitor): Administrator,
     Query(said): Query<Said>,
 ) -> Result<Markup, Problem> {
@@ -69,7 +65,7 @@ pub async fn show(
             (picture::chart(&columns, Span::Hour))
             h2 #verifiers { "Verifiers" }
             @if entries.is_empty() { p { "There are no verifiers yet." } } @else { (verifiers.show(&reports, now)) }
-            (cluster::show(&storage, &members, &contact).await?)
+            (cluster::show(&storage, &collector.members, &collector.contact).await?)
             h2 { "Connections to the authority" }
             p { (sentence(&count(proven, "connection"))) " with and " (count(strangers, "connection")) " without a credential; "
                 (count_of(snapshot.turned_away, "connection was", "connections were")) " turned away." }

@@ -17,8 +17,8 @@ where
 
 async fn configuration(authority: &Arc<Authority>, id: &str) -> bool {
     let (policy, segments) = (part(authority), part(authority));
-    let (storage, leases) = (part(authority), part(authority));
-    config(part(authority), policy, segments, storage, leases, part(authority), part(authority), caller(id)).await.is_ok()
+    let (storage, queue) = (part(authority), part(authority));
+    config(part(authority), policy, segments, storage, queue, State(authority.clone()), caller(id)).await.is_ok()
 }
 
 /// Makes all calls of a verifier that read the database.
