@@ -23,7 +23,7 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(300), Duration::fr
 /// Time for which the last answer of an authority shows that it is reachable.
 const FRESH: Duration = Duration::from_secs(2);
 
-/// What a caller does next.
+/// The next step of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// Ask this authority.
@@ -240,7 +240,8 @@ impl Choice {
         }
     }
 
-    /// Notes that a request that began at `started` was not answered. Whoever uses this authority then uses another.
+    /// Notes that a request that began at `started` was not answered. If this authority is in use, another
+    /// one is used from then on.
     pub fn failed(&mut self, url: &Url, started: Duration, now: Duration) {
         let Some(index) = self.find(url) else { return };
         if let Some(until) = self.hosts[index].fail(started, now) {

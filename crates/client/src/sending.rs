@@ -222,7 +222,7 @@ impl Cluster {
         let (mut first, mut tried, mut running) = (first, Vec::new(), Vec::new());
         let mut errors = Errors::default();
         // Whether another authority may be asked while one is still silent.
-        let mut hedges = call.repeats;
+        let mut hedges = false;
         loop {
             if running.is_empty() {
                 let turn = match first.take() {

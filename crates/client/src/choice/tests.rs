@@ -133,7 +133,7 @@ proptest! {
             world.now += millis(pause);
             world.call();
             // Other callers come at the same time.
-            for _ in 0..5 {
+            for _ in 0..50 {
                 let turn = world.choice.next(&[], world.now);
                 if let Turn::Ask(url) = turn {
                     world.asked.push((world.now, World::number(&url), Truth::Dead));
