@@ -26,8 +26,8 @@ pub enum Error {
     #[error("etcd is out of reach: {0}")]
     Unreachable(String),
     /// A transaction was sent, and may have been carried out. Before its caller goes on, it has to look the result up.
-    /// This includes a transaction with puts to which etcd answers that its database is full: etcd still carries out the
-    /// transaction that passes the quota.
+    /// This includes a transaction to which etcd answers that its database is full, because etcd may have carried out the
+    /// one that passed the quota.
     #[error("etcd may or may not have carried the transaction out: {0}")]
     Unknown(String),
     /// etcd refused the call, and did not carry it out.

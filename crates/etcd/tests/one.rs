@@ -272,20 +272,36 @@ fn a_member_that_hangs_leaves_a_transaction_in_doubt_and_ends_watches() {
 #[test]
 fn a_full_database_is_named_and_loses_no_transaction_that_was_acknowledged() {
     let (stage, etcd) = start(Plan { quota_backend_bytes: Some(16 * 1024 * 1024), ..Plan::of(1) });
-    let mut acknowledged = 0;
-    let doubtful = loop {
-        let value = vec![3; 1024 * 1024];
-        match etcd.txn(&Txn { success: vec![put(&format!("full/{acknowledged}"), &value)], ..Txn::default() }) {
-            Ok(_) => acknowledged += 1,
-            Err(Error::Unknown(why)) => break why,
-            Err(other) => panic!("{other}"),
-        }
-        assert!(acknowledged < 100);
-    };
-    assert!(doubtful.contains("--quota-backend-bytes") && doubtful.contains("alarm disarm"), "{doubtful}");
-    // Reads go on, so the transaction can be looked up. It was carried out or not; every other one was.
-    let found = etcd.list("full/").expect("a list").0.len();
-    assert!(found == acknowledged || found == acknowledged + 1, "{found} of {acknowledged}");
+    // Several writers, because members first ask whether there is space, and then carry out what is under way.
+    let writers: Vec<_> = (0..6)
+        .map(|writer| {
+            let etcd = etcd.clone();
+            std::thread::spawn(move || {
+                let mut acknowledged = Vec::new();
+                loop {
+                    let key = format!("full/{writer}/{}", acknowledged.len());
+                    assert!(acknowledged.len() < 100, "there is a quota");
+                    match etcd.txn(&Txn { success: vec![put(&key, &vec![3; 512 * 1024])], ..Txn::default() }) {
+                        Ok(_) => acknowledged.push(key),
+                        Err(Error::Unknown(why)) => return (acknowledged, key, why),
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+            })
+        })
+        .collect();
+    let written: Vec<_> = writers.into_iter().map(|writer| writer.join().expect("a writer")).collect();
+    // Reads go on, so a transaction can be looked up. Each of those in doubt was carried out or not; all others were.
+    let found: Vec<_> = etcd.list("full/").expect("a list").0.into_iter().map(|kv| kv.key).collect();
+    let (mut expected, mut in_doubt) = (0, 0);
+    for (acknowledged, doubtful, why) in &written {
+        assert!(why.contains("--quota-backend-bytes") && why.contains("alarm disarm"), "{why}");
+        assert!(acknowledged.iter().all(|key| found.contains(key)), "{acknowledged:?} in {found:?}");
+        expected += acknowledged.len();
+        in_doubt += usize::from(found.contains(doubtful));
+    }
+    assert_eq!(found.len(), expected + in_doubt);
+    println!("{in_doubt} of {} in doubt were carried out", written.len());
     let lease = etcd.grant_lease(5);
     assert!(matches!(&lease, Err(Error::Refused(why)) if why.contains("alarm disarm")), "{lease:?}");
     let status = etcd.members().expect("a list");

@@ -22,20 +22,21 @@ fn number(head: Option<KeyValue>) -> u64 {
 }
 
 /// Appends entries to a log until told to stop: each one at the place after the head, if nobody else has taken it.
-fn append(etcd: &Etcd, name: &str, stop: &AtomicBool) -> Written {
+fn append(etcd: &Etcd, log: &str, name: &str, stop: &AtomicBool) -> Written {
+    let head_key = format!("{log}/head");
     let mut written = Written::default();
     for serial in 0.. {
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        let Ok(head) = etcd.get("head") else { continue };
+        let Ok(head) = etcd.get(&head_key) else { continue };
         let compare = match &head {
-            Some(head) => Compare::ModRevisionIs("head".into(), head.mod_revision),
-            None => Compare::CreateRevisionIs("head".into(), 0),
+            Some(head) => Compare::ModRevisionIs(head_key.clone(), head.mod_revision),
+            None => Compare::CreateRevisionIs(head_key.clone(), 0),
         };
         let (next, id) = (number(head) + 1, format!("{name}-{serial}"));
         let put = |key: String, value: &str| Op::Put { key, value: value.into(), lease: None };
-        let success = vec![put("head".into(), &next.to_string()), put(format!("log/{next:020}"), &id)];
+        let success = vec![put(head_key.clone(), &next.to_string()), put(format!("{log}/log/{next:020}"), &id)];
         match etcd.txn(&Txn { compare: vec![compare], success, failure: vec![] }) {
             Ok(reply) if reply.succeeded => written.acknowledged.push((next, id)),
             Ok(_) => written.rejected.push(id),
@@ -64,7 +65,7 @@ fn grow(etcd: &Etcd, by: u64) {
     let end = Instant::now() + LONG;
     let mut goal = None;
     while Instant::now() < end {
-        if let Ok(head) = etcd.get("head") {
+        if let Ok(head) = etcd.get("shared/head") {
             let head = number(head);
             if head >= *goal.get_or_insert(head + by) {
                 return;
@@ -75,17 +76,25 @@ fn grow(etcd: &Etcd, by: u64) {
     panic!("the log has not grown");
 }
 
+/// The number of writers. Three share a log, and each of the others has one of its own, so that many transactions that
+/// would succeed are under way when a member is killed.
+const WRITERS: usize = 12;
+
+fn log_of(writer: usize) -> String {
+    if writer < 3 { "shared".to_owned() } else { format!("own{writer}") }
+}
+
 #[test]
-fn no_acknowledged_transaction_is_lost_when_leaders_are_killed() {
+fn no_acknowledged_transaction_is_lost_when_members_are_killed() {
     let mut stage = Stage::start(Plan::of(3)).expect("three members");
     let stop = Arc::new(AtomicBool::new(false));
-    let writers: Vec<_> = (0..3)
+    let writers: Vec<_> = (0..WRITERS)
         .map(|writer| {
-            // Each writer prefers another member.
+            // Each third of the writers prefers another member.
             let mut settings = stage.settings();
-            settings.endpoints.rotate_left(writer);
+            settings.endpoints.rotate_left(writer % 3);
             let (etcd, stop) = (Etcd::connect(&settings).expect("a client"), stop.clone());
-            std::thread::spawn(move || append(&etcd, &format!("w{writer}"), &stop))
+            std::thread::spawn(move || append(&etcd, &log_of(writer), &format!("w{writer}"), &stop))
         })
         .collect();
     let settings = stage.settings();
@@ -94,27 +103,39 @@ fn no_acknowledged_transaction_is_lost_when_leaders_are_killed() {
         std::thread::spawn(move || watched(&etcd, &stop))
     };
     let etcd = Etcd::connect(&settings).expect("a client");
-    for _ in 0..3 {
-        grow(&etcd, 20);
-        let leader = leader(&stage);
-        stage.kill(leader).expect("a kill");
-        grow(&etcd, 20);
-        stage.restart(leader).expect("a start");
-        stage.await_ready(leader).expect("a member");
+    for round in 0..6 {
+        grow(&etcd, 10);
+        // Every second time a member that only passes transactions on to the leader.
+        let killed = (leader(&stage) + round % 2) % 3;
+        stage.kill(killed).expect("a kill");
+        grow(&etcd, 10);
+        stage.restart(killed).expect("a start");
+        stage.await_ready(killed).expect("a member");
     }
-    grow(&etcd, 20);
+    grow(&etcd, 10);
     stop.store(true, Ordering::Relaxed);
     let written: Vec<_> = writers.into_iter().map(|writer| writer.join().expect("a writer")).collect();
 
-    let (log, _) = etcd.list("log/").expect("the log");
-    let head = number(etcd.get("head").expect("an answer"));
-    let ids: Vec<_> = log.iter().map(|kv| String::from_utf8_lossy(&kv.value).into_owned()).collect();
-    let keys: Vec<_> = log.iter().map(|kv| kv.key.clone()).collect();
-    assert_eq!(keys, (1..=head).map(|number| format!("log/{number:020}")).collect::<Vec<_>>(), "no gap");
+    let shared = check(&etcd, &log_of(0), &written[..3]);
+    for writer in 3..WRITERS {
+        check(&etcd, &log_of(writer), &written[writer..=writer]);
+    }
+    // The watch has seen the log as it is, in order, although it was opened anew.
+    assert_eq!(watcher.join().expect("a watcher"), shared);
+}
+
+/// Compares a log with what its writers were told, and returns its entries.
+fn check(etcd: &Etcd, log: &str, written: &[Written]) -> Vec<String> {
+    let (entries, _) = etcd.list(&format!("{log}/log/")).expect("the log");
+    let head = number(etcd.get(&format!("{log}/head")).expect("an answer"));
+    let ids: Vec<_> = entries.iter().map(|kv| String::from_utf8_lossy(&kv.value).into_owned()).collect();
+    let keys: Vec<_> = entries.iter().map(|kv| kv.key.clone()).collect();
+    assert_eq!(keys, (1..=head).map(|number| format!("{log}/log/{number:020}")).collect::<Vec<_>>(), "no gap");
     let all: HashSet<_> = ids.iter().collect();
     assert_eq!(all.len(), ids.len(), "no entry is there twice");
     for (number, id) in written.iter().flat_map(|written| &written.acknowledged) {
-        assert_eq!(ids.get(usize::try_from(*number).expect("a number") - 1), Some(id), "an acknowledged entry is lost");
+        let place = usize::try_from(*number).expect("a number") - 1;
+        assert_eq!(ids.get(place), Some(id), "an acknowledged entry is lost");
     }
     for id in written.iter().flat_map(|written| &written.rejected) {
         assert!(!all.contains(id), "{id} was carried out, and its writer was told the contrary");
@@ -122,21 +143,15 @@ fn no_acknowledged_transaction_is_lost_when_leaders_are_killed() {
     let doubtful: HashSet<_> = written.iter().flat_map(|written| &written.doubtful).collect();
     let acknowledged: HashSet<_> = written.iter().flat_map(|written| &written.acknowledged).map(|(_, id)| id).collect();
     assert!(all.iter().all(|id| acknowledged.contains(id) || doubtful.contains(id)), "every entry has a writer");
-    println!(
-        "{} entries, {} of {} in doubt were carried out",
-        ids.len(),
-        ids.len() - acknowledged.len(),
-        doubtful.len()
-    );
-
-    // The watch has seen the log as it is, in order, although it was opened anew.
-    assert_eq!(watcher.join().expect("a watcher")[..], ids[..]);
+    let carried_out = ids.len() - acknowledged.len();
+    println!("{log}: {} entries, {carried_out} of {} in doubt were carried out", ids.len(), doubtful.len());
+    ids
 }
 
 /// Follows the log until it is at the head and told to stop, and returns the entries.
 fn watched(etcd: &Etcd, stop: &AtomicBool) -> Vec<String> {
     let (mut seen, mut last, mut next) = (Vec::new(), 0, 1);
-    let mut watch = etcd.watch("log/", Some(next));
+    let mut watch = etcd.watch("shared/log/", Some(next));
     loop {
         match watch.next(Duration::from_millis(500)) {
             WatchEvent::Changed { revision, puts, deleted } => {
@@ -150,10 +165,10 @@ fn watched(etcd: &Etcd, stop: &AtomicBool) -> Vec<String> {
                 }
                 next = revision + 1;
             }
-            WatchEvent::Lost(_) => watch = etcd.watch("log/", Some(next)),
+            WatchEvent::Lost(_) => watch = etcd.watch("shared/log/", Some(next)),
             WatchEvent::Compacted => panic!("nobody compacts"),
             WatchEvent::Quiet if stop.load(Ordering::Relaxed) => {
-                let at_head = etcd.get("head").is_ok_and(|head| number(head) == seen.len() as u64);
+                let at_head = etcd.get("shared/head").is_ok_and(|head| number(head) == seen.len() as u64);
                 if at_head {
                     return seen;
                 }
