@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// What a writer knows of its entries: those that were acknowledged, with their numbers, and those in doubt.
+/// A writer's entries: those that were acknowledged, with their numbers, those in doubt, and those that were rejected.
 #[derive(Default)]
 struct Written {
     acknowledged: Vec<(u64, String)>,
