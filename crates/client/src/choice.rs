@@ -240,8 +240,8 @@ impl Choice {
         }
     }
 
-    /// Notes that a request that began at `started` was not answered. If this authority is in use, another
-    /// one is used from then on.
+    /// Notes that a request that began at `started` was not answered. If this authority is in use, another one is used
+    /// from then on.
     pub fn failed(&mut self, url: &Url, started: Duration, now: Duration) {
         let Some(index) = self.find(url) else { return };
         if let Some(until) = self.hosts[index].fail(started, now) {

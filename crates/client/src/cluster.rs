@@ -6,8 +6,8 @@
 //! accepts URLs whose host is the first authority's host or a name below it.
 
 use crate::Error;
+use crate::call::{Call, Failure, attempt};
 use crate::choice::Choice;
-use crate::sending::{Call, Failure, attempt};
 use engine::discovery::AuthorityUrl;
 use reqwest::{RequestBuilder, Response, Url};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -3,7 +3,7 @@
 //! others before the first pause. If the client begins to use another one for any other reason, the task opens the new
 //! stream before it closes the old one.
 
-use crate::sending::Call;
+use crate::call::Call;
 use crate::{Authority, CONNECT_TIME, Error};
 use api::{Confirm, Event};
 use reqwest::{Response, Url};

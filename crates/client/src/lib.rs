@@ -5,6 +5,7 @@
 
 mod asking;
 mod assertion;
+mod call;
 mod choice;
 mod cluster;
 pub mod convert;
@@ -24,10 +25,10 @@ use api::{
     LoginOutcome, PathSegment, PersonExplanation, Problem, Report, Reported, RevokedGrant, SegmentRequest,
     ServiceLogin, Session, Standing, VerifierConfig,
 };
+use call::{Call, parse};
 use cluster::{Cluster, Connections};
 use owner::{Elsewhere, OwnedBy};
 use reqwest::{ClientBuilder, StatusCode, Url};
-use sending::{Call, parse};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
