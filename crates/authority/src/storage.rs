@@ -265,16 +265,20 @@ impl Database {
     /// Runs a transaction that changes only tables which are not replicated: the audit trails, refusals, and the queues
     /// of announcements. It does not wait for the cluster, and like [`Self::write_soon`] not for the disk.
     fn write_local<T>(&mut self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
-        let Self { connection, replica: Some(replica) } = self else { return self.write_soon(work) };
-        connection.pragma_update(None, "synchronous", "NORMAL")?;
-        let done = replica.write_local(connection, work);
-        connection.pragma_update(None, "synchronous", "FULL")?;
-        done
+        let Self { connection, replica } = self;
+        match replica {
+            Some(replica) => replica.write_local(connection, work),
+            None => self.write_soon(work),
+        }
     }
 
     /// Runs a write transaction that does not wait for the disk: a power failure may lose the latest of these writes,
     /// but never a part of one.
     fn write_soon<T>(&mut self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
+        if self.replica.is_some() {
+            // No transaction of a member waits for its disk: the log has what a power failure takes away.
+            return self.write(work);
+        }
         self.connection.pragma_update(None, "synchronous", "NORMAL")?;
         let done = self.write(work);
         self.connection.pragma_update(None, "synchronous", "FULL")?;

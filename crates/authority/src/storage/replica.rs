@@ -256,6 +256,9 @@ impl Replica {
         let recorder = Recorder::attach(connection)?;
         connection.execute_batch(ARRIVING)?;
         connection.set_prepared_statement_cache_capacity(256);
+        // A power failure may take the latest transactions away, but never a part of one. The log has them, with their
+        // audit entries, and the row in `replica` goes back with them.
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
         let random: [u8; 8] = credentials::random()?;
         let holder = format!("{} {}", log.member(), hex::encode(random));
         let seen = Place::read(connection)?.applied;
@@ -465,11 +468,7 @@ impl Replica {
             };
             let last = *last;
             if last > place.applied {
-                // The log has what a power failure takes away.
-                connection.pragma_update(None, "synchronous", "NORMAL")?;
-                let applied = apply::entries(connection, self.recorder.tables(), &present, self.log.member());
-                connection.pragma_update(None, "synchronous", "FULL")?;
-                applied?;
+                apply::entries(connection, self.recorder.tables(), &present, self.log.member())?;
             }
             for (number, entry) in &present {
                 self.changes.add(*number, entry);

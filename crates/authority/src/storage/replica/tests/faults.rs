@@ -169,6 +169,41 @@ fn the_turn_of_a_member_that_was_killed_ends_with_its_lease() {
 }
 
 #[test]
+fn a_lease_that_has_ended_is_replaced() {
+    let cluster = Cluster::of(1);
+    let mut first = cluster.open("a");
+    for handle in 1..4 {
+        first.add_grants(&[grant(handle, SESSION)]).unwrap();
+        let (lease, _) = first.replica.as_ref().unwrap().lease.unwrap();
+        cluster.etcd().revoke_lease(lease).unwrap();
+    }
+    assert_eq!(first.applied().unwrap(), 3);
+}
+
+/// A power failure can take away what the disk of a member has not written yet.
+#[test]
+fn a_member_that_lost_its_latest_transactions_gets_them_from_the_log() {
+    let cluster = Cluster::of(1);
+    let mut first = cluster.open("a");
+    first.add_grants(&[grant(1, SESSION)]).unwrap();
+    let earlier = cluster.room.path().join("earlier.db");
+    let member = "SELECT cluster, member, applied, last, decisive FROM replica";
+    let row: (String, String, i64, Vec<u8>, i64) = first
+        .connection
+        .query_row(member, [], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?)))
+        .unwrap();
+    first.copy_to(&earlier).unwrap();
+    first.add_grants(&[grant(2, SESSION)]).unwrap();
+    first.add_grants(&[grant(3, SESSION)]).unwrap();
+    let put = "INSERT INTO replica (one, cluster, member, applied, last, decisive) VALUES (1, ?1, ?2, ?3, ?4, ?5)";
+    rusqlite::Connection::open(&earlier).unwrap().execute(put, row).unwrap();
+    let mut again = Database::open_member(&earlier, cluster.log("a")).unwrap();
+    again.catch_up().unwrap();
+    assert_same(&first, &again, &[]);
+    assert_eq!((granted(&again), granted(&first)), (3, 3));
+}
+
+#[test]
 fn a_transaction_that_takes_too_long_commits_nothing() {
     let cluster = Cluster::of(1);
     let (mut first, mut second) = (cluster.open("a"), cluster.join("b"));
