@@ -29,7 +29,7 @@ pub struct Etcd {
     flags: Vec<String>,
 }
 
-/// What a member says about itself and its cluster.
+/// A member's answer about itself and its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Said {
     /// Whether the member is the leader.

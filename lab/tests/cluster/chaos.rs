@@ -136,27 +136,30 @@ impl Stage {
 
 /// Fail-over times: how long the slowest request took during each fault.
 #[derive(Default)]
-pub struct FailOvers(Vec<(Fault, Duration)>);
+pub struct FailOvers(Vec<(Fault, [Duration; 2])>);
 
 impl FailOvers {
-    /// Notes the longest wait during a fault.
-    pub fn note(&mut self, fault: Fault, longest: Duration) {
+    /// Notes the longest waits during a fault: of clients of the API, and for connections.
+    pub fn note(&mut self, fault: Fault, longest: [Duration; 2]) {
         self.0.push((fault, longest));
     }
 
     /// Prints the maximum and the median, of all faults and of each kind.
     pub fn print(&self, began: Instant) {
-        let line = |name: &str, mut times: Vec<Duration>| {
-            times.sort();
-            if let (Some(longest), Some(median)) = (times.last(), times.get(times.len() / 2)) {
-                println!("{name}: {} times, longest wait {longest:.3?}, median {median:.3?}", times.len());
+        let line = |name: &str, waits: Vec<[Duration; 2]>| {
+            for (at, of) in ["grants by the API", "connections"].into_iter().enumerate() {
+                let mut times: Vec<_> = waits.iter().map(|waits| waits[at]).collect();
+                times.sort();
+                if let (Some(longest), Some(median)) = (times.last(), times.get(times.len() / 2)) {
+                    println!("{name}, {of}: {} times, longest wait {longest:.3?}, median {median:.3?}", times.len());
+                }
             }
         };
-        println!("{:.0?} of faults; a wait is that of the slowest new grant during a fault", began.elapsed());
-        line("all faults", self.0.iter().map(|(_, took)| *took).collect());
+        println!("{:.0?} of faults; a wait is the longest one for a new grant during a fault", began.elapsed());
+        line("all faults", self.0.iter().map(|(_, waits)| *waits).collect());
         for fault in Fault::ALL {
-            let times = self.0.iter().filter(|(kind, _)| *kind == fault).map(|(_, took)| *took).collect();
-            line(&fault.to_string(), times);
+            let waits = self.0.iter().filter(|(kind, _)| *kind == fault).map(|(_, waits)| *waits).collect();
+            line(&fault.to_string(), waits);
         }
     }
 }

@@ -27,15 +27,15 @@ pub const PROMISE: Duration = Duration::from_secs(3);
 /// Time after which an answer does not count as an answer any more.
 const LOST: Duration = Duration::from_secs(12);
 
-/// What happened to the traffic.
+/// Counters and failures of the traffic.
 #[derive(Default)]
 pub struct Load {
     /// Set when everybody has to end.
     pub end: AtomicBool,
-    /// What must not happen, with its time.
+    /// Failures, of which there must be none.
     faults: Mutex<Vec<String>>,
-    /// When requests for new grants began, and how long they took.
-    waits: Mutex<Vec<(Instant, Duration)>>,
+    /// When requests for new grants began, how long they took, and of which kind they are.
+    waits: Mutex<Vec<(Instant, Duration, Kind)>>,
     /// Exchanges on flows that stay open.
     pub beats: AtomicU64,
     /// Connections with a grant that an agent holds.
@@ -47,6 +47,9 @@ pub struct Load {
 /// A kind of traffic, as the messages call it.
 type Kind = &'static str;
 
+const ASKED: Kind = "a new grant";
+const OPENED: Kind = "a connection that needs a new grant";
+
 impl Load {
     /// Starts the traffic on threads of `scope`.
     pub fn start<'s, 'e>(&'e self, scope: &'s Scope<'s, 'e>, stage: &'e Stage) -> Result<()> {
@@ -56,7 +59,7 @@ impl Load {
             scope.spawn(move || self.connect(client, "a connection with a held grant", |_| Stage::at(FRONT4, ECHO)));
             let port = |number: u64| 1000 + (number % 59_000) as u16;
             scope.spawn(move || {
-                self.connect(client, "a connection that needs a new grant", move |number| Stage::at(DARK4, port(number)))
+                self.connect(client, OPENED, move |number| Stage::at(DARK4, port(number)))
             });
         }
         for host in &stage.hosts {
@@ -94,7 +97,7 @@ impl Load {
             if to.port() == ECHO {
                 self.renewed.fetch_add(1, Relaxed);
             } else {
-                self.waited(began);
+                self.waited(kind, began);
             }
             sleep(PACE.saturating_sub(began.elapsed()));
         }
@@ -128,7 +131,7 @@ impl Load {
             if self.is_over() {
                 break;
             }
-            for (kind, request) in [("a new grant", request(2 + (number % 60_000) as u16)), ("a renewal", held.clone())] {
+            for (kind, request) in [(ASKED, request(2 + (number % 60_000) as u16)), ("a renewal", held.clone())] {
                 let began = Instant::now();
                 match tokio::time::timeout(LOST, client.grant(&request)).await {
                     Ok(Ok(_)) if began.elapsed() < PROMISE => {}
@@ -136,8 +139,8 @@ impl Load {
                     Ok(Err(error)) => self.fault(kind, began, &error.to_string()),
                     Err(_) => self.fault(kind, began, "no answer"),
                 }
-                if kind == "a new grant" {
-                    self.waited(began);
+                if kind == ASKED {
+                    self.waited(kind, began);
                 } else {
                     self.renewed.fetch_add(1, Relaxed);
                 }
@@ -151,9 +154,9 @@ impl Load {
         self.end.load(Relaxed)
     }
 
-    fn waited(&self, began: Instant) {
+    fn waited(&self, kind: Kind, began: Instant) {
         self.fresh.fetch_add(1, Relaxed);
-        lock(&self.waits).push((began, began.elapsed()));
+        lock(&self.waits).push((began, began.elapsed(), kind));
     }
 
     fn fault(&self, kind: Kind, began: Instant, why: &str) {
@@ -162,10 +165,14 @@ impl Load {
         lock(&self.faults).push(text);
     }
 
-    /// Returns the longest wait for a new grant that was asked for after `from`.
-    pub fn longest_since(&self, from: Instant) -> Duration {
+    /// Returns the longest wait for a new grant that was asked for after `from`, by a client of the API and for a
+    /// connection.
+    pub fn longest_since(&self, from: Instant) -> [Duration; 2] {
         let waits = lock(&self.waits);
-        waits.iter().filter(|(began, _)| *began >= from).map(|(_, took)| *took).max().unwrap_or_default()
+        [ASKED, OPENED].map(|of| {
+            let of = waits.iter().filter(|(began, _, kind)| *began >= from && *kind == of);
+            of.map(|(_, took, _)| *took).max().unwrap_or_default()
+        })
     }
 
     /// Checks that nothing failed, and that there was traffic of each kind.

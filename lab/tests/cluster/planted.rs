@@ -1,6 +1,6 @@
 //! The check of histories finds a cluster that is none: two authorities from one backup, of which each goes on alone.
 //!
-//! What clients ask and how their answers are recorded is the same as in the test of the cluster.
+//! The clients and their records are the same as in the test of the cluster.
 
 use std::process::Command;
 use std::thread;

@@ -16,7 +16,7 @@ const BACK: Duration = Duration::from_secs(75);
 
 /// Returns the authority in use, as `status` of an agent or of the verifier names it.
 fn used(status: &Value) -> Option<String> {
-    let found = [&status["session"]["authority"], &status["authority"]].into_iter().find_map(Value::as_str);
+    let found = [&status["session"]["in_use"], &status["in_use"]].into_iter().find_map(Value::as_str);
     found.map(|url| url.trim_end_matches('/').to_owned())
 }
 
