@@ -11,6 +11,7 @@ use crate::policy::candidate::Candidate;
 use crate::storage::{AuditEvent, ClusterId, ClusterKey, Database, Operator, PolicyChange};
 use crate::{Directory, now, tls};
 use anyhow::{Context, Result, bail, ensure};
+use etcd::{Compare, Op, Txn};
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -54,12 +55,15 @@ pub struct Etcd {
 ///
 /// # Errors
 /// The authority is a member already, its server is running, etcd does not answer, or a file cannot be read or written.
-/// The authority is then as it was.
+/// The authority is then as it was. If the process is killed, the next call begins anew.
 pub fn init(directory: &Directory, etcd: &Etcd, name: &str, url: &str) -> Result<ClusterId> {
     config::check_name(name)?;
     config::check_url(url)?;
     etcd.endpoints.iter().try_for_each(|url| config::check_endpoint(url))?;
-    if let Some(config) = ClusterConfig::read(directory.path())? {
+    let earlier = ClusterConfig::read(directory.path())?;
+    if let Some(config) = &earlier
+        && Database::open(&directory.database()).is_err()
+    {
         bail!(
             "this authority is already member {} of cluster {}: `vouchsafe authority cluster status` shows it",
             config.name,
@@ -67,6 +71,9 @@ pub fn init(directory: &Directory, etcd: &Etcd, name: &str, url: &str) -> Result
         );
     }
     let _lock = stopped(directory)?;
+    if let Some(config) = earlier {
+        clear(directory, &config)?;
+    }
     let (id, key) = (ClusterId::new()?, ClusterKey::new()?);
     let copied = [&etcd.ca, &etcd.certificate, &etcd.key];
     let [ca, certificate, private] =
@@ -83,7 +90,7 @@ pub fn init(directory: &Directory, etcd: &Etcd, name: &str, url: &str) -> Result
         directory.write_file(config::KEY_FILE, key.bytes())?;
         let mut database = Database::open(&directory.database())?;
         share(directory, &mut database, &config)?;
-        // If this process dies, `cluster leave` finds these files.
+        // If this process is killed, the next `cluster init` finds these files.
         directory.write_file(config::FILE, config.text().as_bytes())?;
         let log = config.log(directory.path())?;
         log.create(&mut database).context("cannot begin the cluster in etcd")
@@ -96,6 +103,24 @@ pub fn init(directory: &Directory, etcd: &Etcd, name: &str, url: &str) -> Result
         return Err(error.context("no cluster was made; the authority is as it was"));
     }
     Ok(id)
+}
+
+/// Removes what an interrupted [`init`] has left in etcd and in the directory. The database is not yet the cluster's then,
+/// and the log has no head, which comes last.
+fn clear(directory: &Directory, config: &ClusterConfig) -> Result<()> {
+    let below = format!("/vouchsafe/{}/", config.id);
+    // '0' is the character after '/'.
+    let all = Op::DeleteRange { key: below.clone(), end: format!("/vouchsafe/{}0", config.id) };
+    let compare = vec![Compare::CreateRevisionIs(below + "head", 0)];
+    let cleared = config.connect(directory.path())?.txn(&Txn { compare, success: vec![all], failure: Vec::new() })?;
+    ensure!(
+        cleared.succeeded,
+        "{} names the cluster {}, which exists, but the database does not belong to it: `vouchsafe authority cluster \
+         leave --without-etcd` makes this an authority alone",
+        directory.path().join(config::FILE).display(),
+        config.id
+    );
+    directory.remove_cluster_files()
 }
 
 /// Records in the database the data that the members share and that an authority alone has in files.
