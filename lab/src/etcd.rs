@@ -84,7 +84,9 @@ impl Etcd {
         command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
         command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
         command.args(["--initial-cluster", &self.all, "--initial-cluster-state", "new"]);
-        command.args(["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"]).args(&self.flags);
+        // As docs/cluster.md recommends.
+        command.args(["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"]);
+        command.args(["--pre-vote", "--heartbeat-interval", "50", "--election-timeout", "500"]).args(&self.flags);
         let logs = self.dir.parent().context("the folder has no parent folder")?;
         self.process = Some(Process::start(command, logs)?);
         Ok(())

@@ -27,7 +27,7 @@ pub fn tables(path: &Path) -> Result<Tables> {
     let mut tables = Tables::new();
     for name in names.into_iter().filter(is_shared) {
         let mut all = unchanged.prepare(&format!("SELECT * FROM \"{name}\""))?;
-        let columns: Vec<_> = all.column_names().into_iter().map(str::to_owned).collect();
+        let columns: Vec<_> = all.column_names().map(str::to_owned).collect();
         let rows = all.query_map([], |row| {
             let cells = columns.iter().enumerate().map(|(at, column)| Ok(format!("{column}={}", text(&row.get(at)?))));
             Ok(cells.collect::<rusqlite::Result<Vec<_>>>()?.join(" "))

@@ -57,7 +57,7 @@ fn a_full_etcd_stops_only_what_is_new_and_is_emptied() {
         let said = stage.hosts[1].status()?;
         ensure!(said.to_string().contains("no space"), "`cluster status` doesn't name the alarm: {said}");
 
-        // docs/operations.md: forget old revisions, give the space back, and end the alarm.
+        // docs/cluster.md: forget old revisions, give the space back, and end the alarm.
         stage.compact()?;
         for host in &stage.hosts {
             lock(&host.etcd).ctl(&["defrag"])?;
