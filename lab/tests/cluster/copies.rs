@@ -21,9 +21,8 @@ pub fn tables(path: &Path) -> Result<Tables> {
     let unchanged = connection.unchecked_transaction()?;
     let mut names = unchanged.prepare("SELECT name FROM sqlite_schema WHERE type = 'table'")?;
     let names = names.query_map([], |row| row.get::<_, String>(0))?.collect::<Result<Vec<_>, _>>()?;
-    let is_shared = |name: &String| {
-        !(name.starts_with("sqlite_") || name.starts_with("audit") || OWN.contains(&name.as_str()))
-    };
+    let is_shared =
+        |name: &String| !(name.starts_with("sqlite_") || name.starts_with("audit") || OWN.contains(&name.as_str()));
     let mut tables = Tables::new();
     for name in names.into_iter().filter(is_shared) {
         let mut all = unchanged.prepare(&format!("SELECT * FROM \"{name}\""))?;

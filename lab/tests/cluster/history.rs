@@ -123,12 +123,48 @@ struct Situation {
     state: Single,
 }
 
+/// Checks a history. Everything that has an effect must be linearizable, above all grants. An answer that gives nothing
+/// comes from the memory of one authority. So it only must follow from a state that this authority may still have, because
+/// the change after it had not returned when the request was made.
+///
+/// # Errors
+/// An answer is wrong.
+pub fn check(history: &[Call]) -> Result<(), Stuck> {
+    let gives_nothing = |call: &Call| matches!(call.came, Some((Ret::Denied | Ret::Gone, _)));
+    for call in history.iter().filter(|call| gives_nothing(call)) {
+        if !may_give_nothing(history, call) {
+            return Err(Stuck { ordered: 0, text: format!("because of one answer: {call}") });
+        }
+    }
+    let rest: Vec<_> = history.iter().filter(|call| !gives_nothing(call)).cloned().collect();
+    linearize(&rest)
+}
+
+fn may_give_nothing(history: &[Call], call: &Call) -> bool {
+    let Some((ret, to)) = &call.came else { return true };
+    let Op::Issue(session) = call.op else { return true };
+    let begun = history.iter().filter(|other| other.from < *to);
+    let ended_before = |other: &Call, time: Duration| other.came.as_ref().is_some_and(|(_, to)| *to < time);
+    if *ret == Ret::Denied {
+        let versions = begun.filter_map(|other| match other.op {
+            Op::Apply { version, allowed } => Some((version, allowed, ended_before(other, call.from))),
+            _ => None,
+        });
+        let versions: Vec<_> = versions.collect();
+        let oldest = versions.iter().filter(|(_, _, returned)| *returned).map(|(version, ..)| *version).max();
+        return versions.iter().any(|(version, allowed, _)| !allowed && Some(*version) >= oldest);
+    }
+    let login = history.iter().find(|other| other.op == Op::Login(session)).map_or(Duration::ZERO, |login| login.from);
+    let mut begun = begun;
+    begun.any(|other| other.op == Op::Revoke && !ended_before(other, login))
+}
+
 /// Checks whether a history is linearizable. Operations without an answer may have been carried out at any time after
 /// their call, or never.
 ///
 /// # Errors
 /// It is not.
-pub fn check(history: &[Call]) -> Result<(), Stuck> {
+pub fn linearize(history: &[Call]) -> Result<(), Stuck> {
     let mut calls: Vec<_> = history.iter().filter_map(|call| Some((call, call.came.as_ref()?))).collect();
     calls.sort_by_key(|(call, _)| call.from);
     let seen: HashSet<_> = calls.iter().filter_map(|(_, (ret, _))| version_of(ret)).collect();
@@ -237,7 +273,7 @@ mod tests {
     }
 
     fn both(history: &[(usize, Call)]) -> bool {
-        let ours = check(&history.iter().map(|(_, call)| call.clone()).collect::<Vec<_>>()).is_ok();
+        let ours = linearize(&history.iter().map(|(_, call)| call.clone()).collect::<Vec<_>>()).is_ok();
         assert_eq!(ours, stateright(history), "{history:#?}");
         ours
     }
@@ -264,6 +300,20 @@ mod tests {
         assert!(!both(&history(issue(21, 30))));
         let gone = call(Op::Issue(7), Some(Ret::Gone), 21, 30);
         assert!(both(&history(gone)));
+    }
+
+    #[test]
+    fn a_refusal_may_be_late_but_not_wrong() {
+        let apply = |version, allowed, from| call(Op::Apply { version, allowed }, Some(Ret::Done), from, from + 10);
+        let login = call(Op::Login(7), Some(Ret::Done), 0, 5);
+        let asked = |ret, from| call(Op::Issue(7), Some(ret), from, from + 5);
+        let holds = |answer: Call| {
+            let revoke = call(Op::Revoke, Some(Ret::Done), 100, 110);
+            check(&[login.clone(), apply(1, false, 20), apply(2, true, 40), revoke, answer]).is_ok()
+        };
+        assert!(!holds(asked(Ret::Denied, 6)) && holds(asked(Ret::Denied, 32)) && holds(asked(Ret::Denied, 45)));
+        assert!(!holds(asked(Ret::Denied, 60)), "the version that allows it had returned");
+        assert!(!holds(asked(Ret::Gone, 90)) && holds(asked(Ret::Gone, 99)) && holds(asked(Ret::Gone, 120)));
     }
 
     #[test]

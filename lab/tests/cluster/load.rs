@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use api::{GrantRequest, Login};
 use client::Authority;
+use lab::Namespace;
 use lab::forge::protocol::TCP;
 use lab::service::{call, exchange};
 use lab::world::{DARK4, ECHO, FRONT4};
-use lab::Namespace;
 use tokio::runtime::Builder;
 
 use crate::stage::{FAR, ROVER, SECRET, Stage, lock};
@@ -58,9 +58,7 @@ impl Load {
             scope.spawn(move || self.beat(flow));
             scope.spawn(move || self.connect(client, "a connection with a held grant", |_| Stage::at(FRONT4, ECHO)));
             let port = |number: u64| 1000 + (number % 59_000) as u16;
-            scope.spawn(move || {
-                self.connect(client, OPENED, move |number| Stage::at(DARK4, port(number)))
-            });
+            scope.spawn(move || self.connect(client, OPENED, move |number| Stage::at(DARK4, port(number))));
         }
         for host in &stage.hosts {
             scope.spawn(move || self.rove(&stage.probe, &host.url, &stage.ca));
@@ -117,7 +115,8 @@ impl Load {
 
     async fn ask(&self, url: &str, ca: &[u8]) -> Result<()> {
         let authority = Authority::new(url, Some(ca))?;
-        let login = Login { person: ROVER.into(), password: SECRET.into(), totp: None, device: url.replace("https://", "") };
+        let login =
+            Login { person: ROVER.into(), password: SECRET.into(), totp: None, device: url.replace("https://", "") };
         let session = authority.login(&login).await.context("the rover can't log in")?;
         let client = authority.with_token(&session.token);
         // The answer names the other authorities.

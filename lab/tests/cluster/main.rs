@@ -76,7 +76,8 @@ fn nobody_notices_faults_and_the_history_is_that_of_one_authority() {
             let mut chance = Chance::new(seed);
             let is_due = || minutes.is_none_or(|minutes| began.elapsed() < Duration::from_secs(minutes * 60));
             // Without the variable, each kind of fault comes once.
-            let round = Fault::ALL.into_iter().cycle().take(if minutes.is_some() { usize::MAX } else { Fault::ALL.len() });
+            let round =
+                Fault::ALL.into_iter().cycle().take(if minutes.is_some() { usize::MAX } else { Fault::ALL.len() });
             for fault in round {
                 if !is_due() {
                     break;
@@ -108,9 +109,8 @@ pub fn same_everywhere(stage: &Stage) -> Result<()> {
     let mut why = String::new();
     let equal = poll(SOON, || {
         let compared = stage.hosts.iter().map(|host| copies::tables(&host.database())).collect::<Result<Vec<_>>>();
-        let compared = compared.and_then(|all| {
-            all.windows(2).try_for_each(|pair| copies::are_equal(&pair[0], &pair[1]))
-        });
+        let compared =
+            compared.and_then(|all| all.windows(2).try_for_each(|pair| copies::are_equal(&pair[0], &pair[1])));
         compared.inspect_err(|error| why = format!("{error:#}")).is_ok()
     });
     ensure!(equal, "the members' databases differ: {why}");

@@ -86,9 +86,8 @@ fn a_migration_is_killed_goes_on_and_is_undone_and_everything_is_equal() {
         for wait in [0, 50, 100, 200, 400, 800] {
             let mut process = migrate()?;
             let begun = || etcd.ctl(&["get", "/vouchsafe/", "--prefix", "--keys-only", "--limit", "1"]);
-            let began = poll(patience, || {
-                process.exit().is_some() || begun().is_ok_and(|keys| !keys.trim().is_empty())
-            });
+            let began =
+                poll(patience, || process.exit().is_some() || begun().is_ok_and(|keys| !keys.trim().is_empty()));
             ensure!(began, "nothing comes to etcd:\n{}", process.log());
             std::thread::sleep(Duration::from_millis(wait));
             if process.signal(SIGKILL).is_err() {
@@ -106,7 +105,10 @@ fn a_migration_is_killed_goes_on_and_is_undone_and_everything_is_equal() {
             let status = process.wait(patience)?;
             ensure!(status.success(), "the migration does not go on: {}", process.log());
         }
-        println!("{accounts} accounts, sessions and grants: killed {killed} times, then done {:.1?} later", began.elapsed());
+        println!(
+            "{accounts} accounts, sessions and grants: killed {killed} times, then done {:.1?} later",
+            began.elapsed()
+        );
         are_equal(&before, &state(&database)?).context("after the migration")?;
 
         authority.run()?;

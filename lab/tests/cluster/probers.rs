@@ -70,7 +70,7 @@ impl Recorder {
             let calls = lock(calls);
             operations += calls.len();
             if let Err(stuck) = check(&calls) {
-                bail!("the history of {} is not linearizable {}", part(number), stuck.text);
+                bail!("the history of {} is not that of one authority, {}", part(number), stuck.text);
             }
         }
         Ok(operations)
@@ -157,9 +157,15 @@ impl Recorder {
     pub fn change_policy(&self, hosts: &[Host], chance: &mut Chance, pause: Duration) -> Result<()> {
         while !self.is_over() {
             if let Some(host) = well(hosts, chance) {
-                self.apply_once(chance, &host.url, |file| {
-                    host.command(&["policy", "apply"], &[file]).is_ok_and(|answer| answer.done && is_sure(&answer.text))
-                }, host.namespace.dir())?;
+                self.apply_once(
+                    chance,
+                    &host.url,
+                    |file| {
+                        host.command(&["policy", "apply"], &[file])
+                            .is_ok_and(|answer| answer.done && is_sure(&answer.text))
+                    },
+                    host.namespace.dir(),
+                )?;
             }
             sleep(pause);
         }
@@ -208,7 +214,10 @@ impl Recorder {
         for calls in &self.calls {
             let is_there = |is: &dyn Fn(&Call) -> bool| lock(calls).iter().any(is);
             ensure!(is_there(&|call| call.op == Op::Revoke), "nobody was revoked");
-            ensure!(is_there(&|call| matches!(call.op, Op::Apply { .. }) && call.came.is_some()), "no policy was applied");
+            ensure!(
+                is_there(&|call| matches!(call.op, Op::Apply { .. }) && call.came.is_some()),
+                "no policy was applied"
+            );
         }
         Ok(())
     }

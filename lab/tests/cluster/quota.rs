@@ -10,8 +10,8 @@ use lab::service::{call, exchange};
 use lab::world::{DARK4, ECHO, FRONT4, SOON};
 use lab::{poll, test};
 
-use crate::{alone, same_everywhere};
 use crate::stage::{Host, Stage, lock};
+use crate::{alone, same_everywhere};
 
 /// etcd's limit in this scenario. The default is 2 GiB.
 const QUOTA: &str = "--quota-backend-bytes=16777216";

@@ -158,14 +158,24 @@ impl Stage {
         let mut hosts = Vec::new();
         for (at, address) in HOSTS.iter().enumerate() {
             let gateway = address.trim_end_matches("10").to_owned() + "254";
-            hosts.push(attach(&format!("host{}", at + 1), &format!("h{}", at + 1), &format!("{address}/24"), &gateway)?);
+            hosts.push(attach(
+                &format!("host{}", at + 1),
+                &format!("h{}", at + 1),
+                &format!("{address}/24"),
+                &gateway,
+            )?);
         }
         let served = [OPEN4, FRONT4, DARK4].map(|address| format!("{address}/24")).join(" ");
         let server = attach("server", "dc", &served, "192.0.2.254")?;
         let mut clients = Vec::new();
         for at in 1..=PEOPLE.len() {
             let net = format!("10.{at}.0");
-            clients.push(attach(&format!("client{at}"), &format!("c{at}"), &format!("{net}.1/24"), &format!("{net}.254"))?);
+            clients.push(attach(
+                &format!("client{at}"),
+                &format!("c{at}"),
+                &format!("{net}.1/24"),
+                &format!("{net}.254"),
+            )?);
         }
         let probe = attach("probe", "probe", "10.9.0.1/24", "10.9.0.254")?;
         router.forward()?;
@@ -295,10 +305,14 @@ pub fn part_address(number: usize) -> String {
 /// if the part is allowed. The other rules are the same in every version.
 pub fn policy(version: u32, allowed: &[bool; PARTS]) -> String {
     let receiver = |name: &str, address: &str| {
-        format!("[[receivers]]\nname = \"{name}\"\naddress = [\"{address}\"]\nservices = \"all\"\nverifier = \"{VERIFIER}\"\n")
+        format!(
+            "[[receivers]]\nname = \"{name}\"\naddress = [\"{address}\"]\nservices = \"all\"\nverifier = \"{VERIFIER}\"\n"
+        )
     };
     let rule = |name: &str, who: &str, to: &str, lifetime: &str| {
-        format!("[[rules]]\nname = \"{name}\"\naction = \"allow\"\nwho = \"{who}\"\nto = \"{to}\"\nlifetime = \"{lifetime}\"\n")
+        format!(
+            "[[rules]]\nname = \"{name}\"\naction = \"allow\"\nwho = \"{who}\"\nto = \"{to}\"\nlifetime = \"{lifetime}\"\n"
+        )
     };
     let mut text = format!("[groups]\nstaff = [\"{}\"]\n", PEOPLE.join("\", \""));
     text += &receiver("front", FRONT4);
