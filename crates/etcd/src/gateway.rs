@@ -16,6 +16,9 @@ pub const CALL_TIME: Duration = Duration::from_secs(3);
 /// Maximum time to connect to a member, and to wait for the beginning of its answer to a read before the next member is
 /// asked.
 pub const ATTEMPT_TIME: Duration = Duration::from_millis(700);
+/// Maximum time to wait for the beginning of the answer to a change. The answer to a change that is under way when etcd's
+/// leader ends may never come; the caller then looks the change up.
+const CHANGE_TIME: Duration = Duration::from_millis(1500);
 /// Pause after all members failed, before the first one is asked again.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Maximum length of an answer. A value of etcd's default maximum of 1.5 MiB takes 2 MiB in base64, and one event of a
@@ -142,7 +145,7 @@ impl Gateway {
     /// Sends a call to one member.
     async fn attempt(&self, endpoint: &str, call: &Call) -> Result<Vec<u8>, Failure> {
         let request = self.request(endpoint, call.path).body(call.body.clone());
-        let patience = if call.once { CALL_TIME } else { ATTEMPT_TIME };
+        let patience = if call.once { CHANGE_TIME } else { ATTEMPT_TIME };
         let sent = timeout(patience, request.send()).await.map_err(|_| late(patience))?;
         let response = sent.map_err(|error| failure::of_connection(&error))?;
         let status = response.status();
