@@ -37,7 +37,7 @@ use crate::sync::Synchroniser;
 use crate::{Directory, Settings, now};
 use anyhow::{Context, Result};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 /// Declares [`Authority`] with its parts, and makes each part available by its type.
 macro_rules! parts {
@@ -216,6 +216,7 @@ impl Authority {
             sessions.clone(),
             audit.clone(),
             push.clone(),
+            contact.clone(),
         ));
         let datagrams = Arc::new(DatagramService::new(
             segments.clone(),
@@ -252,6 +253,7 @@ impl Authority {
             sync: sync.clone(),
             contact: contact.clone(),
             version: AtomicI64::new(0),
+            must_reevaluate: AtomicBool::default(),
             networks: tokio::sync::Mutex::default(),
         });
         let follower = Arc::new(Follower {

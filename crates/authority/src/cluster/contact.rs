@@ -16,7 +16,7 @@ pub const PATIENCE: Duration = Duration::from_secs(2);
 /// Interval at which the time of the last contact is written to disk.
 const WRITTEN: Duration = Duration::from_secs(5);
 
-/// What an authority may do now.
+/// The rights that an authority has now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Standing {

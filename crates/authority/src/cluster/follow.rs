@@ -68,7 +68,7 @@ impl Follower {
     /// Follows changes until the future is dropped. An authority alone has nothing to follow.
     ///
     /// # Errors
-    /// Other members have settings with which this member cannot work.
+    /// The thread that watches etcd cannot be started.
     pub async fn run(self: Arc<Self>) -> Result<()> {
         if self.members.cluster().is_none() {
             return std::future::pending().await;
@@ -93,31 +93,49 @@ impl Follower {
         }
     }
 
+    /// Stores snapshots in etcd when they are due, until the future is dropped.
+    ///
+    /// # Errors
+    /// Never; the result makes it a task of the server.
+    pub async fn upload(self: Arc<Self>) -> Result<()> {
+        if self.members.cluster().is_none() {
+            return std::future::pending().await;
+        }
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            if let Err(error) = self.upload_snapshot().await {
+                tracing::warn!("cannot store a snapshot of the database in etcd; trying again: {error:#}");
+            }
+        }
+    }
+
     /// Publishes the state of this member until the future is dropped, and sends the endpoints that listen here away
     /// while the member has no contact.
     ///
     /// # Errors
-    /// Other members have settings with which this member cannot work.
+    /// Never; the result makes it a task of the server.
     pub async fn publish(self: Arc<Self>) -> Result<()> {
         if self.members.cluster().is_none() {
             return std::future::pending().await;
         }
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut is_known, mut sent_away) = (false, false);
+        let (mut is_known, mut sent_away, mut disagreement) = (false, false, Failure::default());
         loop {
             ticks.tick().await;
             if let Err(error) = self.publish_once().await {
                 self.contact.note_failure(format!("{error:#}"));
             }
             if let Some(cluster) = self.members.cluster() {
-                check_alike(&cluster.own(), &cluster.others())?;
+                match check_alike(&cluster.own(), &cluster.others()) {
+                    Ok(()) => disagreement.ended(),
+                    Err(error) => disagreement.note(&error, &self.contact.standing()),
+                }
                 if !is_known && self.contact.may_record() {
                     is_known = self.make_known(cluster).await.is_ok();
                 }
-            }
-            if let Err(error) = self.upload_snapshot().await {
-                tracing::warn!("cannot store a snapshot of the database in etcd; trying again: {error:#}");
             }
             let gone = match self.contact.standing() {
                 Standing::NoMajority { since, .. } => now().saturating_sub(since) >= SEND_AWAY.as_secs(),
@@ -135,13 +153,16 @@ impl Follower {
     ///
     /// # Errors
     /// etcd does not answer, or a change cannot be put in force here. The member then has no contact.
-    pub async fn refresh(&self) -> Result<()> {
-        self.state.rounds.run(async || self.round().await).await
+    pub async fn refresh(self: &Arc<Self>) -> Result<()> {
+        let follower = self.clone();
+        // The run is a task of its own: a caller that is cancelled must not cancel it, because each change is taken from
+        // the database only once.
+        tokio::spawn(async move { follower.state.rounds.run(async || follower.round().await).await }).await?
     }
 
     /// Reports whether a token that is unknown here may be known to the cluster's other members, so that the caller must
     /// not be told that its session has ended. First applies what the others have recorded, at most every 100 ms.
-    pub async fn may_be_known(&self, token: &TokenHash) -> bool {
+    pub async fn may_be_known(self: &Arc<Self>, token: &TokenHash) -> bool {
         if self.members.cluster().is_none() {
             return false;
         }
@@ -177,9 +198,12 @@ impl Follower {
             Ok((changes, database.applied()?))
         };
         let (mut changes, applied) = self.storage.call(apply).await?;
+        // Until the changes are in force, a later round must treat everything as changed.
         changes.whole |= self.state.missed.swap(true, Ordering::SeqCst);
         let urgent = changes.urgent || changes.policy || changes.shared || changes.sessions || changes.whole;
         self.follow(changes).await.context("cannot put the changes of another member in force")?;
+        // The version in force can also differ because a change that this member made itself was only half done.
+        self.enforcer.follow_policy().await.context("cannot put the policy of the cluster in force")?;
         self.state.missed.store(false, Ordering::SeqCst);
         self.storage.set_followed(applied);
         let version = self.enforcer.version.load(Ordering::SeqCst);
@@ -189,7 +213,7 @@ impl Follower {
         if cluster.is_published() {
             self.contact.note(begun);
         } else {
-            self.contact.note_failure("this member could not publish its state yet");
+            self.contact.note_failure("etcd answers, but does not store this member's state");
         }
         if urgent {
             // Another member's command waits for this state.
@@ -221,7 +245,11 @@ impl Follower {
             self.storage.end_basis();
             self.sync.run().await?;
         }
-        if decisive && !policy && !whole {
+        if whole {
+            // Verifiers read their configuration again when they reconnect: pairs and revocations may have been missed.
+            self.push.close_unless(|listener| matches!(listener, Listener::Session(_)));
+        }
+        if (decisive && !policy) || whole {
             // Tags or groups changed, so that people may reach other destinations.
             self.push.broadcast(&Event::Policy);
         }

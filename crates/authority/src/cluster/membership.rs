@@ -10,6 +10,7 @@ use etcd::{Compare, Etcd, Op, Txn};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Time after which etcd removes the state of a member that no longer publishes it, in seconds.
 pub const TTL: u32 = 5;
@@ -70,6 +71,8 @@ pub struct Cluster {
     log: Log,
     own: Mutex<MemberState>,
     published: Mutex<Published>,
+    /// The time at which etcd stored the state of this member last.
+    stored: Mutex<Option<Instant>>,
     /// The states of all members that are there, this one first.
     live: Mutex<Vec<MemberState>>,
 }
@@ -98,8 +101,8 @@ impl Members {
         let log = Log::new(etcd.clone(), config.id, ClusterConfig::read_key(path)?, config.name.clone());
         let (name, url, version) = (config.name.clone(), config.url.clone(), env!("CARGO_PKG_VERSION").to_owned());
         let own = Mutex::new(MemberState { name, url, version, since: now(), ..MemberState::default() });
-        let (published, live) = (Mutex::default(), Mutex::default());
-        Ok(Self { cluster: Some(Cluster { config, etcd, log, own, published, live }), url: None })
+        let (published, stored, live) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Self { cluster: Some(Cluster { config, etcd, log, own, published, stored, live }), url: None })
     }
 
     /// Returns the cluster; `None` if this authority is not a member of one.
@@ -167,9 +170,10 @@ impl Cluster {
         lock(&self.live).iter().filter(|member| member.name != self.config.name).cloned().collect()
     }
 
-    /// Reports whether this process has published the member's state, and no other process uses the member's name.
+    /// Reports whether etcd has stored the member's state for this process within the last seconds. An etcd whose
+    /// database is full answers reads, but stores nothing: no member can record a revocation then.
     pub fn is_published(&self) -> bool {
-        lock(&self.published).created != 0
+        lock(&self.stored).is_some_and(|stored| stored.elapsed() < Duration::from_secs(TTL.into()))
     }
 
     /// Publishes the state of this member, and keeps its lease. Blocks until etcd has answered.
@@ -177,6 +181,13 @@ impl Cluster {
     /// # Errors
     /// etcd does not answer, or another process publishes its state under this member's name.
     pub fn publish(&self) -> Result<()> {
+        let begun = Instant::now();
+        self.store()?;
+        *lock(&self.stored) = Some(begun);
+        Ok(())
+    }
+
+    fn store(&self) -> Result<()> {
         let mut published = lock(&self.published);
         if published.ends {
             bail!("this member stops");

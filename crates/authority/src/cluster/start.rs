@@ -48,13 +48,17 @@ impl Start {
         cluster.change(|own| {
             (own.epoch_length, own.max_lifetime, own.issuer) = (settings.epoch_length, settings.max_lifetime, issuer);
         });
-        if let Err(error) = meet(cluster, &mut database, &contact) {
-            contact.note_failure(format!("{error:#}"));
-            tracing::warn!("this member starts without the cluster: {error:#}");
+        match meet(cluster, &mut database, &contact) {
+            // Before the member is there, so that only this member fails and not those that run.
+            Ok(Met::Disagrees(error)) => return Err(error),
+            Ok(Met::Well) => {}
+            Err(error) => {
+                contact.note_failure(format!("{error:#}"));
+                tracing::warn!("this member starts without the cluster: {error:#}");
+            }
         }
         // Changes up to here are part of the start.
         database.take_changes();
-        check_alike(&cluster.own(), &cluster.others())?;
         contact.limit_grace(files::most_grace(&database)?);
         let Taken { version, policy, networks } = take_files(directory, &database)?;
         let candidate = Candidate::new(policy, &format!("version {version} of the policy"), settings.max_lifetime)?;
@@ -96,16 +100,26 @@ pub fn take_files(directory: &Directory, database: &Database) -> Result<Taken> {
     Ok(Taken { version, policy, networks })
 }
 
-/// Publishes the state of this member, reads those of the others, and applies what they have recorded.
-fn meet(cluster: &Cluster, database: &mut Database, contact: &Contact) -> Result<()> {
+/// The result of meeting the other members.
+enum Met {
+    Well,
+    /// Another member has settings with which this member cannot work.
+    Disagrees(anyhow::Error),
+}
+
+/// Reads the states of the other members, applies what they have recorded, and publishes the state of this member.
+fn meet(cluster: &Cluster, database: &mut Database, contact: &Contact) -> Result<Met> {
     let begun = Instant::now();
     cluster.log().head()?;
+    cluster.read()?;
+    if let Err(error) = check_alike(&cluster.own(), &cluster.others()) {
+        return Ok(Met::Disagrees(error));
+    }
     database.catch_up()?;
     let applied = database.applied()?;
     // The member follows what it starts with.
     cluster.change(|own| (own.applied, own.followed) = (applied, applied));
     cluster.publish()?;
-    cluster.read()?;
     contact.note(begun);
-    Ok(())
+    Ok(Met::Well)
 }

@@ -1,8 +1,8 @@
-//! What is known about the cluster at this member: with or without its running server, with or without etcd.
+//! The state of the cluster as this member knows it, with or without its running server, with or without etcd.
 
 use super::confirm::{Followed, known, wait_for};
 use super::contact::Standing;
-use super::membership::{Cluster, KNOWN, KnownMember, MemberState, Members};
+use super::membership::{Cluster, KNOWN, KnownMember, MemberState, Members, check_alike};
 use crate::{Directory, now};
 use anyhow::{Context, Result};
 use serde::Serialize;
@@ -46,7 +46,7 @@ pub struct Status {
     pub cluster: String,
     /// The name of this member.
     pub name: String,
-    /// What this member may do now; `None` if its server is not running.
+    /// The rights that this member has now; `None` if its server is not running.
     pub standing: Option<Standing>,
     /// Number of the last entry of the log; `None` if etcd does not answer.
     pub head: Option<u64>,
@@ -58,6 +58,8 @@ pub struct Status {
     pub etcd: Vec<EtcdStatus>,
     /// The members of the cluster, in the order of their names.
     pub members: Vec<MemberStatus>,
+    /// The settings in which the members differ although they need to have them alike.
+    pub disagreement: Option<String>,
     /// The time of this status, in Unix seconds.
     pub now: u64,
 }
@@ -102,6 +104,10 @@ impl Status {
                 None => all.push(status),
             }
         }
+        let states = || all.iter().filter_map(|member| member.state.as_ref());
+        let disagreement = states().find_map(|own| {
+            states().find_map(|other| Some(check_alike(own, std::slice::from_ref(other)).err()?.to_string()))
+        });
         all.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(Self {
             cluster: cluster.config().id.to_string(),
@@ -112,6 +118,7 @@ impl Status {
             problem,
             etcd: etcd_status(cluster),
             members: all,
+            disagreement,
             now: now(),
         })
     }
@@ -119,6 +126,7 @@ impl Status {
     /// Reports whether all members are there and up to date, and a majority of etcd answers without problems.
     pub fn is_good(&self) -> bool {
         self.head.is_some()
+            && self.disagreement.is_none()
             && matches!(self.standing, Some(Standing::Member))
             && self.etcd.iter().all(|server| server.problems.is_empty())
             && self.members.iter().all(|member| member.is_there == Some(true))
@@ -174,6 +182,9 @@ impl fmt::Display for Status {
                 problem.as_deref().unwrap_or("unknown reason"),
                 self.applied
             )?,
+        }
+        if let Some(disagreement) = &self.disagreement {
+            writeln!(f, "the members do not agree: {disagreement}")?;
         }
         let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
         let row = |server: &EtcdStatus| {

@@ -3,6 +3,7 @@
 mod complaints;
 mod state;
 
+use crate::cluster::follow::Follower;
 use crate::cluster::membership::Members;
 use crate::grants::GrantIssuer;
 use crate::http::extractors::{Body, Caller, Part, SessionCaller, VerifierCaller, slow_strangers};
@@ -475,6 +476,7 @@ fn checked(handles: Vec<u64>) -> Result<Vec<Handle>, Problem> {
 async fn flows(
     Part(grants): Part<GrantIssuer>,
     Part(queue): Part<RequestQueue>,
+    Part(follower): Part<Follower>,
     caller: VerifierCaller,
     Body(LiveFlows { handles }): Body<LiveFlows>,
 ) -> Authorized<FlowsToCut> {
@@ -482,7 +484,13 @@ async fn flows(
     let count = handles.len();
     let verifier = caller.id.clone();
     let _turn = queue.turn_of_verifier(&verifier).await;
-    let cut = grants.to_cut(caller.id, handles).await?;
+    // Grants that another member has just recorded are unknown here until this one has followed.
+    let is_current = follower.refresh().await.is_ok();
+    let mut cut = grants.to_cut(caller.id, handles).await?;
+    if !is_current {
+        // An unknown grant has no expiry.
+        cut.retain(|grant| grant.expires != 0);
+    }
     tracing::debug!(%verifier, count, cut = cut.len(), "rechecked flows");
     Ok(Json(FlowsToCut { cut }))
 }

@@ -20,7 +20,7 @@ use engine::policy::Compiled;
 use shell::table::count;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 /// A version of the policy that was put in force, and how many grants and segments it ended.
 #[derive(Debug)]
@@ -76,6 +76,8 @@ pub struct Enforcer {
     pub(crate) contact: Arc<Contact>,
     /// The version of the policy in force.
     pub(crate) version: AtomicI64,
+    /// Whether grants may be recorded that the policy in force forbids.
+    pub(crate) must_reevaluate: AtomicBool,
     /// The text of `networks.toml` that the members of the cluster share, as far as this member has followed it.
     pub(crate) networks: tokio::sync::Mutex<Option<String>>,
 }
@@ -135,13 +137,14 @@ impl Enforcer {
         self.version.store(version, Ordering::SeqCst);
         drop(in_force);
         into_huge_pages();
-        let revoked = revoked + self.finish_in_cluster(standing, networks_text).await?;
+        let finished = self.finish_in_cluster(standing, networks_text).await;
         // Announce the policy before the revocations: a verifier that reads its configuration at the first event then
         // sees both.
         self.push.broadcast(&Event::Policy);
         self.segments.announce(&withdrawn);
         self.sync.run().await?;
-        let ended = Reevaluated { revoked, withdrawn: withdrawn.statements.len() };
+        // The policy is in force in any case, so the listeners have been told before a failure is reported.
+        let ended = Reevaluated { revoked: revoked + finished?, withdrawn: withdrawn.statements.len() };
         let followed = self.sync.confirmed().await?;
         let applied = Applied { version, summary, ended, followed };
         tracing::info!("policy: {applied}");
@@ -155,7 +158,12 @@ impl Enforcer {
             return Ok(0);
         }
         // After the change is recorded, no member records a grant that an earlier policy allowed.
-        let revoked = self.revoke_forbidden(&*self.policy.read().await, "the policy changed").await?;
+        self.must_reevaluate.store(true, Ordering::SeqCst);
+        let revoked = self.revoke_forbidden(&*self.policy.read().await, "the policy changed").await.context(
+            "the policy is in force, but grants that other members recorded just before it are not yet revoked; this \
+             member tries again",
+        )?;
+        self.must_reevaluate.store(false, Ordering::SeqCst);
         let mut shared = self.networks.lock().await;
         if shared.as_deref() != Some(networks.as_str()) {
             let text = networks.clone().into_bytes();
@@ -177,6 +185,10 @@ impl Enforcer {
     pub async fn follow_time(&self) -> Result<()> {
         if self.policy.evaluation_is_due(now()) {
             self.reevaluate("a time window opened or closed").await?;
+        }
+        if self.must_reevaluate.load(Ordering::SeqCst) {
+            self.reevaluate("the policy changed").await?;
+            self.must_reevaluate.store(false, Ordering::SeqCst);
         }
         Ok(())
     }

@@ -82,9 +82,9 @@ impl Enforcer {
         let (directory, before, written) = (self.directory.clone(), shared.clone(), text.clone());
         let write = move || directory.follow_networks(&written, |there| before.as_deref() == Some(there));
         tokio::task::spawn_blocking(write).await??;
-        *shared = Some(text);
         let policy = self.policy.write().await;
         self.segments.replace_networks(networks, &policy);
+        *shared = Some(text);
         let withdrawn = self.segments.withdraw_forbidden(&policy);
         drop(policy);
         self.push.broadcast(&Event::Policy);

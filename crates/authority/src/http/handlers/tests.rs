@@ -29,7 +29,7 @@ async fn calls(authority: &Arc<Authority>, id: &str) {
         grant_owner(part(authority), part(authority), part(authority), part(authority), caller(id), path).await;
     assert!(matches!(unknown, Err(Problem::NotFound(_))));
     let live = Body(LiveFlows { handles: vec![1] });
-    assert!(flows(part(authority), part(authority), caller(id), live).await.is_ok());
+    assert!(flows(part(authority), part(authority), part(authority), caller(id), live).await.is_ok());
     let api::GrantRequest { address, protocol, port, .. } = git();
     let (groups, tags) = (Vec::new(), Vec::new());
     let person = "alice".into();
