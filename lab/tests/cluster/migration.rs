@@ -39,7 +39,7 @@ fn fill(authority: &Authority, accounts: u64) -> Result<()> {
          INSERT INTO grants (handle, session, person, device, verifier, receiver, rule, source, address, protocol, port,
                              prefix, flags, issued, expires)
             SELECT 1000000 + n, token, person, 'laptop', 'edge', 'front', 'policy.toml:1 rule', '192.0.2.7',
-                   '192.0.2.20', 6, 7, '192.0.2.20/32', 0, now, ends FROM n;"
+                   '192.0.2.20', 6, 7, '192.0.2.20/32', 1, now, ends FROM n;"
     ))?;
     transaction.commit()?;
     Ok(())
@@ -64,7 +64,9 @@ fn a_migration_is_killed_goes_on_and_is_undone_and_everything_is_equal() {
         let patience = PATIENCE * u32::try_from(accounts.div_ceil(10_000))?;
         let (host, other) = (Namespace::new("host")?, Namespace::new("other")?);
         veth(&host, "eth0", &format!("{AUTHORITY}/24"), &other, "eth0", &format!("{OTHER}/24"))?;
-        let mut authority = Authority::make(&host, &policy("5m"), "", &["alice"])?;
+        // The start of a server revokes the grants that the policy forbids.
+        let policy = policy("5m").replace("\"group:staff\"", "\"everyone\"");
+        let mut authority = Authority::make(&host, &policy, "", &["alice"])?;
         authority.stop()?;
         fill(&authority, accounts)?;
         let database = lab_database(authority.dir());
@@ -133,9 +135,12 @@ fn a_migration_is_killed_goes_on_and_is_undone_and_everything_is_equal() {
         authority.command(&["migrate"], &["--to", "sqlite"])?;
         let after = state(&database)?;
         are_equal(&shared, &after).context("back in the embedded store")?;
-        for name in ["accounts", "sessions", "grants", "session_slots", "account_numbers", "devices"] {
-            ensure!(before[name] == after[name], "{name} differs from what was there at first");
-        }
+        // A server changes some of the other tables by itself, such as the list of policies.
+        let only = |all: &Tables| -> Tables {
+            let names = ["accounts", "sessions", "grants", "session_slots", "account_numbers", "devices"];
+            names.map(|name| (name.to_owned(), all[name].clone())).into()
+        };
+        are_equal(&only(&before), &only(&after)).context("what was there at first")?;
         authority.command(&["audit", "verify"], &["--head", head.lines().next().context("no head")?])?;
         authority.run().context("the authority with its embedded store")?;
         ensure!(authority.grants()?.len() as u64 == accounts, "the grants are not in force");
