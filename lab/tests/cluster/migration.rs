@@ -39,7 +39,7 @@ fn fill(authority: &Authority, accounts: u64) -> Result<()> {
          INSERT INTO grants (handle, session, person, device, verifier, receiver, rule, source, address, protocol, port,
                              prefix, flags, issued, expires)
             SELECT 1000000 + n, token, person, 'laptop', 'edge', 'front', 'policy.toml:1 rule', '192.0.2.7',
-                   '192.0.2.20', 6, 7, '192.0.2.20/32', 1, now, ends FROM n;"
+                   '192.0.2.20', 6, 7, '192.0.2.20/32', 3, now, ends FROM n;"
     ))?;
     transaction.commit()?;
     Ok(())
