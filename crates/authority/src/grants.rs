@@ -35,6 +35,9 @@ struct RecordedGrant<'a> {
 /// Number of times that the authority draws another number for a grant whose handle would begin with a zero byte.
 const DRAWS: usize = 8;
 
+/// Number of times that a request is decided again because something changed that its grant depends on.
+const TRIES: usize = 32;
+
 /// A grant that the policy allows.
 struct Decided {
     grant: Grant,
@@ -112,7 +115,7 @@ impl GrantIssuer {
         request: &GrantRequest,
         source: IpAddr,
     ) -> Result<RecordedGrant<'_>, Problem> {
-        loop {
+        for _ in 0..TRIES {
             let basis = self.storage.basis();
             let session = self.sessions.get(&token).ok_or(Problem::NotLoggedIn)?;
             let decided = match self.decide(token, &session, request, source).await {
@@ -129,13 +132,13 @@ impl GrantIssuer {
             match course {
                 // Without contact, this member does not learn of revocations.
                 Course::Renew { .. } if !self.contact.may_renew() => {
-                    return Err(Problem::NoMajority(self.contact.standing().sentence(now())));
+                    return Err(Problem::NoMajority);
                 }
                 Course::Record { issuance, .. } if !self.contact.may_record() => {
                     if let Some((unused, _)) = issuance.renewable {
                         self.leases.give_back(unused.number);
                     }
-                    return Err(Problem::NoMajority(self.contact.standing().sentence(now())));
+                    return Err(Problem::NoMajority);
                 }
                 // The policy, the session or the keys changed after the decision.
                 Course::Renew { .. } if self.storage.basis() != basis => continue,
@@ -201,6 +204,7 @@ impl GrantIssuer {
             }
             return Ok(RecordedGrant { grant, handle, expected, confirmations });
         }
+        Err(Problem::Busy("changes that grants depend on"))
     }
 
     /// Decides a request by the policy in force and the person's choices.

@@ -80,8 +80,8 @@ pub(crate) enum Refusal {
     TooMany,
     /// The session has ended.
     NotLoggedIn,
-    /// This member of a cluster has no contact with a majority of etcd; with a message for the caller.
-    NoMajority(String),
+    /// This member of a cluster has no contact with a majority of etcd.
+    NoMajority,
     /// An internal error of the authority.
     Internal(anyhow::Error),
 }
@@ -93,7 +93,7 @@ impl From<Refusal> for Problem {
             Refusal::Denied(explanation, kind) => Self::Denied(explanation, kind),
             Refusal::TooMany => Self::Busy("segments"),
             Refusal::NotLoggedIn => Self::NotLoggedIn,
-            Refusal::NoMajority(why) => Self::NoMajority(why),
+            Refusal::NoMajority => Self::NoMajority,
             Refusal::Internal(error) => Self::Internal(error),
         }
     }
@@ -319,7 +319,7 @@ impl SegmentIssuer {
         if self.contact.may_record() || self.contact.may_renew() && renews() {
             return Ok(());
         }
-        Err(Refusal::NoMajority(self.contact.standing().sentence(now())))
+        Err(Refusal::NoMajority)
     }
 
     /// Issues a segment from the receiver of `shown` back to its sender. As for any segment, the account must be

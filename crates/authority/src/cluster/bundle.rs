@@ -36,7 +36,10 @@ const LEFT_OUT: &[&str] = &[
 ];
 /// Files that an invitation must contain, apart from the policy, which is in the database.
 const REQUIRED: &[&str] =
-    &["authority.toml", "master.key", "ca.pem", "tls.pem", "tls.key", config::FILE, config::KEY_FILE];
+    &["authority.toml", "master.key", "ca.pem", "tls.pem", "tls.key", config::FILE, config::KEY_FILE, AT_LEAST];
+
+/// File in an invitation: the number of the last entry that the inviting member had.
+const AT_LEAST: &str = "cluster.at-least";
 
 /// How the first member reaches etcd.
 pub struct Etcd {
@@ -187,6 +190,8 @@ pub fn invite(directory: &Directory, name: &str, hosts: &[String], url: &str, ou
         archive.append_path_with_name(entry.path(), &file)?;
     }
     let texts = [(config::FILE, config.text()), ("tls.pem", certificate), ("tls.key", key.to_string())];
+    let at_least = format!("{}\n", database.applied()?);
+    let texts = texts.into_iter().chain([(AT_LEAST, at_least)]);
     for (file, text) in texts.map(|(file, text)| (file, Zeroizing::new(text))) {
         let mut header = tar::Header::new_gnu();
         header.set_size(text.len() as u64);
@@ -248,6 +253,14 @@ pub fn join(
         log.fetch_snapshot(&aside.database()).context("cannot copy the cluster's state from etcd")?;
         let mut database = aside.open_database()?;
         database.catch_up().context("cannot copy the cluster's latest changes from etcd")?;
+        let at_least: u64 = fs::read_to_string(aside.path().join(AT_LEAST))?.trim().parse()?;
+        let applied = database.applied()?;
+        ensure!(
+            applied >= at_least,
+            "etcd has only {applied} entries of the cluster's log, but the inviting member had {at_least}: etcd was restored \
+             from an old backup. Make a new cluster of the member that has the most: docs/cluster.md"
+        );
+        fs::remove_file(aside.path().join(AT_LEAST))?;
         // The policy and networks.toml in the invitation may be drafts of the inviting member's operator.
         for draft in [aside.policy(), aside.networks()] {
             let _ = fs::remove_file(draft);
@@ -303,17 +316,27 @@ pub struct Left {
 }
 
 /// Makes a member an authority alone: it keeps its copy of the database. Its server must not be running. With
-/// `without_etcd`, it also leaves if etcd does not answer.
+/// `without_etcd`, it also leaves if etcd does not answer; with `keep_state`, also if there are other members.
 ///
 /// # Errors
-/// The authority is not a member, its server is running, etcd does not answer, or a file cannot be written.
-pub fn leave(directory: &Directory, without_etcd: bool) -> Result<Left> {
+/// The authority is not a member, there are other members, its server is running, etcd does not answer, or a file cannot
+/// be written.
+pub fn leave(directory: &Directory, without_etcd: bool, keep_state: bool) -> Result<Left> {
     let config = ClusterConfig::read(directory.path())?.context(NO_MEMBER)?;
     let _lock = stopped(directory)?;
     // `cluster init` may have been interrupted before the database became the cluster's.
     let mut database =
         directory.open_database().or_else(|error| Database::open(&directory.database()).map_err(|_| error))?;
     let name = config.name;
+    let others = database.shared_below(KNOWN)?.into_iter().map(|(other, _)| other).filter(|other| *other != name);
+    let others: Vec<_> = others.collect();
+    ensure!(
+        others.is_empty() || keep_state,
+        "there are other members ({}): this authority would issue grants with the same keys from a state of its own. To \
+         take this host out, delete its directory, and run `vouchsafe authority cluster remove {name}` at another member. \
+         To go on with this host alone, stop the others for good, and give this command with --keep-state",
+        others.join(", ")
+    );
     let told =
         database.catch_up().map(drop).and_then(|()| database.change_shared(&format!("{KNOWN}{name}"), |_| Ok(None)));
     let unknown = match told {
@@ -335,11 +358,12 @@ pub fn leave(directory: &Directory, without_etcd: bool) -> Result<Left> {
     Ok(Left { name, unknown })
 }
 
-/// Removes a member that will never come back from the cluster's list of members.
+/// Removes a member that will never come back from the cluster's list of members; with `force`, also one that is there.
 ///
 /// # Errors
-/// The authority is not a member of a cluster, there is no such member, the member is there, or etcd does not answer.
-pub fn remove(directory: &Directory, name: &str) -> Result<()> {
+/// The authority is not a member of a cluster, there is no such member, the member is there (without `force`), or etcd
+/// does not answer.
+pub fn remove(directory: &Directory, name: &str, force: bool) -> Result<()> {
     let members = Members::read(directory.path(), None)?;
     let cluster = members.cluster().context(NO_MEMBER)?;
     let mut database = directory.open_database()?;
@@ -349,8 +373,9 @@ pub fn remove(directory: &Directory, name: &str) -> Result<()> {
         "there is no member {name}: `vouchsafe authority cluster status` lists the members"
     );
     ensure!(
-        !cluster.read()?.iter().any(|member| member.name == name),
-        "member {name} is there: run `vouchsafe authority cluster leave` on its host"
+        force || !cluster.read()?.iter().any(|member| member.name == name),
+        "member {name} is there: stop its server first. If you can't, --force removes it all the same: it then issues \
+         nothing, and renews leases until its `grace` is over"
     );
     database.change_shared(&format!("{KNOWN}{name}"), |_| Ok(None))?;
     let event = AuditEvent::new("cluster").detail(format!("removed member {name}")).by(&Operator::current());

@@ -1,7 +1,8 @@
 //! Waits until the members of the cluster have followed a change, so that a command returns only when the change is in
 //! force at all of them.
 
-use super::membership::{Cluster, KNOWN, Members, TTL};
+use super::membership::{Cluster, KNOWN, MemberState, Members, TTL};
+use crate::now;
 use crate::storage::{Database, Storage};
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(TTL as u64 + 2);
 /// Pauses between two looks: the first ones, and later ones.
 const PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(100)];
+/// Seconds by which the clocks of members may differ.
+const CLOCKS: u64 = 30;
 /// Number of short pauses.
 const SHORT: u32 = 25;
 
@@ -105,9 +108,12 @@ pub fn wait_for(cluster: &Cluster, number: u64, known: &BTreeSet<String>) -> Fol
         let mut followed = Followed { in_cluster: true, ..Followed::default() };
         match cluster.read() {
             Ok(there) => {
-                let others = || there.iter().filter(|member| member.name != *own);
-                let (done, late) = others().partition::<Vec<_>, _>(|member| member.followed >= number);
-                let names = |members: Vec<&super::membership::MemberState>| {
+                let others = || there.iter().filter(|member| member.name != *own && known.contains(&member.name));
+                // An old state says nothing about now.
+                let oldest = now().saturating_sub(2 * u64::from(TTL) + CLOCKS);
+                let is_done = |member: &&MemberState| member.followed >= number && member.time >= oldest;
+                let (done, late) = others().partition::<Vec<_>, _>(is_done);
+                let names = |members: Vec<&MemberState>| {
                     members.into_iter().map(|member| member.name.clone()).collect::<Vec<_>>()
                 };
                 (followed.confirmed, followed.late) = (names(done), names(late));

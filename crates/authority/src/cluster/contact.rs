@@ -72,8 +72,12 @@ struct Heard {
 
 struct Seen {
     heard: Option<Heard>,
-    /// The time of the last contact of an earlier run, in Unix seconds.
+    /// The time of the last contact of an earlier run, in Unix seconds; 0 if it is not known.
     earlier: u64,
+    /// The start of this run, and how long before it the earlier run had contact. A clock that is set back meanwhile does
+    /// not lengthen the time for which the member renews leases.
+    began: Instant,
+    age_at_start: Duration,
     written: Option<Instant>,
     why: String,
     /// The time, in seconds, for which the member renews leases after the last contact.
@@ -100,7 +104,9 @@ impl Contact {
         // A time in the future shows that the clock was set back: it says nothing about how long ago the contact was.
         let earlier = earlier.filter(|time| *time <= now()).unwrap_or(0);
         let why = "etcd has not answered since the start".to_owned();
-        Self { seen: Some(Mutex::new(Seen { heard: None, earlier, written: None, why, grace })), file }
+        let (began, age_at_start) = (Instant::now(), Duration::from_secs(now().saturating_sub(earlier)));
+        let seen = Seen { heard: None, earlier, began, age_at_start, written: None, why, grace };
+        Self { seen: Some(Mutex::new(seen)), file }
     }
 
     /// Records that the member knew everything that the cluster had recorded at `at`.
@@ -136,18 +142,16 @@ impl Contact {
     pub fn standing(&self) -> Standing {
         let Some(seen) = self.lock() else { return Standing::Alone };
         let now = now();
-        let (age, since) = match seen.heard {
-            Some(Heard { at, time }) => (at.elapsed().max(Duration::from_secs(now.saturating_sub(time + 1))), time),
-            None => (Duration::MAX, seen.earlier),
+        let (monotonic, since) = match seen.heard {
+            Some(Heard { at, time }) => (at.elapsed(), time),
+            None => (seen.age_at_start + seen.began.elapsed(), seen.earlier),
         };
-        if age <= PATIENCE {
+        let age = monotonic.max(Duration::from_secs(now.saturating_sub(since + 1)));
+        if age <= PATIENCE && seen.heard.is_some() {
             return Standing::Member;
         }
-        let grace = u64::from(seen.grace);
-        let renews_until = match seen.heard {
-            Some(_) => now + grace.saturating_sub(age.as_secs()),
-            None => seen.earlier + grace,
-        };
+        let left = u64::from(seen.grace).saturating_sub(age.as_secs());
+        let renews_until = if left > 0 { now + left } else { now.min(since + u64::from(seen.grace)) };
         Standing::NoMajority { since, renews_until, why: seen.why.clone() }
     }
 

@@ -1,6 +1,7 @@
 //! Follows the changes that other members record: applies them to the database, then to memory and files, and tells the
 //! listeners of this member.
 
+use super::confirm::known;
 use super::contact::{Contact, Standing};
 use super::files::{self, SharedFiles};
 use super::membership::{Cluster, KNOWN, KnownMember, Members, check_alike};
@@ -33,6 +34,8 @@ const STRANGERS: Duration = Duration::from_millis(100);
 /// Time without contact after which the endpoints that listen here are sent to another member, which hears of
 /// revocations.
 const SEND_AWAY: Duration = Duration::from_secs(5);
+/// Interval at which all endpoints are made to read their destinations again.
+const TELL_AGAIN: Duration = Duration::from_secs(5);
 /// Interval at which the same failure is logged again.
 const LOG_AGAIN: Duration = Duration::from_secs(60);
 
@@ -60,6 +63,9 @@ pub struct FollowerState {
     wake: Notify,
     /// Whether a round failed after it had taken changes: the next one must treat everything as changed.
     missed: AtomicBool,
+    /// Whether the endpoints have to read their destinations again, and the time at which they were told so last.
+    untold: AtomicBool,
+    told: Mutex<Option<Instant>>,
     /// The time of the last round that a caller with an unknown token caused.
     stranger: Mutex<Option<Instant>>,
 }
@@ -137,6 +143,7 @@ impl Follower {
                     is_known = self.make_known(cluster).await.is_ok();
                 }
             }
+            self.tell();
             let gone = match self.contact.standing() {
                 Standing::NoMajority { since, .. } => now().saturating_sub(since) >= SEND_AWAY.as_secs(),
                 _ => false,
@@ -188,6 +195,7 @@ impl Follower {
         let Some(cluster) = self.members.cluster() else { return Ok(()) };
         let begun = Instant::now();
         // The storage thread must not wait for etcd while etcd does not answer: all local work waits for this thread.
+        let others = cluster.others();
         let log = cluster.log().clone();
         let head = tokio::task::spawn_blocking(move || log.head()).await??;
         let followed = cluster.own().followed;
@@ -210,16 +218,15 @@ impl Follower {
         cluster.change(|own| {
             (own.applied, own.followed, own.policy) = (applied, applied, version);
         });
-        if cluster.is_published() {
+        let in_contact = cluster.check_contact(head, &others);
+        if in_contact.is_ok() {
             self.contact.note(begun);
-        } else {
-            self.contact.note_failure("etcd answers, but does not store this member's state");
         }
         if urgent {
             // Another member's command waits for this state.
             self.publish_once().await?;
         }
-        Ok(())
+        in_contact
     }
 
     /// Puts changes of other members in force here, and tells the listeners.
@@ -250,10 +257,22 @@ impl Follower {
             self.push.close_unless(|listener| matches!(listener, Listener::Session(_)));
         }
         if (decisive && !policy) || whole {
+            self.state.untold.store(true, Ordering::SeqCst);
+        }
+        self.tell();
+        Ok(())
+    }
+
+    /// Makes all endpoints read their destinations again if that is due, every five seconds at most: one person who
+    /// changes their mind again and again must not occupy everybody else's agents.
+    fn tell(&self) {
+        let mut told = self.state.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.is_none_or(|told| told.elapsed() >= TELL_AGAIN) && self.state.untold.swap(false, Ordering::SeqCst) {
+            *told = Some(Instant::now());
+            drop(told);
             // Tags or groups changed, so that people may reach other destinations.
             self.push.broadcast(&Event::Policy);
         }
-        Ok(())
     }
 
     /// Makes the grants of other members renewable here, and announces them to the verifiers that listen here.
@@ -283,9 +302,12 @@ impl Follower {
 
     /// Takes over the master keys and `networks.toml`.
     async fn follow_files(&self) -> Result<()> {
-        let read = |database: &mut Database| Ok((files::read(database)?, files::late(database)?));
-        let (SharedFiles { keys, networks }, late) = self.storage.call(read).await?;
+        let read = |database: &mut Database| Ok((files::read(database)?, files::late(database)?, known(database)?));
+        let (SharedFiles { keys, networks }, late, known) = self.storage.call(read).await?;
         self.leases.set_late(late);
+        if let Some(cluster) = self.members.cluster() {
+            cluster.set_known(known);
+        }
         if let Some(keys) = keys {
             self.enforcer.follow_keys(&keys).await?;
         }
@@ -328,7 +350,8 @@ impl Follower {
         let record = move |database: &mut Database| {
             files::note_grace(database, grace)?;
             let known = serde_json::to_vec(&KnownMember { url })?;
-            database.change_shared(&format!("{KNOWN}{name}"), |_| Ok(Some(known)))
+            // Only an invitation makes a member.
+            database.change_shared(&format!("{KNOWN}{name}"), |before| Ok(before.map(|_| known)))
         };
         self.storage.call(record).await
     }

@@ -8,12 +8,15 @@ use anyhow::{Result, bail};
 use api::AUTHORITIES_MAX;
 use etcd::{Compare, Etcd, Op, Txn};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time after which etcd removes the state of a member that no longer publishes it, in seconds.
 pub const TTL: u32 = 5;
+/// Difference from the clocks of most members, in seconds, with which a member neither issues nor deletes anything.
+const CLOCK_DIFFERENCE: u64 = 30;
 /// Prefix of the names under which the table `shared` lists the members, whether they are there or not.
 pub const KNOWN: &str = "member:";
 
@@ -75,6 +78,10 @@ pub struct Cluster {
     stored: Mutex<Option<Instant>>,
     /// The states of all members that are there, this one first.
     live: Mutex<Vec<MemberState>>,
+    /// The names of the members that belong to the cluster, as far as the database here is up to date.
+    known: Mutex<Option<BTreeSet<String>>>,
+    /// Number of seconds by which the clock here is behind that of most members.
+    clock: Mutex<i64>,
 }
 
 /// The members of the cluster. An authority alone has no others.
@@ -102,7 +109,9 @@ impl Members {
         let (name, url, version) = (config.name.clone(), config.url.clone(), env!("CARGO_PKG_VERSION").to_owned());
         let own = Mutex::new(MemberState { name, url, version, since: now(), ..MemberState::default() });
         let (published, stored, live) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Ok(Self { cluster: Some(Cluster { config, etcd, log, own, published, stored, live }), url: None })
+        let (known, clock) = (Mutex::default(), Mutex::default());
+        let cluster = Cluster { config, etcd, log, own, published, stored, live, known, clock };
+        Ok(Self { cluster: Some(cluster), url: None })
     }
 
     /// Returns the cluster; `None` if this authority is not a member of one.
@@ -248,9 +257,50 @@ impl Cluster {
                 Err(error) => tracing::warn!(name, "cannot read the state of this member in etcd: {error:#}"),
             }
         }
+        if let Some(known) = &*lock(&self.known) {
+            // Somebody with the cluster's key could publish states of members that nobody has invited.
+            states.retain(|state| known.contains(&state.name));
+        }
         states.sort_by(|one, other| one.name.cmp(&other.name));
+        *lock(&self.clock) = behind(now(), states.iter().filter(|state| state.name != self.config.name));
         lock(&self.live).clone_from(&states);
         Ok(states)
+    }
+
+    /// States which members belong to the cluster. States of others count as absent from now on.
+    pub fn set_known(&self, known: BTreeSet<String>) {
+        *lock(&self.known) = Some(known);
+    }
+
+    /// Checks that this member may count as being in contact: it belongs to the cluster, etcd stores its state, its clock
+    /// is right, and no other member has entries of the log that etcd does not show to this one. `head` is the number of
+    /// the last entry that etcd shows, and `others` are states of other members that were read before it.
+    ///
+    /// # Errors
+    /// One of these conditions does not hold; the error says which, and the way out.
+    pub fn check_contact(&self, head: u64, others: &[MemberState]) -> Result<()> {
+        let name = &self.config.name;
+        if lock(&self.known).as_ref().is_some_and(|known| !known.contains(name)) {
+            bail!(
+                "member {name} was removed from the cluster: stop this server and delete its directory, or run `vouchsafe \
+                 authority cluster invite` at a member and join again"
+            );
+        }
+        if !self.is_published() {
+            bail!("etcd answers, but does not store the state of this member: `vouchsafe authority cluster status`");
+        }
+        let behind = *lock(&self.clock);
+        if behind.unsigned_abs() > CLOCK_DIFFERENCE {
+            bail!("the clock of this host differs by {behind} s from those of most members: correct it (timedatectl)");
+        }
+        if let Some(other) = others.iter().find(|other| other.applied > head) {
+            bail!(
+                "member {} has entry {} of the cluster's log, but etcd shows only {head} entries to this member",
+                other.name,
+                other.applied
+            );
+        }
+        Ok(())
     }
 
     /// Removes the state of this member from etcd, because the member stops.
@@ -269,6 +319,15 @@ impl Cluster {
     fn key(&self, name: &str) -> String {
         format!("/vouchsafe/{}/members/{name}", self.config.id)
     }
+}
+
+/// Returns the number of seconds by which a clock that shows `now` is behind the median of all members' clocks. With
+/// fewer than three members, nobody can tell which clock is wrong.
+fn behind<'s>(now: u64, others: impl Iterator<Item = &'s MemberState>) -> i64 {
+    let ahead = |state: &MemberState| state.time.cast_signed() - now.cast_signed();
+    let mut all: Vec<_> = others.map(ahead).chain([0]).collect();
+    all.sort_unstable();
+    if all.len() < 3 { 0 } else { all[all.len() / 2] }
 }
 
 /// Returns the text that binds a sealed state to its member.
@@ -318,6 +377,17 @@ mod tests {
         let error = check_alike(&own, &[MemberState { epoch_length: 1800, ..other.clone() }]).unwrap_err().to_string();
         assert!(check_alike(&own, &[MemberState { issuer: "https://id.example.org".into(), ..other }]).is_err());
         assert!(error.contains("`epoch_length`") && error.contains("1800 s") && error.contains("member b"), "{error}");
+    }
+
+    #[test]
+    fn the_clock_of_one_is_wrong_if_two_others_agree() {
+        let states = |times: &[u64]| -> Vec<_> {
+            times.iter().map(|time| MemberState { time: *time, ..MemberState::default() }).collect()
+        };
+        assert_eq!(behind(1000, states(&[1000, 5000]).iter()), 0);
+        assert_eq!(behind(1000, states(&[5000, 5001]).iter()), 4000);
+        assert_eq!(behind(5000, states(&[1000, 999]).iter()), -4000);
+        assert_eq!(behind(1000, states(&[5000]).iter()), 0, "nobody can tell");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The start of an authority: its database, and the policy with which it starts. A member of a cluster starts with what
 //! the cluster has in force, and it starts even if etcd does not answer.
 
+use super::confirm::known;
 use super::contact::Contact;
 use super::files::{self, SharedFiles};
 use super::membership::{Cluster, Members, check_alike};
@@ -60,6 +61,13 @@ impl Start {
         // Changes up to here are part of the start.
         database.take_changes();
         contact.limit_grace(files::most_grace(&database)?);
+        cluster.set_known(known(&database)?);
+        for endpoint in cluster.config().endpoints.iter().filter(|url| is_exposed(url)) {
+            tracing::warn!(
+                "{endpoint} is not encrypted, so that everybody on the way can stop the cluster: docs/cluster.md says how \
+                 to set up TLS"
+            );
+        }
         let Taken { version, policy, networks } = take_files(directory, &database)?;
         let candidate = Candidate::new(policy, &format!("version {version} of the policy"), settings.max_lifetime)?;
         let applied = database.applied()?;
@@ -98,6 +106,12 @@ pub fn take_files(directory: &Directory, database: &Database) -> Result<Taken> {
     let recorded: HashSet<_> = database.policies()?.into_iter().map(|version| version.sha256).collect();
     directory.follow_policy(&policy, |text| recorded.contains(&hex::encode(Sha256::digest(text))))?;
     Ok(Taken { version, policy, networks })
+}
+
+/// Reports whether connections to this URL of etcd are unencrypted and leave the machine.
+fn is_exposed(url: &str) -> bool {
+    let Some(host) = url.strip_prefix("http://") else { return false };
+    !["127.", "localhost", "[::1]"].iter().any(|local| host.starts_with(local))
 }
 
 /// The result of meeting the other members.

@@ -6,7 +6,6 @@ use crate::http::problems::Problem;
 use crate::http::throttle::{Key, Throttle};
 use crate::login::Sessions;
 use crate::login::credentials::token_hash;
-use crate::now;
 use crate::push::events::Listener;
 use crate::push::verifiers::Verifiers;
 use crate::state::Authority;
@@ -126,7 +125,7 @@ impl FromRequestParts<Arc<Authority>> for Caller {
             let known = authority.sessions.get(&token).is_some() || authority.verifiers.id(&token).is_some();
             if !known {
                 // The session may be newer than the copy of the database here.
-                return Err(Problem::NoMajority(authority.contact.standing().sentence(now())));
+                return Err(Problem::NoMajority);
             }
         }
         let caller = if let Some(session) = authority.sessions.get(&token) {

@@ -75,9 +75,9 @@ pub enum Problem {
     NotAdministrator,
     /// The limit on concurrent operations of this kind is reached. The text names them after "too many".
     Busy(&'static str),
-    /// This member of a cluster has no contact with a majority of etcd, and has not done what was asked; with a message
-    /// for the caller. Another member possibly can.
-    NoMajority(String),
+    /// This member of a cluster has no contact with a majority of etcd, and has not done what was asked. Another member
+    /// possibly can. The log and `cluster status` have the reason, which is not for strangers.
+    NoMajority,
     /// An internal error of the authority.
     Internal(anyhow::Error),
 }
@@ -142,10 +142,6 @@ impl Problem {
             Self::Busy(what) => {
                 return (S::SERVICE_UNAVAILABLE, "busy", format!("too many {what} at a time: try again later"));
             }
-            Self::NoMajority(why) => {
-                let title = format!("{why}; nothing was changed: try again, or at another member");
-                return (S::SERVICE_UNAVAILABLE, api::Problem::NO_MAJORITY, title);
-            }
             Self::TooManyGrants(wait) => {
                 let title = format!("too many grants at a time: one expires in {} s", wait.as_secs());
                 return (S::TOO_MANY_REQUESTS, "too_many", title);
@@ -194,6 +190,12 @@ impl Problem {
                 "this form is out of date or came from another site: open the page again and repeat your input",
             ),
             Self::NotAdministrator => (S::FORBIDDEN, "not_administrator", "this page is for administrators"),
+            Self::NoMajority => (
+                S::SERVICE_UNAVAILABLE,
+                api::Problem::NO_MAJORITY,
+                "this member of the cluster has no contact with a majority, and has changed nothing: try again, or at \
+                 another member",
+            ),
             Self::WrongMethod => (S::METHOD_NOT_ALLOWED, "wrong_method", "this method is not allowed here"),
             Self::Internal(_) => (S::INTERNAL_SERVER_ERROR, "internal", "internal error: see the authority's log"),
         };
@@ -213,7 +215,10 @@ impl From<anyhow::Error> for Problem {
     fn from(error: anyhow::Error) -> Self {
         match error.downcast_ref::<Unavailable>() {
             // If the change is possibly recorded, the caller must not be told that it is not.
-            Some(unavailable) if !unavailable.maybe_done => Self::NoMajority(format!("{unavailable}")),
+            Some(unavailable) if !unavailable.maybe_done => {
+                tracing::debug!("cannot serve a request: {unavailable}");
+                Self::NoMajority
+            }
             _ => Self::Internal(error),
         }
     }
@@ -237,7 +242,7 @@ impl IntoResponse for Problem {
         if let Self::TooMany(wait) | Self::TooManyGrants(wait) = self {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs() + 1));
         }
-        if let Self::NoMajority(_) = self {
+        if let Self::NoMajority = self {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_CLUSTER.as_secs()));
         }
         response

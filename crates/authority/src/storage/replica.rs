@@ -451,7 +451,7 @@ impl Replica {
             if place.applied > head.number || place.applied == head.number && place.last != head.id {
                 bail!(Unavailable::now(format!(
                     "etcd's log ends with entry {}, but this member has entry {}: etcd was restored from an old backup. \
-                     `vouchsafe authority cluster join` takes the cluster's state over",
+                     docs/cluster.md says how to make a new cluster of the member that has the most; never join an older state",
                     head.number, place.applied
                 )));
             }

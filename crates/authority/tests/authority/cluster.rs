@@ -264,13 +264,15 @@ async fn a_member_that_stops_sends_its_listeners_on_and_may_leave() {
     assert!(role_change(&mut holder).await.contains(&format!("https://{}", cluster.a.address)));
     stopping.await.unwrap();
     assert!(!cluster.a.status().members.iter().any(|member| member.name == "b" && member.is_there == Some(true)));
-    let error = bundle::remove(&cluster.a.directory, "a").unwrap_err().to_string();
-    assert!(error.contains("cluster leave"), "{error}");
+    let error = bundle::remove(&cluster.a.directory, "a", false).unwrap_err().to_string();
+    assert!(error.contains("stop its server"), "{error}");
     // The commands say who did not follow.
     let text = apply(&cluster.a.directory, &POLICY.replace("\"bob\"", "\"bob\", \"eve\"")).await;
     assert!(text.contains("b not there"), "{text}");
 
-    let left = bundle::leave(&directory, false).unwrap();
+    let error = bundle::leave(&directory, false, false).err().unwrap().to_string();
+    assert!(error.contains("there are other members (a)") && error.contains("--keep-state"), "{error}");
+    let left = bundle::leave(&directory, false, true).unwrap();
     assert!(left.name == "b" && left.unknown.is_none());
     assert_eq!(cluster.a.status().members.len(), 1);
     let alone = Server::start(directory.clone(), None).await.unwrap();

@@ -56,12 +56,18 @@ pub enum ClusterCommand {
         /// Leave although etcd does not answer: the copy may lack the latest changes
         #[arg(long)]
         without_etcd: bool,
+        /// Leave although there are other members, which must not go on: this authority goes on with the state
+        #[arg(long)]
+        keep_state: bool,
     },
     /// Remove a member that will never come back from the list of members
     Remove {
         /// The authority's directory
         #[command(flatten)]
         at: At,
+        /// Remove the member even if it is there
+        #[arg(long)]
+        force: bool,
         /// The name of the member
         name: String,
     },
@@ -141,6 +147,9 @@ pub struct MigrateOptions {
     /// Leave although etcd does not answer: the copy may lack the latest changes
     #[arg(long)]
     without_etcd: bool,
+    /// Leave although there are other members, which must not go on: this authority goes on with the state
+    #[arg(long)]
+    keep_state: bool,
 }
 
 /// A store of the authority's state
@@ -173,13 +182,13 @@ pub(super) async fn run(command: ClusterCommand) -> Result<ExitCode> {
             );
             Ok(ExitCode::SUCCESS)
         }
-        ClusterCommand::Leave { at, without_etcd } => leave(at, without_etcd).await,
-        ClusterCommand::Remove { at, name } => {
+        ClusterCommand::Leave { at, without_etcd, keep_state } => leave(at, without_etcd, keep_state).await,
+        ClusterCommand::Remove { at, force, name } => {
             let (directory, removed) = (at.directory(), name.clone());
-            blocking(move || bundle::remove(&directory, &removed)).await?;
+            blocking(move || bundle::remove(&directory, &removed, force)).await?;
             println!(
-                "removed {name}; if its disk may be in other hands, run `vouchsafe authority rotate-master-key \
-                      --compromised`, too"
+                "removed {name}. This does not shut out somebody who has its disk, which contains the cluster's key: then \
+                 leave with all members, make a new cluster and rotate the master key (docs/cluster.md)"
             );
             Ok(ExitCode::SUCCESS)
         }
@@ -189,9 +198,9 @@ pub(super) async fn run(command: ClusterCommand) -> Result<ExitCode> {
 
 /// Runs `vouchsafe authority migrate`.
 pub(super) async fn migrate(MigrateArguments { to, options }: MigrateArguments) -> Result<ExitCode> {
-    let MigrateOptions { at, etcd, name, url, etcd_ca, etcd_cert, etcd_key, without_etcd } = options;
+    let MigrateOptions { at, etcd, name, url, etcd_ca, etcd_cert, etcd_key, without_etcd, keep_state } = options;
     match to {
-        Store::Sqlite => leave(at, without_etcd).await,
+        Store::Sqlite => leave(at, without_etcd, keep_state).await,
         Store::Etcd => {
             let (name, url) = (name.unwrap_or_default(), url.unwrap_or_default());
             let arguments = InitArguments { at, etcd, name, url, etcd_ca, etcd_cert, etcd_key };
@@ -209,19 +218,20 @@ fn init(arguments: InitArguments) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn leave(at: At, without_etcd: bool) -> Result<ExitCode> {
+async fn leave(at: At, without_etcd: bool, keep_state: bool) -> Result<ExitCode> {
     let directory = at.directory();
-    let Left { name, unknown } = blocking(move || bundle::leave(&directory, without_etcd)).await?;
+    let Left { name, unknown } = blocking(move || bundle::leave(&directory, without_etcd, keep_state)).await?;
     println!("this authority, until now member {name}, is alone; it keeps accounts, policy, grants and keys");
     if let Some(why) = unknown {
         println!(
             "etcd did not answer ({why}): this copy may lack the latest changes, and the others still list {name}"
         );
     }
-    println!(
-        "if other members go on, do not start this authority: it would issue grants from a state of its own. Delete its \
-         directory instead, or rotate the master key there"
-    );
+    if keep_state {
+        println!(
+            "the other members must not go on: they would issue grants with the same keys. Delete their directories"
+        );
+    }
     Ok(ExitCode::SUCCESS)
 }
 

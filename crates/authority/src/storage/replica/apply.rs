@@ -34,7 +34,7 @@ pub(super) fn entries(
         if *number != place.applied + 1 || entry.before != place.last {
             bail!(Unavailable::now(format!(
                 "entry {number} of the cluster's log does not follow entry {} of this member: etcd contains another \
-                 history, perhaps from a backup; `vouchsafe authority cluster join` takes that state over",
+                 history, perhaps from a backup. docs/cluster.md says how to make a new cluster of the member that has the most",
                 place.applied
             )));
         }
