@@ -40,8 +40,8 @@ impl Hook {
         }
     }
 
-    /// Reports whether an unpinned attachment ends together with the process that made it. This is not so for a tc
-    /// filter.
+    /// Reports whether the kernel ends an unpinned attachment when the process that made it ends. The kernel does not
+    /// end the attachment of a tc filter.
     pub fn ends_with_process(self) -> bool {
         self == Self::Xdp || supported_attachment() == Attachment::Tcx
     }
