@@ -21,7 +21,7 @@ impl Hook {
     /// Every hook: XDP and tc.
     pub const ALL: [Self; 2] = [Self::Xdp, Self::Tc];
 
-    /// Returns the name used in settings and output.
+    /// Returns the hook's name in settings and output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Xdp => "xdp",
@@ -61,7 +61,7 @@ impl Choice {
     /// Every choice that the setting allows.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Only(Hook::Xdp), Self::Only(Hook::Tc)];
 
-    /// Returns the name used in settings.
+    /// Returns the choice's name in settings.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
