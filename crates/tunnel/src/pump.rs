@@ -111,8 +111,8 @@ impl Queue {
 }
 
 impl<E: End + 'static> Pump<E> {
-    /// Starts a pump, with a thread for each of the device's queues. There is either a socket for each queue, or one for
-    /// all: then the first queue's thread receives, and all send.
+    /// Starts a pump, with a thread for each of the device's queues. There is either a socket for each queue, or one
+    /// for all: then the first queue's thread receives, and all send.
     ///
     /// # Errors
     ///
@@ -142,15 +142,15 @@ impl<E: End + 'static> Pump<E> {
             let thread = std::thread::Builder::new()
                 .name(format!("tunnel{number}"))
                 .spawn(move || Loop::new(number, device, (socket, receives), shared).run());
-            pump.threads.push(thread.context("cannot start a thread")?);
+            pump.threads.push(thread.context("cannot start a thread for a queue of the tunnels")?);
         }
         Ok(pump)
     }
 }
 
 impl<E> Pump<E> {
-    /// Locks the end and returns it, at the latest when the pump has done with the present frame. The pump waits as long
-    /// as the lock is held. Call [`Self::wake`] after a change that makes work due.
+    /// Locks the end and returns it, at the latest when the pump has done with the present frame. The pump waits as
+    /// long as the lock is held. Call [`Self::wake`] after a change that makes work due.
     pub fn end(&self) -> MutexGuard<'_, E> {
         self.shared.end.lock()
     }
@@ -161,8 +161,8 @@ impl<E> Pump<E> {
         self.shared.queues.iter().take(1).for_each(Queue::wake);
     }
 
-    /// Reports whether the pump's threads run. If one has ended, the others end too, and the device is gone, so that the
-    /// kernel drops packets that are sent there.
+    /// Reports whether the pump's threads run. If one has ended, the others end too, and the device is gone, so that
+    /// the kernel drops packets that are sent there.
     pub fn is_running(&self) -> bool {
         !self.threads.is_empty() && self.threads.iter().all(|thread| !thread.is_finished())
     }
@@ -316,8 +316,8 @@ impl<E: End> Loop<E> {
         self.resume(shared, &mut Access::keeping(&shared.end), times);
     }
 
-    /// Sends frames that waited for their tunnel. Other threads must not overtake them. So `end` has to be one that stays
-    /// locked, and the others wait until the frames are sent.
+    /// Sends frames that waited for their tunnel. Other threads must not overtake them. So `end` has to be one that
+    /// stays locked, and the others wait until the frames are sent.
     fn resume(&mut self, shared: &Shared<E>, end: &mut Access<'_, E>, times: Times) {
         for _ in 0..RESUMED {
             let Some(held) = end.get().ready(times) else { break };
