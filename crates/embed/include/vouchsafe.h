@@ -49,8 +49,8 @@ int64_t vouchsafe_udp_receive(vouchsafe_flow *flow, void *bytes, size_t length);
 /* Closes a flow; NULL is allowed. */
 void vouchsafe_udp_close(vouchsafe_flow *flow);
 
-/* An identity, for servers: the person behind a connection and the device, and the receiver, the rule and the grant by which
- * the verifier admitted the connection. The texts may contain any character but 0. */
+/* An identity, for servers: the person behind a connection and the device, and the receiver, the rule and the grant by
+ * which the verifier admitted the connection. The texts may contain any character but 0. */
 typedef struct vouchsafe_identity {
 	const char *person, *device, *receiver, *rule, *grant;
 } vouchsafe_identity;
