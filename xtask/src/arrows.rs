@@ -24,7 +24,8 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("authority", &["wire", "api", "engine", "shell"], &["client", "measure"]),
     ("reach", &["wire", "api", "engine", "client", "shell"], &[]),
     ("user", &["wire", "api", "engine", "reach", "shell"], &[]),
-    ("embed", &["reach"], &[]),
+    ("whois", &[], &[]),
+    ("embed", &["reach", "whois"], &[]),
     ("agent", &["wire", "api", "engine", "client", "datapath", "reach", "shell", "tunnel", "user"], &["lab"]),
     (
         "verifier",
@@ -40,10 +41,10 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
         &["authority", "agent", "verifier", "svtep", "doctor", "inspect", "key_transfer", "user"],
         &["api", "client", "datapath", "lab"],
     ),
-    ("lab", &["wire"], &["api", "browser", "client", "datapath", "engine", "measure", "seal"]),
+    ("lab", &["wire"], &["api", "browser", "client", "datapath", "engine", "measure", "seal", "whois"]),
     ("browser", &["lab"], &[]),
     ("compare", &["lab", "wire"], &[]),
-    ("harness", &["wire", "api", "engine", "seal"], &["lab"]),
+    ("harness", &["wire", "api", "engine", "seal", "whois"], &["lab"]),
     ("model", &["wire"], &["lab"]),
     ("xtask", &[], &[]),
 ];

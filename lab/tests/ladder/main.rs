@@ -2,6 +2,7 @@
 //! the box lets through, the next connection takes that rung at once, and the first rung again once the box is gone.
 
 mod stage;
+mod translators;
 
 use std::os::unix::fs::PermissionsExt;
 
