@@ -16,7 +16,7 @@ const BYTES_MAX: usize = 65_507;
 pub struct Batch {
     bytes: Vec<u8>,
     runs: Vec<(Range<usize>, usize)>,
-    /// Whether the last run is complete: it ends in a shorter record, or has [`SEGMENTS_MAX`] records.
+    /// Whether the last run is full: it ends in a shorter record, or has no room for another of its length.
     closed: bool,
 }
 
@@ -74,14 +74,33 @@ impl Batch {
     fn lay(&mut self, begin: usize) {
         let (end, len) = (self.bytes.len(), self.bytes.len() - begin);
         match self.runs.last_mut().filter(|_| !self.closed) {
-            Some((range, segment)) if len <= *segment && end - range.start <= BYTES_MAX => {
-                range.end = end;
-                self.closed = len < *segment || range.len() / *segment == SEGMENTS_MAX;
-            }
-            _ => {
-                self.runs.push((begin..end, len.max(1)));
-                self.closed = false;
-            }
+            Some((range, segment)) if len <= *segment => range.end = end,
+            _ => self.runs.push((begin..end, len.max(1))),
+        }
+        if let Some((range, segment)) = self.runs.last() {
+            let is_ended = len < *segment || range.len() / segment == SEGMENTS_MAX;
+            self.closed = is_ended || range.len() + segment > BYTES_MAX;
+        }
+    }
+
+    /// Returns the number of full runs: of those to which nothing can be added.
+    fn full(&self) -> usize {
+        self.runs.len() - usize::from(!self.closed && !self.runs.is_empty())
+    }
+
+    /// Returns the messages of the full runs. Only the last run may not be full.
+    pub fn full_runs(&self) -> impl Iterator<Item = Run<'_>> {
+        self.runs().take(self.full())
+    }
+
+    /// Removes the messages of the full runs.
+    pub fn remove_full(&mut self) {
+        let full = self.full();
+        self.runs.drain(..full);
+        let begin = self.runs.first().map_or(self.bytes.len(), |(range, _)| range.start);
+        self.bytes.drain(..begin);
+        for (range, _) in &mut self.runs {
+            *range = range.start - begin..range.end - begin;
         }
     }
 
@@ -128,6 +147,25 @@ mod tests {
         assert_eq!(shape(&batch), [(200, 100)]);
     }
 
+    #[test]
+    fn full_runs_leave_and_the_last_one_is_filled_by_later_records() {
+        let mut batch = pushed(&[1400; 50]);
+        let full = |batch: &Batch| batch.full_runs().map(|run| run.bytes.len()).collect::<Vec<_>>();
+        assert_eq!(full(&batch), [1400 * 46]);
+        batch.remove_full();
+        assert_eq!((shape(&batch), full(&batch)), (vec![(1400 * 4, 1400)], vec![]));
+        batch.remove_full();
+        (50..92).for_each(|number| batch.push(&[&[number; 1400]]));
+        assert_eq!(full(&batch), [1400 * 46]);
+        let run = batch.runs().next().expect("a run");
+        let numbers: Vec<_> = run.bytes.chunks(1400).map(|record| record[0]).collect();
+        assert_eq!(numbers, (46..92).collect::<Vec<u8>>());
+        batch.remove_full();
+        assert!(batch.is_empty() && shape(&batch).is_empty());
+        assert_eq!(full(&pushed(&[100, 60, 100])), [160]);
+        assert_eq!(full(&pushed(&[60, 100])), [60], "a longer record begins another run");
+    }
+
     proptest! {
         #[test]
         fn cut_as_the_kernel_cuts_it_every_run_gives_the_same_records(lengths in prop::collection::vec(33usize..9000, 0..80)) {
@@ -138,6 +176,26 @@ mod tests {
                 cut.extend(run.bytes.chunks(run.segment).map(<[u8]>::to_vec));
             }
             let records: Vec<_> = lengths.iter().enumerate().map(|(number, length)| vec![number as u8; *length]).collect();
+            prop_assert_eq!(cut, records);
+        }
+
+        #[test]
+        fn whenever_full_runs_leave_the_records_are_the_same_and_in_order(
+            lengths in prop::collection::vec((33usize..9000, any::<bool>()), 0..80),
+        ) {
+            let (mut batch, mut cut) = (Batch::default(), Vec::new());
+            let take = |run: Run<'_>| run.bytes.chunks(run.segment).map(<[u8]>::to_vec).collect::<Vec<_>>();
+            for (number, (length, leaves)) in lengths.iter().enumerate() {
+                batch.push(&[&vec![number as u8; *length]]);
+                if *leaves {
+                    cut.extend(batch.full_runs().flat_map(take));
+                    batch.remove_full();
+                    prop_assert!(batch.len() <= BYTES_MAX && batch.runs().count() <= 1);
+                }
+            }
+            cut.extend(batch.runs().flat_map(take));
+            let lengths = lengths.iter().map(|(length, _)| *length).enumerate();
+            let records: Vec<_> = lengths.map(|(number, length)| vec![number as u8; length]).collect();
             prop_assert_eq!(cut, records);
         }
     }

@@ -32,8 +32,6 @@ const TURN: usize = 16;
 const TICK: Millis = 50;
 /// Maximum number of waiting frames that are sent before other frames get their turn.
 const RESUMED: usize = 256;
-/// Number of bytes of records that are collected before they are sent.
-const COLLECTED: usize = 48 * 1024;
 
 /// Number of packets that usually arrive together: the records in a datagram of 64 KiB.
 const ADMITTED: usize = 64;
@@ -335,8 +333,10 @@ impl<E: End> Loop<E> {
             let Some(length) = self.device.read(&mut self.frame)? else { break };
             self.frame(shared, &mut end, length, times);
             end.release();
-            if self.batch.len() >= COLLECTED {
-                self.flush(&shared.counts);
+            // What fills a system call leaves at once. The rest waits for the records of the next frame, if there is one.
+            if let Some(Way { to, source, .. }) = self.way {
+                count(&shared.counts.not_sent, self.socket.send(self.batch.full_runs(), to, source));
+                self.batch.remove_full();
             }
         }
         self.flush(&shared.counts);
@@ -505,7 +505,7 @@ fn flush<K: Copy>(socket: &Socket, batch: &mut Batch, way: &mut Option<Way<K>>, 
     if let Some(Way { to, source, .. }) = way.take()
         && !batch.is_empty()
     {
-        count(&counts.not_sent, socket.send(batch, to, source));
+        count(&counts.not_sent, socket.send(batch.runs(), to, source));
     }
     batch.clear();
 }
