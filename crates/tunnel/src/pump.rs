@@ -4,7 +4,7 @@
 
 use crate::cut::{Cut, NotCut};
 use crate::device::{Device, FRAME_MAX, VIRTIO_LEN};
-use crate::end::{End, How, Message, Sealed, Times, Way};
+use crate::end::{End, Message, Sealed, Times, Way};
 use crate::join::Joiner;
 use crate::pack::{Packer, Unpacker};
 use crate::packet::{Layout, TCP, Virtio};
@@ -12,7 +12,7 @@ use crate::socket::{Buffers, Socket};
 use crate::too_long;
 use crate::turns::{Access, Turns};
 use anyhow::{Context, Result, ensure};
-use engine::tunnel::{Millis, Packet, Received};
+use engine::tunnel::{Millis, Received};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
@@ -384,7 +384,7 @@ impl<E: End> Loop<E> {
             }
         }
         let Some(packet) = frame.get(VIRTIO_LEN..) else { return };
-        let mut cut = match Cut::new(packet, layout, virtio, room) {
+        let cut = match Cut::new(packet, layout, virtio, room) {
             Ok(cut) => cut,
             Err(NotCut::TooLong) if packet.len() <= carried => {
                 let head = BlockHead { segment: virtio.segment, partial: virtio.partial }.encode();
@@ -408,14 +408,10 @@ impl<E: End> Loop<E> {
             }
             Err(NotCut::Malformed) => return count(&counts.not_sealed, 1),
         };
-        let (How { treatment, suites, .. }, end) = (how, end.get());
-        while let Some(piece) = cut.next_piece() {
-            let packet = Packet { treatment, suites, lane, partial: piece.partial, parts: &piece.parts };
-            if end.seal(way.tunnel, &packet, times, &mut self.batch) {
-                shared.sealed(lane, piece.parts[0].len() + piece.parts[1].len());
-            } else {
-                count(&counts.not_sealed, 1);
-            }
+        let (bytes, failed) = end.get().seal(way.tunnel, (how, lane), cut, times, &mut self.batch);
+        shared.sealed(lane, bytes);
+        if failed > 0 {
+            count(&counts.not_sealed, failed);
         }
     }
 
@@ -430,7 +426,7 @@ impl<E: End> Loop<E> {
         }
         let (mut end, lane) = (Access::new(&shared.end), self.number);
         let (mut joiner, mut admitted) = (Joiner::default(), Vec::with_capacity(ADMITTED));
-        let mut not_taken = 0;
+        let (mut not_taken, mut opened) = (0, 0);
         for arrived in self.buffers.arrived() {
             for datagram in arrived.bytes.chunks_mut(arrived.stride) {
                 let received = end.get().receive(arrived.from, arrived.to, datagram, times, &mut self.replies);
@@ -439,7 +435,7 @@ impl<E: End> Loop<E> {
                         let sealed = Sealed { treatment, suite, is_compressed: false };
                         let Some(layout) = Layout::of(packet) else { continue };
                         if end.get().admit(tunnel, packet, &layout, partial, sealed, times) {
-                            shared.opened(lane, packet.len());
+                            opened += packet.len();
                             admitted.push((&*packet, layout, partial));
                         }
                     }
@@ -457,7 +453,7 @@ impl<E: End> Loop<E> {
                         let sealed = Sealed { treatment: block.treatment, suite, is_compressed };
                         let (layout, partial) = (whole.layout, whole.virtio.partial);
                         if end.get().admit(tunnel, whole.packet, &layout, partial, sealed, times) {
-                            shared.opened(lane, whole.packet.len());
+                            opened += whole.packet.len();
                             if is_compressed && let Some(flow) = end.get().latest() {
                                 end.get().compressed(flow, whole.packet.len(), block.bytes.len());
                             }
@@ -481,6 +477,7 @@ impl<E: End> Loop<E> {
         }
         not_taken += usize::from(joiner.flush(&self.device).is_err());
         count(&shared.counts.not_taken, not_taken);
+        shared.opened(lane, opened);
         if end.keeps() {
             // The answer to the other end's response goes first. A token that is due goes before the first record.
             self.reply();
