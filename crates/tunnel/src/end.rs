@@ -149,8 +149,8 @@ pub(crate) fn seal_each(
     let How { treatment, suites, .. } = how;
     let (mut bytes, mut failed) = (0, 0);
     while let Some(piece) = cut.next_piece() {
-        if seal(&Packet { treatment, suites, lane, partial: piece.partial, parts: &piece.parts }) {
-            bytes += piece.parts[0].len() + piece.parts[1].len();
+        if seal(&Packet { treatment, suites, lane, partial: piece.partial, parts: &[piece.packet] }) {
+            bytes += piece.packet.len();
         } else {
             failed += 1;
         }

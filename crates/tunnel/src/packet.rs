@@ -181,7 +181,8 @@ mod tests {
     /// A packet of 8 bytes of payload behind this transport's header.
     fn packet(is_ipv6: bool, protocol: u8) -> Vec<u8> {
         let header = if protocol == TCP { 20 } else { 8 };
-        let mut packet = if is_ipv6 { vec![0x60, 0, 0, 0, 0, header + 8, protocol] } else { vec![0x45, 0, 0, 28 + header] };
+        let mut packet =
+            if is_ipv6 { vec![0x60, 0, 0, 0, 0, header + 8, protocol] } else { vec![0x45, 0, 0, 28 + header] };
         packet.resize(if is_ipv6 { 40 } else { 20 }, 0);
         if !is_ipv6 {
             packet[9] = protocol;

@@ -383,18 +383,19 @@ impl<E: End> Loop<E> {
                 return count(&counts.compressed[1], short.len());
             }
         }
-        let Some(packet) = frame.get(VIRTIO_LEN..) else { return };
+        let Some(packet) = frame.get_mut(VIRTIO_LEN..) else { return };
+        let length = packet.len();
         let cut = match Cut::new(packet, layout, virtio, room) {
             Ok(cut) => cut,
-            Err(NotCut::TooLong) if packet.len() <= carried => {
+            Err(NotCut::TooLong) if length <= carried => {
                 let head = BlockHead { segment: virtio.segment, partial: virtio.partial }.encode();
-                let block = too_long::stored(&[&head, packet].concat());
+                let block = too_long::stored(&[&head[..], packet].concat());
                 let parts = seal::parts(&block, room);
                 let how = (how, Compression::Lz4, lane);
                 let is_sealed =
                     parts.is_some_and(|parts| end.get().seal_block(way.tunnel, how, parts, times, &mut self.batch));
                 return match is_sealed {
-                    true => shared.sealed(lane, packet.len()),
+                    true => shared.sealed(lane, length),
                     false => count(&counts.not_sealed, 1),
                 };
             }

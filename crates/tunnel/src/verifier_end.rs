@@ -216,7 +216,14 @@ impl<K: Knowledge> End for VerifierEnd<K> {
         Some((Way { tunnel, to, source }, how))
     }
 
-    fn seal(&mut self, tunnel: TunnelId, how: (How, u8), cut: Cut<'_>, times: Times, out: &mut Batch) -> (usize, usize) {
+    fn seal(
+        &mut self,
+        tunnel: TunnelId,
+        how: (How, u8),
+        cut: Cut<'_>,
+        times: Times,
+        out: &mut Batch,
+    ) -> (usize, usize) {
         seal_each(how, cut, |packet| self.responder.seal(tunnel, packet, times, out).is_ok())
     }
 

@@ -63,7 +63,8 @@ fn send<E: End>(end: &mut E, mut packet: Vec<u8>, times: Times) -> Option<Vec<Ve
     let (way, how) = end.route(&mut packet, &layout, PLAIN, times)?;
     assert_eq!(how.compress, Mode::Never);
     let mut batch = Batch::default();
-    let cut = Cut::new(&packet, layout, PLAIN, packet.len()).expect("a packet that is not cut");
+    let length = packet.len();
+    let cut = Cut::new(&mut packet, layout, PLAIN, length).expect("a packet that is not cut");
     let (_, failed) = end.seal(way.tunnel, (how, 0), cut, times, &mut batch);
     (failed == 0).then(|| {
         batch.runs().flat_map(|run| run.bytes.chunks(run.segment).map(<[u8]>::to_vec).collect::<Vec<_>>()).collect()
