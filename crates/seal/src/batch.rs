@@ -14,7 +14,7 @@ const BYTES_MAX: usize = 65_507;
 /// the next records.
 #[derive(Default)]
 pub struct Batch {
-    /// All messages, in the first `used` bytes. What is behind them has been used before.
+    /// All messages, in the first `used` bytes. The bytes behind them are from earlier messages.
     bytes: Vec<u8>,
     used: usize,
     runs: Vec<(Range<usize>, usize)>,

@@ -333,7 +333,7 @@ impl<E: End> Loop<E> {
             let Some(length) = self.device.read(&mut self.frame)? else { break };
             self.frame(shared, &mut end, length, times);
             end.release();
-            // What fills a system call leaves at once. The rest waits for the records of the next frame, if there is one.
+            // Full runs leave at once. The rest waits for the records of the next frame, if there is one.
             if let Some(Way { to, source, .. }) = self.way {
                 count(&shared.counts.not_sent, self.socket.send(self.batch.full_runs(), to, source));
                 self.batch.remove_full();
