@@ -13,7 +13,7 @@ for_package='dpkg-dev git xz-utils'
 for_demo='util-linux iproute2 nftables ethtool openssh-server openssh-client'
 # The documentation of Perl's modules is the text that the tunnel's bench compresses.
 for_bench='openvswitch-switch iperf3 perl'
-for_test='python3 python3-venv conntrack tcpdump tshark bind9-dnsutils nmap curl qemu-system-x86 busybox-static cpio binutils musl-tools mmdebstrap socat nginx haproxy'
+for_test='python3 python3-venv conntrack tcpdump tshark bind9-dnsutils nmap curl qemu-system-x86 busybox-static cpio binutils musl-tools mmdebstrap socat nginx haproxy etcd-server etcd-client'
 # The VPNs that the comparison's own test and the bench of tunnels need, and the other VPNs that Debian has.
 few_vpns='openvpn wireguard-tools wireguard-go'
 all_vpns="$few_vpns openssl charon-systemd strongswan-swanctl libcharon-extra-plugins libstrongswan-standard-plugins \
@@ -95,6 +95,7 @@ if [ -n "$missing" ]; then
             charon-systemd) services='strongswan.service' ;;
             softether-vpnserver | softether-vpnclient) services="$new.service" ;;
             nginx | haproxy) services="$new.service" ;;
+            etcd-server) services='etcd.service' ;;
             openvswitch-switch) services='openvswitch-switch.service ovsdb-server.service ovs-vswitchd.service' ;;
             *) continue ;;
             esac

@@ -8,6 +8,7 @@ pub mod arrivals;
 pub mod capture;
 pub mod counter;
 pub mod embedded;
+pub mod etcd;
 pub mod evidence;
 pub mod forge;
 pub mod middlebox;
@@ -34,6 +35,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 pub use capture::Capture;
+pub use etcd::Etcd;
 pub use evidence::test;
 pub use net::Namespace;
 pub use nobody::Nobody;

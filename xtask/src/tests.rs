@@ -21,7 +21,7 @@ use crate::run::{self, cargo, command_as_root, output};
 use crate::{build, kernels, target_dir};
 
 /// Test programs that compare durations or rates: other work beside them would change their results.
-const ALONE: &[(&str, &str)] = &[("compare", "small_run"), ("lab", "hostile_account")];
+const ALONE: &[(&str, &str)] = &[("compare", "small_run"), ("lab", "hostile_account"), ("lab", "cluster")];
 /// The longest test programs. They start first, so that no processor is idle at the end.
 const LONGEST: &[(&str, &str)] = &[
     ("datapath", "two_cores"),

@@ -283,7 +283,7 @@ impl Daemon {
             let Some(session) = kept.session else { continue };
             match Authority::of_user(&session.authority, session.ca.as_deref().map(str::as_bytes), uid) {
                 Ok(authority) => {
-                    self.connect(subject, authority.with_token(&session.token));
+                    self.connect(subject, session.knowing(authority));
                     let KeptSession { expires, receivers, sealed, skew, .. } = session;
                     self.note_destinations(subject, &receivers, &sealed, None);
                     self.agent.login(subject, Login { expires, receivers, sealed, skew });
@@ -537,8 +537,11 @@ impl Daemon {
             && let Some(session) = self.kept.get_mut(&subject.user()).and_then(|kept| kept.session.as_mut())
         {
             let receivers = self.agent.receivers(subject);
-            if session.receivers != receivers || session.sealed != sealed {
+            let connection = self.connections.get(&subject);
+            let authorities = connection.map(|connection| connection.authority.members().all).unwrap_or_default();
+            if session.receivers != receivers || session.sealed != sealed || session.authorities != authorities {
                 (session.receivers, session.sealed) = (receivers.to_vec(), sealed);
+                session.authorities = authorities;
                 self.save(subject.user());
             }
         }

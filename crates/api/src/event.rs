@@ -51,6 +51,13 @@ pub enum Event {
     },
     /// The session ended (sent to sessions only).
     LoggedOut,
+    /// The authority is about to stop, or to give up its role in the cluster: the client opens its event stream at
+    /// another authority, and sends its calls there.
+    RoleChange {
+        /// The URL of the authority to prefer; missing if the client should choose.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next: Option<String>,
+    },
 }
 
 impl Event {
@@ -155,5 +162,10 @@ mod tests {
     fn events_have_stable_names() {
         assert_eq!(serde_json::to_string(&Event::Recheck).unwrap(), r#"{"event":"recheck"}"#);
         assert_eq!(serde_json::from_str::<Event>(r#"{"event":"recheck"}"#).unwrap(), Event::Recheck);
+        let text = r#"{"event":"role_change","next":"https://b:8443"}"#;
+        let stops = Event::RoleChange { next: Some("https://b:8443".into()) };
+        assert_eq!(serde_json::to_string(&stops).unwrap(), text);
+        let somewhere = Event::RoleChange { next: None };
+        assert_eq!(serde_json::from_str::<Event>(r#"{"event":"role_change","later":1}"#).unwrap(), somewhere);
     }
 }

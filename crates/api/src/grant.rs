@@ -41,6 +41,10 @@ pub struct Destinations {
     /// The receivers to which packets must travel in a sealed tunnel, and the addresses of the tunnels.
     #[serde(default, skip_serializing_if = "SealedDestinations::is_empty")]
     pub sealed: SealedDestinations,
+    /// The URLs of the authorities that serve the same people, among them the answering one; empty if it is alone. See
+    /// [`Authorities`](crate::Authorities).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub authorities: Vec<String>,
     /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
 }

@@ -8,6 +8,7 @@
 //! the decisions.
 #![forbid(unsafe_code)]
 
+mod authorities;
 mod complaint;
 mod event;
 mod explain;
@@ -26,6 +27,7 @@ mod sealing;
 mod segment;
 mod verifier;
 
+pub use authorities::{AUTHORITIES_MAX, Authorities};
 pub use complaint::{COMPLAINT_POINTS_MAX, Complaint, Misconduct, Standing};
 pub use event::{Acknowledgement, Confirm, Event, FlowsToCut, LIVE_FLOWS_MAX, LiveFlows};
 pub use explain::{ExplainRequest, Explanation, PersonExplanation};

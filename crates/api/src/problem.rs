@@ -16,3 +16,10 @@ pub struct Problem {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
 }
+
+impl Problem {
+    /// The `type` of a problem with status 503 by which an authority says that it can't do this call now, although
+    /// another authority of the cluster possibly can: it has lost the cluster's majority, or is stopping. The authority
+    /// has not carried out the call.
+    pub const NO_MAJORITY: &str = "no_majority";
+}

@@ -54,6 +54,10 @@ pub struct VerifierConfig {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = Vec<String>, example = json!(["203.0.113.10:4499"])))]
     pub tunnels: Vec<SocketAddr>,
+    /// The URLs of the authorities that serve the same verifiers, among them the answering one; empty if it is alone. See
+    /// [`Authorities`](crate::Authorities).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub authorities: Vec<String>,
     /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
 }

@@ -5,6 +5,8 @@ pub mod backup;
 pub mod cli;
 pub(crate) mod control;
 
+use crate::cluster::{files, status};
+use crate::keys::MasterKeys;
 use crate::login::credentials;
 use crate::policy::candidate::Candidate;
 pub use crate::segments::listed::{MOST as MOST_SEGMENTS, SegmentEntry, SegmentFilter, SegmentList};
@@ -13,9 +15,9 @@ use crate::storage::{
     Verdict, Which,
 };
 use crate::{Directory, login, now, segments};
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use api::ServiceKey;
-use control::{Command, Reply};
+use control::{Acted, Command, Reply};
 use engine::policy::networks::Networks;
 use engine::policy::{Policy, name_is_valid};
 use std::collections::BTreeSet;
@@ -38,7 +40,7 @@ pub async fn add_account(
 ) -> Result<Option<Zeroizing<String>>> {
     check_name(person)?;
     let (account, address) = credentials::new_account(person, password, totp)?;
-    Database::open(&directory.database())?.add_account(person, &account, &Operator::current(), now())?;
+    directory.open_database()?.add_account(person, &account, &Operator::current(), now())?;
     Ok(address)
 }
 
@@ -74,7 +76,7 @@ pub async fn change_password(
             (SecondFactor::New(secret), Some(address))
         }
     };
-    let mut database = Database::open(&directory.database())?;
+    let mut database = directory.open_database()?;
     let passkeys = database.change_password(person, &hash, &factor, &Operator::current(), now())?;
     sync(directory).await?;
     Ok((passkeys, address))
@@ -86,7 +88,7 @@ pub async fn change_password(
 /// # Errors
 /// There is no such person, the database cannot be written, or the running server could not apply the change.
 pub async fn remove_account(directory: &Directory, person: &str) -> Result<()> {
-    Database::open(&directory.database())?.remove_account(person, &Operator::current(), now())?;
+    directory.open_database()?.remove_account(person, &Operator::current(), now())?;
     sync(directory).await
 }
 
@@ -102,7 +104,7 @@ pub async fn add_service(directory: &Directory, name: &str, groups: &[String], t
     let ca = std::fs::read_to_string(directory.ca())?;
     let (key, public) = login::service::new_key(name, directory.audience()?, ca)?;
     let service = NewService { name, key: &public, groups, tags };
-    Database::open(&directory.database())?.add_service(&service, &Operator::current(), now())?;
+    directory.open_database()?.add_service(&service, &Operator::current(), now())?;
     Ok(key)
 }
 
@@ -114,7 +116,7 @@ pub async fn add_service(directory: &Directory, name: &str, groups: &[String], t
 /// server could not apply the change.
 pub async fn set_service_groups(directory: &Directory, name: &str, groups: &[String]) -> Result<()> {
     groups.iter().try_for_each(|group| check_name(group))?;
-    Database::open(&directory.database())?.set_service_groups(name, groups, &Operator::current(), now())?;
+    evaluating(directory)?.set_service_groups(name, groups, &Operator::current(), now())?;
     reevaluate(directory).await
 }
 
@@ -125,7 +127,7 @@ pub async fn set_service_groups(directory: &Directory, name: &str, groups: &[Str
 /// not apply the change.
 pub async fn set_service_tags(directory: &Directory, name: &str, tags: &[String]) -> Result<()> {
     tags.iter().try_for_each(|tag| check_tag(tag))?;
-    Database::open(&directory.database())?.set_service_tags(name, tags, &Operator::current(), now())?;
+    evaluating(directory)?.set_service_tags(name, tags, &Operator::current(), now())?;
     reevaluate(directory).await
 }
 
@@ -134,7 +136,7 @@ pub async fn set_service_tags(directory: &Directory, name: &str, tags: &[String]
 /// # Errors
 /// There is no such service account, the database cannot be written, or the running server could not apply the change.
 pub async fn remove_service(directory: &Directory, name: &str) -> Result<()> {
-    Database::open(&directory.database())?.remove_service(name, &Operator::current(), now())?;
+    directory.open_database()?.remove_service(name, &Operator::current(), now())?;
     sync(directory).await
 }
 
@@ -177,7 +179,7 @@ pub async fn add_verifier(directory: &Directory, id: &str, renew: bool) -> Resul
     check_name(id)?;
     let (code, hash) = credentials::new_token::<16>()?;
     let (by, now) = (Operator::current(), now());
-    Database::open(&directory.database())?.add_verifier(id, hash, now + CODE_LIFETIME, renew, &by, now)?;
+    directory.open_database()?.add_verifier(id, hash, now + CODE_LIFETIME, renew, &by, now)?;
     Ok(code)
 }
 
@@ -186,7 +188,7 @@ pub async fn add_verifier(directory: &Directory, id: &str, renew: bool) -> Resul
 /// # Errors
 /// There is no such verifier, the database cannot be written, or the running server could not apply the change.
 pub async fn remove_verifier(directory: &Directory, id: &str) -> Result<()> {
-    Database::open(&directory.database())?.remove_verifier(id, &Operator::current(), now())?;
+    directory.open_database()?.remove_verifier(id, &Operator::current(), now())?;
     sync(directory).await
 }
 
@@ -204,9 +206,9 @@ pub struct Revoked {
 /// # Errors
 /// There is no such grant or session, the database cannot be written, or the running server could not apply the change.
 pub async fn revoke(directory: &Directory, which: &Which) -> Result<Revoked> {
-    let counts = Database::open(&directory.database())?.revoke(which, &Operator::current(), now())?;
-    let announced = act_on(directory, Command::Sync).await?.is_some();
-    Ok(Revoked { counts: counts.unwrap_or_default(), announced })
+    let counts = directory.open_database()?.revoke(which, &Operator::current(), now())?;
+    let done = act_on(directory, Command::Sync).await?;
+    Ok(Revoked { counts: counts.unwrap_or_default(), announced: done.is_some() })
 }
 
 /// Replaces the tags of a device. Returns the running server's reply or, if no server is running, a sentence that says
@@ -217,7 +219,7 @@ pub async fn revoke(directory: &Directory, which: &Which) -> Result<Revoked> {
 /// the change.
 pub async fn tag_device(directory: &Directory, person: &str, device: &str, tags: &[String]) -> Result<String> {
     tags.iter().try_for_each(|tag| check_tag(tag))?;
-    Database::open(&directory.database())?.tag_device(person, device, tags, &Operator::current(), now())?;
+    evaluating(directory)?.tag_device(person, device, tags, &Operator::current(), now())?;
     let done = act_on(directory, Command::Reevaluate).await?;
     Ok(done.unwrap_or_else(|| "the authority is not running: the change takes effect when it starts".into()))
 }
@@ -228,7 +230,7 @@ pub async fn tag_device(directory: &Directory, person: &str, device: &str, tags:
 /// # Errors
 /// The database cannot be written, or the running server could not apply the change.
 pub async fn reset_score(directory: &Directory, person: &str) -> Result<Option<String>> {
-    if !Database::open(&directory.database())?.reset_score(person, &Operator::current(), now())? {
+    if !evaluating(directory)?.reset_score(person, &Operator::current(), now())? {
         return Ok(None);
     }
     let done = act_on(directory, Command::Reevaluate).await?;
@@ -262,7 +264,7 @@ pub async fn apply_policy(directory: &Directory, file: Option<&Path>) -> Result<
 /// There is no such version, its text is no longer a valid policy, `networks.toml` cannot be read or is not valid, or
 /// the database or the policy file cannot be written.
 pub async fn roll_back_policy(directory: &Directory, version: i64) -> Result<String> {
-    let text = Database::open(&directory.database())?.policy_text(version)?;
+    let text = directory.open_database()?.policy_text(version)?;
     let candidate = Candidate::new(text, &format!("version {version}"), directory.settings()?.max_lifetime)?;
     put_in_force(directory, candidate, format!("rollback to {version}"), true).await
 }
@@ -278,7 +280,7 @@ async fn put_in_force(directory: &Directory, candidate: Candidate, note: String,
             let summary = format!("{} in force", candidate.summary());
             let change = PolicyChange { summary, text: candidate.text, note, by, after: None };
             let put = || if replaces { directory.replace_policy(&change.text) } else { Ok(()) };
-            let version = Database::open(&directory.database())?.apply_policy(&change, &[], now(), put)?;
+            let version = evaluating(directory)?.apply_policy(&change, &[], now(), put)?;
             Ok(format!(
                 "version {version}: {}; the authority is not running: the policy takes effect when it starts",
                 change.summary
@@ -295,16 +297,37 @@ async fn put_in_force(directory: &Directory, candidate: Candidate, note: String,
 /// cannot be written, or the running server could not read the new key.
 pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Result<String> {
     let epoch_length = directory.settings()?.epoch_length;
-    let done = directory.change_master_keys(|keys| {
+    let rotate = |keys: &mut MasterKeys| {
         if compromised {
             keys.replace()?;
             return Ok("a new master key is in force; earlier grants are invalid".to_owned());
         }
         let from = keys.follow(now(), epoch_length)?;
         Ok(format!("a new master key takes effect in {} s; no grant and no flow is affected", from - now()))
-    })?;
+    };
+    let mut database = directory.open_database()?;
+    let done = if database.is_member() {
+        let mut done = String::new();
+        // The members' keys are those in the database: another member may have rotated them a moment ago.
+        let mut rotated = None;
+        database.change_shared(files::MASTER_KEYS, |before| {
+            let before =
+                Zeroizing::new(before.context("the cluster has no master keys: `cluster init` was not completed")?);
+            let mut keys = MasterKeys::parse(&before).context("the cluster's master keys are malformed")?;
+            done = rotate(&mut keys)?;
+            let bytes = keys.encode();
+            rotated = Some(bytes.clone());
+            Ok(Some(bytes.to_vec()))
+        })?;
+        if let Some(bytes) = rotated {
+            directory.replace_master_keys(&bytes)?;
+        }
+        done
+    } else {
+        directory.change_master_keys(rotate)?
+    };
     let event = AuditEvent::new("master_key_rotated").detail(&done).by(&Operator::current());
-    Database::open(&directory.database())?.audit(&event, now())?;
+    database.audit(&event, now())?;
     match control::send(directory, Command::ReloadKeys { anew: compromised }).await? {
         Some(Reply::Done(text)) => Ok(format!("{done}; {text}")),
         Some(Reply::Refused(why)) => bail!("the key is rotated, but the authority still uses the previous one: {why}"),
@@ -318,7 +341,7 @@ pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Resu
 /// The database or the CA certificate cannot be read, or a head in `noted` is older than the oldest entry that its
 /// trail still contains.
 pub fn verify_audit(directory: &Directory, noted: &[NotedHead]) -> Result<Verdict> {
-    Database::open(&directory.database())?.verify_audit(&directory.identity()?, noted)
+    directory.open_database()?.verify_audit(&directory.identity()?, noted)
 }
 
 /// Returns a warning for each name in a policy or in `networks.toml` that belongs to no account, verifier, network or
@@ -327,7 +350,7 @@ pub fn verify_audit(directory: &Directory, noted: &[NotedHead]) -> Result<Verdic
 /// # Errors
 /// The database cannot be read.
 pub fn unknown_names(directory: &Directory, policy: &Policy, networks: &Networks) -> Result<Vec<String>> {
-    let database = Database::open(&directory.database())?;
+    let database = directory.open_database()?;
     let verifiers: BTreeSet<_> = database.verifiers()?.into_iter().map(|verifier| verifier.verifier).collect();
     let mut persons = Vec::new();
     for person in policy.persons() {
@@ -346,6 +369,22 @@ pub(crate) fn no_account(person: &str) -> String {
     format!("no account {person}: `vouchsafe authority user add {person}`")
 }
 
+/// Opens the database for a change after which grants must be evaluated again. A server does that when it starts, but in
+/// a cluster other servers run, which do not evaluate what this process changes.
+///
+/// # Errors
+/// The authority is a member of a cluster and its server is not running, or the database cannot be opened.
+fn evaluating(directory: &Directory) -> Result<Database> {
+    let database = directory.open_database()?;
+    if database.is_member() && std::os::unix::net::UnixStream::connect(directory.control_socket()).is_err() {
+        bail!(
+            "in a cluster, this change needs the running server of its member, which evaluates the grants again: start \
+             it here with `vouchsafe authority run`, or give the command at a member that runs"
+        );
+    }
+    Ok(database)
+}
+
 async fn reevaluate(directory: &Directory) -> Result<()> {
     act_on(directory, Command::Reevaluate).await.map(drop)
 }
@@ -355,15 +394,23 @@ async fn sync(directory: &Directory) -> Result<()> {
 }
 
 /// Makes the server act on a change that was recorded in the database. Returns the server's reply, or `None` if no
-/// server is running.
+/// server is running. In a cluster, waits until the other members have followed, and warns the operator of those that
+/// have not.
 async fn act_on(directory: &Directory, command: Command) -> Result<Option<String>> {
-    match control::send(directory, command).await? {
+    let (done, followed) = match control::ask(directory, command).await? {
         Some(Reply::Refused(why)) => {
             bail!("the change is recorded, but the running authority could not apply it: {why}")
         }
-        Some(Reply::Done(text)) => Ok(Some(text)),
-        None => Ok(None),
+        Some(Reply::Done(Acted { done, followed })) => (Some(done), followed),
+        None => {
+            let directory = directory.clone();
+            (None, tokio::task::spawn_blocking(move || status::followed(&directory)).await??)
+        }
+    };
+    if followed.in_cluster && !followed.is_complete() {
+        eprintln!("note: the change is recorded{followed}");
     }
+    Ok(done)
 }
 
 fn check_name(name: &str) -> Result<()> {

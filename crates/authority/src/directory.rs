@@ -1,5 +1,6 @@
 //! The authority's directory: the paths of its files, and the atomic creation of a new directory.
 
+use crate::cluster::config::{self, ClusterConfig};
 use crate::keys::MasterKeys;
 use crate::login::credentials;
 use crate::storage::Database;
@@ -127,6 +128,87 @@ impl Directory {
             .with_context(|| format!("cannot replace {}", self.policy().display()))
     }
 
+    /// Replaces the directory's policy file by the policy in force, which another member of the cluster put in force. If
+    /// the file contains another text, and `is_recorded` does not report it as a version of the policy, the text is kept
+    /// beside it: an operator may be editing it.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn follow_policy(&self, text: &str, is_recorded: impl FnOnce(&str) -> bool) -> Result<()> {
+        self.follow(&self.policy(), text, is_recorded, "`vouchsafe authority policy apply` puts it in force")
+    }
+
+    /// Replaces `networks.toml` as [`Self::follow_policy`] replaces the policy.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn follow_networks(&self, text: &str, is_recorded: impl FnOnce(&str) -> bool) -> Result<()> {
+        let way_out = "rename it to networks.toml, then run `vouchsafe authority policy reload`, to put it in force";
+        self.follow(&self.networks(), text, is_recorded, way_out)
+    }
+
+    fn follow(&self, path: &Path, text: &str, is_recorded: impl FnOnce(&str) -> bool, way_out: &str) -> Result<()> {
+        // A text that is not UTF-8 is no policy; it is kept all the same.
+        let before = fs::read(path).unwrap_or_default();
+        if before == text.as_bytes() {
+            return Ok(());
+        }
+        let is_known = before.is_empty() || std::str::from_utf8(&before).is_ok_and(is_recorded);
+        if !is_known {
+            let mut aside = path.as_os_str().to_owned();
+            aside.push(".not-applied");
+            let aside = PathBuf::from(aside);
+            self.replace(&aside, &before).with_context(|| format!("cannot write {}", aside.display()))?;
+            tracing::warn!(
+                "{} was edited here, but the cluster has another version in force: the edited text is now in {}; {way_out}",
+                path.display(),
+                aside.display()
+            );
+        }
+        self.replace(path, text.as_bytes()).with_context(|| format!("cannot replace {}", path.display()))
+    }
+
+    /// Opens the database. If the authority is a member of a cluster, changes of the database are changes of the whole
+    /// cluster, and need a majority of etcd.
+    ///
+    /// # Errors
+    /// The database does not exist or cannot be read, or `cluster.toml` or a file that it names is not valid.
+    pub fn open_database(&self) -> Result<Database> {
+        match ClusterConfig::read(&self.0)? {
+            Some(config) => Database::open_member(&self.database(), config.log(&self.0)?),
+            None => Database::open(&self.database()),
+        }
+    }
+
+    /// Writes a file of the directory, completely or not at all. Only the owner can read it.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_file(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.0.join(name);
+        self.replace(&path, bytes).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Removes the files that make the authority a member of a cluster.
+    ///
+    /// # Errors
+    /// A file cannot be removed.
+    pub fn remove_cluster_files(&self) -> Result<()> {
+        // Without `cluster.toml`, the authority is not a member, so this file goes first.
+        let files =
+            [config::FILE, config::KEY_FILE, crate::cluster::contact::FILE].into_iter().chain(config::ETCD_FILES);
+        for name in files {
+            let path = self.0.join(name);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(error).with_context(|| format!("cannot remove {}", path.display()));
+                }
+                _ => {}
+            }
+        }
+        sync(&self.0)
+    }
+
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         let mut aside = tempfile::NamedTempFile::new_in(&self.0)?;
         aside.write_all(bytes)?;
@@ -154,6 +236,15 @@ impl Directory {
         }
         let bytes = Zeroizing::new(fs::read(&path).with_context(|| format!("cannot read {shown}"))?);
         MasterKeys::parse(&bytes).with_context(|| format!("cannot use {shown}"))
+    }
+
+    /// Replaces the file with the master keys.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn replace_master_keys(&self, bytes: &[u8]) -> Result<()> {
+        self.replace(&self.master_key(), bytes)
+            .with_context(|| format!("cannot replace {}", self.master_key().display()))
     }
 
     /// Lets `change` change the master keys, and writes the changed keys to the key file, completely or not at all.
@@ -222,6 +313,22 @@ impl Directory {
     /// Returns the path of the file with the policy.
     pub fn policy(&self) -> PathBuf {
         self.0.join(POLICY)
+    }
+
+    /// Returns the path of the file with the virtual networks.
+    pub fn networks(&self) -> PathBuf {
+        self.0.join("networks.toml")
+    }
+
+    /// Returns the text of `networks.toml`; an empty text if there is no such file.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub fn networks_text(&self) -> Result<String> {
+        match fs::read_to_string(self.networks()) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
+            read => read.with_context(|| format!("cannot read {}", self.networks().display())),
+        }
     }
 
     /// Returns the path of the database.

@@ -1,5 +1,6 @@
 //! Issues grants, and finds grants that the policy no longer allows.
 
+use crate::cluster::contact::{Contact, Standing};
 use crate::http::problems::Problem;
 use crate::http::turns::Turn;
 use crate::keys::Keyring;
@@ -73,6 +74,7 @@ pub struct GrantIssuer {
     pub(crate) storage: Arc<Storage>,
     pub(crate) audit: Arc<AuditLog>,
     pub(crate) push: Arc<Push>,
+    pub(crate) contact: Arc<Contact>,
     pub(crate) acknowledgements: Acknowledgements,
 }
 
@@ -125,6 +127,16 @@ impl GrantIssuer {
             let expected = self.acknowledgements.expect(&verifier, handle);
             let (listener, mut confirmations) = (Listener::Verifier(verifier), 0);
             match course {
+                // Without contact, this member does not learn of revocations.
+                Course::Renew { .. } if !self.contact.may_renew() => {
+                    return Err(Problem::NoMajority(self.contact.standing().sentence(now())));
+                }
+                Course::Record { issuance, .. } if !self.contact.may_record() => {
+                    if let Some((unused, _)) = issuance.renewable {
+                        self.leases.give_back(unused.number);
+                    }
+                    return Err(Problem::NoMajority(self.contact.standing().sentence(now())));
+                }
                 // The policy, the session or the keys changed after the decision.
                 Course::Renew { .. } if self.storage.basis() != basis => continue,
                 Course::Renew { is_announced: true, .. } => {}
@@ -165,9 +177,17 @@ impl GrantIssuer {
                             if let Some((unused, _)) = renewable {
                                 self.leases.give_back(unused.number);
                             }
+                            // Another member may have recorded the change that ended the basis.
+                            self.storage.wait_until_current().await?;
                             continue;
                         }
-                        Recorded::NumberTaken => continue,
+                        Recorded::NumberTaken => {
+                            if self.contact.standing() != Standing::Alone {
+                                // The numbers after it may be another member's, too.
+                                self.leases.scatter();
+                            }
+                            continue;
+                        }
                         Recorded::TooMany { seconds } => {
                             return Err(Problem::TooManyGrants(Duration::from_secs(seconds)));
                         }

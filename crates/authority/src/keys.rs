@@ -160,6 +160,20 @@ impl Keyring {
         master.proof_key(verifier, authority, epoch, self.epoch_length)
     }
 
+    /// Reports whether the master keys in use are those of this key file.
+    pub fn is(&self, bytes: &[u8]) -> bool {
+        let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
+        MasterKeys::parse(bytes).is_ok_and(|other| *other.encode() == *master.encode())
+    }
+
+    /// Reports whether the keys of the epoch at `now`, in Unix seconds, derive from another master key in `other`.
+    pub fn differs_now(&self, other: &MasterKeys, now: u64) -> bool {
+        let epoch = Epoch::at(now, self.epoch_length);
+        let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
+        let [ours, theirs] = [&*master, other].map(|keys| keys.verifier_key("", epoch, self.epoch_length).ok());
+        ours.map(|key| *key.bytes()) != theirs.map(|key| *key.bytes())
+    }
+
     /// Replaces the master keys. The caller must hold the write lock of the policy, and must then call
     /// [`Storage::end_basis`](crate::storage::Storage::end_basis), so that nothing that was made with the previous keys
     /// can be recorded afterwards.

@@ -6,6 +6,7 @@
 //! learned of its revocation.
 
 use crate::keys::Keyring;
+use crate::login::credentials;
 use crate::push::events::Listener;
 use crate::storage::{Announced, Ended, LeaseTerms, Resumed, TokenHash};
 use anyhow::Result;
@@ -99,6 +100,9 @@ pub struct Leases {
     /// Numbers that were drawn for requests that were refused.
     unused: Mutex<Vec<u32>>,
     epoch_length: u32,
+    /// The time for which another member of a cluster may still renew a grant after its revocation, in seconds; 0 for an
+    /// authority alone.
+    late: AtomicU32,
     table: RwLock<Table>,
 }
 
@@ -106,7 +110,21 @@ impl Leases {
     /// Creates an empty table. `next` is the number after the last recorded one.
     pub fn new(keyring: Arc<Keyring>, (key, next): (HandleKey, u32), epoch_length: u32) -> Self {
         let (next, unused, table) = (AtomicU32::new(next.wrapping_add(LEFT_OUT)), Mutex::default(), RwLock::default());
-        Self { keyring, key, next, unused, epoch_length, table }
+        Self { keyring, key, next, unused, epoch_length, late: AtomicU32::new(0), table }
+    }
+
+    /// States that the authority is a member of a cluster whose other members may still renew a grant for `late` seconds
+    /// after its revocation, because they have lost contact.
+    pub fn set_late(&self, late: u32) {
+        self.late.store(late, Ordering::Relaxed);
+    }
+
+    /// Continues with a random number for the next grant. Members of a cluster draw numbers independently of each other,
+    /// so that they must not draw them from the same place.
+    pub fn scatter(&self) {
+        if let Ok(random) = credentials::random() {
+            self.next.store(u32::from_be_bytes(random) % NUMBERS, Ordering::Relaxed);
+        }
     }
 
     /// Records that the verifier was told of a handle, with this class. Must be called after the announcement was sent:
@@ -234,15 +252,19 @@ impl Leases {
         self.write().clear();
     }
 
-    /// Returns each handle of a grant with which tokens can still be made at `now`. A grant that cannot be renewed has
-    /// one handle.
+    /// Returns each handle of a grant with which tokens can still be made at `now`, or can be made later by a member of
+    /// the cluster that has not learned of the grant's end. A grant that cannot be renewed has one handle.
     ///
     /// # Errors
     /// The verifier's id is too long.
     pub fn handles(&self, grant: &Announced, verifier: &str, now: u64) -> Result<Vec<RevokedGrant>> {
         let Announced { grant, renewable: Some(renewable), learned } = grant else { return Ok(vec![grant.grant]) };
         let first = Epoch::at(renewable.issued, self.epoch_length);
-        let last = learned.map_or(now, |learned| now.min(learned));
+        let last = match u64::from(self.late.load(Ordering::Relaxed)) {
+            0 => learned.map_or(now, |learned| now.min(learned)),
+            // The storage states the time at which every member has learned of the revocation, which can be in the future.
+            late => learned.unwrap_or(now + late),
+        };
         let mut handles = Vec::new();
         for epoch in (first.0..=Epoch::at(last, self.epoch_length).0).map(Epoch) {
             let Some(turn) = self.turn(renewable, epoch) else { break };

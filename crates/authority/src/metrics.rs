@@ -3,6 +3,8 @@
 
 pub mod counters;
 
+use crate::cluster::contact::Contact;
+use crate::cluster::membership::Members;
 use crate::http::connection_limit::ConnectionLimit;
 use crate::login::Sessions;
 use crate::push::events::Push;
@@ -13,7 +15,7 @@ use anyhow::Result;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use counters::{Metrics, Outcome, Snapshot, page};
+use counters::{ClusterSnapshot, Metrics, Outcome, Snapshot, page};
 use shell::metrics::Page;
 use std::sync::Arc;
 use std::time::Instant;
@@ -42,6 +44,8 @@ pub struct Collector {
     pub(crate) push: Arc<Push>,
     pub(crate) connection_limit: Arc<ConnectionLimit>,
     pub(crate) datagrams: Arc<DatagramService>,
+    pub(crate) members: Arc<Members>,
+    pub(crate) contact: Arc<Contact>,
 }
 
 impl Collector {
@@ -55,6 +59,12 @@ impl Collector {
             turned_away: self.connection_limit.turned_away(),
             datagrams: self.datagrams.counts(),
             heads: Vec::new(),
+            cluster: self.members.cluster().map(|cluster| ClusterSnapshot {
+                members: cluster.live().len(),
+                followed: cluster.own().followed,
+                is_current: self.contact.may_record(),
+                renews: self.contact.may_renew(),
+            }),
         }
     }
 

@@ -3,6 +3,7 @@
 
 pub(crate) mod candidate;
 mod enforcer;
+mod following;
 mod in_force;
 mod preference_table;
 mod preferences;

@@ -13,6 +13,7 @@ pub use datagrams::Answering;
 pub(crate) use datagrams::DatagramService;
 pub(crate) use lines::RequestLines;
 
+use crate::cluster::contact::Contact;
 use crate::convert;
 use crate::http::problems::Problem;
 use crate::keys::Keyring;
@@ -42,7 +43,7 @@ impl Directory {
     /// # Errors
     /// The file cannot be read, is too long, or is not valid.
     pub fn read_networks(&self) -> Result<Networks> {
-        let path = self.path().join("networks.toml");
+        let path = self.networks();
         let shown = path.display();
         let size = match fs::metadata(&path) {
             Ok(file) => file.len(),
@@ -79,6 +80,8 @@ pub(crate) enum Refusal {
     TooMany,
     /// The session has ended.
     NotLoggedIn,
+    /// This member of a cluster has no contact with a majority of etcd; with a message for the caller.
+    NoMajority(String),
     /// An internal error of the authority.
     Internal(anyhow::Error),
 }
@@ -90,6 +93,7 @@ impl From<Refusal> for Problem {
             Refusal::Denied(explanation, kind) => Self::Denied(explanation, kind),
             Refusal::TooMany => Self::Busy("segments"),
             Refusal::NotLoggedIn => Self::NotLoggedIn,
+            Refusal::NoMajority(why) => Self::NoMajority(why),
             Refusal::Internal(error) => Self::Internal(error),
         }
     }
@@ -120,6 +124,7 @@ pub struct SegmentIssuer {
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) audit: Arc<AuditLog>,
     pub(crate) push: Arc<Push>,
+    contact: Arc<Contact>,
     networks: RwLock<Arc<Networks>>,
     keys: Keys,
     book: Mutex<Book>,
@@ -134,9 +139,10 @@ impl SegmentIssuer {
         sessions: Arc<Sessions>,
         audit: Arc<AuditLog>,
         push: Arc<Push>,
+        contact: Arc<Contact>,
     ) -> Self {
         let (networks, keys, book) = Default::default();
-        Self { settings, keyring, policy, sessions, audit, push, networks, keys, book }
+        Self { settings, keyring, policy, sessions, audit, push, contact, networks, keys, book }
     }
 
     /// Returns the networks of `networks.toml` as it was last read.
@@ -298,12 +304,22 @@ impl SegmentIssuer {
             receiving,
         };
         let given = along(given.give()?, &given.giver, path)?;
+        self.check_contact(|| book.renews(token, &given))?;
         let entry = || {
             let (person, network) = (session.person.clone(), network.to_owned());
             Entry { person, network, to, sending, place: receiving }
         };
         book.note(token, &given, entry, now).map_err(|_| Refusal::TooMany)?;
         Ok((given, permit))
+    }
+
+    /// Checks that this member of a cluster may issue a segment: without contact, it does not learn of revocations, and
+    /// may only renew segments, for a limited time.
+    fn check_contact(&self, renews: impl FnOnce() -> bool) -> Result<(), Refusal> {
+        if self.contact.may_record() || self.contact.may_renew() && renews() {
+            return Ok(());
+        }
+        Err(Refusal::NoMajority(self.contact.standing().sentence(now())))
     }
 
     /// Issues a segment from the receiver of `shown` back to its sender. As for any segment, the account must be
@@ -332,6 +348,7 @@ impl SegmentIssuer {
         let giver = self.giver(authority, path, &keys, now);
         let given = along(shown.answer(&giver, first, back, session.expires)?, &giver, path)?;
         let mut book = self.book();
+        self.check_contact(|| book.renews(token, &given))?;
         let is_void = |segment: &wire::Segment, sender, receiver| {
             book.withdrawn(shown.vni, sender, receiver).is_some_and(|until| segment.expires <= until)
         };

@@ -5,7 +5,7 @@ use crate::dns::DnsSettings;
 use crate::login::ProviderSettings;
 use crate::policy::score_settings;
 use crate::storage::ScoreTerms;
-use engine::document::{Faults, Reader};
+use engine::document::{Faults, Fields, Reader};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 
@@ -30,6 +30,7 @@ const KEYS: &[&str] = &[
     "key_transfer",
     "key_transfer_for",
     "segments",
+    "cluster",
     "console",
     "scores",
     "dns",
@@ -66,6 +67,9 @@ pub struct Settings {
     /// Address that receives requests for segments of virtual networks by UDP. Default none: sessions request segments
     /// over HTTPS.
     pub segments: Option<SocketAddr>,
+    /// Number of seconds for which a member of a cluster renews leases after it has lost contact with a majority of etcd.
+    /// Default 15 minutes.
+    pub grace: u32,
     /// How people's scores change. Default none: no scores are kept.
     pub scores: Option<ScoreTerms>,
     /// Settings of the console.
@@ -106,6 +110,7 @@ impl Settings {
                 key_transfer: fields.text(reader, "key_transfer").map(|path| PathBuf::from(*path.get_ref())),
                 key_transfer_for: fields.text(reader, "key_transfer_for").map(|id| (*id.get_ref()).to_owned()),
                 segments: fields.address(reader, "segments", "[::]:8443"),
+                grace: grace(reader, fields),
                 scores: score_settings::read(reader, fields),
                 console: ConsoleSettings::read(reader, fields),
                 dns: DnsSettings::read(reader, fields),
@@ -135,6 +140,8 @@ impl Settings {
              #key_transfer_for = \"edge\"\n\n\
              # Where to accept requests for segments by UDP; over HTTPS only if this key is absent.\n\
              #segments = \"[::]:8443\"\n\n\
+             # Several authorities over one etcd: docs/cluster.md.\n#[cluster]\n\
+             # How long this one renews leases after it has lost contact with a majority of etcd.\n#grace = \"15m\"\n\n\
              # Pages for people and administrators: docs/console.md.\n#[console]\n\
              # The authority's URL in browsers; for passkeys and logins with an identity provider.\n\
              #url = \"https://authority.example.org:8443\"\n#administrators = [\"person:alice\", \"group:operators\"]\n\
@@ -151,6 +158,20 @@ impl Settings {
              #client_secret_file = \"oidc.secret\"\n"
         )
     }
+}
+
+/// Default of `grace` in the table `[cluster]`: 15 minutes, in seconds.
+const DEFAULT_GRACE: u32 = 900;
+
+/// Reads the table `[cluster]`.
+fn grace(reader: &mut Reader<'_>, fields: &Fields<'_, '_>) -> u32 {
+    let Some(value) = fields.value("cluster") else { return DEFAULT_GRACE };
+    let Some(table) = value.get_ref().as_table() else {
+        reader.fault(value.span(), "`cluster` must be a table: write it as `[cluster]`");
+        return DEFAULT_GRACE;
+    };
+    let fields = Fields::new(reader, table, value.span(), "the table of the cluster", &["grace"]);
+    fields.seconds(reader, "grace", DEFAULT_GRACE, 0, 86_400)
 }
 
 #[cfg(test)]

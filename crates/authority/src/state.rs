@@ -5,6 +5,12 @@
 //! run; that of the policy; that of the book of segments; those of the tables of sessions, verifiers and preferences. A
 //! task that holds any other lock takes no further lock.
 
+use crate::cluster::confirm::Confirmation;
+use crate::cluster::contact::Contact;
+use crate::cluster::files;
+use crate::cluster::follow::{Follower, FollowerState};
+use crate::cluster::membership::Members;
+use crate::cluster::start::Start;
 use crate::grants::GrantIssuer;
 use crate::http::connection_limit::ConnectionLimit;
 use crate::http::descriptors;
@@ -26,11 +32,12 @@ use crate::push::reports::Reports;
 use crate::push::verifiers::Verifiers;
 use crate::segments::{DatagramService, RequestLines, SegmentIssuer};
 use crate::single_flight::SingleFlight;
-use crate::storage::{AuditLog, Database, PolicyChange, Storage};
+use crate::storage::{AuditLog, Database, PolicyChange, Storage, Unavailable};
 use crate::sync::Synchroniser;
 use crate::{Directory, Settings, now};
 use anyhow::{Context, Result};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 /// Declares [`Authority`] with its parts, and makes each part available by its type.
 macro_rules! parts {
@@ -51,6 +58,10 @@ macro_rules! parts {
 parts! {
     settings: Settings,
     directory: Directory,
+    /// The members of the cluster, if the authority is in one.
+    members: Members,
+    /// The time of the last contact with the cluster.
+    contact: Contact,
     storage: Storage,
     audit: AuditLog,
     metrics: Metrics,
@@ -75,6 +86,7 @@ parts! {
     datagrams: DatagramService,
     sync: Synchroniser,
     enforcer: Enforcer,
+    follower: Follower,
     scores: Scores,
     /// The logins in progress.
     logins: Logins,
@@ -97,23 +109,34 @@ impl Authority {
     /// A file of the directory cannot be read or is not valid, or the database fails.
     pub async fn load(directory: Directory) -> Result<Self> {
         let settings = Arc::new(directory.settings()?);
-        let candidate = Candidate::read(&directory, None)?;
+        let members = Members::read(directory.path(), settings.console.url.clone())?;
+        let start = {
+            let (directory, settings) = (directory.clone(), settings.clone());
+            tokio::task::spawn_blocking(move || Start::prepare(&directory, &settings, members)).await??
+        };
+        let Start { members, contact, database, candidate, version, networks } = start;
         let (summary, Candidate { policy, text }) = (candidate.summary(), candidate);
         let change = PolicyChange { text, note: "found at start".into(), by: None, summary, after: None };
         let provider = settings.provider.clone().map(|provider| Provider::new(provider, &directory)).transpose();
         let provider = provider.context("cannot use the identity provider of [oidc] in authority.toml")?;
-        let authority = Self::assemble(settings, directory, PolicyInForce::new(policy), provider)?;
+        let is_member = members.cluster().is_some();
+        let policy = PolicyInForce::new(policy);
+        let authority = Self::assemble(settings, directory, policy, provider, (members, contact, database))?;
         into_huge_pages();
+        authority.enforcer.version.store(version, Ordering::SeqCst);
+        *authority.enforcer.networks.lock().await = networks;
         let networks = authority.directory.read_networks()?;
         authority.segments.replace_networks(networks, &*authority.policy.read().await);
-        authority.prune().await?;
-        // The terms of the scores may have changed.
-        authority.scores.settle(true).await?;
-        authority.storage.call(move |database| database.note_policy(&change, now())).await?;
-        let issuer = authority.settings.provider.as_ref().map(|provider| provider.issuer.clone());
-        let end_others = move |database: &mut Database| database.end_of_other_issuers(issuer.as_deref(), now());
-        authority.storage.call(end_others).await?;
-        authority.enforcer.revoke_forbidden(&*authority.policy.read().await, "the policy changed").await?;
+        if is_member {
+            // A random number for the next grant, because members draw numbers independently of each other.
+            authority.leases.scatter();
+        }
+        match authority.bring_up_to_date((!is_member).then_some(change)).await {
+            Err(error) if is_member && error.is::<Unavailable>() => {
+                tracing::warn!("{}: {error:#}", authority.contact.standing().sentence(now()));
+            }
+            done => done?,
+        }
         let leases = authority.leases.clone();
         let resume = move |database: &mut Database| {
             leases.resume(database.renewable_grants(now())?);
@@ -127,18 +150,42 @@ impl Authority {
         Ok(authority)
     }
 
+    /// Brings the database in line with the time, the configuration and the policy. `found` is the policy with which an
+    /// authority alone starts; that of a member comes from the database.
+    ///
+    /// # Errors
+    /// The database cannot be read or written.
+    async fn bring_up_to_date(&self, found: Option<PolicyChange>) -> Result<()> {
+        self.prune().await?;
+        // The terms of the scores may have changed.
+        self.scores.settle(true).await?;
+        if let Some(change) = found {
+            self.storage.call(move |database| database.note_policy(&change, now())).await?;
+        }
+        let issuer = self.settings.provider.as_ref().map(|provider| provider.issuer.clone());
+        let end_others = move |database: &mut Database| database.end_of_other_issuers(issuer.as_deref(), now());
+        self.storage.call(end_others).await?;
+        self.enforcer.revoke_forbidden(&*self.policy.read().await, "the policy changed").await?;
+        Ok(())
+    }
+
     /// Creates the parts and connects them.
     fn assemble(
         settings: Arc<Settings>,
         directory: Directory,
         policy: PolicyInForce,
         provider: Option<Provider>,
+        (members, contact, database): (Members, Contact, Database),
     ) -> Result<Self> {
+        let (members, contact) = (Arc::new(members), Arc::new(contact));
         let (directory, policy, provider) = (Arc::new(directory), Arc::new(policy), Arc::new(provider));
         let keyring = Arc::new(Keyring::new(directory.read_master_keys()?, settings.epoch_length));
-        let database = Database::open(&directory.database())?;
         let leases = Arc::new(Leases::new(keyring.clone(), database.numbering()?, settings.epoch_length));
+        if members.cluster().is_some() {
+            leases.set_late(files::late(&database)?);
+        }
         let storage = Arc::new(Storage::start(database)?);
+        let confirmation = Arc::new(Confirmation { members: members.clone(), storage: storage.clone() });
         let audit = Arc::new(AuditLog::new(storage.clone()));
         let throttle = Arc::<Throttle>::default();
         let connection_limit = ConnectionLimit::new(descriptors::connections(settings.max_connections));
@@ -159,6 +206,7 @@ impl Authority {
             storage: storage.clone(),
             audit: audit.clone(),
             push: push.clone(),
+            contact: contact.clone(),
             acknowledgements: Acknowledgements::default(),
         });
         let segments = Arc::new(SegmentIssuer::new(
@@ -168,6 +216,7 @@ impl Authority {
             sessions.clone(),
             audit.clone(),
             push.clone(),
+            contact.clone(),
         ));
         let datagrams = Arc::new(DatagramService::new(
             segments.clone(),
@@ -188,6 +237,7 @@ impl Authority {
             leases: leases.clone(),
             push: push.clone(),
             reports: reports.clone(),
+            confirmation,
             runs: SingleFlight::default(),
         });
         let enforcer = Arc::new(Enforcer {
@@ -201,6 +251,25 @@ impl Authority {
             segments: segments.clone(),
             push: push.clone(),
             sync: sync.clone(),
+            contact: contact.clone(),
+            version: AtomicI64::new(0),
+            must_reevaluate: AtomicBool::default(),
+            networks: tokio::sync::Mutex::default(),
+        });
+        let follower = Arc::new(Follower {
+            settings: settings.clone(),
+            directory: directory.clone(),
+            members: members.clone(),
+            contact: contact.clone(),
+            storage: storage.clone(),
+            enforcer: enforcer.clone(),
+            sync: sync.clone(),
+            leases: leases.clone(),
+            policy: policy.clone(),
+            sessions: sessions.clone(),
+            verifiers: verifiers.clone(),
+            push: push.clone(),
+            state: FollowerState::default(),
         });
         let scores = Arc::new(Scores {
             settings: settings.clone(),
@@ -241,6 +310,8 @@ impl Authority {
             push: push.clone(),
             connection_limit: connection_limit.clone(),
             datagrams: datagrams.clone(),
+            members: members.clone(),
+            contact: contact.clone(),
         });
         Ok(Self {
             key_transfer: Arc::new(KeyTransfer::new(settings.key_transfer.clone())),
@@ -251,6 +322,8 @@ impl Authority {
             logins: Arc::default(),
             settings,
             directory,
+            members,
+            contact,
             storage,
             audit,
             metrics,
@@ -272,6 +345,7 @@ impl Authority {
             datagrams,
             sync,
             enforcer,
+            follower,
             scores,
             provider,
             renewal,

@@ -1,5 +1,5 @@
 //! The authority's persistent state: accounts, devices, sessions, verifiers, issued grants and the audit trails, in one
-//! SQLite file.
+//! SQLite file. The members of a cluster of authorities replicate its transactions (`replica.rs`).
 //!
 //! [`Database`] opens the file and has a method for each query and change. Commands use it directly. The server uses it
 //! through [`Storage`], on separate threads, because the server's tasks must not wait for a disk. Secrets are stored
@@ -9,6 +9,7 @@ mod accounts;
 mod audit;
 mod copies;
 mod devices;
+mod followed;
 mod grants;
 mod holders;
 mod identities;
@@ -20,11 +21,13 @@ mod persons;
 mod policies;
 mod preferences;
 mod reach;
+mod replica;
 mod resumption;
 mod revocation;
 mod revoke;
 mod scores;
 mod sessions;
+mod shared;
 mod thread;
 mod verifiers;
 
@@ -33,6 +36,7 @@ pub use audit::chain::{AuditHash, Head, NotedHead, Trail, Verdict};
 pub use audit::log::AuditLog;
 pub use audit::{AuditEntry, AuditEvent, AuditQuery, Operator, Subject};
 pub use devices::DeviceEntry;
+pub use followed::FollowedGrant;
 pub use grants::{Ended, GrantEntry, Issuance};
 pub use holders::Recorded;
 pub use identities::{NewService, PersonFacts, ProviderSession, Renewable, Renewed, ServiceEntry};
@@ -41,6 +45,7 @@ pub use logins::{Login, Proof};
 pub use passkeys::{Passkey, PasskeyHandle};
 pub use policies::{Outdated, PolicyChange, PolicyVersion, Refusal};
 pub use reach::Walk;
+pub use replica::{Changes, ClusterId, ClusterKey, Log, Unavailable};
 pub use resumption::Resumed;
 pub use revoke::{RevokedCounts, Which};
 pub use scores::{Complained, LOW_SCORE, NewComplaint, ScoreEntry, ScoreTerms};
@@ -50,8 +55,9 @@ pub(crate) use thread::Held;
 pub use thread::{Basis, Storage, verifiers_line};
 pub use verifiers::VerifierEntry;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use audit::chain;
+use replica::Replica;
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, params};
 use std::io::ErrorKind;
 use std::path::Path;
@@ -60,7 +66,7 @@ use std::time::Duration;
 /// The SHA-256 of a bearer token or one-time code. The database stores the hash in place of the token.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 13;
+const SCHEMA_VERSION: i64 = 14;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
@@ -99,9 +105,12 @@ CREATE INDEX grants_of_person_by_expiry ON grants (person, expires);
 /// Maximum number of grants that one transaction deletes.
 const PIECE: u32 = 500;
 
-/// The database file. A method that writes does so in one transaction, except [`Self::prune`].
+/// The database file. A method that writes does so in one transaction, except [`Self::prune`] and methods that end very
+/// many sessions or grants.
 pub struct Database {
     connection: Connection,
+    /// Replicates the transactions, if the authority is a member of a cluster.
+    replica: Option<Replica>,
 }
 
 /// Explains why a database cannot be opened, because SQLite's own message does not distinguish the causes.
@@ -136,6 +145,7 @@ impl Database {
         transaction.execute_batch(policies::SCHEMA)?;
         transaction.execute_batch(scores::SCHEMA)?;
         transaction.execute_batch(scores::CHANGES)?;
+        transaction.execute_batch(replica::SCHEMA)?;
         chain::begin(&transaction, identity)?;
         transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
         transaction.commit()?;
@@ -147,8 +157,22 @@ impl Database {
     /// format.
     ///
     /// # Errors
-    /// The file does not exist or cannot be read, or its format is too old or too new.
+    /// The file does not exist or cannot be read, its format is too old or too new, or it belongs to a member of a
+    /// cluster.
     pub fn open(path: &Path) -> Result<Self> {
+        let database = Self::open_file(path)?;
+        if let Some((cluster, member)) = replica::membership(&database.connection)? {
+            // A change that is not in the cluster's log would be in this copy only.
+            bail!(
+                "{} is the database of member {member} of the cluster {cluster}, but the cluster.toml beside it is \
+                 missing: restore cluster.toml and cluster.key, or run `vouchsafe authority cluster leave`",
+                path.display()
+            );
+        }
+        Ok(database)
+    }
+
+    fn open_file(path: &Path) -> Result<Self> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let mut connection =
             Connection::open_with_flags(path, flags).map_err(|error| anyhow!(cannot_open(path, &error)))?;
@@ -156,17 +180,24 @@ impl Database {
         connection.set_prepared_statement_cache_capacity(64);
         migration::run(&mut connection, path)?;
         connection.pragma_update(None, "synchronous", "FULL")?;
-        Ok(Self { connection })
+        Ok(Self { connection, replica: None })
     }
 
     /// Opens the same file on a second connection, read-only.
     fn reader(&self) -> Result<Self> {
-        let path = self.connection.path().context("the database has no file")?;
+        Self::open_to_read(Path::new(self.connection.path().context("the database has no file")?))
+    }
+
+    /// Opens the database of a running server read-only, also if the server is a member of a cluster.
+    ///
+    /// # Errors
+    /// The file does not exist or cannot be read.
+    pub fn open_to_read(path: &Path) -> Result<Self> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(path, flags)?;
         connection.busy_timeout(Duration::from_secs(5))?;
         connection.set_prepared_statement_cache_capacity(64);
-        Ok(Self { connection })
+        Ok(Self { connection, replica: None })
     }
 
     /// Returns a number that changes when another connection has written to the database since the last call.
@@ -187,24 +218,27 @@ impl Database {
         Ok(())
     }
 
-    /// Performs a part of the work of [`Self::prune`] in one transaction, and reports whether there is possibly more to
-    /// delete.
+    /// Performs a part of the work of [`Self::prune`] in two transactions, one of which concerns only this authority, and
+    /// reports whether there is possibly more to delete. Another member may delete the same rows before.
     ///
     /// # Errors
     /// The database cannot be written.
     pub fn prune_some(&mut self, time: u64, grants_kept: u32, audit_lifetime: u32) -> Result<bool> {
-        self.write_soon(|transaction| {
-            let (now, ended) = (time.cast_signed(), time.cast_signed() - i64::from(grants_kept));
-            sessions::end_expired(transaction, time)?;
+        let (now, ended) = (time.cast_signed(), time.cast_signed() - i64::from(grants_kept));
+        let was_cut = self.write_local(|transaction| {
+            policies::prune(transaction, now)?;
+            chain::cut(transaction, now - i64::from(audit_lifetime), time)
+        })?;
+        let was_full = self.write_soon(|transaction| {
+            let sessions = sessions::end_expired(transaction, time)?;
             let piece = "DELETE FROM grants WHERE handle IN (SELECT handle FROM grants WHERE expires <= ?1 LIMIT ?2)";
-            if transaction.execute(piece, params![ended, PIECE])? == PIECE as usize {
+            let grants = transaction.execute(piece, params![ended, PIECE])?;
+            if grants == PIECE as usize || sessions == PIECE as usize {
                 return Ok(true);
             }
-            holders::prune(transaction, ended)?;
-            policies::prune(transaction, now)?;
-            scores::prune(transaction, time)?;
-            chain::cut(transaction, now - i64::from(audit_lifetime), time)
-        })
+            Ok(holders::prune(transaction, ended)? || scores::prune(transaction, time)?)
+        })?;
+        Ok(was_cut || was_full)
     }
 
     /// Calls `read` with a database that does not change for it, even if other connections write at the same time.
@@ -216,16 +250,35 @@ impl Database {
         read(self)
     }
 
+    /// Runs a transaction. A member of a cluster also replicates it.
     fn write<T>(&mut self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
-        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let Self { connection, replica } = self;
+        if let Some(replica) = replica {
+            return replica.write(connection, work);
+        }
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let done = work(&transaction)?;
         transaction.commit()?;
         Ok(done)
     }
 
+    /// Runs a transaction that changes only tables which are not replicated: the audit trails, refusals, and the queues
+    /// of announcements. It does not wait for the cluster, and like [`Self::write_soon`] not for the disk.
+    fn write_local<T>(&mut self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
+        let Self { connection, replica } = self;
+        match replica {
+            Some(replica) => replica.write_local(connection, work),
+            None => self.write_soon(work),
+        }
+    }
+
     /// Runs a write transaction that does not wait for the disk: a power failure may lose the latest of these writes,
     /// but never a part of one.
     fn write_soon<T>(&mut self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
+        if self.replica.is_some() {
+            // No transaction of a member waits for its disk: the log has what a power failure takes away.
+            return self.write(work);
+        }
         self.connection.pragma_update(None, "synchronous", "NORMAL")?;
         let done = self.write(work);
         self.connection.pragma_update(None, "synchronous", "FULL")?;

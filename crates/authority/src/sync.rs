@@ -4,6 +4,7 @@
 //! look-up in the database. Code that changes one of them writes the database first and then calls
 //! [`Synchroniser::run`].
 
+use crate::cluster::confirm::{Confirmation, Followed};
 use crate::leases::Leases;
 use crate::login::Sessions;
 use crate::now;
@@ -31,6 +32,7 @@ pub struct Synchroniser {
     pub(crate) leases: Arc<Leases>,
     pub(crate) push: Arc<Push>,
     pub(crate) reports: Arc<Reports>,
+    pub(crate) confirmation: Arc<Confirmation>,
     pub(crate) runs: SingleFlight,
 }
 
@@ -44,6 +46,29 @@ impl Synchroniser {
     /// The database cannot be read or written.
     pub async fn run(&self) -> Result<()> {
         self.runs.run(async || self.run_once().await).await
+    }
+
+    /// Does what [`Self::run`] does, and waits until the other members of the cluster have followed, for seven seconds at
+    /// most. Members that have not followed are logged.
+    ///
+    /// # Errors
+    /// The database cannot be read or written.
+    pub async fn run_everywhere(&self) -> Result<()> {
+        self.run().await?;
+        let followed = self.confirmation.wait().await?;
+        if !followed.is_complete() {
+            tracing::warn!("a change is recorded{followed}");
+        }
+        Ok(())
+    }
+
+    /// Waits until the other members of the cluster have followed everything that is recorded here, for seven seconds at
+    /// most.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub async fn confirmed(&self) -> Result<Followed> {
+        self.confirmation.wait().await
     }
 
     async fn run_once(&self) -> Result<()> {

@@ -38,34 +38,66 @@ impl Certificates {
     /// # Errors
     /// A name is neither a DNS name nor an address.
     pub fn new(names: &[String], now: u64) -> Result<Self> {
-        let year = 1970 + i32::try_from(now / 31_556_952)?;
-        let valid = |mut params: CertificateParams, name: &str| {
-            params.distinguished_name.push(DnType::CommonName, name);
-            params.not_before = rcgen::date_time_ymd(year - 1, 1, 1);
-            params.not_after = rcgen::date_time_ymd(year + YEARS, 1, 1);
-            params
-        };
-        let mut ca_params = valid(CertificateParams::default(), "Vouchsafe authority CA");
-        ca_params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        ca_params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let ca_params = ca_params(now)?;
         let ca_key = KeyPair::generate()?;
         let ca = ca_params.self_signed(&ca_key)?;
-
-        let params = CertificateParams::new(names).context("each --name must be a DNS name or an address")?;
-        let mut params = valid(params, "Vouchsafe authority");
-        params.use_authority_key_identifier_extension = true;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let server_key = KeyPair::generate()?;
         let ca_key_pem = Zeroizing::new(ca_key.serialize_pem());
-        let server = params.signed_by(&server_key, &Issuer::new(ca_params, ca_key))?;
-        Ok(Self {
-            ca: ca.pem(),
-            ca_key: ca_key_pem,
-            server: server.pem(),
-            server_key: Zeroizing::new(server_key.serialize_pem()),
-        })
+        let (server, server_key) = server_certificate(names, now, &Issuer::new(ca_params, ca_key))?;
+        Ok(Self { ca: ca.pem(), ca_key: ca_key_pem, server, server_key })
     }
+}
+
+/// Returns the name, the period and the purpose of the CA's certificate.
+fn ca_params(now: u64) -> Result<CertificateParams> {
+    let mut params = valid(CertificateParams::default(), "Vouchsafe authority CA", now)?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    Ok(params)
+}
+
+fn valid(mut params: CertificateParams, name: &str, now: u64) -> Result<CertificateParams> {
+    let year = 1970 + i32::try_from(now / 31_556_952)?;
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.not_before = rcgen::date_time_ymd(year - 1, 1, 1);
+    params.not_after = rcgen::date_time_ymd(year + YEARS, 1, 1);
+    Ok(params)
+}
+
+/// Makes a server certificate for `names` and its key, in PEM.
+fn server_certificate(names: &[String], now: u64, ca: &Issuer<'_, KeyPair>) -> Result<(String, Zeroizing<String>)> {
+    let params = CertificateParams::new(names).context("each name of a host must be a DNS name or an address")?;
+    let mut params = valid(params, "Vouchsafe authority", now)?;
+    params.use_authority_key_identifier_extension = true;
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let key = KeyPair::generate()?;
+    Ok((params.signed_by(&key, ca)?.pem(), Zeroizing::new(key.serialize_pem())))
+}
+
+/// Makes a certificate for another member of the cluster, signed by the CA in the authority's directory at `path`, and
+/// its key, in PEM. `now` is in Unix seconds.
+///
+/// # Errors
+/// The CA's key is not in the directory or does not belong to `ca.pem`, or a name is neither a DNS name nor an address.
+pub fn member_certificate(path: &Path, names: &[String], now: u64) -> Result<(String, Zeroizing<String>)> {
+    let (ca, ca_key) = (path.join("ca.pem"), path.join("ca.key"));
+    let pem = std::fs::read_to_string(&ca_key).map(Zeroizing::new).with_context(|| {
+        format!(
+            "cannot read {}, which signs the certificates of members: put it back for this command",
+            ca_key.display()
+        )
+    })?;
+    let key = KeyPair::from_pem(&pem).with_context(|| format!("{} is malformed", ca_key.display()))?;
+    let certificate = der(&std::fs::read(&ca).with_context(|| format!("cannot read {}", ca.display()))?)?;
+    let public = key.public_key_raw();
+    anyhow::ensure!(
+        certificate.windows(public.len()).any(|part| part == public),
+        "{} does not belong to {}: clients, which trust the latter, would not trust a certificate that it signs",
+        ca_key.display(),
+        ca.display()
+    );
+    // The certificate names its issuer as `init` named the CA.
+    server_certificate(names, now, &Issuer::new(ca_params(now)?, key))
 }
 
 /// Returns the SHA-256 of a PEM certificate's DER form in colon-separated hex, which users compare.

@@ -5,6 +5,7 @@ use crate::convert;
 use crate::{Authority, Error};
 use api::Problem;
 use engine::model::{Given, SegmentRequest};
+use reqwest::Url;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,6 +19,8 @@ use wire::ask::{ANSWER_LEN, LineKey, LineNumber, QUESTION_LEN, Question, REPLY_L
 
 /// Time to wait for an answer after each transmission of a request.
 const WAITS: [Duration; 3] = [Duration::from_millis(200), Duration::from_millis(400), Duration::from_millis(800)];
+/// Number of transmissions of a request to an authority in a cluster: another authority can answer it sooner.
+const TRIES_IN_CLUSTER: usize = 2;
 /// Time until the client requests another line, if no answer ever arrived on the last line or if the authority has no
 /// lines.
 const PAUSE: Duration = Duration::from_secs(300);
@@ -26,7 +29,8 @@ const PAUSE: Duration = Duration::from_secs(300);
 const NO_SEGMENT: Error = Error::Unusable("the answer contains no valid segment");
 
 /// Requests segments from an authority: by UDP if that works, otherwise over HTTPS. All clones of an `Asker` use the
-/// same line.
+/// same line. Each authority of a cluster has lines of its own: if the client begins to use another authority, the asker
+/// requests a line there.
 #[derive(Clone)]
 pub struct Asker {
     authority: Authority,
@@ -37,10 +41,14 @@ pub struct Asker {
 struct State {
     line: Option<Arc<Line>>,
     not_before: Option<Instant>,
+    /// The authority that the client used when it last needed a line.
+    used: Option<Url>,
 }
 
 /// A line, and the task that reads answers on it.
 struct Line {
+    /// The authority that serves the line.
+    url: Url,
     channel: Arc<Channel>,
     reader: AbortHandle,
 }
@@ -84,7 +92,8 @@ impl Asker {
             None => None,
         };
         if let Some((line, question)) = line {
-            if let Some(reply) = line.channel.ask(&question).await {
+            let tries = if self.authority.cluster.are_several() { TRIES_IN_CLUSTER } else { WAITS.len() };
+            if let Some(reply) = line.channel.ask(&question, &WAITS[..tries]).await {
                 return answer(&reply, request);
             }
             self.give_up(&line).await;
@@ -108,6 +117,7 @@ impl Asker {
     /// Returns the line, requesting one if there is none; `None` if the request fails, or failed a short time ago.
     async fn line(&self) -> Option<Arc<Line>> {
         let mut state = self.state.lock().await;
+        state.follow(self.authority.cluster.used());
         if state.line.is_some() || state.not_before.is_some_and(|not_before| Instant::now() < not_before) {
             return state.line.clone();
         }
@@ -124,9 +134,9 @@ impl Asker {
 
     async fn open(&self) -> Result<Line, Error> {
         let broken = || Error::Other("the authority's answer is malformed: no valid line for requests by UDP".into());
-        let line = self.authority.line().await?;
+        let (line, url) = self.authority.line_of().await?;
         let (number, key) = line.read().ok_or_else(broken)?;
-        let (host, _) = crate::host(&self.authority.base);
+        let (host, _) = crate::host(&url);
         let unreachable = |error: std::io::Error| {
             Error::Unreachable(format!("cannot open a socket for requests by UDP to its port {}: {error}", line.port))
         };
@@ -144,7 +154,7 @@ impl Asker {
             answered: AtomicBool::new(false),
         });
         let reader = tokio::spawn(channel.clone().read()).abort_handle();
-        Ok(Line { channel, reader })
+        Ok(Line { url, channel, reader })
     }
 
     /// Drops a line on which no answer arrived in time. If the line had worked before, the next request for a segment
@@ -165,6 +175,17 @@ impl Asker {
     }
 }
 
+impl State {
+    /// Forgets the line, and failures to get one, if the client has begun to use another authority.
+    fn follow(&mut self, used: Url) {
+        if self.used.as_ref() != Some(&used) {
+            self.line.take_if(|line| line.url != used);
+            self.not_before = None;
+            self.used = Some(used);
+        }
+    }
+}
+
 impl Drop for Line {
     fn drop(&mut self) {
         self.reader.abort();
@@ -172,14 +193,14 @@ impl Drop for Line {
 }
 
 impl Channel {
-    /// Sends the request up to three times, each time with a new counter, until an answer arrives; `None` if none
-    /// arrives in time, or if no request can be made or sent.
-    async fn ask(&self, question: &[u8; QUESTION_LEN]) -> Option<[u8; REPLY_LEN]> {
+    /// Sends the request as often as `waits` has times to wait, each time with a new counter, until an answer arrives;
+    /// `None` if none arrives in time, or if no request can be made or sent.
+    async fn ask(&self, question: &[u8; QUESTION_LEN], waits: &[Duration]) -> Option<[u8; REPLY_LEN]> {
         let (sender, mut answers) = mpsc::channel(WAITS.len());
         let weak = sender.downgrade();
-        let mut asked = Asked { of: self, counters: Vec::with_capacity(WAITS.len()) };
+        let mut asked = Asked { of: self, counters: Vec::with_capacity(waits.len()) };
         let mut held = Some(sender);
-        for wait in WAITS {
+        for wait in waits {
             let counter = self.counter.fetch_add(1, Ordering::Relaxed) + 1;
             // Only `waiting` holds the sender: if the reader clears that map, no answer will come, and `recv` returns
             // at once.
@@ -189,7 +210,7 @@ impl Channel {
             if let Err(error) = self.socket.send(&request).await {
                 tracing::debug!("cannot send a request for a segment: {error}");
             }
-            match tokio::time::timeout(wait, answers.recv()).await {
+            match tokio::time::timeout(*wait, answers.recv()).await {
                 Ok(answer) => return answer,
                 Err(_) => tracing::debug!(counter, "no answer yet"),
             }

@@ -17,10 +17,12 @@ impl Authority {
     ///
     /// Fails if the key is malformed, if the authority does not accept the key, or if the authority can't be reached.
     pub async fn login_by_key(&self, key: &ServiceKey, device: &str) -> Result<Session, Error> {
-        let nonce = self.challenge().await?.nonce;
+        // Only the authority that made the challenge accepts the answer.
+        let authority = self.at_one().await?;
+        let nonce = authority.challenge().await?.nonce;
         let assertion = sign(key, &nonce)?;
         let (service, device) = (key.service.clone(), device.to_owned());
-        self.service_login(&ServiceLogin { service, nonce, assertion, device }).await
+        authority.service_login(&ServiceLogin { service, nonce, assertion, device }).await
     }
 }
 

@@ -97,6 +97,7 @@ pub fn event(event: &api::Event) -> Option<Event> {
         | api::Event::Granted { .. }
         | api::Event::Pair { .. }
         | api::Event::Recheck
+        | api::Event::RoleChange { .. }
         | api::Event::SessionsRevoked { .. }
         | api::Event::Withdrawn { .. } => None,
     }

@@ -1,18 +1,26 @@
-//! The push channel: server-sent events, read by a task that reconnects with growing, jittered pauses.
+//! The push channel: server-sent events, read by a task that reconnects with growing, jittered pauses. In a cluster, the
+//! stream is always at the authority that the client uses for its calls. If this authority fails, the task tries all
+//! others before the first pause. If the client begins to use another one for any other reason, the task opens the new
+//! stream before it closes the old one.
 
-use crate::{Authority, CONNECT_TIME, Error, send};
+use crate::call::Call;
+use crate::{Authority, CONNECT_TIME, Error};
 use api::{Confirm, Event};
-use reqwest::{Method, Response};
+use reqwest::{Response, Url};
 use std::time::Duration;
 use tokio::sync::mpsc::{Receiver, Sender, channel};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 
 /// Silence after which the client considers a stream dead; the authority sends something every 10 s.
 const SILENCE: Duration = Duration::from_secs(25);
 /// The first and the longest pause before the next attempt to connect.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(250), Duration::from_secs(30));
+/// A stream that lasted at least this long worked.
+const LASTED: Duration = Duration::from_secs(10);
+/// Interval at which the client looks whether authorities of the cluster have to be measured.
+const TEND: Duration = Duration::from_secs(1);
 /// Maximum number of events that wait for the caller; beyond that the authority has to wait, and in the end
 /// disconnects.
 const QUEUE: usize = 64;
@@ -57,6 +65,22 @@ impl Drop for EventStream {
     }
 }
 
+/// An open stream, and the authority at which it is.
+struct Connection {
+    url: Url,
+    response: Response,
+}
+
+/// The reason why the task stops reading a connection.
+enum End {
+    /// Nobody receives the events any more.
+    Unheard,
+    /// The client uses another authority now.
+    Moved,
+    /// The connection broke, or the authority has closed it.
+    Lost(String),
+}
+
 async fn follow(
     authority: Authority,
     confirms: Confirm,
@@ -64,46 +88,125 @@ async fn follow(
     lost: watch::Sender<Option<String>>,
 ) {
     let mut pause = PAUSES.0;
+    let mut next = None;
+    let mut losses = 0;
     while !events.is_closed() {
-        let came = || {
-            lost.send_if_modified(|trouble| trouble.take().is_some());
+        let opened = match next.take() {
+            Some(connection) => Ok(connection),
+            None => open(&authority, confirms).await,
         };
-        let why = match connection(&authority, confirms, &events, &mut pause, came).await {
+        let (why, goes_on) = match opened {
             Err(error @ (Error::NotLoggedIn | Error::Denied(_))) => {
                 let _ = events.send(Err(error)).await;
                 return;
             }
-            Err(error) => error.to_string(),
-            Ok(()) => "the authority has closed the connection".to_owned(),
+            Err(error) => (error.to_string(), false),
+            Ok(mut connection) => {
+                let since = Instant::now();
+                let end = read(&authority, &mut connection, &events, &mut pause, &lost).await;
+                losses = if since.elapsed() >= LASTED { 0 } else { losses + 1 };
+                match end {
+                    End::Unheard => return,
+                    End::Moved => {
+                        next = open(&authority, confirms).await.ok();
+                        continue;
+                    }
+                    End::Lost(why) => (why, losses < note_loss(&authority, &connection.url)),
+                }
+            }
         };
         tracing::debug!("event stream: {why}");
-        lost.send_replace(Some(why));
-        tokio::time::sleep(jittered(pause)).await;
-        pause = (pause * 2).min(PAUSES.1);
+        if !goes_on {
+            lost.send_replace(Some(why));
+            rest(&authority, jittered(pause)).await;
+            pause = (pause * 2).min(PAUSES.1);
+            losses = 0;
+        }
     }
 }
 
-/// Reads events from one connection until it ends. Each event resets the pause and calls `came`.
-async fn connection(
+/// Opens a stream at an authority that answers, and uses this authority from then on.
+async fn open(authority: &Authority, confirms: Confirm) -> Result<Connection, Error> {
+    let call = Call::get(format!("v1/events?confirm={}", confirms.name())).endless();
+    let call = call.with_token(authority.token.as_ref())?;
+    let opened = timeout(CONNECT_TIME * 2, authority.cluster.send(&call)).await;
+    let (url, response) = opened.map_err(|_| Error::Unreachable("the event stream timed out".into()))??;
+    authority.cluster.change(|choice, _| choice.adopt(&url));
+    Ok(Connection { url, response })
+}
+
+/// Notes that the stream at an authority ended. Returns how many streams may end early, one after the other, before the
+/// task makes a pause: in a cluster, each authority has its turn first.
+fn note_loss(authority: &Authority, url: &Url) -> usize {
+    authority.cluster.change(|choice, now| {
+        if !choice.are_several() {
+            return 0;
+        }
+        choice.failed(url, now, now);
+        choice.urls().count()
+    })
+}
+
+/// Makes a pause, which ends early if an authority of a silent cluster answers a call.
+async fn rest(authority: &Authority, pause: Duration) {
+    let mut used = authority.cluster.watch();
+    if used.borrow_and_update().is_alive {
+        return sleep(pause).await;
+    }
+    let _ = timeout(pause, used.wait_for(|used| used.is_alive)).await;
+}
+
+/// Reads events from a connection until it ends. Each event resets the pause and takes back the report of a loss.
+async fn read(
     authority: &Authority,
-    confirms: Confirm,
+    connection: &mut Connection,
     events: &Sender<Result<Event, Error>>,
     pause: &mut Duration,
-    came: impl Fn(),
-) -> Result<(), Error> {
-    let path = format!("v1/events?confirm={}", confirms.name());
-    let request = authority.authorized(authority.request(Method::GET, &path)?)?;
-    let silent = |_| Error::Unreachable("the event stream timed out".into());
-    let mut response = timeout(CONNECT_TIME * 2, send(request)).await.map_err(silent)??;
+    lost: &watch::Sender<Option<String>>,
+) -> End {
+    let Connection { url, response } = connection;
+    let cluster = &authority.cluster;
+    let mut used = cluster.watch();
+    let mut ticks = interval(TEND);
     let mut lines = Lines::default();
-    while let Some(chunk) = timeout(SILENCE, chunk(&mut response)).await.map_err(silent)?? {
-        for data in lines.feed(&chunk)? {
+    let mut heard = Instant::now();
+    loop {
+        if used.borrow_and_update().url != *url {
+            return End::Moved;
+        }
+        let chunk = tokio::select! {
+            _ = used.changed() => continue,
+            _ = ticks.tick() => {
+                cluster.tend();
+                continue;
+            }
+            () = sleep_until(heard + SILENCE) => return End::Lost("the event stream timed out".into()),
+            chunk = response.chunk() => chunk,
+        };
+        let data = match chunk {
+            Ok(Some(chunk)) => lines.feed(&chunk),
+            Ok(None) => return End::Lost("the authority has closed the connection".into()),
+            Err(error) => Err(error.into()),
+        };
+        let data = match data {
+            Ok(data) => data,
+            Err(error) => return End::Lost(error.to_string()),
+        };
+        heard = Instant::now();
+        if cluster.are_several() {
+            cluster.change(|choice, now| choice.answered(url, now, now));
+        }
+        for data in data {
             match serde_json::from_str(&data) {
+                Ok(Event::RoleChange { next }) => {
+                    tracing::info!("the authority at {url} is about to stop");
+                    cluster.end(url, next.as_deref());
+                }
                 Ok(event) => {
                     *pause = PAUSES.0;
-                    came();
+                    lost.send_if_modified(|trouble| trouble.take().is_some());
                     if events.send(Ok(event)).await.is_err() {
-                        return Ok(());
+                        return End::Unheard;
                     }
                 }
                 // A newer authority may send events that this client doesn't know.
@@ -111,11 +214,6 @@ async fn connection(
             }
         }
     }
-    Ok(())
-}
-
-async fn chunk(response: &mut Response) -> Result<Option<Vec<u8>>, Error> {
-    Ok(response.chunk().await?.map(|bytes| bytes.to_vec()))
 }
 
 /// Returns between half of a pause and all of it, so that the clients of a restarted authority don't all reconnect at

@@ -1,26 +1,34 @@
-//! Client for the authority's HTTPS API: one [`Authority`] per authority and bearer token, and its [`EventStream`].
-//! Connections are kept open, so a call costs one round trip. The client makes no decisions and stores nothing.
+//! Client for the authority's HTTPS API: one [`Authority`] per authority or cluster and bearer token, and its
+//! [`EventStream`]. Connections are kept open, so a call costs one round trip. The client makes no decisions about access
+//! and stores nothing. If the authority is in a cluster, calls go to whichever of the cluster's authorities answers.
 #![forbid(unsafe_code)]
 
 mod asking;
 mod assertion;
+mod call;
+mod choice;
+mod cluster;
 pub mod convert;
 mod events;
 mod owner;
+mod sending;
 mod tls;
 
 pub use asking::Asker;
+pub use cluster::Members;
 pub use events::EventStream;
 
 use api::{
-    Acknowledgement, AnswerRequest, BrowserLogin, BrowserLoginStarted, Challenge, Complaint, Confirm, Destinations,
-    DeviceLogin, DeviceLoginStarted, EndpointPlaces, Enrolled, Enrolment, EpochKeys, ExplainRequest, FinishLogin,
-    FlowsToCut, Grant, GrantOwner, GrantRequest, Line, LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome,
-    PathSegment, PersonExplanation, Problem, Report, Reported, RevokedGrant, SegmentRequest, ServiceLogin, Session,
-    Standing, VerifierConfig,
+    Acknowledgement, AnswerRequest, Authorities, BrowserLogin, BrowserLoginStarted, Challenge, Complaint, Confirm,
+    Destinations, DeviceLogin, DeviceLoginStarted, EndpointPlaces, Enrolled, Enrolment, EpochKeys, ExplainRequest,
+    FinishLogin, FlowsToCut, Grant, GrantOwner, GrantRequest, Line, LiveFlows, LoggedOut, Login, LoginMethods,
+    LoginOutcome, PathSegment, PersonExplanation, Problem, Report, Reported, RevokedGrant, SegmentRequest,
+    ServiceLogin, Session, Standing, VerifierConfig,
 };
+use call::{Call, parse};
+use cluster::{Cluster, Connections};
 use owner::{Elsewhere, OwnedBy};
-use reqwest::{ClientBuilder, Method, RequestBuilder, Response, StatusCode, Url};
+use reqwest::{ClientBuilder, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::sync::Arc;
@@ -32,6 +40,8 @@ const CONNECT_TIME: Duration = Duration::from_secs(5);
 const CALL_TIME: Duration = Duration::from_secs(15);
 /// Interval of HTTP/2 keep-alive pings, and the time that the authority has to answer one.
 const PING: Duration = Duration::from_secs(10);
+/// [`PING`] for an authority in a cluster: the event stream moves to another authority when one has fallen silent.
+const PING_IN_CLUSTER: Duration = Duration::from_secs(3);
 /// Maximum length of an answer, in bytes.
 const MOST_ANSWER: usize = 16 * 1024 * 1024;
 
@@ -68,11 +78,11 @@ impl From<reqwest::Error> for Error {
     }
 }
 
-/// A client of one authority. Clones share their connections.
+/// A client of one authority, or of the authorities of a cluster. Clones share their connections, and what they know of
+/// the cluster.
 #[derive(Clone)]
 pub struct Authority {
-    http: reqwest::Client,
-    base: Url,
+    cluster: Arc<Cluster>,
     token: Option<Arc<str>>,
 }
 
@@ -124,20 +134,43 @@ impl Authority {
     fn over(
         url: &str,
         ca_pem: Option<&[u8]>,
-        connections: impl FnOnce(ClientBuilder) -> ClientBuilder,
+        connections: impl Fn(ClientBuilder) -> ClientBuilder,
     ) -> Result<Self, Error> {
-        let base = base(url)?;
-        let builder = reqwest::Client::builder()
-            .tls_backend_preconfigured(tls::config(ca_pem)?)
-            .https_only(true)
-            .redirect(reqwest::redirect::Policy::none())
-            .connect_timeout(CONNECT_TIME)
-            .http2_keep_alive_interval(PING)
-            .http2_keep_alive_timeout(PING)
-            .http2_keep_alive_while_idle(true)
-            .user_agent(concat!("vouchsafe/", env!("CARGO_PKG_VERSION")));
-        let http = connections(builder).build()?;
-        Ok(Self { http, base, token: None })
+        let own = base(url)?;
+        let tls = tls::config(ca_pem)?;
+        let http = |ping: Duration| {
+            let builder = reqwest::Client::builder()
+                .tls_backend_preconfigured(tls.clone())
+                .https_only(true)
+                .redirect(reqwest::redirect::Policy::none())
+                .connect_timeout(CONNECT_TIME)
+                .http2_keep_alive_interval(ping)
+                .http2_keep_alive_timeout(ping)
+                .http2_keep_alive_while_idle(true)
+                .user_agent(concat!("vouchsafe/", env!("CARGO_PKG_VERSION")));
+            connections(builder).build()
+        };
+        let connections = Connections { patient: http(PING)?, quick: http(PING_IN_CLUSTER)? };
+        Ok(Self { cluster: Arc::new(Cluster::new(own, ca_pem.is_some(), connections)), token: None })
+    }
+
+    /// Replaces what is known of the cluster by the authorities at these URLs, from an earlier run's [`Self::members`].
+    /// The authority that was named at the start stays one of them. [`Self::destinations`], [`Self::config`] and
+    /// [`Self::authorities`] learn the URLs from each answer.
+    pub fn learn(&self, urls: &[String]) {
+        self.cluster.learn(urls);
+    }
+
+    /// Returns the URLs of the authority in use and of the others in its cluster.
+    pub fn members(&self) -> Members {
+        self.cluster.members()
+    }
+
+    /// Returns a client of only one authority of the cluster, one that answers. Calls that continue each other need it,
+    /// because what one authority remembers between them, another does not know.
+    pub(crate) async fn at_one(&self) -> Result<Self, Error> {
+        let url = self.cluster.reachable().await?.unwrap_or_else(|| self.cluster.used());
+        Ok(Self { cluster: Arc::new(self.cluster.only(url)), token: self.token.clone() })
     }
 
     /// Returns a client that has this bearer token, and shares this client's connections.
@@ -161,7 +194,7 @@ impl Authority {
     ///
     /// Fails if the authority can't be reached.
     pub async fn login_methods(&self) -> Result<LoginMethods, Error> {
-        call(self.request(Method::GET, "v1/login")?).await
+        self.call(&Call::get("v1/login")).await
     }
 
     /// Starts a login with the identity provider in a browser on this machine.
@@ -197,7 +230,7 @@ impl Authority {
     ///
     /// Fails if the authority can't be reached.
     pub async fn challenge(&self) -> Result<Challenge, Error> {
-        call(self.request(Method::POST, "v1/login/challenge")?).await
+        self.call(&Call::post("v1/login/challenge")).await
     }
 
     /// Logs a machine in.
@@ -216,12 +249,22 @@ impl Authority {
     ///
     /// Fails if the session has ended already, or if the authority can't be reached.
     pub async fn logout(&self) -> Result<Option<LoggedOut>, Error> {
-        let request = self.authorized(self.request(Method::POST, "v1/logout")?)?;
-        let answer = send(request.timeout(CALL_TIME)).await?;
-        if answer.status() == StatusCode::NO_CONTENT {
-            return Ok(None);
+        let call = Call::post("v1/logout").with_token(self.token.as_ref())?;
+        match self.cluster.call(&call).await? {
+            (_, StatusCode::NO_CONTENT, _) => Ok(None),
+            (_, _, body) => parse(&body).map(Some),
         }
-        parse(&read(answer).await?).map(Some)
+    }
+
+    /// Asks for the authorities of the cluster, and returns them.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the authority is too old to know this call (status 404), or can't be reached.
+    pub async fn authorities(&self) -> Result<Authorities, Error> {
+        let answer: Authorities = self.call(&Call::get("v1/authorities")).await?;
+        self.learn(&answer.authorities);
+        Ok(answer)
     }
 
     /// Returns the destinations that the person may reach.
@@ -230,7 +273,9 @@ impl Authority {
     ///
     /// Fails if the session has ended, or if the authority can't be reached.
     pub async fn destinations(&self) -> Result<Destinations, Error> {
-        self.get("v1/destinations").await
+        let answer: Destinations = self.get("v1/destinations").await?;
+        self.learn(&answer.authorities);
+        Ok(answer)
     }
 
     /// Requests a grant.
@@ -240,7 +285,7 @@ impl Authority {
     /// Fails with [`Error::Denied`] if the policy denies the grant. Also fails if the session has ended or the
     /// authority can't be reached.
     pub async fn grant(&self, request: &GrantRequest) -> Result<Grant, Error> {
-        self.authorized_post("v1/grants", request).await
+        self.repeatable_post("v1/grants", request).await
     }
 
     /// Requests a path segment of a virtual network.
@@ -250,7 +295,7 @@ impl Authority {
     /// Fails with [`Error::Denied`] if the receiver does not consent. Also fails if the session has ended or the
     /// authority can't be reached.
     pub async fn segment(&self, request: &SegmentRequest) -> Result<PathSegment, Error> {
-        self.authorized_post("v1/segments", request).await
+        self.repeatable_post("v1/segments", request).await
     }
 
     /// Requests a segment for answers to packets that arrived with the segment in `request`.
@@ -260,7 +305,7 @@ impl Authority {
     /// Fails with [`Error::Denied`] if the segment in `request` does not permit answers. Also fails if the session
     /// has ended or the authority can't be reached.
     pub async fn answer_segment(&self, request: &AnswerRequest) -> Result<PathSegment, Error> {
-        self.authorized_post("v1/segments/answer", request).await
+        self.repeatable_post("v1/segments/answer", request).await
     }
 
     /// Requests a line, which replaces the session's previous line. [`Asker`] calls this method and uses the line.
@@ -270,7 +315,14 @@ impl Authority {
     /// Fails if the authority has no lines (status 404), if the session has ended, or if the authority can't be
     /// reached.
     pub async fn line(&self) -> Result<Line, Error> {
-        call(self.authorized(self.request(Method::POST, "v1/segments/line")?)?).await
+        Ok(self.line_of().await?.0)
+    }
+
+    /// Requests a line, and returns it with the URL of the authority that serves it.
+    pub(crate) async fn line_of(&self) -> Result<(Line, Url), Error> {
+        let call = Call::post("v1/segments/line").repeatable().with_token(self.token.as_ref())?;
+        let (url, _, body) = self.cluster.call(&call).await?;
+        Ok((parse(&body)?, url))
     }
 
     /// Enrols a verifier with its one-time code. The answer contains a token for [`Self::with_token`].
@@ -288,7 +340,9 @@ impl Authority {
     ///
     /// Fails if the authority does not know this verifier, or can't be reached.
     pub async fn config(&self) -> Result<VerifierConfig, Error> {
-        self.get("v1/verifier/config").await
+        let answer: VerifierConfig = self.get("v1/verifier/config").await?;
+        self.learn(&answer.authorities);
+        Ok(answer)
     }
 
     /// Returns this verifier's keys of the previous, the current and the next `ahead` epochs.
@@ -333,7 +387,7 @@ impl Authority {
     /// Fails if there are too many handles, or if the authority does not know this verifier or can't be reached.
     pub async fn flows_to_cut(&self, handles: &[u64]) -> Result<Vec<RevokedGrant>, Error> {
         let request = LiveFlows { handles: handles.to_vec() };
-        Ok(self.authorized_post::<FlowsToCut>("v1/verifier/flows", &request).await?.cut)
+        Ok(self.repeatable_post::<FlowsToCut>("v1/verifier/flows", &request).await?.cut)
     }
 
     /// Acknowledges that this verifier has received the events about these grants. Accepts up to
@@ -343,8 +397,8 @@ impl Authority {
     ///
     /// Fails if there are too many handles, or if the authority does not know this verifier or can't be reached.
     pub async fn acknowledge(&self, handles: Vec<u64>) -> Result<(), Error> {
-        let request = self.request(Method::POST, "v1/verifier/heard")?.json(&Acknowledgement { handles });
-        send(self.authorized(request)?.timeout(CALL_TIME)).await.map(drop)
+        let call = Call::post("v1/verifier/heard").json(&Acknowledgement { handles })?;
+        self.cluster.call(&call.with_token(self.token.as_ref())?).await.map(drop)
     }
 
     /// Reports this verifier's status. The answer contains the time until the next report.
@@ -362,7 +416,7 @@ impl Authority {
     ///
     /// Fails if the authority does not know this verifier, or can't be reached.
     pub async fn explain(&self, request: &ExplainRequest) -> Result<PersonExplanation, Error> {
-        self.authorized_post("v1/verifier/explain", request).await
+        self.repeatable_post("v1/verifier/explain", request).await
     }
 
     /// Passes on an application's complaint about the person behind a grant. Returns the person's score.
@@ -381,7 +435,7 @@ impl Authority {
     ///
     /// Fails if the authority can't be reached.
     pub async fn health(&self) -> Result<(), Error> {
-        send(self.request(Method::GET, "v1/health")?.timeout(CALL_TIME)).await.map(drop)
+        self.cluster.call(&Call::health()).await.map(drop)
     }
 
     /// Returns the stream of events for this client's token. A task reads the stream and reconnects by itself.
@@ -396,64 +450,26 @@ impl Authority {
     }
 
     async fn get<A: DeserializeOwned>(&self, path: &str) -> Result<A, Error> {
-        call(self.authorized(self.request(Method::GET, path)?)?).await
+        self.call(&Call::get(path).with_token(self.token.as_ref())?).await
     }
 
     async fn post<A: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<A, Error> {
-        call(self.request(Method::POST, path)?.json(body)).await
+        self.call(&Call::post(path).json(body)?).await
     }
 
     async fn authorized_post<A: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<A, Error> {
-        call(self.authorized(self.request(Method::POST, path)?.json(body))?).await
+        self.call(&Call::post(path).json(body)?.with_token(self.token.as_ref())?).await
     }
 
-    fn request(&self, method: Method, path: &str) -> Result<RequestBuilder, Error> {
-        let url = self.base.join(path).map_err(|error| Error::Other(error.to_string()))?;
-        Ok(self.http.request(method, url))
+    /// Makes a call that changes nothing if it is carried out twice.
+    async fn repeatable_post<A: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<A, Error> {
+        self.call(&Call::post(path).json(body)?.repeatable().with_token(self.token.as_ref())?).await
     }
 
-    fn authorized(&self, request: RequestBuilder) -> Result<RequestBuilder, Error> {
-        Ok(request.bearer_auth(self.token.as_ref().ok_or(Error::NotLoggedIn)?))
+    async fn call<A: DeserializeOwned>(&self, call: &Call) -> Result<A, Error> {
+        let (_, _, body) = self.cluster.call(call).await?;
+        parse(&body)
     }
-}
-
-async fn call<A: DeserializeOwned>(request: RequestBuilder) -> Result<A, Error> {
-    parse(&read(send(request.timeout(CALL_TIME)).await?).await?)
-}
-
-fn parse<A: DeserializeOwned>(body: &[u8]) -> Result<A, Error> {
-    serde_json::from_slice(body).map_err(|error| Error::Other(format!("the authority's answer is malformed: {error}")))
-}
-
-/// Sends a request. Converts an answer whose status is not a success to the corresponding error.
-async fn send(request: RequestBuilder) -> Result<Response, Error> {
-    let response = request.send().await?;
-    let status = response.status();
-    if status.is_success() {
-        return Ok(response);
-    }
-    let body = read(response).await?;
-    let Ok(problem) = serde_json::from_slice::<Problem>(&body) else {
-        return Err(Error::Other(format!(
-            "this server is not an authority: it answered {status} without the reason that an authority gives"
-        )));
-    };
-    Err(match status {
-        StatusCode::UNAUTHORIZED if problem.r#type == "not_logged_in" => Error::NotLoggedIn,
-        StatusCode::FORBIDDEN => Error::Denied(problem),
-        _ => Error::Refused(problem),
-    })
-}
-
-async fn read(mut response: Response) -> Result<Vec<u8>, Error> {
-    let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await? {
-        if body.len() + chunk.len() > MOST_ANSWER {
-            return Err(Error::Other("the authority's answer is too long".into()));
-        }
-        body.extend_from_slice(&chunk);
-    }
-    Ok(body)
 }
 
 /// Formats an error with its causes; the last one is the most useful (`connection refused`, `invalid peer

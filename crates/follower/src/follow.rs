@@ -211,7 +211,7 @@ impl Follower {
             Event::Revoked { .. } | Event::SessionsRevoked { .. } | Event::Pair { .. } | Event::Withdrawn { .. } => {
                 self.unsaved = true;
             }
-            Event::Alive | Event::Recheck | Event::Granted { .. } | Event::LoggedOut => {}
+            Event::Alive | Event::Recheck | Event::Granted { .. } | Event::LoggedOut | Event::RoleChange { .. } => {}
         }
         role.event(event, &mut self.state);
     }

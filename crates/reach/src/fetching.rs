@@ -95,7 +95,7 @@ impl Fetcher {
 }
 
 fn start(kept: &KeptSession) -> Result<tokio::sync::mpsc::UnboundedSender<Work>, Error> {
-    let authority = Authority::new(&kept.authority, kept.ca.as_deref().map(str::as_bytes))?.with_token(&kept.token);
+    let authority = kept.caller()?;
     let failed = |error: std::io::Error| Error::Other(format!("cannot start a thread: {error}"));
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let (sender, mut works) = tokio::sync::mpsc::unbounded_channel::<Work>();

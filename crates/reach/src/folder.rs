@@ -222,6 +222,7 @@ mod tests {
     fn session(token: &str) -> KeptSession {
         KeptSession {
             authority: "https://authority.example.org".into(),
+            authorities: vec!["https://two.example.org".into()],
             ca: None,
             token: token.into(),
             person: "alice".into(),
@@ -251,7 +252,7 @@ mod tests {
         store.update("other", |kept| kept.skew = 7).unwrap();
         store.update("secret", |kept| kept.skew = 5).unwrap();
         let kept = store.load().unwrap().unwrap();
-        assert_eq!((kept.token.as_str(), kept.skew), ("secret", 5));
+        assert_eq!((kept.token.as_str(), kept.skew, kept.authorities.len()), ("secret", 5, 1));
         let text = std::fs::read_to_string(store.path().join(SESSION)).unwrap();
         assert_eq!(text.contains("secret"), keyring::read(&store.key()).is_none(), "{text}");
         store.remove();

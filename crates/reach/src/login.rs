@@ -116,7 +116,9 @@ pub async fn enter(
         tracing::error!(authority = url, "login refused: {error}");
         return Err(Error::Other(error.to_string()));
     }
-    let kept = KeptSession { authority: url, ca, token, person, device, expires, receivers, sealed, skew: 0 };
+    let authorities = authority.members().all;
+    let kept =
+        KeptSession { authority: url, authorities, ca, token, person, device, expires, receivers, sealed, skew: 0 };
     Ok(Some(LoggedIn { authority, kept, time: Timed { value: now, requested, answered } }))
 }
 

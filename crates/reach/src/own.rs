@@ -2,7 +2,6 @@
 //! which of the two answers.
 
 use crate::folder::{Places, Store};
-use crate::kept::KeptSession;
 use crate::login::{self, LoggedIn, Pending, refused, refused_by};
 use crate::protocol::{Call, Discovered, Finding, Grant, Reply, Rung, RungState, Standing, Status};
 use crate::{Error, Session, protocol, resolver};
@@ -144,7 +143,7 @@ impl OwnSession {
             Err(error) => return refused("other", error.to_string()),
         };
         // Also end the earlier session at the authority.
-        if let Some(before) = before.and_then(|before| of(&before).ok()) {
+        if let Some(before) = before.and_then(|before| before.caller().ok()) {
             let _ = tokio::time::timeout(LOGOUT_TIME, before.logout()).await;
         }
         Reply::Done {
@@ -164,7 +163,7 @@ impl OwnSession {
         };
         self.store().remove();
         let text = format!("logged out of {}", kept.authority);
-        let told = async { of(&kept)?.logout().await };
+        let told = async { kept.caller()?.logout().await };
         match tokio::time::timeout(LOGOUT_TIME, told).await {
             Ok(Ok(Some(api::LoggedOut { provider }))) => Reply::LoggedOut { text, provider },
             Ok(Ok(None)) => Reply::Done { text },
@@ -184,8 +183,12 @@ impl OwnSession {
         let now = Clock::at(unix(), since_boot()).shifted(skew).unix(since_boot());
         let mut session = None;
         if let Some(kept) = kept.filter(|kept| kept.expires > now) {
-            let asked = async { of(&kept)?.destinations().await };
-            let answer = tokio::time::timeout(STATUS_TIME, asked).await;
+            let caller = kept.caller();
+            let answer = match &caller {
+                Ok(authority) => tokio::time::timeout(STATUS_TIME, authority.destinations()).await,
+                Err(error) => Ok(Err(client::Error::Other(error.to_string()))),
+            };
+            let (in_use, authorities) = caller.map(|authority| authority.members()).unwrap_or_default().shown();
             let trouble = match &answer {
                 Ok(Ok(_)) => None,
                 Ok(Err(error)) => Some(error.to_string()),
@@ -194,7 +197,16 @@ impl OwnSession {
             let (person, device, authority, expires) = (kept.person, kept.device, kept.authority, kept.expires);
             if !matches!(answer, Ok(Err(client::Error::NotLoggedIn))) {
                 let destinations = kept.receivers;
-                session = Some(protocol::Session { person, device, authority, trouble, expires, destinations });
+                session = Some(protocol::Session {
+                    person,
+                    device,
+                    authority,
+                    in_use,
+                    authorities,
+                    trouble,
+                    expires,
+                    destinations,
+                });
             }
         }
         Reply::Status(Box::new(Status {
@@ -251,10 +263,6 @@ impl OwnSession {
     fn open(&self) -> Result<Session, Error> {
         Session::open(&Places { socket: None, dir: self.dir.clone() })
     }
-}
-
-fn of(kept: &KeptSession) -> Result<Authority, client::Error> {
-    Ok(Authority::new(&kept.authority, kept.ca.as_deref().map(str::as_bytes))?.with_token(&kept.token))
 }
 
 fn refusal(error: &Error) -> Reply {

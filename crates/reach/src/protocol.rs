@@ -348,8 +348,14 @@ pub struct Session {
     pub person: String,
     /// The device's name.
     pub device: String,
-    /// The authority's address.
+    /// The address of the authority at which the person logged in.
     pub authority: String,
+    /// The address of the authority in use; absent if `authority` is alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_use: Option<String>,
+    /// The addresses of all authorities of the cluster; empty if `authority` is alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub authorities: Vec<String>,
     /// Why the authority can't be reached; absent if it can.
     pub trouble: Option<String>,
     /// When the session ends, Unix seconds.

@@ -79,6 +79,8 @@ struct State {
     /// The next nonce. It begins with a random number, because other processes may use the same grant.
     nonce: u32,
     has_ended: bool,
+    /// The URLs of the authorities of the cluster, as they are stored.
+    authorities: Vec<String>,
     /// When the receivers were fetched, on the boot clock.
     listed: Option<Duration>,
     round_trips: BTreeMap<IpAddr, Duration>,
@@ -114,7 +116,9 @@ impl Session {
         }
         let nonce = getrandom::u32().map_err(|error| Error::Folder(format!("cannot get random numbers: {error}")))?;
         let round_trips = BTreeMap::new();
-        let state = Mutex::new(State { wallet, clock, nonce, has_ended: false, listed: None, round_trips });
+        let authorities = kept.authorities.clone();
+        let state =
+            Mutex::new(State { wallet, clock, nonce, has_ended: false, authorities, listed: None, round_trips });
         let own = Own {
             store,
             kept,
@@ -328,21 +332,27 @@ impl Own {
 
     /// Fetches the list of receivers from the authority.
     fn list(&self) -> Result<(), client::Error> {
-        let answer = self.fetcher.call(&self.kept, |authority| async move { authority.destinations().await });
+        let answer = self.fetcher.call(&self.kept, |authority| async move {
+            let answer = authority.destinations().await?;
+            Ok((answer, authority.members().all))
+        });
         let Timed { value, requested, answered } = answer.inspect_err(|error| self.note_end(error))?;
+        let (value, authorities) = value;
         let receivers = convert::receivers(&value.destinations);
         engine::agent::check_receivers(&receivers).map_err(|error| client::Error::Other(error.to_string()))?;
         let (changed, skew) = {
             let mut state = self.state();
-            let changed = state.wallet.receivers() != receivers;
+            let changed = state.wallet.receivers() != receivers || state.authorities != authorities;
             let told = state.clock.sync(value.now, requested, answered);
             state.wallet.set_receivers(receivers.clone());
+            state.authorities.clone_from(&authorities);
             state.listed = Some(answered);
             (changed || told, state.clock.skew(&Clock::at(unix(), since_boot())))
         };
         if changed {
             let kept = self.store.update(&self.kept.token, |kept| {
                 kept.receivers = receivers;
+                kept.authorities = authorities;
                 kept.skew = skew;
             });
             // If the folder can't be written, the next command only has to ask the authority again.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use api::{EpochKeys, ServiceKey};
 use client::{Authority, Error};
 use datapath::interface::Interface;
-use follower::Enrolment;
+use follower::{Enrolment, State};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
@@ -84,6 +84,8 @@ async fn at_authority(
     let subject = format!("authority {}", enrolment.authority);
     let said = async {
         let caller = enrolment.caller()?;
+        let cached = State::load(directory.folder(), &enrolment.verifier);
+        cached.iter().for_each(|cached| caller.learn(&cached.config.authorities));
         tokio::try_join!(caller.keys(0), caller.places()).map_err(explained)
     };
     let (epoch_keys, places) = match said.await {
@@ -145,6 +147,7 @@ async fn log_in(key: &ServiceKey, directory: &Directory, enrolment: &Enrolment) 
     let caller = Authority::new(&enrolment.authority, Some(key.ca.as_bytes()))?;
     let kept = directory.session(&key.service);
     let kept = kept.filter(|kept| kept.authority == enrolment.authority && kept.lasts.1 > now());
+    kept.iter().for_each(|kept| caller.learn(&kept.authorities));
     if let Some(kept) = kept
         && caller.with_token(&kept.token).destinations().await.is_ok()
     {

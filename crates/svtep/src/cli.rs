@@ -224,9 +224,9 @@ fn show_status(status: &view::Status) {
         None => "none for the current epoch: nothing is delivered".to_owned(),
     };
     let addresses: Vec<_> = status.addresses.iter().map(ToString::to_string).collect();
-    let rows = [
+    let mut rows = vec![
         ("endpoint", format!("{} (instance {})", status.verifier, status.instance)),
-        ("authority", format!("{}, {connected}", status.authority)),
+        ("authority", format!("{}, {connected}", status.in_use.as_ref().unwrap_or(&status.authority))),
         ("trouble", or_dash(status.trouble.clone())),
         ("read", status.read.map_or("-".into(), utc)),
         ("keys until", keys),
@@ -234,6 +234,11 @@ fn show_status(status: &view::Status) {
         ("underlay", format!("{}, {}, MTU {}", status.underlay, addresses.join(" "), status.mtu)),
         ("open", count(status.open as usize, "question")),
     ];
+    let others: Vec<_> =
+        status.authorities.iter().filter(|url| Some(*url) != status.in_use.as_ref()).cloned().collect();
+    if !others.is_empty() {
+        rows.insert(2, ("others", others.join(" ")));
+    }
     for (name, text) in rows {
         println!("{name:12}{}", text.replace(char::is_control, "?"));
     }

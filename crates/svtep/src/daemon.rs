@@ -85,6 +85,7 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
         health: follower.health(),
         settings,
         enrolment,
+        authority: authority.clone(),
         kernel,
         outlets,
         lost,
@@ -145,6 +146,7 @@ async fn first_state(
     enrolment: &Enrolment,
 ) -> Result<(State, Option<String>)> {
     let cached = State::load(directory.folder(), &enrolment.verifier);
+    cached.iter().for_each(|cached| authority.learn(&cached.config.authorities));
     let answer = match &cached {
         Some(_) => State::fetch_soon(authority).await,
         None => State::wait_for(authority).await,
@@ -165,6 +167,7 @@ async fn first_state(
 struct Daemon {
     settings: Settings,
     enrolment: Enrolment,
+    authority: client::Authority,
     health: watch::Receiver<Health>,
     kernel: Kernel,
     endpoint: Endpoint,

@@ -16,6 +16,9 @@ const ENROLMENT: &str = "enrolment.json";
 pub struct Kept {
     /// URL of the authority that the session belongs to.
     pub authority: String,
+    /// URLs of all authorities of its cluster; empty if it is alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub authorities: Vec<String>,
     /// The bearer token of the session.
     pub token: String,
     /// Start and end of the session, Unix seconds.
@@ -94,10 +97,16 @@ mod tests {
         let room = tempfile::tempdir().unwrap();
         let directory = Directory::at(room.path().join("svtep"));
         let _lock = directory.lock().unwrap();
-        let kept = |token: &str| Kept { authority: "https://a".into(), token: token.into(), lasts: (1, 2) };
+        let kept = |token: &str| Kept {
+            authority: "https://a".into(),
+            authorities: vec!["https://a".into(), "https://b".into()],
+            token: token.into(),
+            lasts: (1, 2),
+        };
         directory.set_session("../blue", Some(&kept("one"))).unwrap();
         directory.set_session("red", Some(&kept("two"))).unwrap();
-        assert_eq!(directory.session("../blue").unwrap().token, "one");
+        let blue = directory.session("../blue").unwrap();
+        assert_eq!((blue.token.as_str(), blue.authorities.len()), ("one", 2));
         directory.set_session("../blue", None).unwrap();
         assert!(directory.session("../blue").is_none() && directory.session("red").is_some());
         assert!(directory.enrolment().unwrap().is_none());

@@ -129,9 +129,10 @@ impl Keeper {
         let service = self.key.service.clone();
         let before = self.directory.session(&service);
         let mut kept = before.filter(|kept| kept.authority == self.url && !is_due(kept, now()));
+        kept.iter().for_each(|kept| self.caller.learn(&kept.authorities));
         let mut backoff = BACKOFF;
         loop {
-            let session = match kept.take() {
+            let mut session = match kept.take() {
                 Some(session) => session,
                 None => match self.enter().await {
                     Ok(session) => session,
@@ -148,7 +149,7 @@ impl Keeper {
             self.changes.send_replace(Standing { asker, expires: session.lasts.1, trouble: None });
             tracing::info!(service, until = session.lasts.1, "logged in");
             let began = Instant::now();
-            match self.follow(&authority, &session).await {
+            match self.follow(&authority, &mut session).await {
                 // The next session takes over. This session expires later, along with the segments issued in it.
                 End::Due => backoff.reset(),
                 End::Over(why) => {
@@ -169,17 +170,31 @@ impl Keeper {
         let session = self.caller.login_by_key(&self.key, &self.device).await?;
         // Times are by this machine's clock, regardless of the authority's.
         let (began, lasts) = (now(), session.expires.saturating_sub(session.now));
-        let kept = Kept { authority: self.url.clone(), token: session.token, lasts: (began, began + lasts) };
-        if let Err(error) = self.directory.set_session(&self.key.service, Some(&kept)) {
+        let (authority, authorities) = (self.url.clone(), self.caller.members().all);
+        let kept = Kept { authority, authorities, token: session.token, lasts: (began, began + lasts) };
+        self.save(&kept);
+        Ok(kept)
+    }
+
+    fn save(&self, kept: &Kept) {
+        if let Err(error) = self.directory.set_session(&self.key.service, Some(kept)) {
             tracing::warn!(
                 service = self.key.service,
                 "cannot save the session, so the next start logs in again: {error:#}"
             );
         }
-        Ok(kept)
     }
 
-    async fn follow(&self, authority: &Authority, session: &Kept) -> End {
+    /// Saves the URLs of the authorities of the cluster with the session, if they have changed.
+    fn save_members(&self, authority: &Authority, session: &mut Kept) {
+        let authorities = authority.members().all;
+        if session.authorities != authorities {
+            session.authorities = authorities;
+            self.save(session);
+        }
+    }
+
+    async fn follow(&self, authority: &Authority, session: &mut Kept) -> End {
         let mut events = authority.events();
         let mut trouble = events.trouble();
         let due = due(session).saturating_sub(now());
@@ -196,11 +211,13 @@ impl Keeper {
                 }
                 () = &mut due => return End::Due,
             };
+            self.save_members(authority, session);
             let news = match event {
                 Ok(Event::Withdrawn { withdrawn }) => News::Withdrawn(withdrawn),
                 Ok(Event::Policy) => News::Changed,
                 Ok(Event::Hello) => {
-                    // A restarted authority does not know the lines that it issued before.
+                    learn(authority);
+                    // A restarted authority, or another one, does not know the lines that it issued before.
                     if std::mem::replace(&mut has_begun, true) {
                         self.changes.send_modify(|standing| standing.asker = Some(asker(authority)));
                     }
@@ -223,6 +240,16 @@ fn asker(authority: &Authority) -> Asker {
     asker
 }
 
+/// Asks which authorities are in the cluster, in a task of its own: withdrawals must not wait for the answer.
+fn learn(authority: &Authority) {
+    let authority = authority.clone();
+    tokio::spawn(async move {
+        if let Err(error) = authority.authorities().await {
+            tracing::debug!("cannot ask for the authorities of the cluster: {error}");
+        }
+    });
+}
+
 /// Returns the time (Unix seconds) at which the next session has to begin.
 fn due(session: &Kept) -> u64 {
     let (began, ends) = session.lasts;
@@ -239,7 +266,7 @@ mod tests {
 
     #[test]
     fn the_next_session_begins_as_long_before_the_end_as_segments_last() {
-        let session = |lasts| Kept { authority: String::new(), token: String::new(), lasts };
+        let session = |lasts| Kept { authority: String::new(), authorities: Vec::new(), token: String::new(), lasts };
         assert_eq!(due(&session((1000, 1000 + 43_200))), 1000 + 43_200 - 300);
         assert_eq!(due(&session((1000, 1120))), 1090);
         assert!(is_due(&session((1000, 1120)), 1090) && !is_due(&session((1000, 1120)), 1089));

@@ -11,8 +11,14 @@ pub struct Status {
     pub verifier: String,
     /// Name of the endpoint among those on this host.
     pub instance: String,
-    /// The authority's URL.
+    /// The URL of the authority at which it is enrolled.
     pub authority: String,
+    /// The URL of the authority in use; absent if `authority` is alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_use: Option<String>,
+    /// The URLs of all authorities of the cluster; empty if `authority` is alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub authorities: Vec<String>,
     /// Whether the authority's events arrive at present.
     pub connected: bool,
     /// The last error of the connection to the authority; `None` once the connection works again.

@@ -176,9 +176,14 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
         None => println!("not logged in: run `vouchsafe login DOMAIN` or `vouchsafe login --authority URL`"),
         Some(session) => {
             println!("{} on {}, session ends in {}", session.person, session.device, left(session.expires, status.now));
+            let in_use = session.in_use.as_ref().unwrap_or(&session.authority);
             match &session.trouble {
-                None => println!("authority {}: reachable", session.authority),
-                Some(trouble) => println!("authority {}: {trouble}", session.authority),
+                None => println!("authority {in_use}: reachable"),
+                Some(trouble) => println!("authority {in_use}: {trouble}"),
+            }
+            let others: Vec<_> = session.authorities.iter().filter(|url| *url != in_use).cloned().collect();
+            if !others.is_empty() {
+                println!("other authorities of the cluster: {}", others.join(" "));
             }
         }
     }

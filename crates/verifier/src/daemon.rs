@@ -88,6 +88,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         );
     }
     let known = State::load(directory.folder(), &enrolment.verifier);
+    known.iter().for_each(|known| authority.learn(&known.config.authorities));
     let from_cache = known.is_some();
     let mut state = match known {
         Some(known) => known,

@@ -67,7 +67,7 @@ pub struct Names {
     pub verifier: String,
     /// Name of this instance on the host.
     pub instance: String,
-    /// The authority's URL.
+    /// The URL of the authority at which the verifier is enrolled.
     pub url: String,
 }
 
@@ -323,6 +323,7 @@ impl Shared {
         let tunnel_queues = tunnels.as_ref().map(|tunnels| (tunnels.queues)()).unwrap_or_default();
         drop(tunnels);
         let owners = self.owners().count() as u64;
+        let (in_use, authorities) = self.authority.members().shown();
         let kernel = self.kernel();
         let health = self.health.borrow().clone();
         let trial = *self.trial();
@@ -342,6 +343,8 @@ impl Shared {
             peers: self.peers.views(),
             peers_heard: self.peers.source_views(),
             authority: self.url.clone(),
+            in_use,
+            authorities,
             connected: health.connected,
             trouble: health.trouble,
             read: health.read,

@@ -296,8 +296,14 @@ pub struct Status {
     pub peers: Vec<Peer>,
     /// The gateways that advertise their flows to this gateway.
     pub peers_heard: Vec<PeerSource>,
-    /// The authority's URL.
+    /// The URL of the authority at which it is enrolled.
     pub authority: String,
+    /// The URL of the authority in use; absent if `authority` is alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_use: Option<String>,
+    /// The URLs of all authorities of the cluster; empty if `authority` is alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub authorities: Vec<String>,
     /// Whether the authority's events arrive at present.
     pub connected: bool,
     /// The last error of the connection to the authority; `None` once the connection works again.

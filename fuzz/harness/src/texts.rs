@@ -127,6 +127,7 @@ pub fn api(input: &[u8]) {
     again::<api::Explanation>(input);
     again::<api::PersonExplanation>(input);
     again::<api::LoggedOut>(input);
+    again::<api::Authorities>(input);
     again::<api::Problem>(input);
     again::<api::SegmentRequest>(input);
     again::<api::PathSegment>(input);

@@ -1,10 +1,12 @@
 //! The authority of the standard world.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use wire::MasterKey;
 
@@ -20,8 +22,9 @@ pub const PASSWORD: &str = "correct horse battery";
 /// A running authority with the accounts `alice` and `mallory`.
 pub struct Authority {
     process: Option<Process>,
-    start: Box<dyn Fn() -> Result<Process> + Send + Sync>,
+    net: PathBuf,
     dir: PathBuf,
+    address: String,
 }
 
 impl Authority {
@@ -43,20 +46,7 @@ impl Authority {
 
     /// Creates and runs an authority with additional lines in authority.toml and accounts for these people.
     pub fn make(namespace: &Namespace, policy: &str, configuration: &str, people: &[&str]) -> Result<Self> {
-        let dir = namespace.dir().join("authority-state");
-        let start = {
-            let (run, logs) = (namespace.path(), namespace.dir().to_owned());
-            let dir = dir.clone();
-            move || {
-                let mut command = Command::new("nsenter");
-                command.arg(format!("--net={}", run.display())).arg("--").arg(crate::vouchsafe());
-                command.args(["authority", "run", "--dir"]).arg(&dir);
-                let mut process = Process::start(command, &logs)?;
-                process.wait_for("listening on", SOON)?;
-                Ok(process)
-            }
-        };
-        let mut this = Self { process: None, start: Box::new(start), dir };
+        let mut this = Self::at(namespace, AUTHORITY);
         this.command(
             &["init"],
             &["--name", AUTHORITY, "--name", AUTHORITY_NAME, "--listen", &format!("{AUTHORITY}:{PORT}")],
@@ -65,13 +55,22 @@ impl Authority {
         fs::write(this.dir.join("oidc.secret"), crate::provider::SECRET)?;
         let file = this.dir.join("authority.toml");
         fs::write(&file, fs::read_to_string(&file)? + configuration)?;
-        fs::write(this.password_file(), PASSWORD)?;
         for person in people {
             let file = this.password_file();
             this.command(&["user", "add"], &[person, "--password-file", &file.to_string_lossy()])?;
         }
         this.run()?;
         Ok(this)
+    }
+
+    /// Returns the authority at `address` in `namespace`, whose directory the caller makes. It does not run.
+    pub fn at(namespace: &Namespace, address: &str) -> Self {
+        let dir = namespace.dir().join("authority-state");
+        let this = Self { process: None, net: namespace.path(), dir, address: address.into() };
+        if let Err(error) = fs::write(this.password_file(), PASSWORD) {
+            eprintln!("lab: {}: {error}", this.password_file().display());
+        }
+        this
     }
 
     /// Returns the authority's directory.
@@ -81,7 +80,7 @@ impl Authority {
 
     /// Returns the URL that clients use.
     pub fn url(&self) -> String {
-        format!("https://{AUTHORITY}:{PORT}")
+        format!("https://{}:{PORT}", self.address)
     }
 
     /// Returns the path of the CA certificate that clients trust.
@@ -152,8 +151,7 @@ impl Authority {
 
     /// Returns the grants in force, as JSON.
     pub fn grants(&self) -> Result<Vec<Value>> {
-        let list =
-            ask_json(Command::new(crate::vouchsafe()).args(["authority", "grants", "--json", "--dir"]).arg(&self.dir))?;
+        let list = ask_json(&mut self.prepare(&["grants", "--json"]))?;
         Ok(list.as_array().cloned().unwrap_or_default())
     }
 
@@ -164,8 +162,7 @@ impl Authority {
 
     /// Returns the sessions, as JSON.
     pub fn sessions(&self) -> Result<Vec<Value>> {
-        let mut command = Command::new(crate::vouchsafe());
-        let list = ask_json(command.args(["authority", "session", "list", "--json", "--dir"]).arg(&self.dir))?;
+        let list = ask_json(&mut self.prepare(&["session", "list", "--json"]))?;
         Ok(list.as_array().cloned().unwrap_or_default())
     }
 
@@ -179,15 +176,42 @@ impl Authority {
 
     /// Starts the server, or starts it again after [`Self::stop`].
     pub fn run(&mut self) -> Result<()> {
-        self.process = Some((self.start)()?);
+        let logs = self.dir.parent().context("the folder has no parent folder")?;
+        let mut process = Process::start(self.prepare(&["run"]), logs)?;
+        process.wait_for("listening on", SOON)?;
+        self.process = Some(process);
         Ok(())
     }
 
     /// Runs `vouchsafe authority`: the words of the command, and its further arguments. Returns the output.
     pub fn command(&self, words: &[&str], rest: &[&str]) -> Result<String> {
-        let mut command = Command::new(crate::vouchsafe());
-        command.arg("authority").args(words).arg("--dir").arg(&self.dir).args(rest);
-        process::output(&mut command)
+        process::output(self.prepare(words).args(rest))
+    }
+
+    /// Prepares `vouchsafe authority WORDS… --dir DIR` in the authority's namespace.
+    pub fn prepare(&self, words: &[&str]) -> Command {
+        let mut net = OsString::from("--net=");
+        net.push(&self.net);
+        let mut command = Command::new("nsenter");
+        command.arg(net).arg("--").arg(crate::vouchsafe()).arg("authority").args(words).arg("--dir").arg(&self.dir);
+        command
+    }
+
+    /// Kills the server with SIGKILL.
+    pub fn kill(&mut self) -> Result<()> {
+        let mut process = self.process.take().context("no authority runs")?;
+        process.signal(Signal::SIGKILL)?;
+        process.wait(SOON).map(drop)
+    }
+
+    /// Sends the server a signal.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        self.process.as_mut().context("no authority runs")?.signal(signal)
+    }
+
+    /// Returns the server's log since its last start.
+    pub fn log(&self) -> String {
+        self.process.as_ref().map(Process::log).unwrap_or_default()
     }
 }
 

@@ -137,11 +137,16 @@ impl Daemon {
     fn status(&self, uid: u32) -> Reply {
         let subject = Subject::of_user(uid);
         let kept = self.kept.get(&uid).and_then(|kept| kept.session.as_ref());
+        let connection = self.connections.get(&subject);
+        let members = connection.map(|connection| connection.authority.members()).unwrap_or_default();
+        let (in_use, authorities) = members.shown();
         let session = kept.map(|session| Session {
             person: session.person.clone(),
             device: session.device.clone(),
             authority: session.authority.clone(),
-            trouble: self.connections.get(&subject).and_then(|connection| connection.trouble.clone()),
+            in_use,
+            authorities,
+            trouble: connection.and_then(|connection| connection.trouble.clone()),
             expires: session.expires,
             destinations: self.agent.receivers(subject).to_vec(),
         });

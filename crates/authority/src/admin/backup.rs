@@ -7,6 +7,7 @@
 //! encrypts it.
 
 use crate::admin::verify_audit;
+use crate::cluster::{config, contact};
 use crate::storage::{AuditEvent, Database, Head, Operator, Verdict};
 use crate::{Directory, now, tls};
 use anyhow::{Context, Result, bail, ensure};
@@ -15,10 +16,20 @@ use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Files that are not copied from the directory: the server's locks and socket, and the database, of which a copy is
-/// added separately.
-const LEFT_OUT: &[&str] =
-    &["lock", "rotate.lock", "control.sock", "authority.db", "authority.db-wal", "authority.db-shm"];
+/// Files that are not copied from the directory: the server's locks and socket, the database, of which a copy is added
+/// separately, and what makes the authority a member of a cluster. A restored authority is alone, because an old copy
+/// must not continue as a member.
+const LEFT_OUT: &[&str] = &[
+    "lock",
+    "rotate.lock",
+    "control.sock",
+    "authority.db",
+    "authority.db-wal",
+    "authority.db-shm",
+    config::FILE,
+    config::KEY_FILE,
+    contact::FILE,
+];
 
 /// Writes a backup of `directory` to `out`, whether the server is running or not. The audit trail records the backup
 /// under the name `named`.
@@ -27,7 +38,7 @@ const LEFT_OUT: &[&str] =
 /// A file of the directory cannot be read, the directory contains an unexpected entry that is not a regular file, or
 /// `out` cannot be written.
 pub fn write(directory: &Directory, out: impl Write, named: &str) -> Result<()> {
-    let mut database = Database::open(&directory.database())?;
+    let mut database = directory.open_database()?;
     database.audit(&AuditEvent::new("backup").detail(named).by(&Operator::current()), now())?;
     let room = tempfile::Builder::new().prefix(".backup-").tempdir_in(directory.path())?;
     let copy = room.path().join("authority.db");

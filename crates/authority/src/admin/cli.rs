@@ -2,6 +2,7 @@
 //! work.
 
 mod audit;
+mod cluster;
 mod dns;
 mod policy;
 mod score;
@@ -44,7 +45,7 @@ impl At {
     }
 
     fn database(&self) -> Result<Database> {
-        Database::open(&self.directory().database())
+        self.directory().open_database()
     }
 }
 
@@ -163,6 +164,11 @@ pub enum AuthorityCommand {
     Openapi,
     /// List the audit trail, export it, or verify it
     Audit(audit::AuditArgs),
+    /// Run several authorities that share their state over etcd
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
+    /// Move the state of the authority to another store: another name for `cluster init` and `cluster leave`
+    Migrate(cluster::MigrateArguments),
 }
 
 /// Manage accounts
@@ -378,6 +384,8 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
         }
         AuthorityCommand::Openapi => print!("{}", openapi::text()),
         AuthorityCommand::Audit(arguments) => return audit::run(arguments),
+        AuthorityCommand::Cluster(command) => return cluster::run(command).await,
+        AuthorityCommand::Migrate(arguments) => return cluster::migrate(arguments).await,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -2,6 +2,7 @@
 //! Only root and the directory's owner may use it.
 
 use crate::Directory;
+use crate::cluster::confirm::Followed;
 use crate::segments::listed::SegmentFilter;
 use crate::state::Authority;
 use crate::storage::Operator;
@@ -27,9 +28,10 @@ const MOST: u64 = 8 * engine::policy::MOST_TEXT as u64;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Command {
-    /// Synchronise the server's memory with the database, because the database changed.
+    /// Synchronise the server's memory with the database, because the database changed; answered by [`Acted`].
     Sync,
-    /// Evaluate all grants again, because an input of the policy changed in the database: tags or groups.
+    /// Evaluate all grants again, because an input of the policy changed in the database: tags or groups; answered by
+    /// [`Acted`].
     #[serde(rename = "judge")]
     Reevaluate,
     /// Read the master keys again, because they changed.
@@ -51,8 +53,20 @@ pub enum Command {
         /// The person whose sessions are renewed; the sessions of all persons if absent.
         person: Option<String>,
     },
+    /// State what this member of a cluster may do now; answered by a
+    /// [`Standing`](crate::cluster::contact::Standing).
+    Standing,
     /// List the path segments in force; answered by a [`SegmentList`](crate::segments::listed::SegmentList).
     Segments(SegmentFilter),
+}
+
+/// The reply to [`Command::Sync`] and [`Command::Reevaluate`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Acted {
+    /// One line for the operator.
+    pub done: String,
+    /// The other members of the cluster that have followed.
+    pub followed: Followed,
 }
 
 /// The server's reply to a command.
@@ -162,14 +176,21 @@ async fn act(authority: &Arc<Authority>, command: Command) -> Result<Value> {
             let list = tokio::task::spawn_blocking(move || authority.segments.list(&filter)).await??;
             return Ok(serde_json::to_value(list)?);
         }
-        Command::Sync => authority.sync.run().await.map(|()| "synchronised with the server".to_owned()),
+        Command::Standing => return Ok(serde_json::to_value(authority.contact.standing())?),
+        Command::Sync => {
+            authority.follower.refresh().await?;
+            authority.sync.run().await?;
+            return acted(authority, "synchronised with the server".into()).await;
+        }
         Command::Reevaluate => {
-            authority.enforcer.reevaluate("tags or groups changed").await.map(|done| done.to_string())
+            authority.follower.refresh().await?;
+            let done = authority.enforcer.reevaluate("tags or groups changed").await?;
+            return acted(authority, done.to_string()).await;
         }
         Command::ReloadKeys { anew } => {
             let keys = authority.directory.read_master_keys()?;
             authority.enforcer.replace_keys(keys, anew).await?;
-            Ok("the verifiers are notified".into())
+            Ok(format!("the verifiers are notified{}", authority.sync.confirmed().await?))
         }
         Command::RenewSessions { person } => authority.renewal.renew_now(person).await.map(|done| done.to_string()),
         Command::ApplyPolicy { text, note, by } => {
@@ -177,6 +198,11 @@ async fn act(authority: &Arc<Authority>, command: Command) -> Result<Value> {
         }
     };
     line.map(Value::String)
+}
+
+/// Waits until the other members of the cluster have followed, and returns the reply.
+async fn acted(authority: &Authority, done: String) -> Result<Value> {
+    Ok(serde_json::to_value(Acted { done, followed: authority.sync.confirmed().await? })?)
 }
 
 async fn read<T: DeserializeOwned>(reader: tokio::net::unix::OwnedReadHalf) -> Result<T> {

@@ -2,6 +2,7 @@
 //! same effect as the matching command, and the audit trail records it under the administrator's name.
 
 mod audit;
+mod cluster;
 mod drops;
 mod evaluation;
 mod flows;
@@ -74,7 +75,7 @@ impl Turn {
         look: impl FnOnce(&mut Database) -> anyhow::Result<T> + Send + 'static,
     ) -> anyhow::Result<T> {
         let path = directory.database();
-        self.take(move || look(&mut Database::open(&path)?)).await
+        self.take(move || look(&mut Database::open_to_read(&path)?)).await
     }
 
     /// Runs `work` in a separate thread. The permit is released when the work ends, not when the caller is dropped.

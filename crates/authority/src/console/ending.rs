@@ -21,7 +21,7 @@ pub async fn end<T: Send + 'static>(
     let act = async move {
         let ended = storage.call_for(&person, work).await?;
         if ended.is_some() {
-            sync.run().await?;
+            sync.run_everywhere().await?;
         }
         Ok::<_, anyhow::Error>(ended)
     };

@@ -6,6 +6,7 @@ use crate::http::problems::Problem;
 use crate::http::throttle::{Key, Throttle};
 use crate::login::Sessions;
 use crate::login::credentials::token_hash;
+use crate::now;
 use crate::push::events::Listener;
 use crate::push::verifiers::Verifiers;
 use crate::state::Authority;
@@ -120,6 +121,14 @@ impl FromRequestParts<Arc<Authority>> for Caller {
         let header = parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
         let token = header.and_then(|value| value.strip_prefix("Bearer ")).ok_or(Problem::NotLoggedIn)?;
         let token = token_hash(token);
+        let is_known = authority.sessions.get(&token).is_some() || authority.verifiers.id(&token).is_some();
+        if !is_known && authority.follower.may_be_known(&token).await {
+            let known = authority.sessions.get(&token).is_some() || authority.verifiers.id(&token).is_some();
+            if !known {
+                // The session may be newer than the copy of the database here.
+                return Err(Problem::NoMajority(authority.contact.standing().sentence(now())));
+            }
+        }
         let caller = if let Some(session) = authority.sessions.get(&token) {
             Self::Session(SessionCaller { token, session, peer: peer.clone() })
         } else if let Some(id) = authority.verifiers.id(&token) {

@@ -1,7 +1,10 @@
 //! The handlers of the HTTPS API (`api`), and the router that serves the API together with the console.
 
 mod complaints;
+mod state;
 
+use crate::cluster::follow::Follower;
+use crate::cluster::membership::Members;
 use crate::grants::GrantIssuer;
 use crate::http::extractors::{Body, Caller, Part, SessionCaller, VerifierCaller, slow_strangers};
 use crate::http::key_transfer::KeyTransfer;
@@ -29,7 +32,7 @@ use api::{
     SegmentRequest, VerifierConfig,
 };
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{DefaultBodyLimit, Path, Query};
+use axum::extract::{DefaultBodyLimit, Path, Query, State};
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::middleware::from_fn_with_state;
@@ -40,13 +43,13 @@ use axum::{Json, Router};
 use engine::model::Treatment;
 use engine::policy::{Policy, Receiver, Request, Subject};
 use futures_util::{Stream, StreamExt};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
-use utoipa::{OpenApi, ToSchema};
+use utoipa::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
 use wire::{Destination, Epoch, Handle, NoHandle};
@@ -87,7 +90,7 @@ pub fn routes() -> OpenApiRouter<Arc<Authority>> {
         .routes(routes!(report).layer(DefaultBodyLimit::max(REPORT_LIMIT)))
         .routes(routes!(explain))
         .merge(complaints::routes())
-        .routes(routes!(health))
+        .merge(state::routes())
 }
 
 /// Returns the router of the API, the OpenAPI description and the console.
@@ -104,21 +107,6 @@ pub fn router(authority: Arc<Authority>, description: &str) -> Router {
         .layer(from_fn_with_state(authority.throttle.clone(), slow_strangers))
         .layer(from_fn_with_state(authority.metrics.clone(), metrics::count))
         .with_state(authority)
-}
-
-/// The authority's state and clock
-#[derive(Serialize, ToSchema)]
-struct Health {
-    /// Always `ok`.
-    status: &'static str,
-    /// The time of the authority's clock, in Unix seconds.
-    now: u64,
-}
-
-/// Check that the authority answers
-#[utoipa::path(get, path = "/v1/health", responses((status = 200, body = Health), Problem))]
-async fn health() -> Json<Health> {
-    Json(Health { status: "ok", now: now() })
 }
 
 /// Log in with name, password and second factor
@@ -175,7 +163,7 @@ async fn logout(
         Ok(at_provider)
     };
     let at_provider = storage.call_for(&person, end).await?;
-    sync.run().await?;
+    sync.run_everywhere().await?;
     let (Some(at_issuer), Some(at_provider)) = (&*provider, at_provider) else {
         return Ok(StatusCode::NO_CONTENT.into_response());
     };
@@ -196,6 +184,7 @@ async fn logout(
 async fn destinations(
     Part(queue): Part<RequestQueue>,
     Part(policy): Part<PolicyInForce>,
+    Part(members): Part<Members>,
     caller: SessionCaller,
 ) -> Authorized<Destinations> {
     let _turn = queue.turn(&caller.session.person).await;
@@ -214,7 +203,7 @@ async fn destinations(
         (convert::receivers(receivers.iter().flat_map(|receiver| receiver.entries())), sealed)
     };
     let (destinations, sealed) = policy.with(reachable).await;
-    Ok(Json(Destinations { destinations, sealed, now }))
+    Ok(Json(Destinations { destinations, sealed, authorities: members.authorities(), now }))
 }
 
 /// Request a grant for a destination
@@ -352,8 +341,8 @@ async fn config(
     Part(policy): Part<PolicyInForce>,
     Part(segments): Part<SegmentIssuer>,
     Part(storage): Part<Storage>,
-    Part(leases): Part<Leases>,
     Part(queue): Part<RequestQueue>,
+    State(authority): State<Arc<Authority>>,
     caller: VerifierCaller,
 ) -> Authorized<VerifierConfig> {
     let _turn = queue.turn_of_verifier(&caller.id).await;
@@ -372,7 +361,7 @@ async fn config(
     let (revoked, revoked_sessions, pairs) = storage.read_for_verifier(&verifier, read).await?;
     let mut handles = Vec::with_capacity(revoked.len());
     for grant in &revoked {
-        handles.extend(leases.handles(grant, &verifier, now)?);
+        handles.extend(authority.leases.handles(grant, &verifier, now)?);
     }
     let revoked = handles;
     let withdrawn = segments.withdrawn(&verifier);
@@ -386,6 +375,7 @@ async fn config(
         pairs,
         withdrawn,
         tunnels,
+        authorities: authority.members.authorities(),
         now,
     }))
 }
@@ -486,6 +476,7 @@ fn checked(handles: Vec<u64>) -> Result<Vec<Handle>, Problem> {
 async fn flows(
     Part(grants): Part<GrantIssuer>,
     Part(queue): Part<RequestQueue>,
+    Part(follower): Part<Follower>,
     caller: VerifierCaller,
     Body(LiveFlows { handles }): Body<LiveFlows>,
 ) -> Authorized<FlowsToCut> {
@@ -493,7 +484,13 @@ async fn flows(
     let count = handles.len();
     let verifier = caller.id.clone();
     let _turn = queue.turn_of_verifier(&verifier).await;
-    let cut = grants.to_cut(caller.id, handles).await?;
+    // Grants that another member has just recorded are unknown here until this one has followed.
+    let is_current = follower.refresh().await.is_ok();
+    let mut cut = grants.to_cut(caller.id, handles).await?;
+    if !is_current {
+        // An unknown grant has no expiry.
+        cut.retain(|grant| grant.expires != 0);
+    }
     tracing::debug!(%verifier, count, cut = cut.len(), "rechecked flows");
     Ok(Json(FlowsToCut { cut }))
 }

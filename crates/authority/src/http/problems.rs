@@ -2,6 +2,7 @@
 //! logged, and the response does not contain their details.
 
 use crate::metrics::counters::Outcome;
+use crate::storage::Unavailable;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -74,9 +75,15 @@ pub enum Problem {
     NotAdministrator,
     /// The limit on concurrent operations of this kind is reached. The text names them after "too many".
     Busy(&'static str),
+    /// This member of a cluster has no contact with a majority of etcd, and has not done what was asked; with a message
+    /// for the caller. Another member possibly can.
+    NoMajority(String),
     /// An internal error of the authority.
     Internal(anyhow::Error),
 }
+
+/// Time after which a client that finds no other member should try again.
+const RETRY_CLUSTER: Duration = Duration::from_secs(2);
 
 /// The text of [`Problem::NotFound`] on pages about passkeys if this authority cannot use passkeys.
 pub const NO_PASSKEYS: &str =
@@ -134,6 +141,10 @@ impl Problem {
             }
             Self::Busy(what) => {
                 return (S::SERVICE_UNAVAILABLE, "busy", format!("too many {what} at a time: try again later"));
+            }
+            Self::NoMajority(why) => {
+                let title = format!("{why}; nothing was changed: try again, or at another member");
+                return (S::SERVICE_UNAVAILABLE, api::Problem::NO_MAJORITY, title);
             }
             Self::TooManyGrants(wait) => {
                 let title = format!("too many grants at a time: one expires in {} s", wait.as_secs());
@@ -200,7 +211,11 @@ pub fn moved(before: IpAddr) -> String {
 
 impl From<anyhow::Error> for Problem {
     fn from(error: anyhow::Error) -> Self {
-        Self::Internal(error)
+        match error.downcast_ref::<Unavailable>() {
+            // If the change is possibly recorded, the caller must not be told that it is not.
+            Some(unavailable) if !unavailable.maybe_done => Self::NoMajority(format!("{unavailable}")),
+            _ => Self::Internal(error),
+        }
     }
 }
 
@@ -221,6 +236,9 @@ impl IntoResponse for Problem {
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Self::TooMany(wait) | Self::TooManyGrants(wait) = self {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs() + 1));
+        }
+        if let Self::NoMajority(_) = self {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(RETRY_CLUSTER.as_secs()));
         }
         response
     }

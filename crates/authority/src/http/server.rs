@@ -5,7 +5,7 @@ use crate::http::{handlers, listener, openapi};
 use crate::login::{self, Renewal, SessionManager};
 use crate::segments::{Answering, DatagramService};
 use crate::state::Authority;
-use crate::storage::AuditEvent;
+use crate::storage::{AuditEvent, Unavailable};
 use crate::sync::Synchroniser;
 use crate::{Directory, now, tls};
 use anyhow::{Context, Result};
@@ -24,6 +24,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
 /// Interval at which audit entries about segments issued by UDP are written to the database.
 const SETTLE: Duration = Duration::from_millis(250);
+/// Time for the last event to reach the listeners before the connections close.
+const FAREWELL: Duration = Duration::from_millis(300);
 /// Interval at which expired records are deleted.
 const PRUNE: Duration = Duration::from_secs(3600);
 
@@ -62,6 +64,9 @@ impl Server {
             Ok(())
         });
         tasks.spawn(control::serve(socket, authority.clone()));
+        tasks.spawn(authority.follower.clone().run());
+        tasks.spawn(authority.follower.clone().publish());
+        tasks.spawn(authority.follower.clone().upload());
         tasks.spawn(keep_alive(authority.sync.clone()));
         tasks.spawn(keep_renewed(authority.renewal.clone()));
         tasks.spawn(keep_expiry(authority.session_manager.clone()));
@@ -130,8 +135,10 @@ impl Server {
         }
     }
 
-    /// Stops the server: closes all connections, writes the last audit entries, and releases the directory.
+    /// Stops the server: sends the endpoints of a member to another one, closes all connections, writes the last audit
+    /// entries, and releases the directory.
     pub async fn stop(mut self) {
+        self.hand_over().await;
         self.tasks.shutdown().await;
         if let Some((answering, _)) = self.segments.take() {
             answering.end().await;
@@ -146,6 +153,30 @@ impl Server {
             tracing::error!("cannot write the last entries of the audit trail: {error:#}");
         }
         self.authority.storage.close().await;
+    }
+
+    /// Tells the other members of the cluster that this one is no longer there, and the endpoints that listen here where
+    /// to go on.
+    async fn hand_over(&self) {
+        let members = self.authority.members.clone();
+        if members.cluster().is_none() {
+            return;
+        }
+        let next = members.next();
+        let withdraw = move || members.cluster().map_or(Ok(()), |cluster| cluster.withdraw());
+        match tokio::task::spawn_blocking(withdraw).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!("cannot remove this member's state from etcd; it ends by itself: {error:#}")
+            }
+            Err(error) => tracing::warn!("cannot remove this member's state from etcd; it ends by itself: {error:#}"),
+        }
+        let (sessions, verifiers) = self.authority.push.count();
+        if sessions + verifiers > 0 {
+            self.authority.push.broadcast(&Event::RoleChange { next });
+            // The connections close when the tasks end, so the event must have been written before.
+            tokio::time::sleep(FAREWELL).await;
+        }
     }
 }
 
@@ -202,13 +233,22 @@ async fn keep_expiry(sessions: Arc<SessionManager>) -> Result<()> {
         let next = match sessions.end_expired().await {
             Ok(next) => next.map(|next| UNIX_EPOCH + Duration::from_secs(next)),
             Err(error) => {
-                tracing::error!("cannot end the sessions that have expired; trying again: {error:#}");
+                log_failure(&error, "cannot end the sessions that have expired; trying again");
                 None
             }
         };
         // A session that begins during the sleep lasts longer than one interval, so its end is not missed.
         let next = next.and_then(|next| next.duration_since(SystemTime::now()).ok());
         tokio::time::sleep(next.unwrap_or(LOOK).clamp(LEAST_PAUSE, LOOK)).await;
+    }
+}
+
+/// Logs a failure of periodic work. A member of a cluster without contact fails all the time, which the follower logs.
+fn log_failure(error: &anyhow::Error, what: &str) {
+    if error.is::<Unavailable>() {
+        tracing::debug!("{what}: {error:#}");
+    } else {
+        tracing::error!("{what}: {error:#}");
     }
 }
 
@@ -234,7 +274,7 @@ async fn keep_house(authority: Arc<Authority>) -> Result<()> {
             anyhow::Ok(())
         };
         if let Err(error) = done.await {
-            tracing::error!("cannot maintain the database; trying again in {LOOK:?}: {error:#}");
+            log_failure(&error, "cannot maintain the database; trying again");
         }
     }
 }

@@ -288,7 +288,7 @@ async fn backchannel_logout(
         move |database: &mut crate::storage::Database| database.end_by_logout(&subject, sid.as_deref(), now())
     };
     let ended = storage.call(end).await?;
-    sync.run().await?;
+    sync.run_everywhere().await?;
     tracing::info!(ended, "the identity provider logged a person out");
     Ok((StatusCode::OK, [(header::CACHE_CONTROL, HeaderValue::from_static("no-store"))]))
 }

@@ -52,6 +52,21 @@ pub struct Snapshot {
     pub datagrams: Vec<(&'static str, u64)>,
     /// The heads of the audit trails.
     pub heads: Vec<Head>,
+    /// The cluster, if the authority is a member of one.
+    pub cluster: Option<ClusterSnapshot>,
+}
+
+/// The cluster as one of its members sees it.
+#[derive(Debug, Default)]
+pub struct ClusterSnapshot {
+    /// Number of members that are there.
+    pub members: usize,
+    /// Number of the last entry of the log that the member's decisions take into account.
+    pub followed: u64,
+    /// Whether the member has contact with a majority of etcd, so that it issues grants and records changes.
+    pub is_current: bool,
+    /// Whether the member renews leases.
+    pub renews: bool,
 }
 
 /// Renders the metrics page.
@@ -75,6 +90,17 @@ pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
         "Requests for segments by UDP: given, the reason for a refusal, or the reason for no answer",
         datagrams,
     );
+    if let Some(cluster) = &snapshot.cluster {
+        page.gauge("cluster_members", "Members of the cluster that are there", cluster.members as f64);
+        page.gauge(
+            "cluster_followed",
+            "The last entry of the log that decisions take into account",
+            cluster.followed as f64,
+        );
+        let (current, renews) = (f64::from(cluster.is_current), f64::from(cluster.renews));
+        page.gauge("cluster_majority", "1 if this member has contact with a majority of etcd, otherwise 0", current);
+        page.gauge("cluster_renews", "1 if this member renews leases, otherwise 0", renews);
+    }
     let trails = Trail::ALL.map(|trail| snapshot.heads.iter().find(|head| head.trail == trail));
     let ids = trails.iter().flatten().map(|head| (label("trail", head.trail.name()), head.id as f64));
     page.gauges("audit_head_id", "The number of the last entry of an audit trail", ids);

@@ -3,6 +3,9 @@
 
 use super::candidate::{Candidate, into_huge_pages};
 use super::in_force::PolicyInForce;
+use crate::cluster::confirm::Followed;
+use crate::cluster::contact::{Contact, Standing};
+use crate::cluster::files;
 use crate::grants::GrantIssuer;
 use crate::keys::{Keyring, MasterKeys};
 use crate::leases::Leases;
@@ -11,12 +14,13 @@ use crate::segments::SegmentIssuer;
 use crate::storage::{Database, Operator, PolicyChange, Storage};
 use crate::sync::Synchroniser;
 use crate::{Directory, Settings, now};
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use api::{Event, RevokedGrant};
 use engine::policy::Compiled;
 use shell::table::count;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
 /// A version of the policy that was put in force, and how many grants and segments it ended.
 #[derive(Debug)]
@@ -27,6 +31,8 @@ pub struct Applied {
     pub summary: String,
     /// The numbers of grants and segments that the version ended.
     pub ended: Reevaluated,
+    /// The other members of the cluster that have followed.
+    pub followed: Followed,
 }
 
 /// The numbers of grants and segments that a re-evaluation ended.
@@ -50,8 +56,8 @@ impl fmt::Display for Reevaluated {
 
 impl fmt::Display for Applied {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { version, summary, ended } = self;
-        write!(f, "version {version}: {summary} in force; {ended}")
+        let Self { version, summary, ended, followed } = self;
+        write!(f, "version {version}: {summary} in force; {ended}{followed}")
     }
 }
 
@@ -67,6 +73,13 @@ pub struct Enforcer {
     pub(crate) segments: Arc<SegmentIssuer>,
     pub(crate) push: Arc<Push>,
     pub(crate) sync: Arc<Synchroniser>,
+    pub(crate) contact: Arc<Contact>,
+    /// The version of the policy in force.
+    pub(crate) version: AtomicI64,
+    /// Whether grants may be recorded that the policy in force forbids.
+    pub(crate) must_reevaluate: AtomicBool,
+    /// The text of `networks.toml` that the members of the cluster share, as far as this member has followed it.
+    pub(crate) networks: tokio::sync::Mutex<Option<String>>,
 }
 
 impl Enforcer {
@@ -87,14 +100,19 @@ impl Enforcer {
     ) -> Result<Applied> {
         let (directory, max_lifetime) = (self.directory.clone(), self.settings.max_lifetime);
         let replaces = text.is_some();
+        let standing = self.contact.standing();
+        if let Standing::NoMajority { .. } = standing {
+            // The lock is not taken, because all decisions would wait until the database gives up.
+            bail!(standing.sentence(now()));
+        }
         let read = move || {
             let candidate = match text {
                 Some(text) => Candidate::new(text, "policy.toml", max_lifetime),
                 None => Candidate::read(&directory, None),
             };
-            anyhow::Ok((candidate?, directory.read_networks()?))
+            anyhow::Ok((candidate?, directory.read_networks()?, directory.networks_text()?))
         };
-        let (candidate, networks) = tokio::task::spawn_blocking(read).await??;
+        let (candidate, networks, networks_text) = tokio::task::spawn_blocking(read).await??;
         let (summary, Candidate { policy, text }) = (candidate.summary(), candidate);
         let mut in_force = self.policy.write().await;
         // A decision that begins after this line waits for the lock, and the new policy makes it.
@@ -116,17 +134,47 @@ impl Enforcer {
         self.segments.replace_networks(networks, &policy);
         let withdrawn = self.segments.withdraw_forbidden(&policy);
         *in_force = policy;
+        self.version.store(version, Ordering::SeqCst);
         drop(in_force);
         into_huge_pages();
+        let finished = self.finish_in_cluster(standing, networks_text).await;
         // Announce the policy before the revocations: a verifier that reads its configuration at the first event then
         // sees both.
         self.push.broadcast(&Event::Policy);
         self.segments.announce(&withdrawn);
         self.sync.run().await?;
-        let ended = Reevaluated { revoked, withdrawn: withdrawn.statements.len() };
-        let applied = Applied { version, summary, ended };
+        // The policy is in force in any case, so the listeners have been told before a failure is reported.
+        let ended = Reevaluated { revoked: revoked + finished?, withdrawn: withdrawn.statements.len() };
+        let followed = self.sync.confirmed().await?;
+        let applied = Applied { version, summary, ended, followed };
         tracing::info!("policy: {applied}");
         Ok(applied)
+    }
+
+    /// Completes a change of the policy in a cluster: revokes forbidden grants that another member recorded just before
+    /// the change, and gives the members the text of `networks.toml`. Returns the number of revoked grants.
+    async fn finish_in_cluster(&self, standing: Standing, networks: String) -> Result<usize> {
+        if standing == Standing::Alone {
+            return Ok(0);
+        }
+        // After the change is recorded, no member records a grant that an earlier policy allowed.
+        self.must_reevaluate.store(true, Ordering::SeqCst);
+        let revoked = self.revoke_forbidden(&*self.policy.read().await, "the policy changed").await.context(
+            "the policy is in force, but grants that other members recorded just before it are not yet revoked; this \
+             member tries again",
+        )?;
+        self.must_reevaluate.store(false, Ordering::SeqCst);
+        let mut shared = self.networks.lock().await;
+        if shared.as_deref() != Some(networks.as_str()) {
+            let text = networks.clone().into_bytes();
+            let share = move |database: &mut Database| database.change_shared(files::NETWORKS, |_| Ok(Some(text)));
+            self.storage.call(share).await.context(
+                "the policy is in force, but networks.toml is in force at this member only: run `vouchsafe authority \
+                 policy reload` again",
+            )?;
+            *shared = Some(networks);
+        }
+        Ok(revoked)
     }
 
     /// Re-evaluates grants and segments if a time window of the policy opened or closed since the last evaluation. The
@@ -137,6 +185,10 @@ impl Enforcer {
     pub async fn follow_time(&self) -> Result<()> {
         if self.policy.evaluation_is_due(now()) {
             self.reevaluate("a time window opened or closed").await?;
+        }
+        if self.must_reevaluate.load(Ordering::SeqCst) {
+            self.reevaluate("the policy changed").await?;
+            self.must_reevaluate.store(false, Ordering::SeqCst);
         }
         Ok(())
     }

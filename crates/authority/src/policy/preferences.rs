@@ -56,7 +56,7 @@ impl Choices {
             (revoked, from) = (revoked + some, next);
         }
         tracing::info!(person, revoked, %target, "the person changed where their identity may go");
-        self.sync.run().await?;
+        self.sync.run_everywhere().await?;
         for token in self.sessions.tokens_of(person) {
             self.push.send(&Listener::Session(token), &Event::Policy);
         }

@@ -141,6 +141,13 @@ impl Book {
         Ok(())
     }
 
+    /// Reports whether a segment with the same key was issued to this session before.
+    pub fn renews(&self, token: TokenHash, given: &Given) -> bool {
+        let (pair, service, flags) = what(given);
+        let key = Key { token, sender: pair.sender, service, flags };
+        self.given.get(&pair).is_some_and(|of_pair| of_pair.contains_key(&key))
+    }
+
     /// Reports whether a presented segment was issued and has not been withdrawn. The proofs in the segment are not
     /// enough evidence, because a verifier on the path could have made them itself.
     pub fn has(&self, shown: &Given) -> bool {

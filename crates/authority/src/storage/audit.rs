@@ -201,7 +201,7 @@ impl Database {
     /// # Errors
     /// The database cannot be written.
     pub fn audit(&mut self, event: &AuditEvent, now: u64) -> Result<()> {
-        self.write_soon(|transaction| event.write(transaction, now))
+        self.write_local(|transaction| event.write(transaction, now))
     }
 
     /// Writes several events to their audit trails in one transaction.
@@ -209,7 +209,7 @@ impl Database {
     /// # Errors
     /// The database cannot be written.
     pub fn audit_all(&mut self, events: &[AuditEvent], now: u64) -> Result<()> {
-        self.write_soon(|transaction| events.iter().try_for_each(|event| event.write(transaction, now)))
+        self.write_local(|transaction| events.iter().try_for_each(|event| event.write(transaction, now)))
     }
 
     /// Returns the last `count` entries, oldest first; with `person`, only entries about this person.

@@ -10,7 +10,8 @@ use std::path::Path;
 
 impl Database {
     /// Copies a snapshot of the database to `path` with SQLite's backup API. Other processes may read and write at the
-    /// same time.
+    /// same time. The copy of a member's database belongs to no cluster: what the cluster does after the copy was made is
+    /// not in it, so whoever restores it gets an authority alone, or joins it to a cluster anew.
     ///
     /// # Errors
     /// The copy cannot be written, or another process locks the database.
@@ -19,6 +20,7 @@ impl Database {
         // The copy is made in one step, because a backup in several steps restarts whenever another process writes.
         let done = Backup::new(&self.connection, &mut copy)?.step(-1)?;
         ensure!(done == StepResult::Done, "another process uses the database ({done:?}): try again");
+        copy.execute("DELETE FROM replica", [])?;
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use super::holders::{self, Charge, Recorded};
 use super::leases::{self, Announced, LeaseTerms, RENEWABLE};
 use super::revocation::HELD;
-use super::{AuditEvent, Database, TokenHash, devices, identities};
+use super::{AuditEvent, Database, TokenHash, devices, identities, replica};
 use crate::convert;
 use anyhow::{Context, Result};
 use api::{GrantOwner, LivePair, RevokedGrant};
@@ -149,7 +149,27 @@ impl Database {
     /// # Errors
     /// The database cannot be written; then no grant is recorded.
     pub fn add_grants<'g>(&mut self, grants: impl IntoIterator<Item = &'g Issuance>) -> Result<Vec<Recorded>> {
-        self.write_soon(|transaction| grants.into_iter().map(|grant| add(transaction, grant)).collect())
+        self.add_decided(grants.into_iter().map(|grant| (grant, u64::MAX)))
+    }
+
+    /// Records grants as [`Self::add_grants`] does, each with the number of the entry of the cluster's log that the
+    /// decision about it reflects. Refuses a grant as outdated if a later entry changed what decisions depend on.
+    ///
+    /// # Errors
+    /// As for [`Self::add_grants`].
+    pub(super) fn add_decided<'g>(
+        &mut self,
+        grants: impl IntoIterator<Item = (&'g Issuance, u64)>,
+    ) -> Result<Vec<Recorded>> {
+        let is_member = self.is_member();
+        self.write_soon(|transaction| {
+            let decisive = if is_member { replica::decisive(transaction)? } else { 0 };
+            let record = |(grant, followed): (&Issuance, u64)| match followed < decisive {
+                true => Ok(Recorded::Outdated),
+                false => add(transaction, grant, is_member),
+            };
+            grants.into_iter().map(record).collect()
+        })
     }
 
     /// Returns grants, newest first: with `all`, every recorded grant, otherwise those that at `now` have neither
@@ -315,23 +335,23 @@ impl Database {
         rows.collect()
     }
 
-    /// Returns the revoked grants that have not been announced, and marks them as announced.
+    /// Returns the revoked grants that this authority has not announced, and removes them from the queue.
     ///
     /// # Errors
     /// The database cannot be written.
     pub fn take_unannounced(&mut self) -> Result<Vec<Ended>> {
-        let waiting = "SELECT EXISTS (SELECT 1 FROM grants WHERE announced = 0)";
+        let waiting = "SELECT EXISTS (SELECT 1 FROM unannounced)";
         if !self.connection.query_row(waiting, [], |row| row.get::<_, bool>(0))? {
             return Ok(Vec::new());
         }
-        self.write_soon(|transaction| {
+        self.write_local(|transaction| {
             let mut statement = transaction.prepare_cached(&format!(
-                "UPDATE grants SET announced = unixepoch() WHERE announced = 0 RETURNING handle, expires,
-                    coalesce((SELECT {HOLDER} FROM session_slots WHERE session_slots.session = grants.session), 0),
-                    verifier, session, {RENEWABLE}",
+                "SELECT handle, expires, {HOLDER}, verifier, session, {RENEWABLE} FROM unannounced
+                 CROSS JOIN grants USING (handle) LEFT JOIN session_slots USING (session)",
             ))?;
-            let rows = statement.query_map([], ended)?;
-            Ok(rows.collect::<Result<_, _>>()?)
+            let rows = statement.query_map([], ended)?.collect::<Result<_, _>>()?;
+            transaction.execute("DELETE FROM unannounced", [])?;
+            Ok(rows)
         })
     }
 
@@ -346,7 +366,7 @@ impl Database {
         if !waiting {
             return Ok(Vec::new());
         }
-        self.write_soon(|transaction| {
+        self.write_local(|transaction| {
             let mut statement = transaction.prepare_cached("DELETE FROM rechecks RETURNING verifier")?;
             let rows = statement.query_map([], |row| row.get(0))?;
             Ok(rows.collect::<Result<_, _>>()?)
@@ -354,7 +374,7 @@ impl Database {
     }
 }
 
-fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
+fn add(transaction: &Transaction<'_>, grant: &Issuance, is_member: bool) -> Result<Recorded> {
     let Issuance { session, owner, verifier, source, to, scope, flags, renewable } = grant;
     let number = renewable.map(|(renewable, _)| renewable.number);
     if let Some(number) = number
@@ -371,7 +391,9 @@ fn add(transaction: &Transaction<'_>, grant: &Issuance) -> Result<Recorded> {
         _ => return Ok(recorded),
     };
     // A grant that can't be renewed has the number's handle, too.
-    if let Some(number) = number {
+    if let Some(number) = number
+        && !is_member
+    {
         leases::take(transaction, number)?;
     }
     let mut statement = transaction.prepare_cached(

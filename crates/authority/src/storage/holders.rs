@@ -6,7 +6,8 @@
 //! can be in use, nor while the end of the session is being announced. Otherwise verifiers would
 //! mistake the new session for the old one.
 
-use super::{Database, TokenHash, revocation};
+use super::leases::learned_within;
+use super::{Database, PIECE, TokenHash, revocation};
 use anyhow::{Context, Result};
 use api::RevokedSession;
 use engine::verifier::CLOCK_SKEW_MAX;
@@ -29,7 +30,7 @@ const RECORDS_AT_ONCE: u64 = 100_000;
 const SLOTS: usize = 256;
 
 /// In `session_slots`, `until` is the time at which the last grant of an ended session has expired for verifiers too.
-/// `told` is 0 until the session's end has been announced. A slot that is free again is NULL. `unnamed` is 1 for
+/// `told` becomes 0 with the end of a session that had grants, which puts the session into the queue `untold`. A slot that is free again is NULL. `unnamed` is 1 for
 /// sessions with grants from before format 10, whose handles contain no holder. `unexpired` counts unexpired grants,
 /// including revoked ones, and some expired ones, which [`charge`] subtracts. `paced` is the time, in Unix seconds, up to
 /// which the account has used its rate of records. `lease` is the longest lease of the session's grants, in seconds. The
@@ -57,8 +58,8 @@ CREATE TABLE unexpired_grants (
 ";
 
 /// The latest expiry, in SQL, of the leases that a session's holder has after the session's end. `of` is a row of
-/// `session_verifiers`. The server learns of an end that another process records within a few seconds: 30 s are enough.
-const LAST_LEASE: &str = "max(min(of.until, ended + of.lease + 30), ended)";
+/// `session_verifiers`.
+const LAST_LEASE: &str = concat!("max(min(of.until, ended + of.lease + ", learned_within!(), "), ended)");
 
 /// The result of recording a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,27 +93,27 @@ pub(super) enum Slot {
 }
 
 impl Database {
-    /// Returns the ended sessions that have not been announced, each of them once for every verifier for which it had
-    /// grants, and marks them as announced.
+    /// Returns the ended sessions that this authority has not announced, each of them once for every verifier for which
+    /// it had grants, and removes them from the queue.
     ///
     /// # Errors
     /// The database cannot be written.
     pub fn take_ended_sessions(&mut self) -> Result<Vec<(String, RevokedSession)>> {
-        let waiting = "SELECT EXISTS (SELECT 1 FROM session_slots WHERE told = 0)";
+        let waiting = "SELECT EXISTS (SELECT 1 FROM untold)";
         if !self.connection.query_row(waiting, [], |row| row.get::<_, bool>(0))? {
             return Ok(Vec::new());
         }
-        self.write_soon(|transaction| {
+        self.write_local(|transaction| {
             let mut ended = transaction.prepare_cached(&format!(
-                "SELECT verifier, account, slot, {LAST_LEASE} + ?1 FROM session_slots
-                 JOIN session_verifiers AS of USING (session) WHERE told = 0",
+                "SELECT verifier, account, slot, {LAST_LEASE} + ?1 FROM untold
+                 CROSS JOIN session_slots USING (session) CROSS JOIN session_verifiers AS of USING (session)",
             ))?;
             let ended = ended.query_map([CLOCK_SKEW_MAX], |row| {
                 let Holder(holder) = of(row.get(1)?, row.get(2)?);
                 Ok((row.get(0)?, RevokedSession { holder, expires: row.get(3)? }))
             })?;
             let ended = ended.collect::<Result<_, _>>()?;
-            transaction.execute("UPDATE session_slots SET told = NULL WHERE told = 0", [])?;
+            transaction.execute("DELETE FROM untold", [])?;
             Ok(ended)
         })
     }
@@ -245,12 +246,14 @@ fn change_counts(transaction: &Transaction<'_>, account: u32, session: &TokenHas
 /// Records the end of a session. This also ends its grants, and takes a few rows however many there are. The slot of a
 /// session without grants is free at once.
 pub(super) fn end(transaction: &Transaction<'_>, session: &TokenHash, now: u64) -> Result<()> {
-    let mut note = transaction.prepare_cached(
+    let mut note = transaction.prepare_cached(concat!(
         "UPDATE session_slots SET ended = ?2, (until, told) = (
-            SELECT coalesce(max(max(min(of.until, ?2 + of.lease + 30)), ?2) + ?3, 0), CASE WHEN count(*) > 0 THEN 0 END
+            SELECT coalesce(max(max(min(of.until, ?2 + of.lease + ",
+        learned_within!(),
+        ")), ?2) + ?3, 0), CASE WHEN count(*) > 0 THEN 0 END
             FROM session_verifiers AS of WHERE of.session = session_slots.session)
          WHERE session = ?1 AND ended IS NULL RETURNING account, until, unnamed, owner",
-    )?;
+    ))?;
     let ended = note.query_row(params![session, now.cast_signed(), CLOCK_SKEW_MAX], |row| {
         Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?))
     });
@@ -290,17 +293,19 @@ pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> 
 }
 
 /// Deletes the rows of ended sessions whose grants are no longer recorded, because all of them would have ended by
-/// `before`, in Unix seconds. Without the session's row, a recorded grant would count as live.
-pub(super) fn prune(transaction: &Transaction<'_>, before: i64) -> Result<()> {
+/// `before`, in Unix seconds. Without the session's row, a recorded grant would count as live. Deletes [`PIECE`] at most,
+/// and reports whether there are possibly more.
+pub(super) fn prune(transaction: &Transaction<'_>, before: i64) -> Result<bool> {
     let mut over = transaction.prepare_cached(
-        "DELETE FROM session_slots WHERE until <= ?1 AND NOT EXISTS (
-            SELECT 1 FROM session_verifiers AS of WHERE of.session = session_slots.session AND of.until > ?1)
+        "DELETE FROM session_slots WHERE session IN (
+            SELECT session FROM session_slots AS slots WHERE until <= ?1 AND NOT EXISTS (
+                SELECT 1 FROM session_verifiers AS of WHERE of.session = slots.session AND of.until > ?1) LIMIT ?2)
          RETURNING session",
     )?;
-    let over = over.query_map([before], |row| row.get(0))?.collect::<Result<Vec<TokenHash>, _>>()?;
+    let over = over.query_map(params![before, PIECE], |row| row.get(0))?.collect::<Result<Vec<TokenHash>, _>>()?;
     let mut forget = transaction.prepare_cached("DELETE FROM session_verifiers WHERE session = ?1")?;
     over.iter().try_for_each(|session| forget.execute([session]).map(drop))?;
-    Ok(())
+    Ok(over.len() == PIECE as usize)
 }
 
 /// Returns the holder with this account number and slot, or the default holder if either is NULL.

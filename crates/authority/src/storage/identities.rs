@@ -2,7 +2,7 @@
 //! one identity until this identity is removed, so that a person who is renamed at the provider cannot take over
 //! another person's name.
 
-use super::{AuditEvent, Database, Operator, TokenHash, devices, holders, names, persons, sessions};
+use super::{AuditEvent, Database, Operator, PIECE, TokenHash, devices, holders, names, persons, sessions};
 use crate::login::Identity;
 use anyhow::{Result, bail};
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
@@ -300,24 +300,14 @@ impl Database {
     /// # Errors
     /// The database cannot be written.
     pub fn end_of_other_issuers(&mut self, issuer: Option<&str>, now: u64) -> Result<()> {
-        self.write(|transaction| {
-            let mut statement = transaction.prepare(
-                "SELECT token, person FROM sessions JOIN identities USING (person)
-                 WHERE issuer <> ?1 AND (?2 IS NULL OR issuer <> ?2)",
-            )?;
-            let rows = statement.query_map(params![SERVICE, issuer], |row| Ok((row.get(0)?, row.get(1)?)))?;
-            let rows: Vec<(TokenHash, String)> = rows.collect::<Result<_, _>>()?;
-            for (token, person) in &rows {
-                sessions::end_one(
-                    transaction,
-                    token,
-                    person,
-                    "the authority no longer uses this identity provider",
-                    now,
-                )?;
-            }
-            Ok(())
-        })
+        let why = "the authority no longer uses this identity provider";
+        while !of_other_issuers(&self.connection, issuer)?.is_empty() {
+            self.write(|transaction| {
+                let some = of_other_issuers(transaction, issuer)?;
+                some.iter().try_for_each(|(token, person)| sessions::end_one(transaction, token, person, why, now))
+            })?;
+        }
+        Ok(())
     }
 
     /// Ends the sessions of a login with their grants, because the provider no longer vouches for the person. The audit
@@ -359,6 +349,16 @@ impl Database {
         let found: Option<Option<String>> = statement.query_row([token], |row| row.get(0)).optional()?;
         Ok(found.map(|refresh_token| ProviderSession { refresh_token: refresh_token.map(Zeroizing::new) }))
     }
+}
+
+/// Returns up to [`PIECE`] sessions of persons from identity providers other than `issuer`.
+fn of_other_issuers(connection: &Connection, issuer: Option<&str>) -> Result<Vec<(TokenHash, String)>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT token, person FROM sessions JOIN identities USING (person)
+         WHERE issuer <> ?1 AND (?2 IS NULL OR issuer <> ?2) LIMIT ?3",
+    )?;
+    let rows = statement.query_map(params![SERVICE, issuer, PIECE], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    Ok(rows.collect::<Result<_, _>>()?)
 }
 
 /// Reports whether a person of the identity provider or a service account has this name.

@@ -12,6 +12,10 @@ use engine::issuing::lease::{HandleKey, NUMBERS};
 use rusqlite::{Connection, OptionalExtension, Row, Transaction};
 use wire::Handle;
 
+/// Length of the free range of numbers that a member of a cluster looks for, and how often it looks.
+const FREE: u32 = NUMBERS / 256;
+const DRAWS: usize = 256;
+
 /// The table has one row.
 const SCHEMA: &str = "
 CREATE TABLE numbering (key BLOB NOT NULL, next INTEGER NOT NULL) STRICT;
@@ -36,12 +40,22 @@ pub struct Announced {
     pub grant: RevokedGrant,
     /// If the grant can be renewed, the data from which its later handles are computed.
     pub renewable: Option<LeaseTerms>,
-    /// Time at which the server learned of the grant's revocation, in Unix seconds. It has not renewed the grant since.
+    /// Time by which every authority has learned of the grant's revocation, in Unix seconds. None renews the grant later.
     pub learned: Option<u64>,
 }
 
+/// Number of seconds, in SQL, after which each authority that renews grants has learned of an end that another process
+/// recorded. For an authority alone, 30 are enough. A member of a cluster that has lost the others may learn of it later:
+/// the cluster sets `late`.
+macro_rules! learned_within {
+    () => {
+        "coalesce((SELECT CAST(CAST(value AS TEXT) AS INTEGER) FROM shared WHERE name = 'late'), 30)"
+    };
+}
+pub(super) use learned_within;
+
 /// The columns of [`Announced`], after those that [`super::grants::GrantEntry`] has under these names.
-pub(super) const RENEWABLE: &str = "number, issued, lease, announced";
+pub(super) const RENEWABLE: &str = concat!("number, issued, lease, revoked + ", learned_within!());
 
 /// Creates the tables, with a new key.
 pub(super) fn begin(transaction: &Transaction<'_>) -> Result<()> {
@@ -88,7 +102,7 @@ pub(super) fn announced(row: &Row<'_>, grant: RevokedGrant, column: usize) -> ru
     Ok(Announced {
         grant,
         renewable: renewable(row, column)?,
-        learned: row.get::<_, Option<i64>>(column + 3)?.filter(|time| *time > 1).map(i64::cast_unsigned),
+        learned: row.get::<_, Option<i64>>(column + 3)?.map(i64::cast_unsigned),
     })
 }
 
@@ -100,13 +114,31 @@ pub(super) fn renewable(row: &Row<'_>, column: usize) -> rusqlite::Result<Option
 }
 
 impl Database {
-    /// Returns the key of the grants' handles, and the number for the next grant.
+    /// Returns the key of the grants' handles, and the number for the next grant. A member of a cluster gets a random
+    /// number before a range that is free, so that the members do not draw the same numbers.
     ///
     /// # Errors
     /// The database cannot be read.
     pub fn numbering(&self) -> Result<(HandleKey, u32)> {
-        let next = self.connection.query_row("SELECT next FROM numbering", [], |row| row.get(0))?;
+        let next = if self.is_member() {
+            self.free_number()?
+        } else {
+            self.connection.query_row("SELECT next FROM numbering", [], |row| row.get(0))?
+        };
         Ok((key(&self.connection)?, next))
+    }
+
+    fn free_number(&self) -> Result<u32> {
+        let mut used = self.connection.prepare("SELECT 1 FROM grants WHERE number >= ?1 AND number < ?2")?;
+        let mut start = 0;
+        for _ in 0..DRAWS {
+            start = u32::from_be_bytes(credentials::random()?) % (NUMBERS - FREE);
+            if !used.exists([start, start + FREE])? {
+                break;
+            }
+        }
+        // Without a free range, single numbers are found by trying.
+        Ok(start)
     }
 
     /// Returns the first handle of the grant that has this handle, under which the grant is listed. Returns `handle`

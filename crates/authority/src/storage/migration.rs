@@ -1,6 +1,6 @@
 //! Converts the database of an earlier version to the current format.
 
-use super::{SCHEMA_VERSION, holders, identities, leases, scores};
+use super::{SCHEMA_VERSION, holders, identities, leases, replica, scores};
 use anyhow::{Context, Result, bail};
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use std::path::Path;
@@ -42,6 +42,12 @@ pub(super) fn run(connection: &mut Connection, path: &Path) -> Result<()> {
         transaction
             .execute_batch(scores::CHANGES)
             .with_context(|| format!("cannot convert {shown} from format {found} to 13"))?;
+    }
+    if found < 14 {
+        // Announcements that are pending go to the new queues.
+        transaction
+            .execute_batch(replica::SCHEMA)
+            .with_context(|| format!("cannot convert {shown} from format {found} to 14"))?;
     }
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     transaction.commit()?;

@@ -22,6 +22,8 @@ CREATE TABLE refusals (
 CREATE INDEX refusals_by_time ON refusals (time);
 ";
 
+/// The reason for revocations in the audit trail.
+const FORBIDDEN: &str = "the policy changed";
 /// Maximum number of refusals that are kept.
 const MOST_REFUSALS: u32 = 100_000;
 /// Number of seconds for which refusals are kept.
@@ -98,7 +100,8 @@ impl Refusal {
 
 impl Database {
     /// Records a policy, revokes the grants in `forbidden`, and calls `put` to write the policy's file. If one of these
-    /// steps fails, nothing is recorded or revoked. Returns the version number. A policy with the text of the current
+    /// steps fails, nothing is recorded or revoked. If there are more than 10 000 grants, further transactions follow.
+    /// Returns the version number. A policy with the text of the current
     /// version keeps its number.
     ///
     /// # Errors
@@ -110,16 +113,20 @@ impl Database {
         now: u64,
         put: impl FnOnce() -> Result<()>,
     ) -> Result<i64> {
-        self.write(|transaction| {
+        let (first, rest) = forbidden.split_at(forbidden.len().min(revocation::REVOKED_AT_ONCE as usize));
+        let version = self.write(|transaction| {
             let in_force = last(transaction)?.map_or(0, |(version, _)| version);
             if change.after.is_some_and(|after| after != in_force) {
                 bail!(Outdated { version: in_force });
             }
             let version = record(transaction, change, now)?;
-            revocation::revoke_forbidden(transaction, forbidden, "the policy changed", now)?;
+            revocation::revoke_forbidden(transaction, first, FORBIDDEN, now)?;
             put()?;
             Ok(version)
-        })
+        })?;
+        // From here on, nobody records a grant by an earlier version. A server that starts revokes what is left.
+        self.revoke_forbidden(rest, FORBIDDEN, now)?;
+        Ok(version)
     }
 
     /// Records the policy with which a server starts, unless it is the version that was recorded last.
@@ -178,7 +185,7 @@ impl Database {
     /// The database cannot be written.
     pub fn add_refusal(&mut self, refusal: &Refusal) -> Result<()> {
         let Refusal { time, person, device, source, to, .. } = refusal;
-        self.write_soon(|transaction| {
+        self.write_local(|transaction| {
             transaction.execute(
                 "INSERT INTO refusals (time, person, device, source, address, protocol, port)
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",

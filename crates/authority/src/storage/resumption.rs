@@ -7,8 +7,9 @@ use super::{Database, TokenHash};
 use anyhow::{Context, Result};
 use engine::model::Sealing;
 use engine::policy::Scope;
-use rusqlite::params;
+use rusqlite::{Row, params};
 use std::net::IpAddr;
+use std::sync::LazyLock;
 use wire::{Flags, Handle, Holder};
 
 /// A grant that an earlier run of the server recorded, and that the server may renew.
@@ -39,43 +40,51 @@ pub struct Resumed {
     pub holder: Holder,
 }
 
+/// Selects the grants that can be renewed at `?1`, except those whose handles contain no holder. Other modules append
+/// further conditions.
+pub(super) static RESUMED: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "SELECT number, issued, lease, session, expires, handle, verifier, receiver, rule, source, protocol, port,
+            prefix, flags, sealing, {HOLDER}
+         FROM grants JOIN session_slots USING (session)
+         WHERE expires > ?1 AND number IS NOT NULL AND slot IS NOT NULL AND unnamed = 0 AND {HELD}"
+    )
+});
+
+/// Reads a row of [`RESUMED`].
+pub(super) fn resumed(row: &Row<'_>) -> Result<Resumed> {
+    let (source, prefix): (String, String) = (row.get(9)?, row.get(12)?);
+    let flags = Flags(row.get(13)?);
+    let service = flags.has(Flags::PORT).then_some((row.get(10)?, row.get(11)?));
+    Ok(Resumed {
+        renewable: renewable(row, 0)?.context("the grants table contains a number without a lease")?,
+        session: row.get(3)?,
+        until: row.get::<_, i64>(4)?.cast_unsigned(),
+        handle: Handle(row.get::<_, i64>(5)?.cast_unsigned()),
+        verifier: row.get(6)?,
+        receiver: row.get(7)?,
+        rule: row.get(8)?,
+        source: source.parse().context("the grants table contains a malformed source")?,
+        scope: Scope { prefix: prefix.parse().context("the grants table contains a malformed prefix")?, service },
+        flags,
+        sealing: sealing_of(row, 14)?,
+        holder: Holder(row.get(15)?),
+    })
+}
+
 impl Database {
     /// Returns the grants that can be renewed at `now`, except those whose handles contain no holder.
     ///
     /// # Errors
     /// The database cannot be read.
     pub fn renewable_grants(&self, now: u64) -> Result<Vec<Resumed>> {
-        let mut statement = self.connection.prepare(&format!(
-            "SELECT number, issued, lease, session, expires, handle, verifier, receiver, rule, source, protocol, port,
-                prefix, flags, sealing, {HOLDER}
-             FROM grants JOIN session_slots USING (session)
-             WHERE expires > ?1 AND number IS NOT NULL AND slot IS NOT NULL AND unnamed = 0 AND {HELD}"
-        ))?;
+        let mut statement = self.connection.prepare(&RESUMED)?;
         let mut rows = statement.query([now.cast_signed()])?;
-        let mut resumed = Vec::new();
+        let mut grants = Vec::new();
         while let Some(row) = rows.next()? {
-            let (source, prefix): (String, String) = (row.get(9)?, row.get(12)?);
-            let flags = Flags(row.get(13)?);
-            let service = flags.has(Flags::PORT).then_some((row.get(10)?, row.get(11)?));
-            resumed.push(Resumed {
-                renewable: renewable(row, 0)?.context("the grants table contains a number without a lease")?,
-                session: row.get(3)?,
-                until: row.get::<_, i64>(4)?.cast_unsigned(),
-                handle: Handle(row.get::<_, i64>(5)?.cast_unsigned()),
-                verifier: row.get(6)?,
-                receiver: row.get(7)?,
-                rule: row.get(8)?,
-                source: source.parse().context("the grants table contains a malformed source")?,
-                scope: Scope {
-                    prefix: prefix.parse().context("the grants table contains a malformed prefix")?,
-                    service,
-                },
-                flags,
-                sealing: sealing_of(row, 14)?,
-                holder: Holder(row.get(15)?),
-            });
+            grants.push(resumed(row)?);
         }
-        Ok(resumed)
+        Ok(grants)
     }
 
     /// Returns the grants for `verifier` that were revoked individually and have not expired at `now`.

@@ -1,5 +1,5 @@
-//! Revocation of single grants: marks their rows and queues the announcements to verifiers. Other modules decide which
-//! grants to revoke.
+//! Revocation of single grants: marks their rows, and triggers queue the announcements to verifiers. Other modules decide
+//! which grants to revoke.
 
 use super::{AuditEvent, TokenHash};
 use anyhow::Result;
@@ -8,6 +8,10 @@ use rusqlite::types::ValueRef;
 use rusqlite::{ToSql, Transaction};
 use std::collections::BTreeSet;
 use wire::Handle;
+
+/// Maximum number of grants that one transaction revokes. With their audit entries, they fit into an entry of a cluster's
+/// log.
+pub(super) const REVOKED_AT_ONCE: u32 = 10_000;
 
 /// The condition in SQL for grants that were not revoked and whose session has not ended.
 pub(super) const HELD: &str = "revoked IS NULL AND ended IS NULL";
@@ -34,21 +38,24 @@ pub(super) fn revoke_unnamed(
     person: String,
     now: u64,
 ) -> Result<()> {
-    mark(transaction, "person = ?3 AND session = ?4", now, &[&person, session])
+    mark(transaction, "person = ?3 AND session = ?4", now, &[&person, session])?;
+    Ok(())
 }
 
-/// Revokes the grants for a verifier.
-pub(super) fn revoke_of_verifier(transaction: &Transaction<'_>, verifier: &str, now: u64) -> Result<()> {
-    mark(transaction, "verifier = ?3", now, &[&verifier])
+/// Revokes up to [`REVOKED_AT_ONCE`] grants for a verifier, and reports whether there are possibly more.
+pub(super) fn revoke_of_verifier(transaction: &Transaction<'_>, verifier: &str, now: u64) -> Result<bool> {
+    let some = "handle IN (SELECT handle FROM grants WHERE verifier = ?3 AND revoked IS NULL LIMIT ?4)";
+    Ok(mark(transaction, some, now, &[&verifier, &REVOKED_AT_ONCE])? == REVOKED_AT_ONCE as usize)
 }
 
 /// Queues a recheck for the verifiers for which a person's live sessions had grants: they ask which of their flows to
 /// cut.
 pub(super) fn recheck_of_person(transaction: &Transaction<'_>, person: &str) -> Result<()> {
     let mut recheck = transaction.prepare_cached(
-        "INSERT OR IGNORE INTO rechecks (verifier) SELECT verifier FROM account_numbers
+        "INSERT INTO recheck_marks (verifier, mark) SELECT DISTINCT verifier, 1 FROM account_numbers
          JOIN session_slots USING (account) JOIN session_verifiers USING (session)
-         WHERE person = ?1 AND slot IS NOT NULL AND ended IS NULL",
+         WHERE person = ?1 AND slot IS NOT NULL AND ended IS NULL
+         ON CONFLICT DO UPDATE SET mark = mark + 1",
     )?;
     recheck.execute([person])?;
     Ok(())
@@ -57,12 +64,13 @@ pub(super) fn recheck_of_person(transaction: &Transaction<'_>, person: &str) -> 
 /// Revokes the grants that `condition` selects (constant text, with values from `?3` on), including expired grants,
 /// whose flows may still be live. Queues unexpired grants for announcement. Queues a recheck at the verifiers of grants
 /// whose first lease has expired, because the announcement names only handles with which a token can still be made.
+/// Returns the number of revoked grants.
 pub(super) fn mark(
     transaction: &Transaction<'_>,
     condition: &'static str,
     now: u64,
     values: &[&dyn ToSql],
-) -> Result<()> {
+) -> Result<usize> {
     let mut statement = transaction.prepare_cached(&format!(
         "UPDATE grants SET revoked = ?1, announced = CASE WHEN expires > ?2 THEN 0 END
          WHERE revoked IS NULL AND {condition}
@@ -71,19 +79,22 @@ pub(super) fn mark(
     let times: [&dyn ToSql; 2] = [&now.cast_signed(), &ended_by(now)];
     let values: Vec<_> = times.into_iter().chain(values.iter().copied()).collect();
     let mut rows = statement.query(values.as_slice())?;
-    let mut rechecks = BTreeSet::new();
+    let (mut rechecks, mut revoked) = (BTreeSet::new(), 0);
     while let Some(row) = rows.next()? {
+        revoked += 1;
         let verifier = row.get_ref(1)?.as_str()?;
         if row.get_ref(0)? == ValueRef::Integer(1) && !rechecks.contains(verifier) {
             rechecks.insert(verifier.to_owned());
         }
     }
     drop(rows);
-    let mut recheck = transaction.prepare_cached("INSERT OR IGNORE INTO rechecks (verifier) VALUES (?1)")?;
+    let mut recheck = transaction.prepare_cached(
+        "INSERT INTO recheck_marks (verifier, mark) VALUES (?1, 1) ON CONFLICT DO UPDATE SET mark = mark + 1",
+    )?;
     for verifier in &rechecks {
         recheck.execute([verifier])?;
     }
-    Ok(())
+    Ok(revoked)
 }
 
 /// Returns the latest expiry time, in Unix seconds, of grants that have expired even for verifiers whose clocks are

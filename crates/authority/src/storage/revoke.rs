@@ -1,7 +1,7 @@
 //! Revocation as people ask for it: of a grant, a session, a device, or everything that a person has.
 
 use super::grants::ENTRIES;
-use super::revocation::{HELD, ended_by, mark, revoke_forbidden};
+use super::revocation::{HELD, REVOKED_AT_ONCE, ended_by, mark, revoke_forbidden};
 use super::{AuditEvent, Database, Operator, TokenHash, devices, sessions};
 use anyhow::{Result, bail};
 use rusqlite::{OptionalExtension, ToSql, Transaction};
@@ -120,7 +120,8 @@ impl Database {
     /// # Errors
     /// The database cannot be written.
     pub fn revoke_forbidden(&mut self, grants: &[(Handle, String)], why: &str, now: u64) -> Result<()> {
-        self.write(|transaction| revoke_forbidden(transaction, grants, why, now))
+        let mut pieces = grants.chunks(REVOKED_AT_ONCE as usize);
+        pieces.try_for_each(|piece| self.write(|transaction| revoke_forbidden(transaction, piece, why, now)))
     }
 }
 

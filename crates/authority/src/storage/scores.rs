@@ -4,7 +4,7 @@
 //!
 //! Complaints are counted by the hour, so that one application can't lower the scores of many people at once.
 
-use super::{AuditEvent, Database, Operator, leases};
+use super::{AuditEvent, Database, Operator, PIECE, leases};
 use anyhow::Result;
 use rusqlite::{OptionalExtension, Transaction, params};
 use serde::Serialize;
@@ -213,33 +213,14 @@ impl Database {
     pub fn settle_scores(&mut self, terms: Option<ScoreTerms>, all: bool, now: u64) -> Result<()> {
         let mut statement = self.connection.prepare_cached(if all { EACH } else { DUE })?;
         let until = if all { i64::MAX } else { now.cast_signed() };
-        let rows = statement.query_map([until], |row| Ok((row.get::<_, String>(0)?, read(row)?)))?;
-        let rows: Vec<_> = rows.collect::<Result<_, _>>()?;
+        let people = statement.query_map([until], |row| row.get(0))?;
+        let mut people: Vec<String> = people.collect::<Result<_, _>>()?;
         drop(statement);
-        if rows.is_empty() {
-            return Ok(());
+        while !people.is_empty() {
+            let piece = people.split_off(people.len().saturating_sub(PIECE as usize));
+            self.write(|transaction| piece.iter().try_for_each(|person| settle(transaction, person, terms, now)))?;
         }
-        self.write(|transaction| {
-            for (person, stored) in rows {
-                let left = terms.map(|terms| (terms, terms.left(stored.missing, stored.at, now)));
-                let low = left.is_some_and(|(terms, left)| terms.is_low(left));
-                if low != stored.low {
-                    let event = AuditEvent::new(if low { "score_low" } else { "score_recovered" });
-                    event.person(&person).write(transaction, now)?;
-                    note_change(transaction)?;
-                }
-                if left.is_some_and(|(_, left)| left < FORGOTTEN) {
-                    forget(transaction, &person)?;
-                    continue;
-                }
-                store(transaction, &person, &Stored { missing: stored.missing, at: stored.at, low }, terms)?;
-                // The time at which a score is due is rounded: it may still be what it was.
-                let later = "UPDATE scores SET due = ?2 WHERE person = ?1 AND due <= ?3";
-                let now = now.cast_signed();
-                transaction.prepare_cached(later)?.execute(params![person, now + 1, now])?;
-            }
-            Ok(())
-        })
+        Ok(())
     }
 
     /// Returns the number of changes made to low scores if the grants have not been evaluated after the last of them.
@@ -313,6 +294,28 @@ fn store(transaction: &Transaction<'_>, person: &str, score: &Stored, terms: Opt
     Ok(())
 }
 
+/// Brings a person's stored score up to date.
+fn settle(transaction: &Transaction<'_>, person: &str, terms: Option<ScoreTerms>, now: u64) -> Result<()> {
+    // The score may have changed since it was found to be due.
+    let Some(stored) = stored(transaction, person)? else { return Ok(()) };
+    let left = terms.map(|terms| (terms, terms.left(stored.missing, stored.at, now)));
+    let low = left.is_some_and(|(terms, left)| terms.is_low(left));
+    if low != stored.low {
+        let event = AuditEvent::new(if low { "score_low" } else { "score_recovered" });
+        event.person(person).write(transaction, now)?;
+        note_change(transaction)?;
+    }
+    if left.is_some_and(|(_, left)| left < FORGOTTEN) {
+        return forget(transaction, person);
+    }
+    store(transaction, person, &Stored { missing: stored.missing, at: stored.at, low }, terms)?;
+    // The time at which a score is due is rounded: it may still be what it was.
+    let later = "UPDATE scores SET due = ?2 WHERE person = ?1 AND due <= ?3";
+    let now = now.cast_signed();
+    transaction.prepare_cached(later)?.execute(params![person, now + 1, now])?;
+    Ok(())
+}
+
 /// Records that the grants must be evaluated again.
 fn note_change(transaction: &Transaction<'_>) -> Result<()> {
     transaction.prepare_cached("UPDATE score_changes SET made = made + 1")?.execute([])?;
@@ -339,10 +342,12 @@ pub(super) fn rename(transaction: &Transaction<'_>, before: &str, now: &str) -> 
     Ok(())
 }
 
-/// Deletes the counts of earlier hours.
-pub(super) fn prune(transaction: &Transaction<'_>, now: u64) -> Result<()> {
-    transaction.execute("DELETE FROM complaints WHERE hour < ?1", [(now / HOUR).cast_signed()])?;
-    Ok(())
+/// Deletes up to [`PIECE`] counts of earlier hours, and reports whether there are possibly more.
+pub(super) fn prune(transaction: &Transaction<'_>, now: u64) -> Result<bool> {
+    let piece = "DELETE FROM complaints WHERE (hour, verifier, application, person) IN (
+        SELECT hour, verifier, application, person FROM complaints WHERE hour < ?1 LIMIT ?2)";
+    let deleted = transaction.execute(piece, params![(now / HOUR).cast_signed(), PIECE])?;
+    Ok(deleted == PIECE as usize)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@ mod choices;
 mod holders;
 mod leases;
 mod logins;
+mod migration;
 mod scores;
 mod turns;
 
@@ -11,10 +12,10 @@ use engine::policy::Scope;
 use std::net::IpAddr;
 use wire::{Destination, Flags};
 
-const SESSION: TokenHash = [7; 32];
-const SOURCE: &str = "192.0.2.1";
+pub(super) const SESSION: TokenHash = [7; 32];
+pub(super) const SOURCE: &str = "192.0.2.1";
 
-fn database(room: &tempfile::TempDir) -> Database {
+pub(super) fn database(room: &tempfile::TempDir) -> Database {
     let file = room.path().join("authority.db");
     Database::create(&file, b"an authority").unwrap();
     let mut database = Database::open(&file).unwrap();
@@ -35,7 +36,7 @@ fn database(room: &tempfile::TempDir) -> Database {
     database
 }
 
-fn grant(handle: u64, session: TokenHash) -> Issuance {
+pub(super) fn grant(handle: u64, session: TokenHash) -> Issuance {
     let address: IpAddr = "203.0.113.1".parse().unwrap();
     Issuance {
         session,

@@ -5,18 +5,24 @@
 //! [`Storage::read_for`], [`Storage::add_grant`]): an account that fills its queue would delay everybody. Two rules
 //! take the place of such a lock. A grant is recorded only if the [`Basis`] that it was decided on has not ended. And
 //! tables in memory that repeat the database are changed only by the thread that writes, in the order of its writes.
+//!
+//! In a cluster, other members change the database, too. [`Storage::set_followed`] says up to which entry of the log the
+//! memory of this server reflects the database. A grant that was decided before a decisive entry is not recorded after it.
 
-use super::{Database, Issuance, Recorded};
+use super::{Database, Issuance, Recorded, Unavailable};
 use anyhow::{Context, Result, anyhow};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use std::time::Duration;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot, watch};
 
 /// Maximum number of grants recorded in one transaction. Other work waits until it ends.
 const MOST_TOGETHER: usize = 64;
 /// Capacity of an account's queue. Tasks with further work wait until there is room.
 const LINE: usize = 64;
+/// Maximum time for which a decision waits until memory reflects what other members of the cluster have recorded.
+const FOLLOWS: Duration = Duration::from_secs(4);
 /// The name of the queue for the authority's own work.
 const OWN: &str = "";
 
@@ -33,7 +39,12 @@ enum Job {
 
 /// Identifies the state of policy, sessions and keys on which a grant was decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Basis(u64);
+pub struct Basis {
+    /// How many bases this process has ended.
+    ended: u64,
+    /// The number of the last entry of the cluster's log that memory reflects.
+    followed: u64,
+}
 
 /// A grant that waits to be recorded.
 struct Waiting {
@@ -45,9 +56,16 @@ struct Waiting {
 }
 
 impl Waiting {
+    /// Returns the grant, and the last entry of the cluster's log that the decision reflects.
+    fn decided(&self) -> (&Issuance, u64) {
+        (&self.grant, self.basis.followed)
+    }
+
     /// Tells the caller the result, after the thread has done what follows from it.
     fn answer(self, recorded: Recorded) {
-        (self.begin)(recorded);
+        if recorded != Recorded::Outdated {
+            (self.begin)(recorded);
+        }
         drop(self.answer.send(Ok(recorded)));
     }
 }
@@ -58,6 +76,8 @@ pub struct Storage {
     writer: Arc<Worker>,
     reader: Arc<Worker>,
     basis: Arc<AtomicU64>,
+    followed: Arc<watch::Sender<u64>>,
+    news: Arc<Notify>,
 }
 
 impl Storage {
@@ -66,16 +86,57 @@ impl Storage {
     /// # Errors
     /// The database cannot be opened a second time, or a thread cannot be started.
     pub fn start(database: Database) -> Result<Self> {
-        let basis = Arc::new(AtomicU64::new(0));
-        let reader = Arc::new(Worker::start("storage-reads", database.reader()?, basis.clone())?);
-        let writer = Arc::new(Worker::start("storage", database, basis.clone())?);
-        Ok(Self { writer, reader, basis })
+        let (basis, news) = (Arc::new(AtomicU64::new(0)), Arc::<Notify>::default());
+        // The server reads its memory from the database later.
+        let followed = Arc::new(watch::Sender::new(database.applied()?));
+        let reader = Arc::new(Worker::start("storage-reads", database.reader()?, basis.clone(), news.clone())?);
+        let writer = Arc::new(Worker::start("storage", database, basis.clone(), news.clone())?);
+        Ok(Self { writer, reader, basis, followed, news })
+    }
+
+    /// Records that memory reflects the entries of the cluster's log up to this one.
+    pub fn set_followed(&self, number: u64) {
+        self.followed.send_if_modified(|followed| {
+            let is_later = number > *followed;
+            *followed = number.max(*followed);
+            is_later
+        });
+    }
+
+    /// Waits until memory reflects the entries of the cluster's log up to this one.
+    ///
+    /// # Errors
+    /// This takes too long, as an [`Unavailable`].
+    pub async fn followed(&self, number: u64) -> Result<()> {
+        let mut followed = self.followed.subscribe();
+        let waited = tokio::time::timeout(FOLLOWS, followed.wait_for(|followed| *followed >= number)).await;
+        let late = || {
+            let why = "this member has not put what others have recorded in force yet".to_owned();
+            Unavailable { why, maybe_done: false }
+        };
+        waited.ok().and_then(Result::ok).ok_or_else(late)?;
+        Ok(())
+    }
+
+    /// Waits until memory reflects what the database contains now.
+    ///
+    /// # Errors
+    /// This takes too long, as an [`Unavailable`], or the database cannot be read.
+    pub async fn wait_until_current(&self) -> Result<()> {
+        let applied = self.call(|database| database.applied()).await?;
+        self.followed(applied).await
+    }
+
+    /// Returns what is notified when a write has applied changes of others, which [`Database::take_changes`] returns.
+    pub fn news(&self) -> Arc<Notify> {
+        self.news.clone()
     }
 
     /// Returns the basis of a decision that begins now. Must be called before anything is read on which the decision
     /// depends.
     pub fn basis(&self) -> Basis {
-        Basis(self.basis.load(Ordering::SeqCst))
+        let followed = *self.followed.borrow();
+        Basis { ended: self.basis.load(Ordering::SeqCst), followed }
     }
 
     /// Ends the current basis: grants that were decided on it are no longer recorded. Must be called after a change has
@@ -171,7 +232,7 @@ impl Drop for Worker {
 }
 
 impl Worker {
-    fn start(name: &str, mut database: Database, basis: Arc<AtomicU64>) -> Result<Self> {
+    fn start(name: &str, mut database: Database, basis: Arc<AtomicU64>, news: Arc<Notify>) -> Result<Self> {
         let lines = Arc::new(Lines::default());
         let (open, closed) = watch::channel(());
         let taken = lines.clone();
@@ -180,8 +241,11 @@ impl Worker {
                 match turn {
                     Turn::Work(work, _room) => work(&mut database),
                     Turn::Grants(waiting) => {
-                        record(&mut database, decided_on(Basis(basis.load(Ordering::SeqCst)), waiting));
+                        record(&mut database, decided_on(basis.load(Ordering::SeqCst), waiting));
                     }
+                }
+                if database.has_changes() {
+                    news.notify_one();
                 }
             }
             // The database is dropped before `open`, so that a caller that waits for the thread's end finds the file
@@ -320,14 +384,15 @@ impl Queue {
     }
 }
 
-/// Returns the grants that were decided on this basis, and refuses the others.
+/// Returns the grants that were decided after this number of bases had ended, and refuses the others.
 fn decided_on(
-    basis: Basis,
+    ended: u64,
     waiting: Vec<(Box<Waiting>, OwnedSemaphorePermit)>,
 ) -> Vec<(Box<Waiting>, OwnedSemaphorePermit)> {
-    let (current, outdated): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(waiting, _)| waiting.basis == basis);
+    let (current, outdated): (Vec<_>, Vec<_>) =
+        waiting.into_iter().partition(|(waiting, _)| waiting.basis.ended == ended);
     for (waiting, _) in outdated {
-        drop(waiting.answer.send(Ok(Recorded::Outdated)));
+        waiting.answer(Recorded::Outdated);
     }
     current
 }
@@ -337,7 +402,7 @@ fn record(database: &mut Database, waiting: Vec<(Box<Waiting>, OwnedSemaphorePer
     if waiting.is_empty() {
         return;
     }
-    match database.add_grants(waiting.iter().map(|(waiting, _)| &waiting.grant)) {
+    match database.add_decided(waiting.iter().map(|(waiting, _)| waiting.decided())) {
         Ok(recorded) => {
             for ((waiting, _), recorded) in waiting.into_iter().zip(recorded) {
                 waiting.answer(recorded);
@@ -347,7 +412,7 @@ fn record(database: &mut Database, waiting: Vec<(Box<Waiting>, OwnedSemaphorePer
         // retried alone, so that the fault does not affect the others.
         Err(error) if is_about_one(&error) => {
             for (waiting, _) in waiting {
-                let recorded = database.add_grants([&waiting.grant]).and_then(|recorded| {
+                let recorded = database.add_decided([waiting.decided()]).and_then(|recorded| {
                     recorded.into_iter().next().context("a grant was neither recorded nor refused")
                 });
                 match recorded {
@@ -356,11 +421,12 @@ fn record(database: &mut Database, waiting: Vec<(Box<Waiting>, OwnedSemaphorePer
                 }
             }
         }
-        // The database is at fault: the disk is full, or another process locks it. Retrying each grant would multiply
+        // The database is at fault: the disk is full, or another process locks it; or the cluster is. Retrying each grant would multiply
         // the delay.
         Err(error) => {
             for (waiting, _) in waiting {
-                drop(waiting.answer.send(Err(anyhow!("{error:#}"))));
+                let unavailable = error.downcast_ref::<Unavailable>().cloned().map(anyhow::Error::from);
+                drop(waiting.answer.send(Err(unavailable.unwrap_or_else(|| anyhow!("{error:#}")))));
             }
         }
     }

@@ -57,13 +57,17 @@ impl Database {
     /// # Errors
     /// There is no such verifier, or the database cannot be written.
     pub fn remove_verifier(&mut self, id: &str, by: &Operator, now: u64) -> Result<()> {
-        self.write(|transaction| {
+        let mut is_full = self.write(|transaction| {
             if transaction.execute("DELETE FROM verifiers WHERE verifier = ?1", [id])? == 0 {
                 bail!("no verifier {id}: `vouchsafe authority verifier list` lists the verifiers");
             }
-            revocation::revoke_of_verifier(transaction, id, now)?;
-            AuditEvent::new("verifier_removed").detail(id).by(by).write(transaction, now)
-        })
+            AuditEvent::new("verifier_removed").detail(id).by(by).write(transaction, now)?;
+            revocation::revoke_of_verifier(transaction, id, now)
+        })?;
+        while is_full {
+            is_full = self.write(|transaction| revocation::revoke_of_verifier(transaction, id, now))?;
+        }
+        Ok(())
     }
 
     /// Uses up a one-time code, and makes `token` the token of its verifier. Returns the verifier's id, or `None` if no
@@ -72,6 +76,13 @@ impl Database {
     /// # Errors
     /// The database cannot be written.
     pub fn enrol(&mut self, code: TokenHash, token: TokenHash, source: IpAddr, now: u64) -> Result<Option<String>> {
+        let failed = AuditEvent::new("enrolment_failed").source(source);
+        // Anybody can send wrong codes. The cluster's log is for those that are right.
+        let pending = "SELECT EXISTS (SELECT 1 FROM verifiers WHERE code = ?1 AND code_expires > ?2)";
+        if !self.connection.query_row(pending, params![code, now.cast_signed()], |row| row.get::<_, bool>(0))? {
+            self.write_local(|transaction| failed.write(transaction, now))?;
+            return Ok(None);
+        }
         self.write(|transaction| {
             let id: Option<String> = transaction
                 .query_row(
@@ -81,9 +92,10 @@ impl Database {
                     |row| row.get(0),
                 )
                 .optional()?;
-            let event = if id.is_some() { "enrolled" } else { "enrolment_failed" };
-            let event = AuditEvent::new(event).source(source);
-            event.detail(id.as_deref().unwrap_or_default()).write(transaction, now)?;
+            match &id {
+                Some(id) => AuditEvent::new("enrolled").source(source).detail(id).write(transaction, now)?,
+                None => failed.write(transaction, now)?,
+            }
             Ok(id)
         })
     }

@@ -144,11 +144,20 @@ async fn a_database_of_format_11_is_brought_to_this_one() {
     let before = rusqlite::Connection::open(stage.directory.database()).unwrap();
     before
         .execute_batch(
-            "DROP INDEX grants_by_number; DROP TABLE numbering;
+            "DROP TRIGGER grants_are_announced; DROP TRIGGER ends_are_told; DROP TRIGGER passkeys_end;
+             DROP TABLE unannounced; DROP TABLE untold; DROP TABLE recheck_marks; DROP TABLE shared;
+             DROP TRIGGER provider_sessions_end; DROP TABLE replica;
+             CREATE INDEX grants_to_announce ON grants (handle) WHERE announced = 0;
+             CREATE INDEX ends_to_tell ON session_slots (session) WHERE told = 0;
+             CREATE TRIGGER passkeys_end AFTER DELETE ON accounts BEGIN
+                DELETE FROM passkeys WHERE person = OLD.person;
+                DELETE FROM passkey_handles WHERE person = OLD.person;
+             END;
+             DROP INDEX grants_by_number; DROP TABLE numbering;
              ALTER TABLE grants DROP COLUMN number; ALTER TABLE grants DROP COLUMN lease;
              ALTER TABLE session_verifiers DROP COLUMN lease; ALTER TABLE account_numbers DROP COLUMN paced;
              DROP TABLE scores; DROP TABLE complaints; DROP TABLE score_changes;
-             DROP TRIGGER provider_sessions_end; DROP INDEX provider_sessions_of_login;
+             DROP INDEX provider_sessions_of_login;
              ALTER TABLE provider_sessions DROP COLUMN login;
              CREATE TRIGGER provider_sessions_end AFTER DELETE ON sessions BEGIN
                 DELETE FROM provider_sessions WHERE token = OLD.token;

@@ -6,6 +6,7 @@ mod asking;
 mod audit;
 mod backup;
 mod changes;
+mod cluster;
 mod console;
 mod dns;
 mod endings;

@@ -44,6 +44,7 @@ impl Daemon {
 
     fn status(&self) -> Result<Status> {
         let health = self.health.borrow().clone();
+        let (in_use, authorities) = self.authority.members().shown();
         let program = self.kernel.program();
         let (tunnel, proofs) = (program.counts()?, program.proofs.counts()?);
         let of = |counts: &[u64], index: u32| counts.get(index as usize).copied().unwrap_or_default();
@@ -54,6 +55,8 @@ impl Daemon {
             verifier: self.enrolment.verifier.clone(),
             instance: self.settings.instance.clone(),
             authority: self.enrolment.authority.clone(),
+            in_use,
+            authorities,
             connected: health.connected,
             trouble: health.trouble,
             read: health.read,

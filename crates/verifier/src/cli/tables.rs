@@ -13,19 +13,21 @@ fn or_dash(text: Option<&str>) -> String {
 pub(super) fn show_status(status: &view::Status) {
     let trial = status.trial_left.map_or(String::new(), |left| format!(", {left} s left to confirm"));
     let connected = if status.connected { "connected" } else { "not connected" };
-    let rows = [
+    let mut rows = vec![
         ("verifier", format!("{} (instance {})", status.verifier, status.instance)),
         ("state", format!("{}{trial}", status.state)),
-        ("authority", format!("{}, {connected}", status.authority)),
+        ("authority", format!("{}, {connected}", status.in_use.as_ref().unwrap_or(&status.authority))),
         ("trouble", or_dash(status.trouble.as_deref())),
         ("read", status.read.map_or("-".into(), utc)),
-        (
-            "none for the current epoch: no new flow is admitted",
-            status.keys_until.map_or("none for the current epoch: nothing new is admitted".into(), utc),
-        ),
+        ("keys until", status.keys_until.map_or("none for the current epoch: nothing new is admitted".into(), utc)),
         ("epoch", format!("{} s; grants last {} s at most", status.epoch_length, status.max_lifetime)),
         ("owners", format!("{} known", status.owners)),
     ];
+    let others: Vec<_> =
+        status.authorities.iter().filter(|url| Some(*url) != status.in_use.as_ref()).cloned().collect();
+    if !others.is_empty() {
+        rows.insert(3, ("others", others.join(" ")));
+    }
     for (name, text) in rows {
         println!("{name:12}{}", text.replace(char::is_control, "?"));
     }

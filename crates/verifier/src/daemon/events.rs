@@ -267,7 +267,7 @@ impl Role for Daemon {
                 tracing::info!(statements = withdrawn.len(), "consent was withdrawn");
                 state.withdraw(&withdrawn, now());
             }
-            Event::Alive | Event::LoggedOut => {}
+            Event::Alive | Event::LoggedOut | Event::RoleChange { .. } => {}
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The front page for administrators: who reaches what, the packets dropped over time, and the health of the verifiers.
 
+use super::cluster;
 use super::health::Verifiers;
 use super::traffic::Traffic;
 use super::{Said, picture};
@@ -64,6 +65,7 @@ pub async fn show(
             (picture::chart(&columns, Span::Hour))
             h2 #verifiers { "Verifiers" }
             @if entries.is_empty() { p { "There are no verifiers yet." } } @else { (verifiers.show(&reports, now)) }
+            (cluster::show(&storage, &collector.members, &collector.contact).await?)
             h2 { "Connections to the authority" }
             p { (sentence(&count(proven, "connection"))) " with and " (count(strangers, "connection")) " without a credential; "
                 (count_of(snapshot.turned_away, "connection was", "connections were")) " turned away." }

@@ -17,8 +17,8 @@ where
 
 async fn configuration(authority: &Arc<Authority>, id: &str) -> bool {
     let (policy, segments) = (part(authority), part(authority));
-    let (storage, leases) = (part(authority), part(authority));
-    config(part(authority), policy, segments, storage, leases, part(authority), caller(id)).await.is_ok()
+    let (storage, queue) = (part(authority), part(authority));
+    config(part(authority), policy, segments, storage, queue, State(authority.clone()), caller(id)).await.is_ok()
 }
 
 /// Makes all calls of a verifier that read the database.
@@ -29,7 +29,7 @@ async fn calls(authority: &Arc<Authority>, id: &str) {
         grant_owner(part(authority), part(authority), part(authority), part(authority), caller(id), path).await;
     assert!(matches!(unknown, Err(Problem::NotFound(_))));
     let live = Body(LiveFlows { handles: vec![1] });
-    assert!(flows(part(authority), part(authority), caller(id), live).await.is_ok());
+    assert!(flows(part(authority), part(authority), part(authority), caller(id), live).await.is_ok());
     let api::GrantRequest { address, protocol, port, .. } = git();
     let (groups, tags) = (Vec::new(), Vec::new());
     let person = "alice".into();

@@ -154,19 +154,49 @@ pub(in crate::storage) fn begin(transaction: &Transaction<'_>, identity: &[u8]) 
 /// Appends an entry to its trail.
 pub(in crate::storage) fn append(transaction: &Transaction<'_>, event: &AuditEvent, now: u64) -> Result<()> {
     let trail = Trail::of(event.name());
+    append_entry(transaction, trail.name(), |id| event.entry(id, trail, now))
+}
+
+/// Appends the entry of a transaction whose commit was lost. `fields` are person, device, source, receiver, rule, detail
+/// and operator.
+pub(in crate::storage) fn append_again(
+    transaction: &Transaction<'_>,
+    trail: &str,
+    time: u64,
+    event: &str,
+    fields: [Option<String>; 7],
+) -> Result<()> {
+    let [person, device, source, receiver, rule, detail, operator] = fields;
+    let (trail, event, detail) = (trail.to_owned(), event.to_owned(), detail.unwrap_or_default());
+    append_entry(transaction, &trail.clone(), |id| AuditEntry {
+        id,
+        trail,
+        time,
+        event,
+        person,
+        device,
+        source,
+        receiver,
+        rule,
+        detail,
+        operator,
+        hash: String::new(),
+    })
+}
+
+fn append_entry(transaction: &Transaction<'_>, trail: &str, entry: impl FnOnce(i64) -> AuditEntry) -> Result<()> {
     let mut heads = transaction
         .prepare_cached("SELECT max(head_id), max(head_hash) FILTER (WHERE trail = ?1) FROM audit_trails")?;
-    let (last, before): (i64, AuditHash) = heads
-        .query_row([trail.name()], |row| Ok((row.get(0)?, row.get(1)?)))
-        .context("the audit trails are missing")?;
-    let entry = event.entry(last + 1, trail, now);
+    let (last, before): (i64, AuditHash) =
+        heads.query_row([trail], |row| Ok((row.get(0)?, row.get(1)?))).context("the audit trails are missing")?;
+    let entry = entry(last + 1);
     let hash = link(&before, &entry);
     let mut add = transaction.prepare_cached(
         "INSERT INTO audit (id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
     )?;
     let AuditEntry { id, time, event, person, device, source, receiver, rule, detail, operator, .. } = &entry;
-    let (trail, time) = (trail.name(), time.cast_signed());
+    let time = time.cast_signed();
     add.execute(params![id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash])?;
     let mut head =
         transaction.prepare_cached("UPDATE audit_trails SET head_id = ?2, head_hash = ?3 WHERE trail = ?1")?;

@@ -158,8 +158,9 @@ fn a_session_ends_by_one_note_however_many_grants_it_had() {
     ask(&mut database, [1; 32], 1000, 100);
     let before = database.connection.total_changes();
     log_out(&mut database, [1; 32], 200);
-    // The four rows are the session, its slot, the audit entry and the trail's head.
-    assert_eq!(database.connection.total_changes() - before, 4);
+    // The five rows are the session, its slot, its place in the queue of announcements, the audit entry and the trail's
+    // head.
+    assert_eq!(database.connection.total_changes() - before, 5);
     let ended = database.take_ended_sessions().unwrap();
     let expected = ("edge".to_owned(), api::RevokedSession { holder: held.0, expires: 430 });
     assert_eq!(ended, std::slice::from_ref(&expected));
@@ -181,7 +182,7 @@ fn a_revoked_grant_comes_with_the_holder_that_its_handle_names() {
     database.revoke(&Which::Grant(handle), &Operator::current(), 100).unwrap();
     let expected = api::RevokedGrant { handle: handle.0, expires: 400, holder: held.0 };
     let revoked = database.revoked("edge", 100).unwrap();
-    assert_eq!((revoked.len(), revoked[0].grant, revoked[0].learned), (1, expected, None));
+    assert_eq!((revoked.len(), revoked[0].grant, revoked[0].learned), (1, expected, Some(130)));
     assert_eq!(database.grants_of("edge", &[handle]).unwrap()[0].0, expected);
     assert_eq!(database.take_unannounced().unwrap()[0].grant.grant, expected);
     // Verifiers can't read the holder in handles from before format 10.

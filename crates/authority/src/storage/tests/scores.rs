@@ -101,7 +101,10 @@ fn a_low_score_of_format_12_recovers() {
     let file = room.path().join("authority.db");
     let earlier = "DROP TABLE score_changes; DROP INDEX scores_due; ALTER TABLE scores DROP COLUMN due;
         CREATE INDEX low_scores ON scores (person) WHERE low = 1; PRAGMA user_version = 12;";
-    Connection::open(&file).unwrap().execute_batch(earlier).unwrap();
+    let connection = Connection::open(&file).unwrap();
+    connection.execute_batch(migration::FORMAT_13).unwrap();
+    connection.execute_batch(earlier).unwrap();
+    drop(connection);
     let mut database = Database::open(&file).unwrap();
     database.settle_scores(Some(TERMS), false, 100).unwrap();
     assert_eq!(scores(&database, 100), [("carol".into(), 40, true)]);

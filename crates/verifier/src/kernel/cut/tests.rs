@@ -35,6 +35,7 @@ fn kernel() -> (Kernel, Room) {
         revoked_sessions: Vec::new(),
         pairs: Vec::new(),
         tunnels: Vec::new(),
+        authorities: Vec::new(),
         withdrawn: Vec::new(),
         now: now(),
     };

@@ -1,0 +1,257 @@
+//! `vouchsafe authority cluster …`: makes an authority a member of a cluster, and shows the cluster.
+
+use super::{At, count};
+use crate::admin::control::{self, Command, Reply};
+use crate::cluster::bundle::{self, Etcd, Left};
+use crate::cluster::contact::Standing;
+use crate::cluster::status::Status;
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use shell::{print, println};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Run several authorities that share their state over etcd
+#[derive(Subcommand, Debug)]
+pub enum ClusterCommand {
+    /// Make this authority the first member of a new cluster; stop its server first
+    Init(InitArguments),
+    /// Write an invitation, with which another host becomes a member; it contains every secret of the authority
+    Invite {
+        /// The authority's directory
+        #[command(flatten)]
+        at: At,
+        /// The name of the new member
+        name: String,
+        /// The URL at which agents and verifiers will reach the new member, such as https://b.example.org:8443
+        #[arg(long)]
+        url: String,
+        /// A DNS name or address for the new member's certificate; may be repeated [default: the host in --url]
+        #[arg(long = "name-of-host", value_name = "HOST")]
+        hosts: Vec<String>,
+        /// The file to write, of mode 0600: move it to the new host, and delete it there after `cluster join`
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+    },
+    /// Create the directory of a new member from an invitation, with a copy of the cluster's state
+    Join {
+        /// The directory to create
+        #[command(flatten)]
+        at: At,
+        /// The invitation that `cluster invite` wrote
+        file: PathBuf,
+        /// Listen at this address instead of the one in the invitation
+        #[arg(long, value_name = "ADDR:PORT")]
+        listen: Option<SocketAddr>,
+        /// A URL of etcd as this host reaches it, the nearest first; may be repeated [default: those in the invitation]
+        #[arg(long = "etcd", value_name = "URL")]
+        etcd: Vec<String>,
+    },
+    /// Make this member an authority alone, which keeps its copy of the state; stop its server first
+    Leave {
+        /// The authority's directory
+        #[command(flatten)]
+        at: At,
+        /// Leave although etcd does not answer: the copy may lack the latest changes
+        #[arg(long)]
+        without_etcd: bool,
+    },
+    /// Remove a member that will never come back from the list of members
+    Remove {
+        /// The authority's directory
+        #[command(flatten)]
+        at: At,
+        /// The name of the member
+        name: String,
+    },
+    /// Show etcd, the members, and the changes that each of them has followed; exit code 1 if something needs attention
+    Status {
+        /// The authority's directory
+        #[command(flatten)]
+        at: At,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// The options of `cluster init`
+#[derive(Args, Debug)]
+pub struct InitArguments {
+    /// The authority's directory
+    #[command(flatten)]
+    at: At,
+    /// A URL of etcd, such as https://192.0.2.11:2379; repeat it for each server, the nearest first
+    #[arg(long = "etcd", value_name = "URL", required = true)]
+    etcd: Vec<String>,
+    /// The name of this member
+    #[arg(long)]
+    name: String,
+    /// The URL at which agents and verifiers reach this member, such as https://a.example.org:8443
+    #[arg(long)]
+    url: String,
+    /// The CA certificates that etcd's certificates must be signed by [default: those of the system]
+    #[arg(long, value_name = "FILE")]
+    etcd_ca: Option<PathBuf>,
+    /// The certificate that members show to etcd
+    #[arg(long, value_name = "FILE", requires = "etcd_key")]
+    etcd_cert: Option<PathBuf>,
+    /// The key of that certificate
+    #[arg(long, value_name = "FILE", requires = "etcd_cert")]
+    etcd_key: Option<PathBuf>,
+}
+
+/// Moves the state of the authority to another store
+#[derive(Args, Debug)]
+pub struct MigrateArguments {
+    /// `etcd` makes the authority the first member of a cluster, as `cluster init` does; `sqlite` makes a member an
+    /// authority alone, as `cluster leave` does
+    #[arg(long, value_name = "STORE")]
+    to: Store,
+    /// The options of `cluster init`, without which `--to etcd` fails
+    #[command(flatten)]
+    options: MigrateOptions,
+}
+
+/// The options of `cluster init`, all of them optional
+#[derive(Args, Debug)]
+pub struct MigrateOptions {
+    /// The authority's directory
+    #[command(flatten)]
+    at: At,
+    /// A URL of etcd; repeat it for each server, the nearest first
+    #[arg(long = "etcd", value_name = "URL", required_if_eq("to", "etcd"))]
+    etcd: Vec<String>,
+    /// The name of this member
+    #[arg(long, required_if_eq("to", "etcd"))]
+    name: Option<String>,
+    /// The URL at which agents and verifiers reach this member
+    #[arg(long, required_if_eq("to", "etcd"))]
+    url: Option<String>,
+    /// The CA certificates that etcd's certificates must be signed by [default: those of the system]
+    #[arg(long, value_name = "FILE")]
+    etcd_ca: Option<PathBuf>,
+    /// The certificate that members show to etcd
+    #[arg(long, value_name = "FILE", requires = "etcd_key")]
+    etcd_cert: Option<PathBuf>,
+    /// The key of that certificate
+    #[arg(long, value_name = "FILE", requires = "etcd_cert")]
+    etcd_key: Option<PathBuf>,
+    /// Leave although etcd does not answer: the copy may lack the latest changes
+    #[arg(long)]
+    without_etcd: bool,
+}
+
+/// A store of the authority's state
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Store {
+    /// A cluster over etcd
+    Etcd,
+    /// This authority alone
+    Sqlite,
+}
+
+pub(super) async fn run(command: ClusterCommand) -> Result<ExitCode> {
+    match command {
+        ClusterCommand::Init(arguments) => blocking(move || init(arguments)).await,
+        ClusterCommand::Invite { at, name, url, hosts, out } => {
+            let (directory, written) = (at.directory(), out.clone());
+            let invited = name.clone();
+            blocking(move || bundle::invite(&directory, &invited, &hosts, &url, &written)).await?;
+            println!("wrote {} for member {name}; it contains every secret of the authority", out.display());
+            println!("next: move it to the new host, and run there: vouchsafe authority cluster join FILE");
+            Ok(ExitCode::SUCCESS)
+        }
+        ClusterCommand::Join { at, file, listen, etcd } => {
+            let (directory, invitation) = (at.directory(), file.clone());
+            let config = blocking(move || bundle::join(&directory, &invitation, listen, &etcd)).await?;
+            println!("created {}: member {} of cluster {}", at.directory().path().display(), config.name, config.id);
+            println!(
+                "next: delete {}, give the directory to the user that runs the authority (chown -R), and start it",
+                file.display()
+            );
+            Ok(ExitCode::SUCCESS)
+        }
+        ClusterCommand::Leave { at, without_etcd } => leave(at, without_etcd).await,
+        ClusterCommand::Remove { at, name } => {
+            let (directory, removed) = (at.directory(), name.clone());
+            blocking(move || bundle::remove(&directory, &removed)).await?;
+            println!(
+                "removed {name}; if its disk may be in other hands, run `vouchsafe authority rotate-master-key \
+                      --compromised`, too"
+            );
+            Ok(ExitCode::SUCCESS)
+        }
+        ClusterCommand::Status { at, json } => status(&at, json).await,
+    }
+}
+
+/// Runs `vouchsafe authority migrate`.
+pub(super) async fn migrate(MigrateArguments { to, options }: MigrateArguments) -> Result<ExitCode> {
+    let MigrateOptions { at, etcd, name, url, etcd_ca, etcd_cert, etcd_key, without_etcd } = options;
+    match to {
+        Store::Sqlite => leave(at, without_etcd).await,
+        Store::Etcd => {
+            let (name, url) = (name.unwrap_or_default(), url.unwrap_or_default());
+            let arguments = InitArguments { at, etcd, name, url, etcd_ca, etcd_cert, etcd_key };
+            blocking(move || init(arguments)).await
+        }
+    }
+}
+
+fn init(arguments: InitArguments) -> Result<ExitCode> {
+    let InitArguments { at, etcd, name, url, etcd_ca, etcd_cert, etcd_key } = arguments;
+    let reached = Etcd { endpoints: etcd, ca: etcd_ca, certificate: etcd_cert, key: etcd_key };
+    let id = bundle::init(&at.directory(), &reached, &name, &url)?;
+    println!("made cluster {id}; this authority is its member {name}");
+    println!("next: start the authority, then run `vouchsafe authority cluster invite` for each further member");
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn leave(at: At, without_etcd: bool) -> Result<ExitCode> {
+    let directory = at.directory();
+    let Left { name, unknown } = blocking(move || bundle::leave(&directory, without_etcd)).await?;
+    println!("this authority, until now member {name}, is alone; it keeps accounts, policy, grants and keys");
+    if let Some(why) = unknown {
+        println!(
+            "etcd did not answer ({why}): this copy may lack the latest changes, and the others still list {name}"
+        );
+    }
+    println!(
+        "if other members go on, do not start this authority: it would issue grants from a state of its own. Delete its \
+         directory instead, or rotate the master key there"
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn status(at: &At, json: bool) -> Result<ExitCode> {
+    let directory = at.directory();
+    let standing = match control::ask::<Standing>(&directory, Command::Standing).await {
+        Ok(Some(Reply::Done(standing))) => Some(standing),
+        Ok(Some(Reply::Refused(_)) | None) => None,
+        Err(error) => {
+            eprintln!("note: the running server did not answer: {error:#}");
+            None
+        }
+    };
+    let status = blocking(move || Status::read(&directory, standing)).await?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&status)?);
+    } else {
+        print!("{status}");
+        let missing = status.members.iter().filter(|member| member.is_there == Some(false)).count();
+        if missing > 0 {
+            println!(
+                "\n{} not there: start it; if it will never come back, run `vouchsafe authority cluster remove NAME`",
+                count(missing, "member")
+            );
+        }
+    }
+    Ok(if status.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Runs `work` on a blocking thread, because the database of a member waits for etcd.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work).await?
+}

@@ -1,0 +1,13 @@
+//! Several authorities that share their state over etcd (docs/cluster.md). Each of these *members* has a whole copy of
+//! the database; `storage/replica.rs` replicates its transactions. This module makes an authority a member, knows which
+//! members are there, follows their changes, and waits until they have followed a change.
+
+pub mod bundle;
+pub mod config;
+pub mod confirm;
+pub mod contact;
+pub mod files;
+pub mod follow;
+pub mod membership;
+pub mod start;
+pub mod status;

@@ -1,0 +1,229 @@
+//! When this member last knew everything that the cluster had recorded, and so what it may do now. A member that has
+//! lost etcd cannot know of revocations: it issues nothing new, and renews leases only for a limited time (*grace*).
+
+use crate::now;
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// File name, in the authority's directory, of the time of the last contact.
+pub const FILE: &str = "cluster.contact";
+/// Time without contact after which a member issues nothing new.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+/// Interval at which the time of the last contact is written to disk.
+const WRITTEN: Duration = Duration::from_secs(5);
+
+/// The rights that an authority has now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum Standing {
+    /// The authority is not a member of a cluster: it may do everything.
+    Alone,
+    /// The member knows everything that the cluster has recorded: it may do everything.
+    Member,
+    /// The member has no contact with a majority of etcd. It records nothing, and renews leases until `renews_until`.
+    NoMajority {
+        /// Time of the last contact, in Unix seconds; 0 if it is not known.
+        since: u64,
+        /// Time until which the member renews leases, in Unix seconds.
+        renews_until: u64,
+        /// The reason, as the latest attempt reported it.
+        why: String,
+    },
+}
+
+impl Standing {
+    /// Returns the name of the state, as `/v1/health` and the metrics show it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Alone => "alone",
+            Self::Member => "member",
+            Self::NoMajority { .. } => "no_majority",
+        }
+    }
+
+    /// Returns a sentence about what the authority may do.
+    pub fn sentence(&self, now: u64) -> String {
+        match self {
+            Self::Alone => "this authority is not a member of a cluster".into(),
+            Self::Member => "this member issues and renews grants, and records changes".into(),
+            Self::NoMajority { renews_until, why, .. } => {
+                let left = renews_until.saturating_sub(now);
+                let may = match left {
+                    0 => "it does not renew leases any more".to_owned(),
+                    left => format!("it renews leases for another {left} s"),
+                };
+                format!("this member has no contact with a majority of etcd: it issues nothing new, and {may} ({why})")
+            }
+        }
+    }
+}
+
+/// The time of the last contact.
+#[derive(Clone, Copy)]
+struct Heard {
+    at: Instant,
+    /// Unix seconds. A suspended machine stops the clock of `at`, but not this one.
+    time: u64,
+}
+
+struct Seen {
+    heard: Option<Heard>,
+    /// The time of the last contact of an earlier run, in Unix seconds.
+    earlier: u64,
+    written: Option<Instant>,
+    why: String,
+    /// The time, in seconds, for which the member renews leases after the last contact.
+    grace: u32,
+}
+
+/// Keeps the time of the last contact with the cluster. An authority that is not a member always has contact.
+pub struct Contact {
+    seen: Option<Mutex<Seen>>,
+    file: PathBuf,
+}
+
+impl Contact {
+    /// Creates the value for an authority that is not a member of a cluster.
+    pub fn alone() -> Self {
+        Self { seen: None, file: PathBuf::new() }
+    }
+
+    /// Creates the value for a member that renews leases for `grace` seconds after the last contact. The time of an
+    /// earlier run's last contact is read from the authority's directory at `path`.
+    pub fn of_member(path: &std::path::Path, grace: u32) -> Self {
+        let file = path.join(FILE);
+        let earlier = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());
+        // A time in the future shows that the clock was set back: it says nothing about how long ago the contact was.
+        let earlier = earlier.filter(|time| *time <= now()).unwrap_or(0);
+        let why = "etcd has not answered since the start".to_owned();
+        Self { seen: Some(Mutex::new(Seen { heard: None, earlier, written: None, why, grace })), file }
+    }
+
+    /// Records that the member knew everything that the cluster had recorded at `at`.
+    pub fn note(&self, at: Instant) {
+        let Some(mut seen) = self.lock() else { return };
+        let time = now().saturating_sub(at.elapsed().as_secs());
+        seen.heard = Some(Heard { at, time });
+        seen.why.clear();
+        if seen.written.is_none_or(|written| written.elapsed() >= WRITTEN) {
+            seen.written = Some(Instant::now());
+            drop(seen);
+            if let Err(error) = self.write(time) {
+                tracing::warn!("cannot write {}: {error:#}", self.file.display());
+            }
+        }
+    }
+
+    /// Records the reason why there is no contact.
+    pub fn note_failure(&self, why: impl Into<String>) {
+        if let Some(mut seen) = self.lock() {
+            seen.why = why.into();
+        }
+    }
+
+    /// Shortens the time for which the member renews leases without contact.
+    pub fn limit_grace(&self, most: u32) {
+        if let Some(mut seen) = self.lock() {
+            seen.grace = seen.grace.min(most);
+        }
+    }
+
+    /// Returns what the authority may do now.
+    pub fn standing(&self) -> Standing {
+        let Some(seen) = self.lock() else { return Standing::Alone };
+        let now = now();
+        let (age, since) = match seen.heard {
+            Some(Heard { at, time }) => (at.elapsed().max(Duration::from_secs(now.saturating_sub(time + 1))), time),
+            None => (Duration::MAX, seen.earlier),
+        };
+        if age <= PATIENCE {
+            return Standing::Member;
+        }
+        let grace = u64::from(seen.grace);
+        let renews_until = match seen.heard {
+            Some(_) => now + grace.saturating_sub(age.as_secs()),
+            None => seen.earlier + grace,
+        };
+        Standing::NoMajority { since, renews_until, why: seen.why.clone() }
+    }
+
+    /// Reports whether the authority may issue new grants and record changes.
+    pub fn may_record(&self) -> bool {
+        !matches!(self.standing(), Standing::NoMajority { .. })
+    }
+
+    /// Reports whether the authority may renew leases.
+    pub fn may_renew(&self) -> bool {
+        match self.standing() {
+            Standing::Alone | Standing::Member => true,
+            Standing::NoMajority { renews_until, .. } => renews_until > now(),
+        }
+    }
+
+    fn lock(&self) -> Option<MutexGuard<'_, Seen>> {
+        self.seen.as_ref().map(|seen| seen.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Writes the time of the last contact. A power failure may leave an earlier time, after which the member renews
+    /// leases for a shorter time.
+    fn write(&self, time: u64) -> anyhow::Result<()> {
+        let folder = self.file.parent().unwrap_or(&self.file);
+        let mut aside = tempfile::NamedTempFile::new_in(folder)?;
+        writeln!(aside, "{time}")?;
+        aside.persist(&self.file)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ago(seconds: u64) -> Instant {
+        Instant::now().checked_sub(Duration::from_secs(seconds)).expect("a machine that runs for some minutes")
+    }
+
+    #[test]
+    fn an_authority_alone_may_do_everything() {
+        let contact = Contact::alone();
+        contact.note_failure("x");
+        assert!(contact.may_record() && contact.may_renew());
+        assert_eq!(contact.standing(), Standing::Alone);
+    }
+
+    #[test]
+    fn a_member_without_contact_renews_for_its_grace_and_records_nothing() {
+        let room = tempfile::tempdir().unwrap();
+        let contact = Contact::of_member(room.path(), 60);
+        assert!(!contact.may_record() && !contact.may_renew(), "it has never had contact");
+        contact.note(Instant::now());
+        assert!(contact.may_record() && contact.may_renew());
+        contact.note(ago(10));
+        assert!(!contact.may_record() && contact.may_renew());
+        contact.note_failure("nobody answers");
+        let Standing::NoMajority { renews_until, why, since } = contact.standing() else { panic!() };
+        assert!((45..=51).contains(&(renews_until - now())) && why == "nobody answers" && since + 9 <= now());
+        contact.note(ago(61));
+        assert!(!contact.may_renew());
+        contact.note(ago(10));
+        contact.limit_grace(5);
+        assert!(!contact.may_renew());
+    }
+
+    #[test]
+    fn the_time_of_the_contact_outlives_the_process() {
+        let room = tempfile::tempdir().unwrap();
+        Contact::of_member(room.path(), 60).note(Instant::now());
+        let later = Contact::of_member(room.path(), 60);
+        assert!(!later.may_record() && later.may_renew());
+        let text = |time: u64| fs::write(room.path().join(FILE), time.to_string()).unwrap();
+        text(now() - 120);
+        assert!(!Contact::of_member(room.path(), 60).may_renew());
+        text(now() + 120);
+        assert!(!Contact::of_member(room.path(), 60).may_renew(), "the clock was set back");
+    }
+}

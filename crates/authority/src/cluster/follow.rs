@@ -1,0 +1,395 @@
+//! Follows the changes that other members record: applies them to the database, then to memory and files, and tells the
+//! listeners of this member.
+
+use super::contact::{Contact, Standing};
+use super::files::{self, SharedFiles};
+use super::membership::{Cluster, KNOWN, KnownMember, Members, check_alike};
+use crate::leases::Leases;
+use crate::login::Sessions;
+use crate::policy::{Enforcer, PolicyInForce};
+use crate::push::events::{Listener, Push};
+use crate::push::verifiers::Verifiers;
+use crate::single_flight::SingleFlight;
+use crate::storage::{Changes, Database, FollowedGrant, Storage, TokenHash, Unavailable};
+use crate::sync::Synchroniser;
+use crate::{Directory, Settings, now};
+use anyhow::{Context, Result};
+use api::Event;
+use etcd::WatchEvent;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+use wire::Handle;
+
+/// Interval at which a member publishes its state, and reads what the others have recorded even if no event came.
+const TICK: Duration = Duration::from_secs(1);
+/// Time that a watch waits for an event before it looks whether the member has ended.
+const WATCH: Duration = Duration::from_millis(500);
+/// Pause after a watch was lost.
+const WATCH_PAUSE: Duration = Duration::from_millis(200);
+/// Minimum time between two rounds that callers with unknown tokens cause.
+const STRANGERS: Duration = Duration::from_millis(100);
+/// Time without contact after which the endpoints that listen here are sent to another member, which hears of
+/// revocations.
+const SEND_AWAY: Duration = Duration::from_secs(5);
+/// Interval at which the same failure is logged again.
+const LOG_AGAIN: Duration = Duration::from_secs(60);
+
+/// Follows the changes of other members.
+pub struct Follower {
+    pub(crate) settings: Arc<Settings>,
+    pub(crate) directory: Arc<Directory>,
+    pub(crate) members: Arc<Members>,
+    pub(crate) contact: Arc<Contact>,
+    pub(crate) storage: Arc<Storage>,
+    pub(crate) enforcer: Arc<Enforcer>,
+    pub(crate) sync: Arc<Synchroniser>,
+    pub(crate) leases: Arc<Leases>,
+    pub(crate) policy: Arc<PolicyInForce>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) verifiers: Arc<Verifiers>,
+    pub(crate) push: Arc<Push>,
+    pub(crate) state: FollowerState,
+}
+
+/// The parts of a [`Follower`] that change.
+#[derive(Default)]
+pub struct FollowerState {
+    rounds: SingleFlight,
+    wake: Notify,
+    /// Whether a round failed after it had taken changes: the next one must treat everything as changed.
+    missed: AtomicBool,
+    /// The time of the last round that a caller with an unknown token caused.
+    stranger: Mutex<Option<Instant>>,
+}
+
+impl Follower {
+    /// Follows changes until the future is dropped. An authority alone has nothing to follow.
+    ///
+    /// # Errors
+    /// The thread that watches etcd cannot be started.
+    pub async fn run(self: Arc<Self>) -> Result<()> {
+        if self.members.cluster().is_none() {
+            return std::future::pending().await;
+        }
+        watch(&self)?;
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let (mut failure, news) = (Failure::default(), self.storage.news());
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = self.state.wake.notified() => {}
+                () = news.notified() => {}
+            }
+            match self.refresh().await {
+                Ok(()) => failure.ended(),
+                Err(error) => {
+                    self.contact.note_failure(format!("{error:#}"));
+                    failure.note(&error, &self.contact.standing());
+                }
+            }
+        }
+    }
+
+    /// Stores snapshots in etcd when they are due, until the future is dropped.
+    ///
+    /// # Errors
+    /// Never; the result makes it a task of the server.
+    pub async fn upload(self: Arc<Self>) -> Result<()> {
+        if self.members.cluster().is_none() {
+            return std::future::pending().await;
+        }
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            if let Err(error) = self.upload_snapshot().await {
+                tracing::warn!("cannot store a snapshot of the database in etcd; trying again: {error:#}");
+            }
+        }
+    }
+
+    /// Publishes the state of this member until the future is dropped, and sends the endpoints that listen here away
+    /// while the member has no contact.
+    ///
+    /// # Errors
+    /// Never; the result makes it a task of the server.
+    pub async fn publish(self: Arc<Self>) -> Result<()> {
+        if self.members.cluster().is_none() {
+            return std::future::pending().await;
+        }
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let (mut is_known, mut sent_away, mut disagreement) = (false, false, Failure::default());
+        loop {
+            ticks.tick().await;
+            if let Err(error) = self.publish_once().await {
+                self.contact.note_failure(format!("{error:#}"));
+            }
+            if let Some(cluster) = self.members.cluster() {
+                match check_alike(&cluster.own(), &cluster.others()) {
+                    Ok(()) => disagreement.ended(),
+                    Err(error) => disagreement.note(&error, &self.contact.standing()),
+                }
+                if !is_known && self.contact.may_record() {
+                    is_known = self.make_known(cluster).await.is_ok();
+                }
+            }
+            let gone = match self.contact.standing() {
+                Standing::NoMajority { since, .. } => now().saturating_sub(since) >= SEND_AWAY.as_secs(),
+                _ => false,
+            };
+            if gone && !sent_away {
+                tracing::warn!("the endpoints that listen here are asked to go to another member");
+                self.push.broadcast(&Event::RoleChange { next: self.members.next() });
+            }
+            sent_away = gone;
+        }
+    }
+
+    /// Applies everything that other members have recorded before this call. Concurrent calls share a run.
+    ///
+    /// # Errors
+    /// etcd does not answer, or a change cannot be put in force here. The member then has no contact.
+    pub async fn refresh(self: &Arc<Self>) -> Result<()> {
+        let follower = self.clone();
+        // The run is a task of its own: a caller that is cancelled must not cancel it, because each change is taken from
+        // the database only once.
+        tokio::spawn(async move { follower.state.rounds.run(async || follower.round().await).await }).await?
+    }
+
+    /// Reports whether a token that is unknown here may be known to the cluster's other members, so that the caller must
+    /// not be told that its session has ended. First applies what the others have recorded, at most every 100 ms.
+    pub async fn may_be_known(self: &Arc<Self>, token: &TokenHash) -> bool {
+        if self.members.cluster().is_none() {
+            return false;
+        }
+        if !self.contact.may_record() {
+            return true;
+        }
+        let is_due = {
+            let mut last = self.state.stranger.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_due = last.is_none_or(|last| last.elapsed() >= STRANGERS);
+            if is_due {
+                *last = Some(Instant::now());
+            }
+            is_due
+        };
+        if !is_due {
+            tokio::time::sleep(STRANGERS).await;
+        }
+        let is_current = self.refresh().await.is_ok();
+        self.sessions.any(token).is_some() || self.verifiers.id(token).is_some() || !is_current
+    }
+
+    async fn round(&self) -> Result<()> {
+        let Some(cluster) = self.members.cluster() else { return Ok(()) };
+        let begun = Instant::now();
+        // The storage thread must not wait for etcd while etcd does not answer: all local work waits for this thread.
+        let log = cluster.log().clone();
+        let head = tokio::task::spawn_blocking(move || log.head()).await??;
+        let followed = cluster.own().followed;
+        let apply = move |database: &mut Database| {
+            // A command of this host may have applied entries, of which this process has to learn.
+            let is_behind = database.applied()? != head || followed != head;
+            let changes = if is_behind { database.catch_up()? } else { database.take_changes() };
+            Ok((changes, database.applied()?))
+        };
+        let (mut changes, applied) = self.storage.call(apply).await?;
+        // Until the changes are in force, a later round must treat everything as changed.
+        changes.whole |= self.state.missed.swap(true, Ordering::SeqCst);
+        let urgent = changes.urgent || changes.policy || changes.shared || changes.sessions || changes.whole;
+        self.follow(changes).await.context("cannot put the changes of another member in force")?;
+        // The version in force can also differ because a change that this member made itself was only half done.
+        self.enforcer.follow_policy().await.context("cannot put the policy of the cluster in force")?;
+        self.state.missed.store(false, Ordering::SeqCst);
+        self.storage.set_followed(applied);
+        let version = self.enforcer.version.load(Ordering::SeqCst);
+        cluster.change(|own| {
+            (own.applied, own.followed, own.policy) = (applied, applied, version);
+        });
+        if cluster.is_published() {
+            self.contact.note(begun);
+        } else {
+            self.contact.note_failure("etcd answers, but does not store this member's state");
+        }
+        if urgent {
+            // Another member's command waits for this state.
+            self.publish_once().await?;
+        }
+        Ok(())
+    }
+
+    /// Puts changes of other members in force here, and tells the listeners.
+    async fn follow(&self, changes: Changes) -> Result<()> {
+        let Changes { whole, policy, shared, sessions, urgent, decisive, grants, .. } = changes;
+        if shared || whole {
+            self.follow_files().await?;
+        }
+        if policy || whole {
+            self.enforcer.follow_policy().await?;
+        }
+        if whole {
+            let leases = self.leases.clone();
+            let resume = move |database: &mut Database| {
+                leases.resume(database.renewable_grants(now())?);
+                Ok(())
+            };
+            self.storage.call(resume).await?;
+        } else if !grants.is_empty() {
+            self.follow_grants(grants).await?;
+        }
+        if whole || policy || shared || sessions || urgent || decisive {
+            self.storage.end_basis();
+            self.sync.run().await?;
+        }
+        if whole {
+            // Verifiers read their configuration again when they reconnect: pairs and revocations may have been missed.
+            self.push.close_unless(|listener| matches!(listener, Listener::Session(_)));
+        }
+        if (decisive && !policy) || whole {
+            // Tags or groups changed, so that people may reach other destinations.
+            self.push.broadcast(&Event::Policy);
+        }
+        Ok(())
+    }
+
+    /// Makes the grants of other members renewable here, and announces them to the verifiers that listen here.
+    async fn follow_grants(&self, handles: Vec<Handle>) -> Result<()> {
+        let (leases, epoch_length) = (self.leases.clone(), self.settings.epoch_length);
+        // The table of leases must change in the order of the database's changes, so the storage thread does this.
+        let read = move |database: &mut Database| {
+            let mut followed = database.followed_grants(&handles, now(), epoch_length)?;
+            leases.resume(followed.iter_mut().filter_map(|grant| grant.resumed.take()).collect());
+            let terms = followed.iter().map(|grant| database.lease_terms(Handle(grant.owner.handle)));
+            let terms = terms.collect::<Result<Vec<_>>>()?;
+            Ok(followed.into_iter().zip(terms).collect::<Vec<_>>())
+        };
+        for (FollowedGrant { verifier, mut owner, pair, .. }, terms) in self.storage.call(read).await? {
+            owner.class = self.policy.with(|policy| policy.class_of(&owner.rule)).await;
+            if let Some(terms) = terms {
+                owner.expires = self.leases.ends_of(Handle(owner.handle), &terms, owner.expires);
+            }
+            let listener = Listener::Verifier(verifier);
+            if let Some(pair) = pair {
+                self.push.send(&listener, &Event::Pair { pair });
+            }
+            self.push.send(&listener, &Event::Granted { owner });
+        }
+        Ok(())
+    }
+
+    /// Takes over the master keys and `networks.toml`.
+    async fn follow_files(&self) -> Result<()> {
+        let read = |database: &mut Database| Ok((files::read(database)?, files::late(database)?));
+        let (SharedFiles { keys, networks }, late) = self.storage.call(read).await?;
+        self.leases.set_late(late);
+        if let Some(keys) = keys {
+            self.enforcer.follow_keys(&keys).await?;
+        }
+        if let Some(networks) = networks {
+            self.enforcer.follow_networks(networks).await?;
+        }
+        Ok(())
+    }
+
+    async fn publish_once(&self) -> Result<()> {
+        let heads = self.storage.call(|database| database.audit_heads()).await?;
+        let members = self.members.clone();
+        let publish = move || {
+            let Some(cluster) = members.cluster() else { return Ok(()) };
+            cluster.change(|own| own.heads = heads.iter().map(ToString::to_string).collect());
+            cluster.publish()?;
+            cluster.read().map(drop)
+        };
+        tokio::task::spawn_blocking(publish).await?
+    }
+
+    /// Stores a snapshot in etcd, from which members that were away for long continue, and removes old entries of the log.
+    async fn upload_snapshot(&self) -> Result<()> {
+        if !self.contact.may_record() || !self.storage.call(|database| database.snapshot_is_due()).await? {
+            return Ok(());
+        }
+        let (members, path) = (self.members.clone(), self.directory.database());
+        let upload = move || {
+            let Some(cluster) = members.cluster() else { return Ok(()) };
+            cluster.log().upload_snapshot(&Database::open_to_read(&path)?)
+        };
+        tokio::task::spawn_blocking(upload).await?
+    }
+
+    /// Adds this member to the cluster's list of members, and makes the others keep ended sessions and revoked grants for
+    /// as long as this member may renew leases without contact.
+    async fn make_known(&self, cluster: &Cluster) -> Result<()> {
+        let (name, url) = (cluster.config().name.clone(), cluster.config().url.clone());
+        let grace = self.settings.grace;
+        let record = move |database: &mut Database| {
+            files::note_grace(database, grace)?;
+            let known = serde_json::to_vec(&KnownMember { url })?;
+            database.change_shared(&format!("{KNOWN}{name}"), |_| Ok(Some(known)))
+        };
+        self.storage.call(record).await
+    }
+}
+
+/// Watches the head of the log on a thread of its own, which ends with the follower.
+fn watch(follower: &Arc<Follower>) -> Result<()> {
+    let Some(cluster) = follower.members.cluster() else { return Ok(()) };
+    let (etcd, key) = (cluster.etcd().clone(), format!("/vouchsafe/{}/head", cluster.config().id));
+    let follower: Weak<Follower> = Arc::downgrade(follower);
+    std::thread::Builder::new().name("cluster-watch".into()).spawn(move || {
+        while follower.strong_count() > 0 {
+            let mut watch = etcd.watch(&key, None);
+            loop {
+                let event = watch.next(WATCH);
+                let Some(follower) = follower.upgrade() else { return };
+                match event {
+                    WatchEvent::Quiet => {}
+                    WatchEvent::Changed { .. } => follower.state.wake.notify_one(),
+                    WatchEvent::Compacted | WatchEvent::Lost(_) => {
+                        // Changes may have been missed.
+                        follower.state.wake.notify_one();
+                        break;
+                    }
+                }
+            }
+            std::thread::sleep(WATCH_PAUSE);
+        }
+    })?;
+    Ok(())
+}
+
+/// Logs failures, the same one once a minute at most.
+#[derive(Default)]
+struct Failure {
+    text: String,
+    logged: Option<Instant>,
+}
+
+impl Failure {
+    fn note(&mut self, error: &anyhow::Error, standing: &Standing) {
+        let text = format!("{error:#}");
+        let is_old = self.text == text && self.logged.is_some_and(|logged| logged.elapsed() < LOG_AGAIN);
+        if !is_old {
+            let is_outage =
+                error.downcast_ref::<Unavailable>().is_some() || error.downcast_ref::<etcd::Error>().is_some();
+            let sentence = standing.sentence(now());
+            if is_outage {
+                tracing::warn!("cannot follow the cluster; trying again: {text}; {sentence}");
+            } else {
+                tracing::error!("cannot follow the cluster; trying again: {text}; {sentence}");
+            }
+            self.logged = Some(Instant::now());
+        }
+        self.text = text;
+    }
+
+    fn ended(&mut self) {
+        if self.logged.take().is_some() {
+            tracing::info!("this member follows the cluster again");
+        }
+        self.text.clear();
+    }
+}

@@ -1,0 +1,329 @@
+//! The members that are there: each publishes its state under a key in etcd that ends with the member's lease, and reads
+//! the states of the others.
+
+use super::config::ClusterConfig;
+use crate::now;
+use crate::storage::Log;
+use anyhow::{Result, bail};
+use api::AUTHORITIES_MAX;
+use etcd::{Compare, Etcd, Op, Txn};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Time after which etcd removes the state of a member that no longer publishes it, in seconds.
+pub const TTL: u32 = 5;
+/// Prefix of the names under which the table `shared` lists the members, whether they are there or not.
+pub const KNOWN: &str = "member:";
+
+/// The state of a member, as the member publishes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemberState {
+    /// The member's name.
+    pub name: String,
+    /// The URL at which agents and verifiers reach the member.
+    pub url: String,
+    /// The version of the member's program.
+    pub version: String,
+    /// The time at which the member's server started, in Unix seconds.
+    pub since: u64,
+    /// The time of this state by the member's clock, in Unix seconds.
+    pub time: u64,
+    /// Number of the last entry of the log that the member's database contains.
+    pub applied: u64,
+    /// Number of the last entry of the log that the member's decisions take into account.
+    pub followed: u64,
+    /// The version of the policy that the member decides by.
+    pub policy: i64,
+    /// The member's `epoch_length`, in seconds.
+    pub epoch_length: u32,
+    /// The member's `max_lifetime`, in seconds.
+    pub max_lifetime: u32,
+    /// The issuer of the member's identity provider; empty if it has none.
+    #[serde(default)]
+    pub issuer: String,
+    /// The last entries of the member's audit trails, such as `acts:123:9f86d081…`.
+    pub heads: Vec<String>,
+}
+
+/// A member that belongs to the cluster, whether it is there or not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KnownMember {
+    /// The URL at which agents and verifiers reach the member.
+    pub url: String,
+}
+
+/// The key under which a member publishes its state.
+#[derive(Default)]
+struct Published {
+    lease: Option<i64>,
+    /// The revision in which etcd created the key; 0 if this process has not created it.
+    created: i64,
+    /// Whether the member stops, so that nothing is published any more.
+    ends: bool,
+}
+
+/// The cluster, as one of its members uses it.
+pub struct Cluster {
+    config: ClusterConfig,
+    etcd: Etcd,
+    log: Log,
+    own: Mutex<MemberState>,
+    published: Mutex<Published>,
+    /// The time at which etcd stored the state of this member last.
+    stored: Mutex<Option<Instant>>,
+    /// The states of all members that are there, this one first.
+    live: Mutex<Vec<MemberState>>,
+}
+
+/// The members of the cluster. An authority alone has no others.
+pub struct Members {
+    cluster: Option<Cluster>,
+    /// The URL of an authority alone, if it is known.
+    url: Option<String>,
+}
+
+impl Members {
+    /// Creates the value for an authority that is not a member of a cluster. `url` is its URL, if it is known.
+    pub fn alone(url: Option<String>) -> Self {
+        Self { cluster: None, url }
+    }
+
+    /// Reads `cluster.toml` in the authority's directory at `path`. Does not wait for etcd. `url` is the URL of an
+    /// authority without such a file.
+    ///
+    /// # Errors
+    /// `cluster.toml`, the cluster's key or a TLS file cannot be read or is not valid.
+    pub fn read(path: &Path, url: Option<String>) -> Result<Self> {
+        let Some(config) = ClusterConfig::read(path)? else { return Ok(Self::alone(url)) };
+        let etcd = config.connect(path)?;
+        let log = Log::new(etcd.clone(), config.id, ClusterConfig::read_key(path)?, config.name.clone());
+        let (name, url, version) = (config.name.clone(), config.url.clone(), env!("CARGO_PKG_VERSION").to_owned());
+        let own = Mutex::new(MemberState { name, url, version, since: now(), ..MemberState::default() });
+        let (published, stored, live) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Self { cluster: Some(Cluster { config, etcd, log, own, published, stored, live }), url: None })
+    }
+
+    /// Returns the cluster; `None` if this authority is not a member of one.
+    pub fn cluster(&self) -> Option<&Cluster> {
+        self.cluster.as_ref()
+    }
+
+    /// Returns the URLs of the members that are there, this one's first. An authority alone has at most its own.
+    pub fn urls(&self) -> Vec<String> {
+        let Some(cluster) = &self.cluster else { return self.url.clone().into_iter().collect() };
+        let others = cluster.others().into_iter().map(|member| member.url);
+        std::iter::once(cluster.config.url.clone()).chain(others).take(AUTHORITIES_MAX).collect()
+    }
+
+    /// Returns the URLs of [`Self::urls`] for messages to endpoints, in which an authority alone names nobody.
+    pub fn authorities(&self) -> Vec<String> {
+        if self.cluster.is_some() { self.urls() } else { Vec::new() }
+    }
+
+    /// Returns the URL of another member that is there: the one at which the endpoints of this member should continue.
+    pub fn next(&self) -> Option<String> {
+        let cluster = self.cluster.as_ref()?;
+        let others = cluster.others();
+        // The members are in the order of their names. Each points to the one behind it, so that the endpoints of
+        // members that stop one after the other do not all go to the same member.
+        let behind = others.iter().find(|member| member.name > cluster.config.name).or_else(|| others.first());
+        behind.map(|member| member.url.clone())
+    }
+}
+
+impl Cluster {
+    /// Returns the content of `cluster.toml`.
+    pub fn config(&self) -> &ClusterConfig {
+        &self.config
+    }
+
+    /// Returns the handle to etcd.
+    pub fn etcd(&self) -> &Etcd {
+        &self.etcd
+    }
+
+    /// Returns the handle to the log.
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    /// Returns the state of this member.
+    pub fn own(&self) -> MemberState {
+        lock(&self.own).clone()
+    }
+
+    /// Changes the state of this member, which [`Self::publish`] then publishes.
+    pub fn change(&self, change: impl FnOnce(&mut MemberState)) {
+        change(&mut lock(&self.own));
+    }
+
+    /// Returns the states that were read last, this member's first.
+    pub fn live(&self) -> Vec<MemberState> {
+        let others = self.others();
+        std::iter::once(self.own()).chain(others).collect()
+    }
+
+    /// Returns the states of the other members that were read last.
+    pub fn others(&self) -> Vec<MemberState> {
+        lock(&self.live).iter().filter(|member| member.name != self.config.name).cloned().collect()
+    }
+
+    /// Reports whether etcd has stored the member's state for this process within the last seconds. An etcd whose
+    /// database is full answers reads, but stores nothing: no member can record a revocation then.
+    pub fn is_published(&self) -> bool {
+        lock(&self.stored).is_some_and(|stored| stored.elapsed() < Duration::from_secs(TTL.into()))
+    }
+
+    /// Publishes the state of this member, and keeps its lease. Blocks until etcd has answered.
+    ///
+    /// # Errors
+    /// etcd does not answer, or another process publishes its state under this member's name.
+    pub fn publish(&self) -> Result<()> {
+        let begun = Instant::now();
+        self.store()?;
+        *lock(&self.stored) = Some(begun);
+        Ok(())
+    }
+
+    fn store(&self) -> Result<()> {
+        let mut published = lock(&self.published);
+        if published.ends {
+            bail!("this member stops");
+        }
+        let lease = match published.lease {
+            Some(lease) if self.etcd.keep_alive(lease)? => lease,
+            _ => {
+                let lease = self.etcd.grant_lease(TTL)?;
+                *published = Published { lease: Some(lease), created: 0, ends: false };
+                lease
+            }
+        };
+        let state = MemberState { time: now(), ..self.own() };
+        let (key, context) = (self.key(&self.config.name), context(&self.config.name));
+        let value = self.log.seal(&context, &serde_json::to_vec(&state)?)?;
+        let put = Op::Put { key: key.clone(), value, lease: Some(lease) };
+        let compare = vec![Compare::CreateRevisionIs(key.clone(), published.created)];
+        let reply = self.etcd.txn(&Txn { compare, success: vec![put], failure: vec![Op::Get { key: key.clone() }] })?;
+        if reply.succeeded {
+            if published.created == 0 {
+                published.created = reply.revision;
+            }
+            return Ok(());
+        }
+        let there = reply.got.into_iter().flatten().next();
+        let ours = published.created != 0;
+        published.created = 0;
+        let Some(there) = there else {
+            // The lease ended between the two calls. The next call creates the key again.
+            bail!("etcd has removed the state of this member");
+        };
+        if ours || there.lease == lease {
+            // The answer to an earlier call was lost: the key is this process's.
+            published.created = if there.lease == lease { there.create_revision } else { 0 };
+            bail!("the state of this member changed in etcd meanwhile");
+        }
+        bail!(
+            "another process publishes its state as member `{name}`, or one that was killed did so less than {TTL} s \
+             ago. If another host uses a copy of this directory, stop one of the two: a name belongs to one member",
+            name = self.config.name
+        );
+    }
+
+    /// Reads the states of all members that are there. Blocks until etcd has answered. A state that was not made with
+    /// the cluster's key counts as absent.
+    ///
+    /// # Errors
+    /// etcd does not answer.
+    pub fn read(&self) -> Result<Vec<MemberState>> {
+        let (found, _) = self.etcd.list(&self.key(""))?;
+        let mut states = Vec::with_capacity(found.len());
+        for item in found {
+            let Some(name) = item.key.rsplit('/').next() else { continue };
+            let opened = self.log.open(&context(name), &item.value);
+            match opened.and_then(|text| Ok(serde_json::from_slice::<MemberState>(&text)?)) {
+                Ok(state) if state.name == name => states.push(state),
+                Ok(_) => tracing::warn!(name, "etcd has the state of another member under this name"),
+                Err(error) => tracing::warn!(name, "cannot read the state of this member in etcd: {error:#}"),
+            }
+        }
+        states.sort_by(|one, other| one.name.cmp(&other.name));
+        lock(&self.live).clone_from(&states);
+        Ok(states)
+    }
+
+    /// Removes the state of this member from etcd, because the member stops.
+    ///
+    /// # Errors
+    /// etcd does not answer; the state then ends with its lease.
+    pub fn withdraw(&self) -> Result<()> {
+        let mut published = lock(&self.published);
+        (published.created, published.ends) = (0, true);
+        match published.lease.take() {
+            Some(lease) => Ok(self.etcd.revoke_lease(lease)?),
+            None => Ok(()),
+        }
+    }
+
+    fn key(&self, name: &str) -> String {
+        format!("/vouchsafe/{}/members/{name}", self.config.id)
+    }
+}
+
+/// Returns the text that binds a sealed state to its member.
+fn context(name: &str) -> String {
+    format!("members/{name}")
+}
+
+/// Checks that the members agree on the settings that all of them need to have alike.
+///
+/// # Errors
+/// A member has other settings than `own`; the error names it and says what to do.
+pub fn check_alike(own: &MemberState, others: &[MemberState]) -> Result<()> {
+    for other in others {
+        let seconds = |seconds: u32| format!("{seconds} s");
+        let quoted = |text: &str| format!("\"{text}\"");
+        for (key, own, theirs) in [
+            ("epoch_length", seconds(own.epoch_length), seconds(other.epoch_length)),
+            ("max_lifetime", seconds(own.max_lifetime), seconds(other.max_lifetime)),
+            ("issuer", quoted(&own.issuer), quoted(&other.issuer)),
+        ] {
+            if own != theirs {
+                bail!(
+                    "`{key}` in authority.toml is {own} here and {theirs} at member {}: keys, grants and sessions would \
+                     not fit together. Write the same value here; to change it for the whole cluster, stop all members, \
+                     change it everywhere, then start them",
+                    other.name
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+fn lock<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_must_have_the_same_epochs() {
+        let own = MemberState { name: "a".into(), epoch_length: 3600, max_lifetime: 3600, ..MemberState::default() };
+        let other = MemberState { name: "b".into(), ..own.clone() };
+        check_alike(&own, std::slice::from_ref(&other)).unwrap();
+        let error = check_alike(&own, &[MemberState { epoch_length: 1800, ..other.clone() }]).unwrap_err().to_string();
+        assert!(check_alike(&own, &[MemberState { issuer: "https://id.example.org".into(), ..other }]).is_err());
+        assert!(error.contains("`epoch_length`") && error.contains("1800 s") && error.contains("member b"), "{error}");
+    }
+
+    #[test]
+    fn an_authority_alone_names_nobody_to_endpoints() {
+        let members = Members::alone(Some("https://a.example.org:8443".into()));
+        assert_eq!(members.urls(), ["https://a.example.org:8443"]);
+        assert!(members.authorities().is_empty() && members.next().is_none() && members.cluster().is_none());
+    }
+}

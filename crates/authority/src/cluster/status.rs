@@ -1,0 +1,232 @@
+//! The state of the cluster as this member knows it, with or without its running server, with or without etcd.
+
+use super::confirm::{Followed, known, wait_for};
+use super::contact::Standing;
+use super::membership::{Cluster, KNOWN, KnownMember, MemberState, Members, check_alike};
+use crate::{Directory, now};
+use anyhow::{Context, Result};
+use serde::Serialize;
+use shell::table::{Table, utc};
+use std::fmt;
+
+/// A server of etcd.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct EtcdStatus {
+    /// The URL at which this member reaches the server.
+    pub endpoint: String,
+    /// The version of the server; `None` if it did not answer.
+    pub version: Option<String>,
+    /// Whether the server leads the others.
+    pub is_leader: bool,
+    /// The size of the server's database, in bytes.
+    pub size: u64,
+    /// The server's alarms and errors, or the reason why it did not answer.
+    pub problems: Vec<String>,
+}
+
+/// A member of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MemberStatus {
+    /// The member's name.
+    pub name: String,
+    /// The URL at which agents and verifiers reach the member.
+    pub url: String,
+    /// Whether the member is there: it publishes its state in etcd. `None` if etcd does not answer.
+    pub is_there: Option<bool>,
+    /// The state that the member published last, if it is there.
+    pub state: Option<MemberState>,
+    /// Number of entries of the log that the member's decisions do not take into account yet.
+    pub behind: Option<u64>,
+}
+
+/// The cluster, as this member knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Status {
+    /// The cluster's id.
+    pub cluster: String,
+    /// The name of this member.
+    pub name: String,
+    /// The rights that this member has now; `None` if its server is not running.
+    pub standing: Option<Standing>,
+    /// Number of the last entry of the log; `None` if etcd does not answer.
+    pub head: Option<u64>,
+    /// Number of the last entry of the log that this member's database contains.
+    pub applied: u64,
+    /// The reason why etcd does not answer.
+    pub problem: Option<String>,
+    /// The servers of etcd.
+    pub etcd: Vec<EtcdStatus>,
+    /// The members of the cluster, in the order of their names.
+    pub members: Vec<MemberStatus>,
+    /// The settings in which the members differ although they need to have them alike.
+    pub disagreement: Option<String>,
+    /// The time of this status, in Unix seconds.
+    pub now: u64,
+}
+
+impl Status {
+    /// Collects the status of the cluster that the authority of `directory` is a member of. `standing` is the answer of
+    /// its running server. Blocks until etcd has answered, for some seconds at most.
+    ///
+    /// # Errors
+    /// The authority is not a member of a cluster, or a file of the directory cannot be read.
+    pub fn read(directory: &Directory, standing: Option<Standing>) -> Result<Self> {
+        let members = Members::read(directory.path(), None)?;
+        let cluster = members.cluster().context(NO_MEMBER)?;
+        let database = directory.open_database()?;
+        let applied = database.applied()?;
+        let listed = database.shared_below(KNOWN)?;
+        let (head, problem) = match cluster.log().head() {
+            Ok(head) => (Some(head), None),
+            Err(error) => (None, Some(format!("{error:#}"))),
+        };
+        let there = match head {
+            Some(_) => cluster.read()?,
+            None => Vec::new(),
+        };
+        let mut all: Vec<_> = listed
+            .into_iter()
+            .map(|(name, known)| {
+                let url = serde_json::from_slice::<KnownMember>(&known).map(|known| known.url).unwrap_or_default();
+                MemberStatus { name, url, is_there: head.map(|_| false), state: None, behind: None }
+            })
+            .collect();
+        for state in there {
+            let status = MemberStatus {
+                name: state.name.clone(),
+                url: state.url.clone(),
+                is_there: Some(true),
+                behind: head.map(|head| head.saturating_sub(state.followed)),
+                state: Some(state),
+            };
+            match all.iter_mut().find(|member| member.name == status.name) {
+                Some(member) => *member = status,
+                None => all.push(status),
+            }
+        }
+        let states = || all.iter().filter_map(|member| member.state.as_ref());
+        let disagreement = states().find_map(|own| {
+            states().find_map(|other| Some(check_alike(own, std::slice::from_ref(other)).err()?.to_string()))
+        });
+        all.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(Self {
+            cluster: cluster.config().id.to_string(),
+            name: cluster.config().name.clone(),
+            standing,
+            head,
+            applied,
+            problem,
+            etcd: etcd_status(cluster),
+            members: all,
+            disagreement,
+            now: now(),
+        })
+    }
+
+    /// Reports whether all members are there and up to date, and a majority of etcd answers without problems.
+    pub fn is_good(&self) -> bool {
+        self.head.is_some()
+            && self.disagreement.is_none()
+            && matches!(self.standing, Some(Standing::Member))
+            && self.etcd.iter().all(|server| server.problems.is_empty())
+            && self.members.iter().all(|member| member.is_there == Some(true))
+    }
+}
+
+/// Explains that an authority is not a member of a cluster.
+pub const NO_MEMBER: &str = "this authority is not a member of a cluster: `vouchsafe authority cluster init` makes one of \
+                             it, and `cluster join` makes a member from another member's invitation";
+
+/// Asks each server of etcd for its status.
+fn etcd_status(cluster: &Cluster) -> Vec<EtcdStatus> {
+    match cluster.etcd().members() {
+        Ok(servers) => servers
+            .into_iter()
+            .map(|server| {
+                let is_leader = server.is_leader();
+                let etcd::MemberStatus { endpoint, error, version, db_size, mut problems, .. } = server;
+                let version = error.is_none().then_some(version);
+                problems.extend(error);
+                EtcdStatus { endpoint, version, is_leader, size: db_size.max(0).cast_unsigned(), problems }
+            })
+            .collect(),
+        Err(error) => {
+            let silent = |endpoint: &String| EtcdStatus {
+                endpoint: endpoint.clone(),
+                version: None,
+                is_leader: false,
+                size: 0,
+                problems: vec![error.to_string()],
+            };
+            cluster.config().endpoints.iter().map(silent).collect()
+        }
+    }
+}
+
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "cluster {}; this is member {}", self.cluster, self.name)?;
+        match &self.standing {
+            Some(standing) => writeln!(f, "{}", standing.sentence(self.now))?,
+            None => writeln!(f, "the server of this member is not running: `vouchsafe authority run` starts it")?,
+        }
+        match (self.head, &self.problem) {
+            (Some(head), _) => writeln!(
+                f,
+                "the log ends at entry {head}; the database here contains everything up to entry {}",
+                self.applied
+            )?,
+            (None, problem) => writeln!(
+                f,
+                "etcd does not answer ({}): it is not known which members are there; the database here ends at entry {}",
+                problem.as_deref().unwrap_or("unknown reason"),
+                self.applied
+            )?,
+        }
+        if let Some(disagreement) = &self.disagreement {
+            writeln!(f, "the members do not agree: {disagreement}")?;
+        }
+        let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
+        let row = |server: &EtcdStatus| {
+            vec![
+                server.endpoint.clone(),
+                or_dash(server.version.clone()),
+                if server.is_leader { "yes" } else { "-" }.into(),
+                format!("{:.1} MB", server.size as f64 / 1e6),
+                if server.problems.is_empty() { "-".into() } else { server.problems.join("; ") },
+            ]
+        };
+        write!(f, "\n{}", Table::new(&["ETCD", "VERSION", "LEADER", "SIZE", "PROBLEMS"], self.etcd.iter().map(row)))?;
+        let row = |member: &MemberStatus| {
+            let state = member.state.as_ref();
+            vec![
+                member.name.clone(),
+                member.url.clone(),
+                match member.is_there {
+                    Some(true) => "yes".into(),
+                    Some(false) => "NO".into(),
+                    None => "unknown".into(),
+                },
+                or_dash(state.map(|state| state.version.clone())),
+                or_dash(state.map(|state| state.followed.to_string())),
+                or_dash(member.behind.map(|behind| behind.to_string())),
+                or_dash(state.map(|state| state.policy.to_string())),
+                or_dash(state.map(|state| utc(state.since))),
+            ]
+        };
+        let head = ["MEMBER", "URL", "THERE", "VERSION", "ENTRY", "BEHIND", "POLICY", "SINCE"];
+        write!(f, "\n{}", Table::new(&head, self.members.iter().map(row)))
+    }
+}
+
+/// Waits until the members of the cluster have followed everything that the database of `directory` contains, for some
+/// seconds at most. Blocks. For a process that changes the database while the server is not running.
+///
+/// # Errors
+/// A file of the directory cannot be read.
+pub fn followed(directory: &Directory) -> Result<Followed> {
+    let members = Members::read(directory.path(), None)?;
+    let Some(cluster) = members.cluster() else { return Ok(Followed::default()) };
+    let database = directory.open_database()?;
+    Ok(wait_for(cluster, database.applied()?, &known(&database)?))
+}

@@ -1,0 +1,581 @@
+//! A member of a cluster of authorities. Each member has a whole copy of the database, and the members replicate
+//! committed transactions through a log in etcd ([`Log`]).
+//!
+//! A transaction that changes replicated tables takes the cluster's turn, applies the entries that this member lacks,
+//! runs, appends the rows that it changed as the next entry, and commits. So there is one order of all transactions, and
+//! no transaction is committed that the log does not contain. A process takes the turn before SQLite's lock, always in
+//! this order.
+
+mod apply;
+mod capture;
+mod entry;
+mod log;
+mod seal;
+mod snapshot;
+#[cfg(test)]
+mod tests;
+
+pub use log::Log;
+pub use seal::{ClusterId, ClusterKey};
+
+use super::{Database, SCHEMA_VERSION};
+use crate::login::credentials;
+use crate::now;
+use anyhow::{Context, Result, bail, ensure};
+use capture::{Captured, Recorder};
+use entry::{Block, Entry, EntryId, Kind, Value};
+use log::{Appended, Head, Taken, Turn};
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior, params};
+use std::fmt;
+use std::time::{Duration, Instant};
+use wire::Handle;
+
+/// From format 14 on. `replica` has one row if the authority is a member of a cluster: the last entry that was applied
+/// with its id, and the last one that changed what decisions depend on. `applying` is 1 while entries of others are
+/// applied, which contain what triggers have done. `shared` has the files and settings that all members share.
+///
+/// `unannounced`, `untold` and `rechecks` are what this authority has to announce to its listeners, whoever made the
+/// change: triggers add to them. The counters in `recheck_marks` exist for the trigger.
+pub(super) const SCHEMA: &str = "
+CREATE TABLE replica (
+    one INTEGER PRIMARY KEY CHECK (one = 1), cluster TEXT NOT NULL, member TEXT NOT NULL, applied INTEGER NOT NULL,
+    last BLOB NOT NULL, decisive INTEGER NOT NULL, applying INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE shared (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
+
+CREATE TABLE numbering_14 (one INTEGER PRIMARY KEY CHECK (one = 1), key BLOB NOT NULL, next INTEGER NOT NULL) STRICT;
+INSERT INTO numbering_14 (one, key, next) SELECT 1, key, next FROM numbering;
+DROP TABLE numbering;
+ALTER TABLE numbering_14 RENAME TO numbering;
+CREATE TABLE score_changes_14 (
+    one INTEGER PRIMARY KEY CHECK (one = 1), made INTEGER NOT NULL, evaluated INTEGER NOT NULL
+) STRICT;
+INSERT INTO score_changes_14 (one, made, evaluated) SELECT 1, made, evaluated FROM score_changes;
+DROP TABLE score_changes;
+ALTER TABLE score_changes_14 RENAME TO score_changes;
+
+CREATE TABLE unannounced (handle INTEGER PRIMARY KEY) STRICT;
+INSERT INTO unannounced (handle) SELECT handle FROM grants WHERE announced = 0;
+DROP INDEX grants_to_announce;
+CREATE TRIGGER grants_are_announced AFTER UPDATE OF announced ON grants
+    WHEN NEW.announced = 0 AND OLD.announced IS NOT 0
+    BEGIN INSERT OR IGNORE INTO unannounced (handle) VALUES (NEW.handle); END;
+
+CREATE TABLE untold (session BLOB PRIMARY KEY) STRICT, WITHOUT ROWID;
+INSERT INTO untold (session) SELECT session FROM session_slots WHERE told = 0;
+DROP INDEX ends_to_tell;
+CREATE TRIGGER ends_are_told AFTER UPDATE OF told ON session_slots WHEN NEW.told = 0 AND OLD.told IS NOT 0
+    BEGIN INSERT OR IGNORE INTO untold (session) VALUES (NEW.session); END;
+
+CREATE TABLE recheck_marks (verifier TEXT PRIMARY KEY, mark INTEGER NOT NULL) STRICT;
+CREATE TRIGGER rechecks_begin AFTER INSERT ON recheck_marks
+    BEGIN INSERT OR IGNORE INTO rechecks (verifier) VALUES (NEW.verifier); END;
+CREATE TRIGGER rechecks_go_on AFTER UPDATE OF mark ON recheck_marks
+    BEGIN INSERT OR IGNORE INTO rechecks (verifier) VALUES (NEW.verifier); END;
+
+DROP TRIGGER passkeys_end;
+CREATE TRIGGER passkeys_end AFTER DELETE ON accounts
+    WHEN NOT EXISTS (SELECT 1 FROM replica WHERE applying = 1)
+BEGIN
+    DELETE FROM passkeys WHERE person = OLD.person;
+    DELETE FROM passkey_handles WHERE person = OLD.person;
+END;
+DROP TRIGGER provider_sessions_end;
+CREATE TRIGGER provider_sessions_end AFTER DELETE ON sessions
+    WHEN NOT EXISTS (SELECT 1 FROM replica WHERE applying = 1)
+BEGIN
+    UPDATE provider_sessions
+        SET refresh_token = (SELECT refresh_token FROM provider_sessions WHERE token = OLD.token)
+        WHERE token = (
+            SELECT heir.token FROM provider_sessions AS own JOIN provider_sessions AS heir USING (login)
+            WHERE own.token = OLD.token AND own.refresh_token IS NOT NULL AND heir.token <> OLD.token LIMIT 1);
+    DELETE FROM provider_sessions WHERE token = OLD.token;
+END;
+";
+
+/// Triggers of a member's connection for rows that arrive revoked or ended. An authority alone has no such rows.
+const ARRIVING: &str = "
+CREATE TEMP TRIGGER grants_arrive AFTER INSERT ON main.grants WHEN NEW.announced = 0
+    BEGIN INSERT OR IGNORE INTO unannounced (handle) VALUES (NEW.handle); END;
+CREATE TEMP TRIGGER ends_arrive AFTER INSERT ON main.session_slots WHEN NEW.told = 0
+    BEGIN INSERT OR IGNORE INTO untold (session) VALUES (NEW.session); END;
+";
+
+/// Number of seconds after which the turn of a member that was stopped ends.
+const LEASE: u32 = 3;
+/// Time after which a lease is kept alive before it is used again.
+const LEASE_RENEWED: Duration = Duration::from_secs(1);
+/// Maximum time for which a transaction waits for the turn.
+const WAIT: Duration = Duration::from_secs(4);
+/// The shortest and the longest pause between two looks whether the turn is free.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+
+/// Error: the cluster cannot record a change now. Handlers answer with status 503.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unavailable {
+    /// The reason.
+    pub why: String,
+    /// Whether the change was possibly recorded.
+    pub maybe_done: bool,
+}
+
+impl Unavailable {
+    /// Creates the error for a change that was certainly not recorded.
+    pub(crate) fn now(why: String) -> Self {
+        Self { why, maybe_done: false }
+    }
+}
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let did = if self.maybe_done { "may have recorded" } else { "cannot record" };
+        write!(f, "the cluster {did} this change: {}", self.why)
+    }
+}
+
+impl std::error::Error for Unavailable {}
+
+/// The changes of others in a member's database. Other processes of the same host count as others.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// The number of the last entry that is reported; 0 if there is nothing to report.
+    pub to: u64,
+    /// Whether anything may have changed, because a snapshot was applied.
+    pub whole: bool,
+    /// Whether something ended, or what decisions depend on changed.
+    pub urgent: bool,
+    /// Whether what decisions depend on changed.
+    pub decisive: bool,
+    /// Whether another policy is in force.
+    pub policy: bool,
+    /// Whether the table `shared` changed.
+    pub shared: bool,
+    /// Whether something changed that the server keeps in memory, or must announce.
+    pub sessions: bool,
+    /// The first handles of new grants.
+    pub grants: Vec<Handle>,
+}
+
+impl Changes {
+    /// Reports whether there is nothing to report.
+    pub fn is_empty(&self) -> bool {
+        self.to == 0
+    }
+
+    fn add(&mut self, number: u64, entry: &Entry) {
+        self.to = number;
+        self.urgent |= entry.urgent;
+        self.decisive |= entry.decisive;
+        for block in &entry.blocks {
+            self.policy |= block.table == "policies";
+            self.shared |= block.table == "shared";
+            self.sessions |= is_in_memory(block);
+            if block.table == "grants" && block.kind == Kind::Put {
+                let at = block.columns.iter().position(|column| column == "handle");
+                let handles = block.rows.iter().filter_map(|row| match at.and_then(|at| row.get(at)) {
+                    Some(Value::Integer(handle)) => Some(Handle(handle.cast_unsigned())),
+                    _ => None,
+                });
+                self.grants.extend(handles);
+            }
+        }
+    }
+}
+
+/// Reports whether the server keeps what changed in memory, or must announce it.
+fn is_in_memory(block: &Block) -> bool {
+    let sets = |column: &str| block.columns.iter().any(|name| name == column);
+    match block.table.as_str() {
+        "sessions" | "verifiers" | "preferences" | "identities" | "device_tags" | "scores" | "recheck_marks" => true,
+        "session_slots" => block.kind == Kind::Set && (sets("ended") || sets("told")),
+        _ => is_revocation(block),
+    }
+}
+
+fn is_revocation(block: &Block) -> bool {
+    block.table == "grants" && block.kind == Kind::Set && block.columns.iter().any(|name| name == "revoked")
+}
+
+/// Reports whether other members must act on a change at once.
+fn is_urgent(captured: &Captured) -> bool {
+    captured.decisive
+        || captured.blocks.iter().any(|block| {
+            is_revocation(block)
+                || matches!(block.table.as_str(), "recheck_marks" | "shared")
+                || block.table == "sessions" && block.kind == Kind::Delete
+        })
+}
+
+/// A member's place in the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Place {
+    /// The number of the last entry that the database contains.
+    applied: u64,
+    /// The id of this entry.
+    last: Vec<u8>,
+    /// The number of the last entry that changed what decisions depend on.
+    decisive: u64,
+}
+
+impl Place {
+    fn read(connection: &Connection) -> Result<Self> {
+        let mut find = connection.prepare_cached("SELECT applied, last, decisive FROM replica")?;
+        let found = find.query_row([], |row| {
+            let [applied, decisive] = [row.get::<_, i64>(0)?, row.get(2)?].map(i64::cast_unsigned);
+            Ok(Self { applied, last: row.get(1)?, decisive })
+        });
+        found.optional()?.context("this authority is not a member of a cluster any more")
+    }
+
+    /// Writes the place, and ends the application of entries.
+    fn write(&self, transaction: &Transaction<'_>) -> Result<()> {
+        let Self { applied, last, decisive } = self;
+        let mut write =
+            transaction.prepare_cached("UPDATE replica SET applied = ?1, last = ?2, decisive = ?3, applying = 0")?;
+        write.execute(params![applied.cast_signed(), last, decisive.cast_signed()])?;
+        Ok(())
+    }
+}
+
+/// The part of an open database that makes it a member's.
+pub(super) struct Replica {
+    log: Log,
+    recorder: Recorder,
+    /// Tells this open database from others in the key `turn`.
+    holder: String,
+    lease: Option<(i64, Instant)>,
+    /// The number of the last entry whose changes this process knows.
+    seen: u64,
+    changes: Changes,
+    /// How many entries later than others this process uploads a snapshot.
+    patience: u64,
+}
+
+impl Replica {
+    fn attach(connection: &Connection, log: Log) -> Result<Self> {
+        let recorder = Recorder::attach(connection)?;
+        connection.execute_batch(ARRIVING)?;
+        connection.set_prepared_statement_cache_capacity(256);
+        // A power failure may take the latest transactions away, but never a part of one. The log has them, with their
+        // audit entries, and the row in `replica` goes back with them.
+        connection.pragma_update(None, "synchronous", "NORMAL")?;
+        let random: [u8; 8] = credentials::random()?;
+        let holder = format!("{} {}", log.member(), hex::encode(random));
+        let seen = Place::read(connection)?.applied;
+        let patience = u64::from(random[0]) * 2;
+        Ok(Self { log, recorder, holder, lease: None, seen, changes: Changes::default(), patience })
+    }
+
+    pub fn log(&self) -> &Log {
+        &self.log
+    }
+
+    pub fn patience(&self) -> u64 {
+        self.patience
+    }
+
+    /// Runs a transaction that may change replicated tables.
+    pub fn write<T>(
+        &mut self,
+        connection: &mut Connection,
+        work: impl FnOnce(&Transaction<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let turn = self.take_turn()?;
+        let (mut done, mut has_turn) = (None, true);
+        let result = self.write_in_turn(connection, &turn, work, &mut done, &mut has_turn);
+        if has_turn {
+            self.log.give_back(&turn);
+        }
+        result?;
+        done.context("a transaction was committed without a result")
+    }
+
+    /// Runs a transaction with the turn. Sets `has_turn` to false if the turn was given back with the entry.
+    fn write_in_turn<T>(
+        &mut self,
+        connection: &mut Connection,
+        turn: &Turn,
+        work: impl FnOnce(&Transaction<'_>) -> Result<T>,
+        done: &mut Option<T>,
+        has_turn: &mut bool,
+    ) -> Result<()> {
+        self.follow(connection, &turn.head)?;
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let place = Place::read(&transaction)?;
+        ensure!(place.applied == turn.head.number, Unavailable::now("this member lost its turn".into()));
+        self.recorder.begin();
+        let worked = work(&transaction);
+        let captured = self.recorder.end();
+        *done = Some(worked?);
+        if captured.blocks.is_empty() {
+            transaction.commit()?;
+            return Ok(());
+        }
+        let id: EntryId = credentials::random()?;
+        let next = Head { number: place.applied + 1, id: id.to_vec() };
+        let decisive = if captured.decisive { next.number } else { place.decisive };
+        Place { applied: next.number, last: next.id.clone(), decisive }.write(&transaction)?;
+        let entry = Entry {
+            id: next.id.clone(),
+            before: place.last,
+            member: self.log.member().into(),
+            time: now(),
+            schema: SCHEMA_VERSION,
+            urgent: is_urgent(&captured),
+            decisive: captured.decisive,
+            blocks: captured.blocks,
+            audit: captured.audit,
+        };
+        let sealed = self.log.sealed(next.number, &entry)?;
+        match self.log.append(turn, sealed, &next)? {
+            Appended::Done => {
+                *has_turn = false;
+                // If this fails, the next transaction applies the entry like one of another member.
+                transaction.commit().map_err(|error| Unavailable { why: error.to_string(), maybe_done: true })?;
+                self.seen = next.number;
+            }
+            Appended::Lost => {
+                *has_turn = false;
+                bail!(Unavailable::now(format!("the transaction took longer than {LEASE} s, and lost its turn")));
+            }
+            Appended::Unknown(why) => {
+                // To roll back is right in both cases: an entry in the log is applied like one of another member.
+                drop(transaction);
+                tracing::debug!("etcd did not answer whether it recorded an entry: {why}");
+                let is_recorded = self.log.settle(turn, &next);
+                *has_turn = is_recorded.is_err();
+                if !is_recorded? {
+                    bail!(Unavailable::now(why));
+                }
+                let followed = self.follow(connection, &next);
+                followed.map_err(|error| Unavailable { why: format!("{error:#}"), maybe_done: true })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs a transaction that changes only tables of this member. It needs neither the turn nor etcd.
+    pub fn write_local<T>(
+        &self,
+        connection: &mut Connection,
+        work: impl FnOnce(&Transaction<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        self.recorder.begin();
+        let done = work(&transaction);
+        let captured = self.recorder.end();
+        let done = done?;
+        if let Some(block) = captured.blocks.first() {
+            bail!("a transaction of this member alone changed the table {}, which is replicated", block.table);
+        }
+        transaction.commit()?;
+        Ok(done)
+    }
+
+    /// Applies what others have recorded.
+    pub fn catch_up(&mut self, connection: &mut Connection) -> Result<()> {
+        let head = self.log.read_head()?;
+        self.follow(connection, &head)
+    }
+
+    pub fn take_changes(&mut self) -> Changes {
+        std::mem::take(&mut self.changes)
+    }
+
+    pub fn has_changes(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
+    /// Waits for the turn and takes it.
+    fn take_turn(&mut self) -> Result<Turn> {
+        self.log.check_rest()?;
+        let deadline = Instant::now() + WAIT;
+        let (mut pause, mut was_unknown) = (PAUSES.0, false);
+        loop {
+            let lease = self.lease()?;
+            let holder = match self.log.take_turn(lease, &self.holder)? {
+                Taken::Turn(turn) => return Ok(turn),
+                Taken::Held(holder) => Some(holder),
+                Taken::NoLease => {
+                    self.lease = None;
+                    None
+                }
+                Taken::Again => None,
+                // If etcd has recorded the turn, the next attempt finds it and gives it back.
+                Taken::Unknown(why) if was_unknown => bail!(Unavailable::now(why)),
+                Taken::Unknown(_) => {
+                    was_unknown = true;
+                    None
+                }
+            };
+            // A request for the turn is a write for etcd, whoever has the turn. So the wait only reads.
+            let mut waits_for = holder;
+            while let Some(holder) = waits_for {
+                if Instant::now() >= deadline {
+                    let waited = WAIT.as_secs();
+                    bail!(Unavailable::now(format!("member {holder} has had the cluster's turn for {waited} s")));
+                }
+                std::thread::sleep(pause);
+                pause = (pause * 2).min(PAUSES.1);
+                waits_for = self.log.holder()?;
+            }
+            if Instant::now() >= deadline {
+                bail!(Unavailable::now("other members have had the cluster's turn all the time".into()));
+            }
+        }
+    }
+
+    /// Returns a lease that lives for about [`LEASE`] seconds from now on.
+    fn lease(&mut self) -> Result<i64> {
+        let begun = Instant::now();
+        let usable = self.lease.filter(|(_, renewed)| renewed.elapsed() < Duration::from_secs(LEASE.into()));
+        if let Some((lease, renewed)) = usable
+            && renewed.elapsed() < LEASE_RENEWED
+        {
+            return Ok(lease);
+        }
+        let lease = self.log.lease(usable.map(|(lease, _)| lease), LEASE)?;
+        self.lease = Some((lease, begun));
+        Ok(lease)
+    }
+
+    /// Applies the entries up to `head`, and notes the changes of those that this process does not know.
+    fn follow(&mut self, connection: &mut Connection, head: &Head) -> Result<()> {
+        let mut head = head.clone();
+        loop {
+            let place = Place::read(connection)?;
+            if place.applied > head.number {
+                // Another process of this host may have recorded an entry since the head was read.
+                head = self.log.read_head()?;
+            }
+            if place.applied > head.number || place.applied == head.number && place.last != head.id {
+                bail!(Unavailable::now(format!(
+                    "etcd's log ends with entry {}, but this member has entry {}: etcd was restored from an old backup. \
+                     `vouchsafe authority cluster join` takes the cluster's state over",
+                    head.number, place.applied
+                )));
+            }
+            // Entries that another process of this host has applied are read, too, for their changes.
+            let from = self.seen.min(place.applied) + 1;
+            if from > head.number {
+                return Ok(());
+            }
+            let read = self.log.entries(from, head.number)?;
+            let present: Vec<_> = read.into_iter().map_while(|(number, entry)| Some((number, entry?))).collect();
+            let Some((last, _)) = present.last() else {
+                self.take_snapshot(connection, &place, from)?;
+                continue;
+            };
+            let last = *last;
+            if last > place.applied {
+                apply::entries(connection, self.recorder.tables(), &present, self.log.member())?;
+            }
+            for (number, entry) in &present {
+                self.changes.add(*number, entry);
+            }
+            self.seen = last;
+        }
+    }
+
+    /// Takes the cluster's snapshot over, because etcd no longer has entry `missing`.
+    fn take_snapshot(&mut self, connection: &mut Connection, place: &Place, missing: u64) -> Result<()> {
+        let mut applied = place.applied;
+        if missing > applied {
+            let fetched = snapshot::read(&self.log)?;
+            ensure!(
+                fetched.number() > applied,
+                Unavailable::now(format!("etcd lacks entry {missing} of the cluster's log"))
+            );
+            fetched.put(&self.log, connection)?;
+            applied = fetched.number();
+            tracing::info!(number = applied, "took over the cluster's snapshot");
+        }
+        (self.changes.whole, self.changes.urgent, self.changes.to) = (true, true, applied);
+        self.seen = applied;
+        Ok(())
+    }
+}
+
+impl Database {
+    /// Opens the database of a member of a cluster, as [`Self::open`] does. Does not wait for etcd.
+    ///
+    /// # Errors
+    /// The file cannot be opened, or does not belong to this member of this cluster.
+    pub fn open_member(path: &std::path::Path, log: Log) -> Result<Self> {
+        let mut database = Self::open_file(path)?;
+        let found = membership(&database.connection)?;
+        let (cluster, member) = (log.cluster().to_string(), log.member());
+        let is_own = found.as_ref().is_some_and(|found| (found.0.as_str(), found.1.as_str()) == (&cluster, member));
+        ensure!(
+            is_own,
+            "{} is not the database of member {member} of the cluster {cluster}: `vouchsafe authority cluster join` \
+             makes it so",
+            path.display()
+        );
+        database.replica = Some(Replica::attach(&database.connection, log)?);
+        Ok(database)
+    }
+
+    /// Reports whether this database is open as that of a member of a cluster.
+    pub fn is_member(&self) -> bool {
+        self.replica.is_some()
+    }
+
+    /// Applies what other members have recorded, and returns what changed since the last call of this function or of
+    /// [`Self::take_changes`].
+    ///
+    /// # Errors
+    /// etcd has no majority, or the database cannot be written.
+    pub fn catch_up(&mut self) -> Result<Changes> {
+        if let Some(replica) = &mut self.replica {
+            replica.catch_up(&mut self.connection)?;
+        }
+        Ok(self.take_changes())
+    }
+
+    /// Returns what others have changed since the last call, as far as this process has applied it.
+    pub fn take_changes(&mut self) -> Changes {
+        self.replica.as_mut().map(Replica::take_changes).unwrap_or_default()
+    }
+
+    /// Reports whether [`Self::take_changes`] would return something.
+    pub(super) fn has_changes(&self) -> bool {
+        self.replica.as_ref().is_some_and(Replica::has_changes)
+    }
+
+    /// Returns the number of the last entry of the cluster's log that the database contains; 0 if the authority is not a
+    /// member of a cluster.
+    ///
+    /// # Errors
+    /// The database cannot be read.
+    pub fn applied(&self) -> Result<u64> {
+        let mut find = self.connection.prepare_cached("SELECT applied FROM replica")?;
+        Ok(find.query_row([], |row| row.get::<_, i64>(0)).optional()?.unwrap_or(0).cast_unsigned())
+    }
+
+    /// Makes the database that of an authority alone, with the state that this member has.
+    ///
+    /// # Errors
+    /// The database cannot be written.
+    pub fn forget_cluster(&mut self) -> Result<()> {
+        let (_, next) = self.numbering()?;
+        self.replica = None;
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        transaction.execute("UPDATE numbering SET next = ?1", [next])?;
+        transaction.execute("DELETE FROM replica", [])?;
+        transaction.commit()?;
+        Ok(())
+    }
+}
+
+/// Returns cluster and member if the database belongs to one.
+pub(super) fn membership(connection: &Connection) -> Result<Option<(String, String)>> {
+    let find = "SELECT cluster, member FROM replica";
+    Ok(connection.query_row(find, [], |row| Ok((row.get(0)?, row.get(1)?))).optional()?)
+}
+
+/// Returns the number of the last entry that changed what decisions depend on; 0 without a cluster.
+pub(super) fn decisive(transaction: &Transaction<'_>) -> Result<u64> {
+    let mut find = transaction.prepare_cached("SELECT decisive FROM replica")?;
+    Ok(find.query_row([], |row| row.get::<_, i64>(0)).optional()?.unwrap_or(0).cast_unsigned())
+}

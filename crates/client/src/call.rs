@@ -1,0 +1,143 @@
+//! A call to an authority, and the ways in which an attempt to make it can end.
+
+use crate::{CALL_TIME, Error, MOST_ANSWER};
+use api::Problem;
+use reqwest::header::{CONTENT_TYPE, HeaderValue};
+use reqwest::{Method, RequestBuilder, Response, StatusCode, Url};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A call, before it is known which authority gets it.
+pub(crate) struct Call {
+    method: Method,
+    path: String,
+    body: Option<Vec<u8>>,
+    token: Option<Arc<str>>,
+    /// Whether the call changes nothing if it is carried out twice.
+    pub repeats: bool,
+    limit: Option<Duration>,
+}
+
+impl Call {
+    /// Creates a call that only reads.
+    pub fn get(path: impl Into<String>) -> Self {
+        let (path, limit) = (path.into(), Some(CALL_TIME));
+        Self { method: Method::GET, path, body: None, token: None, repeats: true, limit }
+    }
+
+    /// Creates a call that changes something.
+    pub fn post(path: &str) -> Self {
+        Self { method: Method::POST, repeats: false, ..Self::get(path) }
+    }
+
+    /// Creates the call that every authority answers at once.
+    pub fn health() -> Self {
+        Self::get("v1/health")
+    }
+
+    /// Adds a body.
+    pub fn json(self, body: &impl Serialize) -> Result<Self, Error> {
+        let body = serde_json::to_vec(body).map_err(|error| Error::Other(error.to_string()))?;
+        Ok(Self { body: Some(body), ..self })
+    }
+
+    /// Declares that the call changes nothing if it is carried out twice, such as a request for a grant: the second one
+    /// renews the grant.
+    pub fn repeatable(self) -> Self {
+        Self { repeats: true, ..self }
+    }
+
+    /// Lets the answer take any time, because it is a stream.
+    pub fn endless(self) -> Self {
+        Self { limit: None, ..self }
+    }
+
+    /// Adds a client's token.
+    pub fn with_token(self, token: Option<&Arc<str>>) -> Result<Self, Error> {
+        Ok(Self { token: Some(token.ok_or(Error::NotLoggedIn)?.clone()), ..self })
+    }
+
+    /// Creates the request to one authority.
+    pub fn to(&self, http: &reqwest::Client, url: &Url) -> Result<RequestBuilder, Error> {
+        let url = url.join(&self.path).map_err(|error| Error::Other(error.to_string()))?;
+        let mut request = http.request(self.method.clone(), url);
+        if let Some(token) = &self.token {
+            request = request.bearer_auth(token);
+        }
+        if let Some(body) = &self.body {
+            request = request.header(CONTENT_TYPE, HeaderValue::from_static("application/json")).body(body.clone());
+        }
+        Ok(match self.limit {
+            Some(limit) => request.timeout(limit),
+            None => request,
+        })
+    }
+}
+
+/// Reason why an authority did not do what a call demanded.
+pub(crate) enum Failure {
+    /// There was no answer. If `is_unsent`, there was no connection either, so that the call was not carried out.
+    Unreached { error: Error, is_unsent: bool },
+    /// The authority has lost the cluster's majority, and did not carry out the call.
+    Unable(Error),
+    /// The authority does not know the token. Another authority may know it already.
+    NotLoggedIn,
+    /// Any other negative answer. Another authority would answer the same.
+    Final(Error),
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Unreached { error, .. } | Failure::Unable(error) | Failure::Final(error) => error,
+            Failure::NotLoggedIn => Self::NotLoggedIn,
+        }
+    }
+}
+
+/// Sends a request. Converts an answer whose status is not a success to the corresponding failure.
+pub(crate) async fn attempt(request: RequestBuilder) -> Result<Response, Failure> {
+    let response = request.send().await.map_err(|error| {
+        let is_unsent = error.is_connect();
+        match Error::from(error) {
+            error @ Error::Unreachable(_) => Failure::Unreached { error, is_unsent },
+            error => Failure::Final(error),
+        }
+    })?;
+    let status = response.status();
+    if status.is_success() {
+        return Ok(response);
+    }
+    let body = read(response).await.map_err(|error| Failure::Unreached { error, is_unsent: false })?;
+    let Ok(problem) = serde_json::from_slice::<Problem>(&body) else {
+        let error = Error::Other(format!(
+            "this server is not an authority: it answered {status} without the reason that an authority gives"
+        ));
+        return Err(Failure::Unreached { error, is_unsent: false });
+    };
+    Err(match status {
+        StatusCode::UNAUTHORIZED if problem.r#type == "not_logged_in" => Failure::NotLoggedIn,
+        StatusCode::FORBIDDEN => Failure::Final(Error::Denied(problem)),
+        StatusCode::SERVICE_UNAVAILABLE if problem.r#type == Problem::NO_MAJORITY => {
+            Failure::Unable(Error::Refused(problem))
+        }
+        _ => Failure::Final(Error::Refused(problem)),
+    })
+}
+
+pub(crate) async fn read(mut response: Response) -> Result<Vec<u8>, Error> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await? {
+        if body.len() + chunk.len() > MOST_ANSWER {
+            return Err(Error::Other("the authority's answer is too long".into()));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+pub(crate) fn parse<A: DeserializeOwned>(body: &[u8]) -> Result<A, Error> {
+    serde_json::from_slice(body).map_err(|error| Error::Other(format!("the authority's answer is malformed: {error}")))
+}

@@ -1,0 +1,326 @@
+//! Chooses which authority of a cluster gets the next request: the one in use as long as it answers, otherwise another,
+//! and the best one again once it answers. There is no IO here: callers pass times, as durations since a common start,
+//! and report what happened.
+
+use api::AUTHORITIES_MAX;
+use reqwest::Url;
+use std::time::Duration;
+
+/// The first and the longest pause before an authority that failed is asked again while another one answers.
+pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// The pauses of an authority begin anew if it has worked for at least this long.
+const STABLE: Duration = Duration::from_secs(10);
+/// Pause before an authority that announced its end is asked again: a restart takes some seconds.
+const RESTART: Duration = Duration::from_secs(5);
+/// Minimum interval between requests to a cluster of which no authority answers.
+pub(crate) const PACE: Duration = Duration::from_millis(100);
+/// Time after which a new authority is measured. Processes that end soon measure nothing.
+const FIRST_MEASUREMENT: Duration = Duration::from_secs(5);
+/// Interval at which the round trips to authorities that answer are measured again.
+const MEASUREMENTS: Duration = Duration::from_secs(300);
+/// The shortest and the longest time to wait for an answer before another authority is asked the same.
+const PATIENCE: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(2));
+/// Time for which the last answer of an authority shows that it is reachable.
+const FRESH: Duration = Duration::from_secs(2);
+
+/// The next step of a caller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Ask this authority.
+    Ask(Url),
+    /// No authority answers at present, and the last one was asked just now: wait for this time, and look again.
+    Wait(Duration),
+    /// Give up: there is no other authority to ask.
+    Over,
+}
+
+/// The authorities of a cluster, the last one of each list being the least important.
+pub(crate) struct Choice {
+    /// The authorities; the first is the one that a person or an administrator named. Never empty.
+    hosts: Vec<Host>,
+    /// The index of the authority in use.
+    current: usize,
+    /// The earliest time at which a cluster that does not answer is asked again.
+    next_trial: Duration,
+}
+
+struct Host {
+    url: Url,
+    state: State,
+    /// The pause that follows the next failure.
+    pause: Duration,
+    /// When a failure was last noted. Answers to earlier requests no longer count.
+    failed: Option<Duration>,
+    /// Since when the authority answers, without a failure in between.
+    works_since: Option<Duration>,
+    /// When the latest of the answered requests began.
+    answered: Option<Duration>,
+    /// The smoothed round-trip time.
+    round_trip: Option<Duration>,
+    /// When the round trip has to be measured again.
+    measure_at: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It answers, or was never asked.
+    Up,
+    /// It answers, but could not carry out a request before which the cluster's majority has to be asked.
+    Unable { until: Duration },
+    /// It did not answer.
+    Down { until: Duration },
+}
+
+/// The order in which authorities are asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Up,
+    /// It failed, and its pause is over.
+    Due,
+    Unable,
+    Down,
+}
+
+impl Host {
+    fn new(url: Url, now: Duration) -> Self {
+        Self {
+            url,
+            state: State::Up,
+            pause: PAUSES.0,
+            failed: None,
+            works_since: None,
+            answered: None,
+            round_trip: None,
+            measure_at: now + FIRST_MEASUREMENT,
+        }
+    }
+
+    fn rank(&self, now: Duration) -> Rank {
+        match self.state {
+            State::Up => Rank::Up,
+            State::Unable { until } | State::Down { until } if until <= now => Rank::Due,
+            State::Unable { .. } => Rank::Unable,
+            State::Down { .. } => Rank::Down,
+        }
+    }
+
+    /// The end of the pause of an authority that does not answer.
+    fn down_until(&self) -> Duration {
+        if let State::Down { until } = self.state { until } else { Duration::ZERO }
+    }
+
+    /// Notes a failure of a request that began at `started`, unless something newer is known. Returns the end of the
+    /// pause that begins.
+    fn fail(&mut self, started: Duration, now: Duration) -> Option<Duration> {
+        let is_old = self.failed.is_some_and(|failed| started < failed);
+        if is_old || self.answered.is_some_and(|answered| started < answered) {
+            return None;
+        }
+        if self.works_since.take().is_some_and(|since| now.saturating_sub(since) >= STABLE) {
+            self.pause = PAUSES.0;
+        }
+        let until = now + self.pause;
+        self.pause = (self.pause * 2).min(PAUSES.1);
+        self.failed = Some(now);
+        Some(until)
+    }
+}
+
+impl Choice {
+    /// Creates a choice with one authority.
+    pub fn new(own: Url, now: Duration) -> Self {
+        Self { hosts: vec![Host::new(own, now)], current: 0, next_trial: Duration::ZERO }
+    }
+
+    /// Replaces the authorities other than the first. The one in use stays even if it is not in the list, because it
+    /// answers. At most [`AUTHORITIES_MAX`] are kept.
+    pub fn learn(&mut self, urls: impl IntoIterator<Item = Url>, now: Duration) {
+        let used = self.used().clone();
+        let mut before = std::mem::take(&mut self.hosts).into_iter();
+        self.hosts.extend(before.next());
+        let mut before: Vec<_> = before.collect();
+        for url in [used.clone()].into_iter().chain(urls) {
+            if self.hosts.len() < AUTHORITIES_MAX && self.hosts.iter().all(|host| host.url != url) {
+                let known = before.iter().position(|host| host.url == url);
+                self.hosts.push(known.map_or_else(|| Host::new(url, now), |index| before.swap_remove(index)));
+            }
+        }
+        self.current = self.find(&used).unwrap_or_default();
+    }
+
+    /// Returns the URL of the authority in use.
+    pub fn used(&self) -> &Url {
+        &self.hosts[self.current].url
+    }
+
+    /// Returns the URLs of all authorities.
+    pub fn urls(&self) -> impl Iterator<Item = &Url> {
+        self.hosts.iter().map(|host| &host.url)
+    }
+
+    /// Reports whether there is more than one authority.
+    pub fn are_several(&self) -> bool {
+        self.hosts.len() > 1
+    }
+
+    /// Reports whether some authority answers, or was never asked.
+    pub fn is_alive(&self) -> bool {
+        self.hosts.iter().any(|host| !matches!(host.state, State::Down { .. }))
+    }
+
+    /// Reports whether the authority in use has answered just now.
+    pub fn is_fresh(&self, now: Duration) -> bool {
+        let host = &self.hosts[self.current];
+        host.state == State::Up && host.answered.is_some_and(|answered| answered + FRESH >= now)
+    }
+
+    /// Returns whom to ask next. `tried` has the authorities that this caller has already asked.
+    pub fn next(&mut self, tried: &[Url], now: Duration) -> Turn {
+        if let [only] = &self.hosts[..] {
+            return if tried.is_empty() { Turn::Ask(only.url.clone()) } else { Turn::Over };
+        }
+        let untried = self.hosts.iter().enumerate().filter(|(_, host)| !tried.contains(&host.url));
+        let Some((_, host)) = untried.min_by_key(|(index, host)| self.order(*index, host, now)) else {
+            return Turn::Over;
+        };
+        let url = host.url.clone();
+        if self.is_alive() {
+            return if host.rank(now) < Rank::Down { Turn::Ask(url) } else { Turn::Over };
+        }
+        if now < self.next_trial {
+            return Turn::Wait(self.next_trial - now);
+        }
+        self.next_trial = now + PACE;
+        Turn::Ask(url)
+    }
+
+    fn order(&self, index: usize, host: &Host, now: Duration) -> (Rank, Duration, bool, bool, Duration, usize) {
+        let rank = host.rank(now);
+        let until = if rank == Rank::Down { host.down_until() } else { Duration::ZERO };
+        (rank, until, index != self.current, index != 0, host.round_trip.unwrap_or(Duration::MAX), index)
+    }
+
+    /// Returns the time to wait for this authority's answer before another one is asked the same.
+    pub fn patience(&self, url: &Url) -> Duration {
+        let host = self.find(url).map(|index| &self.hosts[index]);
+        let round_trip = host.and_then(|host| host.round_trip).unwrap_or_default();
+        // A new connection costs three round trips before the request is sent.
+        (round_trip * 5).clamp(PATIENCE.0, PATIENCE.1)
+    }
+
+    /// Notes an answer to a request that began at `started`, whatever the authority answered.
+    pub fn answered(&mut self, url: &Url, started: Duration, now: Duration) {
+        let Some(index) = self.find(url) else { return };
+        let host = &mut self.hosts[index];
+        if host.failed.is_some_and(|failed| started < failed) {
+            return;
+        }
+        host.answered = host.answered.max(Some(started));
+        // It may answer other requests although it can't do what it was last asked to do.
+        let is_unable = matches!(host.state, State::Unable { until } if now < until);
+        if !is_unable {
+            host.state = State::Up;
+            host.works_since.get_or_insert(now);
+        }
+        let is_better = match self.hosts[self.current].state {
+            State::Up => false,
+            State::Unable { .. } => !is_unable,
+            State::Down { .. } => true,
+        };
+        if is_better {
+            self.current = index;
+        }
+    }
+
+    /// Uses an authority that has just answered, unless it has announced its end since.
+    pub fn adopt(&mut self, url: &Url) {
+        let answers = |index: &usize| !matches!(self.hosts[*index].state, State::Down { .. });
+        if let Some(index) = self.find(url).filter(answers) {
+            self.current = index;
+        }
+    }
+
+    /// Notes that a request that began at `started` was not answered. If this authority is in use, another one is used
+    /// from then on.
+    pub fn failed(&mut self, url: &Url, started: Duration, now: Duration) {
+        let Some(index) = self.find(url) else { return };
+        if let Some(until) = self.hosts[index].fail(started, now) {
+            self.hosts[index].state = State::Down { until };
+            self.leave_if_used(index, now);
+        }
+    }
+
+    /// Notes that an authority could not carry out a request that began at `started`, because the cluster's majority did
+    /// not answer it.
+    pub fn unable(&mut self, url: &Url, started: Duration, now: Duration) {
+        let Some(index) = self.find(url) else { return };
+        if let Some(until) = self.hosts[index].fail(started, now) {
+            self.hosts[index].state = State::Unable { until };
+            self.leave_if_used(index, now);
+        }
+    }
+
+    /// Notes that an authority announced its end, and the authority that it recommends.
+    pub fn ends(&mut self, url: &Url, next: Option<&Url>, now: Duration) {
+        let Some(index) = self.find(url) else { return };
+        let host = &mut self.hosts[index];
+        host.failed = Some(now);
+        host.works_since = None;
+        host.state = State::Down { until: now + RESTART };
+        match next.and_then(|next| self.find(next)).filter(|next| self.hosts[*next].rank(now) == Rank::Up) {
+            Some(next) => self.current = next,
+            None => self.leave_if_used(index, now),
+        }
+    }
+
+    /// Uses another authority in place of `index`, if there is one that is more likely to answer.
+    fn leave_if_used(&mut self, index: usize, now: Duration) {
+        let best = self.hosts.iter().enumerate().min_by_key(|(index, host)| self.order(*index, host, now));
+        if self.current == index
+            && let Some((best, _)) = best.filter(|(_, host)| host.rank(now) < Rank::Down)
+        {
+            self.current = best;
+        }
+    }
+
+    /// Notes a measured round-trip time.
+    pub fn measured(&mut self, url: &Url, took: Duration, now: Duration) {
+        let Some(index) = self.find(url) else { return };
+        let host = &mut self.hosts[index];
+        host.round_trip = Some(host.round_trip.map_or(took, |before| (before * 3 + took) / 4));
+        host.measure_at = now + MEASUREMENTS;
+    }
+
+    /// Returns the authorities that have to be measured now: each that answers, from time to time, and each that failed,
+    /// when its pause is over.
+    pub fn due(&self, now: Duration) -> Vec<Url> {
+        let is_due = |host: &&Host| match host.rank(now) {
+            Rank::Up => host.measure_at <= now,
+            Rank::Due => true,
+            Rank::Unable | Rank::Down => false,
+        };
+        let several = if self.are_several() { &self.hosts[..] } else { &[] };
+        several.iter().filter(is_due).map(|host| host.url.clone()).collect()
+    }
+
+    /// Uses the best of the authorities that answer: the one with the shortest round trip. The first one takes
+    /// precedence if it is about as near, and the one in use stays if others are only a little nearer.
+    pub fn settle(&mut self) {
+        let measured = |host: &Host| host.round_trip.filter(|_| host.state == State::Up);
+        let times = self.hosts.iter().enumerate().filter_map(|(index, host)| Some((measured(host)?, index)));
+        let Some((least, nearest)) = times.min() else { return };
+        let is_within = |host: &Host, limit: Duration| measured(host).is_some_and(|time| time <= limit);
+        if is_within(&self.hosts[0], least * 5 / 4 + Duration::from_millis(2)) {
+            self.current = 0;
+        } else if !is_within(&self.hosts[self.current], least * 3 / 2 + Duration::from_millis(5)) {
+            self.current = nearest;
+        }
+    }
+
+    fn find(&self, url: &Url) -> Option<usize> {
+        self.hosts.iter().position(|host| host.url == *url)
+    }
+}
+
+#[cfg(test)]
+mod tests;

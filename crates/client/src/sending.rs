@@ -1,0 +1,193 @@
+//! Sends calls to the authorities of a cluster until one answers.
+//!
+//! A call that changes nothing if it is carried out twice is also sent to a second authority if the first one is silent
+//! for a moment; the first answer counts. Any other call goes to an authority that has answered just before, and to
+//! another one only if it certainly was not carried out.
+
+use crate::Error;
+use crate::call::{Call, Failure, attempt, read};
+use crate::choice::Turn;
+use crate::cluster::{Cluster, shown};
+use reqwest::{Response, StatusCode, Url};
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+use tokio::time::{sleep, timeout};
+
+/// Maximum time that a call waits for its turn to ask a cluster of which no authority answers.
+const TURN_TIME: Duration = Duration::from_secs(1);
+/// Time that an authority has to answer after another one has answered the same call, before it counts as failed.
+const REST: Duration = Duration::from_secs(1);
+/// Number of authorities that may be asked again because an answer broke off.
+const BROKEN_ANSWERS_MAX: usize = 2;
+
+/// A request under way.
+struct Request {
+    url: Url,
+    started: Duration,
+    response: Pin<Box<dyn Future<Output = Result<Response, Failure>> + Send>>,
+}
+
+impl Cluster {
+    /// Makes a call, and returns the body of the answer, with its status and the URL of the authority that answered.
+    pub async fn call(self: &Arc<Self>, call: &Call) -> Result<(Url, StatusCode, Vec<u8>), Error> {
+        let mut broken = 0;
+        loop {
+            let (url, response) = self.send(call).await?;
+            let status = response.status();
+            match read(response).await {
+                Ok(body) => return Ok((url, status, body)),
+                Err(Error::Unreachable(_)) if call.repeats && self.are_several() && broken < BROKEN_ANSWERS_MAX => {
+                    broken += 1;
+                    self.change(|choice, now| choice.failed(&url, now, now));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends a call until an authority answers. Returns the answer, whose body has not arrived yet, with the URL of the
+    /// authority.
+    pub async fn send(self: &Arc<Self>, call: &Call) -> Result<(Url, Response), Error> {
+        if !self.are_several() {
+            let url = self.used();
+            let response = attempt(self.request(&url, call)?).await?;
+            return Ok((url, response));
+        }
+        let first = if call.repeats { None } else { self.reachable().await? };
+        let answer = self.race(call, first).await;
+        self.tend();
+        answer
+    }
+
+    /// Returns an authority that has answered just now. Returns `None` if none can serve every call, although some
+    /// answer.
+    pub async fn reachable(self: &Arc<Self>) -> Result<Option<Url>, Error> {
+        let used = {
+            let choice = self.choice();
+            choice.is_fresh(self.now()).then(|| choice.used().clone())
+        };
+        if used.is_some() || !self.are_several() {
+            return Ok(Some(used.unwrap_or_else(|| self.used())));
+        }
+        match self.race(&Call::health(), None).await {
+            Ok((url, _)) => Ok(Some(url)),
+            Err(error @ Error::Unreachable(_)) => Err(error),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Asks one authority after the other, `first` before the others. If the call is repeatable, up to two are asked at
+    /// the same time.
+    async fn race(self: &Arc<Self>, call: &Call, first: Option<Url>) -> Result<(Url, Response), Error> {
+        let until = self.now() + TURN_TIME;
+        let (mut first, mut tried, mut running) = (first, Vec::new(), Vec::new());
+        let mut errors = Errors::default();
+        // Whether another authority may be asked while one is still silent.
+        let mut hedges = false;
+        loop {
+            if running.is_empty() {
+                let turn = match first.take() {
+                    Some(url) => Turn::Ask(url),
+                    None => self.change(|choice, now| choice.next(&tried, now)),
+                };
+                match turn {
+                    Turn::Ask(url) => running.push(self.start(call, url, &mut tried)?),
+                    Turn::Wait(pause) if self.now() < until => {
+                        sleep(pause).await;
+                        continue;
+                    }
+                    Turn::Wait(_) | Turn::Over => return Err(errors.last(tried.len())),
+                }
+                hedges = call.repeats;
+            }
+            let patience = match &running[..] {
+                [only] if hedges => Some(self.choice().patience(&only.url)),
+                _ => None,
+            };
+            let ended = match patience {
+                Some(patience) => timeout(patience, ended(&mut running)).await.ok(),
+                None => Some(ended(&mut running).await),
+            };
+            let Some((url, started, outcome)) = ended else {
+                match self.change(|choice, now| choice.next(&tried, now)) {
+                    Turn::Ask(url) => running.push(self.start(call, url, &mut tried)?),
+                    Turn::Wait(_) | Turn::Over => hedges = false,
+                }
+                continue;
+            };
+            self.note(&url, started, &outcome);
+            match outcome {
+                Ok(response) => {
+                    running.into_iter().for_each(|other| self.watch_rest(other));
+                    return Ok((url, response));
+                }
+                Err(Failure::Unreached { error, is_unsent }) if !is_unsent && !call.repeats => return Err(error),
+                Err(Failure::Unreached { error, .. }) => errors.unreached = Some((url, error)),
+                Err(Failure::Unable(error)) => errors.unable = Some(error),
+                Err(Failure::NotLoggedIn) => errors.is_unknown = true,
+                Err(Failure::Final(error)) => return Err(error),
+            }
+        }
+    }
+
+    fn start(&self, call: &Call, url: Url, tried: &mut Vec<Url>) -> Result<Request, Error> {
+        tried.push(url.clone());
+        let response = Box::pin(attempt(self.request(&url, call)?));
+        Ok(Request { url, started: self.now(), response })
+    }
+
+    /// Waits a little longer for an authority that was silent while another one answered, to learn whether it is only
+    /// slow.
+    fn watch_rest(self: &Arc<Self>, request: Request) {
+        let cluster = self.clone();
+        let Request { url, started, response } = request;
+        tokio::spawn(async move {
+            let silent = || Failure::Unreached { error: Error::Unreachable("it is silent".into()), is_unsent: false };
+            let outcome = timeout(REST, response).await.unwrap_or_else(|_| Err(silent()));
+            cluster.note(&url, started, &outcome);
+        });
+    }
+}
+
+/// Waits until one of the requests ends, and removes it.
+async fn ended(running: &mut Vec<Request>) -> (Url, Duration, Result<Response, Failure>) {
+    poll_fn(|context| {
+        for index in 0..running.len() {
+            if let Poll::Ready(outcome) = running[index].response.as_mut().poll(context) {
+                let Request { url, started, .. } = running.swap_remove(index);
+                return Poll::Ready((url, started, outcome));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// The failures of the authorities that were asked.
+#[derive(Default)]
+struct Errors {
+    /// Whether an authority did not know the token.
+    is_unknown: bool,
+    unable: Option<Error>,
+    unreached: Option<(Url, Error)>,
+}
+
+impl Errors {
+    /// Returns the error that says most, after `tried` authorities were asked.
+    fn last(self, tried: usize) -> Error {
+        match self {
+            // An authority that answers knows all tokens but the newest, which no silent one makes valid again.
+            Self { is_unknown: true, .. } => Error::NotLoggedIn,
+            Self { unable: Some(error), .. } => error,
+            Self { unreached: Some((url, Error::Unreachable(why))), .. } => Error::Unreachable(format!(
+                "none of {tried} authorities of the cluster answers; {}: {why}",
+                shown(&url)
+            )),
+            Self { unreached: Some((url, error)), .. } => Error::Other(format!("{}: {error}", shown(&url))),
+            Self { .. } => Error::Unreachable("no authority of the cluster answers; trying again in a moment".into()),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! Keys and values, transactions, and their results.
+
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Members of etcd, and the files for TLS.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// URLs of members, `https://HOST:PORT` or `http://HOST:PORT`. The first one is preferred at the beginning.
+    pub endpoints: Vec<String>,
+    /// PEM file with the CAs that sign the members' certificates; without it, the system's CAs are trusted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    /// PEM file with the client's certificate, for members that demand one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<PathBuf>,
+    /// PEM file with the private key of `certificate`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+}
+
+/// Reason why a call failed. The variants say whether etcd may have carried the call out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// No member answered, and none has carried the call out. Reads fail in this way whenever they get no answer.
+    #[error("etcd is out of reach: {0}")]
+    Unreachable(String),
+    /// A transaction was sent, and may have been carried out. Before its caller goes on, it has to look the result up.
+    /// This includes a transaction to which etcd answers that its database is full, because etcd may have carried out the
+    /// one that passed the quota.
+    #[error("etcd may or may not have carried the transaction out: {0}")]
+    Unknown(String),
+    /// etcd refused the call, and did not carry it out.
+    #[error("etcd refused the call: {0}")]
+    Refused(String),
+}
+
+/// A key with its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyValue {
+    /// The key.
+    pub key: String,
+    /// The value. A watch gives deleted keys without values.
+    pub value: Vec<u8>,
+    /// Revision in which the key was created; 0 in the comparison of a transaction means that there is no such key.
+    pub create_revision: i64,
+    /// Revision in which the key was last changed.
+    pub mod_revision: i64,
+    /// The lease that the key is bound to; 0 if there is none.
+    pub lease: i64,
+}
+
+/// A transaction: if every comparison holds, etcd carries out `success`, otherwise `failure`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Txn {
+    /// The comparisons.
+    pub compare: Vec<Compare>,
+    /// Operations if all comparisons hold. No key may be changed twice.
+    pub success: Vec<Op>,
+    /// Operations if a comparison does not hold.
+    pub failure: Vec<Op>,
+}
+
+impl Txn {
+    /// Whether any branch changes something.
+    pub(crate) fn writes(&self) -> bool {
+        self.success.iter().chain(&self.failure).any(|op| !matches!(op, Op::Get { .. }))
+    }
+}
+
+/// A comparison with the current state of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Compare {
+    /// The key has this value. Does not hold for an absent key.
+    ValueIs(String, Vec<u8>),
+    /// The key was created in this revision; 0 means that it is absent.
+    CreateRevisionIs(String, i64),
+    /// The key was last changed in this revision; 0 means that it is absent.
+    ModRevisionIs(String, i64),
+}
+
+/// An operation of a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Sets a key. A lease that has ended makes etcd refuse the whole transaction.
+    Put {
+        /// The key.
+        key: String,
+        /// Its new value.
+        value: Vec<u8>,
+        /// The lease whose end deletes the key.
+        lease: Option<i64>,
+    },
+    /// Reads a key.
+    Get {
+        /// The key.
+        key: String,
+    },
+    /// Deletes a key.
+    Delete {
+        /// The key.
+        key: String,
+    },
+    /// Deletes the keys from `key` up to, but without, `end`.
+    DeleteRange {
+        /// The first key.
+        key: String,
+        /// The first key that stays.
+        end: String,
+    },
+}
+
+/// The result of a transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TxnReply {
+    /// Whether all comparisons held.
+    pub succeeded: bool,
+    /// etcd's revision after the transaction.
+    pub revision: i64,
+    /// For each operation that etcd carried out, the keys that it read; empty for puts and deletes.
+    pub got: Vec<Vec<KeyValue>>,
+}
+
+/// An event of a watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WatchEvent {
+    /// Keys have changed. If the watch ends later, a new one from `revision + 1` misses nothing. It can repeat changes of
+    /// that revision, because etcd divides long messages.
+    Changed {
+        /// The last revision of which all changes have been given.
+        revision: i64,
+        /// Keys that were set, in order. A key that was set several times occurs several times.
+        puts: Vec<KeyValue>,
+        /// Keys that were deleted, or whose lease has ended.
+        deleted: Vec<String>,
+    },
+    /// etcd no longer has the revision from which to watch. The watch is over; list the keys again.
+    Compacted,
+    /// The connection broke, or the member has no leader, or does not answer. The watch is over; make a new one.
+    Lost(String),
+    /// Nothing happened before the timeout.
+    Quiet,
+}
+
+/// The state of one member.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MemberStatus {
+    /// Its URL, as in the settings.
+    pub endpoint: String,
+    /// Reason why there is no status. If it is set, only `endpoint` has a meaning besides.
+    pub error: Option<String>,
+    /// The member's version of etcd.
+    pub version: String,
+    /// The member's number.
+    pub id: u64,
+    /// The number of the leader that this member follows; 0 if it knows none.
+    pub leader: u64,
+    /// The current term of Raft.
+    pub raft_term: u64,
+    /// The last revision that this member has.
+    pub revision: i64,
+    /// Size of the database file, in bytes. etcd's quota bounds this figure.
+    pub db_size: i64,
+    /// The part of `db_size` that is in use; defragmentation frees the rest.
+    pub db_size_in_use: i64,
+    /// Problems and alarms that the member reports, each with the way out where one is known.
+    pub problems: Vec<String>,
+}
+
+impl MemberStatus {
+    /// Whether this member is the leader.
+    pub fn is_leader(&self) -> bool {
+        self.id != 0 && self.id == self.leader
+    }
+}

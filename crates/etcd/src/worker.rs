@@ -1,0 +1,66 @@
+//! The thread that makes the calls. It has a runtime of its own, so callers may be inside or outside of another one.
+
+use crate::gateway::Gateway;
+use anyhow::{Context, Result};
+use std::pin::Pin;
+use std::sync::Arc;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio::sync::{Semaphore, mpsc};
+
+/// Maximum number of calls that run at once.
+const MOST_RUNNING: usize = 64;
+/// Maximum number of further calls that wait. All of them are this process's own. A call that finds the queue full fails
+/// at once, and a call whose time is over while it waits is not sent.
+const MOST_WAITING: usize = 256;
+
+type Run = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Job = Box<dyn FnOnce(Arc<Gateway>) -> Run + Send>;
+
+/// The way to the thread. The thread ends with the last clone.
+#[derive(Clone)]
+pub struct Worker {
+    jobs: mpsc::Sender<Job>,
+}
+
+impl Worker {
+    /// Starts the thread.
+    pub fn start(gateway: Gateway) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot prepare the thread for calls of etcd")?;
+        let (jobs, waiting) = mpsc::channel(MOST_WAITING);
+        std::thread::Builder::new()
+            .name("etcd".into())
+            .spawn(move || {
+                runtime.block_on(serve(Arc::new(gateway), waiting));
+                // A look-up of a name can still be running in a thread of the runtime. Do not wait for it.
+                runtime.shutdown_background();
+            })
+            .context("cannot start the thread for calls of etcd")?;
+        Ok(Self { jobs })
+    }
+
+    /// Hands a job to the thread. Fails without waiting if too many jobs wait.
+    pub fn run<F>(&self, job: impl FnOnce(Arc<Gateway>) -> F + Send + 'static) -> Result<(), &'static str>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.jobs.try_send(Box::new(move |gateway| Box::pin(job(gateway)))).map_err(|error| match error {
+            TrySendError::Full(_) => "too many calls wait for etcd",
+            TrySendError::Closed(_) => "the thread for calls of etcd has ended",
+        })
+    }
+}
+
+async fn serve(gateway: Arc<Gateway>, mut waiting: mpsc::Receiver<Job>) {
+    let running = Arc::new(Semaphore::new(MOST_RUNNING));
+    while let Some(job) = waiting.recv().await {
+        let Ok(permit) = running.clone().acquire_owned().await else { return };
+        let run = job(gateway.clone());
+        tokio::spawn(async move {
+            run.await;
+            drop(permit);
+        });
+    }
+}
