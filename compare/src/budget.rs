@@ -9,9 +9,9 @@ const LEAST: f64 = 0.35;
 /// Rounds are left out before transfers become shorter than that, but not below this number.
 const FEWEST: u32 = 5;
 /// Before anything is measured: seconds of a turn beside its transfers, and what only the first round tries.
-const TYPICAL: Cost = Cost { fixed: 6.0, once: 12.0 };
+const TYPICAL: Cost = Cost { fixed: 8.0, once: 25.0 };
 /// Part of the time that is planned with; the rest is for what takes longer than before.
-const PLANNED: f64 = 0.96;
+const PLANNED: f64 = 0.97;
 
 /// The time of a turn beside its transfers, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -121,6 +121,13 @@ pub trait Driver: Send + Sync {
         Duration::ZERO
     }
 
+    /// Returns the name of another variant of the same programs from which this one differs only by its cipher. Both
+    /// then answer alike after a restart of the server and after a change of the client's address, so a run that
+    /// contains the other variant measures these changes for that one alone.
+    fn differs_by_cipher_from(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Returns why the solution can't run on this machine although its programs are installed; `None` if it can.
     fn impossible(&self) -> Option<String> {
         None

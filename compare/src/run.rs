@@ -124,6 +124,13 @@ impl Part<'_> {
         }
     }
 
+    /// Reports whether another solution of the order shows how this one answers after a change.
+    fn answers_like_another(&self, order: &Order<'_>) -> bool {
+        let Self::Solution(driver) = self else { return false };
+        let Some(other) = driver.differs_by_cipher_from() else { return false };
+        order.solutions.iter().any(|one| one.name() == other && obstacle(one.as_ref()).is_none())
+    }
+
     fn transfers(&self, plan: &Plan) -> Duration {
         match self {
             Self::Solution(_) => plan.transfers(),
@@ -234,9 +241,10 @@ fn take_turn(
     say: &mut impl FnMut(&str),
 ) -> Result<Turn> {
     let (name, begun) = (part.name(), Instant::now());
+    let changes = !order.plan.changes_once || !part.answers_like_another(order);
     let plan = Plan {
-        restart: order.plan.restart && !journal.has_failed(&name, RESTART),
-        move_client: order.plan.move_client && !journal.has_failed(&name, MOVE),
+        restart: changes && order.plan.restart && !journal.has_failed(&name, RESTART),
+        move_client: changes && order.plan.move_client && !journal.has_failed(&name, MOVE),
         ..order.plan.scaled(scale)
     };
     let mut sink = |record: Record| {

@@ -7,6 +7,7 @@
 pub mod arrivals;
 pub mod capture;
 pub mod counter;
+pub mod embedded;
 pub mod etcd;
 pub mod evidence;
 pub mod forge;

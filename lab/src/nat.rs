@@ -1,4 +1,6 @@
-//! A home router: a strict NAT with connection tracking.
+//! Address translators: a home router, which is a strict NAT with connection tracking, and a carrier's.
+
+use std::ops::RangeInclusive;
 
 use anyhow::{Context, Result};
 
@@ -30,4 +32,70 @@ pub fn nat(router: &Namespace, inside: &str, outside: &str) -> Result<()> {
     router.sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", "0")?;
     router.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0")?;
     router.forward()
+}
+
+/// Time after which a [`Carrier`] forgets a silent flow, in seconds.
+const MAPPING: &str = "3";
+/// Time after which a [`Carrier`] forgets a TCP connection that is not open any more, or not yet, in seconds.
+const CLOSING: [(&str, &str); 6] =
+    [("syn_sent", "2"), ("fin_wait", "1"), ("close_wait", "1"), ("last_ack", "1"), ("time_wait", "1"), ("close", "1")];
+
+/// A carrier's translator: its clients share few ports of the public address, and it soon forgets silent flows.
+pub struct Carrier<'a> {
+    router: &'a Namespace,
+    outside: &'a str,
+    servers: &'a str,
+}
+
+impl<'a> Carrier<'a> {
+    /// Makes the router of [`nat`] such a translator for IPv4 flows to the prefix `servers`. It soon forgets other flows,
+    /// too. Flows that it knows already keep their ports, and their time until their next packet.
+    pub fn new(router: &'a Namespace, outside: &'a str, servers: &'a str, ports: RangeInclusive<u16>) -> Result<Self> {
+        let open =
+            ["udp_timeout", "udp_timeout_stream", "tcp_timeout_established"].map(|name| (name.to_owned(), MAPPING));
+        let closing = CLOSING.map(|(state, time)| (format!("tcp_timeout_{state}"), time));
+        for (name, time) in open.into_iter().chain(closing) {
+            router.sysctl(&format!("net/netfilter/nf_conntrack_{name}"), time)?;
+        }
+        let this = Self { router, outside, servers };
+        this.give(ports)?;
+        Ok(this)
+    }
+
+    /// Gives these ports to new flows to the servers, in place of those before.
+    pub fn give(&self, ports: RangeInclusive<u16>) -> Result<()> {
+        let Self { router, outside, servers } = self;
+        let (first, last) = ports.into_inner();
+        let ports = if first == last { first.to_string() } else { format!("{first}-{last}") };
+        let chain = "inet nat postrouting";
+        let few = |protocol: &str| {
+            format!(
+                "add rule {chain} oifname \"{outside}\" ip daddr {servers} meta l4proto {protocol} masquerade to :{ports}\n"
+            )
+        };
+        let rules = format!(
+            "flush chain {chain}\n{}{}add rule {chain} oifname \"{outside}\" masquerade\n",
+            few("tcp"),
+            few("udp")
+        );
+        let file = router.dir().join("carrier.nft");
+        std::fs::write(&file, rules).with_context(|| file.display().to_string())?;
+        router.run(["nft".as_ref(), "-f".as_ref(), file.as_os_str()]).map(drop)
+    }
+
+    /// Reports whether a flow of this protocol (`tcp` or `udp`) has this public port at present.
+    pub fn has(&self, protocol: &str, port: u16) -> Result<bool> {
+        let flows = self.router.run(["conntrack", "-L", "-p", protocol])?;
+        Ok(flows.lines().any(|line| line.contains(&format!(" dport={port} "))))
+    }
+}
+
+/// Replaces the public IPv4 address of a router by another one of the same network, both with the length of the prefix,
+/// as a provider does over night. The router forgets the flows of the earlier address.
+pub fn renumber(router: &Namespace, outside: &str, [from, to]: [&str; 2], via: &str) -> Result<()> {
+    // Otherwise the kernel removes the second address together with the first.
+    router.sysctl(&format!("net/ipv4/conf/{outside}/promote_secondaries"), "1")?;
+    router.address(outside, to)?;
+    router.ip(&format!("address del {from} dev {outside}"))?;
+    router.route("default", via)
 }

@@ -26,7 +26,8 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
     ("authority", &["wire", "api", "engine", "etcd", "shell"], &["client", "measure"]),
     ("reach", &["wire", "api", "engine", "client", "shell"], &[]),
     ("user", &["wire", "api", "engine", "reach", "shell"], &[]),
-    ("embed", &["reach"], &[]),
+    ("whois", &[], &[]),
+    ("embed", &["reach", "whois"], &[]),
     ("agent", &["wire", "api", "engine", "client", "datapath", "reach", "shell", "tunnel", "user"], &["lab"]),
     (
         "verifier",
@@ -42,10 +43,10 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
         &["authority", "agent", "verifier", "svtep", "doctor", "inspect", "key_transfer", "user"],
         &["api", "client", "datapath", "lab"],
     ),
-    ("lab", &["wire"], &["api", "browser", "client", "datapath", "engine", "etcd", "measure", "seal"]),
+    ("lab", &["wire"], &["api", "browser", "client", "datapath", "engine", "etcd", "measure", "seal", "whois"]),
     ("browser", &["lab"], &[]),
     ("compare", &["lab", "wire"], &[]),
-    ("harness", &["wire", "api", "engine", "seal"], &["lab"]),
+    ("harness", &["wire", "api", "engine", "seal", "whois"], &["lab"]),
     ("model", &["wire"], &["lab"]),
     ("xtask", &[], &[]),
 ];

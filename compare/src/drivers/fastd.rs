@@ -30,6 +30,10 @@ impl Driver for Fastd {
         self.name.to_owned()
     }
 
+    fn differs_by_cipher_from(&self) -> Option<&'static str> {
+        (self.name != "fastd").then_some("fastd")
+    }
+
     fn claims(&self) -> Claims {
         let naked = [Feature::HidesAddresses, Feature::Encrypts, Feature::Authenticates, Feature::ForwardSecrecy];
         Claims {

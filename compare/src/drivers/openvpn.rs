@@ -50,6 +50,10 @@ impl Driver for Openvpn {
         self.name.to_owned()
     }
 
+    fn differs_by_cipher_from(&self) -> Option<&'static str> {
+        (!self.tcp && self.name != "openvpn-udp").then_some("openvpn-udp")
+    }
+
     fn claims(&self) -> Claims {
         let naked = [Feature::HidesAddresses, Feature::Encrypts, Feature::Authenticates, Feature::ForwardSecrecy];
         let tunnel = and(&TUNNEL, &[Feature::Revocation, Feature::SingleSignOn]);

@@ -49,6 +49,10 @@ impl Driver for QuickTun {
         self.name.to_owned()
     }
 
+    fn differs_by_cipher_from(&self) -> Option<&'static str> {
+        (self.name != "quicktun").then_some("quicktun")
+    }
+
     fn claims(&self) -> Claims {
         let naked = [Feature::HidesAddresses, Feature::Encrypts, Feature::Authenticates, Feature::ForwardSecrecy];
         let (cipher, features) = match self.protocol {

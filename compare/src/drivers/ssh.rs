@@ -29,6 +29,10 @@ impl Driver for Ssh {
         self.name.to_owned()
     }
 
+    fn differs_by_cipher_from(&self) -> Option<&'static str> {
+        (self.name != "ssh").then_some("ssh")
+    }
+
     fn claims(&self) -> Claims {
         let cipher = self.cipher.split('@').next().unwrap_or(self.cipher);
         Claims {

@@ -67,6 +67,10 @@ impl Driver for Strongswan {
         self.name.to_owned()
     }
 
+    fn differs_by_cipher_from(&self) -> Option<&'static str> {
+        (!self.kernel && self.name != "ipsec").then_some("ipsec")
+    }
+
     fn claims(&self) -> Claims {
         let naked = [Feature::HidesAddresses, Feature::Encrypts];
         let kept = if self.esp.starts_with("null") { without(&TUNNEL, &naked) } else { TUNNEL.to_vec() };

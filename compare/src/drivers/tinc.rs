@@ -37,6 +37,10 @@ impl Driver for Tinc {
         self.name.to_owned()
     }
 
+    fn differs_by_cipher_from(&self) -> Option<&'static str> {
+        (self.name != "tinc").then_some("tinc")
+    }
+
     fn claims(&self) -> Claims {
         // Session keys travel under RSA keys, so that these keys open old captures.
         let kept = without(&TUNNEL, &[Feature::ForwardSecrecy]);

@@ -180,6 +180,10 @@ impl Driver for Vouchsafe {
         self.name.to_owned()
     }
 
+    fn differs_by_cipher_from(&self) -> Option<&'static str> {
+        (self.name == "vouchsafe-seal-auth").then_some("vouchsafe-seal")
+    }
+
     fn claims(&self) -> Claims {
         let mut features = vec![Feature::PerService, Feature::Revocation, Feature::SingleSignOn];
         // A stateful NAT never maps the answer to a shim.

@@ -33,6 +33,10 @@ impl Driver for Vtun {
         self.name.to_owned()
     }
 
+    fn differs_by_cipher_from(&self) -> Option<&'static str> {
+        (self.name == "vtun-udp-none").then_some("vtun-udp")
+    }
+
     fn claims(&self) -> Claims {
         let all = [Feature::HidesAddresses, Feature::Encrypts, Feature::InsideAddress, Feature::PassesNat];
         let naked = [Feature::HidesAddresses, Feature::Encrypts];

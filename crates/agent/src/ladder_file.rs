@@ -1,5 +1,6 @@
-//! The file that keeps the ladder's memory over a restart: what was learned of each path, and the network in which this
-//! machine was. Only root can read it, because it tells which verifiers the users reach, and from where.
+//! Keeps the ladder's memory in a file, so that the memory outlives the agent. The file contains what the agent has
+//! learned about each path, and the network in which this machine was at the last write. Only root can read the file,
+//! because it shows which verifiers the users reach, and from which networks.
 
 use crate::network::Gateway;
 use anyhow::{Context, Result, ensure};
@@ -10,7 +11,8 @@ use std::fs;
 use std::time::Duration;
 
 const NAME: &str = "ladder.json";
-/// Longest file that is read. A ladder with the most paths of a thousand users is shorter.
+/// Maximum length of a file that the agent reads. The file for a thousand users, each with the maximum number of paths,
+/// is shorter.
 const LENGTH_MAX: u64 = 16 << 20;
 /// Number of times that the file may be written without a pause.
 const AT_ONCE: u32 = 8;
@@ -20,27 +22,27 @@ const PAUSE: Duration = Duration::from_secs(60);
 /// The file's contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Kept {
-    /// The gateway of the network in which this machine was.
+    /// The gateway of the network in which this machine was when the file was written.
     #[serde(default)]
     pub gateway: Option<Gateway>,
-    /// The network's number.
+    /// The number of this network.
     #[serde(default)]
     pub network: u64,
-    /// The memory of each path.
+    /// For each path, the results of its rungs.
     #[serde(default)]
     pub paths: Vec<KeptPath>,
 }
 
-/// The limit on how often the file is written: every user can make the agent learn something with each connection, and
-/// each write waits for the disk.
+/// The limit on the rate at which the file is written. Every user can make the agent learn something with each
+/// connection, and each write waits for the disk.
 #[derive(Debug, Default)]
 pub struct Pace {
-    /// When the file may be written [`AT_ONCE`] times again, if it is not written before.
+    /// Time from which the file may be written [`AT_ONCE`] times in a row again, if it is not written before.
     rested_at: Duration,
 }
 
 impl Pace {
-    /// Reports whether the file may be written at `now`. If so, this counts as a write.
+    /// Reports whether the file may be written at `now`. Counts a write if the result is `true`.
     pub fn may_write(&mut self, now: Duration) -> bool {
         let rested_at = self.rested_at.max(now) + PAUSE;
         let may = rested_at <= now + PAUSE * AT_ONCE;
@@ -51,8 +53,8 @@ impl Pace {
     }
 }
 
-/// Reads the file. If it is missing, nothing was learned. If it is damaged, the agent learns anew: that costs some
-/// connections a quarter of a second.
+/// Reads the file. Returns an empty memory if the file is missing or damaged. The agent then learns anew, which delays
+/// the first connections on some paths by up to half a second.
 pub fn load(folder: &Folder) -> Kept {
     match read(folder) {
         Ok(kept) => kept,
@@ -60,7 +62,7 @@ pub fn load(folder: &Folder) -> Kept {
             let file = folder.file(NAME);
             tracing::warn!(
                 file = %file.display(),
-                "cannot read what the ladder has learned, so that it learns anew: {error:#}"
+                "cannot read the ladder's memory, so the agent learns anew which rungs work: {error:#}"
             );
             Kept::default()
         }

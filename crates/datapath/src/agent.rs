@@ -67,18 +67,18 @@ pub struct Agent {
     pub protected: Protected,
     /// The agent's state of UDP flows, by flow.
     pub conversations: Table<FlowKey, Conversation>,
-    /// For each pair, by its handle: how many of its nonces are used.
+    /// The number of used nonces of each pair, by the handle of the pair.
     pub ls_nonces: Table<u64, u32>,
     /// The addresses and ports of authorities that transfer keys in band.
     pub key_authorities: Table<AuthorityEnd, u32>,
     /// Flows in which the agent accepts keys in band. The value is the time when the flow was opened, in seconds since
     /// boot.
     pub key_flows: Table<FlowKey, u32>,
-    /// The wishes of senders who ask for a treatment, in the form of [`Steered::wish`], by sender.
+    /// The treatment that each sender asks for, by sender, in the form of [`Steered::wish`].
     pub wishes: Table<Owner, u32>,
-    /// By which rung connections begin, by subject and destination.
+    /// The rungs by which connections begin, by subject and destination.
     pub ladders: Table<GrantSlot, Ladder>,
-    /// When first packets of connections were answered.
+    /// The times at which first packets of connections were sent and answered, by flow.
     pub first_packets: Table<FlowKey, FirstPacket>,
     sealed: Sealed,
     steering: Table<u32, Steering>,

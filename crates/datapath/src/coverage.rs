@@ -29,9 +29,10 @@ pub struct OpenWay {
     pub why: String,
 }
 
-/// Returns the ways into the host that a verifier on the interfaces `checkpoints` (indices) seems to close, but leaves
-/// open. These are ports of a bridge whose other ports have a verifier, and interfaces to which another interface on
-/// the same lower interface can send frames directly.
+/// Returns the interfaces through which packets bypass the verifier, although it is attached to a related interface.
+/// `checkpoints` are the indices of the verifier's interfaces. There are two kinds of such interfaces: ports of a
+/// bridge of which the verifier checks other ports only, and interfaces on a checked lower interface that get frames
+/// directly from others on it, as those of macvlan and ipvlan do.
 pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> {
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
     let is_checked = |index: u32| {

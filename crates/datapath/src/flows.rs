@@ -76,15 +76,14 @@ impl Flows {
         }
     }
 
-    /// Returns the keys of all flows. If a flow begins or ends during the call, the key of this flow is possibly left
-    /// out.
+    /// Returns the keys of all flows. The result may lack the key of a flow that begins or ends during the call.
     pub fn keys(&self) -> Vec<FlowKey> {
         let mut keys: Vec<_> = self.four.keys().iter().map(FlowKey4::long).collect();
         keys.extend(self.six.keys());
         keys
     }
 
-    /// Returns all flows with their keys. If a flow begins or ends during the call, this flow is possibly left out.
+    /// Returns all flows with their keys. The result may lack a flow that begins or ends during the call.
     pub fn entries(&self) -> Vec<(FlowKey, Flow)> {
         let mut entries: Vec<_> = self.four.entries().iter().map(|(key, flow)| (key.long(), *flow)).collect();
         entries.extend(self.six.entries());

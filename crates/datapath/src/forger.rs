@@ -49,8 +49,8 @@ impl Forger {
     }
 
     /// Sends `count` variants of `frame` through `interface`, which must be in the caller's network namespace. Returns
-    /// the number of frames that were passed to the interface. If the interface is a veth interface, its other end
-    /// possibly dropped some of them, because its queue was full.
+    /// the number of frames that were passed to the interface. If the interface is a veth interface, its other end may
+    /// have dropped some of them, because its queue was full.
     ///
     /// # Errors
     ///

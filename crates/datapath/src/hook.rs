@@ -21,7 +21,7 @@ impl Hook {
     /// Every hook: XDP and tc.
     pub const ALL: [Self; 2] = [Self::Xdp, Self::Tc];
 
-    /// Returns the name used in settings and output.
+    /// Returns the hook's name in settings and output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Xdp => "xdp",
@@ -40,8 +40,8 @@ impl Hook {
         }
     }
 
-    /// Reports whether an unpinned attachment ends together with the process that made it. This is not so for a tc
-    /// filter.
+    /// Reports whether the kernel ends an unpinned attachment when the process that made it ends. The kernel does not
+    /// end the attachment of a tc filter.
     pub fn ends_with_process(self) -> bool {
         self == Self::Xdp || supported_attachment() == Attachment::Tcx
     }
@@ -61,7 +61,7 @@ impl Choice {
     /// Every choice that the setting allows.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Only(Hook::Xdp), Self::Only(Hook::Tc)];
 
-    /// Returns the name used in settings.
+    /// Returns the choice's name in settings.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",

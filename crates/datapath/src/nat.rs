@@ -74,7 +74,8 @@ impl Addresses {
         })
     }
 
-    /// Fills a new pool. Leaves an existing pool unchanged.
+    /// Writes the addresses into the pool. A slot that has its address already keeps its state, for example in a pool
+    /// that an earlier process pinned.
     pub(crate) fn fill(&self, pool: &[IpAddr]) -> Result<()> {
         for (slot, address) in (0..).zip(pool) {
             let bytes = address_bytes(*address);

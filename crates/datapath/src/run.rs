@@ -27,6 +27,8 @@ impl Runner {
 
     /// Runs the program on a frame and returns the program's return code.
     ///
+    /// # Errors
+    ///
     /// Fails if the kernel does not run the program.
     pub fn on_frame(&self, frame: &[u8]) -> Result<u32> {
         self.run(libbpf_sys::bpf_test_run_opts {

@@ -76,8 +76,7 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
         }
     }
 
-    /// Returns every key once. If an entry is added or removed during the call, the key of this entry is possibly left
-    /// out.
+    /// Returns every key once. The result may lack the key of an entry that is added or removed during the call.
     pub fn keys(&self) -> Vec<K> {
         match batch::entries::<K, V>(&self.map) {
             Some(entries) => entries.into_iter().map(|(key, _)| key).collect(),
@@ -85,8 +84,7 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
         }
     }
 
-    /// Returns every key with its value. If an entry is added or removed during the call, this entry is possibly left
-    /// out.
+    /// Returns every key with its value. The result may lack an entry that is added or removed during the call.
     pub fn entries(&self) -> Vec<(K, V)> {
         let one_by_one = || {
             let value = |key| self.get(&key).ok().flatten().map(|value| (key, value));
@@ -125,14 +123,16 @@ pub(crate) fn distinct(walk: impl Iterator<Item = Vec<u8>>, capacity: usize) -> 
 }
 
 impl<V: IntoBytes + FromBytes + Immutable> Table<u32, V> {
-    /// Returns the sum, over all cores, of the number at `index` in a map with values per core, or of the first one there.
+    /// Returns the sum, over all cores, of the number at `index` in a map with values per core, or of the first one
+    /// there.
     pub(crate) fn sum_at(&self, index: u32) -> Result<u64> {
         let cores = self.map.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY).with_context(|| self.place("read"))?;
         let numbers = cores.unwrap_or_default();
         Ok(numbers.iter().filter_map(|bytes| Some(u64::read_from_prefix(bytes).ok()?.0)).sum())
     }
 
-    /// Changes every core's value at `index` in a map with values per core. A value that a program writes meanwhile is lost.
+    /// Changes every core's value at `index` in a map with values per core. A value that a program writes meanwhile is
+    /// lost.
     pub(crate) fn change_at(&self, index: u32, change: impl Fn(V) -> V) -> Result<()> {
         let key = index.to_ne_bytes();
         let cores = self.map.lookup_percpu(&key, MapFlags::ANY).with_context(|| self.place("read"))?;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Connects to destinations that Vouchsafe protects, without privileges, with the session that `vouchsafe login` began.
- * Link with -lvouchsafe.
+ * Also tells servers who is behind a connection. Link with -lvouchsafe.
  *
  * A connection is an ordinary socket in blocking mode: the stream holds what both sides write and nothing else. Where
  * the agent runs and the user is logged in there, it puts the tokens into packets, and so it does for every socket.
@@ -48,6 +48,21 @@ int64_t vouchsafe_udp_receive(vouchsafe_flow *flow, void *bytes, size_t length);
 
 /* Closes a flow; NULL is allowed. */
 void vouchsafe_udp_close(vouchsafe_flow *flow);
+
+/* An identity, for servers: the person behind a connection and the device, and the receiver, the rule and the grant by
+ * which the verifier admitted the connection. The texts may contain any character but 0. */
+typedef struct vouchsafe_identity {
+	const char *person, *device, *receiver, *rule, *grant;
+} vouchsafe_identity;
+
+/* Asks the verifier on this host who is behind a TCP connection, right after the program has accepted it. `verifier` is
+ * the path of the verifier's `identity_socket`, or with NULL $VOUCHSAFE_IDENTITY_SOCKET or
+ * /run/vouchsafe/identity.sock. Waits at most 5 s. Returns 1 and sets *who, which the caller frees; or 0 if nobody is
+ * known; or -1 with errno set. In the last two cases *who is NULL. No session is needed. */
+int vouchsafe_whois(int socket, const char *verifier, vouchsafe_identity **who);
+
+/* Frees an identity; NULL is allowed. */
+void vouchsafe_whois_free(vouchsafe_identity *who);
 
 /* The reason for which the last call on this thread failed, valid until the next one. Never NULL. */
 const char *vouchsafe_error(void);

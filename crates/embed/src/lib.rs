@@ -1,7 +1,9 @@
-//! The C interface of [`reach`]; `include/vouchsafe.h` describes it.
+//! The C interface of [`reach`] and, in `identity`, of [`whois`]; `include/vouchsafe.h` describes it.
 //!
 //! The pointers that each function takes must be valid as the header's contract says. Each function catches a panic
 //! before it reaches the caller's frames.
+
+mod identity;
 
 use reach::{Datagrams, Error, Places, Session, Timeouts};
 use std::cell::RefCell;
@@ -162,11 +164,23 @@ pub unsafe extern "C" fn vouchsafe_close(session: *mut Session) {
     }
 }
 
+/// The reason of a failure, as the caller gets it.
+trait Reason: std::fmt::Display {
+    /// Returns the value of `errno`.
+    fn number(&self) -> c_int;
+}
+
+impl Reason for Error {
+    fn number(&self) -> c_int {
+        self.errno()
+    }
+}
+
 /// Runs the work of a call. On failure, records the reason and sets `errno`.
-fn guarded<T>(work: impl FnOnce() -> Result<T, Error>) -> Option<T> {
+fn guarded<T, E: Reason>(work: impl FnOnce() -> Result<T, E>) -> Option<T> {
     let (why, number) = match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => return Some(value),
-        Ok(Err(error)) => (error.to_string(), error.errno()),
+        Ok(Err(error)) => (error.to_string(), error.number()),
         Err(_) => ("the library has a fault, which it has printed on standard error".to_owned(), libc::EFAULT),
     };
     REASON.set(CString::new(why.replace('\0', "?")).unwrap_or_default());

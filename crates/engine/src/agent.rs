@@ -120,10 +120,10 @@ pub enum Refusal {
     Failed(String),
 }
 
-/// An event that the authority sends to the agent without being asked.
+/// An event that the authority sends to the agent without a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The stream of events is open. The agent has possibly missed earlier events.
+    /// The stream of events is open. The agent may have missed earlier events.
     Hello,
     /// Receivers or rules have changed.
     Policy,
@@ -362,8 +362,8 @@ impl Agent {
         }
     }
 
-    /// Renews the grant that the kernel uses for a destination, although it is not due: the caller lacks what the authority
-    /// says beside a grant.
+    /// Requests a renewal of the grant that the kernel uses for a destination, before the renewal is due. A caller
+    /// needs this if it lacks information that the authority gives together with a grant.
     pub fn renew_early(&mut self, subject: Subject, place: Destination) {
         if let Some(session) = self.sessions.get_mut(&subject) {
             session.renew_early(place, &mut self.next_fetch, &mut self.outputs);

@@ -236,7 +236,8 @@ pub enum Reply {
 /// A way in which a first packet can travel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rung {
-    /// `packet`: the packet itself carries the token. `tunnel`: it travels in the sealed tunnel to the verifier.
+    /// `packet`: the packet itself carries the token. `fast_open`: the packet carries it by the carrier `fast_open`.
+    /// `tunnel`: the packet travels in the sealed tunnel to the verifier.
     pub name: String,
     /// The state of the rung in this network.
     pub state: RungState,
@@ -305,8 +306,8 @@ pub struct Tunnel {
     pub phase: u32,
     /// Why the verifier refused the tunnel, if it did so recently.
     pub refused: Option<String>,
-    /// Whether the agent writes the tunnel's keys to a file, for debugging. Everybody who has this file can read what the
-    /// tunnel carries.
+    /// Whether the agent writes the tunnel's keys to a file, for debugging. Everybody who has this file can read what
+    /// the tunnel carries.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keys_exported: bool,
 }

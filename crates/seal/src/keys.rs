@@ -50,6 +50,31 @@ impl Keys {
         sealed
     }
 
+    /// Does what [`Self::seal`] does, but takes the body from `body`. `record` must be longer than `body` by [`OVERHEAD`].
+    pub fn seal_to(&self, header: &RecordHeader, body: &[u8], record: &mut [u8]) -> Option<()> {
+        let sealed = self.sealed_to(header, body, record);
+        if sealed.is_none() {
+            record.fill(0);
+        }
+        sealed
+    }
+
+    fn sealed_to(&self, header: &RecordHeader, body: &[u8], record: &mut [u8]) -> Option<()> {
+        if body.is_empty() || record.len() != body.len() + OVERHEAD {
+            return None;
+        }
+        if header.content.treatment() == Treatment::Authenticate {
+            record.get_mut(HEADER_LEN..HEADER_LEN + body.len())?.copy_from_slice(body);
+            return self.sealed(header, record);
+        }
+        let Ready { aead, iv } = self.ready(header)?;
+        let (head, rest) = record.split_first_chunk_mut::<HEADER_LEN>()?;
+        *head = header.encode();
+        let (text, tag) = rest.split_last_chunk_mut::<TAG_LEN>()?;
+        *tag = aead.seal_to(nonce(iv, header.counter), head, body, text)?;
+        Some(())
+    }
+
     fn sealed(&self, header: &RecordHeader, record: &mut [u8]) -> Option<()> {
         if record.len() <= OVERHEAD {
             return None;

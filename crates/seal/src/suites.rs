@@ -20,6 +20,10 @@ pub trait Aead: Send + Sync {
     /// the library fails; then `text` must not be sent.
     fn seal(&self, nonce: [u8; NONCE_LEN], clear: &[u8], text: &mut [u8]) -> Option<[u8; TAG_LEN]>;
 
+    /// Does what [`Self::seal`] does, but reads the text from `text` and writes it, encrypted, to `to`, which has the
+    /// same length.
+    fn seal_to(&self, nonce: [u8; NONCE_LEN], clear: &[u8], text: &[u8], to: &mut [u8]) -> Option<[u8; TAG_LEN]>;
+
     /// Decrypts `text` in place. Returns `false` if the tag does not match `text` and `clear`; the content of `text` is
     /// then meaningless.
     fn open(&self, nonce: [u8; NONCE_LEN], clear: &[u8], text: &mut [u8], tag: &[u8; TAG_LEN]) -> bool;
@@ -65,6 +69,12 @@ impl Aead for Library {
         tag.as_ref().try_into().ok()
     }
 
+    fn seal_to(&self, nonce: [u8; NONCE_LEN], clear: &[u8], text: &[u8], to: &mut [u8]) -> Option<[u8; TAG_LEN]> {
+        let (nonce, mut tag) = (Nonce::assume_unique_for_key(nonce), [0; TAG_LEN]);
+        self.0.seal_out_of_place_scatter(nonce, Aad::from(clear), text, to, &[], &mut tag).ok()?;
+        Some(tag)
+    }
+
     fn open(&self, nonce: [u8; NONCE_LEN], clear: &[u8], text: &mut [u8], tag: &[u8; TAG_LEN]) -> bool {
         let nonce = Nonce::assume_unique_for_key(nonce);
         self.0.open_in_place_separate_tag(nonce, Aad::from(clear), tag, text).is_ok()
@@ -108,6 +118,10 @@ mod tests {
                 let mut text = plain.clone();
                 let tag = aead.seal(nonce, &clear, &mut text).expect("it seals");
                 assert_eq!(text == plain, length == 0, "encrypted");
+                let mut copy = vec![1; length];
+                assert_eq!(aead.seal_to(nonce, &clear, &plain, &mut copy), Some(tag));
+                assert_eq!(copy, text);
+                assert_eq!(aead.seal_to(nonce, &clear, &plain, &mut vec![1; length + 1]), None);
                 let opens = |aead: &dyn Aead, nonce, clear: &[u8], mut text: Vec<u8>, tag| {
                     aead.open(nonce, clear, &mut text, &tag).then_some(text)
                 };

@@ -36,7 +36,7 @@ impl Found {
 pub async fn check(settings: &Settings) -> Vec<Found> {
     let directory = Directory::at(&settings.dir);
     let enrolment = directory.enrolment().and_then(|enrolment| {
-        enrolment.with_context(|| format!("there is none in {}: run `vouchsafe svtep enrol`", settings.dir.display()))
+        enrolment.with_context(|| format!("no enrolment in {}: run `vouchsafe svtep enrol`", settings.dir.display()))
     });
     let (enrolment, enrolled) = match enrolment {
         Ok(enrolment) => (Some(enrolment), Ok(())),

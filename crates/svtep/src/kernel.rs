@@ -250,7 +250,7 @@ impl Kernel {
         if !changes.is_empty()
             && let Err(error) = self.program.last()
         {
-            tracing::error!("cannot keep attachments, or cannot remove those of an earlier process: {error:#}");
+            tracing::error!("cannot pin attachments, or cannot remove those of an earlier process: {error:#}");
         }
         changes
     }

@@ -1,14 +1,15 @@
 //! The agent's ends of its tunnels, one tunnel for each subject and verifier: which packets go into which tunnel, and
 //! which packets are allowed to come out.
 
-use crate::end::{End, How, Message, Sealed, Times, Way, note};
+use crate::cut::Cut;
+use crate::end::{End, How, Message, Sealed, Times, Way, note, seal_each};
 use crate::held::Held;
 use crate::legs::{Key, Leg, Legs, Opener};
 use crate::packet::{Layout, Virtio};
 use crate::random::Random;
 use engine::agent::Clock;
 use engine::model::Compress;
-use engine::tunnel::{Chance, Dropped, Initiator, Millis, Opens, Packet, Received, Terms};
+use engine::tunnel::{Chance, Dropped, Initiator, Millis, Opens, Received, Terms};
 use seal::{Batch, Mode};
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
@@ -292,13 +293,14 @@ impl End for AgentEnd {
         Some((Way { tunnel: key, to: key.service, source: None }, how))
     }
 
-    fn seal(&mut self, key: Key, packet: &Packet<'_>, times: Times, out: &mut Batch) -> bool {
-        let Some(tunnel) = self.tunnels.get_mut(&key) else { return false };
+    fn seal(&mut self, key: Key, how: (How, u8), cut: Cut<'_>, times: Times, out: &mut Batch) -> (usize, usize) {
+        let Some(tunnel) = self.tunnels.get_mut(&key) else { return seal_each(how, cut, |_| false) };
         let times = tunnel.times(times);
         tunnel.prepare(times, out);
-        let is_sealed = tunnel.initiator.seal(packet, times, &mut Random, out).is_ok();
+        let initiator = &mut tunnel.initiator;
+        let sealed = seal_each(how, cut, |packet| initiator.seal(packet, times, &mut Random, out).is_ok());
         self.export.iter_mut().for_each(|export| export.update(&tunnel.initiator));
-        is_sealed
+        sealed
     }
 
     fn seal_block<'p>(

@@ -1,5 +1,6 @@
 //! The interface between a pump and what decides about its packets.
 
+use crate::cut::Cut;
 use crate::packet::{Layout, Virtio};
 use engine::tunnel::{Dropped, Millis, Packet, Received};
 use seal::{Batch, Mode};
@@ -70,8 +71,16 @@ pub trait End: Send {
         times: Times,
     ) -> Option<(Way<Self::Tunnel>, How)>;
 
-    /// Seals a packet, and appends the record to `out`. Returns `false` if the packet can't be sealed.
-    fn seal(&mut self, tunnel: Self::Tunnel, packet: &Packet<'_>, times: Times, out: &mut Batch) -> bool;
+    /// Seals the packets of a frame in this lane, and appends the records to `out`. Returns the number of bytes of the
+    /// packets that were sealed, and the number of packets that could not be sealed.
+    fn seal(
+        &mut self,
+        tunnel: Self::Tunnel,
+        how: (How, u8),
+        cut: Cut<'_>,
+        times: Times,
+        out: &mut Batch,
+    ) -> (usize, usize);
 
     /// Seals the blocks of a compressed frame in this lane, and appends the records to `out`. Returns `false` if the frame has to be
     /// sent uncompressed, packet by packet.
@@ -128,6 +137,25 @@ pub trait End: Send {
     /// Called before [`Self::poll`] if somebody has called [`Pump::wake`](crate::Pump::wake), because something outside of the pump
     /// changed.
     fn woken(&mut self) {}
+}
+
+/// Seals the packets of a frame with `seal`, which reports whether it has sealed a packet. Returns what [`End::seal`]
+/// returns.
+pub(crate) fn seal_each(
+    (how, lane): (How, u8),
+    mut cut: Cut<'_>,
+    mut seal: impl FnMut(&Packet<'_>) -> bool,
+) -> (usize, usize) {
+    let How { treatment, suites, .. } = how;
+    let (mut bytes, mut failed) = (0, 0);
+    while let Some(piece) = cut.next_piece() {
+        if seal(&Packet { treatment, suites, lane, partial: piece.partial, parts: &[piece.packet] }) {
+            bytes += piece.packet.len();
+        } else {
+            failed += 1;
+        }
+    }
+    (bytes, failed)
 }
 
 /// Counts a record that an end dropped; the counters are in the order of [`Dropped::ALL`].

@@ -15,15 +15,16 @@ use wire::seal::{Suite, Treatment};
 
 /// Maximum number of destinations without a leg that are remembered for the agent.
 const UNKNOWN_MAX: usize = 64;
-/// Interval between questions who opened a UDP flow: its port may belong to somebody else by then.
+/// Interval at which the agent determines again who opened a UDP flow, because somebody else may use the port by then.
 const OPENER_AGAIN: Millis = 1_000;
-/// Time without packets after which a flow is forgotten, and the time for a subject that has many.
+/// Time without packets after which a flow is forgotten, and the shorter time for a subject that has many flows.
 const FLOW_IDLE: (Millis, Millis) = (7_200_000, 120_000);
 /// Time since a flow's last packet for which its address is kept.
 const IN_USE: Millis = 600_000;
-/// Interval at which idle flows are looked for.
+/// Interval at which the agent looks for idle flows.
 const FLOW_SWEEP: Millis = 5_000;
-/// Maximum number of flows of a subject. More of them are dropped, and nobody else's.
+/// Maximum number of flows of a subject. The agent drops the packets of further flows of this subject, and no packets
+/// of other subjects.
 const FLOWS_MAX: usize = 16_384;
 
 /// Key of a tunnel: the subject on this machine, and the service at which the verifier accepts tunnels.
@@ -40,14 +41,14 @@ pub struct Key {
 pub struct Leg {
     /// Key of the tunnel into which the packets go.
     pub tunnel: Key,
-    /// How packets must be sealed at least: as the rule demands, or more strongly.
+    /// The minimum protection of the packets: what the rule demands, or more.
     pub demand: Sealing,
 }
 
 /// A function that returns who opened a flow, and the treatment that they asked for; `None` if this is not known.
 pub type Opener = Box<dyn FnMut(&FlowKey) -> Option<Steered> + Send>;
 
-/// A flow, by which its packets find the tunnel of whoever opened it.
+/// A flow and its opener. The packets of the flow travel in the tunnel of the opener.
 struct Flow {
     opener: Steered,
     asked: Millis,
@@ -249,8 +250,8 @@ impl Legs {
         Some((leg.tunnel, if opener.wish == 0 { leg.demand } else { leg.demand.raised(&Wish::from_bits(opener.wish)) }))
     }
 
-    /// Returns where packets without ports (fragments, ICMP) to an address go: into the tunnel of the only subject that has
-    /// legs there, sealed as the strongest of them demands.
+    /// Returns where packets without ports (fragments, ICMP) to an address go: into the tunnel of the only subject that
+    /// has legs there, sealed as the strongest of them demands.
     fn legs_at(&self, address: IpAddr) -> Option<(Key, Sealing)> {
         let mut legs = self.legs.iter().filter(|((_, to), _)| to.address == address).map(|(_, leg)| leg);
         let first = legs.next()?;

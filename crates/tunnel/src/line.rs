@@ -5,16 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Interval at which the place at the head of the line is given to the thread that has waited longest. In between, it
-/// goes to whichever thread comes first. If it changed hands for every frame, every frame would cost the time until a
-/// sleeping thread runs again.
+/// Interval at which the thread that has waited longest gets the head of the line. In between, the first thread that
+/// comes gets it. If the head changed hands for every frame, every frame would wait until a sleeping thread runs again.
 const HANDOVER: Duration = Duration::from_micros(500);
 
-/// A lock without a value. Each of n threads waits at most about n times [`HANDOVER`], and as many frames.
+/// A lock without a value. If n threads use it, each waits at most about n times [`HANDOVER`], and as many frames.
 #[derive(Default)]
 pub(crate) struct Line {
     is_taken: AtomicBool,
-    /// Number of waiting threads, so that nobody needs the lock of `waiting` while there are none.
+    /// Number of waiting threads. A thread needs the lock of `waiting` only if this number is not 0.
     length: AtomicUsize,
     waiting: Mutex<Waiting>,
     moved: Condvar,
@@ -25,17 +24,17 @@ pub(crate) struct Line {
 struct Waiting {
     tickets: VecDeque<u64>,
     next: u64,
-    /// The thread to which the line was given, until it notices.
+    /// The ticket of the thread to which the line was handed over, until this thread notices.
     called: Option<u64>,
-    /// When a thread was called last.
+    /// Time at which the line was last handed over to a waiting thread.
     last: Option<Instant>,
 }
 
-/// The head of the line. Dropping it lets the next thread have it.
+/// The head of the line. Dropping this value frees the line for the next thread.
 pub(crate) struct Head<'l>(&'l Line);
 
 impl Line {
-    /// Waits for the head of the line.
+    /// Waits until this thread is at the head of the line, and so has the lock.
     pub fn enter(&self) -> Head<'_> {
         if !self.take() {
             self.wait();

@@ -129,8 +129,7 @@ impl Unpacked<'_> {
             let cut = Cut::new(packet, *layout, *virtio, usize::from(u16::MAX));
             let mut cut = cut.map_err(|_| io::ErrorKind::InvalidData)?;
             while let Some(piece) = cut.next_piece() {
-                let [headers, payload] = piece.parts;
-                device.write(&[IoSlice::new(&head), IoSlice::new(headers), IoSlice::new(payload)])?;
+                device.write(&[IoSlice::new(&head), IoSlice::new(piece.packet)])?;
             }
             return Ok(());
         }

@@ -76,6 +76,44 @@ impl Layout {
     /// Finds the parts of an IP packet. Returns `None` if `packet` is not an IP packet, or if its length is not the one
     /// in its header.
     pub fn of(packet: &[u8]) -> Option<Self> {
+        Self::plain(packet).or_else(|| Self::parsed(packet))
+    }
+
+    /// Finds the parts of most packets: TCP or UDP right behind an IP header without options, and no fragment. Returns
+    /// `None` for all others, which can be IP packets nevertheless. A record carries one packet, so the time counts.
+    fn plain(packet: &[u8]) -> Option<Self> {
+        let number = |high, low| usize::from(u16::from_be_bytes([high, low]));
+        let (is_ipv6, length, protocol) = match *packet.first()? {
+            0x45 => {
+                let [_, _, high, low, _, _, fragment, offset, _, protocol, ..] = *packet.first_chunk::<20>()?;
+                if fragment & 0x3f | offset != 0 {
+                    return None;
+                }
+                (false, number(high, low), protocol)
+            }
+            first if first >> 4 == 6 => {
+                let [_, _, _, _, high, low, protocol, ..] = *packet.first_chunk::<40>()?;
+                (true, 40 + number(high, low), protocol)
+            }
+            _ => return None,
+        };
+        let transport = if is_ipv6 { 40 } else { 20 };
+        let rest = packet.get(transport..).filter(|_| length == packet.len())?;
+        let header = match protocol {
+            TCP => {
+                let header = usize::from(rest.first_chunk::<20>()?[12] >> 4) * 4;
+                (20..=rest.len()).contains(&header).then_some(header)?
+            }
+            UDP => {
+                let [_, _, _, _, high, low, ..] = *rest.first_chunk::<8>()?;
+                (8..=rest.len()).contains(&number(high, low)).then_some(8)?
+            }
+            _ => return None,
+        };
+        Some(Self { is_ipv6, protocol, transport, payload: transport + header, is_fragment: false })
+    }
+
+    fn parsed(packet: &[u8]) -> Option<Self> {
         let parsed = Packet::parse_ip(packet);
         if parsed.form != Form::Whole || parsed.end != packet.len() {
             return None;
@@ -131,6 +169,57 @@ impl Layout {
         match packet.get(self.transport..).and_then(|header| header.first_chunk()) {
             Some(&[a, b, c, d]) if self.has_ports() => (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])),
             _ => (0, 0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A packet of 8 bytes of payload behind this transport's header.
+    fn packet(is_ipv6: bool, protocol: u8) -> Vec<u8> {
+        let header = if protocol == TCP { 20 } else { 8 };
+        let mut packet =
+            if is_ipv6 { vec![0x60, 0, 0, 0, 0, header + 8, protocol] } else { vec![0x45, 0, 0, 28 + header] };
+        packet.resize(if is_ipv6 { 40 } else { 20 }, 0);
+        if !is_ipv6 {
+            packet[9] = protocol;
+        }
+        let transport = packet.len();
+        packet.resize(transport + usize::from(header) + 8, 0);
+        match protocol {
+            TCP => packet[transport + 12] = 0x50,
+            _ => packet[transport + 5] = 16,
+        }
+        packet
+    }
+
+    #[test]
+    fn most_packets_take_the_short_way() {
+        for (is_ipv6, protocol) in [(false, TCP), (false, UDP), (true, TCP), (true, UDP)] {
+            let packet = packet(is_ipv6, protocol);
+            let layout = Layout::plain(&packet).expect("a plain packet");
+            assert_eq!((layout.is_ipv6, layout.protocol, packet.len() - layout.payload), (is_ipv6, protocol, 8));
+            assert_eq!(Layout::parsed(&packet), Some(layout));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_short_way_finds_what_the_parser_finds(
+            is_ipv6: bool, is_tcp: bool, changes in prop::collection::vec((0usize..60, any::<u8>()), 0..4), less in 0usize..30,
+        ) {
+            let mut packet = packet(is_ipv6, if is_tcp { TCP } else { UDP });
+            let length = packet.len();
+            for (at, value) in changes {
+                packet[at % length] = value;
+            }
+            packet.truncate(length - less / 2);
+            if let Some(layout) = Layout::plain(&packet) {
+                prop_assert_eq!(Layout::parsed(&packet), Some(layout));
+            }
         }
     }
 }

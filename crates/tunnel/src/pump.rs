@@ -4,7 +4,7 @@
 
 use crate::cut::{Cut, NotCut};
 use crate::device::{Device, FRAME_MAX, VIRTIO_LEN};
-use crate::end::{End, How, Message, Sealed, Times, Way};
+use crate::end::{End, Message, Sealed, Times, Way};
 use crate::join::Joiner;
 use crate::pack::{Packer, Unpacker};
 use crate::packet::{Layout, TCP, Virtio};
@@ -12,7 +12,7 @@ use crate::socket::{Buffers, Socket};
 use crate::too_long;
 use crate::turns::{Access, Turns};
 use anyhow::{Context, Result, ensure};
-use engine::tunnel::{Millis, Packet, Received};
+use engine::tunnel::{Millis, Received};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
@@ -32,8 +32,6 @@ const TURN: usize = 16;
 const TICK: Millis = 50;
 /// Maximum number of waiting frames that are sent before other frames get their turn.
 const RESUMED: usize = 256;
-/// Number of bytes of records that are collected before they are sent.
-const COLLECTED: usize = 48 * 1024;
 
 /// Number of packets that usually arrive together: the records in a datagram of 64 KiB.
 const ADMITTED: usize = 64;
@@ -111,8 +109,8 @@ impl Queue {
 }
 
 impl<E: End + 'static> Pump<E> {
-    /// Starts a pump, with a thread for each of the device's queues. There is either a socket for each queue, or one for
-    /// all: then the first queue's thread receives, and all send.
+    /// Starts a pump, with a thread for each of the device's queues. There is either a socket for each queue, or one
+    /// for all: then the first queue's thread receives, and all send.
     ///
     /// # Errors
     ///
@@ -142,15 +140,15 @@ impl<E: End + 'static> Pump<E> {
             let thread = std::thread::Builder::new()
                 .name(format!("tunnel{number}"))
                 .spawn(move || Loop::new(number, device, (socket, receives), shared).run());
-            pump.threads.push(thread.context("cannot start a thread")?);
+            pump.threads.push(thread.context("cannot start a thread for a queue of the tunnels")?);
         }
         Ok(pump)
     }
 }
 
 impl<E> Pump<E> {
-    /// Locks the end and returns it, at the latest when the pump has done with the present frame. The pump waits as long
-    /// as the lock is held. Call [`Self::wake`] after a change that makes work due.
+    /// Locks the end and returns it, at the latest when the pump has done with the present frame. The pump waits as
+    /// long as the lock is held. Call [`Self::wake`] after a change that makes work due.
     pub fn end(&self) -> MutexGuard<'_, E> {
         self.shared.end.lock()
     }
@@ -161,8 +159,8 @@ impl<E> Pump<E> {
         self.shared.queues.iter().take(1).for_each(Queue::wake);
     }
 
-    /// Reports whether the pump's threads run. If one has ended, the others end too, and the device is gone, so that the
-    /// kernel drops packets that are sent there.
+    /// Reports whether the pump's threads run. If one has ended, the others end too, and the device is gone, so that
+    /// the kernel drops packets that are sent there.
     pub fn is_running(&self) -> bool {
         !self.threads.is_empty() && self.threads.iter().all(|thread| !thread.is_finished())
     }
@@ -316,8 +314,8 @@ impl<E: End> Loop<E> {
         self.resume(shared, &mut Access::keeping(&shared.end), times);
     }
 
-    /// Sends frames that waited for their tunnel. Other threads must not overtake them. So `end` has to be one that stays
-    /// locked, and the others wait until the frames are sent.
+    /// Sends frames that waited for their tunnel. Other threads must not overtake them. So `end` has to be one that
+    /// stays locked, and the others wait until the frames are sent.
     fn resume(&mut self, shared: &Shared<E>, end: &mut Access<'_, E>, times: Times) {
         for _ in 0..RESUMED {
             let Some(held) = end.get().ready(times) else { break };
@@ -335,8 +333,10 @@ impl<E: End> Loop<E> {
             let Some(length) = self.device.read(&mut self.frame)? else { break };
             self.frame(shared, &mut end, length, times);
             end.release();
-            if self.batch.len() >= COLLECTED {
-                self.flush(&shared.counts);
+            // Full runs leave at once. The rest waits for the records of the next frame, if there is one.
+            if let Some(Way { to, source, .. }) = self.way {
+                count(&shared.counts.not_sent, self.socket.send(self.batch.full_runs(), to, source));
+                self.batch.remove_full();
             }
         }
         self.flush(&shared.counts);
@@ -383,18 +383,19 @@ impl<E: End> Loop<E> {
                 return count(&counts.compressed[1], short.len());
             }
         }
-        let Some(packet) = frame.get(VIRTIO_LEN..) else { return };
-        let mut cut = match Cut::new(packet, layout, virtio, room) {
+        let Some(packet) = frame.get_mut(VIRTIO_LEN..) else { return };
+        let length = packet.len();
+        let cut = match Cut::new(packet, layout, virtio, room) {
             Ok(cut) => cut,
-            Err(NotCut::TooLong) if packet.len() <= carried => {
+            Err(NotCut::TooLong) if length <= carried => {
                 let head = BlockHead { segment: virtio.segment, partial: virtio.partial }.encode();
-                let block = too_long::stored(&[&head, packet].concat());
+                let block = too_long::stored(&[&head[..], packet].concat());
                 let parts = seal::parts(&block, room);
                 let how = (how, Compression::Lz4, lane);
                 let is_sealed =
                     parts.is_some_and(|parts| end.get().seal_block(way.tunnel, how, parts, times, &mut self.batch));
                 return match is_sealed {
-                    true => shared.sealed(lane, packet.len()),
+                    true => shared.sealed(lane, length),
                     false => count(&counts.not_sealed, 1),
                 };
             }
@@ -408,14 +409,10 @@ impl<E: End> Loop<E> {
             }
             Err(NotCut::Malformed) => return count(&counts.not_sealed, 1),
         };
-        let (How { treatment, suites, .. }, end) = (how, end.get());
-        while let Some(piece) = cut.next_piece() {
-            let packet = Packet { treatment, suites, lane, partial: piece.partial, parts: &piece.parts };
-            if end.seal(way.tunnel, &packet, times, &mut self.batch) {
-                shared.sealed(lane, piece.parts[0].len() + piece.parts[1].len());
-            } else {
-                count(&counts.not_sealed, 1);
-            }
+        let (bytes, failed) = end.get().seal(way.tunnel, (how, lane), cut, times, &mut self.batch);
+        shared.sealed(lane, bytes);
+        if failed > 0 {
+            count(&counts.not_sealed, failed);
         }
     }
 
@@ -430,7 +427,7 @@ impl<E: End> Loop<E> {
         }
         let (mut end, lane) = (Access::new(&shared.end), self.number);
         let (mut joiner, mut admitted) = (Joiner::default(), Vec::with_capacity(ADMITTED));
-        let mut not_taken = 0;
+        let (mut not_taken, mut opened) = (0, 0);
         for arrived in self.buffers.arrived() {
             for datagram in arrived.bytes.chunks_mut(arrived.stride) {
                 let received = end.get().receive(arrived.from, arrived.to, datagram, times, &mut self.replies);
@@ -439,7 +436,7 @@ impl<E: End> Loop<E> {
                         let sealed = Sealed { treatment, suite, is_compressed: false };
                         let Some(layout) = Layout::of(packet) else { continue };
                         if end.get().admit(tunnel, packet, &layout, partial, sealed, times) {
-                            shared.opened(lane, packet.len());
+                            opened += packet.len();
                             admitted.push((&*packet, layout, partial));
                         }
                     }
@@ -457,7 +454,7 @@ impl<E: End> Loop<E> {
                         let sealed = Sealed { treatment: block.treatment, suite, is_compressed };
                         let (layout, partial) = (whole.layout, whole.virtio.partial);
                         if end.get().admit(tunnel, whole.packet, &layout, partial, sealed, times) {
-                            shared.opened(lane, whole.packet.len());
+                            opened += whole.packet.len();
                             if is_compressed && let Some(flow) = end.get().latest() {
                                 end.get().compressed(flow, whole.packet.len(), block.bytes.len());
                             }
@@ -481,6 +478,7 @@ impl<E: End> Loop<E> {
         }
         not_taken += usize::from(joiner.flush(&self.device).is_err());
         count(&shared.counts.not_taken, not_taken);
+        shared.opened(lane, opened);
         if end.keeps() {
             // The answer to the other end's response goes first. A token that is due goes before the first record.
             self.reply();
@@ -505,7 +503,7 @@ fn flush<K: Copy>(socket: &Socket, batch: &mut Batch, way: &mut Option<Way<K>>, 
     if let Some(Way { to, source, .. }) = way.take()
         && !batch.is_empty()
     {
-        count(&counts.not_sent, socket.send(batch, to, source));
+        count(&counts.not_sent, socket.send(batch.runs(), to, source));
     }
     batch.clear();
 }

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt};
 use quinn_udp::{RecvMeta, Transmit, UdpSocketState};
-use seal::Batch;
+use seal::Run;
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -168,11 +168,11 @@ impl Socket {
         }
     }
 
-    /// Sends all records of a batch to one address. If `source` is given, sends from this address. Returns the number
+    /// Sends the records of these runs to one address. If `source` is given, sends from this address. Returns the number
     /// of datagrams that the kernel did not send.
-    pub fn send(&self, batch: &Batch, to: SocketAddr, source: Option<IpAddr>) -> usize {
+    pub fn send<'b>(&self, runs: impl Iterator<Item = Run<'b>>, to: SocketAddr, source: Option<IpAddr>) -> usize {
         let mut lost = 0;
-        for run in batch.runs() {
+        for run in runs {
             let most = run.segment * self.state.max_gso_segments();
             for bytes in run.bytes.chunks(most) {
                 let transmit = Transmit {

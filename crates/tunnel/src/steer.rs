@@ -1,6 +1,7 @@
-//! The kernel program that chooses the queue of the TUN device for a packet: by the packet's flow, so that all packets of
-//! a flow stay on one queue and in order. Without the program, the driver moves a flow to the queue on which its latest
-//! answer came, or back some seconds after it, and packets on the old queue would be overtaken.
+//! Loads the kernel program that chooses a queue of the TUN device for each packet. The program chooses by the packet's
+//! flow, so all packets of a flow stay on one queue and in order. Without the program, the driver moves a flow to the
+//! queue on which the flow's latest answer came, and back some seconds after that answer. Then the flow's next packets
+//! could overtake those on the old queue.
 
 use anyhow::{Context, Result};
 use std::io;
@@ -46,16 +47,18 @@ const GO: u8 = 0x05;
 const WIDE: u8 = 0x18;
 const EXIT: u8 = 0x95;
 
-/// Odd and without a pattern (2^64 divided by the golden ratio).
+/// The last factor of the hash, odd and without a pattern (2^64 divided by the golden ratio).
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-/// A prime near 2^32 divided by the golden ratio. The kernel extends it by its sign to 64 bits.
+/// The factor after each word: a prime near 2^32 divided by the golden ratio. The kernel extends it by its sign to 64
+/// bits.
 const STEP: u32 = 0x9e37_79b1;
 
 /// Returns the program: a hash of the packet's addresses and, for TCP and UDP, its ports. R6 has the packet, R7 the
 /// hash, R8 where the ports are, and R9 the protocol. Loads outside of the packet end the program with queue 0. They
 /// overwrite R1 to R5.
 fn program(seed: u32) -> Vec<u64> {
-    // Without a step after each word, packets whose words have the same exclusive or would share a queue under every seed.
+    // Without a step after each word, packets whose words have the same exclusive or would share a queue under every
+    // seed.
     let mix = |offset: u32| [op(LOAD, 0, 0, 0, offset), op(XOR, 0, 7, 0, 0), op(TIMES, 0, 7, 0, STEP)];
     let mut four = vec![op(AND, 0, 8, 0, 15), op(LEFT, 0, 8, 0, 2), op(LOAD_BYTE, 0, 0, 0, 9), op(MOVE, 0, 9, 0, 0)];
     four.extend([12, 16].into_iter().flat_map(mix));
@@ -96,9 +99,13 @@ fn program(seed: u32) -> Vec<u64> {
     all
 }
 
-/// Loads the program. Its choices depend on `seed`, which nobody outside must know, so that it is hard to choose ports whose
-/// flows share the queue of somebody else's. It is not a keyed hash: it does not stop those who can tell from delays which
-/// flows share a queue.
+/// Loads the program. `seed` determines which flows share a queue. It must be secret, so that an attacker can hardly
+/// find ports whose flows share a queue with the flows of others. But the program's hash is not a keyed hash: an
+/// attacker who can tell from delays which flows share a queue can find such ports.
+///
+/// # Errors
+///
+/// Fails if the kernel does not load the program.
 pub fn load(seed: u32) -> Result<OwnedFd> {
     let code = program(seed);
     let load = Load {

@@ -2,14 +2,15 @@
 //! goes.
 
 use crate::agent_end::mode;
-use crate::end::{End, How, Message, Sealed, Times, Way, note};
+use crate::cut::Cut;
+use crate::end::{End, How, Message, Sealed, Times, Way, note, seal_each};
 use crate::flows::{Flow, Flows};
 use crate::inside::{Client, Inside};
 use crate::packet::{Layout, UDP, Virtio};
 use crate::random::Random;
 use crate::translate::{Side, translate};
 use engine::model::{Compress, Sealing};
-use engine::tunnel::{Dropped, Limits, Millis, NotTaken, Outgoing, Packet, Received, Responder, TunnelId, TunnelInfo};
+use engine::tunnel::{Dropped, Limits, Millis, NotTaken, Outgoing, Received, Responder, TunnelId, TunnelInfo};
 use engine::verifier::Tables;
 use seal::{Batch, Mode};
 use std::net::{IpAddr, SocketAddr};
@@ -215,8 +216,15 @@ impl<K: Knowledge> End for VerifierEnd<K> {
         Some((Way { tunnel, to, source }, how))
     }
 
-    fn seal(&mut self, tunnel: TunnelId, packet: &Packet<'_>, times: Times, out: &mut Batch) -> bool {
-        self.responder.seal(tunnel, packet, times, out).is_ok()
+    fn seal(
+        &mut self,
+        tunnel: TunnelId,
+        how: (How, u8),
+        cut: Cut<'_>,
+        times: Times,
+        out: &mut Batch,
+    ) -> (usize, usize) {
+        seal_each(how, cut, |packet| self.responder.seal(tunnel, packet, times, out).is_ok())
     }
 
     fn seal_block<'p>(
@@ -242,13 +250,17 @@ impl<K: Knowledge> End for VerifierEnd<K> {
         let address = to.unwrap_or(self.service.ip());
         let service = Destination { address, protocol: UDP, port: self.service.port() };
         let (responder, outgoing) = (&mut self.responder, &mut self.outgoing);
-        let mut datagram = Some(datagram);
         let mut received = Err(NotTaken::Record(Dropped::Malformed));
-        self.knowledge.with_tables(&mut |tables| {
-            if let Some(datagram) = datagram.take() {
-                received = responder.receive(datagram, from, &service, times, tables, &mut Random, outgoing);
-            }
-        });
+        if wire::seal::Message::begins_tunnel(datagram) {
+            let mut datagram = Some(datagram);
+            self.knowledge.with_tables(&mut |tables| {
+                if let Some(datagram) = datagram.take() {
+                    received = responder.receive(datagram, from, &service, times, tables, &mut Random, outgoing);
+                }
+            });
+        } else {
+            received = responder.receive_record(datagram, from, times.0, &mut Random, outgoing);
+        }
         self.reply(Some(address), replies);
         match received {
             Ok(received) => return Some(received),

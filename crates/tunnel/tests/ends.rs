@@ -6,11 +6,12 @@ mod stage;
 
 use engine::agent::Clock;
 use engine::model::{Sealing, Treatment};
-use engine::tunnel::{Packet, Received};
+use engine::tunnel::Received;
 use seal::{Batch, Mode};
 use stage::{Known, demand, key, terms, verifier_end};
 use std::net::SocketAddr;
 use std::time::Duration;
+use tunnel::cut::Cut;
 use tunnel::{AgentEnd, End, Layout, Leg, Message, Sealed, Times, VerifierEnd, Virtio, times};
 use wire::map::Steered;
 use wire::packet::UDP;
@@ -62,9 +63,10 @@ fn send<E: End>(end: &mut E, mut packet: Vec<u8>, times: Times) -> Option<Vec<Ve
     let (way, how) = end.route(&mut packet, &layout, PLAIN, times)?;
     assert_eq!(how.compress, Mode::Never);
     let mut batch = Batch::default();
-    let packet =
-        Packet { treatment: how.treatment, suites: how.suites, lane: 0, partial: false, parts: &[&packet[..], &[]] };
-    end.seal(way.tunnel, &packet, times, &mut batch).then(|| {
+    let length = packet.len();
+    let cut = Cut::new(&mut packet, layout, PLAIN, length).expect("a packet that is not cut");
+    let (_, failed) = end.seal(way.tunnel, (how, 0), cut, times, &mut batch);
+    (failed == 0).then(|| {
         batch.runs().flat_map(|run| run.bytes.chunks(run.segment).map(<[u8]>::to_vec).collect::<Vec<_>>()).collect()
     })
 }

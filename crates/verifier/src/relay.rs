@@ -1,5 +1,5 @@
-//! Relays connections to chosen services behind a gateway, and puts a header of the PROXY protocol before each, by which
-//! the service learns the person.
+//! Relays connections to chosen services behind a gateway, and puts a header of the PROXY protocol before each, by
+//! which the service learns the person.
 //!
 //! The kernel's own path can't put bytes into a stream without renumbering it, so these connections end at the gateway,
 //! and other connections lead from there to the service. Packets from outside never reach these services directly: a
@@ -108,7 +108,11 @@ async fn accept(listener: TcpListener, service: SocketAddr, shared: Arc<Shared>,
             }
         };
         let Some(arrived) = open.arrive(from.ip()) else {
-            tracing::warn!(%service, client = %from, "closed a connection: too many are being looked up");
+            tracing::warn!(
+                %service,
+                client = %from,
+                "closed a connection: the relay is already looking up the people of too many connections"
+            );
             let _ = client.set_zero_linger();
             continue;
         };

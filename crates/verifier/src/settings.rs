@@ -74,14 +74,14 @@ pub struct Flags {
     /// [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_REPLAY_BUCKETS", value_parser = replay_buckets)]
     pub replay_buckets: Option<u32>,
-    /// Largest number of flows of one grant [default: 1024]
+    /// Maximum number of flows under one grant [default: 1024]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_FLOWS_PER_GRANT", value_parser = clap::value_parser!(u32).range(FLOWS))]
     pub flows_per_grant: Option<u32>,
-    /// Largest number of flows of all grants of one account together; in 64 s, the account can use eight times as many
-    /// tokens [default: 4096]
+    /// Maximum number of flows that all grants of one account have together; in 64 s, the account can use eight times
+    /// as many tokens [default: 4096]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_FLOWS_PER_ACCOUNT", value_parser = clap::value_parser!(u32).range(FLOWS))]
     pub flows_per_account: Option<u32>,
-    /// Largest number of one account's grants in use [default: 1024]
+    /// Maximum number of grants that one account uses at the same time [default: 1024]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_GRANTS_PER_ACCOUNT", value_parser = clap::value_parser!(u32).range(FLOWS))]
     pub grants_per_account: Option<u32>,
     /// Idle time after which a TCP flow is forgotten [default: 1d]
@@ -96,7 +96,7 @@ pub struct Flags {
     /// Idle time after which a TCP flow that its client has closed is forgotten [default: 30s]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_CLOSING_IDLE", value_parser = idle)]
     pub closing_idle: Option<u32>,
-    /// Largest number of dropped packets that are reported, per core and second; all are counted [default: 100]
+    /// Maximum number of dropped packets that are reported, per core and second; all are counted [default: 100]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SAMPLES_PER_SECOND", value_parser = clap::value_parser!(u32).range(SAMPLES))]
     pub samples_per_second: Option<u32>,
     /// A carrier from which tokens are accepted: tail, shim, stream or fast_open; may be repeated [default: tail,
@@ -114,27 +114,27 @@ pub struct Flags {
     /// repeated
     #[arg(long, value_name = "NET", env = "VOUCHSAFE_OPEN", value_delimiter = ',', value_parser = network)]
     pub open: Vec<IpNet>,
-    /// A TCP service that everybody may reach, with or without a token; the verifier knows the people who bring one; may
-    /// be repeated [default: none]
+    /// A TCP service that everybody may reach, with or without a token; the verifier knows the people who bring one;
+    /// may be repeated [default: none]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_OPTIONAL", value_delimiter = ',', value_parser = service)]
     pub optional: Vec<SocketAddr>,
-    /// On a gateway: a service behind it to which connections are relayed with a header of the PROXY protocol that names
-    /// the person; may be repeated [default: none]
+    /// On a gateway: a service behind it to which connections are relayed with a header of the PROXY protocol that
+    /// names the person; may be repeated [default: none]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_PROXY_PROTOCOL", value_delimiter = ',', value_parser = service)]
     pub proxy_protocol: Vec<SocketAddr>,
-    /// Largest number of flows opened by the inside [default: 131072]
+    /// Maximum number of flows that the inside opened [default: 131072]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_OUTBOUND", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_outbound: Option<u32>,
-    /// On a gateway: a network of inside addresses; each person gets one, which the inside sees as the address of the
-    /// person's clients; may be repeated [default: clients' own addresses]
+    /// On a gateway: a network of inside addresses, of which each person gets one; to the inside, this address is the
+    /// address of the person's clients; may be repeated [default: clients' own addresses]
     #[arg(long, value_name = "NET", env = "VOUCHSAFE_POOL", value_delimiter = ',', value_parser = network)]
     pub pool: Vec<IpNet>,
     /// A network of inside addresses for clients in sealed tunnels, used for nothing else; may be repeated [default:
     /// none, and no tunnels]
     #[arg(long, value_name = "NET", env = "VOUCHSAFE_TUNNEL_POOL", value_delimiter = ',', value_parser = network)]
     pub tunnel_pool: Vec<IpNet>,
-    /// Number of queues of sealed tunnels, each with a thread of its own, 1 to 8 [default: the number of processors, at most
-    /// 8]
+    /// Number of queues of sealed tunnels, each with a thread of its own, 1 to 8 [default: the number of processors, at
+    /// most 8]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_TUNNEL_QUEUES", value_parser = clap::value_parser!(u32).range(TUNNEL_QUEUES))]
     pub tunnel_queues: Option<u32>,
     /// A suite whose tokens are accepted: siphash, aes-cmac or sha224; may be repeated [default: siphash, aes-cmac]
@@ -143,8 +143,8 @@ pub struct Flags {
     /// Room for pairs of the suite sha224, 8 KiB each, if that suite is accepted [default: 1024]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_PAIRS", value_parser = clap::value_parser!(u32).range(MAX_PAIRS))]
     pub max_pairs: Option<u32>,
-    /// Take every token of the suite sha224 that a secret of now yields, as the published scheme does: without having been
-    /// told of its pair, and as often as it comes
+    /// Take every token of the suite sha224 that a secret of now yields, as the published scheme does: without having
+    /// been told of its pair, and as often as it comes
     #[arg(long, env = "VOUCHSAFE_LS_STATELESS", value_parser = FalseyValueParser::new())]
     pub ls_stateless: bool,
     /// On a gateway: another gateway of this verifier, which learns this gateway's flows, so that they pass there, too;
@@ -228,7 +228,7 @@ pub struct Settings {
 }
 
 impl Flags {
-    /// Returns these settings. Takes each setting that is missing here from `other`.
+    /// Fills in each setting that is missing here from `other`, and returns the result.
     pub fn or(self, other: Self) -> Self {
         let list = |first: Vec<String>, second| if first.is_empty() { second } else { first };
         Self {

@@ -31,6 +31,11 @@ pub enum Message {
 }
 
 impl Message {
+    /// Reports whether a datagram can only be an initiation.
+    pub fn begins_tunnel(datagram: &[u8]) -> bool {
+        datagram.first() == Some(&handshake::INITIATION)
+    }
+
     /// Returns the form of a datagram with its fields. Returns `None` if the datagram is `malformed`.
     pub fn read(datagram: &[u8]) -> Option<Self> {
         match *datagram.first()? {

@@ -8,6 +8,7 @@ mod asking;
 mod carrier;
 mod formats;
 mod names;
+mod people;
 mod proofs;
 mod sealing;
 mod switches;
@@ -19,6 +20,7 @@ pub use asking::{ask, asked};
 pub use carrier::{journey, queued, shim, tail};
 pub use formats::{grant_header, option, packet, quoted, token};
 pub use names::answer;
+pub use people::relayed;
 pub use proofs::{judged, proof};
 pub use sealing::{Unsealed, keys, seal, unsealed};
 pub use switches::{GENERATION, openflow};
@@ -48,4 +50,5 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("policy", policy),
     ("document", document),
     ("api", api),
+    ("relayed", relayed),
 ];

@@ -291,6 +291,35 @@ fn write_sealing() {
 
 #[test]
 #[ignore = "writes the corpus"]
+fn write_people() {
+    let header = |family: u8, ends: &[u8], tlvs: &[(u8, &str)]| {
+        let mut body = ends.to_vec();
+        for (kind, text) in tlvs {
+            body.push(*kind);
+            body.extend((text.len() as u16).to_be_bytes());
+            body.extend(text.as_bytes());
+        }
+        [&b"\r\n\r\n\0\r\nQUIT\n\x21"[..], &[family], &(body.len() as u16).to_be_bytes(), &body].concat()
+    };
+    let four = [192, 0, 2, 9, 192, 0, 2, 20, 0x12, 0x34, 0, 80];
+    let six: Vec<u8> = (0..36).collect();
+    let person = [(0xe0, "al"), (0xe1, "pc"), (0xe2, "staff"), (0xe3, "web"), (0xe4, "00000000000000ff")];
+    let unique = [(5, "al/00000000000000ff/10-1234")];
+    write("relayed", "person", header(0x11, &four, &[&person[..], &unique].concat()));
+    write("relayed", "person-ipv6", [header(0x21, &six, &person), b"GET /".to_vec()].concat());
+    write("relayed", "stranger", header(0x11, &four, &[]));
+    write("relayed", "in-part", header(0x11, &four, &person[..3]));
+    write("relayed", "twice", header(0x11, &four, &[&person[..], &person].concat()));
+    write("relayed", "other-types", header(0x11, &four, &[(4, "\0"), (0xee, "")]));
+    write("relayed", "unix", header(0x31, &four, &person));
+    let fields = ["person: alice", "device: laptop", "receiver: git", "rule: Z%C3%BCrich 100 %25", "grant: 00"];
+    let fields = fields.map(|field| format!("x-vouchsafe-{field}\r\n")).concat();
+    write("relayed", "answer", format!("HTTP/1.1 200 OK\r\n{fields}\r\n"));
+    write("relayed", "answer-refused", "HTTP/1.1 403 Forbidden\r\ncontent-length: 3\r\n\r\nno\n");
+}
+
+#[test]
+#[ignore = "writes the corpus"]
 fn write_switches() {
     let greeting = [Message::Hello, Message::FeaturesReply { datapath: 7 }];
     let [rule] = &rules::standing(&[], &[], harness::GENERATION)[..] else { panic!("one rule") };

@@ -15,6 +15,7 @@ use lab::world::{
     Agent, Authority, ECHO, FRONT4, FRONT6, Network, OPEN4, PUBLIC4, VERIFIER, Verifier, Way, in_family, policy,
 };
 use lab::{Namespace, Outsider, Place, Process, poll, test};
+use whois::{Identity, Relayed};
 use wire::{Destination, DropReason};
 
 use crate::web::{HTTP, Nginx, Page, Room, get, without_place};
@@ -105,17 +106,6 @@ fn url(six: bool) -> String {
     format!("http://{to}/")
 }
 
-/// The TLVs of a header of the PROXY protocol.
-fn tlvs(mut rest: &[u8]) -> Vec<(u8, String)> {
-    let mut all = Vec::new();
-    while let [kind, high, low, value @ ..] = rest {
-        let length = usize::from(u16::from_be_bytes([*high, *low])).min(value.len());
-        all.push((*kind, without_place(&String::from_utf8_lossy(&value[..length]))));
-        rest = &value[length..];
-    }
-    all
-}
-
 #[test]
 fn haproxy_and_nginx_behind_a_gateway_log_the_person() {
     test(|| {
@@ -149,36 +139,29 @@ fn haproxy_and_nginx_behind_a_gateway_log_the_person() {
     });
 }
 
-/// The echo sends back the header that the relay put before the connection.
+/// The echo sends back the header that the relay put before the connection, and the library for applications reads it.
 #[test]
 fn the_header_names_client_and_person() {
     test(|| {
         let stage = Stage::new()?;
         let mut stream = stage.dial(ECHO)?;
-        let mut head = [0; 28];
-        stream.read_exact(&mut head)?;
-        ensure!(head[..14] == *b"\r\n\r\n\0\r\nQUIT\n\x21\x11", "{head:?}");
-        let length = usize::from(u16::from_be_bytes([head[14], head[15]]));
-        let [client, server]: [IpAddr; 2] = [PUBLIC4.parse()?, FRONT4.parse()?];
-        let ends = [&head[16..20], &head[20..24]].map(|bytes| <[u8; 4]>::try_from(bytes).map(IpAddr::from).ok());
-        ensure!(ends == [Some(client), Some(server)], "{head:?}");
-        ensure!(head[26..28] == ECHO.to_be_bytes());
-        let mut rest = vec![0; length - 12];
-        stream.read_exact(&mut rest)?;
-        let port = u16::from_be_bytes([head[24], head[25]]);
+        let relayed = Relayed::read(&mut stream)?;
+        let client = SocketAddr::new(PUBLIC4.parse()?, relayed.client.port());
+        let server = SocketAddr::new(FRONT4.parse()?, ECHO);
+        ensure!((relayed.client, relayed.server) == (client, server), "{relayed:?}");
         let flows = stage.verifier.flows()?;
-        let flow = flows.iter().find(|flow| flow["client"] == format!("{PUBLIC4}:{port}")).context("no flow")?;
+        let flow = flows.iter().find(|flow| flow["client"] == client.to_string()).context("no flow")?;
         let (handle, since) = (flow["handle"].as_str().context("handle")?, flow["since"].as_u64().context("since")?);
-        let unique = format!("alice/{handle}/{since:x}-{port:x}");
-        let expected = [
-            (0xe0, "alice"),
-            (0xe1, "laptop"),
-            (0xe2, "staff may use the front"),
-            (0xe3, "front"),
-            (0xe4, handle),
-            (5, &unique),
-        ];
-        ensure!(tlvs(&rest) == expected.map(|(kind, text)| (kind, text.to_owned())), "{:?}", tlvs(&rest));
+        let unique = format!("alice/{handle}/{since:x}-{:x}", client.port());
+        ensure!(relayed.unique.as_deref() == Some(unique.as_str()), "{:?} is not {unique}", relayed.unique);
+        let Identity { person, device, receiver, rule, grant } = relayed.identity.context("nobody is named")?;
+        let named = [person, device, receiver, without_place(&rule), grant];
+        ensure!(named == ["alice", "laptop", "front", "staff may use the front", handle], "{named:?}");
+        // The next bytes are the client's.
+        let mut next = [0; 5];
+        stream.write_all(b"hello")?;
+        stream.read_exact(&mut next)?;
+        ensure!(next == *b"hello", "{next:?}");
         Ok(())
     });
 }

@@ -1,6 +1,7 @@
 //! Tests of identity for applications: nginx learns from the verifier who is behind a connection.
 
 mod behind;
+mod library;
 mod optional;
 mod scores;
 mod web;

@@ -2,6 +2,7 @@
 //! the box lets through, the next connection takes that rung at once, and the first rung again once the box is gone.
 
 mod stage;
+mod translators;
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -101,8 +102,8 @@ fn opens(stage: &Stage, host: &str) -> Result<()> {
     };
     ensure!(poll(SECOND * 10, learned), "not remembered: {}", stage.agent.ping(&at(host).to_string())?);
     let cable = Capture::start(&stage.network.alice, "eth0")?;
-    // Where an answer takes longer than a quarter of a second, as on a loaded machine, further SYNs follow. Had the agent
-    // learned nothing, every connection would need them: one that does not is enough.
+    // Where an answer takes longer than a quarter of a second, as on a loaded machine, further SYNs follow. Had the
+    // agent learned nothing, every connection would need them: one that does not is enough.
     let is_clean = || stage.connects_by(host, "packet").is_ok_and(|syns| syns == 1);
     ensure!((0..5).any(|_| is_clean()), "no connection began with the option");
     let syns = || cable.lines(&format!("dst host {host} and tcp and port {ECHO}"));
@@ -297,7 +298,7 @@ fn what_was_learned_outlives_the_agent() {
         std::fs::write(&file, "{\"paths\": [{")?;
         stage.agent.run()?;
         ensure!(poll(SECOND * 20, || stage.connect(FRONT4).is_ok()), "it does not climb any more");
-        ensure!(poll(SECOND * 5, || stage.agent.log().contains("it learns anew")), "{}", stage.agent.log());
+        ensure!(poll(SECOND * 5, || stage.agent.log().contains("the agent learns anew")), "{}", stage.agent.log());
         drop(filter);
         stage.recovers(FRONT4)
     });

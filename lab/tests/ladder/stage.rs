@@ -52,7 +52,7 @@ to = ["front", "dark", "tunnel"]
 /// The world, with Alice logged in.
 pub struct Stage {
     pub agent: Agent,
-    _verifier: Verifier,
+    pub verifier: Verifier,
     pub authority: Authority,
     pub services: Services,
     pub network: Network,
@@ -73,7 +73,7 @@ impl Stage {
         let verifier = Verifier::start_with(&network.server, &authority, &[&POOL[..], flags].concat())?;
         let agent = Agent::start(&network.alice)?;
         agent.login(&authority, "alice")?;
-        Ok(Self { agent, _verifier: verifier, authority, services, network })
+        Ok(Self { agent, verifier, authority, services, network })
     }
 
     /// Connects to the echo at `host`, and returns the time that the connection and its first words took.

@@ -1,9 +1,10 @@
 //! Tests of the library in programs of other languages: the examples next to its header file.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
+use lab::embedded::{embed, library};
 use lab::nobody::{said, succeed};
 use lab::world::{ECHO, FRONT4, FRONT6};
 use lab::{Nobody, process, test};
@@ -12,21 +13,6 @@ use super::stage::Stage;
 
 /// Data that no token contains.
 const WORDS: &str = "from another language";
-
-/// Returns the folder of the crate that the library is built from.
-fn embed() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/embed")
-}
-
-/// Builds the library, and returns the folder that contains it.
-fn library() -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    process::output(Command::new(cargo).args(["build", "-q", "-p", "embed"]).current_dir(embed()))?;
-    let binary = lab::vouchsafe();
-    let folder = binary.parent().context("the binary's folder")?.to_owned();
-    ensure!(folder.join("libvouchsafe.so").exists(), "no library in {}", folder.display());
-    Ok(folder)
-}
 
 /// Copies the library to a user's home folder.
 fn give(nobody: &Nobody<'_>, folder: &Path) -> Result<()> {

@@ -68,7 +68,8 @@ mod with_tunnels {
     }
 
     impl First {
-        /// Reports whether the kernel's entry is about this packet. Another subject's connection may have the ports now.
+        /// Reports whether the kernel's entry is about this packet. Another subject's connection may have the ports
+        /// now.
         fn is(&self, known: &FirstPacket) -> bool {
             (known.subject, known.sequence) == (self.slot.subject, self.sequence)
         }
@@ -193,8 +194,8 @@ mod with_tunnels {
             self.kernel.send(subject, &first.frame.clone().asking(wish as u16));
         }
 
-        /// Removes what an earlier process has left in the kernel: its tunnels are gone, and nobody watches its connections.
-        /// Takes over what it has learned.
+        /// Removes the ladder entries that an earlier process has left in the kernel, because that process's tunnels
+        /// are gone and nobody watches its connections. Takes over what that process has learned.
         pub(in crate::daemon) fn restore_ladder(&mut self) {
             let mut inherited = BTreeSet::new();
             let ladders = &self.kernel.maps().ladders;
@@ -214,8 +215,8 @@ mod with_tunnels {
             self.follow_network();
         }
 
-        /// Renews the grants that an earlier process has left for destinations with several rungs: only an answer of the
-        /// authority names the tunnel.
+        /// Renews the grants that an earlier process has left for destinations with several rungs, because only an
+        /// answer of the authority names the tunnel.
         pub(in crate::daemon) fn renew_for_ladder(&mut self, entries: &[(GrantSlot, GrantEntry)]) {
             let (mut renewed, climbed) = (BTreeSet::new(), std::mem::take(&mut self.climbing.inherited));
             for (slot, entry) in entries.iter().filter(|(slot, _)| climbed.contains(slot)) {
@@ -227,8 +228,8 @@ mod with_tunnels {
             }
         }
 
-        /// Writes what was learned to the file, unless it was written often of late. To be called every second. A thread of
-        /// its own waits for the disk, so that no packet does.
+        /// Writes the ladder's memory to the file, unless the file was written often of late. To be called every
+        /// second. A separate thread waits for the disk, so that no packet has to wait.
         pub(in crate::daemon) fn store_ladder(&mut self) {
             let climbing = &mut self.climbing;
             let is_writing = climbing.writing.as_ref().is_some_and(|writing| !writing.is_finished());
@@ -239,7 +240,7 @@ mod with_tunnels {
             climbing.writing = Some(spawn_blocking(move || save(&folder, &kept)));
         }
 
-        /// Writes what was learned to the file. To be called at the end.
+        /// Writes the ladder's memory to the file. To be called at the end of the process.
         pub(in crate::daemon) async fn store_ladder_at_end(&mut self) {
             // An earlier write must not replace the file after this one.
             if let Some(writing) = self.climbing.writing.take() {
@@ -303,12 +304,12 @@ mod with_tunnels {
 
     fn save(folder: &Folder, kept: &Kept) {
         if let Err(error) = ladder_file::save(folder, kept) {
-            tracing::warn!("cannot keep what the ladder has learned for the next start: {error:#}");
+            tracing::warn!("cannot save the ladder's memory for the next start: {error:#}");
         }
     }
 
-    /// Reports whether first packets to a destination can travel by several rungs. In a tunnel, verifiers take tokens by
-    /// the carrier `tail` only (wire.md §6.11.1).
+    /// Reports whether first packets to a destination can travel by several rungs. In a tunnel, verifiers take tokens
+    /// by the carrier `tail` only (wire.md §6.11.1).
     fn has_rungs(slot: &GrantSlot, entry: &GrantEntry) -> bool {
         entry.plain == 0 && entry.carrier == Carrier::Tail as u8 && slot.protocol == TCP
     }

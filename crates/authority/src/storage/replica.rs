@@ -135,7 +135,7 @@ impl fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
-/// What others have changed in a member's database. Other processes of the same host count as others.
+/// The changes of others in a member's database. Other processes of the same host count as others.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
     /// The number of the last entry that is reported; 0 if there is nothing to report.

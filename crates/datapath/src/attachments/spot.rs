@@ -103,8 +103,9 @@ impl Spot {
         }
     }
 
-    /// Returns the priority of a filter at this spot. An agent's filters run after those of other programs. All others
-    /// run before them, because another program's verdict could keep a packet from them.
+    /// Returns the priority of a filter at this spot. An agent's filters run after the filters of other programs. All
+    /// other filters of Vouchsafe run before the filters of other programs, because another program's verdict could
+    /// keep a packet from them.
     pub(super) const fn priority(self) -> u32 {
         match self {
             Self::Insertion | Self::Notice => 0x5653,

@@ -106,14 +106,14 @@ impl<T: Entry> Ring<T> {
         unsafe { (self.producer.as_ref(), self.consumer.as_ref()) }
     }
 
-    /// Returns the number of free entries. Only for a ring into which this process writes entries.
+    /// Returns the number of free entries. Use this function only for a ring into which this process writes entries.
     pub fn room(&self) -> u32 {
         let (_, consumer) = self.ends();
         self.mask + 1 - self.own.wrapping_sub(consumer.load(Ordering::Acquire))
     }
 
-    /// Returns the number of entries that the kernel has not read yet. Only for a ring into which this process writes
-    /// entries.
+    /// Returns the number of entries that the kernel has not read yet. Use this function only for a ring into which
+    /// this process writes entries.
     pub fn unread(&self) -> u32 {
         self.mask + 1 - self.room()
     }

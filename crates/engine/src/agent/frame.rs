@@ -68,7 +68,7 @@ impl Frame {
         Self { tag, ..self }
     }
 
-    /// Adds the sender's wish for a treatment, as in `wire::map::Steered`.
+    /// Adds the sender's wish for a treatment, in the form of [`wire::map::Steered::wish`].
     pub fn asking(self, wish: u16) -> Self {
         Self { wish, ..self }
     }
@@ -99,8 +99,8 @@ impl Frame {
         Some(Sender { address: packet.source?, port: packet.source_port, tcp: packet.protocol == TCP })
     }
 
-    /// Reports whether both frames are SYNs of the same sender, so that `other` is a retransmission. The destinations
-    /// have to be equal.
+    /// Reports whether `other` is a retransmission of this frame: both are SYNs of the same sender. The caller has to
+    /// make sure that both have the same destination.
     pub fn is_repeated_by(&self, other: &Self) -> bool {
         self.sender().is_some_and(|sender| sender.tcp && Some(sender) == other.sender())
     }

@@ -66,8 +66,8 @@ impl Rung {
     }
 }
 
-/// Where an answer arrives. Two rungs of the same side carry the same packet, so an answer does not tell which of their
-/// packets it is for.
+/// The side of the tunnel on which an answer arrives. Two rungs with the same side carry the same packet, so an answer
+/// does not show to which rung it belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Side {
     /// Outside of the tunnel.
@@ -92,7 +92,7 @@ pub struct Path {
     pub subject: Subject,
     /// The network in which this machine is.
     pub network: Network,
-    /// The verifier, by the address of its tunnel.
+    /// The verifier, identified by the address of its tunnel.
     pub verifier: SocketAddr,
     /// Whether the connections use IPv6.
     pub ipv6: bool,
@@ -103,7 +103,8 @@ pub struct Path {
 pub struct Choice {
     /// The rung.
     pub rung: Rung,
-    /// If not 0, one connection in this number begins with the best rung instead, to find out whether it works again.
+    /// If not 0: one in this many connections begins with the best rung instead, to find out whether that rung works
+    /// again.
     pub every: u32,
 }
 
@@ -210,8 +211,9 @@ impl<C: Clone> Ladder<C> {
         self.watches.retain(|watch| !is_lost(&watch.connection));
     }
 
-    /// Returns the other rungs by which the first packet of a watched connection was sent, if the connection's own stack
-    /// sends the packet again by `rung`. The caller sends it by these rungs, too. `None`: the connection is not watched.
+    /// To be called when a connection's own stack sends the first packet again by `rung`. Returns the other rungs by
+    /// which this packet was sent, so that the caller sends it by these, too. Returns `None` if the connection is not
+    /// watched.
     pub fn repeated(&self, rung: Rung, is_it: impl Fn(&C) -> bool) -> Option<Vec<Rung>> {
         let watch = self.watches.iter().find(|watch| is_it(&watch.connection))?;
         let tried = |other: &Rung| watch.tries.iter().any(|one| one.rung == *other);
@@ -260,8 +262,8 @@ impl<C: Clone> Ladder<C> {
 }
 
 impl<C> Watch<C> {
-    /// Returns the rungs by which the first packet is due now: the next one that is not bad. With it, the one before gets
-    /// a second packet: one packet may just have been lost.
+    /// Returns the rungs by which to send the first packet now: the next rung that is not bad, and the rung before it
+    /// once more, because one packet may just have been lost.
     fn climb(&mut self, now: Duration, memory: &Memory) -> Vec<Rung> {
         let again = self.tries.last().map(|one| one.rung);
         let untried = |rung: &Rung| self.tries.iter().all(|one| one.rung != *rung);

@@ -4,6 +4,7 @@
 //! remembered against replays, are limited per account. A full table refuses new entries and evicts none.
 
 mod due;
+mod numbers;
 mod roaming;
 
 use super::limits::Limits;
@@ -13,6 +14,7 @@ use super::recent::Recent;
 use super::{Chance, Dropped, LINGER, Millis, NotSealed, Packet, REKEY_AFTER, RESEND, Received, UNITS_MAX};
 use crate::verifier::{CLOCK_SKEW_MAX, Tables};
 use due::Schedule;
+use numbers::{OwnNumbers, UnusedIndices};
 use seal::{Batch, ExchangeSecret};
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -63,9 +65,9 @@ pub struct Responder {
     limits: Limits,
     suites: (Suites, Suites),
     rekey_after: Millis,
-    tunnels: HashMap<TunnelId, Box<Tunnel>>,
+    tunnels: HashMap<TunnelId, Box<Tunnel>, OwnNumbers>,
     next: u64,
-    indices: HashMap<Index, TunnelId>,
+    indices: HashMap<Index, TunnelId, OwnNumbers>,
     /// Tunnels whose early records are still accepted, by the tag of their initiation.
     early: HashMap<[u8; 16], TunnelId>,
     accounts: HashMap<u32, u32>,
@@ -109,27 +111,6 @@ struct First {
     until: Millis,
 }
 
-/// A source of indices that no phase of this responder uses.
-struct UnusedIndices<'c> {
-    chance: &'c mut dyn Chance,
-    taken: &'c HashMap<Index, TunnelId>,
-}
-
-impl Chance for UnusedIndices<'_> {
-    fn bytes(&mut self) -> [u8; 32] {
-        self.chance.bytes()
-    }
-
-    fn index(&mut self) -> Index {
-        loop {
-            let index = self.chance.index();
-            if !self.taken.contains_key(&index) {
-                return index;
-            }
-        }
-    }
-}
-
 /// Reason why a responder did not accept a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotTaken {
@@ -159,9 +140,9 @@ impl Responder {
             limits,
             suites,
             rekey_after: REKEY_AFTER,
-            tunnels: HashMap::new(),
+            tunnels: HashMap::default(),
             next: 0,
-            indices: HashMap::new(),
+            indices: HashMap::default(),
             early: HashMap::new(),
             accounts: HashMap::new(),
             newest: HashMap::new(),
@@ -212,33 +193,46 @@ impl Responder {
         chance: &mut dyn Chance,
         out: &mut Vec<Outgoing>,
     ) -> Result<(TunnelId, Received<'d>), NotTaken> {
-        match Message::read(datagram).ok_or(Dropped::Malformed)? {
-            Message::Response | Message::Unknown(_) => Err(Dropped::Malformed.into()),
-            Message::Initiation(early) => {
-                let length = datagram.len();
-                let (first, record) = datagram.split_first_chunk_mut().ok_or(Dropped::Malformed)?;
-                let id = self.initiated(first, from, to, (now, wall), tables, chance, out)?;
-                let received = match early {
-                    Some(header) => self.early(id, &header, record)?,
-                    None => Received::Nothing,
-                };
-                // Not for a repeated initiation: its early records were accepted once and must not be again.
-                if early.is_some()
-                    && let Some(tunnel) = self.tunnels.get_mut(&id)
-                {
-                    tunnel.credit += CREDIT * length;
-                }
-                Ok((id, received))
-            }
-            Message::Record(header) => {
-                let Some(id) = self.indices.get(&header.index).copied() else {
-                    let Some(unknown) = Self::unknown(&header) else { return Err(Dropped::NoTunnel.into()) };
-                    out.push(Outgoing { to: from, datagram: unknown });
-                    return Err(Dropped::NoTunnel.into());
-                };
-                Ok((id, self.record(id, &header, datagram, from, now, chance, out)?))
-            }
+        if !Message::begins_tunnel(datagram) {
+            return self.receive_record(datagram, from, now, chance, out);
         }
+        let Some(Message::Initiation(early)) = Message::read(datagram) else { return Err(Dropped::Malformed.into()) };
+        let length = datagram.len();
+        let (first, record) = datagram.split_first_chunk_mut().ok_or(Dropped::Malformed)?;
+        let id = self.initiated(first, from, to, (now, wall), tables, chance, out)?;
+        let received = match early {
+            Some(header) => self.early(id, &header, record)?,
+            None => Received::Nothing,
+        };
+        // Not for a repeated initiation: its early records were accepted once and must not be again.
+        if early.is_some()
+            && let Some(tunnel) = self.tunnels.get_mut(&id)
+        {
+            tunnel.credit += CREDIT * length;
+        }
+        Ok((id, received))
+    }
+
+    /// Does what [`Self::receive`] does with a datagram that is not an initiation ([`Message::begins_tunnel`]). This needs
+    /// none of the verifier's tables.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the datagram was not accepted.
+    pub fn receive_record<'d>(
+        &mut self,
+        datagram: &'d mut [u8],
+        from: SocketAddr,
+        now: Millis,
+        chance: &mut dyn Chance,
+        out: &mut Vec<Outgoing>,
+    ) -> Result<(TunnelId, Received<'d>), NotTaken> {
+        let Some(Message::Record(header)) = Message::read(datagram) else { return Err(Dropped::Malformed.into()) };
+        let Some(id) = self.indices.get(&header.index).copied() else {
+            out.extend(Self::unknown(&header).map(|datagram| Outgoing { to: from, datagram }));
+            return Err(Dropped::NoTunnel.into());
+        };
+        Ok((id, self.record(id, &header, datagram, from, now, chance, out)?))
     }
 
     fn unknown(header: &RecordHeader) -> Option<Vec<u8>> {

@@ -121,7 +121,7 @@ impl Daemon {
         }
     }
 
-    /// Records withdrawals, and removes what they void from the tables.
+    /// Records withdrawals. Removes the segments and consents that they end from the tables.
     pub(super) fn withdraw(&mut self, withdrawn: &[Withdrawal]) {
         if withdrawn.is_empty() {
             return;

@@ -1,5 +1,5 @@
-//! The relayed connections that are open: how many each person may have, and which of them have to end because their
-//! flow has.
+//! The relay's open connections. Limits their number, also for each person, and ends each connection whose flow has
+//! ended.
 
 use crate::shared::Shared;
 use std::collections::HashMap;
@@ -10,14 +10,15 @@ use tokio::sync::oneshot;
 use tokio::time::{MissedTickBehavior, interval};
 use wire::map::{Flow, FlowKey};
 
-/// Maximum number of connections of people, and of those of one person.
+/// Maximum number of connections of all people together, and of one person.
 const CONNECTIONS: (usize, usize) = (4096, 1024);
-/// Maximum number of connections that are being looked up, and of those from one address. Nobody knows yet whose they are,
-/// so they take no room of people.
+/// Maximum number of connections whose person the relay is still looking up, and of those from one address. Their
+/// person is not known yet, so they don't count towards a person's limit.
 const ARRIVALS: (usize, usize) = (1024, 128);
 /// Maximum number of connections of strangers to optional receivers, and of those from one address.
 const STRANGERS: (usize, usize) = (1024, 128);
-/// Interval at which the connections' flows are looked up: a revocation takes effect within a second.
+/// Interval at which the relay checks whether the connections' flows have ended, so that a revocation takes effect
+/// within a second.
 const LOOK: Duration = Duration::from_millis(250);
 
 /// The open connections.
@@ -33,7 +34,7 @@ struct Connections {
     people: HashMap<String, usize>,
     /// Strangers' connections.
     strangers: Sites,
-    /// Connections that are being looked up.
+    /// Connections whose person the relay is still looking up.
     arrivals: Sites,
 }
 
@@ -63,7 +64,8 @@ pub struct Registered {
 struct Sites(HashMap<IpAddr, usize>);
 
 impl Sites {
-    /// Counts one more. Returns whether there was room; `most` is the maximum number of all, and of those from one address.
+    /// Counts one more connection from this address, if there is room. Returns whether there was room. `most` is the
+    /// maximum number of all connections, and of those from one address.
     fn add(&mut self, from: IpAddr, most: (usize, usize)) -> bool {
         let of_site = self.0.get(&from).copied().unwrap_or_default();
         let has_room = of_site < most.1 && self.0.values().sum::<usize>() < most.0;
@@ -83,7 +85,8 @@ impl Sites {
     }
 }
 
-/// A place for a stranger's connection, or for one that is being looked up. Dropping it makes room.
+/// The room that the connection of a stranger takes, or a connection whose person the relay is still looking up.
+/// Dropping this value frees the room.
 pub struct Guest {
     open: Arc<Open>,
     from: IpAddr,
@@ -101,8 +104,8 @@ impl Open {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes room for a connection that is to be looked up. Returns `None` if too many are being looked up, in all or from
-    /// this address.
+    /// Takes room for a connection whose person the relay is about to look up. Returns `None` if the relay is looking
+    /// up too many connections already, in total or from this address.
     pub fn arrive(self: &Arc<Self>, from: IpAddr) -> Option<Guest> {
         self.guest(from, ARRIVALS, |connections| &mut connections.arrivals)
     }
@@ -117,7 +120,7 @@ impl Open {
         sites(&mut self.connections()).add(from, most).then(|| Guest { open: self.clone(), from, sites })
     }
 
-    /// Enters a connection of this person. Returns `None` if the person, or all people together, have too many.
+    /// Adds a connection of this person. Returns `None` if the person, or all people together, have too many.
     pub fn take(self: &Arc<Self>, person: &str, key: FlowKey, flow: Flow) -> Option<Place> {
         let mut connections = self.connections();
         if connections.all.len() >= CONNECTIONS.0 {

@@ -71,8 +71,8 @@ impl Steered {
     pub const OUTSIDE: u32 = 1 << 11;
     /// Bit of [`Self::wish`]: the flow's client has had an answer in the tunnel. The program sets the bit.
     pub const ANSWERED: u32 = 1 << 12;
-    /// Bit of the same priority: the packet's token travels by the carrier `fast_open`. In the header of a copy, the bit
-    /// tells the same of the packet that was sent.
+    /// Bit of the priority of a packet that user space sends: the packet's token travels by the carrier `fast_open`. In
+    /// the header of the copy of a first packet, the bit says that the first packet was sent in this way.
     pub const FAST_OPEN: u32 = 1 << 13;
     /// Treatment of flows that the ladder leads into a tunnel: `authenticate`, the weakest that records have.
     pub const LADDER_TREATMENT: u32 = 1;
@@ -82,10 +82,10 @@ impl Steered {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Ladder {
-    /// 0: the first packet itself carries the token. 1: so it does, by the carrier `fast_open`. 2: it travels in the
-    /// tunnel.
+    /// 0: the first packet itself carries the token. 1: the first packet carries it by the carrier `fast_open`. 2: the
+    /// first packet travels in the tunnel.
     pub rung: u32,
-    /// One connection in this number begins with rung 0 instead; 0 if none does.
+    /// One in this many connections begins with rung 0 instead; 0 if none does.
     pub every: u32,
     /// Number of connections that the program has counted.
     pub count: u32,
@@ -233,8 +233,8 @@ pub struct QueuedHeader {
     pub length: u32,
     /// Payload bytes of each datagram if the packet is a super-packet (GSO), otherwise 0.
     pub segment: u16,
-    /// The wish of the packet's sender, as in [`Steered::wish`]. When user space sends the packet again, the sender's
-    /// socket does not show; so user space states the wish as the packet's priority.
+    /// The wish of the packet's sender, as in [`Steered::wish`]. When user space sends the packet again, the kernel
+    /// program does not see the sender's socket. So user space states the wish as the packet's priority.
     pub wish: u16,
     /// EtherType of the VLAN tag that the kernel keeps outside the packet data, big-endian; 0 if there is none.
     pub vlan_proto: [u8; 2],
@@ -268,8 +268,8 @@ pub mod agent_counter {
     pub const KEYS: u32 = 10;
     /// Packets that the program sent to the device of the sealed tunnels.
     pub const STEERED: u32 = 11;
-    /// Packets that were dropped because they are allowed to travel only in a sealed tunnel, and the program could not
-    /// steer them there.
+    /// Packets that were dropped because they may travel only in a sealed tunnel, and the program could not send them
+    /// there.
     pub const NO_TUNNEL: u32 = 12;
     /// Packets that were dropped because they arrived outside of the sealed tunnel in which their flow has to travel.
     pub const UNSEALED: u32 = 13;

@@ -13,7 +13,7 @@ pub const CLASSES_OF_ACCOUNTS: u32 = 1;
 pub struct RevokedKey {
     /// The number of the holder; if `whole` is 1, the number of the account.
     pub number: u32,
-    /// 1 if the entry is for the whole account.
+    /// 1 if the entry is for all sessions of an account, 0 if it is for one session.
     pub whole: u32,
 }
 

@@ -308,7 +308,7 @@ impl Unknown {
     /// Length of a notice in bytes. It is shorter than any record.
     pub const LEN: usize = 16;
 
-    /// Returns the bytes on the wire.
+    /// Returns the notice's bytes on the wire.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
         bytes[0] = UNKNOWN;

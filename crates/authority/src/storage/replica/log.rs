@@ -1,11 +1,9 @@
 //! The cluster's log in etcd. `head` is the number and the id of the last entry, `log/…` are the entries, `turn` is the
 //! right to append the next one. All names are below `/vouchsafe/CLUSTER/`.
 
-use super::entry::{self, Entry, EntryId};
+use super::Unavailable;
+use super::entry::{self, Entry};
 use super::seal::{ClusterId, ClusterKey};
-use super::{Unavailable, snapshot};
-use crate::login::credentials;
-use crate::storage::Database;
 use anyhow::{Context, Result, bail};
 use etcd::{Compare, Error, Etcd, KeyValue, Op, Txn, TxnReply};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -144,44 +142,6 @@ impl Log {
     /// The value does not come from a member of this cluster, or belongs to another context.
     pub fn open(&self, context: &str, sealed: &[u8]) -> Result<Vec<u8>> {
         self.0.key.open(&self.context(context), sealed)
-    }
-
-    /// Begins the cluster with the state of this database, which becomes that of its first member. No other process may
-    /// have the database open.
-    ///
-    /// # Errors
-    /// The database belongs to a cluster, or it cannot be written, or etcd has no majority.
-    pub fn create(&self, database: &mut Database) -> Result<()> {
-        let id: EntryId = credentials::random()?;
-        let head = Head { number: 0, id: id.to_vec() };
-        snapshot::create(self, &mut database.connection, &head)
-    }
-
-    /// Writes the state of the cluster to the database at `path`, which `Database::create` made, and makes it the
-    /// database of this member.
-    ///
-    /// # Errors
-    /// The cluster's snapshot cannot be read, or the database cannot be written.
-    pub fn fetch_snapshot(&self, path: &std::path::Path) -> Result<()> {
-        snapshot::fetch(self, path)
-    }
-
-    /// Uploads a snapshot of a member's database unless there is a recent one, and deletes the entries that nobody needs
-    /// any more.
-    ///
-    /// # Errors
-    /// The database cannot be read, or etcd has no majority.
-    pub fn upload_snapshot(&self, database: &Database) -> Result<()> {
-        snapshot::upload(self, &database.connection, snapshot::EVERY)?;
-        self.trim()
-    }
-
-    /// Deletes entries and snapshots that nobody needs any more.
-    ///
-    /// # Errors
-    /// etcd has no majority.
-    pub fn trim(&self) -> Result<()> {
-        snapshot::trim(self, snapshot::KEPT)
     }
 
     pub(super) fn cluster(&self) -> ClusterId {

@@ -1,7 +1,7 @@
 //! Snapshots of the replicated tables in etcd. A new member begins with one, and so does a member that has been away for
 //! so long that the log no longer contains what it missed.
 
-use super::entry::{self, Block, Kind, Value};
+use super::entry::{self, Block, EntryId, Kind, Value};
 use super::log::{Head, Log, unavailable};
 use super::{Place, Unavailable, apply, capture};
 use crate::login::credentials;
@@ -38,6 +38,46 @@ struct Header {
 impl Header {
     fn place(&self) -> Result<Place> {
         Ok(Place { applied: self.number, last: hex::decode(&self.id)?, decisive: self.decisive })
+    }
+}
+
+impl Log {
+    /// Begins the cluster with the state of this database, which becomes that of its first member. No other process may
+    /// have the database open.
+    ///
+    /// # Errors
+    /// The database belongs to a cluster, or it cannot be written, or etcd has no majority.
+    pub fn create(&self, database: &mut Database) -> Result<()> {
+        let id: EntryId = credentials::random()?;
+        let head = Head { number: 0, id: id.to_vec() };
+        create(self, &mut database.connection, &head)
+    }
+
+    /// Writes the state of the cluster to the database at `path`, which `Database::create` made, and makes it the
+    /// database of this member.
+    ///
+    /// # Errors
+    /// The cluster's snapshot cannot be read, or the database cannot be written.
+    pub fn fetch_snapshot(&self, path: &Path) -> Result<()> {
+        fetch(self, path)
+    }
+
+    /// Uploads a snapshot of a member's database unless there is a recent one, and deletes the entries that nobody needs
+    /// any more.
+    ///
+    /// # Errors
+    /// The database cannot be read, or etcd has no majority.
+    pub fn upload_snapshot(&self, database: &Database) -> Result<()> {
+        upload(self, &database.connection, EVERY)?;
+        self.trim()
+    }
+
+    /// Deletes entries and snapshots that nobody needs any more.
+    ///
+    /// # Errors
+    /// etcd has no majority.
+    pub fn trim(&self) -> Result<()> {
+        trim(self, KEPT)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The ladder's memory in the form in which it outlives the process. The caller stores it, and gives back what it has
-//! read. Nothing in it is trusted: at worst, damaged memory makes connections begin with another rung for as long as the
-//! longest back-off.
+//! read. Nothing in it is trusted: at worst, damaged memory makes connections begin with another rung for as long as
+//! the longest back-off.
 
 use super::super::Subject;
 use super::memory::{BACKOFF_MAX, FAILURES_MAX, Known, Record, TIMES_MAX};
@@ -21,7 +21,7 @@ pub struct KeptPath {
     pub user: u32,
     /// The network, by its [`Network`] number.
     pub network: u64,
-    /// The verifier, by the address of its tunnel.
+    /// The verifier, identified by the address of its tunnel.
     pub verifier: SocketAddr,
     /// Whether the connections use IPv6.
     pub ipv6: bool,

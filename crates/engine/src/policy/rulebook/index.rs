@@ -15,7 +15,7 @@ const LEAVES_BITS: u32 = 11;
 /// again.
 const SOUGHT: usize = 8;
 
-/// The hash index.
+/// A persistent hash index from prefixes to values.
 #[derive(Clone)]
 pub(super) struct Index<V> {
     leaves: Arc<[Arc<Leaf<V>>]>,

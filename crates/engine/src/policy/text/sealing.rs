@@ -135,7 +135,7 @@ pub(super) fn check(reader: &mut Reader<'_>, policy: &Policy, demands: &[Demand]
                 .find(|(_, other)| other.tunnel && other.verifier == receiver.verifier);
             let Some((tunnel, Receiver { name: way, prefixes, .. })) = tunnel else {
                 let why = format!("`{name}` is behind verifier `{}`, which has no tunnel", receiver.verifier);
-                let way_out = "add a receiver with tunnel = true behind it, or remove `treatment`";
+                let way_out = "add a receiver with tunnel = true behind this verifier, or remove `treatment`";
                 reader.fault(span.clone(), format!("{why}: {way_out}"));
                 continue;
             };

@@ -1,4 +1,4 @@
-//! What happens if etcd, a member or a connection fails.
+//! The effects of a failing etcd, member or connection.
 
 use super::super::entry::Entry;
 use super::super::log::{Head, Store};
@@ -148,7 +148,7 @@ fn without_etcd_reads_and_local_writes_go_on() {
     assert!(first.take_ended_sessions().unwrap().is_empty() && first.take_rechecks().unwrap().is_empty());
     assert_eq!(first.grants(120, true).unwrap().len(), 1);
     assert!(begun.elapsed() < Duration::from_secs(1) || granted(&first) == 1, "{:?}", begun.elapsed());
-    // What it could not record has no entry.
+    // A write that it could not record has no entry.
     assert_eq!(granted(&first), 1);
     loses.store(NOTHING, Ordering::SeqCst);
     rest();
@@ -266,7 +266,7 @@ fn a_member_that_was_away_for_long_takes_the_snapshot() {
     let changes = second.catch_up().unwrap();
     assert!(changes.whole && changes.urgent, "{changes:?}");
     assert_same(&first, &second, &[]);
-    // What was announced is not announced again; what is new is. The trails stay.
+    // It announces new revocations only, none a second time. The trails stay.
     let announced: Vec<_> = second.take_unannounced().unwrap().iter().map(|ended| ended.grant.grant.handle).collect();
     assert_eq!(announced, [3]);
     assert_eq!(second.audit_entries(None, 100).unwrap().last().unwrap().event, "denied");

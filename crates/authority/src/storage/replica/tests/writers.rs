@@ -14,7 +14,7 @@ const SPAN: Duration = Duration::from_secs(4);
 /// Pieces of work after which a writer ends at the latest.
 const MOST: usize = 400;
 
-/// What a writer was told to have been recorded.
+/// The writes that a writer was told are recorded.
 #[derive(Default)]
 struct Acknowledged {
     grants: Vec<Handle>,
