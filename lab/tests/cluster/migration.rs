@@ -38,7 +38,7 @@ fn fill(authority: &Authority, accounts: u64) -> Result<()> {
          INSERT INTO unexpired_grants SELECT account, ends, token, 1 FROM n JOIN account_numbers USING (person);
          INSERT INTO grants (handle, session, person, device, verifier, receiver, rule, source, address, protocol, port,
                              prefix, flags, issued, expires)
-            SELECT 1000000 + n, token, person, 'laptop', 'edge', 'front', 'policy.toml:1 rule', '192.0.2.7',
+            SELECT (1 << 60) + n, token, person, 'laptop', 'edge', 'front', 'policy.toml:1 rule', '192.0.2.7',
                    '192.0.2.20', 6, 7, '192.0.2.20/32', 3, now, ends FROM n;"
     ))?;
     transaction.commit()?;
