@@ -102,7 +102,7 @@ CREATE TEMP TRIGGER ends_arrive AFTER INSERT ON main.session_slots WHEN NEW.told
 ";
 
 /// Number of seconds after which the turn of a member that was stopped ends.
-const LEASE: u32 = 3;
+const LEASE: u32 = 2;
 /// Time after which a lease is kept alive before it is used again.
 const LEASE_RENEWED: Duration = Duration::from_secs(1);
 /// Maximum time for which a transaction waits for the turn.
