@@ -398,11 +398,15 @@ impl Failure {
         if !is_old {
             let is_outage =
                 error.downcast_ref::<Unavailable>().is_some() || error.downcast_ref::<etcd::Error>().is_some();
-            let sentence = standing.sentence(now());
+            let sentence = match standing {
+                // Its sentence contains the reason.
+                Standing::NoMajority { .. } => standing.sentence(now()),
+                _ => text.clone(),
+            };
             if is_outage {
-                tracing::warn!("cannot follow the cluster; trying again: {text}; {sentence}");
+                tracing::warn!("cannot follow the cluster; trying again: {sentence}");
             } else {
-                tracing::error!("cannot follow the cluster; trying again: {text}; {sentence}");
+                tracing::error!("cannot follow the cluster; trying again: {sentence}");
             }
             self.logged = Some(Instant::now());
         }

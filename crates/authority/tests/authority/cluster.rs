@@ -1,5 +1,6 @@
 //! Two authorities over a real etcd: each answers for both, and follows what the other records.
 
+use crate::segments;
 use crate::stage::{PASSWORD, POLICY, SOON, events, git, handle, login, next, problem};
 use api::Event;
 use authority::admin::{self, Revoked};
@@ -215,7 +216,12 @@ async fn without_etcd_members_renew_and_issue_nothing_new() {
     let session = cluster.a.client().login(&login("alice", PASSWORD, None)).await.unwrap();
     let (at_a, at_b) = (cluster.a.client().with_token(&session.token), cluster.b.client().with_token(&session.token));
     let grant = at_a.grant(&git()).await.unwrap();
+    // networks.toml goes round with the policy.
+    std::fs::write(cluster.a.directory.networks(), segments::NETWORKS).unwrap();
+    let tenants = segments::TENANTS.replace("[groups]\nstaff = [\"alice\", \"bob\"]\n", "");
+    apply(&cluster.a.directory, &format!("{POLICY}{tenants}")).await;
     cluster.a.is_followed().await;
+    at_b.segment(&segments::request("blue", 22)).await.unwrap();
     assert_eq!(handle(&at_b.grant(&git()).await.unwrap()), handle(&grant), "b renews the grant of a");
     let mut holder = cluster.b.raw_events(&session.token).await;
     cluster.etcd.kill(0).unwrap();
@@ -227,6 +233,9 @@ async fn without_etcd_members_renew_and_issue_nothing_new() {
     let refused = problem(at_b.grant(&new).await);
     assert_eq!((refused.r#type.as_str(), refused.status), (api::Problem::NO_MAJORITY, 503));
     assert!(begun.elapsed() < Duration::from_secs(3), "a refusal takes {:?}", begun.elapsed());
+    at_b.segment(&segments::request("blue", 22)).await.expect("it renews a segment that it issued");
+    let refused = problem(at_b.segment(&segments::request("blue", 23)).await);
+    assert_eq!(refused.r#type, api::Problem::NO_MAJORITY);
     let refused = problem(cluster.b.client().login(&login("bob", PASSWORD, None)).await);
     assert_eq!(refused.r#type, api::Problem::NO_MAJORITY);
     let unknown = cluster.b.client().with_token("unknown").destinations().await;
