@@ -134,7 +134,7 @@ impl GrantIssuer {
                 Course::Renew { .. } if !self.contact.may_renew() => {
                     return Err(Problem::NoMajority);
                 }
-                Course::Record { issuance, .. } if !self.contact.may_record() => {
+                Course::Record { issuance, .. } if !self.contact.may_try() => {
                     if let Some((unused, _)) = issuance.renewable {
                         self.leases.give_back(unused.number);
                     }

@@ -18,6 +18,8 @@ pub(crate) const PACE: Duration = Duration::from_millis(100);
 const FIRST_MEASUREMENT: Duration = Duration::from_secs(5);
 /// Interval at which the round trips to authorities that answer are measured again.
 const MEASUREMENTS: Duration = Duration::from_secs(300);
+/// Interval of the measurements while the first authority is not in use.
+const RETURNS: Duration = Duration::from_secs(5);
 /// The shortest and the longest time to wait for an answer before another authority is asked the same.
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(2));
 /// Time for which the last answer of an authority shows that it is reachable.
@@ -286,9 +288,13 @@ impl Choice {
     /// Notes a measured round-trip time.
     pub fn measured(&mut self, url: &Url, took: Duration, now: Duration) {
         let Some(index) = self.find(url) else { return };
+        let is_away = self.current != 0;
         let host = &mut self.hosts[index];
-        host.round_trip = Some(host.round_trip.map_or(took, |before| (before * 3 + took) / 4));
-        host.measure_at = now + MEASUREMENTS;
+        // Load makes a round trip longer, and never shorter.
+        let smoothed = |before: Duration| if took < before { took } else { (before * 3 + took) / 4 };
+        host.round_trip = Some(host.round_trip.map_or(took, smoothed));
+        // An authority that has just started answers slowly at first, and must not be left aside for that.
+        host.measure_at = now + if is_away { RETURNS } else { MEASUREMENTS };
     }
 
     /// Returns the authorities that have to be measured now: each that answers, from time to time, and each that failed,
@@ -310,7 +316,7 @@ impl Choice {
         let times = self.hosts.iter().enumerate().filter_map(|(index, host)| Some((measured(host)?, index)));
         let Some((least, nearest)) = times.min() else { return };
         let is_within = |host: &Host, limit: Duration| measured(host).is_some_and(|time| time <= limit);
-        if is_within(&self.hosts[0], least * 5 / 4 + Duration::from_millis(2)) {
+        if is_within(&self.hosts[0], least * 5 / 4 + Duration::from_millis(5)) {
             self.current = 0;
         } else if !is_within(&self.hosts[self.current], least * 3 / 2 + Duration::from_millis(5)) {
             self.current = nearest;

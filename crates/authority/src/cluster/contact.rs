@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 pub const FILE: &str = "cluster.contact";
 /// Time without contact after which a member issues nothing new.
 pub const PATIENCE: Duration = Duration::from_secs(2);
+/// Time without contact after which a member does not even try to record new grants.
+const TRY: Duration = Duration::from_secs(5);
 /// Interval at which the time of the last contact is written to disk.
 const WRITTEN: Duration = Duration::from_secs(5);
 
@@ -160,6 +162,15 @@ impl Contact {
         !matches!(self.standing(), Standing::NoMajority { .. })
     }
 
+    /// Reports whether it makes sense to try to record a new grant. The attempt fails if there is no contact, but not at
+    /// once, and other work waits for it. While etcd's servers elect a leader, it succeeds a little later.
+    pub fn may_try(&self) -> bool {
+        match self.standing() {
+            Standing::Alone | Standing::Member => true,
+            Standing::NoMajority { since, .. } => now().saturating_sub(since) <= TRY.as_secs(),
+        }
+    }
+
     /// Reports whether the authority may renew leases.
     pub fn may_renew(&self) -> bool {
         match self.standing() {
@@ -207,7 +218,10 @@ mod tests {
         contact.note(Instant::now());
         assert!(contact.may_record() && contact.may_renew());
         contact.note(ago(10));
-        assert!(!contact.may_record() && contact.may_renew());
+        assert!(!contact.may_record() && !contact.may_try() && contact.may_renew());
+        contact.note(ago(3));
+        assert!(!contact.may_record() && contact.may_try());
+        contact.note(ago(10));
         contact.note_failure("nobody answers");
         let Standing::NoMajority { renews_until, why, since } = contact.standing() else { panic!() };
         assert!((45..=51).contains(&(renews_until - now())) && why == "nobody answers" && since + 9 <= now());

@@ -25,6 +25,8 @@ use wire::Handle;
 
 /// Interval at which a member publishes its state, and reads what the others have recorded even if no event came.
 const TICK: Duration = Duration::from_secs(1);
+/// Pause after etcd has not answered.
+const AGAIN: Duration = Duration::from_millis(250);
 /// Time that a watch waits for an event before it looks whether the member has ended.
 const WATCH: Duration = Duration::from_millis(500);
 /// Pause after a watch was lost.
@@ -94,6 +96,8 @@ impl Follower {
                 Err(error) => {
                     self.contact.note_failure(format!("{error:#}"));
                     failure.note(&error, &self.contact.standing());
+                    tokio::time::sleep(AGAIN).await;
+                    self.state.wake.notify_one();
                 }
             }
         }
@@ -133,6 +137,7 @@ impl Follower {
             ticks.tick().await;
             if let Err(error) = self.publish_once().await {
                 self.contact.note_failure(format!("{error:#}"));
+                ticks.reset_after(AGAIN);
             }
             if let Some(cluster) = self.members.cluster() {
                 match check_alike(&cluster.own(), &cluster.others()) {
@@ -398,11 +403,15 @@ impl Failure {
         if !is_old {
             let is_outage =
                 error.downcast_ref::<Unavailable>().is_some() || error.downcast_ref::<etcd::Error>().is_some();
-            let sentence = standing.sentence(now());
+            let sentence = match standing {
+                // Its sentence contains the reason.
+                Standing::NoMajority { .. } => standing.sentence(now()),
+                _ => text.clone(),
+            };
             if is_outage {
-                tracing::warn!("cannot follow the cluster; trying again: {text}; {sentence}");
+                tracing::warn!("cannot follow the cluster; trying again: {sentence}");
             } else {
-                tracing::error!("cannot follow the cluster; trying again: {text}; {sentence}");
+                tracing::error!("cannot follow the cluster; trying again: {sentence}");
             }
             self.logged = Some(Instant::now());
         }

@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 
 /// Time after which etcd removes the state of a member that no longer publishes it, in seconds.
 pub const TTL: u32 = 5;
+/// Age of the stored state from which on etcd counts as one that stores nothing. The election of a leader, and a lost
+/// call, take some seconds.
+const STORED: Duration = Duration::from_secs(3 * TTL as u64);
 /// Difference from the clocks of most members, in seconds, with which a member neither issues nor deletes anything.
 const CLOCK_DIFFERENCE: u64 = 30;
 /// Prefix of the names under which the table `shared` lists the members, whether they are there or not.
@@ -182,7 +185,7 @@ impl Cluster {
     /// Reports whether etcd has stored the member's state for this process within the last seconds. An etcd whose
     /// database is full answers reads, but stores nothing: no member can record a revocation then.
     pub fn is_published(&self) -> bool {
-        lock(&self.stored).is_some_and(|stored| stored.elapsed() < Duration::from_secs(TTL.into()))
+        lock(&self.stored).is_some_and(|stored| stored.elapsed() < STORED)
     }
 
     /// Publishes the state of this member, and keeps its lease. Blocks until etcd has answered.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use wire::{Epoch, Proof, ProofKey, Segment, SegmentFlags};
 
-const NETWORKS: &str = r#"
+pub const NETWORKS: &str = r#"
 authority = "198.51.100.1"
 
 [[networks]]
