@@ -22,4 +22,9 @@ impl Problem {
     /// another authority of the cluster possibly can: it has lost the cluster's majority, or is stopping. The authority
     /// has not carried out the call.
     pub const NO_MAJORITY: &str = "no_majority";
+
+    /// Reports whether the authority did not carry out the call because it can't do it now; see [`Self::NO_MAJORITY`].
+    pub fn is_no_majority(&self) -> bool {
+        self.r#type == Self::NO_MAJORITY
+    }
 }

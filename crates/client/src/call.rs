@@ -120,9 +120,7 @@ pub(crate) async fn attempt(request: RequestBuilder) -> Result<Response, Failure
     Err(match status {
         StatusCode::UNAUTHORIZED if problem.r#type == "not_logged_in" => Failure::NotLoggedIn,
         StatusCode::FORBIDDEN => Failure::Final(Error::Denied(problem)),
-        StatusCode::SERVICE_UNAVAILABLE if problem.r#type == Problem::NO_MAJORITY => {
-            Failure::Unable(Error::Refused(problem))
-        }
+        StatusCode::SERVICE_UNAVAILABLE if problem.is_no_majority() => Failure::Unable(Error::Refused(problem)),
         _ => Failure::Final(Error::Refused(problem)),
     })
 }

@@ -20,6 +20,11 @@ use tokio::time::{sleep, timeout};
 const TURN_TIME: Duration = Duration::from_secs(1);
 /// Time that an authority has to answer after another one has answered the same call, before it counts as failed.
 const REST: Duration = Duration::from_secs(1);
+/// Time for which a call is repeated that every authority refuses because the cluster has no majority. An election of
+/// etcd's leader is over by then.
+const MAJORITY_TIME: Duration = Duration::from_secs(4);
+/// Pause between such repetitions.
+const MAJORITY_PAUSE: Duration = Duration::from_millis(250);
 /// Number of authorities that may be asked again because an answer broke off.
 const BROKEN_ANSWERS_MAX: usize = 2;
 
@@ -56,10 +61,19 @@ impl Cluster {
             let response = attempt(self.request(&url, call)?).await?;
             return Ok((url, response));
         }
-        let first = if call.repeats { None } else { self.reachable().await? };
-        let answer = self.race(call, first).await;
-        self.tend();
-        answer
+        let until = self.now() + MAJORITY_TIME;
+        loop {
+            let first = if call.repeats { None } else { self.reachable().await? };
+            let answer = self.race(call, first).await;
+            self.tend();
+            match answer {
+                // No authority carried out the call, so it may be sent again even if it changes something.
+                Err(Error::Refused(problem)) if problem.is_no_majority() && self.now() < until => {
+                    sleep(MAJORITY_PAUSE).await;
+                }
+                answer => return answer,
+            }
+        }
     }
 
     /// Returns an authority that has answered just now. Returns `None` if none can serve every call, although some

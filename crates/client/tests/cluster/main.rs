@@ -185,6 +185,19 @@ async fn an_authority_without_a_majority_is_passed_over() {
 }
 
 #[tokio::test]
+async fn a_login_waits_until_the_cluster_has_a_majority_again() {
+    let stage = Stage::<2>::new().await;
+    stage.call().await;
+    stage.hosts.iter().for_each(|host| host.set(Mode::Unable));
+    let login = login();
+    let (answer, ()) = tokio::join!(stage.client.login(&login), async {
+        sleep(Duration::from_millis(700)).await;
+        stage.hosts.iter().for_each(|host| host.set(Mode::Answers));
+    });
+    assert_eq!(answer.unwrap().person, "alice");
+}
+
+#[tokio::test]
 async fn the_stream_of_events_goes_on_at_another_authority_without_a_loss() {
     let stage = Stage::<3>::new().await;
     let mut events = stage.client.events();
