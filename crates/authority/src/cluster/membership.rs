@@ -143,6 +143,13 @@ impl Members {
         let behind = others.iter().find(|member| member.name > cluster.config.name).or_else(|| others.first());
         behind.map(|member| member.url.clone())
     }
+
+    /// Reports whether this authority does the work that one member does for all: it is the first, by name, of the
+    /// members that are there. An authority alone does all work.
+    pub fn is_first(&self) -> bool {
+        let Some(cluster) = &self.cluster else { return true };
+        cluster.others().iter().all(|member| cluster.config.name < member.name)
+    }
 }
 
 impl Cluster {

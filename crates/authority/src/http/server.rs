@@ -2,7 +2,7 @@
 
 use crate::admin::control;
 use crate::http::{handlers, listener, openapi};
-use crate::login::{self, Renewal, SessionManager};
+use crate::login::{self, SessionManager};
 use crate::segments::{Answering, DatagramService};
 use crate::state::Authority;
 use crate::storage::{AuditEvent, Unavailable};
@@ -68,7 +68,7 @@ impl Server {
         tasks.spawn(authority.follower.clone().publish());
         tasks.spawn(authority.follower.clone().upload());
         tasks.spawn(keep_alive(authority.sync.clone()));
-        tasks.spawn(keep_renewed(authority.renewal.clone()));
+        tasks.spawn(keep_renewed(authority.clone()));
         tasks.spawn(keep_expiry(authority.session_manager.clone()));
         tasks.spawn(keep_house(authority.clone()));
         let metrics = readers.as_ref().map(TcpListener::local_addr).transpose()?;
@@ -214,11 +214,16 @@ async fn keep_account(datagrams: Arc<DatagramService>) -> Result<()> {
     }
 }
 
-async fn keep_renewed(renewal: Arc<Renewal>) -> Result<()> {
+/// Checks sessions with the identity provider. In a cluster, one member does it: a provider possibly accepts a refresh
+/// token once, and takes a second use for a theft.
+async fn keep_renewed(authority: Arc<Authority>) -> Result<()> {
     let mut ticks = tokio::time::interval(login::LOOK);
     loop {
         ticks.tick().await;
-        if let Err(error) = renewal.renew_due().await {
+        if !authority.members.is_first() || !authority.contact.may_record() {
+            continue;
+        }
+        if let Err(error) = authority.renewal.renew_due().await {
             tracing::error!(
                 "cannot check sessions with the identity provider; trying again in {:?}: {error:#}",
                 login::LOOK

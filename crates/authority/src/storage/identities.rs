@@ -311,12 +311,21 @@ impl Database {
     }
 
     /// Ends the sessions of a login with their grants, because the provider no longer vouches for the person. The audit
-    /// trail contains the reason `why`. Returns the number of ended sessions.
+    /// trail contains the reason `why`. Returns the number of ended sessions. Ends none if the login has got another
+    /// refresh token meanwhile: the provider refused the old one because another authority has used it.
     ///
     /// # Errors
     /// The database cannot be written.
     pub fn end_by_provider(&mut self, refused: &Renewable, why: &str, now: u64) -> Result<usize> {
-        self.write(|transaction| sessions::end_login(transaction, &refused.login, why, now))
+        self.write(|transaction| {
+            let stored = "SELECT refresh_token FROM provider_sessions WHERE login = ?1 AND refresh_token IS NOT NULL";
+            let stored: Option<String> =
+                transaction.query_row(stored, [&refused.login], |row| row.get(0)).optional()?;
+            if stored.is_some_and(|stored| stored != *refused.refresh_token) {
+                return Ok(0);
+            }
+            sessions::end_login(transaction, &refused.login, why, now)
+        })
     }
 
     /// Ends the sessions that a logout at the provider names: the sessions of `subject` with this `sid` or, without

@@ -48,6 +48,16 @@ fn a_person_whom_the_provider_refuses_loses_the_devices_that_they_logged_in() {
     assert_eq!(of_carol(&database, 101), [] as [TokenHash; 0]);
 }
 
+#[test]
+fn a_refresh_token_that_another_authority_has_used_ends_nothing() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = logged_in(&room);
+    let due = database.renewable(None, 100, 100).unwrap();
+    assert_eq!(database.renew(&due[0], &carol("s-1"), "second", 100).unwrap(), Renewed::Same);
+    assert_eq!(database.end_by_provider(&due[0], "refused", 101).unwrap(), 0);
+    assert_eq!(of_carol(&database, 101).len(), 2);
+}
+
 /// A device's page keeps only the device's session alive, so the console's session ends after half an hour.
 #[test]
 fn the_provider_is_asked_about_a_device_after_the_session_at_the_console_has_ended() {
