@@ -51,20 +51,39 @@ impl Capture {
 
     /// Returns the packets captured so far that match the pcap `filter` (empty: all), one line per packet.
     pub fn lines(&self, filter: &str) -> Result<Vec<String>> {
-        let text = process::output(Command::new("tcpdump").args(["-n", "-e", "-r"]).arg(&self.file).arg(filter))?;
+        let text = self.read("-e", filter)?;
         Ok(text.lines().filter(|line| !line.starts_with(char::is_whitespace)).map(str::to_owned).collect())
     }
 
     /// Returns the IP identification and the length of each IPv4 packet that matches the pcap filter, in order.
     pub fn lengths(&self, filter: &str) -> Result<Vec<(u16, usize)>> {
-        let mut command = Command::new("tcpdump");
-        let text = process::output(command.args(["-n", "-v", "-r"]).arg(&self.file).arg(filter))?;
+        let text = self.read("-v", filter)?;
         let field = |line: &str, name: &str| -> Option<usize> {
             line.split(name).nth(1)?.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
         };
         let packet = |line: &str| Some((u16::try_from(field(line, ", id ")?).ok()?, field(line, ", length ")?));
         let lines = text.lines().filter(|line| !line.starts_with(char::is_whitespace));
         lines.map(|line| packet(line).with_context(|| format!("no length in {line}"))).collect()
+    }
+
+    /// Prints the packets captured so far that match the pcap filter. Reads the file again if it ends in the middle of a
+    /// packet, which tcpdump is just writing.
+    fn read(&self, option: &str, filter: &str) -> Result<String> {
+        let read = || {
+            let mut command = Command::new("tcpdump");
+            process::output(command.args(["-n", option, "-r"]).arg(&self.file).arg(filter))
+        };
+        let mut text = read();
+        // If the file stays cut, the caller gets tcpdump's error.
+        let _ = poll(Duration::from_secs(5), || {
+            let is_cut = |error: &anyhow::Error| format!("{error:#}").contains("truncated dump file");
+            let is_whole = !text.as_ref().is_err_and(is_cut);
+            if !is_whole {
+                text = read();
+            }
+            is_whole
+        });
+        text
     }
 
     /// Ends the capture once all packets up to now are in the file, and returns the file's path. The file exists as
