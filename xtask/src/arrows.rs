@@ -43,7 +43,7 @@ const ALLOWED: &[(&str, &[&str], &[&str])] = &[
         &["authority", "agent", "verifier", "svtep", "doctor", "inspect", "key_transfer", "user"],
         &["api", "client", "datapath", "lab"],
     ),
-    ("lab", &["wire"], &["api", "browser", "client", "datapath", "engine", "etcd", "measure", "seal", "whois"]),
+    ("lab", &["wire"], &["api", "browser", "client", "datapath", "engine", "measure", "seal", "whois"]),
     ("browser", &["lab"], &[]),
     ("compare", &["lab", "wire"], &[]),
     ("harness", &["wire", "api", "engine", "seal", "whois"], &["lab"]),

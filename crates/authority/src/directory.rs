@@ -18,6 +18,11 @@ use zeroize::Zeroizing;
 /// File name of the policy, which also appears in the labels of rules, such as `policy.toml:12`.
 pub const POLICY: &str = "policy.toml";
 
+/// Files that belong to the running server and to the database, and are not copied one by one: the server's locks and
+/// socket, and SQLite's files.
+pub(crate) const OF_THE_SERVER: [&str; 6] =
+    ["lock", "rotate.lock", "control.sock", "authority.db", "authority.db-wal", "authority.db-shm"];
+
 /// The directory that contains all state of an authority. Its mode is 0700, and its files have mode 0600.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Directory(PathBuf);

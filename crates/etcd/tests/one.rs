@@ -176,7 +176,7 @@ fn a_watch_gives_every_change_from_its_first_revision_on() {
         }
     }
     assert_eq!(seen, (0..1000).map(|number| format!("log/{number:04}")).collect::<Vec<_>>());
-    // The same again, all at once: etcd has to divide the messages.
+    // A second watch gets all thousand changes at once, so that etcd has to divide the message.
     let mut watch = etcd.watch("log/", Some(second));
     let mut seen = 0;
     while seen < 1000 {

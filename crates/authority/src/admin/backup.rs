@@ -8,6 +8,7 @@
 
 use crate::admin::verify_audit;
 use crate::cluster::{config, contact};
+use crate::directory::OF_THE_SERVER;
 use crate::storage::{AuditEvent, Database, Head, Operator, Verdict};
 use crate::{Directory, now, tls};
 use anyhow::{Context, Result, bail, ensure};
@@ -16,20 +17,10 @@ use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Files that are not copied from the directory: the server's locks and socket, the database, of which a copy is added
-/// separately, and what makes the authority a member of a cluster. A restored authority is alone, because an old copy
-/// must not continue as a member.
-const LEFT_OUT: &[&str] = &[
-    "lock",
-    "rotate.lock",
-    "control.sock",
-    "authority.db",
-    "authority.db-wal",
-    "authority.db-shm",
-    config::FILE,
-    config::KEY_FILE,
-    contact::FILE,
-];
+/// Files that are not copied from the directory, beside [`OF_THE_SERVER`]: those that make the authority a member of a
+/// cluster. A restored authority is alone, because an old copy must not continue as a member. A copy of the database is
+/// added separately.
+const LEFT_OUT: &[&str] = &[config::FILE, config::KEY_FILE, contact::FILE];
 
 /// Writes a backup of `directory` to `out`, whether the server is running or not. The audit trail records the backup
 /// under the name `named`.
@@ -51,7 +42,7 @@ pub fn write(directory: &Directory, out: impl Write, named: &str) -> Result<()> 
         let entry = entry?;
         let name = entry.file_name();
         let hidden = name.as_encoded_bytes().starts_with(b".");
-        if hidden || LEFT_OUT.iter().any(|left_out| name == *left_out) {
+        if hidden || OF_THE_SERVER.iter().chain(LEFT_OUT).any(|left_out| name == *left_out) {
             continue;
         }
         ensure!(

@@ -7,6 +7,7 @@ use super::files::{self, MASTER_KEYS, NETWORKS};
 use super::membership::{KNOWN, KnownMember, Members};
 use super::start::take_files;
 use super::status::NO_MEMBER;
+use crate::directory::OF_THE_SERVER;
 use crate::policy::candidate::Candidate;
 use crate::storage::{AuditEvent, ClusterId, ClusterKey, Database, Operator, PolicyChange};
 use crate::{Directory, now, tls};
@@ -19,21 +20,10 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use zeroize::Zeroizing;
 
-/// Files of a directory that an invitation does not contain, because they belong to one member.
-const LEFT_OUT: &[&str] = &[
-    "lock",
-    "rotate.lock",
-    "control.sock",
-    "authority.db",
-    "authority.db-wal",
-    "authority.db-shm",
-    "tls.pem",
-    "tls.key",
-    config::FILE,
-    contact::FILE,
-    "policy.toml.not-applied",
-    "networks.toml.not-applied",
-];
+/// Files of a directory that an invitation does not contain, because they belong to one member, beside
+/// [`OF_THE_SERVER`].
+const LEFT_OUT: &[&str] =
+    &["tls.pem", "tls.key", config::FILE, contact::FILE, "policy.toml.not-applied", "networks.toml.not-applied"];
 /// Files that an invitation must contain, apart from the policy, which is in the database.
 const REQUIRED: &[&str] =
     &["authority.toml", "master.key", "ca.pem", "tls.pem", "tls.key", config::FILE, config::KEY_FILE, AT_LEAST];
@@ -184,7 +174,10 @@ pub fn invite(directory: &Directory, name: &str, hosts: &[String], url: &str, ou
         let entry = entry?;
         let file = entry.file_name();
         let is_hidden = file.as_encoded_bytes().starts_with(b".");
-        if is_hidden || LEFT_OUT.iter().any(|left_out| file == *left_out) || !entry.file_type()?.is_file() {
+        if is_hidden
+            || OF_THE_SERVER.iter().chain(LEFT_OUT).any(|left_out| file == *left_out)
+            || !entry.file_type()?.is_file()
+        {
             continue;
         }
         archive.append_path_with_name(entry.path(), &file)?;

@@ -215,8 +215,6 @@ impl Follower {
         changes.whole |= self.state.missed.swap(true, Ordering::SeqCst);
         let urgent = changes.urgent || changes.policy || changes.shared || changes.sessions || changes.whole;
         self.follow(changes).await.context("cannot put the changes of another member in force")?;
-        // The version in force can also differ because a change that this member made itself was only half done.
-        self.enforcer.follow_policy().await.context("cannot put the policy of the cluster in force")?;
         self.state.missed.store(false, Ordering::SeqCst);
         self.storage.set_followed(applied);
         let version = self.enforcer.version.load(Ordering::SeqCst);
@@ -240,9 +238,8 @@ impl Follower {
         if shared || whole {
             self.follow_files().await?;
         }
-        if policy || whole {
-            self.enforcer.follow_policy().await?;
-        }
+        // The version in force can also differ because a change that this member made itself was only half done.
+        self.enforcer.follow_policy().await?;
         if whole {
             let leases = self.leases.clone();
             let resume = move |database: &mut Database| {

@@ -19,14 +19,15 @@ impl Enforcer {
     /// The version's text is not a valid policy here, `networks.toml` is not valid, or a file cannot be written. The
     /// version in force stays.
     pub async fn follow_policy(&self) -> Result<()> {
+        // Each round of the follower comes here: the texts are read only if there is a later version.
+        if self.storage.call(|database| database.policy_version()).await? <= self.version.load(Ordering::SeqCst) {
+            return Ok(());
+        }
         let read = |database: &mut crate::storage::Database| {
             let (version, text) = database.policy_in_force()?;
             Ok((version, text, database.policies()?.into_iter().map(|version| version.sha256).collect()))
         };
         let (version, text, recorded): (i64, String, HashSet<String>) = self.storage.call(read).await?;
-        if version <= self.version.load(Ordering::SeqCst) {
-            return Ok(());
-        }
         let (directory, max_lifetime) = (self.directory.clone(), self.settings.max_lifetime);
         let prepare = move || {
             let candidate = Candidate::new(text, &format!("version {version} of the policy"), max_lifetime)?;

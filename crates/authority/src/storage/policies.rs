@@ -158,12 +158,20 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
+    /// Returns the number of the version in force.
+    ///
+    /// # Errors
+    /// No version has been recorded, or the database cannot be read.
+    pub fn policy_version(&self) -> Result<i64> {
+        Ok(last(&self.connection)?.context("no policy has been in force yet")?.0)
+    }
+
     /// Returns number and text of the version in force.
     ///
     /// # Errors
     /// No version has been recorded, or the database cannot be read.
     pub fn policy_in_force(&self) -> Result<(i64, String)> {
-        let (version, _) = last(&self.connection)?.context("no policy has been in force yet")?;
+        let version = self.policy_version()?;
         Ok((version, self.policy_text(version)?))
     }
 

@@ -104,7 +104,7 @@ CREATE TEMP TRIGGER ends_arrive AFTER INSERT ON main.session_slots WHEN NEW.told
 /// Number of seconds after which the turn of a member that was stopped ends.
 const LEASE: u32 = 2;
 /// Time after which a lease is kept alive before it is used again.
-const LEASE_RENEWED: Duration = Duration::from_secs(1);
+const LEASE_RENEWED: Duration = Duration::from_millis(500);
 /// Maximum time for which a transaction waits for the turn.
 const WAIT: Duration = Duration::from_secs(4);
 /// The shortest and the longest pause between two looks whether the turn is free.
@@ -336,7 +336,9 @@ impl Replica {
             }
             Appended::Lost => {
                 *has_turn = false;
-                bail!(Unavailable::now(format!("the transaction took longer than {LEASE} s, and lost its turn")));
+                bail!(Unavailable::now(format!(
+                    "the transaction took too long, and lost its turn after {LEASE} s at most"
+                )));
             }
             Appended::Unknown(why) => {
                 // To roll back is right in both cases: an entry in the log is applied like one of another member.
@@ -425,7 +427,7 @@ impl Replica {
         }
     }
 
-    /// Returns a lease that lives for about [`LEASE`] seconds from now on.
+    /// Returns a lease that was kept alive for [`LEASE`] seconds less than [`LEASE_RENEWED`] ago.
     fn lease(&mut self) -> Result<i64> {
         let begun = Instant::now();
         let usable = self.lease.filter(|(_, renewed)| renewed.elapsed() < Duration::from_secs(LEASE.into()));

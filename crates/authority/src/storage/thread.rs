@@ -421,8 +421,8 @@ fn record(database: &mut Database, waiting: Vec<(Box<Waiting>, OwnedSemaphorePer
                 }
             }
         }
-        // The database is at fault: the disk is full, or another process locks it; or the cluster is. Retrying each grant would multiply
-        // the delay.
+        // The database or the cluster is at fault: the disk is full, another process locks the file, or etcd does not
+        // answer. Retrying each grant would multiply the delay.
         Err(error) => {
             for (waiting, _) in waiting {
                 let unavailable = error.downcast_ref::<Unavailable>().cloned().map(anyhow::Error::from);

@@ -82,6 +82,20 @@ pub enum ClusterCommand {
     },
 }
 
+/// The files by which members and etcd know each other
+#[derive(Args, Debug)]
+pub struct EtcdTls {
+    /// The CA certificates that etcd's certificates must be signed by [default: those of the system]
+    #[arg(long, value_name = "FILE")]
+    etcd_ca: Option<PathBuf>,
+    /// The certificate that members show to etcd
+    #[arg(long, value_name = "FILE", requires = "etcd_key")]
+    etcd_cert: Option<PathBuf>,
+    /// The key of that certificate
+    #[arg(long, value_name = "FILE", requires = "etcd_cert")]
+    etcd_key: Option<PathBuf>,
+}
+
 /// The options of `cluster init`
 #[derive(Args, Debug)]
 pub struct InitArguments {
@@ -97,15 +111,8 @@ pub struct InitArguments {
     /// The URL at which agents and verifiers reach this member, such as https://a.example.org:8443
     #[arg(long)]
     url: String,
-    /// The CA certificates that etcd's certificates must be signed by [default: those of the system]
-    #[arg(long, value_name = "FILE")]
-    etcd_ca: Option<PathBuf>,
-    /// The certificate that members show to etcd
-    #[arg(long, value_name = "FILE", requires = "etcd_key")]
-    etcd_cert: Option<PathBuf>,
-    /// The key of that certificate
-    #[arg(long, value_name = "FILE", requires = "etcd_cert")]
-    etcd_key: Option<PathBuf>,
+    #[command(flatten)]
+    tls: EtcdTls,
 }
 
 /// Moves the state of the authority to another store
@@ -135,15 +142,8 @@ pub struct MigrateOptions {
     /// The URL at which agents and verifiers reach this member
     #[arg(long, required_if_eq("to", "etcd"))]
     url: Option<String>,
-    /// The CA certificates that etcd's certificates must be signed by [default: those of the system]
-    #[arg(long, value_name = "FILE")]
-    etcd_ca: Option<PathBuf>,
-    /// The certificate that members show to etcd
-    #[arg(long, value_name = "FILE", requires = "etcd_key")]
-    etcd_cert: Option<PathBuf>,
-    /// The key of that certificate
-    #[arg(long, value_name = "FILE", requires = "etcd_cert")]
-    etcd_key: Option<PathBuf>,
+    #[command(flatten)]
+    tls: EtcdTls,
     /// Leave although etcd does not answer: the copy may lack the latest changes
     #[arg(long)]
     without_etcd: bool,
@@ -198,19 +198,20 @@ pub(super) async fn run(command: ClusterCommand) -> Result<ExitCode> {
 
 /// Runs `vouchsafe authority migrate`.
 pub(super) async fn migrate(MigrateArguments { to, options }: MigrateArguments) -> Result<ExitCode> {
-    let MigrateOptions { at, etcd, name, url, etcd_ca, etcd_cert, etcd_key, without_etcd, keep_state } = options;
+    let MigrateOptions { at, etcd, name, url, tls, without_etcd, keep_state } = options;
     match to {
         Store::Sqlite => leave(at, without_etcd, keep_state).await,
         Store::Etcd => {
             let (name, url) = (name.unwrap_or_default(), url.unwrap_or_default());
-            let arguments = InitArguments { at, etcd, name, url, etcd_ca, etcd_cert, etcd_key };
+            let arguments = InitArguments { at, etcd, name, url, tls };
             blocking(move || init(arguments)).await
         }
     }
 }
 
 fn init(arguments: InitArguments) -> Result<ExitCode> {
-    let InitArguments { at, etcd, name, url, etcd_ca, etcd_cert, etcd_key } = arguments;
+    let InitArguments { at, etcd, name, url, tls } = arguments;
+    let EtcdTls { etcd_ca, etcd_cert, etcd_key } = tls;
     let reached = Etcd { endpoints: etcd, ca: etcd_ca, certificate: etcd_cert, key: etcd_key };
     let id = bundle::init(&at.directory(), &reached, &name, &url)?;
     println!("made cluster {id}; this authority is its member {name}");

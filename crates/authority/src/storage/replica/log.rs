@@ -92,7 +92,7 @@ pub(super) enum Taken {
     Turn(Turn),
     /// Another holds the turn. The text names its member.
     Held(String),
-    /// The same holder has a turn left over from a request that got no answer; it was given back.
+    /// The caller itself still had a turn, from a request that got no answer. The turn was given back.
     Again,
     /// The lease has ended.
     NoLease,

@@ -1,4 +1,4 @@
-//! The same operations on an authority alone and, in turn, on the members of a cluster give the same state.
+//! An authority alone and the members of a cluster have the same state after the same operations.
 
 use super::*;
 use crate::login::Identity;
