@@ -56,17 +56,9 @@ impl Cluster {
     /// Sends a call until an authority answers. Returns the answer, whose body has not arrived yet, with the URL of the
     /// authority.
     pub async fn send(self: &Arc<Self>, call: &Call) -> Result<(Url, Response), Error> {
-        if !self.are_several() {
-            let url = self.used();
-            let response = attempt(self.request(&url, call)?).await?;
-            return Ok((url, response));
-        }
         let until = self.now() + MAJORITY_TIME;
         loop {
-            let first = if call.repeats { None } else { self.reachable().await? };
-            let answer = self.race(call, first).await;
-            self.tend();
-            match answer {
+            match self.send_once(call).await {
                 // No authority carried out the call, so it may be sent again even if it changes something.
                 Err(Error::Refused(problem)) if problem.is_no_majority() && self.now() < until => {
                     sleep(MAJORITY_PAUSE).await;
@@ -74,6 +66,19 @@ impl Cluster {
                 answer => return answer,
             }
         }
+    }
+
+    /// Sends a call to one authority after the other, each of them once.
+    async fn send_once(self: &Arc<Self>, call: &Call) -> Result<(Url, Response), Error> {
+        if !self.are_several() {
+            let url = self.used();
+            let response = attempt(self.request(&url, call)?).await?;
+            return Ok((url, response));
+        }
+        let first = if call.repeats { None } else { self.reachable().await? };
+        let answer = self.race(call, first).await;
+        self.tend();
+        answer
     }
 
     /// Returns an authority that has answered just now. Returns `None` if none can serve every call, although some

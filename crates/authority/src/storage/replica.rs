@@ -107,6 +107,9 @@ const LEASE: u32 = 2;
 const LEASE_RENEWED: Duration = Duration::from_millis(500);
 /// Maximum time for which a transaction waits for the turn.
 const WAIT: Duration = Duration::from_secs(4);
+/// Time after which a member that waits ends the same turn of another one. After an election in etcd, the lease of a
+/// member that was stopped lives for its whole length again, so its end alone would be too late.
+const STALE: Duration = Duration::from_millis(1500);
 /// The shortest and the longest pause between two looks whether the turn is free.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
@@ -337,7 +340,7 @@ impl Replica {
             Appended::Lost => {
                 *has_turn = false;
                 bail!(Unavailable::now(format!(
-                    "the transaction took too long, and lost its turn after {LEASE} s at most"
+                    "the transaction lost its turn: it took longer than {LEASE} s, or too long for a member that waited"
                 )));
             }
             Appended::Unknown(why) => {
@@ -393,11 +396,13 @@ impl Replica {
         self.log.check_rest()?;
         let deadline = Instant::now() + WAIT;
         let (mut pause, mut was_unknown) = (PAUSES.0, false);
+        // The turn that somebody else has, and the time at which this member saw it first.
+        let mut seen: Option<(i64, Instant)> = None;
         loop {
             let lease = self.lease()?;
-            let holder = match self.log.take_turn(lease, &self.holder)? {
+            let mut held = match self.log.take_turn(lease, &self.holder)? {
                 Taken::Turn(turn) => return Ok(turn),
-                Taken::Held(holder) => Some(holder),
+                Taken::Held(revision) => Some(revision),
                 Taken::NoLease => {
                     self.lease = None;
                     None
@@ -411,15 +416,16 @@ impl Replica {
                 }
             };
             // A request for the turn is a write for etcd, whoever has the turn. So the wait only reads.
-            let mut waits_for = holder;
-            while let Some(holder) = waits_for {
-                if Instant::now() >= deadline {
-                    let waited = WAIT.as_secs();
-                    bail!(Unavailable::now(format!("member {holder} has had the cluster's turn for {waited} s")));
+            while let Some(revision) = held.filter(|_| Instant::now() < deadline) {
+                let (_, first) = *seen.insert(
+                    seen.filter(|(before, _)| *before == revision).unwrap_or_else(|| (revision, Instant::now())),
+                );
+                if first.elapsed() >= STALE {
+                    self.log.delete_turn(revision)?;
                 }
                 std::thread::sleep(pause);
                 pause = (pause * 2).min(PAUSES.1);
-                waits_for = self.log.holder()?;
+                held = self.log.held_turn()?;
             }
             if Instant::now() >= deadline {
                 bail!(Unavailable::now("other members have had the cluster's turn all the time".into()));

@@ -90,8 +90,8 @@ pub(super) struct Turn {
 /// The answer to a request for the turn.
 pub(super) enum Taken {
     Turn(Turn),
-    /// Another holds the turn. The text names its member.
-    Held(String),
+    /// Somebody else has the turn that etcd recorded at this revision.
+    Held(i64),
     /// The caller itself still had a turn, from a request that got no answer. The turn was given back.
     Again,
     /// The lease has ended.
@@ -224,15 +224,17 @@ impl Log {
             self.delete_turn(found.create_revision)?;
             return Ok(Taken::Again);
         }
-        Ok(Taken::Held(held_by(found)))
+        Ok(Taken::Held(found.create_revision))
     }
 
-    /// Returns the member that has the turn, if one has it.
-    pub(super) fn holder(&self) -> Result<Option<String>> {
-        Ok(self.get(&self.key("turn"))?.as_ref().map(held_by))
+    /// Returns the revision at which etcd recorded the turn that somebody has; `None` if nobody has it.
+    pub(super) fn held_turn(&self) -> Result<Option<i64>> {
+        Ok(self.get(&self.key("turn"))?.map(|found| found.create_revision))
     }
 
-    fn delete_turn(&self, revision: i64) -> Result<(), Unavailable> {
+    /// Ends the turn that etcd recorded at this revision, whoever has it. Its holder can't append any more, because an
+    /// append compares the turn.
+    pub(super) fn delete_turn(&self, revision: i64) -> Result<(), Unavailable> {
         let turn = self.key("turn");
         let (compare, delete) = (Compare::CreateRevisionIs(turn.clone(), revision), Op::Delete { key: turn });
         self.txn(vec![compare], vec![delete], Vec::new()).map_err(unavailable)?;
@@ -363,11 +365,6 @@ impl Log {
     fn lock(&self) -> MutexGuard<'_, Option<(Instant, String)>> {
         self.0.rests.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn held_by(turn: &KeyValue) -> String {
-    let text = String::from_utf8_lossy(&turn.value);
-    text.split(' ').next().unwrap_or_default().to_owned()
 }
 
 /// Converts an error of etcd after which the change is certainly not in the log.
