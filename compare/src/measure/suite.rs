@@ -53,7 +53,7 @@ pub struct Plan {
     pub security: bool,
     /// Time for which idle traffic is observed.
     pub idle: Duration,
-    /// If set, only these quantities and `connect` are measured.
+    /// If set, only these quantities and the time to connect are measured.
     pub only: Option<&'static [Quantity]>,
     /// Whether studies renew keys as seldom as their papers did: minutes instead of seconds.
     pub paper_lengths: bool,
@@ -110,7 +110,7 @@ struct Round<'a> {
     sink: &'a mut Sink<'a>,
     /// Whether the solution has stopped working. It is started again for the emulated path.
     dead: bool,
-    /// Time of what only the first round measures.
+    /// Time of the measurements that only the first round makes.
     once: Duration,
 }
 
@@ -134,7 +134,7 @@ impl Ends<'_> {
 /// Returns the time spent on measurements that later rounds do not repeat.
 ///
 /// # Errors
-/// If a record can't be written, or one of `ends` was set; the error names the measurement.
+/// Fails if a record can't be written, or if one of `ends` was set; the error names the measurement.
 pub fn measure<'a>(
     driver: &'a dyn Driver,
     plan: &'a Plan,
@@ -445,7 +445,8 @@ impl Round<'_> {
         let begun = Instant::now();
         scene.site.move_client()?;
         let answered = probe::first_answer(&scene.way(), scene.server(), PATIENCE);
-        let survives = exchange(Duration::from_secs(5)).is_ok();
+        // Where no datagram is answered, no connection goes on, either.
+        let survives = answered.is_some() && exchange(Duration::from_secs(5)).is_ok();
         let evidence = format!(
             "an open TCP connection {} the client's new address",
             if survives { "outlived" } else { "broke at" }

@@ -3,7 +3,9 @@
 use anyhow::{Context, Result, bail};
 
 use super::tables;
+use crate::quantity::Quantity;
 use crate::results::Results;
+use crate::stats::Summary;
 
 /// The marks around the generated text.
 const MARKS: [&str; 2] =
@@ -37,9 +39,19 @@ pub fn generated(results: &Results) -> String {
     let left = results.solutions.len() - shown.len();
     let table = tables::markdown(&Results { solutions: shown, ..results.clone() });
     format!(
-        "{table}\nMedians, on one machine whose processors all of these shared. [docs/compare.md](docs/compare.md) says how, and what\n\
-         that favours and hides; `cargo xtask compare report --from compare/result` shows {left} more solutions, intervals,\n\
-         security as observed, and where others are better.\n"
+        "{table}\nThe figures are medians over rounds, on one machine whose processors all solutions shared. {}\n\
+         [docs/compare.md](docs/compare.md) describes the method, and what it favours and hides. `cargo xtask compare report\n\
+         --from compare/result` shows {left} more solutions, intervals, security as observed, and where others are better.\n",
+        spread(results)
+    )
+}
+
+/// Returns a sentence about how much the plain path's rate differed between rounds; empty if there is no plain path.
+fn spread(results: &Results) -> String {
+    let plain = results.solution("plain").and_then(|plain| plain.summary(Quantity::TcpUp));
+    let Some(Summary { low, high, .. }) = plain else { return String::new() };
+    format!(
+        "The plain path's own\nrate differed from {low:.0} to {high:.0} Mbit/s between rounds, so smaller differences say nothing."
     )
 }
 
@@ -47,8 +59,8 @@ pub fn generated(results: &Results) -> String {
 /// marks, adds a section with marks.
 ///
 /// # Errors
-/// Fails if the marks are in the wrong order or one is missing, or if there are none and the section is missing before
-/// which the new section would go.
+/// Fails if the marks are in the wrong order, or if one of them is missing. Also fails if the README has no marks and
+/// lacks the section before which the new section would go.
 pub fn insert(text: &str, results: &Results) -> Result<String> {
     let [open, close] = MARKS;
     let block = format!("{open}\n{}{close}", generated(results));

@@ -106,11 +106,17 @@ pub fn markdown(results: &Results) -> String {
     text += "\n|---|---|";
     text += &"---|".repeat(COLUMNS.len());
     for solution in &results.solutions {
-        let _ = write!(text, "\n| {} | {} |", solution.claims.title, solution.version.replace('|', "/"));
+        let _ = write!(text, "\n| {} | {} |", solution.claims.title, short(&solution.version));
         for quantity in COLUMNS {
             let figure = solution.summary(quantity).map_or_else(|| "–".to_owned(), |summary| rounded(summary.median));
             let _ = write!(text, " {figure} |");
         }
     }
     text + "\n"
+}
+
+/// Returns a program's version without the list of features that some programs print after it.
+fn short(version: &str) -> String {
+    let version = version.split(" [").next().unwrap_or_default();
+    version.replace('|', "/").replace('\t', " ").trim().to_owned()
 }
