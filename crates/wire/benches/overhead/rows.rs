@@ -105,7 +105,7 @@ pub fn rows() -> Vec<Row> {
     let over_ipv6 = IPV6 + UDP + geneve(Payload::Ipv4, 2).len();
     rows.push(Row::new("geneve6_2", "Geneve over IPv6, 2 proofs", over_ipv6));
     let routing = SEGMENT_ROUTING + 2 * SEGMENT;
-    rows.push(Row::new("geneve6_routed_2", "the same with a fixed path", over_ipv6 + routing));
+    rows.push(Row::new("geneve6_routed_2", "Geneve over IPv6 with a fixed path, 2 proofs", over_ipv6 + routing));
     let frames = IPV4 + UDP + geneve(Payload::Ethernet, 2).len() + ETHERNET;
     rows.push(Row::new("geneve_ethernet_2", "Geneve over IPv4 with Ethernet inside, 2 proofs", frames));
     rows
