@@ -22,7 +22,7 @@ use std::hint::black_box;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use world::{ENTRIES, World};
 
 /// Maximum memory for a world and the walk over as much, in bytes per entry (`ROOM_PER_ENTRY`), and for the bench
@@ -33,6 +33,13 @@ const REQUESTS: usize = 400_000;
 /// Requests per batch: the number that a server takes from its socket at once.
 const TOGETHER: usize = 32;
 const CHANGES: usize = 2_000;
+/// Changes that a writer has to make in a second while decisions are measured, the rate at which it tries, and how many
+/// of them it publishes at once.
+const RATE: f64 = 10_000.0;
+const PACE: f64 = 10_500.0;
+const PUBLISHED: usize = 100;
+/// Time for which it does that.
+const SUSTAINED: Duration = Duration::from_secs(5);
 /// Number of walks during each kind of work.
 const WALKS: usize = 20;
 /// Upper bounds for a grant and a change, in reads of the walk.
@@ -158,40 +165,45 @@ fn size(receivers: usize, figures: &mut Figures) {
     add("change_ns", changes.mean, bound(CHANGE));
     add("change_p99_ns", changes.p99, bound(CHANGE));
     figures.count(&named("issue_granted"), "of 1", made as f64 / REQUESTS as f64, None);
-    while_changing(&world, book, &read, figures, &named);
+    let rate = if receivers == LARGEST { Bound::AtLeast(1.0) } else { Bound::None };
+    while_changing(&world, book, &read, figures, &named, rate);
 }
 
-/// Measures the effect of a writer on readers.
+/// Measures decisions while a writer makes ten thousand changes per second, as a server with many receivers does.
 fn while_changing(
     world: &World,
     book: Rulebook,
     read: &Yardstick,
     figures: &mut Figures,
     named: &impl Fn(&str) -> String,
+    rate: Bound,
 ) {
     let shared = ArcSwap::from_pointee(book);
     let done = AtomicBool::new(false);
-    let (meanwhile, written) = std::thread::scope(|scope| {
+    let (meanwhile, changes) = std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
-            let mut written = 0;
+            let (begun, mut written) = (Instant::now(), 0);
             while !done.load(Ordering::Relaxed) {
                 let mut next = Rulebook::clone(&shared.load());
-                world.change(&mut next, CHANGES + written);
+                for _ in 0..PUBLISHED {
+                    world.change(&mut next, CHANGES + written);
+                    written += 1;
+                }
                 shared.store(Arc::new(next));
-                written += 1;
+                let due = Duration::from_secs_f64(written as f64 / PACE);
+                std::thread::sleep(due.saturating_sub(begun.elapsed()));
             }
-            written
+            written as f64 / begun.elapsed().as_secs_f64()
         });
-        let mut requests = world.requests(3);
-        let taken = (0..REQUESTS / 2).map(|_| {
+        let (begun, mut requests, mut taken) = (Instant::now(), world.requests(3), Vec::new());
+        while begun.elapsed() < SUSTAINED {
             let request = requests.draw();
-            time(|| black_box(shared.load().decide(&request.request(), world::open).decision)).1
-        });
-        let taken = spread(taken.collect());
+            taken.push(time(|| black_box(shared.load().decide(&request.request(), world::open).decision)).1);
+        }
         done.store(true, Ordering::Relaxed);
-        (taken, writer.join().expect("the writer ends"))
+        (spread(taken), writer.join().expect("the writer ends"))
     });
-    assert!(written > 0, "the writer came to write");
+    figures.add(&named("changes_per_s"), "1/s", changes, &Yardstick::fixed(RATE), rate);
     figures.add(&named("decide_while_changing_ns"), "ns", meanwhile.mean, read, Bound::None);
     figures.add(&named("decide_while_changing_p99_ns"), "ns", meanwhile.p99, read, Bound::None);
 }

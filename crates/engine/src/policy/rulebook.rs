@@ -1,12 +1,13 @@
 //! The rules of all receivers, in a form in which decisions are fast even with a million receivers of a thousand
 //! entries each.
 //!
-//! A receiver has a list of entries, each about one sender. Among the entries that match, the one with the highest
-//! priority decides; among equal priorities the latest (freshness); if the freshness is equal too, an entry that
-//! denies. How specific entries and receivers are plays no part: receivers express precedence by priorities.
+//! A receiver has a list of entries, each about one sender. Among the entries that match, the entry with the highest
+//! priority decides. Among entries of equal priority, the latest entry decides (freshness). If the freshness is also
+//! equal, an entry that denies decides. It does not matter how specific entries and receivers are: receivers express
+//! precedence by priorities.
 //!
-//! A clone is a snapshot and costs almost nothing: readers keep a clone while the writer changes its own clone and then
-//! publishes this clone as a whole.
+//! A clone is a snapshot and costs almost nothing. Readers keep a clone. The writer changes a clone of its own, and
+//! then publishes this clone as a whole.
 
 mod fetch;
 mod few;
@@ -39,10 +40,10 @@ pub struct Entry {
     pub sender: Sender,
     /// Whether the entry allows or denies.
     pub action: Action,
-    /// Priority of the entry; the highest decides.
+    /// Priority of the entry. Among the matching entries, the one with the highest priority decides.
     pub priority: u16,
-    /// Number of the entry's rule, or of the change that made the entry. Among equal priorities, the highest number
-    /// decides.
+    /// Number of the rule to which the entry belongs, or of the change that made the entry. Among entries of equal
+    /// priority, the one with the highest number decides.
     pub revision: u64,
     /// Index of the terms of the grants that the entry allows, in the caller's table of terms.
     pub terms: u16,
@@ -102,7 +103,7 @@ pub struct Ruling {
     pub entry: Entry,
 }
 
-/// A decision, with the data from which it was made.
+/// A decision, and the data from which it was made.
 pub struct Evaluation<'b> {
     /// The decision that was made.
     pub decision: Decision,
@@ -110,7 +111,7 @@ pub struct Evaluation<'b> {
     /// Whether another entry would have decided if its time window were open.
     closed: bool,
     to: Destination,
-    /// All senders by which an entry may refer to the requester.
+    /// All senders by which an entry can refer to the requester.
     senders: Few<Scattered, 16>,
     /// The receivers whose prefixes contain the destination.
     here: Few<Option<Here<'b>>, 4>,
@@ -121,7 +122,7 @@ pub struct Evaluation<'b> {
 struct Here<'b> {
     /// Length of the receiver's prefix.
     length: u8,
-    /// Whether the receiver's services include the requested one.
+    /// Whether the receiver's services include the requested service.
     covers: bool,
     /// The bit set that [`List::look`] returned for the receiver's list.
     seen: u64,
@@ -150,7 +151,7 @@ pub struct Packed(List);
 #[derive(Clone)]
 struct Listed {
     service: Service,
-    /// Whether another receiver's prefix may lie inside this one's.
+    /// Whether another receiver's prefix possibly lies inside this receiver's prefix.
     around_others: bool,
     number: u32,
     verifier: u32,
@@ -185,8 +186,8 @@ impl Packed {
 }
 
 impl Rulebook {
-    /// Returns the sender that stands for an address or network. The sender's number is never reused: in a snapshot of
-    /// any age, it stands for this network or for none.
+    /// Returns the sender that stands for an address or network. The sender's number is never reused. In an older
+    /// snapshot, it stands for this network or for no network.
     ///
     /// # Panics
     ///
@@ -202,8 +203,8 @@ impl Rulebook {
         sender
     }
 
-    /// Sets a receiver's list, replacing the list that the receiver had. Call this method for a wide receiver before
-    /// the receivers inside it: [`Evaluation::scope`] relies on this order.
+    /// Sets a receiver's list, replacing the list that the receiver had. Must be called for a wide receiver before the
+    /// receivers inside it, because [`Evaluation::scope`] relies on this order.
     pub fn set(&mut self, receiver: Receiver, entries: &[Entry]) {
         self.set_packed(receiver, Packed::new(entries));
     }
@@ -241,32 +242,24 @@ impl Rulebook {
 
     /// Adds an entry to a receiver's list. Returns whether the receiver exists.
     pub fn insert(&mut self, receiver: &Receiver, entry: Entry) -> bool {
-        self.edit(receiver, |entries| {
-            entries.push(entry);
-            true
+        self.edit(receiver, |list| {
+            let packed = || List::pack(&list.entries().chain([entry]).collect::<Vec<_>>());
+            Some(list.with(&entry).unwrap_or_else(packed))
         })
     }
 
-    /// Removes an entry from a receiver's list. Returns whether the entry was present. Entries that it overrode are in
-    /// force again.
+    /// Removes an entry from a receiver's list. Returns whether the entry was present. Entries that the removed entry
+    /// overrode are in force again.
     pub fn remove(&mut self, receiver: &Receiver, entry: &Entry) -> bool {
-        self.edit(receiver, |entries| match entries.iter().position(|known| known == entry) {
-            Some(place) => {
-                entries.swap_remove(place);
-                true
-            }
-            None => false,
-        })
+        self.edit(receiver, |list| list.without(entry))
     }
 
     /// Replaces an entry by another in one step. Returns whether the old entry was present.
     pub fn replace(&mut self, receiver: &Receiver, old: &Entry, new: Entry) -> bool {
-        self.edit(receiver, |entries| match entries.iter_mut().find(|known| *known == old) {
-            Some(known) => {
-                *known = new;
-                true
-            }
-            None => false,
+        self.edit(receiver, |list| {
+            let list = list.without(old)?;
+            let packed = || List::pack(&list.entries().chain([new]).collect::<Vec<_>>());
+            Some(list.with(&new).unwrap_or_else(packed))
         })
     }
 
@@ -303,7 +296,7 @@ impl Rulebook {
 
     /// Decides several requests as [`Self::decide`] does, in their order. Calls `each` with the position and the
     /// evaluation of each request. `open` also receives the position of the request. The steps of different requests
-    /// are interleaved, so that memory fetches for one request overlap with work on others.
+    /// are interleaved, so that the processor fetches memory for one request while it works on others.
     pub fn decide_all<'b>(
         &'b self,
         requests: &[Request<'_>],
@@ -367,13 +360,12 @@ impl Rulebook {
         self.receivers.find(receiver.prefix.trunc(), |listed| listed.is(receiver))
     }
 
-    fn edit(&mut self, receiver: &Receiver, change: impl FnOnce(&mut Vec<Entry>) -> bool) -> bool {
+    fn edit(&mut self, receiver: &Receiver, change: impl FnOnce(&List) -> Option<List>) -> bool {
         let mut changed = false;
         let edit = |listed: &Listed| {
-            let mut entries: Vec<_> = listed.list.entries().collect();
-            changed = change(&mut entries);
-            let list = if changed { List::pack(&entries) } else { listed.list.clone() };
-            Some(Listed { list, ..listed.clone() })
+            let list = change(&listed.list);
+            changed = list.is_some();
+            Some(Listed { list: list.unwrap_or_else(|| listed.list.clone()), ..listed.clone() })
         };
         self.receivers.change(receiver.prefix.trunc(), |known| known.is(receiver), edit) && changed
     }
@@ -450,8 +442,8 @@ impl<'b> Evaluation<'b> {
 
     /// Returns the scope of a grant under this ruling. A wide scope is narrowed to one protocol and port if a stronger
     /// entry could decide otherwise for a part of the scope or at some time, or if another verifier protects a part of
-    /// the scope. The scope of a whole network is also narrowed if it could contain other receivers, whatever their
-    /// lists contain.
+    /// the scope. The scope of a whole network is also narrowed if it possibly contains other receivers, even if their
+    /// lists are equal.
     pub fn scope(&self, ruling: &Ruling, granularity: Granularity) -> Scope {
         let host = IpNet::from(self.to.address);
         let narrow = Scope { prefix: host, service: Some((self.to.protocol, self.to.port)) };

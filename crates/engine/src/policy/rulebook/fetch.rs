@@ -1,6 +1,6 @@
 //! A prefetch hint to the processor.
 
-/// Prefetches memory that will be read soon. Does not wait for it.
+/// Prefetches memory that will be read soon. Does not wait for the memory.
 #[inline]
 pub(super) fn fetch<T>(soon: &T) {
     #[cfg(target_arch = "x86_64")]

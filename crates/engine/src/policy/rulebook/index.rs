@@ -1,8 +1,8 @@
 //! A persistent hash index from prefixes to values. A clone increments a reference count; a change copies only the path
 //! to one leaf and leaves clones unchanged.
 //!
-//! Among a million prefixes, each look-up costs one cache miss: the root stays in the caches, and a leaf is itself a
-//! table with open addressing, at most half full. Several values can be stored under one prefix.
+//! With a million prefixes, each look-up costs one cache miss, because the root stays in the caches. A leaf is a table
+//! with open addressing, at most half full. Several values can be stored under one prefix.
 
 use super::fetch::fetch;
 use ipnet::IpNet;
@@ -44,7 +44,7 @@ struct Item<V> {
     value: V,
     bits: Bits,
     kind: u16,
-    /// Whether an item that hashes to this slot found no room in this slot or the next.
+    /// Whether there is an item that hashes to this slot, but found no room in this slot or the next one.
     far: bool,
 }
 
@@ -125,7 +125,7 @@ impl<V: Clone> Index<V> {
             .filter_map(|item| item.prefix().map(|prefix| (prefix, &item.value)))
     }
 
-    /// Adds a value under the prefix, next to those already stored there.
+    /// Adds a value under the prefix. The values that are already stored under this prefix stay.
     pub(super) fn add(&mut self, prefix: IpNet, value: V) {
         let (bits, length) = parts(prefix);
         let lengths = &mut self.lengths[length.family()];
@@ -143,8 +143,8 @@ impl<V: Clone> Index<V> {
         }
     }
 
-    /// Applies `change` to the value under the prefix for which `is_it` holds, and removes the value if `change`
-    /// returns `None`. Returns whether there was such a value.
+    /// Applies `change` to the value under the prefix for which `is_it` returns true. If `change` returns `None`,
+    /// removes the value. Returns whether there was such a value.
     pub(super) fn change(
         &mut self,
         prefix: IpNet,
@@ -152,20 +152,27 @@ impl<V: Clone> Index<V> {
         change: impl FnOnce(&V) -> Option<V>,
     ) -> bool {
         let (bits, Length { kind, .. }) = parts(prefix);
-        let (mut found, mut removed) = (false, false);
-        self.rewrite(hash(bits, kind), |items| {
-            let Some(place) = items.iter().position(|item| item.is(bits, kind) && is_it(&item.value)) else { return };
-            found = true;
-            match change(&items[place].value) {
-                Some(value) => items[place].value = value,
-                None => {
-                    items.remove(place);
-                    removed = true;
-                }
+        let hash_here = hash(bits, kind);
+        let Slot { leaf, at } = self.place(bits, kind);
+        let is_here = |item: &Item<V>| item.is(bits, kind) && is_it(&item.value);
+        let mut places = (at..leaf.len()).chain(0..at).map_while(|at| Some((at, leaf[at].as_ref()?)));
+        let Some((place, item)) = places.find(|(_, item)| is_here(item)) else { return false };
+        match change(&item.value) {
+            Some(value) => {
+                // Copies the leaf if a snapshot has it, too.
+                let item = Arc::make_mut(self.leaf_mut(hash_here))[place].as_mut();
+                item.expect("INVARIANT: an item was found there").value = value;
             }
-        });
-        self.count -= usize::from(removed);
-        found
+            None => {
+                self.rewrite(hash_here, |items| {
+                    if let Some(place) = items.iter().position(is_here) {
+                        items.remove(place);
+                    }
+                });
+                self.count -= 1;
+            }
+        }
+        true
     }
 
     #[inline]

@@ -13,14 +13,19 @@
 //!
 //! | words | |
 //! |---|---|
-//! | 1 each | numbers of ranks, sayings, sayings that allow, levels |
+//! | 1 each | numbers of ranks that strengths have room for, ranks in use, sayings, sayings that allow, levels |
 //! | 1 each | sayings: the window or 0, above it the terms; those that allow come first |
 //! | 1 each | levels: the priority |
 //! | 3 each | runs of consecutive freshness values: the rank of the first one, and its value |
+//!
+//! There is room for more ranks than are in use, so most changes of an entry copy the block and change a few words of the
+//! copy. Only if there is no room left, or if an entry has a priority or a saying that no other has, or is not the
+//! freshest, the list is packed anew.
 
 use super::fetch::fetch;
 use super::{Entry, Sender};
 use crate::policy::Action;
+use std::cmp::Ordering;
 use std::iter::repeat_n;
 use std::num::NonZeroU16;
 use std::sync::Arc;
@@ -29,7 +34,15 @@ use std::sync::Arc;
 const WORDS: usize = 16;
 /// Index of a line's overflow word.
 const MORE: usize = WORDS - 1;
-const COUNTS: usize = 4;
+const COUNTS: usize = 5;
+/// Place of the number of ranks in use among the counts.
+const IN_USE: usize = 1;
+/// Number of ranks that a new list has room for beyond those in use, if its strengths don't get wider by it.
+const SPARE: usize = 64;
+/// Number of lines in which [`List::with`] looks for a free slot.
+const REACH: usize = 8;
+/// Number of words of a run.
+const RUN: usize = 3;
 /// Maximum number of senders that [`List::look`] examines.
 const SEEN: usize = u64::BITS as usize;
 
@@ -105,20 +118,17 @@ impl List {
         let ranks = Ranks::of(entries);
         let bits = usize::BITS - sayings.values.len().saturating_sub(1).leading_zeros();
         let bound = ((levels.values.len() * ranks.count) as u128) << bits;
-        let width = if bound <= 1 << 16 {
-            Width::Two
-        } else if bound <= 1 << 32 {
-            Width::Four
-        } else {
-            Width::Eight
-        };
+        let widths = [Width::Two, Width::Four];
+        let width = widths.into_iter().find(|width| bound <= width.strengths()).unwrap_or(Width::Eight);
+        let fit = (width.strengths() >> bits) / levels.values.len().max(1) as u128;
+        let room = fit.min((ranks.count + SPARE) as u128) as usize;
         let strength = |place: usize, entry: &Entry| {
-            let rank = levels.places[place] as usize * ranks.count + ranks.of_entry(place, entry);
+            let rank = levels.places[place] as usize * room + ranks.of_entry(place, entry);
             ((rank as u64) << bits) | u64::from(sayings.places[place])
         };
         let slots = width.slots();
         let homes = (entries.len() * 8).div_ceil(slots * 7);
-        let words = COUNTS + sayings.values.len() + levels.values.len() + 3 * ranks.runs.len();
+        let words = COUNTS + sayings.values.len() + levels.values.len() + RUN * ranks.runs.len();
         // The lines are built in place: a copy would leave a hole in the heap for each list.
         let mut made: Arc<[Line]> = repeat_n(Line([0; WORDS]), homes + words.div_ceil(WORDS)).collect();
         let lines = Arc::get_mut(&mut made).expect("INVARIANT: nobody else has it");
@@ -134,7 +144,7 @@ impl List {
             taken[at] += 1;
         }
         let allows = sayings.values.partition_point(|saying| *saying <= u64::from(u32::MAX));
-        let counts = [ranks.count, sayings.values.len(), allows, levels.values.len()];
+        let counts = [room, ranks.count, sayings.values.len(), allows, levels.values.len()];
         let mut words: Vec<u32> = counts.iter().map(|count| *count as u32).collect();
         words.extend(sayings.values.iter().chain(&levels.values).map(|value| *value as u32));
         words.extend(ranks.runs.iter().flat_map(|(rank, revision)| [&[*rank][..], &halves(*revision)].concat()));
@@ -149,6 +159,75 @@ impl List {
             everyone: entries.iter().any(|entry| entry.sender == Sender::EVERYONE),
             lines: made,
         }
+    }
+
+    /// Returns the list with one more entry; `None` if a copy has no place for it, and the list must be packed anew.
+    pub(super) fn with(&self, entry: &Entry) -> Option<Self> {
+        if self.homes == 0 {
+            return None;
+        }
+        let [room, used, sayings, allows, levels] = self.counts();
+        let level = (0..levels).find(|level| self.word(COUNTS + sayings + level) == u32::from(entry.priority))?;
+        let mut of_action = if entry.action == Action::Allow { 0..allows } else { allows..sayings };
+        let said = of_action.find(|place| self.word(COUNTS + place) == saying(entry) as u32)?;
+        let runs = COUNTS + sayings + levels;
+        let last = used.checked_sub(1)?;
+        let freshest = self.revision(runs, last);
+        let (rank, begins) = match entry.revision.cmp(&freshest) {
+            Ordering::Equal => (last, false),
+            Ordering::Greater if used < room => (used, entry.revision - freshest > 1),
+            _ => return None,
+        };
+        let next = runs + RUN * (self.run(runs, last) + 1);
+        let homes = self.homes as usize;
+        let longer = begins && next + RUN > (self.lines.len() - homes) * WORDS;
+        let more = repeat_n(Line([0; WORDS]), usize::from(longer));
+        let mut made: Arc<[Line]> = self.lines.iter().copied().chain(more).collect();
+        let lines = Arc::get_mut(&mut made).expect("INVARIANT: nobody else has it");
+        lines[homes].0[IN_USE] = rank.max(last) as u32 + 1;
+        if begins {
+            let run = [&[rank as u32][..], &halves(entry.revision)].concat();
+            for (place, word) in (next..).zip(run) {
+                lines[homes + place / WORDS].0[place % WORDS] = word;
+            }
+        }
+        let strength = (((level * room + rank) as u64) << self.bits) | said as u64;
+        let sender = Scattered::from(entry.sender);
+        let mut at = sender.home(self.homes);
+        for _ in 0..homes.min(REACH) {
+            if let Some(slot) = lines[at].0[..self.width.slots()].iter().position(|word| *word == 0) {
+                lines[at].put(self.width, slot, sender, strength);
+                let windows = self.windows || entry.window.is_some();
+                let everyone = self.everyone || entry.sender == Sender::EVERYONE;
+                return Some(Self { lines: made, windows, everyone, ..self.clone() });
+            }
+            lines[at].0[MORE] |= sender.more();
+            at = (at + 1) % homes;
+        }
+        None
+    }
+
+    /// Returns the list without one entry; `None` if the list does not contain the entry.
+    pub(super) fn without(&self, entry: &Entry) -> Option<Self> {
+        let sender = Scattered::from(entry.sender);
+        let homes = self.homes as usize;
+        let mut at = sender.home(self.homes);
+        for _ in 0..homes {
+            let line = &self.lines[at];
+            let is_it = |slot: &usize| {
+                line.0[*slot] == sender.0 && self.entry(sender, line.strength(self.width, *slot)) == *entry
+            };
+            if let Some(slot) = (0..self.width.slots()).find(is_it) {
+                let mut made: Arc<[Line]> = Arc::from(&*self.lines);
+                Arc::get_mut(&mut made).expect("INVARIANT: nobody else has it")[at].clear(self.width, slot);
+                return Some(Self { lines: made, ..self.clone() });
+            }
+            if line.0[MORE] & sender.more() == 0 {
+                return None;
+            }
+            at = (at + 1) % homes;
+        }
+        None
     }
 
     /// Returns the size of the list's heap allocation, in bytes.
@@ -166,7 +245,7 @@ impl List {
         })
     }
 
-    /// Reports whether an entry about one of `senders` exists for which `ask` holds.
+    /// Reports whether an entry about one of `senders` exists for which `ask` returns true.
     pub(super) fn any_about(&self, senders: &[Scattered], ask: impl Fn(&Entry) -> bool) -> bool {
         let mut found = false;
         self.about(senders, self.look(senders), |sender, strength| found = found || ask(&self.entry(sender, strength)));
@@ -203,9 +282,9 @@ impl List {
     }
 
     /// Returns a bit for each of the first [`SEEN`] senders. The bit is set if the sender's line has an entry about the
-    /// sender, or an overflow bit for it, so false positives are possible. Most lines have neither: they are read and
-    /// compared without branches, so that their loads overlap. For a sender with an overflow bit, the next line is
-    /// prefetched.
+    /// sender or an overflow bit for it. Because of the overflow bit, false positives are possible. Most lines have
+    /// neither, so the method reads and compares the lines without branches, and the loads overlap. For a sender with
+    /// an overflow bit, it prefetches the next line.
     #[inline]
     pub(super) fn look(&self, senders: &[Scattered]) -> u64 {
         let (mut seen, mut sent_on) = (0, 0);
@@ -273,8 +352,8 @@ impl List {
 
     #[inline]
     fn counts(&self) -> [usize; COUNTS] {
-        let [ranks, sayings, allows, levels, ..] = self.lines[self.homes as usize].0;
-        [ranks as usize, sayings as usize, allows as usize, levels as usize]
+        let [room, used, sayings, allows, levels, ..] = self.lines[self.homes as usize].0;
+        [room as usize, used as usize, sayings as usize, allows as usize, levels as usize]
     }
 
     #[inline]
@@ -289,9 +368,9 @@ impl List {
 
     #[inline]
     fn entry(&self, sender: Scattered, strength: u64) -> Entry {
-        let [ranks, sayings, allows, levels] = self.counts();
+        let [room, _, sayings, allows, levels] = self.counts();
         let rank = strength >> self.bits;
-        let (level, rank) = (rank as usize / ranks, rank as usize % ranks);
+        let (level, rank) = (rank as usize / room, rank as usize % room);
         let saying = self.saying(strength);
         Entry {
             sender: sender.into(),
@@ -305,15 +384,22 @@ impl List {
 
     #[inline]
     fn revision(&self, runs: usize, rank: usize) -> u64 {
-        let first = |run: usize| self.word(runs + 3 * run) as usize;
+        let run = self.run(runs, rank);
+        self.double(runs + RUN * run + 1) + (rank - self.word(runs + RUN * run) as usize) as u64
+    }
+
+    /// Returns the run that contains a rank.
+    #[inline]
+    fn run(&self, runs: usize, rank: usize) -> usize {
+        let first = |run: usize| self.word(runs + RUN * run) as usize;
         // The last line is padded with words of 0; only the first run has rank 0.
         let most = (self.lines.len() - self.homes as usize) * WORDS;
-        let (mut low, mut high) = (0, (most - runs) / 3);
+        let (mut low, mut high) = (0, (most - runs) / RUN);
         while high - low > 1 {
             let middle = low + (high - low) / 2;
             if first(middle) <= rank && first(middle) != 0 { low = middle } else { high = middle }
         }
-        self.double(runs + 3 * low + 1) + (rank - first(low)) as u64
+        low
     }
 }
 
@@ -347,6 +433,15 @@ impl Line {
             Width::Eight => self.0[5 + 2 * slot..7 + 2 * slot].copy_from_slice(&halves(strength)),
         }
     }
+
+    fn clear(&mut self, width: Width, slot: usize) {
+        self.0[slot] = 0;
+        match width {
+            Width::Two => self.0[10 + slot / 2] &= !(0xffff << (16 * (slot % 2))),
+            Width::Four => self.0[7 + slot] = 0,
+            Width::Eight => self.0[5 + 2 * slot..7 + 2 * slot].fill(0),
+        }
+    }
 }
 
 impl Width {
@@ -357,6 +452,15 @@ impl Width {
             Self::Two => 10,
             Self::Four => 7,
             Self::Eight => 5,
+        }
+    }
+
+    /// Returns the number of different strengths.
+    const fn strengths(self) -> u128 {
+        match self {
+            Self::Two => 1 << 16,
+            Self::Four => 1 << 32,
+            Self::Eight => 1 << 64,
         }
     }
 }

@@ -249,6 +249,34 @@ fn a_wide_grant_is_narrowed_by_what_holds_at_other_times_and_by_other_verifiers(
     assert_eq!(scope(&book, "203.0.113.1", Granularity::Host), narrow("203.0.113.1"));
 }
 
+/// A change of a list of a thousand entries must not pack the list again, or there can't be ten thousand in a second.
+#[test]
+fn most_changes_of_a_list_copy_it() {
+    let numbered = |revision: u64| {
+        let sender = Sender::subject(1 + (revision as u32).wrapping_mul(7919) % 100_000).unwrap();
+        let action = if revision.is_multiple_of(4) { Action::Deny } else { Action::Allow };
+        entry(sender, action, 100 * (1 + (revision % 3) as u16), revision)
+    };
+    let mut list = list::List::pack(&(0..1000).map(numbered).collect::<Vec<_>>());
+    let (mut copied, rounds) = (0, 2000);
+    for round in 0..rounds {
+        let old = list.entries().nth(round as usize * 389 % 1000).unwrap();
+        list = list.without(&old).expect("it contains the entry");
+        assert!(list.without(&old).is_none());
+        // Revisions are those of all lists together, so those of one list have gaps.
+        let new = numbered(5000 + 17 * round);
+        list = match list.with(&new) {
+            Some(with) => {
+                copied += 1;
+                with
+            }
+            None => list::List::pack(&list.entries().chain([new]).collect::<Vec<_>>()),
+        };
+        assert!(list.entries().count() == 1000 && list.entries().any(|entry| entry == new));
+    }
+    assert!(copied > rounds * 9 / 10, "{copied} of {rounds}");
+}
+
 #[test]
 fn an_entry_takes_eight_bytes_at_most() {
     let entries: Vec<_> = (0..1000u32)
@@ -318,6 +346,36 @@ proptest! {
         listed.sort_unstable();
         entries.sort_unstable();
         prop_assert_eq!(listed, entries);
+    }
+
+    #[test]
+    fn a_changed_copy_is_what_packing_anew_gives(
+        mut entries in prop::collection::vec(any_entry(), 0..60),
+        changes in prop::collection::vec((any_entry(), any::<prop::sample::Index>(), any::<bool>()), 0..200),
+    ) {
+        let mut list = list::List::pack(&entries);
+        for (new, which, removes) in changes {
+            if removes && !entries.is_empty() {
+                let old = entries.swap_remove(which.index(entries.len()));
+                list = list.without(&old).expect("it contains the entry");
+            } else {
+                // In half of the cases, the new entry is the freshest, as with changes of a running server.
+                let freshest = entries.iter().map(|entry| entry.revision).max().unwrap_or(0);
+                let new = if new.terms % 2 == 0 { Entry { revision: freshest.saturating_add(3), ..new } } else { new };
+                entries.push(new);
+                list = list.with(&new).unwrap_or_else(|| list::List::pack(&entries));
+            }
+            let mut listed: Vec<_> = list.entries().collect();
+            listed.sort_unstable();
+            let mut expected = entries.clone();
+            expected.sort_unstable();
+            prop_assert_eq!(listed, expected);
+        }
+        let senders: Vec<_> = (0..40).map(|sender| Scattered::from(Sender(sender))).collect();
+        let strongest = entries.iter().filter(|entry| entry.sender.0 < 40).max_by(|one, other| one.rank().cmp(&other.rank()));
+        let decided = list.deciding(&senders, list.look(&senders), |_| true);
+        prop_assert_eq!(decided.map(|entry| (entry.priority, entry.revision, entry.action)),
+            strongest.map(|entry| (entry.priority, entry.revision, entry.action)));
     }
 
     #[test]
