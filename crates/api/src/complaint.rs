@@ -2,24 +2,24 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The conduct of the person behind a connection that an application complains about.
+/// The misconduct of a person, as an application reports it. The person opened a connection to the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Misconduct {
-    /// A login at the application failed.
+    /// The person failed to log in to the application.
     FailedLogin,
-    /// Requests that are too many, or too expensive.
+    /// The person sent too many requests, or requests that cost the application too much.
     Flood,
-    /// Any other abuse of the application.
+    /// The person abused the application in another way.
     Abuse,
 }
 
 impl Misconduct {
-    /// All kinds.
+    /// All kinds of misconduct.
     pub const ALL: [Self; 3] = [Self::FailedLogin, Self::Flood, Self::Abuse];
 
-    /// Returns the name in requests and in the audit trail.
+    /// Returns the name of this kind of misconduct in requests and in the audit trail.
     pub const fn name(self) -> &'static str {
         match self {
             Self::FailedLogin => "failed_login",
@@ -28,7 +28,8 @@ impl Misconduct {
         }
     }
 
-    /// Returns the number of points that a complaint takes off, unless it says otherwise.
+    /// Returns the number of points by which a complaint of this kind lowers the person's score, if the complaint does
+    /// not set [`Complaint::points`].
     pub const fn points(self) -> u32 {
         match self {
             Self::FailedLogin => 5,
@@ -38,10 +39,11 @@ impl Misconduct {
     }
 }
 
-/// Maximum number of points that one complaint takes off.
+/// Maximum number of points by which one complaint lowers a person's score.
 pub const COMPLAINT_POINTS_MAX: u32 = 20;
 
-/// `POST /v1/verifier/complaints` of a verifier: an application complains about the person behind a connection.
+/// The body of `POST /v1/verifier/complaints`: a verifier passes on an application's complaint about the person behind
+/// a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -55,13 +57,13 @@ pub struct Complaint {
     pub application: String,
     /// The person's conduct.
     pub about: Misconduct,
-    /// Number of points to take off; those of the kind if absent.
+    /// Number of points by which the complaint lowers the person's score; if absent, [`Misconduct::points`] of `about`.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::form::some_whole")]
     #[cfg_attr(feature = "schema", schema(minimum = 1, maximum = 20))]
     pub points: Option<u32>,
 }
 
-/// The answer to [`Complaint`].
+/// The answer to [`Complaint`]: the person's new score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Standing {

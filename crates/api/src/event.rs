@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 
 /// An event that the authority pushes to a session or a verifier on the stream of `GET /v1/events`. The stream consists
 /// of server-sent events; the data of each is one `Event` in JSON. Every stream begins with [`Event::Hello`]. After
-/// `Hello`, a client reads its configuration or its destinations again, so that it misses no change that happened while
-/// it was not connected.
+/// `Hello`, a client requests its configuration or its destinations again, because they may have changed while the
+/// client was not connected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -17,11 +17,12 @@ pub enum Event {
     Hello,
     /// Sent every 10 s, so that the client notices a dead connection.
     Alive,
-    /// Receivers or rules changed, or a time window opened or closed: the client reads its configuration or its
-    /// destinations again. A verifier also asks which live flows to cut, with [`LiveFlows`].
+    /// Receivers or rules of the policy changed, or a rule's time window opened or closed. A session reads its
+    /// destinations again, and a verifier reads its configuration again. A verifier also asks which live flows to cut,
+    /// with [`LiveFlows`].
     Policy,
-    /// A revocation included grants that have already ended: the verifier asks which live flows to cut, with
-    /// [`LiveFlows`] (sent to verifiers only).
+    /// Grants that have already ended were revoked, so [`Event::Revoked`] does not name them. The verifier asks which
+    /// live flows to cut, with [`LiveFlows`] (sent to verifiers only).
     Recheck,
     /// Grants were revoked. A verifier cuts their flows; an agent no longer uses them.
     Revoked {
@@ -61,8 +62,8 @@ pub enum Event {
 }
 
 impl Event {
-    /// Returns the weakest setting under which a verifier confirms this event; [`Confirm::Nothing`] if no verifier
-    /// confirms it.
+    /// Returns the weakest setting of [`Confirm`] with which a verifier confirms this event. Returns
+    /// [`Confirm::Nothing`] if no verifier confirms it.
     pub const fn confirm(&self) -> Confirm {
         match self {
             Self::Pair { .. } => Confirm::Pairs,
@@ -89,7 +90,7 @@ pub enum Confirm {
 }
 
 impl Confirm {
-    /// Returns the name of the setting in the query parameter.
+    /// Returns the setting's value in the query parameter `confirm`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",

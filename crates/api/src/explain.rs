@@ -9,7 +9,7 @@ use std::net::IpAddr;
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ExplainRequest {
-    /// The name of the person about whom the question is.
+    /// The name of the person whose access the verifier asks about.
     pub person: String,
     /// The device whose tags count for the decision. Without a device, only the tags of a service account count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -24,7 +24,7 @@ pub struct ExplainRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address_or_none))]
     pub source: Option<IpAddr>,
-    /// The address of the receiver to which the person would send.
+    /// The receiver's address.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address, example = "203.0.113.10"))]
     pub address: IpAddr,
     /// The IP protocol number.
@@ -44,8 +44,8 @@ pub struct PersonExplanation {
     /// The policy's decision.
     #[serde(flatten)]
     pub explanation: Explanation,
-    /// The facts on which the decision is based: one readable line each for groups, tags and source address. A line
-    /// also says if a fact is unknown. Groups and tags that only the authority knows are not named.
+    /// The facts on which the decision is based: one readable line each for groups, tags and source address. The line
+    /// of an unknown fact says that the fact is unknown. Groups and tags that only the authority knows are not named.
     pub taken: Vec<String>,
 }
 

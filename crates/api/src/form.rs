@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Reads a whole number that is written as 6 or as 6.0: neither JSON (RFC 8259 §6) nor JSON Schema distinguishes the
-/// two.
+/// Reads a whole number that is written as 6 or as 6.0, because JSON (RFC 8259 §6) and JSON Schema treat the two as
+/// equal.
 pub(crate) fn whole<'de, D: Deserializer<'de>, T: TryFrom<u32>>(from: D) -> Result<T, D::Error> {
     let number = f64::deserialize(from)?;
     let is_whole = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
@@ -21,8 +21,8 @@ pub(crate) fn some_whole<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u3
     number.map(|number| whole(number.into_deserializer())).transpose()
 }
 
-/// Reads an object; `null` becomes `None`. Serde's derived reader would also accept an array of the fields' values,
-/// which the API's description does not allow.
+/// Reads an object; `null` becomes `None`. Rejects an array of the fields' values: serde's derived reader would accept
+/// it, but the API's description does not allow it.
 pub(crate) fn some_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
     struct Object<T>(PhantomData<T>);
 

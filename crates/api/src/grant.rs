@@ -13,9 +13,9 @@ use std::net::{IpAddr, SocketAddr};
 pub struct Service {
     /// The IP protocol number; 0 means every protocol.
     pub protocol: u8,
-    /// The first port; the span is 0 to 65535 if ports don't matter.
+    /// The first port of the span. A service on all ports has the span 0 to 65535.
     pub first_port: u16,
-    /// The last port.
+    /// The last port of the span, which the span includes.
     pub last_port: u16,
 }
 
@@ -41,8 +41,8 @@ pub struct Destinations {
     /// The receivers to which packets must travel in a sealed tunnel, and the addresses of the tunnels.
     #[serde(default, skip_serializing_if = "SealedDestinations::is_empty")]
     pub sealed: SealedDestinations,
-    /// The URLs of the authorities that serve the same people, among them the answering one; empty if it is alone. See
-    /// [`Authorities`](crate::Authorities).
+    /// The URLs of the authorities of the cluster, including the answering authority; empty if the answering authority
+    /// is in no cluster. See [`Authorities`](crate::Authorities).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub authorities: Vec<String>,
     /// The current time by the authority's clock, in Unix seconds.
@@ -80,23 +80,24 @@ pub struct GrantRequest {
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Grant {
-    /// The grant header's 16 bytes, hex; for the suite `sha224`, unique id and nonce1, 7 bytes.
+    /// The grant header, 16 bytes in hex. For the suite `sha224`: the unique id and nonce1 of the pair, 7 bytes in hex.
     pub header: String,
-    /// The grant key's 16 bytes, hex; for the suite `sha224`, the client key's 28 bytes, or empty if the key is sent in
-    /// band. Secret.
+    /// The grant key, 16 bytes in hex. For the suite `sha224`: the client key, 28 bytes in hex, or empty if the
+    /// authority sends the key in band. Secret.
     pub key: String,
-    /// The destination masked to the grant's prefix length.
+    /// The network to which the grant applies: the destination's address, cut to the grant's prefix length.
     #[cfg_attr(feature = "schema", schema(value_type = String, example = "203.0.113.0/28"))]
     pub prefix: IpNet,
     /// The receiver's name.
     pub receiver: String,
-    /// The rule that allowed the grant: `policy.toml:LINE NAME`, or `policy.toml:LINE rule N` if the rule has no name.
+    /// The rule that allowed the request: `policy.toml:LINE NAME`, or `policy.toml:LINE rule N` if the rule has no
+    /// name.
     pub rule: String,
     /// The carrier of the tokens: `tail` or `shim`.
     pub carrier: String,
-    /// The rule's demands on a sealed tunnel, and the addresses of the tunnels; missing if the verifier has no tunnel.
-    /// If the rule demands a treatment, the header has the flag SEALED, and the verifier accepts a token only inside a
-    /// tunnel.
+    /// The rule's demands on a sealed tunnel, and the addresses of the verifier's tunnels; missing if the verifier has
+    /// no tunnel. If the rule demands a treatment, the grant header has the flag SEALED, and the verifier accepts the
+    /// grant's tokens only inside a tunnel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealing: Option<GrantSealing>,
     /// The time at which the grant ends, in Unix seconds.
@@ -109,12 +110,12 @@ pub struct Grant {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct SealedDestinations {
-    /// The receivers whose packets must travel in a tunnel: for the name of each, the treatment that the policy's rule
-    /// demands.
+    /// The receivers to which packets must travel in a tunnel. The key is the receiver's name, and the value is the
+    /// treatment that the policy's rule demands.
     pub demanded: BTreeMap<String, String>,
-    /// Receivers to which the person is not allowed to send now, although a rule with a treatment allows it in
-    /// principle: the rule's time window is closed, or another rule denies. The agent sends no packets to these
-    /// receivers, because outside of a tunnel the packets would travel in clear.
+    /// Receivers to which the person is not allowed to send now, although a rule with a treatment would allow it: the
+    /// rule's time window is closed, or another rule denies. The agent sends no packets to these receivers, because the
+    /// packets would travel unencrypted outside a tunnel.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub closed: Vec<Receiver>,
     /// Addresses and UDP ports at which the verifiers' tunnels begin.
@@ -123,7 +124,7 @@ pub struct SealedDestinations {
 }
 
 impl SealedDestinations {
-    /// Reports whether all fields are empty: no tunnels, nothing demanded, no closed receivers.
+    /// Reports whether all fields are empty.
     pub fn is_empty(&self) -> bool {
         self.demanded.is_empty() && self.closed.is_empty() && self.tunnels.is_empty()
     }

@@ -8,8 +8,8 @@ use std::net::SocketAddrV4;
 /// Default socket path of the process that sends client keys in band.
 pub const DEFAULT_SOCKET: &str = "/run/vouchsafe-transfer/socket";
 
-/// A request to the process that sends client keys in band: to send the client key in `content` in a packet of the
-/// connection between `client` and `server`. Has no `Debug`, because it contains the key.
+/// A request to the process that sends client keys in band. The process puts the client key in `content` into a packet
+/// of the connection between `client` and `server`. The type does not implement `Debug`, because it contains the key.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HandOver {
@@ -27,8 +27,8 @@ pub struct HandOver {
 pub enum HandedOver {
     /// The process has accepted the key: the next suitable packet of the connection will carry it.
     Yes,
-    /// The client did not announce that it accepts keys in band, or an earlier key still waits for a packet of the same
-    /// connection.
+    /// The process did not accept the key. Either the client did not announce that it accepts keys in band, or an
+    /// earlier key still waits for a packet of the same connection.
     No,
     /// The transfer failed; the text is the reason.
     Failed(String),

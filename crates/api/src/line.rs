@@ -1,4 +1,4 @@
-//! Lines, on which sessions request path segments by UDP (wire.md §8.13).
+//! Lines: a session requests path segments by UDP on a line (wire.md §8.13).
 
 use serde::{Deserialize, Serialize};
 use wire::ask::{LineKey, LineNumber};
@@ -15,7 +15,7 @@ pub struct Line {
     pub line: u64,
     /// The line's key, 32 bytes, hex. Secret.
     pub key: String,
-    /// The time at which the line ends at the latest: the end of the session, in Unix seconds.
+    /// The latest time at which the line ends: the end of the session, in Unix seconds.
     pub expires: u64,
     /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,

@@ -1,10 +1,11 @@
 //! Messages between agents and the authority for logging in: with a password, at an identity provider, and as a service
 //! account.
 //!
-//! The authority is the provider's relying party. An agent starts a login and finishes it. To finish the login, the
-//! agent must present the secret (`verifier`) whose hash it sent at the start. So an attacker who knows only the
-//! login's address or its code can't finish it. A provider that already knows a person asks the person nothing.
-//! Therefore the authority creates a code only after the person has approved the login on one of the authority's pages.
+//! The authority is the provider's relying party. An agent starts a login and finishes it. At the start, the agent
+//! sends the hash of a secret; to finish the login, the agent must present this secret (`verifier`). So an attacker who
+//! knows only the login's URL or its code can't finish the login. A provider can let a person pass without a question
+//! if the person is already logged in there. Therefore the authority creates a code only after the person has approved
+//! the login on one of the authority's pages.
 
 use serde::{Deserialize, Serialize};
 
@@ -78,8 +79,8 @@ pub struct BrowserLogin {
     #[cfg_attr(feature = "schema", schema(minimum = 1024, maximum = 65535))]
     #[serde(deserialize_with = "crate::form::whole")]
     pub port: u16,
-    /// The local user who started the login on the agent's machine. The authority cannot verify this name; the page
-    /// that asks the person for approval says so.
+    /// The local user who started the login on the agent's machine. The authority cannot verify this name. The page on
+    /// which the person approves the login says that the name is not verified.
     #[cfg_attr(
         feature = "schema",
         schema(min_length = 1, max_length = 64, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$")
@@ -94,9 +95,9 @@ pub struct BrowserLogin {
 }
 
 /// Returns the first eight hex digits of the challenge, as `AABB-CCDD`. Both the agent's command and the page that asks
-/// the person for approval show these digits, and the person compares them. If the page shows the login of an attacker,
-/// the digits differ, even if the attacker gave the same names of device, user and host: only the agent and the
-/// authority know the digits of the person's own login.
+/// the person for approval show these digits, and the person compares them. If the page shows an attacker's login, the
+/// digits differ, even if the attacker gave the same names of device, user and host. An attacker cannot choose the same
+/// digits, because only the agent and the authority know the digits of the person's own login.
 pub fn comparison(challenge: &[u8; 32]) -> String {
     let [a, b, c, d, ..] = challenge;
     format!("{a:02X}{b:02X}-{c:02X}{d:02X}")
@@ -108,9 +109,10 @@ pub fn comparison(challenge: &[u8; 32]) -> String {
 pub struct BrowserLoginStarted {
     /// The login's identifier in [`FinishLogin`].
     pub login: String,
-    /// The address at the authority to open in the browser. The login is bound to the first browser that opens it.
+    /// The authority's URL that the agent opens in the browser. The login is bound to the first browser that opens this
+    /// URL.
     pub url: String,
-    /// The `state` with which the browser must return to the agent's port.
+    /// The value of the parameter `state` with which the browser must return to the agent's port.
     pub state: String,
     /// Seconds until the login expires.
     pub expires_in: u64,
@@ -150,7 +152,8 @@ pub struct DeviceLoginStarted {
     pub expires_in: u64,
 }
 
-/// `POST /v1/login/finish`, authenticated only by the `verifier`: asks for the session of a login that was started.
+/// `POST /v1/login/finish`, authenticated only by the `verifier`: requests the session of a login that the agent
+/// started.
 #[derive(Clone, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -159,9 +162,9 @@ pub struct FinishLogin {
     pub login: String,
     /// The secret whose SHA-256 is the `challenge`: 64 hex digits.
     pub verifier: String,
-    /// The parameters with which the browser returned to the agent's port. Absent for a login by device code, and
-    /// absent when the agent only asks whether a login in a browser has failed. A login in a browser never finishes
-    /// without them.
+    /// The parameters with which the browser returned to the agent's port. A login in a browser finishes only with
+    /// these parameters. They are absent for a login by device code, and when the agent only asks whether a login in a
+    /// browser has failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub callback: Option<Callback>,
 }
@@ -172,9 +175,9 @@ pub struct FinishLogin {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Callback {
-    /// The authority's code for this login; valid once, for one minute. Secret.
+    /// The authority's code for this login; valid for one use within one minute. Secret.
     pub code: String,
-    /// The `state` with which the browser returned: that of the login.
+    /// The login's parameter `state`, with which the browser returned.
     pub state: String,
 }
 
@@ -202,7 +205,7 @@ pub struct LoggedOut {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct Challenge {
-    /// The `nonce` that the assertion must contain; valid once, for one minute.
+    /// The value of `nonce` in the service account's assertion; valid for one use within one minute.
     pub nonce: String,
 }
 
@@ -215,10 +218,10 @@ pub struct ServiceLogin {
     pub service: String,
     /// The nonce from the [`Challenge`].
     pub nonce: String,
-    /// A JWT signed with the service account's key. `iss` is `vouchsafe:NAME`, `sub` is NAME, `aud` is `audience` from
-    /// the [`ServiceKey`], and `nonce` is that of the challenge.
+    /// A JWT that the service account's key signs. Its claims: `iss` is `vouchsafe:NAME`, `sub` is NAME, `aud` is the
+    /// `audience` of the [`ServiceKey`], and `nonce` is the nonce of the [`Challenge`].
     pub assertion: String,
-    /// The name for this device: 1 to 64 printable characters.
+    /// The name of the machine that logs in: 1 to 64 printable characters.
     #[cfg_attr(
         feature = "schema",
         schema(min_length = 1, max_length = 64, pattern = "^[^\\u0000-\\u001f\\u007f-\\u009f]+$")
@@ -236,8 +239,8 @@ pub struct ServiceKey {
     pub service: String,
     /// The value of `aud` in assertions: the fingerprint of the authority's CA.
     pub audience: String,
-    /// The CA certificates of the authority, PEM. The machine trusts no other certificates, so it never uses the key
-    /// with another authority.
+    /// The authority's CA certificates, in PEM. The machine trusts no other certificates, so it never sends an
+    /// assertion to another authority.
     pub ca: String,
     /// The Ed25519 key, PKCS#8 in PEM. Secret.
     pub key: String,

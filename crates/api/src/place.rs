@@ -1,4 +1,4 @@
-//! Places of addresses in virtual networks, as the verifier before a tunnel endpoint needs them.
+//! Places of addresses in virtual networks. The verifier before a tunnel endpoint needs them.
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
@@ -12,8 +12,8 @@ pub struct EndpointPlaces {
     /// The outer addresses of these tunnel endpoints.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::addresses))]
     pub endpoints: Vec<IpAddr>,
-    /// The prefixes behind these endpoints. Exceptions are listed too: longer prefixes within these prefixes that are
-    /// behind other endpoints. For each address, the longest prefix that contains it decides.
+    /// The prefixes behind these endpoints, and the longer prefixes within them that are behind other endpoints. The
+    /// longest prefix that contains an address gives the address's place.
     pub places: Vec<EndpointPlace>,
     /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
@@ -25,7 +25,7 @@ pub struct EndpointPlaces {
 pub struct EndpointPlace {
     /// The network's name.
     pub network: String,
-    /// The network's number.
+    /// The virtual network's number (VNI).
     pub vni: u32,
     /// The prefix of addresses in the virtual network.
     #[cfg_attr(feature = "schema", schema(value_type = String, example = "10.0.0.5/32"))]
@@ -43,10 +43,10 @@ pub struct Behind {
     /// The outer address of the tunnel endpoint.
     #[cfg_attr(feature = "schema", schema(schema_with = crate::schema::address, example = "192.0.2.1"))]
     pub endpoint: IpAddr,
-    /// The id of the interface at that endpoint.
+    /// The id of the interface at the tunnel endpoint.
     pub interface: u16,
-    /// The accounts that may request segments for the addresses, such as `person:host-1` or `group:hosts`; absent if
-    /// every account is allowed to.
+    /// The accounts that may request segments on behalf of these addresses, such as `person:host-1` or `group:hosts`.
+    /// If absent, every account may.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_by: Option<Vec<String>>,
 }

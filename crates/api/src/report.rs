@@ -35,15 +35,15 @@ pub struct Report {
     #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
     #[serde(deserialize_with = "whole")]
     pub passed: u64,
-    /// Numbers of packets that were dropped (or would have been dropped, if the verifier only observes), by drop
-    /// reason; at most [`REPORTED_REASONS_MAX`] entries.
+    /// Numbers of dropped packets by drop reason, at most [`REPORTED_REASONS_MAX`] entries. If the verifier only
+    /// observes, the numbers of packets that it would have dropped.
     #[cfg_attr(feature = "schema", schema(max_items = 64))]
     pub drops: Vec<DropCount>,
     /// Number of live flows of the verifier.
     #[cfg_attr(feature = "schema", schema(maximum = 9007199254740991_i64))]
     #[serde(deserialize_with = "whole")]
     pub live: u64,
-    /// The live flows that were admitted last; at most [`REPORTED_FLOWS_MAX`].
+    /// The live flows that the verifier admitted last; at most [`REPORTED_FLOWS_MAX`].
     #[cfg_attr(feature = "schema", schema(max_items = 256))]
     pub flows: Vec<ReportedFlow>,
 }
@@ -59,7 +59,7 @@ pub enum VerifierState {
     Observing,
     /// The verifier protects on trial: protection ends after some time unless an administrator confirms it.
     Trying,
-    /// The verifier admits no new flow, because it had no room to store a revocation.
+    /// The verifier admits no new flow, because its table of revocations was full when a revocation arrived.
     Closed,
 }
 
