@@ -29,8 +29,8 @@ const PAUSE: Duration = Duration::from_secs(300);
 const NO_SEGMENT: Error = Error::Unusable("the answer contains no valid segment");
 
 /// Requests segments from an authority: by UDP if that works, otherwise over HTTPS. All clones of an `Asker` use the
-/// same line. Each authority of a cluster has lines of its own: if the client begins to use another authority, the asker
-/// requests a line there.
+/// same line. Each authority of a cluster issues its own lines. If the client begins to use another authority, the
+/// asker requests a line from that authority.
 #[derive(Clone)]
 pub struct Asker {
     authority: Authority,
@@ -47,7 +47,7 @@ struct State {
 
 /// A line, and the task that reads answers on it.
 struct Line {
-    /// The authority that serves the line.
+    /// URL of the authority that issued the line.
     url: Url,
     channel: Arc<Channel>,
     reader: AbortHandle,
@@ -58,18 +58,18 @@ struct Channel {
     number: LineNumber,
     key: LineKey,
     counter: AtomicU64,
-    /// Channels for the replies, by the counters of the requests.
+    /// Channels for the replies. The key is the counter of the request.
     waiting: Mutex<HashMap<u64, mpsc::Sender<[u8; REPLY_LEN]>>>,
     answered: AtomicBool,
 }
 
 impl Asker {
-    /// Creates an asker that makes requests in the session to which the token of `authority` belongs.
+    /// Creates an asker. Its requests belong to the session of `authority`'s token.
     pub fn new(authority: Authority) -> Self {
         Self { authority, state: Arc::default() }
     }
 
-    /// Returns the authority's client. Its token belongs to the session in which this asker makes requests.
+    /// Returns the client of the authority that this asker uses for its requests.
     pub fn authority(&self) -> &Authority {
         &self.authority
     }
@@ -124,7 +124,7 @@ impl Asker {
         match self.open().await {
             Ok(line) => state.line = Some(Arc::new(line)),
             Err(error) => {
-                tracing::debug!("requesting segments over HTTPS: {error}");
+                tracing::debug!("there is no line, so requests for segments go over HTTPS: {error}");
                 let is_lasting = matches!(&error, Error::Refused(problem) if problem.status == 404);
                 state.not_before = Some(Instant::now() + if is_lasting { PAUSE } else { WAITS[0] });
             }
@@ -138,10 +138,14 @@ impl Asker {
         let (number, key) = line.read().ok_or_else(broken)?;
         let (host, _) = crate::host(&url);
         let unreachable = |error: std::io::Error| {
-            Error::Unreachable(format!("cannot open a socket for requests by UDP to its port {}: {error}", line.port))
+            Error::Unreachable(format!(
+                "cannot open a socket for requests by UDP to port {} of the authority: {error}",
+                line.port
+            ))
         };
         let mut addresses = tokio::net::lookup_host((host, line.port)).await.map_err(unreachable)?;
-        let address = addresses.next().ok_or_else(|| Error::Unreachable("its name has no address".into()))?;
+        let address =
+            addresses.next().ok_or_else(|| Error::Unreachable("the authority's name has no address".into()))?;
         let own = if address.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = UdpSocket::bind(SocketAddr::new(own, 0)).await.map_err(unreachable)?;
         socket.connect(address).await.map_err(unreachable)?;
@@ -167,9 +171,13 @@ impl Asker {
         }
         state.line = None;
         if line.channel.answered.load(Ordering::Relaxed) {
-            tracing::info!("the authority no longer answers by UDP: requesting segments and another line over HTTPS");
+            tracing::info!(
+                "the authority no longer answers by UDP: this client requests segments and another line over HTTPS"
+            );
         } else {
-            tracing::warn!("the authority does not answer by UDP: requesting segments over HTTPS for some minutes");
+            tracing::warn!(
+                "the authority does not answer by UDP: this client requests segments over HTTPS for some minutes"
+            );
             state.not_before = Some(Instant::now() + PAUSE);
         }
     }

@@ -1,4 +1,4 @@
-//! Proof of possession of a service account's key: a signed answer to the authority's challenge.
+//! Logs in with a service account's key: signs an assertion with the nonce from the authority's challenge.
 
 use crate::{Authority, Error};
 use api::{ServiceKey, ServiceLogin, Session};
@@ -33,7 +33,7 @@ fn sign(key: &ServiceKey, nonce: &str) -> Result<String, Error> {
     let key = CoreEdDsaPrivateSigningKey::from_ed25519_pem(key, None)
         .map_err(|error| broken("cannot read the service account's key", &error))?;
     let issuer = IssuerUrl::new(format!("vouchsafe:{service}"))
-        .map_err(|error| broken("the name of the service account is not valid", &error))?;
+        .map_err(|error| broken("the name of the service account is invalid", &error))?;
     let claims = CoreIdTokenClaims::new(
         issuer,
         vec![Audience::new(audience.clone())],

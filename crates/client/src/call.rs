@@ -1,4 +1,4 @@
-//! A call to an authority, and the ways in which an attempt to make it can end.
+//! A call to an authority, and the ways in which an attempt to send the call can fail.
 
 use crate::{CALL_TIME, Error, MOST_ANSWER};
 use api::Problem;
@@ -9,57 +9,57 @@ use serde::de::DeserializeOwned;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A call, before it is known which authority gets it.
+/// A call that is not yet addressed to a certain authority.
 pub(crate) struct Call {
     method: Method,
     path: String,
     body: Option<Vec<u8>>,
     token: Option<Arc<str>>,
-    /// Whether the call changes nothing if it is carried out twice.
+    /// Whether an authority can carry out the call twice without harm.
     pub repeats: bool,
     limit: Option<Duration>,
 }
 
 impl Call {
-    /// Creates a call that only reads.
+    /// Creates a call that changes nothing (HTTP GET).
     pub fn get(path: impl Into<String>) -> Self {
         let (path, limit) = (path.into(), Some(CALL_TIME));
         Self { method: Method::GET, path, body: None, token: None, repeats: true, limit }
     }
 
-    /// Creates a call that changes something.
+    /// Creates a call that changes something (HTTP POST).
     pub fn post(path: &str) -> Self {
         Self { method: Method::POST, repeats: false, ..Self::get(path) }
     }
 
-    /// Creates the call that every authority answers at once.
+    /// Creates a call that only checks whether an authority answers.
     pub fn health() -> Self {
         Self::get("v1/health")
     }
 
-    /// Adds a body.
+    /// Adds a body in JSON.
     pub fn json(self, body: &impl Serialize) -> Result<Self, Error> {
         let body = serde_json::to_vec(body).map_err(|error| Error::Other(error.to_string()))?;
         Ok(Self { body: Some(body), ..self })
     }
 
-    /// Declares that the call changes nothing if it is carried out twice, such as a request for a grant: the second one
-    /// renews the grant.
+    /// Declares that an authority can carry out this call twice without harm. An example is a request for a grant: the
+    /// second request renews the grant.
     pub fn repeatable(self) -> Self {
         Self { repeats: true, ..self }
     }
 
-    /// Lets the answer take any time, because it is a stream.
+    /// Removes the time limit for the answer, because the answer is a stream.
     pub fn endless(self) -> Self {
         Self { limit: None, ..self }
     }
 
-    /// Adds a client's token.
+    /// Adds a bearer token, if there is one.
     pub fn with_token(self, token: Option<&Arc<str>>) -> Result<Self, Error> {
         Ok(Self { token: Some(token.ok_or(Error::NotLoggedIn)?.clone()), ..self })
     }
 
-    /// Creates the request to one authority.
+    /// Creates the HTTP request of this call to one authority.
     pub fn to(&self, http: &reqwest::Client, url: &Url) -> Result<RequestBuilder, Error> {
         let url = url.join(&self.path).map_err(|error| Error::Other(error.to_string()))?;
         let mut request = http.request(self.method.clone(), url);
@@ -76,15 +76,16 @@ impl Call {
     }
 }
 
-/// Reason why an authority did not do what a call demanded.
+/// Reason why an authority did not carry out a call.
 pub(crate) enum Failure {
-    /// There was no answer. If `is_unsent`, there was no connection either, so that the call was not carried out.
+    /// No answer arrived. If `is_unsent`, no connection was made either, so the authority certainly did not carry out
+    /// the call.
     Unreached { error: Error, is_unsent: bool },
     /// The authority has lost the cluster's majority, and did not carry out the call.
     Unable(Error),
-    /// The authority does not know the token. Another authority may know it already.
+    /// The authority does not know the token. Another authority of the cluster possibly knows it.
     NotLoggedIn,
-    /// Any other negative answer. Another authority would answer the same.
+    /// The authority gave another negative answer. Every authority of the cluster would give the same answer.
     Final(Error),
 }
 

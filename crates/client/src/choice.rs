@@ -1,18 +1,18 @@
-//! Chooses which authority of a cluster gets the next request: the one in use as long as it answers, otherwise another,
-//! and the best one again once it answers. There is no IO here: callers pass times, as durations since a common start,
-//! and report what happened.
+//! Chooses which authority of a cluster gets the next request: the authority in use as long as it answers, otherwise
+//! another authority. Changes back to the best authority when that authority answers again. This module does no IO.
+//! Callers pass times as durations since a common start, and report the outcome of each request.
 
 use api::AUTHORITIES_MAX;
 use reqwest::Url;
 use std::time::Duration;
 
-/// The first and the longest pause before an authority that failed is asked again while another one answers.
+/// The first and the longest pause after which a client asks a failed authority again, while another authority answers.
 pub(crate) const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// The pauses of an authority begin anew if it has worked for at least this long.
 const STABLE: Duration = Duration::from_secs(10);
 /// Pause before an authority that announced its end is asked again: a restart takes some seconds.
 const RESTART: Duration = Duration::from_secs(5);
-/// Minimum interval between requests to a cluster of which no authority answers.
+/// Minimum interval between requests to a cluster while none of its authorities answers.
 pub(crate) const PACE: Duration = Duration::from_millis(100);
 /// Time after which a new authority is measured. Processes that end soon measure nothing.
 const FIRST_MEASUREMENT: Duration = Duration::from_secs(5);
@@ -28,17 +28,19 @@ const FRESH: Duration = Duration::from_secs(2);
 /// The next step of a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Ask this authority.
+    /// Send the request to this authority.
     Ask(Url),
-    /// No authority answers at present, and the last one was asked just now: wait for this time, and look again.
+    /// Wait for this time, and call [`Choice::next`] again. No authority answers at present, and the client sent a
+    /// request to the last one just now.
     Wait(Duration),
-    /// Give up: there is no other authority to ask.
+    /// Give up: the caller has already tried every authority.
     Over,
 }
 
-/// The authorities of a cluster, the last one of each list being the least important.
+/// The authorities of a cluster, and what is known about each of them.
 pub(crate) struct Choice {
-    /// The authorities; the first is the one that a person or an administrator named. Never empty.
+    /// The authorities, in order of importance. The first is the authority that a person or an administrator named.
+    /// Never empty.
     hosts: Vec<Host>,
     /// The index of the authority in use.
     current: usize,
@@ -51,25 +53,26 @@ struct Host {
     state: State,
     /// The pause that follows the next failure.
     pause: Duration,
-    /// When a failure was last noted. Answers to earlier requests no longer count.
+    /// The time when a failure was last noted. Answers to requests that began earlier no longer count.
     failed: Option<Duration>,
-    /// Since when the authority answers, without a failure in between.
+    /// The time since which the authority has answered without a failure.
     works_since: Option<Duration>,
-    /// When the latest of the answered requests began.
+    /// The start of the latest request that the authority answered.
     answered: Option<Duration>,
     /// The smoothed round-trip time.
     round_trip: Option<Duration>,
-    /// When the round trip has to be measured again.
+    /// The time at which the round trip has to be measured again.
     measure_at: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It answers, or was never asked.
+    /// The authority answers, or no request was sent to it yet.
     Up,
-    /// It answers, but could not carry out a request before which the cluster's majority has to be asked.
+    /// The authority answers, but until this time it counts as unable: it could not carry out a request that needs the
+    /// cluster's majority.
     Unable { until: Duration },
-    /// It did not answer.
+    /// The authority did not answer. The pause before the next request ends at `until`.
     Down { until: Duration },
 }
 
@@ -77,7 +80,7 @@ enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Rank {
     Up,
-    /// It failed, and its pause is over.
+    /// The authority failed, and the pause after the failure is over.
     Due,
     Unable,
     Down,
@@ -129,13 +132,13 @@ impl Host {
 }
 
 impl Choice {
-    /// Creates a choice with one authority.
+    /// Creates a choice with one authority, `own`.
     pub fn new(own: Url, now: Duration) -> Self {
         Self { hosts: vec![Host::new(own, now)], current: 0, next_trial: Duration::ZERO }
     }
 
-    /// Replaces the authorities other than the first. The one in use stays even if it is not in the list, because it
-    /// answers. At most [`AUTHORITIES_MAX`] are kept.
+    /// Replaces all authorities except the first. The authority in use stays even if `urls` does not contain it,
+    /// because it answers. Keeps at most [`AUTHORITIES_MAX`] authorities.
     pub fn learn(&mut self, urls: impl IntoIterator<Item = Url>, now: Duration) {
         let used = self.used().clone();
         let mut before = std::mem::take(&mut self.hosts).into_iter();
@@ -165,18 +168,19 @@ impl Choice {
         self.hosts.len() > 1
     }
 
-    /// Reports whether some authority answers, or was never asked.
+    /// Reports whether an authority answers, or has not been asked yet.
     pub fn is_alive(&self) -> bool {
         self.hosts.iter().any(|host| !matches!(host.state, State::Down { .. }))
     }
 
-    /// Reports whether the authority in use has answered just now.
+    /// Reports whether the authority in use has answered very recently.
     pub fn is_fresh(&self, now: Duration) -> bool {
         let host = &self.hosts[self.current];
         host.state == State::Up && host.answered.is_some_and(|answered| answered + FRESH >= now)
     }
 
-    /// Returns whom to ask next. `tried` has the authorities that this caller has already asked.
+    /// Returns the caller's next step. `tried` contains the authorities that the caller has already asked in the
+    /// present call.
     pub fn next(&mut self, tried: &[Url], now: Duration) -> Turn {
         if let [only] = &self.hosts[..] {
             return if tried.is_empty() { Turn::Ask(only.url.clone()) } else { Turn::Over };
@@ -202,7 +206,8 @@ impl Choice {
         (rank, until, index != self.current, index != 0, host.round_trip.unwrap_or(Duration::MAX), index)
     }
 
-    /// Returns the time to wait for this authority's answer before another one is asked the same.
+    /// Returns how long a caller waits for this authority's answer before it sends the same request to another
+    /// authority.
     pub fn patience(&self, url: &Url) -> Duration {
         let host = self.find(url).map(|index| &self.hosts[index]);
         let round_trip = host.and_then(|host| host.round_trip).unwrap_or_default();
@@ -210,7 +215,7 @@ impl Choice {
         (round_trip * 5).clamp(PATIENCE.0, PATIENCE.1)
     }
 
-    /// Notes an answer to a request that began at `started`, whatever the authority answered.
+    /// Notes that an authority answered a request that began at `started`. Negative answers count, too.
     pub fn answered(&mut self, url: &Url, started: Duration, now: Duration) {
         let Some(index) = self.find(url) else { return };
         let host = &mut self.hosts[index];
@@ -234,7 +239,8 @@ impl Choice {
         }
     }
 
-    /// Uses an authority that has just answered, unless it has announced its end since.
+    /// Begins to use an authority that has just answered, unless this authority has announced since then that it is
+    /// about to stop.
     pub fn adopt(&mut self, url: &Url) {
         let answers = |index: &usize| !matches!(self.hosts[*index].state, State::Down { .. });
         if let Some(index) = self.find(url).filter(answers) {
@@ -242,8 +248,8 @@ impl Choice {
         }
     }
 
-    /// Notes that a request that began at `started` was not answered. If this authority is in use, another one is used
-    /// from then on.
+    /// Notes that an authority did not answer a request that began at `started`. If this authority is in use, the
+    /// choice uses another one from now on.
     pub fn failed(&mut self, url: &Url, started: Duration, now: Duration) {
         let Some(index) = self.find(url) else { return };
         if let Some(until) = self.hosts[index].fail(started, now) {
@@ -252,8 +258,8 @@ impl Choice {
         }
     }
 
-    /// Notes that an authority could not carry out a request that began at `started`, because the cluster's majority did
-    /// not answer it.
+    /// Notes that an authority could not carry out a request that began at `started`, because the authority has lost
+    /// the cluster's majority.
     pub fn unable(&mut self, url: &Url, started: Duration, now: Duration) {
         let Some(index) = self.find(url) else { return };
         if let Some(until) = self.hosts[index].fail(started, now) {
@@ -262,7 +268,8 @@ impl Choice {
         }
     }
 
-    /// Notes that an authority announced its end, and the authority that it recommends.
+    /// Notes that the authority at `url` has announced that it is about to stop. `next` is the authority that it
+    /// recommends.
     pub fn ends(&mut self, url: &Url, next: Option<&Url>, now: Duration) {
         let Some(index) = self.find(url) else { return };
         let host = &mut self.hosts[index];
@@ -285,7 +292,7 @@ impl Choice {
         }
     }
 
-    /// Notes a measured round-trip time.
+    /// Notes the round-trip time to an authority, as it was measured.
     pub fn measured(&mut self, url: &Url, took: Duration, now: Duration) {
         let Some(index) = self.find(url) else { return };
         let is_away = self.current != 0;
@@ -297,8 +304,8 @@ impl Choice {
         host.measure_at = now + if is_away { RETURNS } else { MEASUREMENTS };
     }
 
-    /// Returns the authorities that have to be measured now: each that answers, from time to time, and each that failed,
-    /// when its pause is over.
+    /// Returns the authorities whose round trip has to be measured now. An authority that answers is measured at
+    /// intervals, and an authority that failed is measured when its pause is over.
     pub fn due(&self, now: Duration) -> Vec<Url> {
         let is_due = |host: &&Host| match host.rank(now) {
             Rank::Up => host.measure_at <= now,
@@ -309,8 +316,9 @@ impl Choice {
         several.iter().filter(is_due).map(|host| host.url.clone()).collect()
     }
 
-    /// Uses the best of the authorities that answer: the one with the shortest round trip. The first one takes
-    /// precedence if it is about as near, and the one in use stays if others are only a little nearer.
+    /// Begins to use the best of the authorities that answer: the authority with the shortest round trip. Prefers the
+    /// first authority if its round trip is about as short. Keeps the authority in use if the round trips of others are
+    /// only a little shorter.
     pub fn settle(&mut self) {
         let measured = |host: &Host| host.round_trip.filter(|_| host.state == State::Up);
         let times = self.hosts.iter().enumerate().filter_map(|(index, host)| Some((measured(host)?, index)));

@@ -1,9 +1,10 @@
-//! The authorities that serve a client: which URLs are known, which is in use, and how well each answers.
+//! The authorities that serve a client: their URLs, the one in use, and how well each of them answers.
 //!
-//! The list comes from the authorities' own answers. It can't lead a token to anybody else: before any request is sent,
-//! the server at a URL has to show a certificate of the CA that the client trusts for the first authority, and this CA
-//! is the cluster's own. If the client trusts the system's certificates instead, whose CAs certify everybody, it only
-//! accepts URLs whose host is the first authority's host or a name below it.
+//! The list comes from the authorities' own answers. A forged list can't make the client send its token to a stranger.
+//! Before the client sends a request, the server at the URL has to present a certificate of the CA that the client
+//! trusts for the first authority, and this CA belongs to the cluster. A client that trusts the system's CAs instead
+//! has no such protection, because these CAs certify everybody. Therefore it accepts only URLs whose host is the first
+//! authority's host or a name below that host.
 
 use crate::Error;
 use crate::call::{Call, Failure, attempt};
@@ -22,20 +23,22 @@ const MEASURING_TIME: Duration = Duration::from_secs(2);
 /// The authorities of a cluster, as one client knows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Members {
-    /// The URL of the authority in use.
+    /// URL of the authority in use.
     pub in_use: String,
-    /// The URLs of all authorities, the one that was named at login or enrolment first; empty if there is only one.
+    /// URLs of all authorities. The first is the one that was named at login or enrolment. Empty if the cluster has
+    /// only one authority.
     pub all: Vec<String>,
 }
 
 impl Members {
-    /// Returns the URL of the authority in use, if there is a choice, and the URLs of all.
+    /// Returns the URL of the authority in use, and the URLs of all authorities, in the form for display. The first is
+    /// `None` if there is only one authority.
     pub fn shown(self) -> (Option<String>, Vec<String>) {
         ((!self.all.is_empty()).then_some(self.in_use), self.all)
     }
 }
 
-/// The authority in use, and whether any answers.
+/// The authority in use, and whether any authority of the cluster answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Used {
     pub url: Url,
@@ -45,9 +48,10 @@ pub(crate) struct Used {
 /// The two kinds of connections to an authority.
 #[derive(Clone)]
 pub(crate) struct Connections {
-    /// For a single authority: there is no other that a client could ask, so connections get time.
+    /// Connections to a single authority. They have long time limits, because the client has no other authority.
     pub patient: reqwest::Client,
-    /// For authorities in a cluster: a silent connection ends soon.
+    /// Connections to authorities in a cluster. They have short time limits, because the client can use another
+    /// authority.
     pub quick: reqwest::Client,
 }
 
@@ -55,7 +59,7 @@ pub(crate) struct Connections {
 pub(crate) struct Cluster {
     choice: Mutex<Choice>,
     own: Url,
-    /// Whether the client trusts only the certificates that were given to it.
+    /// Whether the client trusts only the certificates that its user gave it.
     is_pinned: bool,
     connections: Connections,
     began: Instant,
@@ -75,8 +79,8 @@ impl Cluster {
         Self::new(url, self.is_pinned, self.connections.clone())
     }
 
-    /// Replaces the authorities other than the first by those in the list. Leaves out URLs that are malformed, and those
-    /// that the certificates would not protect.
+    /// Replaces all authorities except the first by those at `urls`. Leaves out URLs that are malformed, and URLs whose
+    /// servers the client could not authenticate.
     pub fn learn(&self, urls: &[String]) {
         let accepted = urls.iter().take(api::AUTHORITIES_MAX).filter_map(|text| self.accept(text));
         let accepted: Vec<_> = accepted.collect();
@@ -88,13 +92,14 @@ impl Cluster {
         let is_covered = self.is_pinned || is_below(url.host_str()?, self.own.host_str()?);
         if !is_covered {
             tracing::debug!(
-                "not using the authority {url}: without `--ca`, its host has to be the first authority's, or below it"
+                "not using the authority {url}: without `--ca`, its host has to be the host of the first authority, or \
+                 a name below that host"
             );
         }
         is_covered.then_some(url)
     }
 
-    /// Returns the time, for [`Choice`].
+    /// Returns the present time in the form that [`Choice`] uses.
     pub fn now(&self) -> Duration {
         self.began.elapsed()
     }
@@ -103,7 +108,8 @@ impl Cluster {
         self.choice.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the choice, and tells those who wait for a change which authority is now in use.
+    /// Changes the choice. If another authority is in use after the change, tells this to the receivers of
+    /// [`Self::watch`].
     pub fn change<T>(&self, change: impl FnOnce(&mut Choice, Duration) -> T) -> T {
         let mut choice = self.choice();
         let value = change(&mut choice, self.now());
@@ -120,7 +126,7 @@ impl Cluster {
         value
     }
 
-    /// Returns the receiving end of a channel that shows the authority in use, and each change.
+    /// Returns a receiver that shows the authority in use, and each change of it.
     pub fn watch(&self) -> watch::Receiver<Used> {
         self.used.subscribe()
     }
@@ -145,7 +151,7 @@ impl Cluster {
         call.to(if self.are_several() { quick } else { patient }, url)
     }
 
-    /// Notes how a request ended that began at `started`. Returns whether the authority answered.
+    /// Notes the outcome of a request that began at `started`. Returns whether the authority answered.
     pub fn note(&self, url: &Url, started: Duration, outcome: &Result<Response, Failure>) -> bool {
         self.change(|choice, now| match outcome {
             Ok(_) | Err(Failure::Final(_) | Failure::NotLoggedIn) => {
@@ -163,7 +169,8 @@ impl Cluster {
         })
     }
 
-    /// Notes that the authority at `url` announced its end, and the URL of the authority that it recommends.
+    /// Notes that the authority at `url` has announced that it is about to stop. `next` is the URL of the authority
+    /// that it recommends.
     pub fn end(&self, url: &Url, next: Option<&str>) {
         let next = next.and_then(|next| self.accept(next));
         self.change(|choice, now| {
@@ -173,8 +180,8 @@ impl Cluster {
         });
     }
 
-    /// Measures the authorities for which this is due, and uses the best one from then on. Does nothing if that is under
-    /// way.
+    /// Measures the round trips to all authorities that are due, and uses the best authority from then on. Does nothing
+    /// if an earlier call is still measuring.
     pub fn tend(self: &Arc<Self>) {
         let due = self.choice().due(self.now());
         if due.is_empty() || self.is_measuring.swap(true, Ordering::Relaxed) {

@@ -1,7 +1,7 @@
-//! The push channel: server-sent events, read by a task that reconnects with growing, jittered pauses. In a cluster, the
-//! stream is always at the authority that the client uses for its calls. If this authority fails, the task tries all
-//! others before the first pause. If the client begins to use another one for any other reason, the task opens the new
-//! stream before it closes the old one.
+//! The authority's event stream (server-sent events). A task reads the stream, and reconnects after pauses that grow
+//! and vary at random. In a cluster, the task reads the stream of the authority that the client uses for its calls. If
+//! this authority fails, the task tries all others before the first pause. If the client changes to another authority
+//! for another reason, the task opens the new stream before it closes the old stream.
 
 use crate::call::Call;
 use crate::{Authority, CONNECT_TIME, Error};
@@ -27,9 +27,9 @@ const QUEUE: usize = 64;
 /// Maximum length of an event, in bytes.
 const MOST_EVENT: usize = 1024 * 1024;
 
-/// A stream of events that continues across connections. The first event of each connection is [`Event::Hello`]. The
-/// caller has possibly missed events before `Hello`, so it has to read its configuration or destinations again.
-/// Dropping the stream closes the connection.
+/// A stream of events that continues after a lost connection. The first event of each connection is [`Event::Hello`].
+/// The caller has possibly missed events before `Hello`, so it has to read its configuration or its destinations again.
+/// Dropping the `EventStream` closes the connection.
 pub struct EventStream {
     events: Receiver<Result<Event, Error>>,
     trouble: watch::Receiver<Option<String>>,
@@ -43,8 +43,8 @@ impl EventStream {
         Self { events, trouble, task: tokio::spawn(follow(authority, confirms, sender, lost)) }
     }
 
-    /// Returns a receiver that shows why there is no connection at the moment. It shows `None` while there is a
-    /// connection, and before the first attempt has failed.
+    /// Returns a receiver that shows the reason why there is no connection at the moment. It shows `None` while there
+    /// is a connection, and until the first attempt has failed.
     pub fn trouble(&self) -> watch::Receiver<Option<String>> {
         self.trouble.clone()
     }
@@ -73,11 +73,11 @@ struct Connection {
 
 /// The reason why the task stops reading a connection.
 enum End {
-    /// Nobody receives the events any more.
+    /// The receiver of the events was dropped.
     Unheard,
-    /// The client uses another authority now.
+    /// The client now uses another authority.
     Moved,
-    /// The connection broke, or the authority has closed it.
+    /// The connection broke, or the authority closed it. The text is the reason.
     Lost(String),
 }
 
@@ -115,7 +115,7 @@ async fn follow(
                 }
             }
         };
-        tracing::debug!("event stream: {why}");
+        tracing::debug!("the event stream has no connection: {why}");
         if !goes_on {
             lost.send_replace(Some(why));
             rest(&authority, jittered(pause)).await;

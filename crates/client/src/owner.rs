@@ -1,5 +1,5 @@
-//! Connections that root makes but that belong to another user. The kernel programs select tokens by the owner of a
-//! socket, so they give such connections the tokens of that user.
+//! Connections that root opens on behalf of another user, who owns their sockets. The kernel programs select tokens by
+//! the owner of a socket, so these connections get the tokens of that user.
 //!
 //! Linux takes a socket's owner from the file-system user id of the thread that opens the socket. The connector changes
 //! this id only while it is polled: a poll opens sockets, but no files. Names are resolved in a separate task: threads
@@ -15,11 +15,11 @@ use tower_service::Service;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A layer that makes the user with this id the owner of the sockets that a connector opens.
+/// A layer for a connector: the user with this id owns the sockets that the connector opens.
 #[derive(Clone, Copy)]
 pub struct OwnedBy(pub u32);
 
-/// A connector whose sockets belong to a user.
+/// A connector whose sockets a given user owns.
 #[derive(Clone)]
 pub struct Owned<S> {
     inner: S,
@@ -76,7 +76,8 @@ impl Drop for Acting {
     }
 }
 
-/// A resolver that looks up each name in a separate task, outside of the connector's poll.
+/// A DNS resolver that looks up each name in a separate task. The look-up therefore does not run as the user on whose
+/// behalf the connection is made.
 pub struct Elsewhere;
 
 impl Resolve for Elsewhere {

@@ -1,8 +1,9 @@
 //! Sends calls to the authorities of a cluster until one answers.
 //!
-//! A call that changes nothing if it is carried out twice is also sent to a second authority if the first one is silent
-//! for a moment; the first answer counts. Any other call goes to an authority that has answered just before, and to
-//! another one only if it certainly was not carried out.
+//! Some calls can be carried out twice without harm. If an authority does not answer such a call quickly, the client
+//! also sends the call to a second authority, and uses the answer that arrives first. The client sends any other call
+//! to an authority that has just answered, and to a second authority only if the first one certainly did not carry out
+//! the call.
 
 use crate::Error;
 use crate::call::{Call, Failure, attempt, read};
@@ -36,7 +37,7 @@ struct Request {
 }
 
 impl Cluster {
-    /// Makes a call, and returns the body of the answer, with its status and the URL of the authority that answered.
+    /// Makes a call. Returns the URL of the authority that answered, and the status and the body of the answer.
     pub async fn call(self: &Arc<Self>, call: &Call) -> Result<(Url, StatusCode, Vec<u8>), Error> {
         let mut broken = 0;
         loop {
@@ -53,8 +54,8 @@ impl Cluster {
         }
     }
 
-    /// Sends a call until an authority answers. Returns the answer, whose body has not arrived yet, with the URL of the
-    /// authority.
+    /// Sends a call until an authority answers. Returns the authority's URL, and the answer, whose body has not been
+    /// received yet.
     pub async fn send(self: &Arc<Self>, call: &Call) -> Result<(Url, Response), Error> {
         let until = self.now() + MAJORITY_TIME;
         loop {
@@ -81,8 +82,8 @@ impl Cluster {
         answer
     }
 
-    /// Returns an authority that has answered just now. Returns `None` if none can serve every call, although some
-    /// answer.
+    /// Returns the URL of an authority that has answered just now. Returns `None` if authorities answer, but none of
+    /// them can serve every call.
     pub async fn reachable(self: &Arc<Self>) -> Result<Option<Url>, Error> {
         let used = {
             let choice = self.choice();
@@ -188,7 +189,7 @@ async fn ended(running: &mut Vec<Request>) -> (Url, Duration, Result<Response, F
 /// The failures of the authorities that were asked.
 #[derive(Default)]
 struct Errors {
-    /// Whether an authority did not know the token.
+    /// Whether an authority answered that it does not know the token.
     is_unknown: bool,
     unable: Option<Error>,
     unreached: Option<(Url, Error)>,
@@ -201,10 +202,9 @@ impl Errors {
             // An authority that answers knows all tokens but the newest, which no silent one makes valid again.
             Self { is_unknown: true, .. } => Error::NotLoggedIn,
             Self { unable: Some(error), .. } => error,
-            Self { unreached: Some((url, Error::Unreachable(why))), .. } => Error::Unreachable(format!(
-                "none of {tried} authorities of the cluster answers; {}: {why}",
-                shown(&url)
-            )),
+            Self { unreached: Some((url, Error::Unreachable(why))), .. } => {
+                Error::Unreachable(format!("none of the cluster's {tried} authorities answers; {}: {why}", shown(&url)))
+            }
             Self { unreached: Some((url, error)), .. } => Error::Other(format!("{}: {error}", shown(&url))),
             Self { .. } => Error::Unreachable("no authority of the cluster answers; trying again in a moment".into()),
         }

@@ -1,4 +1,4 @@
-//! The client's trust anchors, with `ring` as the only cryptographic provider.
+//! The certificates that the client trusts. `ring` is the only cryptographic provider.
 
 use crate::Error;
 use rustls::{ClientConfig, RootCertStore};
@@ -9,7 +9,8 @@ use std::sync::Arc;
 /// The system's certificates, unless `SSL_CERT_FILE` names another file.
 const SYSTEM_CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Returns a configuration that trusts only the certificates in `ca_pem`, or, without `ca_pem`, the system's.
+/// Returns a configuration that trusts only the certificates in `ca_pem`. If `ca_pem` is `None`, the configuration
+/// trusts the system's certificates.
 ///
 /// # Errors
 ///
@@ -31,7 +32,7 @@ pub fn config(ca_pem: Option<&[u8]>) -> Result<ClientConfig, Error> {
         }
     }
     if roots.is_empty() {
-        return Err(Error::Other("no CA certificate to trust: give the authority's ca.pem".into()));
+        return Err(Error::Other("no CA certificate to trust: name the authority's ca.pem with `--ca`".into()));
     }
     let mut config = ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()

@@ -34,7 +34,7 @@ struct World {
     truth: Vec<Truth>,
     round_trips: Vec<Duration>,
     now: Duration,
-    /// Each request: when it began, to whom, and how it ended.
+    /// For each request: its start, the index of the authority that got it, and the outcome.
     asked: Vec<(Duration, usize, Truth)>,
 }
 

@@ -96,7 +96,7 @@ async fn without_any_authority_a_call_fails_soon_and_says_so() {
     for _ in 0..3 {
         let began = Instant::now();
         let Err(Error::Unreachable(why)) = stage.client.destinations().await else { panic!("nobody lives") };
-        assert!(why.contains("of the cluster answers") && began.elapsed() < SOON, "{why}");
+        assert!(why.contains("cluster") && why.contains("answers") && began.elapsed() < SOON, "{why}");
     }
     stage.hosts[1].revive().await;
     stage.call().await;
