@@ -1,6 +1,7 @@
 //! Several authorities that share their state over etcd (docs/cluster.md). Each of these *members* has a whole copy of
-//! the database; `storage/replica.rs` replicates its transactions. This module makes an authority a member, knows which
-//! members are there, follows their changes, and waits until they have followed a change.
+//! the database; `storage/replica.rs` replicates its transactions. This module makes an authority a member, keeps the
+//! list of the running members, applies changes that other members made, and waits until the other members have applied
+//! a change.
 
 pub mod bundle;
 pub mod config;

@@ -37,7 +37,8 @@ impl Directory {
     /// the fingerprint of the CA certificate.
     ///
     /// # Errors
-    /// The directory exists and is not empty, a name is not valid in a certificate, or a file cannot be written.
+    /// Fails if the directory exists and is not empty, a name is not valid in a certificate, or a file cannot be
+    /// written.
     pub fn init(&self, names: &[String], listen: SocketAddr) -> Result<String> {
         self.make(|aside| aside.fill(names, listen))
     }
@@ -46,7 +47,7 @@ impl Directory {
     /// then renamed.
     ///
     /// # Errors
-    /// The directory exists and is not empty, it cannot be created, or `fill` fails.
+    /// Fails if the directory exists and is not empty, it cannot be created, or `fill` fails.
     pub(crate) fn make<T>(&self, fill: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         let path = std::path::absolute(&self.0)?;
         let shown = path.display();
@@ -92,7 +93,7 @@ impl Directory {
     /// Returns the audience of service accounts' assertions: the fingerprint of the authority's CA.
     ///
     /// # Errors
-    /// The CA certificate cannot be read.
+    /// Fails if the CA certificate cannot be read.
     pub fn audience(&self) -> Result<String> {
         fingerprint(read_text(&self.ca())?.as_bytes())
     }
@@ -100,7 +101,7 @@ impl Directory {
     /// Reads the configuration, `authority.toml`.
     ///
     /// # Errors
-    /// The file cannot be read, or is not valid.
+    /// Fails if the file cannot be read, or is not valid.
     pub fn settings(&self) -> Result<Settings> {
         let path = self.0.join("authority.toml");
         let text = read_text(&path)?;
@@ -110,7 +111,7 @@ impl Directory {
     /// Reads a policy and returns it with its text. `None` stands for the directory's own policy file.
     ///
     /// # Errors
-    /// The configuration or the policy file cannot be read, or is not valid.
+    /// Fails if the configuration or the policy file cannot be read, or is not valid.
     pub fn read_policy(&self, file: Option<&Path>) -> Result<(Policy, String)> {
         let max_lifetime = self.settings()?.max_lifetime;
         let path = file.map_or_else(|| self.policy(), Path::to_owned);
@@ -127,18 +128,18 @@ impl Directory {
     /// Replaces the directory's policy file, completely or not at all.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn replace_policy(&self, text: &str) -> Result<()> {
         self.replace(&self.policy(), text.as_bytes())
             .with_context(|| format!("cannot replace {}", self.policy().display()))
     }
 
-    /// Replaces the directory's policy file by the policy in force, which another member of the cluster put in force. If
-    /// the file contains another text, and `is_recorded` does not report it as a version of the policy, the text is kept
-    /// beside it: an operator may be editing it.
+    /// Replaces the directory's policy file by a policy that another member of the cluster has put in force. An
+    /// operator may be editing the file. If the file contains another text, and `is_recorded` does not know this text
+    /// as a version of the policy, the function copies the text to a file beside the policy file.
     ///
     /// # Errors
-    /// A file cannot be written.
+    /// Fails if a file cannot be written.
     pub fn follow_policy(&self, text: &str, is_recorded: impl FnOnce(&str) -> bool) -> Result<()> {
         self.follow(&self.policy(), text, is_recorded, "`vouchsafe authority policy apply` puts it in force")
     }
@@ -146,7 +147,7 @@ impl Directory {
     /// Replaces `networks.toml` as [`Self::follow_policy`] replaces the policy.
     ///
     /// # Errors
-    /// A file cannot be written.
+    /// Fails if a file cannot be written.
     pub fn follow_networks(&self, text: &str, is_recorded: impl FnOnce(&str) -> bool) -> Result<()> {
         let way_out = "rename it to networks.toml, then run `vouchsafe authority policy reload`, to put it in force";
         self.follow(&self.networks(), text, is_recorded, way_out)
@@ -165,7 +166,8 @@ impl Directory {
             let aside = PathBuf::from(aside);
             self.replace(&aside, &before).with_context(|| format!("cannot write {}", aside.display()))?;
             tracing::warn!(
-                "{} was edited here, but the cluster has another version in force: the edited text is now in {}; {way_out}",
+                "{} was edited here, but the cluster has another version in force: the edited text is now in {}; \
+                 {way_out}",
                 path.display(),
                 aside.display()
             );
@@ -177,7 +179,7 @@ impl Directory {
     /// cluster, and need a majority of etcd.
     ///
     /// # Errors
-    /// The database does not exist or cannot be read, or `cluster.toml` or a file that it names is not valid.
+    /// Fails if the database does not exist or cannot be read, or `cluster.toml` or a file that it names is not valid.
     pub fn open_database(&self) -> Result<Database> {
         match ClusterConfig::read(&self.0)? {
             Some(config) => Database::open_member(&self.database(), config.log(&self.0)?),
@@ -188,7 +190,7 @@ impl Directory {
     /// Writes a file of the directory, completely or not at all. Only the owner can read it.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn write_file(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let path = self.0.join(name);
         self.replace(&path, bytes).with_context(|| format!("cannot write {}", path.display()))
@@ -197,7 +199,7 @@ impl Directory {
     /// Removes the files that make the authority a member of a cluster.
     ///
     /// # Errors
-    /// A file cannot be removed.
+    /// Fails if a file cannot be removed.
     pub fn remove_cluster_files(&self) -> Result<()> {
         // Without `cluster.toml`, the authority is not a member, so this file goes first.
         let files =
@@ -228,7 +230,7 @@ impl Directory {
     /// Reads the master keys.
     ///
     /// # Errors
-    /// The file cannot be read or is malformed, or other users can access it.
+    /// Fails if the file cannot be read or is malformed, or other users can access it.
     pub fn read_master_keys(&self) -> Result<MasterKeys> {
         let path = self.master_key();
         let shown = path.display();
@@ -246,17 +248,17 @@ impl Directory {
     /// Replaces the file with the master keys.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn replace_master_keys(&self, bytes: &[u8]) -> Result<()> {
         self.replace(&self.master_key(), bytes)
             .with_context(|| format!("cannot replace {}", self.master_key().display()))
     }
 
     /// Lets `change` change the master keys, and writes the changed keys to the key file, completely or not at all.
-    /// Holds a lock meanwhile, so that concurrent commands run one after the other.
+    /// Holds a lock meanwhile, so that only one command at a time changes the keys.
     ///
     /// # Errors
-    /// The keys cannot be read or written, or `change` fails. The key file then stays as it was.
+    /// Fails if the keys cannot be read or written, or `change` fails. The key file then stays as it was.
     pub fn change_master_keys<T>(&self, change: impl FnOnce(&mut MasterKeys) -> Result<T>) -> Result<T> {
         let lock = self.0.join("rotate.lock");
         let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&lock);
@@ -273,7 +275,7 @@ impl Directory {
     /// file is dropped.
     ///
     /// # Errors
-    /// A server is running in this directory, or the lock file cannot be opened.
+    /// Fails if a server is running in this directory, or the lock file cannot be opened.
     pub fn lock(&self) -> Result<File> {
         let path = self.0.join("lock");
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
@@ -285,11 +287,10 @@ impl Directory {
         }
     }
 
-    /// Returns the user id of the directory's owner: besides root, the only user who is allowed to command the
-    /// server.
+    /// Returns the user id of the directory's owner. Only this user and root are allowed to command the server.
     ///
     /// # Errors
-    /// The directory cannot be read.
+    /// Fails if the directory cannot be read.
     pub fn owner(&self) -> Result<u32> {
         Ok(fs::metadata(&self.0).with_context(|| format!("cannot read {}", self.0.display()))?.uid())
     }
@@ -308,7 +309,7 @@ impl Directory {
     /// with it.
     ///
     /// # Errors
-    /// The certificate cannot be read, or is malformed.
+    /// Fails if the certificate cannot be read, or is malformed.
     pub fn identity(&self) -> Result<Vec<u8>> {
         let path = self.ca();
         let pem = fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -328,7 +329,7 @@ impl Directory {
     /// Returns the text of `networks.toml`; an empty text if there is no such file.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// Fails if the file cannot be read.
     pub fn networks_text(&self) -> Result<String> {
         match fs::read_to_string(self.networks()) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
@@ -361,8 +362,7 @@ impl Directory {
     }
 }
 
-/// Returns the names that the server's certificate contains by default: the host name, and the loopback names and
-/// addresses.
+/// Returns the default names of the server's certificate: the host name, and the loopback names and addresses.
 pub fn default_names() -> Vec<String> {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = host.trim();

@@ -1,6 +1,6 @@
-//! An authoritative name server for the domain that this authority protects. It serves the records of a zone file. The
-//! discovery record, by which agents find this authority (wire.md §7.1), is added to all answers that contain protected
-//! addresses. The name server has no keys and does not query other servers.
+//! An authoritative name server for the domain that this authority protects. It serves the records of a zone file. If
+//! an answer contains protected addresses, the name server adds the discovery record, by which agents find this
+//! authority (wire.md §7.1). The name server has no keys and does not query other servers.
 
 mod limit;
 mod serve;
@@ -33,8 +33,8 @@ impl Published {
     /// is published. Without the setting `protects`, the addresses of the policy's receivers are published.
     ///
     /// # Errors
-    /// The configuration or the policy cannot be read or is not valid, there is no `[dns]`, the authority's URL is not
-    /// configured, or the record would be too long.
+    /// Fails if the configuration or the policy cannot be read or is not valid, there is no `[dns]`, the authority's
+    /// URL is not configured, or the record would be too long.
     pub fn read(directory: &Directory) -> Result<Self> {
         let settings = directory.settings()?;
         let dns = settings.dns.context(NO_DNS)?;

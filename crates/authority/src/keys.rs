@@ -1,5 +1,5 @@
-//! The master keys: the key in force, the previous key while its epochs are still needed, and the next key if there is
-//! one already. Which master key an epoch uses depends only on the start time of the epoch.
+//! The master keys: the key in force, the previous key as long as its epochs are needed, and the next key if it exists
+//! already. The start time of an epoch decides which master key the epoch uses.
 
 use crate::login::credentials;
 use anyhow::{Context, Result, bail};
@@ -20,22 +20,22 @@ impl MasterKeys {
     /// Parses the contents of the key file: the output of [`Self::encode`], or a single key of 32 bytes.
     ///
     /// # Errors
-    /// The length is wrong, or the keys are not in order of time.
+    /// Fails if the length is wrong, or the keys are not in order of time.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         if let Ok(key) = <[u8; KEY]>::try_from(bytes) {
             return Ok(Self(vec![(0, Zeroizing::new(key))]));
         }
         let records = bytes.chunks_exact(RECORD);
         if bytes.is_empty() || !records.remainder().is_empty() {
-            bail!("its length is neither {KEY} bytes nor a multiple of {RECORD}");
+            bail!("the file's length is neither {KEY} bytes nor a multiple of {RECORD}");
         }
         let read = |record: &[u8]| {
             let (from, key) = record.split_first_chunk::<8>()?;
             Some((u64::from_be_bytes(*from), Zeroizing::new(key.try_into().ok()?)))
         };
-        let keys: Vec<_> = records.map(read).collect::<Option<_>>().context("it is malformed")?;
+        let keys: Vec<_> = records.map(read).collect::<Option<_>>().context("the file is malformed")?;
         if keys[0].0 != 0 || !keys.is_sorted_by_key(|(from, _)| *from) {
-            bail!("its keys are not in order of time");
+            bail!("the keys in the file are not in order of time");
         }
         Ok(Self(keys))
     }
@@ -53,7 +53,7 @@ impl MasterKeys {
     /// Derives the key of a verifier for an epoch.
     ///
     /// # Errors
-    /// The verifier's id is too long, or the epoch is before the first master key.
+    /// Fails if the verifier's id is too long, or the epoch is before the first master key.
     pub fn verifier_key(&self, verifier: &str, epoch: Epoch, epoch_length: u32) -> Result<VerifierKey> {
         self.of(epoch, epoch_length)?
             .verifier_key(verifier, epoch)
@@ -63,7 +63,7 @@ impl MasterKeys {
     /// Derives a verifier's key for the proofs that the authority with the address `authority` issues in `epoch`.
     ///
     /// # Errors
-    /// The verifier's id is too long, or the epoch is before the first master key.
+    /// Fails if the verifier's id is too long, or the epoch is before the first master key.
     pub fn proof_key(&self, verifier: &str, authority: IpAddr, epoch: Epoch, epoch_length: u32) -> Result<ProofKey> {
         self.of(epoch, epoch_length)?
             .proof_key(verifier, authority, epoch)
@@ -81,7 +81,7 @@ impl MasterKeys {
     /// seconds. The keys of the previous, the current and the next epoch do not change.
     ///
     /// # Errors
-    /// The key that was added last has not taken effect yet, or the system provides no randomness.
+    /// Fails if the key that was added last has not taken effect yet, or the system provides no randomness.
     pub fn follow(&mut self, now: u64, epoch_length: u32) -> Result<u64> {
         if let Some((from, _)) = self.0.last().filter(|(from, _)| *from > now) {
             bail!("the latest new master key takes effect only in {} s: rotate again after that", from - now);
@@ -100,7 +100,7 @@ impl MasterKeys {
     /// Replaces all keys, for every epoch, by one new random key.
     ///
     /// # Errors
-    /// The system provides no randomness.
+    /// Fails if the system provides no randomness.
     pub fn replace(&mut self) -> Result<()> {
         self.0 = vec![(0, Zeroizing::new(credentials::random()?))];
         Ok(())
@@ -111,7 +111,7 @@ impl MasterKeys {
 pub struct Keyring {
     master: RwLock<MasterKeys>,
     epoch_length: u32,
-    /// The keys with which grants are issued in one epoch, by verifier: those of the receivers in the policy.
+    /// The keys with which grants are issued in one epoch: the keys of all verifiers that the policy's receivers have.
     current: RwLock<(Epoch, HashMap<String, VerifierKey>)>,
 }
 
@@ -121,10 +121,10 @@ impl Keyring {
         Self { master: RwLock::new(master), epoch_length, current: RwLock::new((Epoch(0), HashMap::new())) }
     }
 
-    /// Returns the key with which a grant is issued in `epoch`, the current epoch. Derives it only once.
+    /// Returns the key with which a grant is issued in `epoch`, the current epoch. Derives each key only once.
     ///
     /// # Errors
-    /// As for [`Self::verifier_key`].
+    /// Fails for the same reasons as [`Self::verifier_key`].
     pub fn issuing_key(&self, verifier: &str, epoch: Epoch) -> Result<VerifierKey> {
         // While this holds the lock of the master keys, they are not replaced.
         let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
@@ -145,7 +145,7 @@ impl Keyring {
     /// Derives the key of a verifier for an epoch.
     ///
     /// # Errors
-    /// The verifier's id is too long, or the epoch is before the first master key.
+    /// Fails if the verifier's id is too long, or the epoch is before the first master key.
     pub fn verifier_key(&self, verifier: &str, epoch: Epoch) -> Result<VerifierKey> {
         let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
         master.verifier_key(verifier, epoch, self.epoch_length)
@@ -154,19 +154,19 @@ impl Keyring {
     /// Derives a verifier's key for the proofs that the authority with the address `authority` issues in `epoch`.
     ///
     /// # Errors
-    /// The verifier's id is too long, or the epoch is before the first master key.
+    /// Fails if the verifier's id is too long, or the epoch is before the first master key.
     pub fn proof_key(&self, verifier: &str, authority: IpAddr, epoch: Epoch) -> Result<ProofKey> {
         let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
         master.proof_key(verifier, authority, epoch, self.epoch_length)
     }
 
-    /// Reports whether the master keys in use are those of this key file.
+    /// Reports whether `bytes`, the contents of a key file, are the master keys in use.
     pub fn is(&self, bytes: &[u8]) -> bool {
         let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
         MasterKeys::parse(bytes).is_ok_and(|other| *other.encode() == *master.encode())
     }
 
-    /// Reports whether the keys of the epoch at `now`, in Unix seconds, derive from another master key in `other`.
+    /// Reports whether the epoch at the time `now`, in Unix seconds, uses another master key in `other` than here.
     pub fn differs_now(&self, other: &MasterKeys, now: u64) -> bool {
         let epoch = Epoch::at(now, self.epoch_length);
         let master = self.master.read().unwrap_or_else(PoisonError::into_inner);
@@ -174,9 +174,9 @@ impl Keyring {
         ours.map(|key| *key.bytes()) != theirs.map(|key| *key.bytes())
     }
 
-    /// Replaces the master keys. The caller must hold the write lock of the policy, and must then call
-    /// [`Storage::end_basis`](crate::storage::Storage::end_basis), so that nothing that was made with the previous keys
-    /// can be recorded afterwards.
+    /// Replaces the master keys. The caller must hold the write lock of the policy. Afterwards it must call
+    /// [`Storage::end_basis`](crate::storage::Storage::end_basis), so that no grant that was made with the previous
+    /// keys can be recorded.
     pub fn replace(&self, master: MasterKeys) {
         let mut keys = self.master.write().unwrap_or_else(PoisonError::into_inner);
         *keys = master;

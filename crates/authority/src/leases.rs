@@ -1,9 +1,9 @@
-//! The leases of recorded grants: which grant a request renews, and the handles of a grant.
+//! The leases of recorded grants: finds the grant that a request renews, and the handles of a grant.
 //!
-//! A grant is recorded once. A request of the same session from the same address, which the policy decides in the same
-//! way, gets another lease of that grant: nothing is written for it. The table here repeats what the database contains,
-//! and only the storage thread changes it, in the order of its writes. So a grant is not renewed after the server has
-//! learned of its revocation.
+//! A grant is recorded once. If the same session sends another request from the same address, and the policy decides it
+//! in the same way, the session gets another lease of that grant, and nothing is written. The table here repeats what
+//! the database contains, and only the storage thread changes it, in the order of its writes. So a grant is not renewed
+//! after the server has learned of its revocation.
 
 use crate::keys::Keyring;
 use crate::login::credentials;
@@ -29,7 +29,7 @@ const LEFT_OUT: u32 = 1 << 16;
 /// refused at once; the others are lost.
 const UNUSED_MAX: usize = 4096;
 
-/// A grant as a request asks for it. A grant is renewed only by a request with the same values.
+/// The values of a requested grant. Only a request with the same values renews the grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The verifier that the grant is for.
@@ -40,11 +40,11 @@ pub struct Wanted {
     pub rule: String,
     /// The rule's demands on a sealed tunnel.
     pub sealing: Sealing,
-    /// The parts by which a session's grants are looked up.
+    /// The values by which the grants of a session are looked up.
     pub place: Place,
 }
 
-/// The source of a request, and what the grant covers.
+/// The source address of a request, and the scope and flags of the requested grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
     source: IpAddr,
@@ -64,8 +64,8 @@ impl Place {
 pub struct Lease {
     /// The lower half of the grant's handle in the current epoch.
     pub half: u32,
-    /// Whether the verifier was told that this handle, with this class, is the grant's. If not, the caller must tell
-    /// the verifier.
+    /// Whether the authority has told the verifier that this handle belongs to the grant, and the grant's class. If
+    /// not, the caller must tell the verifier.
     pub is_announced: bool,
     /// The maximum length of the lease, in seconds.
     pub length: u32,
@@ -92,43 +92,43 @@ struct Latest {
 
 type Table = HashMap<TokenHash, HashMap<Place, Entry>>;
 
-/// The grants that can be renewed, by session, and the numbers of new ones.
+/// The grants that can be renewed, by session, and the numbers for new grants.
 pub struct Leases {
     keyring: Arc<Keyring>,
     key: HandleKey,
     next: AtomicU32,
-    /// Numbers that were drawn for requests that were refused.
+    /// Numbers that were taken for requests that the authority then refused.
     unused: Mutex<Vec<u32>>,
     epoch_length: u32,
-    /// The time for which another member of a cluster may still renew a grant after its revocation, in seconds; 0 for an
-    /// authority alone.
+    /// The time for which another member of a cluster may still renew a grant after its revocation, in seconds; 0 for
+    /// an authority in no cluster.
     late: AtomicU32,
     table: RwLock<Table>,
 }
 
 impl Leases {
-    /// Creates an empty table. `next` is the number after the last recorded one.
+    /// Creates an empty table. `next` is the number that follows the last recorded number.
     pub fn new(keyring: Arc<Keyring>, (key, next): (HandleKey, u32), epoch_length: u32) -> Self {
         let (next, unused, table) = (AtomicU32::new(next.wrapping_add(LEFT_OUT)), Mutex::default(), RwLock::default());
         Self { keyring, key, next, unused, epoch_length, late: AtomicU32::new(0), table }
     }
 
-    /// States that the authority is a member of a cluster whose other members may still renew a grant for `late` seconds
-    /// after its revocation, because they have lost contact.
+    /// States that other members of the cluster may still renew a grant for `late` seconds after its revocation.
+    /// Members that have lost contact do not know of the revocation.
     pub fn set_late(&self, late: u32) {
         self.late.store(late, Ordering::Relaxed);
     }
 
-    /// Continues with a random number for the next grant. Members of a cluster draw numbers independently of each other,
-    /// so that they must not draw them from the same place.
+    /// Continues with a random number for the next grant. Members of a cluster choose numbers independently of each
+    /// other, so each of them must continue at another place.
     pub fn scatter(&self) {
         if let Ok(random) = credentials::random() {
             self.next.store(u32::from_be_bytes(random) % NUMBERS, Ordering::Relaxed);
         }
     }
 
-    /// Records that the verifier was told of a handle, with this class. Must be called after the announcement was sent:
-    /// a request that ends in between leaves the announcement to the next one.
+    /// Records that the authority has told the verifier of a handle, with the grant's class. Must be called after the
+    /// announcement was sent. If a request is cancelled in between, the next request announces the handle.
     pub fn note_announced(&self, session: &TokenHash, place: &Place, class: u8, handle: Handle, now: u64) {
         let table = self.read();
         let Some(entry) = table.get(session).and_then(|of_session| of_session.get(place)) else { return };
@@ -157,15 +157,15 @@ impl Leases {
         Some(Lease { half, is_announced, length: entry.renewable.lease, until: entry.until })
     }
 
-    /// Returns a number for a new grant, and the lower half of the grant's first handle. A number that was given back
-    /// is used first.
+    /// Returns a number for a new grant, and the lower half of the grant's first handle. Uses numbers first that were
+    /// given back.
     pub fn begin(&self) -> (u32, u32) {
         let given_back = self.unused.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let number = given_back.unwrap_or_else(|| self.next.fetch_add(1, Ordering::Relaxed) % NUMBERS);
         (number, self.key.encrypt(Turn { number, epochs: 0 }))
     }
 
-    /// Takes a number back whose grant was refused, so that nobody has a handle of it.
+    /// Takes back the number of a grant that the authority has refused. Nobody has a handle of this grant.
     pub fn give_back(&self, number: u32) {
         let mut unused = self.unused.lock().unwrap_or_else(PoisonError::into_inner);
         if unused.len() < UNUSED_MAX {
@@ -173,7 +173,7 @@ impl Leases {
         }
     }
 
-    /// Returns the time at which the last lease of a grant ends that is issued at `now` to a session that ends at
+    /// Returns the end of the last lease of a grant. The grant is issued at `now`, to a session that ends at
     /// `session_ends`. Both are Unix seconds; `lease` is the maximum length of a lease.
     pub fn until(&self, now: u64, session_ends: u64, lease: u32) -> u64 {
         let Epoch(first) = Epoch::at(now, self.epoch_length);
@@ -181,12 +181,12 @@ impl Leases {
         session_ends.min(last) + u64::from(lease)
     }
 
-    /// Returns the time at which the last lease with the handle of `now` ends.
+    /// Returns the time at which the last lease ends that has the same handle as a lease issued at `now`.
     pub fn handle_ends(&self, now: u64, lease: u32, until: u64) -> u64 {
         self.epoch_ends(Epoch::at(now, self.epoch_length), lease).min(until)
     }
 
-    /// Returns the time at which the last lease with this handle ends, for a grant whose last lease ends at `until`.
+    /// Returns the time at which the last lease with `handle` ends. `until` is the end of the grant's last lease.
     pub fn ends_of(&self, handle: Handle, terms: &LeaseTerms, until: u64) -> u64 {
         let Epoch(first) = Epoch::at(terms.issued, self.epoch_length);
         let epoch = Epoch(first + u64::from(self.key.decrypt(handle).epochs));
@@ -210,7 +210,7 @@ impl Leases {
     }
 
     /// Adds grants that an earlier run of the server recorded. Leaves out a grant whose first handle does not contain
-    /// its holder: the master key or the length of the epochs has been replaced since.
+    /// the grant's holder: the master key or the length of the epochs was changed after the grant was recorded.
     pub fn resume(&self, grants: Vec<Resumed>) {
         let mut table = self.write();
         for grant in grants {
@@ -228,8 +228,8 @@ impl Leases {
         }
     }
 
-    /// Removes revoked grants, those of sessions that are not `live`, and expired ones. Must be called on the storage
-    /// thread.
+    /// Removes grants that were revoked or have expired, and grants of sessions that are not in `live`. Must be called
+    /// on the storage thread.
     pub fn remove(&self, revoked: &[Ended], live: &HashSet<TokenHash>, now: u64) {
         let mut table = self.write();
         let mut gone: HashMap<TokenHash, HashSet<u64>> = HashMap::new();
@@ -252,11 +252,12 @@ impl Leases {
         self.write().clear();
     }
 
-    /// Returns each handle of a grant with which tokens can still be made at `now`, or can be made later by a member of
-    /// the cluster that has not learned of the grant's end. A grant that cannot be renewed has one handle.
+    /// Returns the handles of a grant with which somebody can make tokens at `now` or later. These include handles that
+    /// another member of the cluster may still issue because it has not learned of the grant's end. A grant that cannot
+    /// be renewed has one handle.
     ///
     /// # Errors
-    /// The verifier's id is too long.
+    /// Fails if the verifier's id is too long.
     pub fn handles(&self, grant: &Announced, verifier: &str, now: u64) -> Result<Vec<RevokedGrant>> {
         let Announced { grant, renewable: Some(renewable), learned } = grant else { return Ok(vec![grant.grant]) };
         let first = Epoch::at(renewable.issued, self.epoch_length);
@@ -284,8 +285,9 @@ impl Leases {
         Ok(handles)
     }
 
-    /// Returns the handles of revoked grants, once for their verifiers and once for their sessions. Leaves out a grant
-    /// whose handles cannot be computed: its verifier asks which flows to cut (see `mark` in storage/revocation.rs).
+    /// Returns the handles of revoked grants: each handle once for its verifier and once for its session. If a grant's
+    /// handles cannot be computed, leaves them out: the grant's verifier asks which flows to cut (see `mark` in
+    /// storage/revocation.rs).
     pub(crate) fn announcements(&self, revoked: &[Ended], now: u64) -> Vec<(Listener, RevokedGrant)> {
         let both = |Ended { grant, verifier, session }: &Ended| {
             let handles = self.handles(grant, verifier, now).unwrap_or_default();

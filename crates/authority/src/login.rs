@@ -2,8 +2,8 @@
 //! service account.
 //!
 //! The authority is the provider's relying party: it holds the client secret and verifies ID tokens. The provider sends
-//! browsers back to the console. Only the caller who started a login receives the session. Before an agent gets a
-//! session, the person must approve the login, and the agent must present the code that the browser carried to the
+//! browsers back to the console. Only the caller who started a login receives the session. An agent gets a session only
+//! after the person has approved the login, and only if the agent presents the code that the browser brought to the
 //! agent's machine.
 
 mod claims;

@@ -71,7 +71,7 @@ impl Collector {
     /// Returns the metrics page.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub async fn page(&self) -> Result<Page> {
         let heads = self.storage.call(|database| database.audit_heads()).await?;
         Ok(page(&self.metrics, &Snapshot { heads, ..self.snapshot() }))

@@ -41,7 +41,7 @@ impl Directory {
     /// Reads `networks.toml`. Without this file, there are no networks.
     ///
     /// # Errors
-    /// The file cannot be read, is too long, or is not valid.
+    /// Fails if the file cannot be read, is too long, or is not valid.
     pub fn read_networks(&self) -> Result<Networks> {
         let path = self.networks();
         let shown = path.display();
@@ -72,9 +72,9 @@ pub(crate) fn unknown_names(networks: &Networks, policy: &Policy) -> Vec<String>
 
 /// The reason why a segment is refused.
 pub(crate) enum Refusal {
-    /// The request cannot be fulfilled, whatever the policy says; with a message for the caller.
+    /// The request cannot be fulfilled, whatever the policy says. The text is a message for the caller.
     Cant(String),
-    /// The policy denies the request; with the type of the [`Problem`].
+    /// The policy denies the request. Contains the explanation and the type of the [`Problem`].
     Denied(Explanation, &'static str),
     /// There is no room to record another segment.
     TooMany,
@@ -150,8 +150,8 @@ impl SegmentIssuer {
         self.networks.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces the networks, logs warnings about names that only `networks.toml` or only the policy defines, and
-    /// empties the key cache.
+    /// Replaces the networks and empties the cache of keys. Logs a warning about each name that is only in
+    /// `networks.toml` or only in the policy.
     pub fn replace_networks(&self, networks: Networks, policy: &Compiled) {
         unknown_names(&networks, policy.policy()).iter().for_each(|slip| tracing::warn!("{slip}"));
         *self.networks.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(networks);
@@ -170,8 +170,8 @@ impl SegmentIssuer {
     /// Issues the requested segment, and records it or its denial in the audit trail.
     ///
     /// # Errors
-    /// The session has ended, the policy or `networks.toml` does not allow the segment, there is no room to record the
-    /// segment, or the database cannot be written.
+    /// Fails if the session has ended, the policy or `networks.toml` does not allow the segment, there is no room to
+    /// record the segment, or the database cannot be written.
     pub async fn issue(
         &self,
         token: TokenHash,
@@ -219,18 +219,19 @@ impl SegmentIssuer {
         }
     }
 
-    /// Issues a segment for answers to the segment that the caller presents, and records it in the audit trail.
+    /// Issues a segment for the answers to a packet, and records it in the audit trail. The caller presents the segment
+    /// with which the packet arrived.
     ///
     /// # Errors
-    /// The session has ended, the presented segment was not issued or is void, `networks.toml` does not allow the
-    /// answers, there is no room to record the new segment, or the database cannot be written.
+    /// Fails if the session has ended, the presented segment was not issued or is void, `networks.toml` does not allow
+    /// the answers, there is no room to record the new segment, or the database cannot be written.
     pub async fn issue_answer(
         &self,
         token: TokenHash,
         request: &AnswerRequest,
         source: IpAddr,
     ) -> Result<PathSegment, Problem> {
-        let none = |_| Problem::NoSegment("`option` is not a segment of these addresses".into());
+        let none = |_| Problem::NoSegment("`option` does not contain a segment for these addresses".into());
         let shown = convert::shown(request).map_err(none)?;
         let networks = self.networks();
         let now = now();
@@ -406,7 +407,7 @@ impl SegmentIssuer {
         }
     }
 
-    /// Returns the withdrawals that have not expired; none for a verifier that is on no path.
+    /// Returns the withdrawals that have not expired. The list is empty for a verifier that is on no path.
     pub fn withdrawn(&self, verifier: &str) -> Vec<Withdrawal> {
         if !self.networks().verifiers().contains(verifier) {
             return Vec::new();
@@ -439,7 +440,7 @@ impl SegmentIssuer {
     /// Returns the keys of a verifier for proofs of these epochs, or `None` if the verifier is on no path.
     ///
     /// # Errors
-    /// The verifier's id is too long to derive a key.
+    /// Fails if the verifier's id is too long to derive a key.
     pub fn proof_keys(&self, verifier: &str, epochs: impl Iterator<Item = u64>) -> Result<Option<ProofKeys>, Problem> {
         let networks = self.networks();
         let Some(authority) = networks.authority().filter(|_| networks.verifiers().contains(verifier)) else {

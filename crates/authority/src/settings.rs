@@ -62,7 +62,8 @@ pub struct Settings {
     /// Socket of `vouchsafe transfer`, which sends client keys in band. Default none: clients get their keys over
     /// HTTPS.
     pub key_transfer: Option<PathBuf>,
-    /// Id of the verifier whose client keys people may send to their network's switch from the console. Default none.
+    /// Id of a verifier. From the console, people may send their client keys for this verifier to their network's
+    /// switch. Default none.
     pub key_transfer_for: Option<String>,
     /// Address that receives requests for segments of virtual networks by UDP. Default none: sessions request segments
     /// over HTTPS.
@@ -70,7 +71,7 @@ pub struct Settings {
     /// Number of seconds for which a member of a cluster renews leases after it has lost contact with a majority of etcd.
     /// Default 15 minutes.
     pub grace: u32,
-    /// How people's scores change. Default none: no scores are kept.
+    /// The terms by which people's scores change. Default none: the authority keeps no scores.
     pub scores: Option<ScoreTerms>,
     /// Settings of the console.
     pub console: ConsoleSettings,
@@ -84,7 +85,7 @@ impl Settings {
     /// Parses the text of a configuration file.
     ///
     /// # Errors
-    /// The text is not valid; the error contains all faults.
+    /// Fails if the text is not valid; the error contains all faults.
     pub fn parse(text: &str) -> Result<Self, Faults> {
         Reader::read(text, KEYS, |reader, fields| {
             let listen = fields.address(reader, "listen", "[::]:8443");

@@ -1,5 +1,5 @@
-//! Single-flight: concurrent callers share runs of the same work. A run serves every caller who called before the run
-//! began, so a caller waits for at most two runs.
+//! Single-flight: concurrent callers share runs of the same work. A run serves every caller whose call came before the
+//! run began. So a caller waits for at most two runs.
 
 use anyhow::Result;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,11 +14,11 @@ pub struct SingleFlight {
 }
 
 impl SingleFlight {
-    /// Waits until a run of `work` that began after this call has succeeded. This caller runs `work` itself, unless
-    /// another caller has done so meanwhile.
+    /// Waits until a run of `work` that began after this call has succeeded. If no other caller has started such a run,
+    /// this caller runs `work` itself.
     ///
     /// # Errors
-    /// The caller's own run of `work` failed. A failed run serves no other caller.
+    /// Fails if the caller's own run of `work` failed. A failed run serves no other caller.
     pub async fn run(&self, work: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
         let requested = self.begun.load(Ordering::SeqCst);
         let mut succeeded = self.succeeded.lock().await;

@@ -1,4 +1,4 @@
-//! TLS: the certificates that `init` creates, and the configurations of server and clients, with `ring` as the only
+//! TLS: the certificates that `init` creates, and the TLS configurations of server and clients. `ring` is the only
 //! cryptographic provider.
 
 use anyhow::{Context, Result};
@@ -36,7 +36,7 @@ impl Certificates {
     /// seconds.
     ///
     /// # Errors
-    /// A name is neither a DNS name nor an address.
+    /// Fails if a name is neither a DNS name nor an address.
     pub fn new(names: &[String], now: u64) -> Result<Self> {
         let ca_params = ca_params(now)?;
         let ca_key = KeyPair::generate()?;
@@ -74,16 +74,17 @@ fn server_certificate(names: &[String], now: u64, ca: &Issuer<'_, KeyPair>) -> R
     Ok((params.signed_by(&key, ca)?.pem(), Zeroizing::new(key.serialize_pem())))
 }
 
-/// Makes a certificate for another member of the cluster, signed by the CA in the authority's directory at `path`, and
-/// its key, in PEM. `now` is in Unix seconds.
+/// Returns a certificate for another member of the cluster and its private key, in PEM. The CA in the authority's
+/// directory at `path` signs the certificate. `now` is in Unix seconds.
 ///
 /// # Errors
-/// The CA's key is not in the directory or does not belong to `ca.pem`, or a name is neither a DNS name nor an address.
+/// Fails if the CA's key is not in the directory or does not belong to `ca.pem`, or a name is neither a DNS name nor an
+/// address.
 pub fn member_certificate(path: &Path, names: &[String], now: u64) -> Result<(String, Zeroizing<String>)> {
     let (ca, ca_key) = (path.join("ca.pem"), path.join("ca.key"));
     let pem = std::fs::read_to_string(&ca_key).map(Zeroizing::new).with_context(|| {
         format!(
-            "cannot read {}, which signs the certificates of members: put it back for this command",
+            "cannot read {}, the key that signs the certificates of members: put the key back for this command",
             ca_key.display()
         )
     })?;
@@ -92,7 +93,7 @@ pub fn member_certificate(path: &Path, names: &[String], now: u64) -> Result<(St
     let public = key.public_key_raw();
     anyhow::ensure!(
         certificate.windows(public.len()).any(|part| part == public),
-        "{} does not belong to {}: clients, which trust the latter, would not trust a certificate that it signs",
+        "the key {} does not belong to the certificate {}: clients would not trust a certificate that this key signs",
         ca_key.display(),
         ca.display()
     );
@@ -100,10 +101,10 @@ pub fn member_certificate(path: &Path, names: &[String], now: u64) -> Result<(St
     server_certificate(names, now, &Issuer::new(ca_params(now)?, key))
 }
 
-/// Returns the SHA-256 of a PEM certificate's DER form in colon-separated hex, which users compare.
+/// Returns the SHA-256 of a PEM certificate's DER form, in colon-separated hex. People compare this fingerprint.
 ///
 /// # Errors
-/// `pem` contains no certificate.
+/// Fails if `pem` contains no certificate.
 pub fn fingerprint(pem: &[u8]) -> Result<String> {
     let pairs: Vec<_> = Sha256::digest(der(pem)?).iter().map(|byte| format!("{byte:02X}")).collect();
     Ok(pairs.join(":"))
@@ -112,7 +113,7 @@ pub fn fingerprint(pem: &[u8]) -> Result<String> {
 /// Returns the DER form of the first certificate in a PEM text.
 ///
 /// # Errors
-/// `pem` contains no certificate.
+/// Fails if `pem` contains no certificate.
 pub fn der(pem: &[u8]) -> Result<Vec<u8>> {
     Ok(CertificateDer::from_pem_slice(pem).context("the text contains no certificate in PEM form")?.to_vec())
 }
@@ -120,7 +121,7 @@ pub fn der(pem: &[u8]) -> Result<Vec<u8>> {
 /// Returns the server's TLS configuration: TLS 1.2 and 1.3, HTTP/2 preferred over HTTP/1.1.
 ///
 /// # Errors
-/// The certificate or the key cannot be read, or they do not belong together.
+/// Fails if the certificate or the key cannot be read, or they do not belong together.
 pub fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>> {
     let chain = CertificateDer::pem_file_iter(certificate)
         .and_then(Iterator::collect)
@@ -141,7 +142,7 @@ pub fn server_config(certificate: &Path, key: &Path) -> Result<Arc<ServerConfig>
 /// `None`, those of the system.
 ///
 /// # Errors
-/// A certificate in `ca_pem` is malformed, or `ca_pem` contains none.
+/// Fails if a certificate in `ca_pem` is malformed, or `ca_pem` contains none.
 pub fn client_config(ca_pem: Option<&[u8]>) -> Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     match ca_pem {

@@ -2,9 +2,9 @@
 //! SQLite copies the database consistently. A restore checks the backup before it creates the directory, and never
 //! replaces an existing directory.
 //!
-//! A backup contains every secret of the authority. It is not encrypted, because the encryption key would need the same
-//! protection as the backup itself. It is written to a file of mode 0600, or to standard output for a program that
-//! encrypts it.
+//! A backup contains every secret of the authority. The backup is not encrypted, because its encryption key would need
+//! the same protection as the backup. The command writes the backup to a file of mode 0600, or to standard output for a
+//! program that encrypts it.
 
 use crate::admin::verify_audit;
 use crate::cluster::{config, contact};
@@ -22,12 +22,12 @@ use std::path::Path;
 /// added separately.
 const LEFT_OUT: &[&str] = &[config::FILE, config::KEY_FILE, contact::FILE];
 
-/// Writes a backup of `directory` to `out`, whether the server is running or not. The audit trail records the backup
+/// Writes a backup of `directory` to `out`, whether or not the server is running. The audit trail records the backup
 /// under the name `named`.
 ///
 /// # Errors
-/// A file of the directory cannot be read, the directory contains an unexpected entry that is not a regular file, or
-/// `out` cannot be written.
+/// Fails if a file of the directory cannot be read, the directory contains an unexpected entry that is not a regular
+/// file, or `out` cannot be written.
 pub fn write(directory: &Directory, out: impl Write, named: &str) -> Result<()> {
     let mut database = directory.open_database()?;
     database.audit(&AuditEvent::new("backup").detail(named).by(&Operator::current()), now())?;
@@ -59,7 +59,7 @@ pub fn write(directory: &Directory, out: impl Write, named: &str) -> Result<()> 
 /// Writes a backup to a new file of mode 0600, completely or not at all.
 ///
 /// # Errors
-/// The file exists already or cannot be written, or [`write()`] fails.
+/// Fails if the file exists already or cannot be written, or [`write()`] fails.
 pub fn write_file(directory: &Directory, path: &Path) -> Result<()> {
     let path = std::path::absolute(path)?;
     ensure!(!path.exists(), "{} already exists: name a new file", path.display());
@@ -77,7 +77,8 @@ pub fn write_file(directory: &Directory, path: &Path) -> Result<()> {
 /// name in error messages and in the audit trail.
 ///
 /// # Errors
-/// The directory exists and is not empty, or the backup is damaged or incomplete. In each case nothing is restored.
+/// Fails if the directory exists and is not empty, or the backup is damaged or incomplete. In each case nothing is
+/// restored.
 pub fn restore(directory: &Directory, backup: impl Read, named: &str, keep_sessions: bool) -> Result<Vec<Head>> {
     directory.make(|aside| {
         let mut archive = tar::Archive::new(backup);
@@ -116,7 +117,7 @@ fn check(directory: &Directory) -> Result<()> {
 /// Opens a backup file for reading.
 ///
 /// # Errors
-/// The file cannot be opened.
+/// Fails if the file cannot be opened.
 pub fn open(path: &Path) -> Result<File> {
     File::open(path).with_context(|| format!("cannot read {}", path.display()))
 }

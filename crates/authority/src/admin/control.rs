@@ -30,18 +30,18 @@ const MOST: u64 = 8 * engine::policy::MOST_TEXT as u64;
 pub enum Command {
     /// Synchronise the server's memory with the database, because the database changed; answered by [`Acted`].
     Sync,
-    /// Evaluate all grants again, because an input of the policy changed in the database: tags or groups; answered by
-    /// [`Acted`].
+    /// Evaluate all grants again, because tags or groups changed in the database and the policy depends on them;
+    /// answered by [`Acted`].
     #[serde(rename = "judge")]
     Reevaluate,
     /// Read the master keys again, because they changed.
     ReloadKeys {
-        /// Whether the keys that are in use changed too, and not only future keys.
+        /// Whether keys that are in use changed. Otherwise only future keys changed.
         anew: bool,
     },
     /// Put a policy in force.
     ApplyPolicy {
-        /// The policy's text; without it the server reads the policy file.
+        /// The policy's text. If absent, the server reads the policy file.
         text: Option<String>,
         /// The note that is recorded with the version.
         note: String,
@@ -65,7 +65,7 @@ pub enum Command {
 pub struct Acted {
     /// One line for the operator.
     pub done: String,
-    /// The other members of the cluster that have followed.
+    /// The other members of the cluster, and which of them have followed the change.
     pub followed: Followed,
 }
 
@@ -80,10 +80,11 @@ pub enum Reply<T> {
     Refused(String),
 }
 
-/// Sends a command whose reply is one line for the operator. Returns `None` if no server is running.
+/// Sends a command to the server of `directory`. The reply is one line for the operator. Returns `None` if no server is
+/// running.
 ///
 /// # Errors
-/// As for [`ask`].
+/// Fails for the same reasons as [`ask`].
 pub async fn send(directory: &Directory, command: Command) -> Result<Option<Reply<String>>> {
     ask(directory, command).await
 }
@@ -91,7 +92,8 @@ pub async fn send(directory: &Directory, command: Command) -> Result<Option<Repl
 /// Sends a command to the server of `directory` and returns its reply, or `None` if no server is running.
 ///
 /// # Errors
-/// The server's control socket cannot be opened, the server does not reply within 30 s, or the reply is malformed.
+/// Fails if the server's control socket cannot be opened, the server does not reply within 30 s, or the reply is
+/// malformed.
 pub async fn ask<T: DeserializeOwned>(directory: &Directory, command: Command) -> Result<Option<Reply<T>>> {
     let path = directory.control_socket();
     let stream = match UnixStream::connect(&path).await {
@@ -114,7 +116,7 @@ pub async fn ask<T: DeserializeOwned>(directory: &Directory, command: Command) -
 /// must hold the directory's lock.
 ///
 /// # Errors
-/// The earlier socket cannot be removed, or the new one cannot be created.
+/// Fails if the earlier socket cannot be removed, or the new one cannot be created.
 pub fn listen(directory: &Directory) -> Result<UnixListener> {
     let path = directory.control_socket();
     match std::fs::remove_file(&path) {
@@ -131,7 +133,7 @@ pub fn listen(directory: &Directory) -> Result<UnixListener> {
 /// Serves commands, one after the other, until the future is dropped.
 ///
 /// # Errors
-/// The directory's owner cannot be read.
+/// Fails if the directory's owner cannot be read.
 pub(crate) async fn serve(listener: UnixListener, authority: Arc<Authority>) -> Result<()> {
     let owner = authority.directory.owner()?;
     loop {
@@ -184,7 +186,7 @@ async fn act(authority: &Arc<Authority>, command: Command) -> Result<Value> {
         }
         Command::Reevaluate => {
             authority.follower.refresh().await?;
-            let done = authority.enforcer.reevaluate("tags or groups changed").await?;
+            let done = authority.enforcer.reevaluate("tags, groups or consents changed").await?;
             return acted(authority, done.to_string()).await;
         }
         Command::ReloadKeys { anew } => {

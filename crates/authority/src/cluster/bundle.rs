@@ -1,5 +1,5 @@
-//! Making a cluster of an authority, inviting another host, joining, and leaving. An invitation is a tar file with the
-//! files of the new member's directory; the member copies the database from etcd.
+//! Creates a cluster from one authority, invites other hosts, joins a cluster, and leaves it. An invitation is a tar
+//! file with the files of the new member's directory. The new member copies the database from etcd.
 
 use super::config::{self, ClusterConfig, ETCD_FILES};
 use super::contact;
@@ -31,11 +31,11 @@ const REQUIRED: &[&str] =
 /// File in an invitation: the number of the last entry that the inviting member had.
 const AT_LEAST: &str = "cluster.at-least";
 
-/// How the first member reaches etcd.
+/// The addresses and TLS files by which the first member reaches etcd.
 pub struct Etcd {
     /// The URLs of etcd.
     pub endpoints: Vec<String>,
-    /// The CA certificates that etcd's certificates must be signed by.
+    /// The CA certificates with which the client verifies etcd's certificate.
     pub ca: Option<PathBuf>,
     /// The certificate that members show to etcd.
     pub certificate: Option<PathBuf>,
@@ -47,8 +47,8 @@ pub struct Etcd {
 /// cluster's id.
 ///
 /// # Errors
-/// The authority is a member already, its server is running, etcd does not answer, or a file cannot be read or written.
-/// The authority is then as it was. If the process is killed, the next call begins anew.
+/// Fails if the authority is a member already, its server is running, etcd does not answer, or a file cannot be read or
+/// written. After an error, the authority is unchanged. If the process is killed, the next call begins from the start.
 pub fn init(directory: &Directory, etcd: &Etcd, name: &str, url: &str) -> Result<ClusterId> {
     config::check_name(name)?;
     config::check_url(url)?;
@@ -93,7 +93,7 @@ pub fn init(directory: &Directory, etcd: &Etcd, name: &str, url: &str) -> Result
             let _ = database.forget_cluster();
         }
         let _ = directory.remove_cluster_files();
-        return Err(error.context("no cluster was made; the authority is as it was"));
+        return Err(error.context("no cluster was made; the authority is unchanged"));
     }
     Ok(id)
 }
@@ -146,8 +146,8 @@ fn add_member(database: &mut Database, name: &str, url: &str) -> Result<()> {
 /// server may be running.
 ///
 /// # Errors
-/// The authority is not a member of a cluster, there is a member with this name, a host is neither a DNS name nor an
-/// address, the CA's key is not in the directory, etcd does not answer, or the file cannot be written.
+/// Fails if the authority is not a member of a cluster, there is a member with this name, a host is neither a DNS name
+/// nor an address, the CA's key is not in the directory, etcd does not answer, or the file cannot be written.
 pub fn invite(directory: &Directory, name: &str, hosts: &[String], url: &str, out: &Path) -> Result<()> {
     config::check_name(name)?;
     config::check_url(url)?;
@@ -209,12 +209,13 @@ fn host_of(url: &str) -> &str {
     }
 }
 
-/// Creates the directory of a new member from an invitation, and copies the cluster's state from etcd. `listen` replaces
-/// the listen address in `authority.toml`, `endpoints` the URLs of etcd. Returns the content of `cluster.toml`.
+/// Creates the directory of a new member from an invitation, and copies the cluster's state from etcd. `listen`
+/// replaces the listen address in `authority.toml`, and `endpoints` replaces the URLs of etcd. Returns the content of
+/// `cluster.toml`.
 ///
 /// # Errors
-/// The directory exists and is not empty, the invitation is damaged or incomplete, or etcd does not answer. Nothing is
-/// created then.
+/// Fails if the directory exists and is not empty, the invitation is damaged or incomplete, or etcd does not answer.
+/// Nothing is created then.
 pub fn join(
     directory: &Directory,
     invitation: &Path,
@@ -304,16 +305,17 @@ fn with_listen(text: &str, listen: SocketAddr) -> String {
 pub struct Left {
     /// The name under which the authority was a member.
     pub name: String,
-    /// The reason why the other members do not know that this one has left, if etcd did not answer.
+    /// The reason why the other members were not told that this member has left, if etcd did not answer.
     pub unknown: Option<String>,
 }
 
-/// Makes a member an authority alone: it keeps its copy of the database. Its server must not be running. With
-/// `without_etcd`, it also leaves if etcd does not answer; with `keep_state`, also if there are other members.
+/// Turns a member into an authority that is in no cluster. The authority keeps its copy of the database. Its server
+/// must not be running. With `without_etcd`, the member also leaves if etcd does not answer. With `keep_state`, it also
+/// leaves if there are other members.
 ///
 /// # Errors
-/// The authority is not a member, there are other members, its server is running, etcd does not answer, or a file cannot
-/// be written.
+/// Fails if the authority is not a member, there are other members, its server is running, etcd does not answer, or a
+/// file cannot be written.
 pub fn leave(directory: &Directory, without_etcd: bool, keep_state: bool) -> Result<Left> {
     let config = ClusterConfig::read(directory.path())?.context(NO_MEMBER)?;
     let _lock = stopped(directory)?;
@@ -326,8 +328,8 @@ pub fn leave(directory: &Directory, without_etcd: bool, keep_state: bool) -> Res
     ensure!(
         others.is_empty() || keep_state,
         "there are other members ({}): this authority would issue grants with the same keys from a state of its own. To \
-         take this host out, delete its directory, and run `vouchsafe authority cluster remove {name}` at another member. \
-         To go on with this host alone, stop the others for good, and give this command with --keep-state",
+         take this host out, delete its directory, and run `vouchsafe authority cluster remove {name}` at another \
+         member. To go on with this host alone, stop the others for good, and give this command with --keep-state",
         others.join(", ")
     );
     let told =
@@ -338,7 +340,8 @@ pub fn leave(directory: &Directory, without_etcd: bool, keep_state: bool) -> Res
         Err(error) => {
             return Err(error.context(
                 "etcd does not answer, so this copy may lack the latest changes, and the other members would go on to \
-                 list this one; nothing was changed. `vouchsafe authority cluster leave --without-etcd` leaves all the same",
+                 list this one; nothing was changed. `vouchsafe authority cluster leave --without-etcd` leaves the \
+                 cluster anyway",
             ));
         }
     };
@@ -351,11 +354,12 @@ pub fn leave(directory: &Directory, without_etcd: bool, keep_state: bool) -> Res
     Ok(Left { name, unknown })
 }
 
-/// Removes a member that will never come back from the cluster's list of members; with `force`, also one that is there.
+/// Removes a member that will never come back from the cluster's list of members. With `force`, also removes a member
+/// that is running.
 ///
 /// # Errors
-/// The authority is not a member of a cluster, there is no such member, the member is there (without `force`), or etcd
-/// does not answer.
+/// Fails if the authority is not a member of a cluster, there is no such member, the member is there (without `force`),
+/// or etcd does not answer.
 pub fn remove(directory: &Directory, name: &str, force: bool) -> Result<()> {
     let members = Members::read(directory.path(), None)?;
     let cluster = members.cluster().context(NO_MEMBER)?;
@@ -367,8 +371,8 @@ pub fn remove(directory: &Directory, name: &str, force: bool) -> Result<()> {
     );
     ensure!(
         force || !cluster.read()?.iter().any(|member| member.name == name),
-        "member {name} is there: stop its server first. If you can't, --force removes it all the same: it then issues \
-         nothing, and renews leases until its `grace` is over"
+        "member {name} is running: stop its server first. If you can't, --force removes the member anyway: its server \
+         then issues no grants, and renews leases only until its `grace` is over"
     );
     database.change_shared(&format!("{KNOWN}{name}"), |_| Ok(None))?;
     let event = AuditEvent::new("cluster").detail(format!("removed member {name}")).by(&Operator::current());

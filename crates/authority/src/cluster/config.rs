@@ -35,7 +35,8 @@ pub struct ClusterConfig {
     pub url: String,
     /// The URLs of etcd.
     pub endpoints: Vec<String>,
-    /// The CA certificates that etcd's certificates must be signed by; a relative path begins at the directory.
+    /// The CA certificates with which the client verifies etcd's certificate. A relative path is relative to the
+    /// authority's directory.
     pub ca: Option<PathBuf>,
     /// The certificate that this member shows to etcd.
     pub certificate: Option<PathBuf>,
@@ -48,7 +49,7 @@ impl ClusterConfig {
     /// the authority is not a member of a cluster.
     ///
     /// # Errors
-    /// The file cannot be read, or is not valid.
+    /// Fails if the file cannot be read, or is not valid.
     pub fn read(path: &Path) -> Result<Option<Self>> {
         let file = path.join(FILE);
         match fs::read_to_string(&file) {
@@ -64,7 +65,7 @@ impl ClusterConfig {
     /// Parses the text of `cluster.toml`.
     ///
     /// # Errors
-    /// The text is not valid; the error contains all faults.
+    /// Fails if the text is not valid; the error contains all faults.
     pub fn parse(text: &str) -> Result<Self, Faults> {
         Reader::read(text, KEYS, |reader, fields| {
             let mut required = |key: &str, check: fn(&str) -> Result<()>| {
@@ -121,7 +122,7 @@ impl ClusterConfig {
     /// Reads the cluster's key, `cluster.key`, in the authority's directory at `path`.
     ///
     /// # Errors
-    /// The file cannot be read or is malformed, or other users can access it.
+    /// Fails if the file cannot be read or is malformed, or other users can access it.
     pub fn read_key(path: &Path) -> Result<ClusterKey> {
         let file = path.join(KEY_FILE);
         let shown = file.display();
@@ -141,7 +142,7 @@ impl ClusterConfig {
     /// directory.
     ///
     /// # Errors
-    /// A TLS file cannot be read or is malformed.
+    /// Fails if a TLS file cannot be read or is malformed.
     pub fn connect(&self, path: &Path) -> Result<Etcd> {
         let within = |file: &Option<PathBuf>| file.as_ref().map(|file| path.join(file));
         let (ca, certificate, key) = (within(&self.ca), within(&self.certificate), within(&self.key));
@@ -152,7 +153,7 @@ impl ClusterConfig {
     /// Makes the handle to the cluster's log. Does not wait for etcd. `path` is the authority's directory.
     ///
     /// # Errors
-    /// The cluster's key or a TLS file cannot be read or is malformed.
+    /// Fails if the cluster's key or a TLS file cannot be read or is malformed.
     pub fn log(&self, path: &Path) -> Result<Log> {
         let key = Self::read_key(path)?;
         Ok(Log::new(self.connect(path)?, self.id, key, self.name.clone()))
@@ -162,7 +163,7 @@ impl ClusterConfig {
 /// Checks the name of a member.
 ///
 /// # Errors
-/// The name is not valid; the error says which names are.
+/// Fails if the name is not valid; the error says which names are.
 pub fn check_name(name: &str) -> Result<()> {
     ensure!(
         name_is_valid(name),
@@ -176,7 +177,7 @@ pub fn check_name(name: &str) -> Result<()> {
 /// Checks the URL at which agents and verifiers reach a member.
 ///
 /// # Errors
-/// The text is not such a URL; the error shows one.
+/// Fails if the text is not such a URL; the error shows one.
 pub fn check_url(url: &str) -> Result<()> {
     let host = url.strip_prefix("https://").filter(|host| !host.is_empty() && url.len() <= LONGEST_URL);
     let is_plain = |host: &str| host.chars().all(|c| c.is_ascii_graphic() && !"/?#@\"\\".contains(c));
@@ -192,7 +193,7 @@ pub fn check_url(url: &str) -> Result<()> {
 /// Checks a URL of etcd.
 ///
 /// # Errors
-/// The text is not such a URL; the error shows one.
+/// Fails if the text is not such a URL; the error shows one.
 pub fn check_endpoint(url: &str) -> Result<()> {
     let host = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
     let is_plain = |host: &str| !host.is_empty() && host.chars().all(|c| c.is_ascii_graphic() && !"\"\\".contains(c));

@@ -27,16 +27,17 @@ pub struct Followed {
     pub in_cluster: bool,
     /// The other members that have followed the change.
     pub confirmed: Vec<String>,
-    /// The members that are there, but have not followed the change in time.
+    /// The running members that have not followed the change within the time limit.
     pub late: Vec<String>,
-    /// The members that belong to the cluster, but are not there.
+    /// The members that are not running.
     pub absent: Vec<String>,
-    /// The reason why this is not known, if etcd did not answer.
+    /// The reason why the members' state is not known, if etcd did not answer.
     pub unknown: Option<String>,
 }
 
 impl Followed {
-    /// Reports whether no member decides by the state before the change any more.
+    /// Reports whether every member now decides with the change. Returns `false` if a member may still decide without
+    /// it.
     pub fn is_complete(&self) -> bool {
         self.late.is_empty() && self.absent.is_empty() && self.unknown.is_none()
     }
@@ -66,18 +67,18 @@ impl fmt::Display for Followed {
     }
 }
 
-/// Waits for other members.
+/// Waits until the other members have followed a change.
 pub struct Confirmation {
     pub(crate) members: Arc<Members>,
     pub(crate) storage: Arc<Storage>,
 }
 
 impl Confirmation {
-    /// Waits until every member that is there has followed everything that this member's database contains now, for
+    /// Waits until every running member has followed everything that this member's database contains now. Waits for
     /// seven seconds at most.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub async fn wait(&self) -> Result<Followed> {
         if self.members.cluster().is_none() {
             return Ok(Followed::default());
@@ -93,13 +94,13 @@ impl Confirmation {
 /// Returns the names of all members that belong to the cluster.
 ///
 /// # Errors
-/// The database cannot be read.
+/// Fails if the database cannot be read.
 pub fn known(database: &Database) -> Result<BTreeSet<String>> {
     Ok(database.shared_below(KNOWN)?.into_iter().map(|(name, _)| name).collect())
 }
 
-/// Waits until every member that is there has followed the entry `number` of the log, for seven seconds at most. Blocks.
-/// `known` are the names of all members. This member is not waited for.
+/// Waits until every running member except this one has followed the log's entry `number`. Waits for seven seconds at
+/// most, and blocks the thread. `known` contains the names of all members.
 pub fn wait_for(cluster: &Cluster, number: u64, known: &BTreeSet<String>) -> Followed {
     let own = &cluster.config().name;
     let begun = Instant::now();

@@ -1,5 +1,6 @@
-//! When this member last knew everything that the cluster had recorded, and so what it may do now. A member that has
-//! lost etcd cannot know of revocations: it issues nothing new, and renews leases only for a limited time (*grace*).
+//! The time at which this member last knew everything that the cluster had recorded. It decides the member's present
+//! rights. A member without contact to etcd cannot know of revocations. So it issues no new grants, and renews leases
+//! only for a limited time (*grace*).
 
 use crate::now;
 use serde::{Deserialize, Serialize};
@@ -18,13 +19,13 @@ const TRY: Duration = Duration::from_secs(5);
 /// Interval at which the time of the last contact is written to disk.
 const WRITTEN: Duration = Duration::from_secs(5);
 
-/// The rights that an authority has now.
+/// The present rights of an authority.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum Standing {
-    /// The authority is not a member of a cluster: it may do everything.
+    /// The authority is in no cluster: it has all rights.
     Alone,
-    /// The member knows everything that the cluster has recorded: it may do everything.
+    /// The member knows everything that the cluster has recorded: it has all rights.
     Member,
     /// The member has no contact with a majority of etcd. It records nothing, and renews leases until `renews_until`.
     NoMajority {
@@ -47,7 +48,7 @@ impl Standing {
         }
     }
 
-    /// Returns a sentence about what the authority may do.
+    /// Returns a sentence that describes the authority's present rights.
     pub fn sentence(&self, now: u64) -> String {
         match self {
             Self::Alone => "this authority is not a member of a cluster".into(),
@@ -58,7 +59,9 @@ impl Standing {
                     0 => "it does not renew leases any more".to_owned(),
                     left => format!("it renews leases for another {left} s"),
                 };
-                format!("this member has no contact with a majority of etcd: it issues nothing new, and {may} ({why})")
+                format!(
+                    "this member has no contact with a majority of etcd: it issues no new grants, and {may} ({why})"
+                )
             }
         }
     }
@@ -68,7 +71,8 @@ impl Standing {
 #[derive(Clone, Copy)]
 struct Heard {
     at: Instant,
-    /// Unix seconds. A suspended machine stops the clock of `at`, but not this one.
+    /// The time of contact in Unix seconds. While the machine is suspended, this clock goes on, but the clock of `at`
+    /// stops.
     time: u64,
 }
 
@@ -76,8 +80,8 @@ struct Seen {
     heard: Option<Heard>,
     /// The time of the last contact of an earlier run, in Unix seconds; 0 if it is not known.
     earlier: u64,
-    /// The start of this run, and how long before it the earlier run had contact. A clock that is set back meanwhile does
-    /// not lengthen the time for which the member renews leases.
+    /// The start of this process, and the time between the earlier process's last contact and this start. So a clock
+    /// that is set back does not lengthen the time in which the member renews leases.
     began: Instant,
     age_at_start: Duration,
     written: Option<Instant>,
@@ -86,20 +90,20 @@ struct Seen {
     grace: u32,
 }
 
-/// Keeps the time of the last contact with the cluster. An authority that is not a member always has contact.
+/// Keeps the time of the last contact with the cluster. An authority that is in no cluster always has contact.
 pub struct Contact {
     seen: Option<Mutex<Seen>>,
     file: PathBuf,
 }
 
 impl Contact {
-    /// Creates the value for an authority that is not a member of a cluster.
+    /// Creates the value for an authority that is in no cluster.
     pub fn alone() -> Self {
         Self { seen: None, file: PathBuf::new() }
     }
 
-    /// Creates the value for a member that renews leases for `grace` seconds after the last contact. The time of an
-    /// earlier run's last contact is read from the authority's directory at `path`.
+    /// Creates the value for a member that renews leases for `grace` seconds after the last contact. Reads the time of
+    /// an earlier process's last contact from the authority's directory at `path`.
     pub fn of_member(path: &std::path::Path, grace: u32) -> Self {
         let file = path.join(FILE);
         let earlier = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());
@@ -140,7 +144,7 @@ impl Contact {
         }
     }
 
-    /// Returns what the authority may do now.
+    /// Returns the authority's present rights.
     pub fn standing(&self) -> Standing {
         let Some(seen) = self.lock() else { return Standing::Alone };
         let now = now();
@@ -162,8 +166,9 @@ impl Contact {
         !matches!(self.standing(), Standing::NoMajority { .. })
     }
 
-    /// Reports whether it makes sense to try to record a new grant. The attempt fails if there is no contact, but not at
-    /// once, and other work waits for it. While etcd's servers elect a leader, it succeeds a little later.
+    /// Reports whether an attempt to record a new grant can succeed. Without contact, the attempt fails only after a
+    /// while, and other work waits meanwhile. While etcd's servers elect a leader, the attempt succeeds after a short
+    /// delay.
     pub fn may_try(&self) -> bool {
         match self.standing() {
             Standing::Alone | Standing::Member => true,

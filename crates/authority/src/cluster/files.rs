@@ -1,5 +1,5 @@
-//! The files that members share through the database: the master keys and `networks.toml`. The policy is in the
-//! database anyway.
+//! The files that members share through the database: the master keys and `networks.toml`. The policy needs no file,
+//! because the database contains it.
 
 use super::membership::TTL;
 use crate::storage::Database;
@@ -10,14 +10,14 @@ use zeroize::Zeroizing;
 pub const MASTER_KEYS: &str = "master.key";
 /// Name of the text of `networks.toml` in the table `shared`.
 pub const NETWORKS: &str = "networks.toml";
-/// Name, in the table `shared`, of the time for which a member may renew a lease after the cluster has recorded its end,
-/// in seconds as a decimal number. The storage reads it, too.
+/// Key in the table `shared`. The value is the time for which a member may renew a lease after the cluster has recorded
+/// the lease's end, in seconds as a decimal number. The storage also reads this value.
 pub const LATE: &str = "late";
 
 /// Seconds by which a member learns late of a change without having lost contact.
 const SLACK: u32 = 30;
 
-/// The files that members share; `None` for a file that they do not share yet.
+/// The files that the members share. A field is `None` if the members do not share the file yet.
 pub struct SharedFiles {
     /// The master keys, as in `master.key`.
     pub keys: Option<Zeroizing<Vec<u8>>>,
@@ -28,36 +28,37 @@ pub struct SharedFiles {
 /// Reads the files that members share.
 ///
 /// # Errors
-/// The database cannot be read, or a text is not UTF-8.
+/// Fails if the database cannot be read, or a text is not UTF-8.
 pub fn read(database: &Database) -> Result<SharedFiles> {
     let keys = database.shared(MASTER_KEYS)?.map(Zeroizing::new);
     let networks = database.shared(NETWORKS)?.map(String::from_utf8).transpose()?;
     Ok(SharedFiles { keys, networks })
 }
 
-/// Returns the time for which a member may renew leases without contact, in seconds, so that the other members still
-/// remember what ended.
+/// Returns the maximum time for which a member may renew leases without contact, in seconds. The other members keep
+/// records of revoked grants for this long.
 ///
 /// # Errors
-/// The database cannot be read.
+/// Fails if the database cannot be read.
 pub fn most_grace(database: &Database) -> Result<u32> {
     Ok(late(database)?.saturating_sub(SLACK + TTL))
 }
 
-/// Returns the time for which a member may renew a lease after the cluster has recorded its end, in seconds; 0 for an
-/// authority alone.
+/// Returns the time for which a member may renew a lease after the cluster has recorded the lease's end, in seconds.
+/// Returns 0 for an authority in no cluster.
 ///
 /// # Errors
-/// The database cannot be read.
+/// Fails if the database cannot be read.
 pub fn late(database: &Database) -> Result<u32> {
     let text = database.shared(LATE)?.and_then(|text| String::from_utf8(text).ok());
     Ok(text.and_then(|text| text.parse().ok()).unwrap_or(0))
 }
 
-/// Makes all members remember what ended for as long as a member with this `grace`, in seconds, may renew leases.
+/// Makes all members keep their records of revoked grants for at least as long as a member may renew leases with this
+/// `grace`, in seconds.
 ///
 /// # Errors
-/// The database cannot be written.
+/// Fails if the database cannot be written.
 pub fn note_grace(database: &mut Database, grace: u32) -> Result<()> {
     let wanted = grace.saturating_add(SLACK + TTL);
     if late(database)? >= wanted {

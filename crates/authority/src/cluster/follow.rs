@@ -1,5 +1,5 @@
-//! Follows the changes that other members record: applies them to the database, then to memory and files, and tells the
-//! listeners of this member.
+//! Follows the changes that other members record: applies them to this member's database, memory and files, and then
+//! notifies this member's listeners.
 
 use super::confirm::known;
 use super::contact::{Contact, Standing};
@@ -63,20 +63,21 @@ pub struct Follower {
 pub struct FollowerState {
     rounds: SingleFlight,
     wake: Notify,
-    /// Whether a round failed after it had taken changes: the next one must treat everything as changed.
+    /// Whether a round failed after it had taken changes. The next round must then treat everything as changed.
     missed: AtomicBool,
-    /// Whether the endpoints have to read their destinations again, and the time at which they were told so last.
+    /// Whether the endpoints have to read their destinations again, and the time at which the authority last told them
+    /// to.
     untold: AtomicBool,
     told: Mutex<Option<Instant>>,
-    /// The time of the last round that a caller with an unknown token caused.
+    /// The time of the last round that was started because a caller presented an unknown token.
     stranger: Mutex<Option<Instant>>,
 }
 
 impl Follower {
-    /// Follows changes until the future is dropped. An authority alone has nothing to follow.
+    /// Follows changes until the future is dropped. An authority in no cluster has nothing to follow.
     ///
     /// # Errors
-    /// The thread that watches etcd cannot be started.
+    /// Fails if the thread that watches etcd cannot be started.
     pub async fn run(self: Arc<Self>) -> Result<()> {
         if self.members.cluster().is_none() {
             return std::future::pending().await;
@@ -106,7 +107,7 @@ impl Follower {
     /// Stores snapshots in etcd when they are due, until the future is dropped.
     ///
     /// # Errors
-    /// Never; the result makes it a task of the server.
+    /// Never fails. It returns a `Result` because all tasks of the server do.
     pub async fn upload(self: Arc<Self>) -> Result<()> {
         if self.members.cluster().is_none() {
             return std::future::pending().await;
@@ -121,11 +122,11 @@ impl Follower {
         }
     }
 
-    /// Publishes the state of this member until the future is dropped, and sends the endpoints that listen here away
-    /// while the member has no contact.
+    /// Publishes the state of this member until the future is dropped. While the member has no contact with etcd, sends
+    /// the endpoints that listen here to other members.
     ///
     /// # Errors
-    /// Never; the result makes it a task of the server.
+    /// Never fails. It returns a `Result` because all tasks of the server do.
     pub async fn publish(self: Arc<Self>) -> Result<()> {
         if self.members.cluster().is_none() {
             return std::future::pending().await;
@@ -154,17 +155,17 @@ impl Follower {
                 _ => false,
             };
             if gone && !sent_away {
-                tracing::warn!("the endpoints that listen here are asked to go to another member");
+                tracing::warn!("this member asks the endpoints that listen here to change to another member");
                 self.push.broadcast(&Event::RoleChange { next: self.members.next() });
             }
             sent_away = gone;
         }
     }
 
-    /// Applies everything that other members have recorded before this call. Concurrent calls share a run.
+    /// Applies everything that other members have recorded before this call. Concurrent calls share one run.
     ///
     /// # Errors
-    /// etcd does not answer, or a change cannot be put in force here. The member then has no contact.
+    /// Fails if etcd does not answer, or a change cannot be put in force here. The member then has no contact.
     pub async fn refresh(self: &Arc<Self>) -> Result<()> {
         let follower = self.clone();
         // The run is a task of its own: a caller that is cancelled must not cancel it, because each change is taken from
@@ -172,8 +173,8 @@ impl Follower {
         tokio::spawn(async move { follower.state.rounds.run(async || follower.round().await).await }).await?
     }
 
-    /// Reports whether a token that is unknown here may be known to the cluster's other members, so that the caller must
-    /// not be told that its session has ended. First applies what the others have recorded, at most every 100 ms.
+    /// Reports whether other members of the cluster possibly know a token that is unknown here. If so, the caller must
+    /// not be told that its session has ended. First applies the changes of the other members, at most every 100 ms.
     pub async fn may_be_known(self: &Arc<Self>, token: &TokenHash) -> bool {
         if self.members.cluster().is_none() {
             return false;

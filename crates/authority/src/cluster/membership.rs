@@ -1,5 +1,5 @@
-//! The members that are there: each publishes its state under a key in etcd that ends with the member's lease, and reads
-//! the states of the others.
+//! The running members. Each member publishes its state in etcd, under a key that etcd removes when the member's lease
+//! ends. Each member reads the states of the others.
 
 use super::config::ClusterConfig;
 use crate::now;
@@ -20,7 +20,7 @@ pub const TTL: u32 = 5;
 const STORED: Duration = Duration::from_secs(3 * TTL as u64);
 /// Difference from the clocks of most members, in seconds, with which a member neither issues nor deletes anything.
 const CLOCK_DIFFERENCE: u64 = 30;
-/// Prefix of the names under which the table `shared` lists the members, whether they are there or not.
+/// Prefix of the names under which the table `shared` lists the members. The table lists members that do not run, too.
 pub const KNOWN: &str = "member:";
 
 /// The state of a member, as the member publishes it.
@@ -40,7 +40,7 @@ pub struct MemberState {
     pub applied: u64,
     /// Number of the last entry of the log that the member's decisions take into account.
     pub followed: u64,
-    /// The version of the policy that the member decides by.
+    /// The version of the policy with which the member decides.
     pub policy: i64,
     /// The member's `epoch_length`, in seconds.
     pub epoch_length: u32,
@@ -53,7 +53,7 @@ pub struct MemberState {
     pub heads: Vec<String>,
 }
 
-/// A member that belongs to the cluster, whether it is there or not.
+/// A member of the cluster, running or not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownMember {
     /// The URL at which agents and verifiers reach the member.
@@ -66,7 +66,7 @@ struct Published {
     lease: Option<i64>,
     /// The revision in which etcd created the key; 0 if this process has not created it.
     created: i64,
-    /// Whether the member stops, so that nothing is published any more.
+    /// Whether the member is stopping, so that it must not publish its state any more.
     ends: bool,
 }
 
@@ -77,34 +77,34 @@ pub struct Cluster {
     log: Log,
     own: Mutex<MemberState>,
     published: Mutex<Published>,
-    /// The time at which etcd stored the state of this member last.
+    /// The time at which etcd last stored the state of this member.
     stored: Mutex<Option<Instant>>,
-    /// The states of all members that are there, this one first.
+    /// The states of all running members, this member's first.
     live: Mutex<Vec<MemberState>>,
-    /// The names of the members that belong to the cluster, as far as the database here is up to date.
+    /// The names of all members, as this member's database lists them.
     known: Mutex<Option<BTreeSet<String>>>,
-    /// Number of seconds by which the clock here is behind that of most members.
+    /// Number of seconds by which this member's clock is behind the clocks of most members.
     clock: Mutex<i64>,
 }
 
-/// The members of the cluster. An authority alone has no others.
+/// The members of the cluster. In an authority without a cluster, the only member is the authority itself.
 pub struct Members {
     cluster: Option<Cluster>,
-    /// The URL of an authority alone, if it is known.
+    /// The URL of an authority in no cluster, if it is known.
     url: Option<String>,
 }
 
 impl Members {
-    /// Creates the value for an authority that is not a member of a cluster. `url` is its URL, if it is known.
+    /// Creates the value for an authority in no cluster. `url` is its URL, if it is known.
     pub fn alone(url: Option<String>) -> Self {
         Self { cluster: None, url }
     }
 
-    /// Reads `cluster.toml` in the authority's directory at `path`. Does not wait for etcd. `url` is the URL of an
-    /// authority without such a file.
+    /// Reads `cluster.toml` in the authority's directory at `path`. Does not wait for etcd. `url` is the authority's
+    /// URL, for the case that there is no such file.
     ///
     /// # Errors
-    /// `cluster.toml`, the cluster's key or a TLS file cannot be read or is not valid.
+    /// Fails if `cluster.toml`, the cluster's key or a TLS file cannot be read or is not valid.
     pub fn read(path: &Path, url: Option<String>) -> Result<Self> {
         let Some(config) = ClusterConfig::read(path)? else { return Ok(Self::alone(url)) };
         let etcd = config.connect(path)?;
@@ -117,24 +117,26 @@ impl Members {
         Ok(Self { cluster: Some(cluster), url: None })
     }
 
-    /// Returns the cluster; `None` if this authority is not a member of one.
+    /// Returns the cluster, or `None` if this authority is in no cluster.
     pub fn cluster(&self) -> Option<&Cluster> {
         self.cluster.as_ref()
     }
 
-    /// Returns the URLs of the members that are there, this one's first. An authority alone has at most its own.
+    /// Returns the URLs of the running members, this member's first. An authority in no cluster returns at most its own
+    /// URL.
     pub fn urls(&self) -> Vec<String> {
         let Some(cluster) = &self.cluster else { return self.url.clone().into_iter().collect() };
         let others = cluster.others().into_iter().map(|member| member.url);
         std::iter::once(cluster.config.url.clone()).chain(others).take(AUTHORITIES_MAX).collect()
     }
 
-    /// Returns the URLs of [`Self::urls`] for messages to endpoints, in which an authority alone names nobody.
+    /// Returns the URLs that messages to endpoints contain: those of [`Self::urls`], or an empty list if the authority
+    /// is in no cluster.
     pub fn authorities(&self) -> Vec<String> {
         if self.cluster.is_some() { self.urls() } else { Vec::new() }
     }
 
-    /// Returns the URL of another member that is there: the one at which the endpoints of this member should continue.
+    /// Returns the URL of another running member, to which this member's endpoints should change.
     pub fn next(&self) -> Option<String> {
         let cluster = self.cluster.as_ref()?;
         let others = cluster.others();
@@ -144,8 +146,8 @@ impl Members {
         behind.map(|member| member.url.clone())
     }
 
-    /// Reports whether this authority does the work that one member does for all: it is the first, by name, of the
-    /// members that are there. An authority alone does all work.
+    /// Reports whether this authority does the work that only one member does for all members. This is the first
+    /// running member in the order of names. An authority in no cluster does all work.
     pub fn is_first(&self) -> bool {
         let Some(cluster) = &self.cluster else { return true };
         cluster.others().iter().all(|member| cluster.config.name < member.name)
@@ -178,27 +180,27 @@ impl Cluster {
         change(&mut lock(&self.own));
     }
 
-    /// Returns the states that were read last, this member's first.
+    /// Returns the states of the running members as they were last read, this member's first.
     pub fn live(&self) -> Vec<MemberState> {
         let others = self.others();
         std::iter::once(self.own()).chain(others).collect()
     }
 
-    /// Returns the states of the other members that were read last.
+    /// Returns the states of the other running members as they were last read.
     pub fn others(&self) -> Vec<MemberState> {
         lock(&self.live).iter().filter(|member| member.name != self.config.name).cloned().collect()
     }
 
     /// Reports whether etcd has stored the member's state for this process within the last seconds. An etcd whose
-    /// database is full answers reads, but stores nothing: no member can record a revocation then.
+    /// database is full answers reads, but stores nothing, so that no member can record a revocation.
     pub fn is_published(&self) -> bool {
         lock(&self.stored).is_some_and(|stored| stored.elapsed() < STORED)
     }
 
-    /// Publishes the state of this member, and keeps its lease. Blocks until etcd has answered.
+    /// Publishes the state of this member, and keeps the member's lease alive. Blocks until etcd has answered.
     ///
     /// # Errors
-    /// etcd does not answer, or another process publishes its state under this member's name.
+    /// Fails if etcd does not answer, or another process publishes its state under this member's name.
     pub fn publish(&self) -> Result<()> {
         let begun = Instant::now();
         self.store()?;
@@ -244,17 +246,18 @@ impl Cluster {
             bail!("the state of this member changed in etcd meanwhile");
         }
         bail!(
-            "another process publishes its state as member `{name}`, or one that was killed did so less than {TTL} s \
-             ago. If another host uses a copy of this directory, stop one of the two: a name belongs to one member",
+            "another process publishes its state as member `{name}`, or a process that was killed published it less \
+             than {TTL} s ago. If another host uses a copy of this directory, stop one of the two hosts: a name \
+             belongs to one member",
             name = self.config.name
         );
     }
 
-    /// Reads the states of all members that are there. Blocks until etcd has answered. A state that was not made with
-    /// the cluster's key counts as absent.
+    /// Reads the states of all running members. Blocks until etcd has answered. Ignores states that were not made with
+    /// the cluster's key.
     ///
     /// # Errors
-    /// etcd does not answer.
+    /// Fails if etcd does not answer.
     pub fn read(&self) -> Result<Vec<MemberState>> {
         let (found, _) = self.etcd.list(&self.key(""))?;
         let mut states = Vec::with_capacity(found.len());
@@ -277,17 +280,18 @@ impl Cluster {
         Ok(states)
     }
 
-    /// States which members belong to the cluster. States of others count as absent from now on.
+    /// Sets the names of the members that belong to the cluster. States of others are ignored from now on.
     pub fn set_known(&self, known: BTreeSet<String>) {
         *lock(&self.known) = Some(known);
     }
 
-    /// Checks that this member may count as being in contact: it belongs to the cluster, etcd stores its state, its clock
-    /// is right, and no other member has entries of the log that etcd does not show to this one. `head` is the number of
-    /// the last entry that etcd shows, and `others` are states of other members that were read before it.
+    /// Checks that this member is in contact with the cluster. The conditions are: the member belongs to the cluster,
+    /// etcd stores its state, its clock is right, and no other member has log entries that etcd does not show to this
+    /// member. `head` is the number of the last entry that etcd shows. `others` are the states of other members, which
+    /// were read before `head`.
     ///
     /// # Errors
-    /// One of these conditions does not hold; the error says which, and the way out.
+    /// Fails if one of these conditions does not hold; the error says which, and the way out.
     pub fn check_contact(&self, head: u64, others: &[MemberState]) -> Result<()> {
         let name = &self.config.name;
         if lock(&self.known).as_ref().is_some_and(|known| !known.contains(name)) {
@@ -297,7 +301,9 @@ impl Cluster {
             );
         }
         if !self.is_published() {
-            bail!("etcd answers, but does not store the state of this member: `vouchsafe authority cluster status`");
+            bail!(
+                "etcd answers, but does not store the state of this member: see `vouchsafe authority cluster status`"
+            );
         }
         let behind = *lock(&self.clock);
         if behind.unsigned_abs() > CLOCK_DIFFERENCE {
@@ -316,7 +322,7 @@ impl Cluster {
     /// Removes the state of this member from etcd, because the member stops.
     ///
     /// # Errors
-    /// etcd does not answer; the state then ends with its lease.
+    /// Fails if etcd does not answer; the state then ends with its lease.
     pub fn withdraw(&self) -> Result<()> {
         let mut published = lock(&self.published);
         (published.created, published.ends) = (0, true);
@@ -345,10 +351,10 @@ fn context(name: &str) -> String {
     format!("members/{name}")
 }
 
-/// Checks that the members agree on the settings that all of them need to have alike.
+/// Checks that the members have equal values for all settings that must be equal.
 ///
 /// # Errors
-/// A member has other settings than `own`; the error names it and says what to do.
+/// Fails if a member has other settings than `own`; the error names it and says what to do.
 pub fn check_alike(own: &MemberState, others: &[MemberState]) -> Result<()> {
     for other in others {
         let seconds = |seconds: u32| format!("{seconds} s");
@@ -361,8 +367,8 @@ pub fn check_alike(own: &MemberState, others: &[MemberState]) -> Result<()> {
             if own != theirs {
                 bail!(
                     "`{key}` in authority.toml is {own} here and {theirs} at member {}: keys, grants and sessions would \
-                     not fit together. Write the same value here; to change it for the whole cluster, stop all members, \
-                     change it everywhere, then start them",
+                     not fit together. Write the same value here; to change it for the whole cluster, stop all \
+                     members, change it everywhere, then start them",
                     other.name
                 );
             }

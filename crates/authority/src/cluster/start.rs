@@ -1,5 +1,5 @@
-//! The start of an authority: its database, and the policy with which it starts. A member of a cluster starts with what
-//! the cluster has in force, and it starts even if etcd does not answer.
+//! The start of an authority: opens its database, and selects the policy with which it starts. A member of a cluster
+//! starts with the policy that is in force in the cluster. It starts even if etcd does not answer.
 
 use super::confirm::known;
 use super::contact::Contact;
@@ -19,7 +19,7 @@ pub struct Start {
     pub members: Members,
     /// The time of the last contact with the cluster.
     pub contact: Contact,
-    /// The database, which contains what the cluster has recorded if etcd answers.
+    /// The database. If etcd answers, it contains everything that the cluster has recorded.
     pub database: Database,
     /// The policy to put in force.
     pub candidate: Candidate,
@@ -30,12 +30,12 @@ pub struct Start {
 }
 
 impl Start {
-    /// Opens the database. At a member, applies what the others have recorded, and takes over policy, master keys and
-    /// `networks.toml`. Blocks: if etcd does not answer, for a few seconds.
+    /// Opens the database. A member of a cluster applies the changes that other members have recorded, and takes over
+    /// policy, master keys and `networks.toml`. Blocks the thread, at most for a few seconds if etcd does not answer.
     ///
     /// # Errors
-    /// A file of the directory cannot be read, written or is not valid, the database fails, or other members have
-    /// settings with which this member cannot work.
+    /// Fails if a file of the directory is not valid or cannot be read or written, if the database fails, or if this
+    /// member cannot work with the settings of other members.
     pub fn prepare(directory: &Directory, settings: &Settings, members: Members) -> Result<Self> {
         let Some(cluster) = members.cluster() else {
             // The policy is checked before the database is opened, and so before an old one is converted.
@@ -64,8 +64,8 @@ impl Start {
         cluster.set_known(known(&database)?);
         for endpoint in cluster.config().endpoints.iter().filter(|url| is_exposed(url)) {
             tracing::warn!(
-                "{endpoint} is not encrypted, so that everybody on the way can stop the cluster: docs/cluster.md says how \
-                 to set up TLS"
+                "the connection to {endpoint} is not encrypted, so everybody on its path can stop the cluster: \
+                docs/cluster.md says how to set up TLS"
             );
         }
         let Taken { version, policy, networks } = take_files(directory, &database)?;
@@ -86,10 +86,10 @@ pub struct Taken {
     pub networks: Option<String>,
 }
 
-/// Writes master keys, `networks.toml` and policy as the cluster has them in force to the files of the directory.
+/// Writes the cluster's master keys, `networks.toml` and policy to the files of the directory.
 ///
 /// # Errors
-/// The database cannot be read, or a file cannot be written.
+/// Fails if the database cannot be read, or a file cannot be written.
 pub fn take_files(directory: &Directory, database: &Database) -> Result<Taken> {
     let SharedFiles { keys, networks } = files::read(database)?;
     if let Some(keys) = keys

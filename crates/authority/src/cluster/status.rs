@@ -1,4 +1,4 @@
-//! The state of the cluster as this member knows it, with or without its running server, with or without etcd.
+//! The state of the cluster as this member knows it. The member's server and etcd need not be running.
 
 use super::confirm::{Followed, known, wait_for};
 use super::contact::Standing;
@@ -31,9 +31,9 @@ pub struct MemberStatus {
     pub name: String,
     /// The URL at which agents and verifiers reach the member.
     pub url: String,
-    /// Whether the member is there: it publishes its state in etcd. `None` if etcd does not answer.
+    /// Whether the member is running and publishes its state in etcd. `None` if etcd does not answer.
     pub is_there: Option<bool>,
-    /// The state that the member published last, if it is there.
+    /// The state that the member published last, if the member is running.
     pub state: Option<MemberState>,
     /// Number of entries of the log that the member's decisions do not take into account yet.
     pub behind: Option<u64>,
@@ -46,7 +46,7 @@ pub struct Status {
     pub cluster: String,
     /// The name of this member.
     pub name: String,
-    /// The rights that this member has now; `None` if its server is not running.
+    /// The present rights of this member; `None` if its server is not running.
     pub standing: Option<Standing>,
     /// Number of the last entry of the log; `None` if etcd does not answer.
     pub head: Option<u64>,
@@ -58,18 +58,18 @@ pub struct Status {
     pub etcd: Vec<EtcdStatus>,
     /// The members of the cluster, in the order of their names.
     pub members: Vec<MemberStatus>,
-    /// The settings in which the members differ although they need to have them alike.
+    /// The settings in which the members differ although the values must be equal.
     pub disagreement: Option<String>,
     /// The time of this status, in Unix seconds.
     pub now: u64,
 }
 
 impl Status {
-    /// Collects the status of the cluster that the authority of `directory` is a member of. `standing` is the answer of
-    /// its running server. Blocks until etcd has answered, for some seconds at most.
+    /// Collects the status of the cluster to which the authority of `directory` belongs. `standing` is the answer of
+    /// this authority's running server. Blocks until etcd has answered, for some seconds at most.
     ///
     /// # Errors
-    /// The authority is not a member of a cluster, or a file of the directory cannot be read.
+    /// Fails if the authority is not a member of a cluster, or a file of the directory cannot be read.
     pub fn read(directory: &Directory, standing: Option<Standing>) -> Result<Self> {
         let members = Members::read(directory.path(), None)?;
         let cluster = members.cluster().context(NO_MEMBER)?;
@@ -123,7 +123,7 @@ impl Status {
         })
     }
 
-    /// Reports whether all members are there and up to date, and a majority of etcd answers without problems.
+    /// Reports whether all members are running and up to date, and a majority of etcd answers without problems.
     pub fn is_good(&self) -> bool {
         self.head.is_some()
             && self.disagreement.is_none()
@@ -133,9 +133,9 @@ impl Status {
     }
 }
 
-/// Explains that an authority is not a member of a cluster.
-pub const NO_MEMBER: &str = "this authority is not a member of a cluster: `vouchsafe authority cluster init` makes one of \
-                             it, and `cluster join` makes a member from another member's invitation";
+/// Message: this authority is in no cluster, and how to make it a member of one.
+pub const NO_MEMBER: &str = "this authority is not a member of a cluster: `vouchsafe authority cluster init` makes it \
+    the first member of a new cluster, and `cluster join` creates a member from another member's invitation";
 
 /// Asks each server of etcd for its status.
 fn etcd_status(cluster: &Cluster) -> Vec<EtcdStatus> {
@@ -178,7 +178,8 @@ impl fmt::Display for Status {
             )?,
             (None, problem) => writeln!(
                 f,
-                "etcd does not answer ({}): it is not known which members are there; the database here ends at entry {}",
+                "etcd does not answer ({}): it is not known which members are there; the database here ends at entry \
+                 {}",
                 problem.as_deref().unwrap_or("unknown reason"),
                 self.applied
             )?,
@@ -220,10 +221,11 @@ impl fmt::Display for Status {
 }
 
 /// Waits until the members of the cluster have followed everything that the database of `directory` contains, for some
-/// seconds at most. Blocks. For a process that changes the database while the server is not running.
+/// seconds at most. Blocks the thread. A process calls this function after it has changed the database while the server
+/// is not running.
 ///
 /// # Errors
-/// A file of the directory cannot be read.
+/// Fails if a file of the directory cannot be read.
 pub fn followed(directory: &Directory) -> Result<Followed> {
     let members = Members::read(directory.path(), None)?;
     let Some(cluster) = members.cluster() else { return Ok(Followed::default()) };

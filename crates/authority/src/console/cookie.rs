@@ -1,6 +1,6 @@
 //! The console's cookies. Because of the prefix of their names, browsers accept them only from this host over TLS,
-//! never from a subdomain. Scripts cannot read them, and browsers do not send them with requests that other sites embed
-//! or post.
+//! never from a subdomain. Scripts cannot read the cookies. Browsers do not send them with requests that pages of other
+//! sites cause by embedding content or posting forms.
 
 use axum::http::header::{COOKIE, SET_COOKIE};
 use axum::http::{HeaderMap, HeaderValue};
@@ -13,9 +13,9 @@ pub enum Cookie {
     Session,
     /// Identifies a browser until a person logs in with it.
     Visit,
-    /// Identifies the login for which the browser was sent to the identity provider.
+    /// Identifies the login for which the console sent the browser to the identity provider.
     Away,
-    /// Holds the bearer token of the session of the device that the browser runs on.
+    /// Contains the bearer token of the device on which the browser runs.
     Device,
 }
 
@@ -40,7 +40,7 @@ impl Cookie {
         (is_ours && own.next().is_none()).then(|| Zeroizing::new(value.to_owned()))
     }
 
-    /// Sets the cookie to `value`, a string of hex digits, for `seconds` seconds. Adds the header for this to the
+    /// Sets the cookie to `value`, a string of hex digits, for `seconds` seconds. Adds the corresponding header to the
     /// `headers` of a response.
     ///
     /// The cookie is `Lax`, not `Strict`, so that a person who returns from the identity provider, or follows a link in
@@ -56,7 +56,7 @@ impl Cookie {
         }
     }
 
-    /// Deletes the cookie. Adds the header for this to the `headers` of a response.
+    /// Deletes the cookie: adds the corresponding header to the `headers` of a response.
     pub fn forget(self, headers: &mut HeaderMap) {
         self.set(headers, "", 0);
     }

@@ -6,11 +6,11 @@ use crate::storage::{Database, Storage};
 use crate::sync::Synchroniser;
 use std::sync::Arc;
 
-/// Runs `work` with the database, in the queue of `person`. `work` must return `Some` if it ended sessions or grants.
-/// The authority then notifies verifiers and agents.
+/// Runs `work` with the database, in the queue of `person`. If `work` ended sessions or grants, it must return `Some`,
+/// and the authority then notifies verifiers and agents.
 ///
 /// # Errors
-/// `work` fails, or the database cannot be written.
+/// Fails if `work` fails, or the database cannot be written.
 pub async fn end<T: Send + 'static>(
     storage: &Arc<Storage>,
     sync: &Arc<Synchroniser>,

@@ -44,7 +44,7 @@ pub fn sentence(text: &str) -> String {
     letters.next().map(|first| first.to_uppercase().chain(letters).collect()).unwrap_or_default()
 }
 
-/// Formats a number of bytes, such as `1.5 MiB`.
+/// Formats a size, given in bytes, such as `1.5 MiB`.
 pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {

@@ -1,5 +1,5 @@
-//! Login to the console, and logout. Every login begins a session with a new cookie, so a cookie that an attacker
-//! placed in the browser before is worthless afterwards.
+//! Login to the console, and logout. Every login begins a session with a new cookie. A cookie that an attacker placed
+//! in the browser before the login is therefore worthless afterwards.
 
 mod approval;
 

@@ -1,11 +1,12 @@
-//! The page on which a person logs in the device that they browse with, if it is behind a switch whose controller takes
-//! client keys (wire.md §5.4.4). The device runs nothing of ours: the key travels in a packet of the connection on which
-//! the person sends the form, and the switch takes it out.
+//! The page on which a person logs in the device that they browse with. The device must be behind a switch whose
+//! controller accepts client keys (wire.md §5.4.4). The device needs no software of Vouchsafe: the authority sends the
+//! key in a packet of the connection on which the person sends the form, and the switch takes the key out of the
+//! packet.
 //!
-//! The device gets a session like an agent's. Its bearer token stays in a cookie of the browser, by which the page renews
-//! the key. The key itself travels in clear, so the authority sends one only after the person has asked for it on this
-//! page: the support option alone, which anybody on the path can forge, has no effect. The person trusted the network in
-//! which they asked, so the page renews the key only at the address that the device had then.
+//! The device gets a session like an agent's. Its bearer token stays in a cookie of the browser, by which the page
+//! renews the key. The key itself travels in clear, so the authority sends one only after the person has asked for it
+//! on this page: the support option alone, which anybody on the path can forge, has no effect. The person trusted the
+//! network in which they asked, so the page renews the key only at the address that the device had then.
 
 use super::ROOT;
 use super::browser::browser;
@@ -36,14 +37,14 @@ use wire::packet::TCP;
 
 type Shared = State<Arc<Authority>>;
 
-/// Path of the request that renews the key, below the console's root. It is no use of the console: a page that is left
-/// open must not keep the console's session alive.
+/// Path of the request that renews the key, below the console's root. The request does not prolong the console's
+/// session, because a page that is left open must not keep the session alive.
 pub const RENEW: &str = "/network/renew";
 const HERE: &str = "/network";
 /// Lifetime of a pair that the policy would not issue now, in seconds.
 const DEFAULT_LIFETIME: u32 = 300;
-const NO_SWITCH: &str = "your network did not say that it takes keys, or it says so only for new connections: close the \
-                         other pages of this site, wait a minute, and try again. Nothing was sent";
+const NO_SWITCH: &str = "your network has not announced that it accepts keys, or it announces this only on new \
+    connections: close the other pages of this site, wait a minute, and try again. No key was sent";
 const NO_KEY: &str = "the policy gives you no client key for the services behind this network's switch";
 
 /// Returns the routes of the page.
@@ -141,9 +142,9 @@ fn outside(authority: &Authority, visitor: &Visitor, name: &str, faults: &[Fault
         @if authority.settings.key_transfer_for.is_none() {
             p { "This authority logs in devices through " code { "vouchsafe login" } " only." }
         } @else {
-            p { "If the switch of your network speaks for devices without software of ours, it can speak for this one. The \
-                 switch gets a key by which your packets are known as yours." }
-            p { strong { "Whoever reads the packets between here and the authority can use the key, too." }
+            p { "If the switch of your network speaks for devices without Vouchsafe's software, it can speak for this \
+                one. The switch gets a key by which your packets are known as yours." }
+            p { strong { "Anyone who can read the packets between this device and the authority can use the key, too." }
                 " Do this only at home or in a network that you trust." }
             form method="post" action={ (ROOT) (HERE) } {
                 (visitor.token())
@@ -227,7 +228,7 @@ fn any_destination(policy: &Policy, verifier: &str, subject: &Subject<'_>, now: 
 
 #[derive(serde::Deserialize)]
 struct Wanted {
-    /// Whether the answer is the page; otherwise it is empty.
+    /// Whether the browser asks for the page. If `None`, the answer has no content.
     page: Option<bool>,
 }
 
@@ -260,10 +261,11 @@ async fn leave(State(authority): Shared, peer: Peer, headers: HeaderMap, Form(_)
     Ok(response)
 }
 
-/// Ends the session of the device that the browser runs on, if it has one, and tells the switch.
+/// Ends the session of the device on which the browser runs, if the device has one, and tells the switch to forget the
+/// key.
 ///
 /// # Errors
-/// The database cannot be written.
+/// Fails if the database cannot be written.
 pub async fn log_out(
     authority: &Authority,
     peer: &Peer,

@@ -6,7 +6,7 @@ use axum::extract::Query;
 use maud::{Markup, html};
 use serde::Deserialize;
 
-/// The query parameter that names the visitor's last action, which the page then reports.
+/// The query parameter that names the visitor's last action. The overview page reports this action.
 #[derive(Deserialize)]
 pub struct Said {
     /// The word for the last action. The page shows the message that `page.rs` contains for this word.

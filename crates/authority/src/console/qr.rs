@@ -8,10 +8,10 @@ use std::fmt::Write;
 /// Width of the light margin around a code, in modules, as QR readers require.
 const MARGIN: i32 = 4;
 
-/// Draws a QR code that contains `text`. `name` describes it to screen readers.
+/// Draws a QR code that contains `text`. `name` describes the drawing to screen readers.
 ///
 /// # Errors
-/// The text is too long for a QR code.
+/// Fails if the text is too long for a QR code.
 pub fn drawing(text: &str, name: &str) -> Result<Markup> {
     let code =
         QrCode::encode_text(text, QrCodeEcc::Medium).map_err(|error| anyhow!("cannot create the QR code: {error}"))?;

@@ -82,7 +82,7 @@ impl<S: Sync> FromRequestParts<S> for Visitor {
     }
 }
 
-/// A visitor who is an administrator. As an argument of a handler, it rejects other visitors.
+/// A visitor who is an administrator. A handler with an argument of this type rejects all other visitors.
 #[derive(Clone)]
 pub struct Administrator(pub Visitor);
 
@@ -111,7 +111,7 @@ impl Fields {
     /// Returns the value of a field that must occur exactly once.
     ///
     /// # Errors
-    /// The field is missing or repeated.
+    /// Fails if the field is missing or repeated.
     pub fn text(&self, name: &str) -> Result<&str, Problem> {
         match self.all(name)[..] {
             [value] => Ok(value),
@@ -130,7 +130,8 @@ impl Fields {
     }
 }
 
-/// The form of a request. As an argument of a handler, it rejects requests whose form the guard has not accepted.
+/// The form of a request. A handler with an argument of this type rejects requests whose form the guard has not
+/// accepted.
 pub struct Form(pub Arc<Fields>);
 
 impl<S: Sync> FromRequestParts<S> for Form {

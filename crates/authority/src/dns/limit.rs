@@ -20,7 +20,7 @@ const BUCKETS: usize = 16_384;
 pub enum Verdict {
     /// Send the answer.
     Send,
-    /// Send a truncated answer, which makes the client retry by TCP. It is no longer than the query.
+    /// Send a truncated answer, which makes the client retry by TCP. The answer is no longer than the query.
     Shorten,
     /// Send nothing.
     Drop,
@@ -32,7 +32,7 @@ struct Bucket {
     left: u32,
     /// Time of the last refill, in milliseconds since the start of the [`Limit`].
     filled: u32,
-    /// Whether the previous answer beyond the rate was dropped. The next one is then shortened.
+    /// Whether the previous answer beyond the rate was dropped. The next answer beyond the rate is then shortened.
     dropped: bool,
 }
 

@@ -38,11 +38,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server for the domain of a directory's configuration. The addresses in `listen`, if there are any,
-    /// replace the configured ones.
+    /// Starts a server for the domain that a directory's configuration names. If `listen` is not empty, its addresses
+    /// replace the configured addresses.
     ///
     /// # Errors
-    /// The configuration, the policy or the zone file cannot be read or is not valid, or an address cannot be bound.
+    /// Fails if the configuration, the policy or the zone file cannot be read or is not valid, or an address cannot be
+    /// bound.
     pub async fn start(directory: Directory, listen: &[SocketAddr]) -> Result<Self> {
         let (zone, path) = read(&directory)?;
         let files = vec![directory.path().join("authority.toml"), directory.policy(), path];

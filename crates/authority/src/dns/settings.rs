@@ -17,7 +17,7 @@ pub struct DnsSettings {
     pub domain: Domain,
     /// URL at which agents reach the authority. Default: the URL of the console.
     pub authority: Option<AuthorityUrl>,
-    /// The protected networks that the record lists. Default: those of the policy's receivers.
+    /// The protected networks that the record lists. Default: the networks of the policy's receivers.
     pub protects: Option<Vec<IpNet>>,
     /// Time to live of the record, in seconds. Default five minutes.
     pub ttl: u32,
@@ -111,7 +111,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_told_with_its_line() {
         let faults = read(
-            "domain = \"a b\"\nauthority = \"http://a.org\"\nprotects = [\"x\"]\nlisten = \"53\"\nttl = \"0s\"\nzoen = 1",
+            "domain = \"a b\"\nauthority = \"http://a.org\"\nprotects = [\"x\"]\nlisten = \"53\"\nttl = \"0s\"\nzoen = \
+             1",
         );
         let faults = faults.unwrap_err();
         for line in 2..=7 {

@@ -20,7 +20,7 @@ const HEADER: usize = 12;
 /// The transport by which a query arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// A datagram, whose source address is possibly forged.
+    /// A UDP datagram. Its source address is possibly forged.
     Udp,
     /// A TCP connection.
     Tcp,
@@ -44,11 +44,11 @@ impl Zone {
     /// Parses a zone file, and adds the domain's discovery record with the time to live `ttl`, in seconds.
     ///
     /// # Errors
-    /// The file is malformed, has records outside of the domain, lacks a SOA or NS record, or contains a discovery
-    /// record.
+    /// Fails if the file is malformed, has records outside of the domain, lacks a SOA or NS record, or contains a
+    /// discovery record.
     pub fn read(file: &str, domain: &Domain, discovery: Discovery, ttl: u32) -> Result<Self> {
         let origin = Name::from_ascii(format!("{domain}."))?;
-        let (_, sets) = Parser::new(file, None, Some(origin.clone())).parse().context("it is malformed")?;
+        let (_, sets) = Parser::new(file, None, Some(origin.clone())).parse().context("the file is malformed")?;
         let mut names: BTreeMap<Name, Sets> = BTreeMap::new();
         for set in sets.into_values() {
             let (name, kind) = (set.name().to_lowercase(), set.record_type());
@@ -64,10 +64,10 @@ impl Zone {
             let records = set.records_without_rrsigs().cloned().collect();
             names.entry(name).or_default().insert(kind, records);
         }
-        let apex = names.get(&origin).context("it has no records of the domain itself")?;
+        let apex = names.get(&origin).context("the file has no records of the domain itself")?;
         let soa = apex.get(&RecordType::SOA).and_then(|set| set.first()).cloned();
-        let soa = soa.with_context(|| format!("it has no SOA record of {origin}"))?;
-        ensure!(apex.contains_key(&RecordType::NS), "it has no NS record of {origin}");
+        let soa = soa.with_context(|| format!("the file has no SOA record of {origin}"))?;
+        ensure!(apex.contains_key(&RecordType::NS), "the file has no NS record of {origin}");
         for (name, sets) in &names {
             ensure!(
                 !sets.contains_key(&RecordType::CNAME) || sets.len() == 1,

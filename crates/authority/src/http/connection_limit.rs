@@ -1,4 +1,4 @@
-//! Limits the number of connections, so that neither one source nor one network can take all of them.
+//! Limits the number of connections, so that no single source or network can use all of them.
 //!
 //! When the limit is reached, a new connection displaces the oldest unauthenticated connection of the network that has
 //! the most unauthenticated connections. So attackers displace each other, and not a person who connects from
@@ -29,7 +29,7 @@ pub struct ConnectionLimit {
 #[derive(Default)]
 struct Taken {
     next: u64,
-    /// The connections by number. Numbers rise, so the oldest connection comes first.
+    /// The connections by number. Numbers increase, so the oldest connection comes first.
     holders: BTreeMap<u64, Holder>,
     by_source: HashMap<IpAddr, u32>,
     by_network: HashMap<IpAddr, u32>,
@@ -57,8 +57,8 @@ impl ConnectionPermit {
 }
 
 impl ConnectionLimit {
-    /// Creates a limit of `most` connections. One source may have at most a quarter of them, and its network (see
-    /// [`Key::network`]) at most half.
+    /// Creates a limit of `most` connections. One source may have at most a quarter of these connections, and the
+    /// source's network (see [`Key::network`]) at most half.
     pub fn new(most: u32) -> Self {
         let taken = Mutex::default();
         let (most_of_source, most_of_network) = (most.div_ceil(4), most.div_ceil(2));

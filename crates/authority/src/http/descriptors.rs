@@ -7,8 +7,8 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 /// logs.
 const RESERVED: u64 = 128;
 
-/// Raises the process's limit on open files to the maximum that the system allows. Returns how many of the `wanted`
-/// connections this limit allows.
+/// Raises the process's limit on open files to the system's maximum. Returns the number of connections that this limit
+/// allows, at most `wanted`.
 pub fn connections(wanted: u32) -> u32 {
     let (soft, hard) = match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok(limits) => limits,

@@ -39,11 +39,11 @@ where
     }
 }
 
-/// Middleware that limits the rate of calls from one source on connections that have shown no credential. One limit
-/// applies to all kinds of calls together.
+/// Middleware that limits the rate of calls from one source on connections that have shown no credential. The limit
+/// counts calls of all kinds together.
 ///
 /// # Errors
-/// The source exceeds the rate.
+/// Fails if the source exceeds the rate.
 pub async fn slow_strangers(
     State(throttle): State<Arc<Throttle>>,
     peer: Peer,
@@ -143,7 +143,7 @@ impl FromRequestParts<Arc<Authority>> for Caller {
     }
 }
 
-/// A logged-in person.
+/// A logged-in person who makes a call.
 pub struct SessionCaller {
     /// The hash of the session's bearer token.
     pub token: TokenHash,
@@ -164,7 +164,7 @@ impl FromRequestParts<Arc<Authority>> for SessionCaller {
     }
 }
 
-/// An enrolled verifier.
+/// An enrolled verifier that makes a call.
 pub struct VerifierCaller {
     /// The hash of the bearer token.
     pub token: TokenHash,

@@ -27,14 +27,14 @@ impl KeyTransfer {
         Self(socket)
     }
 
-    /// Reports whether keys can be sent on this connection at all: a process for it is configured, and the connection
-    /// runs over IPv4. Whether the client takes keys, only that process knows.
+    /// Reports whether the authority can send keys in band on this connection: a process that sends keys is configured,
+    /// and the connection runs over IPv4. Only this process knows whether the client accepts keys.
     pub const fn is_possible(&self, peer: &Peer) -> bool {
         self.0.is_some() && peer.ends.is_some()
     }
 
-    /// Sends a key of zeros in band, by which a switch's controller forgets the device's key (wire.md §5.4.4). If that
-    /// fails, the controller goes on making tokens, which verifiers drop.
+    /// Sends a key of zeros in band. The switch's controller then forgets the device's key (wire.md §5.4.4). If the
+    /// transfer fails, the controller continues to make tokens with the key, and verifiers drop these tokens.
     pub async fn withdraw(&self, peer: &Peer) {
         let (Some(socket), Some((client, server))) = (&self.0, peer.ends) else { return };
         let question = HandOver { client, server, content: "0".repeat(2 * wire::ls::KEY_TRANSFER_LEN) };
@@ -43,8 +43,8 @@ impl KeyTransfer {
         }
     }
 
-    /// Sends the key of a pair in band and removes it from `grant`. Returns false, and leaves `grant` unchanged, if the
-    /// grant is no pair, the connection does not run over IPv4, or the key could not be sent.
+    /// Sends the key of a pair in band and removes it from `grant`. Returns false, and leaves `grant` unchanged, in
+    /// three cases: the grant is not a pair; the connection uses IPv6; or the key could not be sent.
     pub async fn take_over(&self, peer: &Peer, grant: &mut Grant) -> bool {
         let (Some(socket), Some((client, server))) = (&self.0, peer.ends) else { return false };
         // The header of a pair has seven bytes; other grants have sixteen, and their keys are never sent in band.

@@ -11,8 +11,8 @@ pub struct Peer {
     /// The addresses and ports of both ends of the connection, the peer's first; `None` if the connection does not run
     /// over IPv4.
     pub ends: Option<(SocketAddrV4, SocketAddrV4)>,
-    /// The holder of the first valid credential shown on the connection. The listener closes connections that show
-    /// none.
+    /// The holder of the first valid credential that the peer has shown on the connection. The listener closes
+    /// connections on which no credential is shown.
     pub member: Arc<OnceLock<Member>>,
 }
 
@@ -37,8 +37,8 @@ impl Peer {
         Self { address: address.ip().to_canonical(), ends, member: Arc::default() }
     }
 
-    /// Records that the peer has shown a valid credential, whose holder `who` returns. Does nothing and does not call
-    /// `who` if an earlier credential of this connection was recorded.
+    /// Records that the peer has shown a valid credential. `who` returns the holder of the credential. If the
+    /// connection already has a holder, does nothing and does not call `who`.
     pub fn prove(&self, who: impl FnOnce() -> Member) {
         self.member.get_or_init(who);
     }

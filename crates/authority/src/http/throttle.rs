@@ -1,10 +1,11 @@
 //! Rate limits against guessing: token buckets per source, per account and source, and for all sources together, in
 //! bounded memory.
 //!
-//! An attacker who guesses must not lock the owner out (docs/decisions/0026). Therefore a bucket that counts the
-//! attempts on an account from all sources is charged only after a right password. A source from which an account was
-//! logged in to before has buckets of its own for this account. The first attempts from a network do not compete with
-//! attempts from networks that have made several.
+//! An attacker who guesses must not lock the owner out (docs/decisions/0026). Therefore a bucket that counts attempts
+//! on an account from all sources is charged only after a right password. A source is *familiar* to an account if
+//! somebody has logged in to the account from this source before; such a source has its own buckets for the account.
+//! The first attempts from a network have their own buckets, too, so that networks with many attempts don't use up
+//! their tokens.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -20,8 +21,8 @@ const MOST_TRIED: usize = 65_536;
 const MOST_KNOWN: usize = 65_536;
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// The key of a token bucket: the kind of attempts that the bucket counts, and the account, source or network whose
-/// attempts these are.
+/// The key of a token bucket. It names the kind of attempts that the bucket counts, and the account, source or network
+/// that makes these attempts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Key {
     /// Login attempts from all sources. Does not count attempts that [`Self::FamiliarSource`] or [`Self::Newcomers`]
@@ -31,17 +32,17 @@ pub enum Key {
     Newcomers,
     /// The first login attempts from one network.
     Newcomer(IpAddr),
-    /// Second factors that are checked before the password, for one network. With this check, a source can attempt a
-    /// login although other attempts have emptied the buckets for logins.
+    /// Second factors that are checked before the password, for one network. Because of this check, a source can log in
+    /// although other attempts have emptied the buckets for logins.
     EarlyFactor(IpAddr),
-    /// Login attempts from one source, except those on an account that was logged in to from this source before:
-    /// attackers behind the same address must not lock the owner out.
+    /// Login attempts from one source, except attempts on accounts to which the source is familiar. Attackers behind
+    /// the same address must not lock the owner of such an account out.
     Source(IpAddr),
-    /// Login attempts from one network, with the same exception as [`Self::Source`]. One customer of a provider
-    /// possibly has many sources.
+    /// Login attempts from one network, without the attempts that [`Self::Source`] excepts. The limit is for the whole
+    /// network because one customer of a provider can have many addresses.
     Network(IpAddr),
-    /// Logins started from all sources. Does not count logins that [`Self::NewStarts`] counts, nor logins from sources
-    /// from which an account was logged in to before.
+    /// Logins started from all sources, except the logins that [`Self::NewStarts`] counts and logins from familiar
+    /// sources.
     Starts,
     /// The first logins started from each network, for all networks together.
     NewStarts,
@@ -61,41 +62,40 @@ pub enum Key {
     Enrolment(IpAddr),
     /// Login attempts on one account from one source.
     Account(String, IpAddr),
-    /// Login attempts on one account from a source from which this account was logged in to before.
+    /// Login attempts on one account from a source that is familiar to this account.
     FamiliarSource(String, IpAddr),
     /// Wrong second factors for one account after a right password.
     SecondFactor(String),
-    /// Wrong second factors for one account from a source from which this account was logged in to before.
+    /// Wrong second factors for one account from a source that is familiar to this account.
     FamiliarFactor(String, IpAddr),
     /// Requests of one person in all sessions: grants, path segments, lists of destinations.
     Requests(String),
     /// Pages that one person reads at the console, in all browsers.
     Console(String),
-    /// Forms that one person sends at the console. Each may write to the disk, which delays grants.
+    /// Forms that one person sends at the console. Each form may cause a write to the disk, which delays grants.
     Forms(String),
 }
 
 /// The table that contains a key's bucket. It decides which buckets are dropped when there is no room.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Tier {
-    /// When the table is full, attempts that need a new bucket are refused. Existing buckets stay.
+    /// When the table is full, attempts that need a new bucket are refused, and the existing buckets stay.
     Strangers,
     /// When the table is full, the buckets that were used least recently are dropped.
     Tried,
-    /// Only full buckets are dropped. The table is bounded, because there are only as many keys as remembered pairs of
-    /// account and source, and logged-in persons.
+    /// When the table is full, only full buckets are dropped. The number of keys is bounded by the number of logged-in
+    /// persons and of remembered pairs of account and source.
     Familiar,
 }
 
 impl Key {
-    /// Returns the source that an address belongs to: an IPv4 address or an IPv6 /64. One subscriber's network usually
-    /// has this size.
+    /// Returns the source of an address: an IPv4 address or an IPv6 /64, which is the usual size of one subscriber's
+    /// network.
     pub fn source(address: IpAddr) -> IpAddr {
         wire::grant::mask(address, if address.is_ipv4() { 32 } else { 64 })
     }
 
-    /// Returns the network that an address belongs to: an IPv4 /24 or an IPv6 /48. One customer of a provider easily
-    /// gets a network of this size.
+    /// Returns the network of an address: an IPv4 /24 or an IPv6 /48. A provider's customer easily gets an IPv6 /48.
     pub fn network(address: IpAddr) -> IpAddr {
         wire::grant::mask(address, if address.is_ipv4() { 24 } else { 48 })
     }
@@ -157,7 +157,7 @@ struct Buckets {
     known: HashMap<Key, Bucket>,
 }
 
-/// The token buckets, and the sources from which accounts were logged in to.
+/// The token buckets, and the sources that are familiar to accounts.
 #[derive(Default)]
 pub struct Throttle {
     buckets: Mutex<Buckets>,
@@ -166,10 +166,10 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// Takes one token from the bucket of each key, or no token if one of these buckets is empty.
+    /// Takes one token from the bucket of each key. If one of these buckets is empty, takes no token at all.
     ///
     /// # Errors
-    /// A bucket is empty; the error is the time until it has a token.
+    /// Fails if a bucket is empty; the error is the time until it has a token.
     pub fn charge(&self, keys: &[Key], now: Instant) -> Result<(), Duration> {
         let mut buckets = lock(&self.buckets);
         buckets.make_room(keys.len(), now);
@@ -188,7 +188,8 @@ impl Throttle {
         Ok(())
     }
 
-    /// Puts one token back into the bucket of each key, to undo [`Self::charge`], because the attempt was legitimate.
+    /// Puts one token back into the bucket of each key. This undoes [`Self::charge`], because the attempt was
+    /// legitimate.
     pub fn refund(&self, keys: &[Key]) {
         let mut buckets = lock(&self.buckets);
         for key in keys {
@@ -202,7 +203,7 @@ impl Throttle {
     /// that were charged.
     ///
     /// # Errors
-    /// The attempt must wait; the error is the time to wait.
+    /// Fails if the attempt must wait; the error is the time to wait.
     pub fn login(&self, person: Option<&str>, source: IpAddr, now: Instant) -> Result<Vec<Key>, Duration> {
         let (from, origin) = (Key::source(source), Key::origin(source));
         if let Some(person) = person.filter(|person| self.knows(person, source)) {
@@ -214,9 +215,8 @@ impl Throttle {
         self.charge_first([new, [Key::Everybody].into_iter().chain(own()).collect()], now)
     }
 
-    /// Charges the check of a second factor before the password. The caller uses this check for a login attempt that
-    /// would have to wait otherwise. Returns the keys that were charged, or `None` if the source must wait for this
-    /// check, too.
+    /// Charges a check of the second factor before the password. The caller uses this check for a login attempt that
+    /// would have to wait otherwise. Returns the charged keys, or `None` if the source must wait for this check, too.
     pub fn early_factor(&self, source: IpAddr, now: Instant) -> Option<Vec<Key>> {
         self.charge_first([vec![Key::EarlyFactor(Key::origin(source))]], now).ok()
     }
@@ -233,7 +233,7 @@ impl Throttle {
     /// service account. Returns the keys that were charged.
     ///
     /// # Errors
-    /// The start must wait; the error is the time to wait.
+    /// Fails if the start must wait; the error is the time to wait.
     pub fn start(&self, source: IpAddr, now: Instant) -> Result<Vec<Key>, Duration> {
         let (from, origin) = (Key::source(source), Key::origin(source));
         if lock(&self.sources).contains_key(&from) {
@@ -243,8 +243,8 @@ impl Throttle {
         self.charge_first([new, vec![Key::Starts, Key::Start(from)]], now)
     }
 
-    /// Records that the account `person` was logged in to from `source`. From now on, this source has buckets of its
-    /// own for the account.
+    /// Records that somebody has logged in to the account `person` from `source`. From now on, the source is familiar
+    /// to the account and has its own buckets for it.
     pub fn remember(&self, person: String, source: IpAddr) {
         let (source, now) = (Key::source(source), Instant::now());
         note(&mut lock(&self.sources), source, now);

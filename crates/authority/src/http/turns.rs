@@ -1,5 +1,5 @@
-//! Limits how many requests of one account are processed concurrently; further requests wait. So the requests of
-//! another account compete only with these few requests. They compete for the processor, and at verifiers, which
+//! Limits how many requests of one account are processed concurrently; further requests wait. So an account's requests
+//! compete with only a few requests of each other account. Requests compete for the processor, and at verifiers, which
 //! confirm grants in the order of their arrival.
 
 use crate::http::throttle::{Key, Throttle};
@@ -26,8 +26,8 @@ impl RequestQueue {
     }
 
     /// Waits until the account is allowed to make another request: at most four are processed concurrently, and 200 in
-    /// a second on average. The turn lasts until it is dropped. Requests wait and are not refused, because a refused
-    /// client would ask again at once.
+    /// a second on average. The turn lasts until it is dropped. The queue delays requests and does not refuse them,
+    /// because a refused client would send its request again at once.
     pub async fn turn(&self, person: &str) -> Turn<'_> {
         let turn = self.turns.wait(person).await;
         while let Err(wait) = self.throttle.charge(&[Key::Requests(person.into())], Instant::now()) {
@@ -41,8 +41,8 @@ impl RequestQueue {
         self.turn(&verifiers_line(verifier)).await
     }
 
-    /// Waits until all requests of an account that hold a [turn](Self::turn) now are done. Later requests of the
-    /// account wait meanwhile.
+    /// Waits until all requests of an account that now hold a [turn](Self::turn) are done. Requests of the account that
+    /// arrive later wait until then.
     pub async fn drain(&self, person: &str) {
         drop(self.turns.wait_for(person, AT_WORK as u32).await);
     }

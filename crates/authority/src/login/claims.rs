@@ -26,8 +26,8 @@ impl Identity {
     /// Reads claims that have been verified.
     ///
     /// # Errors
-    /// A claim is missing or malformed, or the provider has not verified the e-mail address; the error is a message for
-    /// the person who logs in.
+    /// Fails if a claim is missing or malformed, or the provider has not verified the e-mail address; the error is a
+    /// message for the person who logs in.
     pub fn read(settings: &ProviderSettings, claims: &Map<String, Value>) -> Result<Self, String> {
         let text = |name: &str| claims.get(name).and_then(Value::as_str);
         let subject = text("sub").ok_or("the identity provider's answer has no `sub` claim")?;
@@ -64,8 +64,8 @@ impl Identity {
     }
 
     /// Adds the claims of the provider's UserInfo response to the claims of its ID token. If both contain a claim, the
-    /// one of the ID token takes precedence. UserInfo's `email_verified` refers to UserInfo's `email` (OpenID Connect
-    /// Core, §5.1). So `email_verified` of one response is never combined with `email` of the other.
+    /// claim of the ID token takes precedence. UserInfo's `email_verified` refers to UserInfo's `email` (OpenID Connect
+    /// Core, §5.1), so the function takes both of these claims from the same response.
     pub fn add_user_info(claims: &mut Map<String, Value>, mut user_info: Map<String, Value>) {
         match claims.get("email") {
             Some(email) if user_info.get("email") != Some(email) => {
@@ -81,8 +81,8 @@ impl Identity {
         }
     }
 
-    /// Reports whether `claims` lacks one of the two claims that `settings` names: the person's name, or the groups. If
-    /// so, the provider's UserInfo endpoint may have it.
+    /// Reports whether `claims` lacks the claim with the person's name or the claim with the groups, as `settings`
+    /// names them. If so, the provider's UserInfo endpoint possibly has the missing claim.
     pub fn lacks(settings: &ProviderSettings, claims: &Map<String, Value>) -> bool {
         [&settings.person_claim, &settings.groups_claim].iter().any(|name| !claims.contains_key(*name))
     }

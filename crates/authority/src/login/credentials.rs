@@ -17,7 +17,7 @@ pub const MOST_PASSWORD: usize = 1024;
 /// Hashes a new password with argon2id and the crate's defaults (19 MiB, two passes: OWASP's first choice).
 ///
 /// # Errors
-/// The password is too short or too long, or the system provides no randomness.
+/// Fails if the password is too short or too long, or the system provides no randomness.
 pub fn hash_password(password: &str) -> Result<String> {
     if password.chars().count() < LEAST_PASSWORD || password.len() > MOST_PASSWORD {
         bail!("a password must have at least {LEAST_PASSWORD} characters and at most {MOST_PASSWORD} bytes");
@@ -27,15 +27,15 @@ pub fn hash_password(password: &str) -> Result<String> {
     Ok(hash.map_err(|error| anyhow!("cannot hash the password: {error}"))?.to_string())
 }
 
-/// Memory for verifying passwords, 19 MiB after the first use. Callers reuse this memory. If every verification
-/// allocated its own, the allocator would retain 19 MiB of freed memory for every thread that has verified a password.
+/// Memory for verifying passwords, 19 MiB after the first use. Callers reuse this memory, because the allocator would
+/// otherwise keep 19 MiB of freed memory for every thread that has verified a password.
 #[derive(Default)]
 pub struct Scratch(Vec<Block>);
 
 /// Reports whether `password` matches `hash`, an argon2 hash in PHC form.
 ///
 /// # Errors
-/// The hash is malformed.
+/// Fails if the hash is malformed.
 pub fn password_matches(password: &str, hash: &str, scratch: &mut Scratch) -> Result<bool> {
     let broken = |error: &dyn std::fmt::Display| anyhow!("a stored password hash is malformed: {error}");
     let hash = PasswordHash::new(hash).map_err(|error| broken(&error))?;
@@ -56,7 +56,7 @@ pub fn password_matches(password: &str, hash: &str, scratch: &mut Scratch) -> Re
 /// returns its `otpauth://` address for an authenticator app.
 ///
 /// # Errors
-/// The password is too short or too long, or the system provides no randomness.
+/// Fails if the password is too short or too long, or the system provides no randomness.
 pub fn new_account(person: &str, password: &str, totp: bool) -> Result<(Account, Option<Zeroizing<String>>)> {
     let password = hash_password(password)?;
     if !totp {
@@ -69,7 +69,7 @@ pub fn new_account(person: &str, password: &str, totp: bool) -> Result<(Account,
 /// Returns a new TOTP secret and its `otpauth://` address for an authenticator app.
 ///
 /// # Errors
-/// The system provides no randomness.
+/// Fails if the system provides no randomness.
 pub fn new_totp(person: &str) -> Result<(Zeroizing<Vec<u8>>, Zeroizing<String>)> {
     let secret = Zeroizing::new(random::<20>()?.to_vec());
     let (_, address) = totp_address(person, &secret);
@@ -88,7 +88,7 @@ pub fn totp_address(person: &str, secret: &[u8]) -> (Zeroizing<String>, Zeroizin
 /// tolerance).
 ///
 /// # Errors
-/// The stored secret is malformed.
+/// Fails if the stored secret is malformed.
 pub fn totp_step(secret: &[u8], code: &str, now: u64) -> Result<Option<u64>> {
     let totp: Totp =
         Builder::new().with_secret(secret.to_vec()).build().context("a stored TOTP secret is malformed")?;
@@ -101,15 +101,15 @@ pub fn totp_step(secret: &[u8], code: &str, now: u64) -> Result<Option<u64>> {
 /// Returns a new bearer token or one-time code of `BYTES` random bytes, in hex, and the hash to store.
 ///
 /// # Errors
-/// The system provides no randomness.
+/// Fails if the system provides no randomness.
 pub fn new_token<const BYTES: usize>() -> Result<(Zeroizing<String>, TokenHash)> {
     let token = Zeroizing::new(hex::encode(Zeroizing::new(random::<BYTES>()?)));
     let hash = token_hash(&token);
     Ok((token, hash))
 }
 
-/// Returns the hash that is stored in place of a token. Tokens are random, so a plain hash is enough, and the timing of
-/// a look-up by hash reveals nothing useful.
+/// Returns the hash that is stored in place of a token. Tokens are random, so a plain hash is enough, and an attacker
+/// learns nothing useful from the timing of a look-up by hash.
 pub fn token_hash(token: &str) -> TokenHash {
     Sha256::digest(token.as_bytes()).into()
 }
@@ -117,7 +117,7 @@ pub fn token_hash(token: &str) -> TokenHash {
 /// Returns random bytes from the system.
 ///
 /// # Errors
-/// The system provides no randomness.
+/// Fails if the system provides no randomness.
 pub fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
     let mut bytes = [0; BYTES];
     getrandom::fill(&mut bytes).map_err(|error| anyhow!("cannot get random numbers: {error}"))?;

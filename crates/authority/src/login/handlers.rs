@@ -182,7 +182,7 @@ async fn finish(
 /// trail.
 ///
 /// # Errors
-/// The provider refused or failed, or the database cannot be written.
+/// Fails if the provider refused or failed, or the database cannot be written.
 pub(crate) async fn proved(
     audit: &AuditLog,
     peer: &Peer,

@@ -1,4 +1,4 @@
-//! The HTTP client for the identity provider: it requires TLS, follows no redirects, and limits the duration of a call
+//! The HTTP client for the identity provider. It requires TLS, follows no redirects, and limits the duration of a call
 //! and the size of an answer.
 
 use super::settings::is_confidential;
@@ -41,7 +41,7 @@ impl Http {
     /// Creates a client that trusts the certificates in `ca_pem` or, if it is `None`, the certificates of the system.
     ///
     /// # Errors
-    /// A certificate in `ca_pem` is malformed, or `ca_pem` contains none.
+    /// Fails if a certificate in `ca_pem` is malformed, or `ca_pem` contains none.
     pub fn new(ca_pem: Option<&[u8]>) -> Result<Self> {
         // A redirect could lead anywhere in the authority's network.
         let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());

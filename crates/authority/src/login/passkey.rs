@@ -53,8 +53,8 @@ impl Passkeys {
     /// `known`.
     ///
     /// # Errors
-    /// WebAuthn does not accept the person's name, a stored passkey is malformed, or too many registrations are
-    /// pending.
+    /// Fails if WebAuthn does not accept the person's name, a stored passkey is malformed, or too many registrations
+    /// are pending.
     pub fn begin_registration(&self, person: &str, handle: PasskeyHandle, known: &[Passkey]) -> Result<Value> {
         let handle = UserHandle64::decode(handle)?;
         let user = PublicKeyCredentialUserEntity {
@@ -86,7 +86,7 @@ impl Passkeys {
     /// been made for the account with this `handle`.
     ///
     /// # Errors
-    /// The answer fails verification, or its registration is not pending.
+    /// Fails if the answer fails verification, or its registration is not pending.
     pub fn finish_registration(
         &self,
         answer: &str,
@@ -125,7 +125,7 @@ impl Passkeys {
     /// Returns the options with which a browser logs in with a passkey.
     ///
     /// # Errors
-    /// Too many logins are pending.
+    /// Fails if too many logins are pending.
     pub fn begin_login(&self) -> Result<Value> {
         let options = DiscoverableCredentialRequestOptions::passkey(&self.id);
         let (server, client) = options.start_ceremony().map_err(|error| anyhow!("{error}"))?;
@@ -134,11 +134,11 @@ impl Passkeys {
         Ok(serde_json::to_value(client)?)
     }
 
-    /// Parses a browser's answer and finds the pending login to which it belongs. No other answer to this login is
-    /// accepted afterwards.
+    /// Parses a browser's answer and finds the pending login to which it belongs. The login is then no longer pending,
+    /// so only one answer to it is accepted.
     ///
     /// # Errors
-    /// The answer is malformed, or its login is not pending.
+    /// Fails if the answer is malformed, or its login is not pending.
     pub fn read_login(&self, answer: &str) -> Result<Answer, Problem> {
         let read =
             DiscoverableAuthentication64::from_json_relaxed(answer.as_bytes()).map_err(|_| Problem::WrongPasskey)?;
@@ -151,7 +151,7 @@ impl Passkeys {
     /// Verifies an answer against the stored passkey that it names. Returns the passkey's new state.
     ///
     /// # Errors
-    /// The answer fails verification, or the stored passkey is malformed.
+    /// Fails if the answer fails verification, or the stored passkey is malformed.
     pub fn verify(&self, answer: Answer, handle: PasskeyHandle, known: &Passkey) -> Result<[u8; 7], Problem> {
         let broken = || anyhow!("the stored passkey {:?} is malformed", known.name);
         let handle = UserHandle64::decode(handle).map_err(anyhow::Error::from)?;

@@ -1,5 +1,5 @@
-//! Checks a name, a password and a second factor. The throttle limits the rate of attempts, and the response does not
-//! reveal whether the name or the password is wrong.
+//! Checks a name, a password and a second factor. The throttle limits the rate of attempts. The response to a wrong
+//! name is the same as the response to a wrong password.
 
 use super::credentials::{self, MOST_PASSWORD, Scratch};
 use crate::http::peer::Peer;
@@ -71,8 +71,8 @@ pub struct PasswordCheck {
     audit: Arc<AuditLog>,
     throttle: Arc<Throttle>,
     slots: Arc<PasswordSlots>,
-    /// The password hash that is verified if the person is unknown, so that response times do not reveal which names
-    /// exist.
+    /// The password hash that is verified for an unknown person. Because of this verification, response times do not
+    /// reveal which names exist.
     nobodys_password: String,
 }
 
@@ -80,7 +80,7 @@ impl PasswordCheck {
     /// Creates a check against the accounts in `storage`.
     ///
     /// # Errors
-    /// The system provides no randomness.
+    /// Fails if the system provides no randomness.
     pub fn new(storage: Arc<Storage>, audit: Arc<AuditLog>, throttle: Arc<Throttle>) -> anyhow::Result<Self> {
         let nobodys_password = credentials::hash_password(&hex::encode(credentials::random::<16>()?))?;
         Ok(Self { storage, audit, throttle, slots: PasswordSlots::new(SLOTS), nobodys_password })
@@ -90,8 +90,8 @@ impl PasswordCheck {
     /// the session.
     ///
     /// # Errors
-    /// Name, password or second factor is wrong, the second factor is missing, the throttle makes the caller wait, too
-    /// many passwords are being checked, or the database fails.
+    /// Fails if name, password or second factor is wrong, the second factor is missing, the throttle makes the caller
+    /// wait, too many passwords are being checked, or the database fails.
     pub async fn check(&self, attempt: Attempt, peer: &Peer) -> Result<(String, Proof), Problem> {
         let Attempt { person, password, code } = attempt;
         // A name that no account can have gets the same response as a wrong one, and is never stored.

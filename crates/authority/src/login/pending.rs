@@ -39,7 +39,8 @@ pub const CHALLENGE_TIME: Duration = Duration::from_secs(60);
 
 /// The kind of a login in progress, with its state.
 pub enum Way {
-    /// A login at the console: a browser was sent to the provider. The text is the page that follows the login.
+    /// A login at the console, for which a browser was sent to the provider. The text is the path of the page that
+    /// follows the login.
     Console(Departure, String),
     /// A login of an agent that a person approves in a browser.
     Agent(Box<AgentLogin>),
@@ -72,10 +73,9 @@ impl Drop for Abort {
 
 /// A login in progress.
 pub struct Started {
-    /// The hash of a secret, by which the caller or browser that began the login is recognised when it finishes the
-    /// login.
+    /// The hash of a secret. The caller or browser that began the login must present this secret to finish the login.
     pub challenge: [u8; 32],
-    /// The source from which the login was started, in the form in which the throttle counts sources.
+    /// The source from which the login was started: an address that [`Key::source`] has returned.
     pub source: IpAddr,
     /// Time at which the login is forgotten.
     pub until: Instant,
@@ -96,9 +96,9 @@ pub struct Brought {
 }
 
 impl Brought {
-    /// Reports whether these parameters belong to `departure`: the state matches, and so does the issuer if the
-    /// parameters contain one. A code of another provider must not be sent to the provider `issuer` (mix-up attack,
-    /// RFC 9207).
+    /// Reports whether these parameters belong to `departure`: the state must be equal, and so must the issuer if the
+    /// parameters contain one. The authority must not send another provider's code to the provider `issuer` (mix-up
+    /// attack, RFC 9207).
     pub fn belongs_to(&self, departure: &Departure, issuer: &str) -> bool {
         let same_state = bool::from(self.state.as_bytes().ct_eq(departure.state.as_bytes()));
         same_state && self.iss.as_ref().is_none_or(|from| from == issuer)
@@ -129,11 +129,12 @@ pub struct Logins(Mutex<HashMap<String, Started>>);
 
 impl Logins {
     /// Records a login and returns its name. If there is no room, removes another login of the same kind, which
-    /// [`greediest`] chooses. The choice is among the logins of the same source if this source has its full share,
-    /// among those of the same network if this network has its full share, and among all logins if neither has.
+    /// [`greediest`] chooses. If the source has its full share of logins, `greediest` chooses among the logins of this
+    /// source. If not, but the network of the source has its full share, it chooses among the logins of this network.
+    /// Otherwise, it chooses among all logins.
     ///
     /// # Errors
-    /// The system provides no randomness.
+    /// Fails if the system provides no randomness.
     pub fn begin(&self, started: Started) -> Result<String> {
         let name = hex::encode(credentials::random::<16>()?);
         let mut all = self.lock();
@@ -159,11 +160,11 @@ impl Logins {
     }
 
     /// Finishes an agent's login for a caller who knows its `name` and its `verifier`. A login in a browser is finished
-    /// only with the `callback` that the browser brought to the agent. Without `callback`, the result of such a login
-    /// is [`Finish::Pending`], or an error if the login was denied or refused.
+    /// only with the `callback` that the browser brought to the agent. Without `callback`, a login in a browser yields
+    /// [`Finish::Pending`], or an error if the login was denied or refused.
     ///
     /// # Errors
-    /// No such login is in progress, it belongs to another caller, or it was denied or refused.
+    /// Fails if no such login is in progress, it belongs to another caller, or it was denied or refused.
     pub fn finish(&self, name: &str, verifier: &str, callback: Option<&Callback>) -> Result<Finish, Problem> {
         let mut all = self.lock();
         let login = all.get_mut(name).filter(|login| login.until > Instant::now()).ok_or(Problem::WrongLogin)?;
@@ -201,12 +202,12 @@ impl Logins {
     }
 
     /// Finishes a login at the console for the browser with this secret. If the secret matches, the login cannot be
-    /// used again, whatever the result. Returns the departure, the page that follows the login, and the charged
-    /// throttle keys.
+    /// used again, even if this call then fails. Returns the departure, the page that follows the login, and the
+    /// charged throttle keys.
     ///
     /// # Errors
-    /// There is no such login in progress, or it belongs to another browser, or the parameters do not match its
-    /// departure.
+    /// Fails if there is no such login in progress, if it belongs to another browser, or if the parameters do not match
+    /// those with which the browser was sent to the provider.
     pub fn come_back(
         &self,
         name: &str,
@@ -232,8 +233,8 @@ impl Logins {
         }
     }
 
-    /// Uses up the challenge with this name. Returns the throttle keys that were charged for it, or `None` if no such
-    /// challenge is outstanding.
+    /// Removes the challenge with this name, so that it cannot be used again. Returns the throttle keys that were
+    /// charged for the challenge, or `None` if there is no such challenge.
     pub fn answer(&self, name: &str) -> Option<Vec<Key>> {
         let mut all = self.lock();
         match all.get(name) {

@@ -119,7 +119,7 @@ pub enum Refusal {
     /// The provider refused the person, or its answer failed verification. The text is a one-line message for the
     /// person.
     No(String),
-    /// The provider cannot be reached, or its answer is not one that the protocol allows.
+    /// The provider cannot be reached, or its answer violates the protocol.
     Unavailable(anyhow::Error),
 }
 
@@ -131,7 +131,7 @@ pub struct Verified {
     pub refresh_token: Option<RefreshToken>,
 }
 
-/// A browser's redirect to the provider, and the values by which the authority recognises the browser's return.
+/// A browser's redirect to the provider, and the values by which the authority recognises the browser when it returns.
 pub struct Departure {
     /// The URL to which the browser is sent.
     pub url: String,
@@ -145,7 +145,7 @@ pub struct Departure {
     pub redirect: RedirectUrl,
 }
 
-/// A back-channel logout by the provider: one session of a subject has ended, or all of them.
+/// A back-channel logout by the provider, which ends one session or all sessions of a person.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Logout {
     /// The provider's identifier for the person.
@@ -172,7 +172,7 @@ impl Provider {
     /// Reads the client secret and the CA certificates that the configuration names. Does not contact the provider.
     ///
     /// # Errors
-    /// A file cannot be read, the certificates are malformed, or the issuer is not a URL.
+    /// Fails if a file cannot be read, the certificates are malformed, or the issuer is not a URL.
     pub fn new(settings: ProviderSettings, directory: &Directory) -> Result<Self> {
         let read = |file: &std::path::Path| {
             let path = directory.path().join(file);
@@ -190,7 +190,7 @@ impl Provider {
     /// `redirect`. If `name` is given, the state begins with this name and a point.
     ///
     /// # Errors
-    /// The provider's metadata cannot be fetched, or `redirect` is not a valid URL.
+    /// Fails if the provider's metadata cannot be fetched, or `redirect` is not a valid URL.
     pub async fn depart(&self, redirect: String, name: Option<&str>) -> Result<Departure, Refusal> {
         let metadata = self.metadata(false).await?;
         let redirect = RedirectUrl::new(redirect).map_err(|error| Refusal::Unavailable(error.into()))?;
@@ -215,7 +215,7 @@ impl Provider {
     /// provider's answer.
     ///
     /// # Errors
-    /// The provider refuses the code or cannot be reached, or its tokens fail verification.
+    /// Fails if the provider refuses the code or cannot be reached, or its tokens fail verification.
     pub async fn arrive(&self, departure: Departure, code: String) -> Result<Verified, Refusal> {
         let metadata = self.metadata(false).await?;
         let client = self.client(&metadata).set_redirect_uri(departure.redirect);
@@ -227,7 +227,7 @@ impl Provider {
     /// Begins a login by device code (RFC 8628) and returns the provider's codes and addresses.
     ///
     /// # Errors
-    /// The provider does not support device codes, refuses the request, or cannot be reached.
+    /// Fails if the provider does not support device codes, refuses the request, or cannot be reached.
     pub async fn device(&self) -> Result<CoreDeviceAuthorizationResponse, Refusal> {
         let metadata = self.metadata(false).await?;
         let url = metadata.additional_metadata().device_authorization_endpoint.clone();
@@ -239,11 +239,12 @@ impl Provider {
     }
 
     /// Polls the provider until the person has entered the code or the code has expired. Between two polls, waits for
-    /// the pause that the provider demands and for a notification by `wanted`, so that a login whose agent has gone
-    /// costs the provider nothing.
+    /// the pause that the provider demands and for a notification by `wanted`. So if the agent no longer asks, the
+    /// provider gets no more requests.
     ///
     /// # Errors
-    /// The person denied the login, the code expired, the provider cannot be reached, or its tokens fail verification.
+    /// Fails if the person denied the login, the code expired, the provider cannot be reached, or its tokens fail
+    /// verification.
     pub async fn await_device(
         &self,
         details: &CoreDeviceAuthorizationResponse,
@@ -261,12 +262,12 @@ impl Provider {
         self.verified(&tokens, |_: Option<&Nonce>| Ok(()), None).await
     }
 
-    /// Asks the provider again about the identity of a person who logged in before. If the provider sends no new
-    /// refresh token, the result contains the old one.
+    /// Requests a person's present identity from the provider, which has identified the person before. If the provider
+    /// sends no new refresh token, the result contains the old token.
     ///
     /// # Errors
-    /// The provider refuses the token or cannot be reached, or its answer fails verification or is about another
-    /// subject.
+    /// Fails if the provider refuses the token or cannot be reached, or its answer fails verification or is about
+    /// another subject.
     pub async fn renew(&self, subject: &str, token: &RefreshToken) -> Result<Verified, Refusal> {
         let metadata = self.metadata(false).await?;
         let client = self.client(&metadata);
@@ -277,11 +278,11 @@ impl Provider {
         Ok(renewed)
     }
 
-    /// Revokes a refresh token at the provider. Does nothing if the provider does not support this or its metadata
-    /// cannot be fetched.
+    /// Revokes a refresh token at the provider. Does nothing if the provider does not support revocation, or if its
+    /// metadata cannot be fetched.
     ///
     /// # Errors
-    /// The provider refuses to revoke the token, or does not answer the request to revoke it.
+    /// Fails if the provider refuses to revoke the token, or does not answer the request to revoke it.
     pub async fn forget(&self, token: RefreshToken) -> Result<()> {
         let Ok(metadata) = self.metadata(false).await else { return Ok(()) };
         let Some(url) = metadata.additional_metadata().revocation_endpoint.clone() else { return Ok(()) };
@@ -290,8 +291,8 @@ impl Provider {
     }
 
     /// Returns the address at which a browser ends the provider's own session (OpenID Connect RP-Initiated Logout 1.0).
-    /// Returns `None` if the provider publishes no such address or does not answer within two seconds. The provider
-    /// asks the person for confirmation, because the authority keeps no ID token to send as a hint.
+    /// Returns `None` if the provider publishes no such address or does not answer within two seconds. The authority
+    /// keeps no ID token that it could send as a hint, so the provider asks the person for confirmation.
     pub async fn farewell(&self) -> Option<String> {
         let metadata = tokio::time::timeout(FAREWELL_TIME, self.metadata(false)).await.ok()?.ok()?;
         let place = metadata.additional_metadata().end_session_endpoint.clone();
@@ -303,7 +304,7 @@ impl Provider {
     /// Verifies a logout token (OpenID Connect Back-Channel Logout 1.0).
     ///
     /// # Errors
-    /// The token is malformed or fails verification, or the provider's keys cannot be fetched.
+    /// Fails if the token is malformed or fails verification, or the provider's keys cannot be fetched.
     pub async fn logout(&self, token: &str) -> Result<Logout, Refusal> {
         let token: Token =
             token.parse().map_err(|_| Refusal::No("the value of `logout_token` is not a token".into()))?;

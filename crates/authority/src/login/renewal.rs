@@ -25,10 +25,10 @@ pub struct Renewals {
     pub checked: usize,
     /// Number of logins whose person's groups changed.
     pub changed: usize,
-    /// Number of sessions that ended, sessions of devices that were logged in from another session included.
+    /// Number of sessions that ended. Includes sessions of devices whose login came from another session that ended.
     pub ended: usize,
-    /// Number of logins about which the provider gave no answer, or an answer that could not be recorded. Their sessions
-    /// continue.
+    /// Number of logins about which the provider gave no answer, or whose answer could not be recorded. The sessions of
+    /// these logins continue.
     pub failed: usize,
     /// Number of revoked grants.
     pub revoked: usize,
@@ -51,7 +51,8 @@ pub struct Renewal {
     pub(crate) provider: Arc<Option<Provider>>,
     pub(crate) storage: Arc<Storage>,
     pub(crate) enforcer: Arc<Enforcer>,
-    /// Locked while the provider is asked about sessions: a refresh token may be valid for one use only.
+    /// Locked while the authority makes requests to the provider, because a refresh token may be valid for one use
+    /// only.
     pub(crate) round: tokio::sync::Mutex<()>,
 }
 
@@ -60,7 +61,7 @@ impl Renewal {
     /// identity provider.
     ///
     /// # Errors
-    /// The database cannot be read or written. A provider that does not answer is not an error.
+    /// Fails if the database cannot be read or written. A provider that does not answer is not an error.
     pub async fn renew_due(&self) -> Result<()> {
         let Some(provider) = &*self.provider else { return Ok(()) };
         let before = now().saturating_sub(provider.settings.refresh.into());
@@ -74,7 +75,7 @@ impl Renewal {
     /// Renews all sessions, or all sessions of `person`, now.
     ///
     /// # Errors
-    /// The authority has no identity provider, or the database cannot be read or written.
+    /// Fails if the authority has no identity provider, or the database cannot be read or written.
     pub async fn renew_now(&self, person: Option<String>) -> Result<Renewals> {
         anyhow::ensure!(
             self.provider.is_some(),

@@ -1,5 +1,6 @@
-//! Service accounts: to log in, a machine signs a JWT about a challenge, with the key that `authority service add`
-//! wrote for it. Issuer and subject of the JWT are the service account (in the manner of RFC 7523).
+//! Service accounts. To log in, a machine signs a JWT that contains the nonce of a challenge. It uses the key that
+//! `authority service add` wrote for it. Issuer and subject of the JWT are the service account (in the manner of RFC
+//! 7523).
 
 use anyhow::{Context, Result};
 use api::ServiceKey;
@@ -10,7 +11,7 @@ use rcgen::{KeyPair, PKCS_ED25519, PublicKeyData};
 /// Creates a key for a service account. Returns the key file's content and the public key in hex.
 ///
 /// # Errors
-/// The system provides no randomness.
+/// Fails if the system provides no randomness.
 pub fn new_key(service: &str, audience: String, ca: String) -> Result<(ServiceKey, String)> {
     let pair = KeyPair::generate_for(&PKCS_ED25519)?;
     let key = ServiceKey { service: service.to_owned(), audience, ca, key: pair.serialize_pem() };
@@ -24,11 +25,11 @@ pub struct AssertionCheck {
 }
 
 impl AssertionCheck {
-    /// Reports whether `assertion` is the answer of `service` to the challenge `nonce`, signed with the key whose
-    /// public half is `public_key`, in hex.
+    /// Reports whether `assertion` is a valid answer of `service` to the challenge `nonce`: the private key that
+    /// belongs to `public_key` (in hex) must have signed it.
     ///
     /// # Errors
-    /// The public key is malformed.
+    /// Fails if the public key is malformed.
     pub fn is_genuine(&self, assertion: &str, service: &str, nonce: &str, public_key: &str) -> Result<bool> {
         let bytes = hex::decode(public_key)
             .with_context(|| format!("the stored key of the service account {service} is malformed"))?;

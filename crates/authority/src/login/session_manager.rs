@@ -29,7 +29,7 @@ impl SessionManager {
     /// Records an agent's login whose proof was verified. Returns the session with its bearer token.
     ///
     /// # Errors
-    /// As for [`Self::begin`].
+    /// Fails for the same reasons as [`Self::begin`].
     pub async fn begin_for_agent(
         &self,
         person: String,
@@ -50,8 +50,8 @@ impl SessionManager {
     /// changed, grants are evaluated again.
     ///
     /// # Errors
-    /// The proof is no longer valid, the person's name belongs to another identity, the account has no free slot for a
-    /// session, or the database cannot be written.
+    /// Fails if the proof is no longer valid, the person's name belongs to another identity, the account has no free
+    /// slot for a session, or the database cannot be written.
     pub async fn begin(
         &self,
         mut session: Session,
@@ -92,7 +92,7 @@ impl SessionManager {
     /// session expires, in Unix seconds.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub async fn end_expired(&self) -> Result<Option<u64>> {
         let time = now();
         if self.sessions.next_expiry().is_some_and(|expires| expires <= time) {

@@ -8,19 +8,19 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 type Table = HashMap<TokenHash, Arc<Session>>;
 
-/// The sessions by the hash of their token. Only the storage thread writes this table, in the order of its writes to
-/// the database, which is authoritative.
+/// The sessions by the hash of their token. The database is authoritative. Only the storage thread writes this table,
+/// in the order of its writes to the database.
 #[derive(Default)]
 pub struct Sessions(RwLock<Table>);
 
 impl Sessions {
-    /// Returns the agent's session with this token, if it has not ended. Returns `None` for a browser's console
-    /// session.
+    /// Returns the agent's session with this token. Returns `None` if the session has ended, or if it is a browser's
+    /// session at the console.
     pub fn get(&self, token: &TokenHash) -> Option<Arc<Session>> {
         self.any(token).filter(|session| session.ends.is_none())
     }
 
-    /// Returns for each token the agent's session, or `None`, as [`Self::get`] does.
+    /// For each token, returns the agent's session or `None`, as [`Self::get`] does.
     pub fn get_all<'t>(&self, tokens: impl Iterator<Item = &'t TokenHash>) -> Vec<Option<Arc<Session>>> {
         let (sessions, now) = (self.read(), now());
         let lives = |session: &&Arc<Session>| session.expires > now && session.ends.is_none();
@@ -52,8 +52,8 @@ impl Sessions {
         self.read().values().map(|session| session.expires).min()
     }
 
-    /// Reports whether two of a person's sessions have different groups. This is the case if the person's groups
-    /// changed at the latest login. The groups of the latest login then apply to all sessions of the person.
+    /// Reports whether two sessions of a person have different groups. This happens if the person's groups changed at
+    /// the latest login. The groups of the latest login then apply to all sessions of the person.
     pub fn groups_differ(&self, person: &str) -> bool {
         let sessions = self.read();
         let mut own = sessions.values().filter(|session| session.person == person).map(|session| &session.groups);
@@ -61,16 +61,17 @@ impl Sessions {
     }
 
     /// Adds a session that the database contains. Must be called on the storage thread, which also runs
-    /// [`Self::replace`]: otherwise a replacement that was read earlier could remove the session.
+    /// [`Self::replace`]: otherwise, `replace` could remove the session, because it read the database before the
+    /// session was added.
     pub fn insert(&self, token: TokenHash, session: Session) {
         self.write().insert(token, Arc::new(session));
     }
 
-    /// Extends a console session to `idle` seconds from now, but not beyond its latest end, in the database and in the
-    /// table.
+    /// Extends a console session to `idle` seconds from now in the database and in the table, but not beyond the
+    /// session's latest end.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub async fn prolong(self: &Arc<Self>, storage: &Storage, token: TokenHash, person: &str, idle: u32) -> Result<()> {
         let (expires, sessions) = (now() + u64::from(idle), self.clone());
         let prolong = move |database: &mut Database| {

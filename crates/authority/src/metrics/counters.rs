@@ -6,8 +6,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use shell::metrics::{Labels, Page, label};
 
-/// The result under which a response is counted: the type of the problem that it reports. Each response carries its
-/// result in its extensions.
+/// The result under which the metrics count a response: the type of the problem that the response reports. Each
+/// response carries its result in its extensions.
 #[derive(Clone, Copy)]
 pub struct Outcome(pub &'static str);
 
@@ -59,7 +59,7 @@ pub struct Snapshot {
 /// The cluster as one of its members sees it.
 #[derive(Debug, Default)]
 pub struct ClusterSnapshot {
-    /// Number of members that are there.
+    /// Number of running members.
     pub members: usize,
     /// Number of the last entry of the log that the member's decisions take into account.
     pub followed: u64,

@@ -1,4 +1,4 @@
-//! A policy that is fit to be put in force, and functions to read its text and to keep it in memory.
+//! A policy that can be put in force, and functions to read its text and to keep it in memory.
 
 use crate::Directory;
 use anyhow::{Context, Result, bail};
@@ -11,7 +11,7 @@ use std::path::Path;
 /// Maximum number of failing tests that a message lists.
 pub const MOST_LISTED: usize = 20;
 
-/// A policy that is fit to be put in force: it is valid and not too large, and its own tests passed.
+/// A policy that can be put in force: it is valid and not too large, and its own tests passed.
 pub struct Candidate {
     /// The policy, in compiled form.
     pub policy: Compiled,
@@ -24,8 +24,8 @@ impl Candidate {
     /// own tests.
     ///
     /// # Errors
-    /// The configuration or the policy file cannot be read, the policy is not valid or too large, or one of its tests
-    /// fails.
+    /// Fails if the configuration or the policy file cannot be read, the policy is not valid or too large, or one of
+    /// its tests fails.
     pub fn read(directory: &Directory, file: Option<&Path>) -> Result<Self> {
         let (policy, text) = directory.read_policy(file)?;
         let path = file.map_or_else(|| directory.policy(), Path::to_owned);
@@ -35,7 +35,7 @@ impl Candidate {
     /// Parses a policy and runs its own tests. Error messages call the text `name`.
     ///
     /// # Errors
-    /// The policy is not valid or too large, or one of its tests fails.
+    /// Fails if the policy is not valid or too large, or one of its tests fails.
     pub fn new(text: String, name: &str, max_lifetime: u32) -> Result<Self> {
         match Policy::parse(&text, max_lifetime) {
             Ok(policy) => Self::tested(policy, text, name),
@@ -67,7 +67,8 @@ impl Candidate {
     }
 }
 
-/// Moves the process's memory into huge pages, in the background, because decisions access a large policy at random.
+/// Moves the process's memory into huge pages, in the background. Decisions access a large policy at random places,
+/// which is faster in huge pages.
 pub(crate) fn into_huge_pages() {
     tokio::task::spawn_blocking(|| match shell::memory::into_huge_pages() {
         Ok(0) => {}
@@ -76,11 +77,10 @@ pub(crate) fn into_huge_pages() {
     });
 }
 
-/// Reads the text of a policy. At most one byte more than the maximum length of a policy is read, however long the file
-/// is.
+/// Reads the text of a policy. Stops one byte beyond the maximum length of a policy, however long the file is.
 ///
 /// # Errors
-/// The file cannot be read, is too long, or is not valid UTF-8.
+/// Fails if the file cannot be read, is too long, or is not valid UTF-8.
 pub(crate) fn read_text(path: &Path) -> Result<String> {
     let shown = path.display();
     let file = File::open(path).with_context(|| format!("cannot read {shown}"))?;

@@ -22,7 +22,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
-/// A version of the policy that was put in force, and how many grants and segments it ended.
+/// A version of the policy that was put in force, and the numbers of grants and segments that it ended.
 #[derive(Debug)]
 pub struct Applied {
     /// The number of the version of the policy.
@@ -31,7 +31,7 @@ pub struct Applied {
     pub summary: String,
     /// The numbers of grants and segments that the version ended.
     pub ended: Reevaluated,
-    /// The other members of the cluster that have followed.
+    /// The other members of the cluster, and which of them have followed the change.
     pub followed: Followed,
 }
 
@@ -76,7 +76,7 @@ pub struct Enforcer {
     pub(crate) contact: Arc<Contact>,
     /// The version of the policy in force.
     pub(crate) version: AtomicI64,
-    /// Whether grants may be recorded that the policy in force forbids.
+    /// Whether the database may contain grants that the policy in force forbids.
     pub(crate) must_reevaluate: AtomicBool,
     /// The text of `networks.toml` that the members of the cluster share, as far as this member has followed it.
     pub(crate) networks: tokio::sync::Mutex<Option<String>>,
@@ -84,13 +84,13 @@ pub struct Enforcer {
 
 impl Enforcer {
     /// Puts a policy and the current `networks.toml` in force. If `text` is given, it is the policy, and also replaces
-    /// the content of the policy file. If not, the policy is read from the policy file. Holds the policy's write lock
-    /// while the new version is recorded.
+    /// the content of the policy file. If `text` is `None`, the policy is read from the policy file. Holds the policy's
+    /// write lock while the new version is recorded.
     ///
     /// # Errors
-    /// The policy or `networks.toml` cannot be read or is not valid, a test of the policy fails, `after` is given and
-    /// is not the version in force, or the database or the policy file cannot be written. If the new version was not
-    /// recorded, nothing changes.
+    /// Fails if the policy or `networks.toml` cannot be read or is not valid, a test of the policy fails, `after` is
+    /// given and is not the version in force, or the database or the policy file cannot be written. If the new version
+    /// was not recorded, nothing changes.
     pub async fn apply(
         &self,
         text: Option<String>,
@@ -181,7 +181,7 @@ impl Enforcer {
     /// server calls this every second.
     ///
     /// # Errors
-    /// As for [`Self::reevaluate`].
+    /// Fails for the same reasons as [`Self::reevaluate`].
     pub async fn follow_time(&self) -> Result<()> {
         if self.policy.evaluation_is_due(now()) {
             self.reevaluate("a time window opened or closed").await?;
@@ -194,11 +194,11 @@ impl Enforcer {
     }
 
     /// Re-evaluates grants and segments after an input of the policy changed: the time, the tags of a device, or the
-    /// groups of a person. Revokes the grants that are no longer allowed, and withdraws consent to the segments that
-    /// are no longer allowed. Then makes all listeners read their configuration or destinations again.
+    /// groups of a person. Revokes the grants, and withdraws consent to the segments, that the policy no longer allows.
+    /// Then makes all listeners read their configuration or destinations again.
     ///
     /// # Errors
-    /// The database cannot be read or written.
+    /// Fails if the database cannot be read or written.
     pub async fn reevaluate(&self, why: &'static str) -> Result<Reevaluated> {
         self.sync.run().await?;
         // While this holds the write lock, no segment that was decided under the earlier state can be recorded.
@@ -219,7 +219,7 @@ impl Enforcer {
     /// revoked grants.
     ///
     /// # Errors
-    /// The database cannot be read or written.
+    /// Fails if the database cannot be read or written.
     pub async fn revoke_forbidden(&self, policy: &Compiled, why: &'static str) -> Result<usize> {
         let now = now();
         let forbidden = self.grants.forbidden(policy, now).await?;
@@ -232,11 +232,12 @@ impl Enforcer {
     }
 
     /// Puts new master keys in use and makes verifiers fetch their keys. `anew` states that the new keys also replace
-    /// those of current and earlier epochs, so that all live grants end. The authority then tells sessions that their
-    /// grants ended, so that agents request new ones. Admitted flows continue. Returns the number of grants that ended.
+    /// those of current and earlier epochs, so that all live grants end. In this case, the authority tells sessions
+    /// that their grants ended, so that agents request new grants. Admitted flows continue. Returns the number of
+    /// grants that ended.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub async fn replace_keys(&self, keys: MasterKeys, anew: bool) -> Result<usize> {
         // While this holds the write lock, no segment that was made with the previous key can be recorded.
         let policy = self.policy.write().await;

@@ -1,5 +1,5 @@
-//! Puts into effect what another member of the cluster has recorded: a policy, master keys, `networks.toml`. The other
-//! member has already revoked the grants that the change forbids.
+//! Puts changes into effect that another member of the cluster has recorded: a policy, master keys, `networks.toml`.
+//! The other member has already revoked the grants that the change forbids.
 
 use super::candidate::{Candidate, into_huge_pages};
 use super::enforcer::Enforcer;
@@ -16,8 +16,8 @@ impl Enforcer {
     /// Puts the latest version of the policy in the database in force, unless it is in force already.
     ///
     /// # Errors
-    /// The version's text is not a valid policy here, `networks.toml` is not valid, or a file cannot be written. The
-    /// version in force stays.
+    /// Fails if the version's text is not a valid policy here, `networks.toml` is not valid, or a file cannot be
+    /// written. The version in force stays.
     pub async fn follow_policy(&self) -> Result<()> {
         // Each round of the follower comes here: the texts are read only if there is a later version.
         if self.storage.call(|database| database.policy_version()).await? <= self.version.load(Ordering::SeqCst) {
@@ -55,10 +55,10 @@ impl Enforcer {
         Ok(())
     }
 
-    /// Puts the master keys of the cluster in use, if they differ from those that are in use here.
+    /// Puts the cluster's master keys in use, if they differ from the keys in use here.
     ///
     /// # Errors
-    /// The keys are malformed, or the key file cannot be written.
+    /// Fails if the keys are malformed, or the key file cannot be written.
     pub async fn follow_keys(&self, bytes: &[u8]) -> Result<()> {
         if self.keyring.is(bytes) {
             return Ok(());
@@ -73,7 +73,7 @@ impl Enforcer {
     /// Puts the text of `networks.toml` in force, if it differs from the file here.
     ///
     /// # Errors
-    /// The text is not valid, or the file cannot be written.
+    /// Fails if the text is not valid, or the file cannot be written.
     pub async fn follow_networks(&self, text: String) -> Result<()> {
         let networks = Networks::parse(&text).map_err(|faults| anyhow::anyhow!(faults.in_file("networks.toml")))?;
         let mut shared = self.networks.lock().await;

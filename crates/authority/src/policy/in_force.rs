@@ -8,8 +8,8 @@ use tokio::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The policy in force.
 ///
-/// A task must not hold a lock of the policy while it waits for an account's queue (see `storage/thread.rs`). A grant
-/// that was decided before a change of the policy is not recorded after the change
+/// A task must not hold a lock of the policy while it waits for an account's queue (see `storage/thread.rs`). After a
+/// change of the policy, the storage does not record grants that were decided before the change
 /// ([`Storage::end_basis`](crate::storage::Storage::end_basis)). A segment is decided and recorded under one read lock.
 /// A task that changes an input of the policy takes the write lock and then revokes the grants that are no longer
 /// allowed.

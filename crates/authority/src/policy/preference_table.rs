@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 pub struct PreferenceTable(RwLock<HashMap<String, Arc<Preferences>>>);
 
 impl PreferenceTable {
-    /// Returns a person's choices; none if the person has made none.
+    /// Returns a person's choices. They are empty if the person has made none.
     pub fn of(&self, person: &str) -> Arc<Preferences> {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(person).cloned().unwrap_or_default()
     }

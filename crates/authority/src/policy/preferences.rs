@@ -1,5 +1,5 @@
-//! Changes of persons' choices about where their identity may go. A choice applies from the moment it is made, and also
-//! to grants that were issued before.
+//! Changes persons' choices about where their identity may go. A choice takes effect at once, also for grants that were
+//! issued before.
 
 use super::preference_table::PreferenceTable;
 use crate::http::problems::Problem;
@@ -30,7 +30,7 @@ impl Choices {
     /// grants.
     ///
     /// # Errors
-    /// The person has made the maximum number of choices, or the database cannot be read or written.
+    /// Fails if the person has made the maximum number of choices, or the database cannot be read or written.
     pub async fn choose(
         &self,
         person: &str,

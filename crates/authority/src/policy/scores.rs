@@ -1,5 +1,6 @@
-//! Applications lower people's scores by complaints. When a score falls below the bound, or recovers, the grants of the
-//! person are evaluated again: the policy knows a low score by the tag `low-score`.
+//! Scores of people, which applications lower by complaints. When a score falls below the bound or recovers, the
+//! authority evaluates the person's grants again, because rules can name people with a low score by the tag
+//! `low-score`.
 
 use super::Enforcer;
 use crate::http::problems::Problem;
@@ -27,13 +28,13 @@ pub struct Scores {
 }
 
 impl Scores {
-    /// Takes points off the score of the person behind a grant of this verifier. If the score falls below the bound, the
-    /// grants that the policy then forbids are revoked: before this function returns if that takes at most two seconds,
-    /// and also if the caller is cancelled.
+    /// Lowers the score of the person behind a grant of this verifier. If the score falls below the bound, the
+    /// authority revokes the grants that the policy then forbids. The function waits at most two seconds for this. The
+    /// revocation also completes if the caller is cancelled.
     ///
     /// # Errors
-    /// The complaint is malformed, the authority keeps no scores, the verifier has no such grant, the application has
-    /// complained too much, or the database cannot be written. The complaint does not count then.
+    /// Fails if the complaint is malformed, the authority keeps no scores, the verifier has no such grant, the
+    /// application has complained too much, or the database cannot be written. The complaint does not count then.
     pub async fn complain(&self, verifier: &str, complaint: Complaint) -> Result<Standing, Problem> {
         let terms = self.settings.scores.ok_or(Problem::NotFound("score: authority.toml has no table [scores]"))?;
         let Complaint { handle, application, about, points } = complaint;
@@ -63,7 +64,7 @@ impl Scores {
     /// low since the last evaluation. The server calls this every second.
     ///
     /// # Errors
-    /// The database cannot be read or written.
+    /// Fails if the database cannot be read or written.
     pub async fn follow_time(&self) -> Result<()> {
         if self.settings.scores.is_some() {
             self.settle(false).await?;
@@ -71,11 +72,11 @@ impl Scores {
         self.evaluate().await
     }
 
-    /// Brings the stored scores in line with the time and the configuration; with `all`, also those that are
+    /// Updates the stored scores to the present time and the configuration. With `all`, also updates scores that are
     /// not due.
     ///
     /// # Errors
-    /// The database cannot be read or written.
+    /// Fails if the database cannot be read or written.
     pub async fn settle(&self, all: bool) -> Result<()> {
         let terms = self.settings.scores;
         self.storage.call(move |database| database.settle_scores(terms, all, now())).await
@@ -91,7 +92,7 @@ impl Scores {
             }
         });
         if tokio::time::timeout(PATIENCE, evaluation).await.is_err() {
-            tracing::warn!("a complaint is answered before the grants that it ends are revoked");
+            tracing::warn!("answered a complaint before all grants that it ends were revoked");
         }
     }
 

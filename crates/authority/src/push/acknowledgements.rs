@@ -1,5 +1,6 @@
-//! Acknowledgements by which verifiers confirm that they received a grant's announcement. The authority waits for them,
-//! so that no first packet overtakes the announcement.
+//! Acknowledgements: a verifier confirms that it has received a grant's announcement. The authority waits for the
+//! acknowledgement before it gives the grant to the client, so that a first packet does not reach the verifier before
+//! the announcement.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -99,7 +99,7 @@ impl Span {
     #[cfg(test)]
     pub const ALL: [Self; 3] = [Self::Quarter, Self::Hour, Self::Day];
 
-    /// Returns the time that one column covers, in seconds.
+    /// Returns the period that one column covers, in seconds.
     pub const fn step(self) -> u64 {
         match self {
             Self::Quarter => FINE.step,

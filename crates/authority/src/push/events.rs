@@ -1,6 +1,7 @@
-//! The listeners of the push channel, and the events that the authority sends to them. A listener that does not read
-//! its events in time is disconnected. It misses nothing, because it reads the full state when it reconnects.
-//! `sync.rs` and `policy/enforcer.rs` announce what has ended; `http/handlers.rs` writes the events to the streams.
+//! The listeners of the push channel, and the events that the authority sends to them. The authority disconnects a
+//! listener that does not read its events in time. The listener misses nothing, because it reads the full state after
+//! it has reconnected. `sync.rs` and `policy/enforcer.rs` announce what has ended; `http/handlers.rs` writes the events
+//! to the streams.
 
 use crate::storage::TokenHash;
 use api::{Confirm, Event, RevokedGrant, RevokedSession, Withdrawal};
@@ -87,7 +88,8 @@ impl Push {
         });
     }
 
-    /// Tells verifiers which sessions ended. A session is announced as a whole, however many grants it had.
+    /// Tells verifiers which sessions ended. One message announces the end of a session, whatever the number of its
+    /// grants.
     pub fn announce_ended(&self, ended: Vec<(String, RevokedSession)>) {
         let mut of_verifiers: HashMap<String, Vec<RevokedSession>> = HashMap::new();
         for (verifier, session) in ended {
@@ -125,8 +127,8 @@ impl Push {
         }
     }
 
-    /// Closes the streams of the listeners for which `known` returns false. If such a listener is a session, it first
-    /// receives the event `LoggedOut`.
+    /// Closes the streams of the listeners for which `known` returns false. A session first receives the event
+    /// `LoggedOut`.
     pub fn close_unless(&self, known: impl Fn(&Listener) -> bool) {
         self.lock().retain(|listener, open_streams| {
             let stays = known(listener);

@@ -19,7 +19,7 @@ pub struct Latest {
     pub verifier: Arc<str>,
     /// Time of arrival, in Unix seconds.
     pub time: u64,
-    /// Whether the report is current. If not, the verifier is silent: its next report is overdue.
+    /// Whether the report is current. If not, the verifier's next report is overdue.
     pub is_current: bool,
     /// The contents of the report.
     pub report: Report,

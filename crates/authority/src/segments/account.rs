@@ -26,7 +26,7 @@ pub struct Account(Mutex<Waiting>);
 struct Waiting {
     given: HashMap<Given, (Box<Details>, u64)>,
     of_persons: HashMap<String, usize>,
-    /// There are few, because the rate of recorded denials is already limited.
+    /// The denials. Their number is small, because the rate of recorded denials is limited.
     denied: Vec<AuditEvent>,
 }
 
@@ -38,7 +38,8 @@ pub struct Given {
     vni: Vni,
     sender: IpAddr,
     to: Destination,
-    /// The address in memory of the rule's label, which identifies the rule. [`Details`] keep the label alive.
+    /// The address in memory of the rule's label, which identifies the rule. The entry's [`Details`] hold a reference
+    /// to the label, so that the address stays valid.
     rule: usize,
 }
 
@@ -87,7 +88,7 @@ impl Account {
     /// is called only for a new entry.
     ///
     /// # Errors
-    /// There is no room for a new entry, either in total or for this person.
+    /// Fails if there is no room for a new entry, either in total or for this person.
     pub fn given(&self, given: Given, details: impl FnOnce() -> Details) -> Result<(), Full> {
         let mut waiting = self.lock();
         if let Some((_, count)) = waiting.given.get_mut(&given) {
@@ -103,10 +104,10 @@ impl Account {
         Ok(())
     }
 
-    /// Adds an entry for a denial.
+    /// Adds an entry for a denied segment.
     ///
     /// # Errors
-    /// There is no room for another entry.
+    /// Fails if there is no room for another entry.
     pub fn denied(&self, denied: AuditEvent) -> Result<(), Full> {
         let mut waiting = self.lock();
         if waiting.len() >= MOST {
@@ -149,8 +150,8 @@ enum Entry {
     Denied(AuditEvent),
 }
 
-/// Entries that are being written. When this is dropped, the entries that were not written wait again: an entry may
-/// appear twice in the trail, but none is lost.
+/// Entries that are being written. Dropping this value returns the entries that were not written to the waiting ones.
+/// So no entry is lost, but an entry may appear twice in the trail.
 pub(super) struct Taken<'a> {
     of: &'a Account,
     entries: Vec<Entry>,

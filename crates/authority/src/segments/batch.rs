@@ -57,7 +57,7 @@ impl Answers {
 /// Binds a socket for [`Batches`]. On a host without IPv6, `0.0.0.0` replaces `[::]`.
 ///
 /// # Errors
-/// The address cannot be bound, or the socket's options cannot be set.
+/// Fails if the address cannot be bound, or the socket's options cannot be set.
 pub fn bind(address: SocketAddr) -> std::io::Result<UdpSocket> {
     let is_missing = |error: &std::io::Error| error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32);
     let socket = match UdpSocket::bind(address) {
@@ -84,8 +84,8 @@ impl Batches {
     /// Receives the datagrams that are queued, or waits up to 100 ms for one. Returns their number, which can be 0.
     ///
     /// # Errors
-    /// The socket fails. An interrupted wait, and a report that an earlier answer could not be delivered, are not
-    /// errors.
+    /// Fails if the socket fails. An interrupted wait, and a report that an earlier answer could not be delivered, are
+    /// not errors.
     pub fn receive(&mut self) -> std::io::Result<usize> {
         self.from.clear();
         let mut slices: Vec<_> = self.rooms.iter_mut().map(|room| [IoSliceMut::new(room)]).collect();
@@ -118,8 +118,8 @@ impl Batches {
         })
     }
 
-    /// Sends answers to the senders of the received datagrams. An answer that cannot be sent is lost, as any datagram
-    /// can be.
+    /// Sends answers to the senders of the received datagrams. An answer that cannot be sent is lost, like any
+    /// datagram.
     pub fn send(&mut self, Answers { places, answers }: &Answers) {
         let to = |place: &usize| self.from.get(*place).map(|(from, ..)| *from);
         let mut end = 0;

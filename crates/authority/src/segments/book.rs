@@ -1,5 +1,6 @@
 //! The book: the issued segments that have not expired, and the withdrawals of consent to them. It is in memory and
-//! bounded. A restarted authority does not know the segments issued earlier, which expire on their own.
+//! bounded. After a restart, the authority does not know the segments that it issued before. They stay valid until they
+//! expire.
 
 use crate::storage::TokenHash;
 use api::Withdrawal;
@@ -27,17 +28,17 @@ struct Pair {
     receiver: IpAddr,
 }
 
-/// The fields that distinguish a segment from other segments with the same network, sender and receiver. Also contains the
-/// sender.
+/// The fields that distinguish a segment from other segments with the same network, sender and receiver. It also
+/// contains the sender, which all of these segments have in common.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     /// The session that requested the segment.
     pub token: TokenHash,
     /// The sender's address in the virtual network, which is the same in all these segments.
     pub sender: IpAddr,
-    /// The service (protocol and port) for which the segment is, or `None` if it is for all services.
+    /// The service (protocol and port) that the segment is for, or `None` if it is for all services.
     pub service: Option<(u8, u16)>,
-    /// Which of the flags SINGLE, REPLY and RETURN the segment has.
+    /// The flags of the segment, of which only SINGLE, REPLY and RETURN are set.
     pub flags: SegmentFlags,
 }
 
@@ -60,7 +61,7 @@ impl Hash for Key {
     }
 }
 
-/// Returns the 16 bytes of an address that enter a hash; an IPv4 address is mapped to IPv6.
+/// Returns an address as 16 bytes, for a hash. An IPv4 address is mapped to IPv6.
 pub(super) fn octets(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
@@ -75,12 +76,12 @@ pub struct Entry {
     pub person: String,
     /// The network's name.
     pub network: String,
-    /// The destination of the request. If the segment is for answers, the destination is the address that receives the
-    /// answers, with protocol and port of the service that sends them.
+    /// The destination of the request. If the segment is for answers, the destination has the address that receives the
+    /// answers, and the protocol and port of the service that sends the answers.
     pub to: Destination,
-    /// The endpoint of the sender at the time of the request.
+    /// The sender's tunnel endpoint at the time of the request.
     pub sending: IpAddr,
-    /// The place of the receiver at the time of the request.
+    /// The receiver's place at the time of the request.
     pub place: Place,
 }
 
@@ -105,7 +106,7 @@ pub struct Full;
 pub struct Withdrawn {
     /// All withdrawals, for the verifiers.
     pub statements: Vec<Withdrawal>,
-    /// For each session, the withdrawals that void its own segments or the segments for answers to these.
+    /// For each session, the withdrawals that void segments of this session, or segments for answers to these.
     pub by_session: BTreeMap<TokenHash, Vec<Withdrawal>>,
 }
 
@@ -114,7 +115,7 @@ impl Book {
     /// only for a new key. If the book is full, expired entries are removed first, at most once a second.
     ///
     /// # Errors
-    /// There is no room for a new entry, either in total or for this person.
+    /// Fails if there is no room for a new entry, either in total or for this person.
     pub fn note(
         &mut self,
         token: TokenHash,
@@ -148,8 +149,8 @@ impl Book {
         self.given.get(&pair).is_some_and(|of_pair| of_pair.contains_key(&key))
     }
 
-    /// Reports whether a presented segment was issued and has not been withdrawn. The proofs in the segment are not
-    /// enough evidence, because a verifier on the path could have made them itself.
+    /// Reports whether a presented segment was issued and has not been withdrawn. Valid proofs in the segment are not
+    /// enough evidence, because a verifier on the path could have made them.
     pub fn has(&self, shown: &Given) -> bool {
         let (pair, service, flags) = what(shown);
         self.given.get(&pair).into_iter().flatten().any(|(key, (entry, expires))| {
@@ -159,7 +160,7 @@ impl Book {
         })
     }
 
-    /// Returns the latest expiry of the void segments from `sender` to `receiver`, or `None` if none are void.
+    /// Returns the latest expiry of the void segments from `sender` to `receiver`, or `None` if no segment is void.
     pub fn withdrawn(&self, vni: Vni, sender: IpAddr, receiver: IpAddr) -> Option<u32> {
         voids(&self.withdrawn, &Pair { vni, sender, receiver }).map(|(_, until)| until).max()
     }
@@ -175,8 +176,8 @@ impl Book {
         self.given.is_empty()
     }
 
-    /// Returns the segments that have neither expired nor been withdrawn: network, receiver, key, request, and expiry
-    /// in Unix seconds.
+    /// Returns the segments that have neither expired nor been withdrawn. Each item contains network, receiver, key,
+    /// request, and expiry in Unix seconds.
     pub fn in_force(&self, now: u64) -> impl Iterator<Item = (Vni, IpAddr, &Key, &Entry, u32)> {
         self.given.iter().flat_map(move |(pair, of_pair)| {
             let live = of_pair.iter().filter(move |(_, (_, expires))| u64::from(*expires) > now);

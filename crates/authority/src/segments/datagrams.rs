@@ -39,7 +39,7 @@ impl Answering {
     /// gets the error if the thread fails.
     ///
     /// # Errors
-    /// The address cannot be bound, or the thread cannot be started.
+    /// Fails if the address cannot be bound, or the thread cannot be started.
     pub fn start(
         address: SocketAddr,
         service: Arc<DatagramService>,
@@ -220,7 +220,7 @@ impl DatagramService {
     /// written wait for the next call.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub async fn settle_account(&self) -> Result<()> {
         let mut taken = self.account.take();
         loop {

@@ -10,8 +10,8 @@ use wire::{Epoch, ProofKey};
 /// that are being answered may belong to different epochs.
 const EPOCHS: usize = 3;
 
-/// The cached keys: by epoch and authority address, then by the verifiers of a path. Has no `Debug`, because keys are
-/// secret.
+/// The cached keys. The first index is epoch and authority address, the second is the list of a path's verifiers. Has
+/// no `Debug`, because keys are secret.
 #[derive(Default)]
 pub struct Keys(RwLock<HashMap<Of, OfPaths>>);
 
@@ -22,7 +22,7 @@ impl Keys {
     /// Returns the keys of these verifiers, in the same order. Calls `make` to derive them if they are not cached.
     ///
     /// # Errors
-    /// `make` failed.
+    /// Fails if `make` failed.
     pub fn of(
         &self,
         verifiers: &[String],

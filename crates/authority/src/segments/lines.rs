@@ -1,4 +1,4 @@
-//! Lines: each gives a session a number and a key with which it requests segments by UDP (wire.md §8.13).
+//! Lines. With the number and the key of a line, a session requests segments by UDP (wire.md §8.13).
 
 use crate::http::problems::Problem;
 use crate::login::{Sessions, credentials};
@@ -26,7 +26,7 @@ impl RequestLines {
     /// Opens a line for the session with this token. The new line replaces the session's earlier line.
     ///
     /// # Errors
-    /// The authority serves no requests by UDP, the session has ended, or the system provides no randomness.
+    /// Fails if the authority serves no requests by UDP, the session has ended, or the system provides no randomness.
     pub fn open(&self, token: TokenHash, expires: u64) -> Result<Line, Problem> {
         let port = *self
             .port

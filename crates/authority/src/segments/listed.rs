@@ -25,7 +25,7 @@ pub struct SegmentFilter {
 /// A list of the segments in force that match a [`SegmentFilter`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentList {
-    /// Number of segments that match the filter, whether they are listed or not.
+    /// Number of segments that match the filter, including those that are not in the list.
     pub total: usize,
     /// The latest end of a matching segment, in Unix seconds; `None` if no segment matches.
     pub last_expires: Option<u64>,
@@ -77,7 +77,7 @@ impl SegmentIssuer {
     /// 100 ms if the book is full. The authority issues no segment during this time.
     ///
     /// # Errors
-    /// The network in `filter` does not exist.
+    /// Fails if the network in `filter` does not exist.
     pub fn list(&self, filter: &SegmentFilter) -> Result<SegmentList> {
         if let Some(network) = &filter.network {
             let is_known = self.networks().vni(network).is_some();

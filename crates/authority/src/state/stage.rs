@@ -37,7 +37,7 @@ impl Stage {
         Self::with("").await
     }
 
-    /// Loads an authority as [`Self::new`] does, with more lines at the beginning of the configuration.
+    /// Loads an authority as [`Self::new`] does. `settings` is more text for the beginning of its configuration file.
     pub async fn with(settings: &str) -> Self {
         let room = tempfile::tempdir().unwrap();
         let directory = Directory::at(room.path().join("authority"));
@@ -81,7 +81,7 @@ impl Stage {
     }
 
     /// Waits until the account's queues have completed all work that they contain when this future is first polled.
-    /// Then lets no further work of the account into its queues until the result is dropped.
+    /// Then keeps new work of the account out of its queues until the result is dropped.
     pub async fn hold_next(&self, whose: &'static str) -> Held {
         let storage = self.authority.storage.clone();
         self.authority.storage.call(move |_| Ok(storage.hold(whose))).await.unwrap()
@@ -94,8 +94,8 @@ pub fn git() -> GrantRequest {
     GrantRequest { address, protocol: 6, port: 22, consented: false, in_band: false }
 }
 
-/// Awaits `what` and returns its result. Panics if this takes more than five seconds, because the work of another
-/// account then delays `what`.
+/// Awaits `what` and returns its result. Panics if this takes more than five seconds, because another account's work
+/// then delays `what`.
 pub async fn soon<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(5), what).await.expect("it does not wait for another account")
 }

@@ -1,5 +1,4 @@
-//! Tests that no account waits for another account's queue: each test leaves no room in mallory's queue, while other
-//! accounts work.
+//! Tests that no account waits for another account's queue. Each test fills mallory's queue while other accounts work.
 
 use super::Authority;
 use super::stage::{POLICY, SOURCE, Stage, git, soon};

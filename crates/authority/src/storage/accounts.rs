@@ -16,7 +16,7 @@ pub struct Account {
 
 /// The effect of a password change on the account's second factor. Has no `Debug`, because it holds a secret.
 pub enum SecondFactor {
-    /// The second factor, if any, stays.
+    /// The second factor stays as it is, if there is one.
     Kept,
     /// The second factor is removed.
     Removed,
@@ -45,12 +45,13 @@ impl Database {
     /// Adds a password account.
     ///
     /// # Errors
-    /// The name is in use, or the database cannot be written.
+    /// Fails if the name is in use, or the database cannot be written.
     pub fn add_account(&mut self, person: &str, account: &Account, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             if identities::is_known(transaction, person)? {
                 bail!(
-                    "the name {person} belongs to a person of the identity provider or to a service account: choose another name"
+                    "the name {person} belongs to a person of the identity provider or to a service account: choose \
+                     another name"
                 );
             }
             let added = transaction.execute(
@@ -65,11 +66,11 @@ impl Database {
         })
     }
 
-    /// Changes a password, ends the account's sessions and their grants, and removes its passkeys, because an attacker
-    /// who knew the old password has possibly added them. Returns the number of passkeys removed.
+    /// Changes a password, ends the account's sessions and their grants, and removes its passkeys. An attacker who knew
+    /// the old password has possibly added passkeys. Returns the number of removed passkeys.
     ///
     /// # Errors
-    /// There is no such account, or the database cannot be written.
+    /// Fails if there is no such account, or the database cannot be written.
     pub fn change_password(
         &mut self,
         person: &str,
@@ -102,7 +103,7 @@ impl Database {
     /// removes the person's devices, and ends the person's sessions and grants.
     ///
     /// # Errors
-    /// There is no such person, or the database cannot be written.
+    /// Fails if there is no such person, or the database cannot be written.
     pub fn remove_account(&mut self, person: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             let removed = transaction.execute("DELETE FROM accounts WHERE person = ?1", [person])?;
@@ -119,7 +120,7 @@ impl Database {
     /// Returns the password account of a person, or `None` if there is none.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn account(&self, person: &str) -> Result<Option<Account>> {
         let mut statement = self.connection.prepare_cached("SELECT password, totp FROM accounts WHERE person = ?1")?;
         let read = |row: &rusqlite::Row<'_>| {
@@ -128,11 +129,11 @@ impl Database {
         Ok(statement.query_row([person], read).optional()?)
     }
 
-    /// Records that the TOTP code of a time step was used. Returns false if this code or a later one was used before,
-    /// because a code is valid only once.
+    /// Records that the TOTP code of a time step was used. Returns false if this code or a later code was used before.
+    /// So each code is valid only once.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn use_totp_step(&mut self, person: &str, step: u64) -> Result<bool> {
         self.write(|transaction| {
             let used = transaction.execute(
@@ -146,7 +147,7 @@ impl Database {
     /// Reports whether a name is in use: by an account, a person of the identity provider, or a service account.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn knows(&self, person: &str) -> Result<bool> {
         let known = "SELECT EXISTS (SELECT 1 FROM accounts WHERE person = ?1)
                          OR EXISTS (SELECT 1 FROM identities WHERE person = ?1)";
@@ -156,7 +157,7 @@ impl Database {
     /// Returns all password accounts and all persons of the identity provider who have logged in, sorted by name.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn accounts(&self) -> Result<Vec<AccountEntry>> {
         let mut devices = self.connection.prepare("SELECT device FROM devices WHERE person = ?1 ORDER BY device")?;
         let mut statement = self.connection.prepare(

@@ -10,11 +10,11 @@ use std::path::Path;
 
 impl Database {
     /// Copies a snapshot of the database to `path` with SQLite's backup API. Other processes may read and write at the
-    /// same time. The copy of a member's database belongs to no cluster: what the cluster does after the copy was made is
-    /// not in it, so whoever restores it gets an authority alone, or joins it to a cluster anew.
+    /// same time. The copy of a member's database belongs to no cluster, because it lacks the cluster's later changes.
+    /// A restored copy is an authority in no cluster, which an operator can join to a cluster again.
     ///
     /// # Errors
-    /// The copy cannot be written, or another process locks the database.
+    /// Fails if the copy cannot be written, or another process locks the database.
     pub fn copy_to(&self, path: &Path) -> Result<()> {
         let mut copy = Connection::open(path)?;
         // The copy is made in one step, because a backup in several steps restarts whenever another process writes.
@@ -27,10 +27,10 @@ impl Database {
     /// Checks the integrity of the database file.
     ///
     /// # Errors
-    /// The file is damaged or cannot be read.
+    /// Fails if the file is damaged or cannot be read.
     pub fn is_sound(&self) -> Result<()> {
         let found: String = self.connection.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
-        ensure!(found == "ok", "its database is damaged: {found}");
+        ensure!(found == "ok", "the authority's database is damaged: {found}");
         Ok(())
     }
 
@@ -38,7 +38,7 @@ impl Database {
     /// `event` to the audit trail.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn restored(&mut self, event: &AuditEvent, keep_sessions: bool, now: u64) -> Result<()> {
         self.write(|transaction| {
             if !keep_sessions {

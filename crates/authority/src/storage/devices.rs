@@ -26,7 +26,7 @@ impl Database {
     /// Replaces the tags of a device.
     ///
     /// # Errors
-    /// The person has never logged in from this device, or the database cannot be written.
+    /// Fails if the person has never logged in from this device, or the database cannot be written.
     pub fn tag_device(&mut self, person: &str, device: &str, tags: &[String], by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             if !is_known(transaction, person, device)? {
@@ -45,7 +45,7 @@ impl Database {
     /// Returns all devices, or those of `person`, sorted by person and device name.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn devices(&self, person: Option<&str>) -> Result<Vec<DeviceEntry>> {
         let mut statement = self.connection.prepare_cached(&listing(person.is_some()))?;
         let rows = statement.query_and_then([person], |row| {
@@ -70,8 +70,8 @@ pub(super) fn is_known(connection: &Connection, person: &str, device: &str) -> R
     Ok(statement.exists([person, device])?)
 }
 
-/// Returns the tags of a device together with those of the person if it is a service account, and the tag of a low
-/// score, sorted.
+/// Returns the tags of a device, sorted. Includes the tags of the person if it is a service account, and the tag of a
+/// low score.
 pub(super) fn tags_of(connection: &Connection, person: &str, device: &str) -> Result<Vec<String>> {
     let mut statement = connection.prepare_cached(
         "SELECT tag FROM device_tags WHERE person = ?1 AND device = ?2

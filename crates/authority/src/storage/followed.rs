@@ -1,4 +1,5 @@
-//! Grants that another member of the cluster recorded: this member renews them, and announces them to its verifiers.
+//! Grants that another member of the cluster recorded. This member renews them, and announces them to the verifiers
+//! that listen at it.
 
 use super::resumption::{RESUMED, Resumed, resumed};
 use super::revocation::HELD;
@@ -12,20 +13,21 @@ use wire::{Epoch, Handle, Pair};
 pub struct FollowedGrant {
     /// The verifier that the grant is for.
     pub verifier: String,
-    /// The grant's owner. The class is left at 0, because the caller must take it from the policy.
+    /// The grant's owner. The class is 0, because the database does not contain it: the caller must set the class from
+    /// the policy.
     pub owner: GrantOwner,
-    /// The pair, if the grant is one.
+    /// The pair, if the grant is a pair.
     pub pair: Option<LivePair>,
     /// The data with which the grant is renewed, if it can be.
     pub resumed: Option<Resumed>,
 }
 
 impl Database {
-    /// Returns those of the grants with these first handles that are live at `now`. `epoch_length` is the length of an
-    /// epoch, in seconds.
+    /// Returns the grants with these first handles, except those that have ended at `now`. `epoch_length` is the length
+    /// of an epoch, in seconds.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn followed_grants(&self, handles: &[Handle], now: u64, epoch_length: u32) -> Result<Vec<FollowedGrant>> {
         let mut find = self.connection.prepare_cached(&format!(
             "SELECT verifier, account, slot, expires, issued FROM grants LEFT JOIN session_slots USING (session)

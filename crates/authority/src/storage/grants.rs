@@ -51,7 +51,7 @@ pub struct Issuance {
 /// A recorded grant.
 #[derive(Debug, Serialize)]
 pub struct GrantEntry {
-    /// The grant's first handle. A grant that is renewed has another one in each epoch.
+    /// The grant's first handle. A grant that is renewed has another handle in each epoch.
     #[serde(serialize_with = "as_text")]
     pub handle: Handle,
     /// The person that the grant was issued to.
@@ -117,8 +117,8 @@ impl GrantEntry {
         Pair::of(self.handle).is_some()
     }
 
-    /// Returns the grant's demands on a sealed tunnel. Demands that this version cannot read count as none, so that the
-    /// next evaluation by a rule with demands ends the grant.
+    /// Returns the grant's demands on a sealed tunnel. If this version cannot read the demands, it treats them as
+    /// absent. The next evaluation by a rule with demands then ends the grant.
     pub fn sealing(&self) -> Sealing {
         self.sealing.as_ref().and_then(convert::demand).unwrap_or(Sealing::NONE)
     }
@@ -130,7 +130,7 @@ impl GrantEntry {
     }
 }
 
-/// A revoked grant, with the verifier and the session that must be told.
+/// A revoked grant. The authority must tell its verifier and its session.
 #[derive(Debug)]
 pub struct Ended {
     /// The revoked grant.
@@ -142,21 +142,22 @@ pub struct Ended {
 }
 
 impl Database {
-    /// Records grants. Returns for each, in the same order, whether it was recorded or why not. All are recorded in one
-    /// transaction, because the transaction is most of the cost. The caller must not hand out a grant that was not
-    /// recorded.
+    /// Records grants. For each grant, in the same order, returns whether it was recorded or why not. One transaction
+    /// records all of them, because most of the cost is the transaction. The caller must not give a grant to a client
+    /// if the grant was not recorded.
     ///
     /// # Errors
-    /// The database cannot be written; then no grant is recorded.
+    /// Fails if the database cannot be written; then no grant is recorded.
     pub fn add_grants<'g>(&mut self, grants: impl IntoIterator<Item = &'g Issuance>) -> Result<Vec<Recorded>> {
         self.add_decided(grants.into_iter().map(|grant| (grant, u64::MAX)))
     }
 
-    /// Records grants as [`Self::add_grants`] does, each with the number of the entry of the cluster's log that the
-    /// decision about it reflects. Refuses a grant as outdated if a later entry changed what decisions depend on.
+    /// Records grants as [`Self::add_grants`] does. With each grant comes the number of the last entry of the cluster's
+    /// log that was known when the grant was decided. If a later entry changed what decisions depend on, the grant is
+    /// refused as outdated.
     ///
     /// # Errors
-    /// As for [`Self::add_grants`].
+    /// Fails for the same reasons as [`Self::add_grants`].
     pub(super) fn add_decided<'g>(
         &mut self,
         grants: impl IntoIterator<Item = (&'g Issuance, u64)>,
@@ -172,11 +173,11 @@ impl Database {
         })
     }
 
-    /// Returns grants, newest first: with `all`, every recorded grant, otherwise those that at `now` have neither
-    /// expired nor been revoked.
+    /// Returns grants, newest first. With `all`, returns every recorded grant; otherwise the grants that have neither
+    /// expired nor been revoked at `now`.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn grants(&self, now: u64, all: bool) -> Result<Vec<GrantEntry>> {
         let which = if all { "?1 = ?1".to_owned() } else { format!("expires > ?1 AND {HELD}") };
         let mut statement = self
@@ -189,7 +190,7 @@ impl Database {
     /// Returns the grant that has this handle, live or ended.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn grant(&self, handle: Handle) -> Result<Option<GrantEntry>> {
         let mut statement =
             self.connection.prepare_cached(&format!("SELECT {ENTRY} FROM {ENTRIES} WHERE handle = ?1"))?;
@@ -197,10 +198,10 @@ impl Database {
         rows.next()?.map(|row| entry(&self.connection, row)).transpose()
     }
 
-    /// Returns the handles of those grants of a session that have not expired at `now`.
+    /// Returns the handles of a session's grants that have not expired at `now`.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn handles_of_session(&self, token: &TokenHash, now: u64) -> Result<BTreeSet<Handle>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT handle FROM grants
@@ -213,7 +214,7 @@ impl Database {
     /// Returns the grants of a person that are live at `now`, newest first.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn live_grants_of(&self, person: &str, now: u64) -> Result<Vec<GrantEntry>> {
         let mut statement = self.connection.prepare_cached(&format!(
             "SELECT {ENTRY} FROM {ENTRIES} WHERE person = ?2 AND expires > ?1 AND {HELD} ORDER BY issued DESC, handle"
@@ -225,20 +226,21 @@ impl Database {
     /// Returns the grant with this handle if it is live at `now` and belongs to this person.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn live_grant_of(&self, person: &str, handle: Handle, now: u64) -> Result<Option<GrantEntry>> {
         let live = |grant: &GrantEntry| grant.person == person && grant.revoked.is_none() && grant.expires > now;
         Ok(self.grant(handle)?.filter(live))
     }
 
-    /// Returns the owner of a grant for `verifier`; `None` if there is no such grant. The class is left at 0, because
-    /// the caller must take it from the policy.
+    /// Returns the owner of a grant for `verifier`, or `None` if there is no such grant. The class in the result is 0,
+    /// because the database does not contain it: the caller must set the class from the policy.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn grant_owner(&self, verifier: &str, handle: Handle) -> Result<Option<GrantOwner>> {
         let mut statement = self.connection.prepare_cached(
-            "SELECT person, device, receiver, rule, issued, expires, sealing FROM grants WHERE handle = ?1 AND verifier = ?2",
+            "SELECT person, device, receiver, rule, issued, expires, sealing FROM grants WHERE handle = ?1 AND \
+             verifier = ?2",
         )?;
         let first = self.first_handle(handle)?;
         let owner = statement.query_row(params![first.0.cast_signed(), verifier], |row| {
@@ -261,7 +263,7 @@ impl Database {
     /// `None` for a grant that is revoked or unknown, or whose person or device no longer exists.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn grants_of(&self, verifier: &str, handles: &[Handle]) -> Result<Vec<(RevokedGrant, Option<GrantEntry>)>> {
         let mut statement = self.connection.prepare_cached(&format!(
             "SELECT {ENTRY},
@@ -286,7 +288,7 @@ impl Database {
     /// Returns the pairs for `verifier` that are live at `now`. `epoch_length` is the length of an epoch, in seconds.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn pairs(&self, verifier: &str, now: u64, epoch_length: u32) -> Result<Vec<LivePair>> {
         let mut statement = self.connection.prepare_cached(&format!(
             "SELECT handle, issued, expires, account, slot FROM {ENTRIES}
@@ -310,7 +312,7 @@ impl Database {
     /// Returns all grants that are live at `now`, with the session and the verifier of each.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn live_of_sessions(&self, now: u64) -> Result<Vec<Ended>> {
         let mut statement = self.connection.prepare(&format!(
             "SELECT handle, expires, {HOLDER}, verifier, session, {RENEWABLE} FROM {ENTRIES}
@@ -320,11 +322,11 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Returns all grants issued at or after `since`, in Unix seconds, and earlier ones that could still be renewed
-    /// then. Contains live and ended grants, oldest first.
+    /// Returns all grants issued at or after `since`, in Unix seconds, and earlier grants that could still be renewed
+    /// at `since`. Contains live and ended grants, oldest first.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn grants_since(&self, since: u64) -> Result<Vec<GrantEntry>> {
         let mut statement = self.connection.prepare(&format!(
             "SELECT {ENTRY} FROM {ENTRIES}
@@ -335,10 +337,11 @@ impl Database {
         rows.collect()
     }
 
-    /// Returns the revoked grants that this authority has not announced, and removes them from the queue.
+    /// Returns the revoked grants that this authority has not announced, and removes them from the queue of
+    /// announcements.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn take_unannounced(&mut self) -> Result<Vec<Ended>> {
         let waiting = "SELECT EXISTS (SELECT 1 FROM unannounced)";
         if !self.connection.query_row(waiting, [], |row| row.get::<_, bool>(0))? {
@@ -355,11 +358,11 @@ impl Database {
         })
     }
 
-    /// Returns the verifiers that must ask the authority which flows to cut, because grants for them were revoked after
-    /// the grants had expired. Removes these verifiers from the stored list.
+    /// Returns the verifiers that must ask the authority which flows to cut, and removes them from the stored list.
+    /// Grants for these verifiers were revoked after they had expired.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn take_rechecks(&mut self) -> Result<Vec<String>> {
         let waiting: bool =
             self.connection.query_row("SELECT EXISTS (SELECT 1 FROM rechecks)", [], |row| row.get(0))?;

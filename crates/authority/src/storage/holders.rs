@@ -1,10 +1,10 @@
 //! Account numbers and session slots. A handle identifies its holder by them (wire.md §3.9), so that verifiers can
-//! enforce budgets. The limits on grants per account are also counted here, because counting the rows of an account's
-//! grants would take longer, the more grants the account has.
+//! enforce budgets. This module also counts the grants of each account for the limits. Counting the rows in the table
+//! of grants would take the longer, the more grants an account has.
 //!
-//! An account's number is never reused. A session's slot is not reused within the account while a grant of the session
-//! can be in use, nor while the end of the session is being announced. Otherwise verifiers would
-//! mistake the new session for the old one.
+//! An account's number is never reused. A session's slot within the account is free again only when no grant of the
+//! session can be in use, and when the end of the session has been announced. Otherwise verifiers would mistake the new
+//! session for the old one.
 
 use super::leases::learned_within;
 use super::{Database, PIECE, TokenHash, revocation};
@@ -68,15 +68,16 @@ pub enum Recorded {
     Done,
     /// The grant is recorded, and can be renewed.
     Renewable,
-    /// The grant's session has ended.
+    /// The state on which the grant was decided has changed: the caller must decide again. The grant's number is
+    /// unused.
     SessionEnded,
     /// The basis of the decision has ended meanwhile: the caller must decide again. The grant's number is unused.
     Outdated,
-    /// Another grant has the number: the caller must draw another, and decide again.
+    /// Another grant has the number: the caller must take another number, and decide again.
     NumberTaken,
     /// The session or the account has reached its limit on unexpired grants.
     TooMany {
-        /// Number of seconds until a grant of the account expires.
+        /// Number of seconds until a grant of the account expires, so that there is room for another.
         seconds: u64,
     },
 }
@@ -93,11 +94,11 @@ pub(super) enum Slot {
 }
 
 impl Database {
-    /// Returns the ended sessions that this authority has not announced, each of them once for every verifier for which
-    /// it had grants, and removes them from the queue.
+    /// Returns the ended sessions that this authority has not announced, and removes them from the queue of
+    /// announcements. The result contains each session once for every verifier for which the session had grants.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn take_ended_sessions(&mut self) -> Result<Vec<(String, RevokedSession)>> {
         let waiting = "SELECT EXISTS (SELECT 1 FROM untold)";
         if !self.connection.query_row(waiting, [], |row| row.get::<_, bool>(0))? {
@@ -121,7 +122,7 @@ impl Database {
     /// Returns each ended session that had a grant for `verifier` with a time of expiry after `now`.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn revoked_sessions(&self, verifier: &str, now: u64) -> Result<Vec<RevokedSession>> {
         let mut statement = self.connection.prepare_cached(&format!(
             "SELECT account, slot, {LAST_LEASE} + ?3 FROM session_slots AS ends
@@ -177,8 +178,8 @@ pub(super) struct Charge<'a> {
     pub now: u64,
 }
 
-/// Counts a new grant of a session, unless the session has ended or a limit is reached. The time that this takes does
-/// not depend on how many grants the account requested before.
+/// Counts a new grant of a session, unless the session has ended or a limit is reached. The duration does not depend on
+/// the number of the account's earlier grants.
 pub(super) fn charge(transaction: &Transaction<'_>, grant: &Charge<'_>) -> Result<Recorded> {
     let Charge { session, verifier, expires, until, now } = *grant;
     let mut find =
@@ -243,8 +244,8 @@ fn change_counts(transaction: &Transaction<'_>, account: u32, session: &TokenHas
     Ok(())
 }
 
-/// Records the end of a session. This also ends its grants, and takes a few rows however many there are. The slot of a
-/// session without grants is free at once.
+/// Records the end of a session, which also ends its grants. This changes only a few rows, however many grants there
+/// are. If the session had no grants, its slot is free at once.
 pub(super) fn end(transaction: &Transaction<'_>, session: &TokenHash, now: u64) -> Result<()> {
     let mut note = transaction.prepare_cached(concat!(
         "UPDATE session_slots SET ended = ?2, (until, told) = (
@@ -293,8 +294,8 @@ pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> 
 }
 
 /// Deletes the rows of ended sessions whose grants are no longer recorded, because all of them would have ended by
-/// `before`, in Unix seconds. Without the session's row, a recorded grant would count as live. Deletes [`PIECE`] at most,
-/// and reports whether there are possibly more.
+/// `before`, in Unix seconds. (A recorded grant counts as live if the row of its session is missing.) Deletes at most
+/// [`PIECE`] rows, and reports whether there are possibly more.
 pub(super) fn prune(transaction: &Transaction<'_>, before: i64) -> Result<bool> {
     let mut over = transaction.prepare_cached(
         "DELETE FROM session_slots WHERE session IN (

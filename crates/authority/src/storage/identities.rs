@@ -9,7 +9,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use serde::Serialize;
 use zeroize::Zeroizing;
 
-/// The issuer of service accounts in the table: empty. Their subject is their public key.
+/// The issuer of service accounts in the table: an empty text. The subject of a service account is its public key.
 pub(super) const SERVICE: &str = "";
 
 /// `login` in `provider_sessions` is the token's hash of the session that began at the provider: the session itself, or
@@ -86,8 +86,8 @@ pub struct ProviderSession {
 
 /// A login whose sessions can be renewed with the identity provider. Has no `Debug`, because it holds a secret.
 pub struct Renewable {
-    /// The hash of the token of the session that began at the provider. This session may have ended, and left sessions
-    /// of devices.
+    /// The hash of the token of the session that began at the provider. This session may have ended, while sessions of
+    /// devices that were logged in from it continue.
     pub login: TokenHash,
     /// The person whose login it is.
     pub person: String,
@@ -104,8 +104,8 @@ pub enum Renewed {
     Same,
     /// The person's groups changed.
     Groups,
-    /// This many sessions have ended, because the renewal showed that the provider changed the person's name; 0 if all
-    /// sessions of the login had ended before.
+    /// The provider changed the person's name, so this many sessions of the login have ended. The number is 0 if all of
+    /// them had ended before.
     Ended(usize),
 }
 
@@ -113,7 +113,7 @@ impl Database {
     /// Adds a service account.
     ///
     /// # Errors
-    /// The name is in use, or the database cannot be written.
+    /// Fails if the name is in use, or the database cannot be written.
     pub fn add_service(&mut self, service: &NewService<'_>, by: &Operator, now: u64) -> Result<()> {
         let NewService { name, key, groups, tags } = *service;
         self.write(|transaction| {
@@ -121,7 +121,8 @@ impl Database {
                 bail!("the name {name} is in use: `vouchsafe authority user list` and `service list` show whose it is");
             }
             transaction.execute(
-                "INSERT INTO identities (person, issuer, subject, groups, tags, created) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+                "INSERT INTO identities (person, issuer, subject, groups, tags, created) VALUES (?1, ?2, ?3, ?4, ?5, \
+                 ?6)",
                 params![
                     name,
                     SERVICE,
@@ -140,7 +141,7 @@ impl Database {
     /// Replaces the groups of a service account.
     ///
     /// # Errors
-    /// There is no such service account, or the database cannot be written.
+    /// Fails if there is no such service account, or the database cannot be written.
     pub fn set_service_groups(&mut self, name: &str, groups: &[String], by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             let changed = transaction.execute(
@@ -158,7 +159,7 @@ impl Database {
     /// Replaces the tags of a service account.
     ///
     /// # Errors
-    /// There is no such service account, or the database cannot be written.
+    /// Fails if there is no such service account, or the database cannot be written.
     pub fn set_service_tags(&mut self, name: &str, tags: &[String], by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             let changed = transaction.execute(
@@ -176,7 +177,7 @@ impl Database {
     /// Removes a service account, and ends its sessions and grants.
     ///
     /// # Errors
-    /// There is no such service account, or the database cannot be written.
+    /// Fails if there is no such service account, or the database cannot be written.
     pub fn remove_service(&mut self, name: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             let removed = "DELETE FROM identities WHERE person = ?1 AND issuer = ?2";
@@ -193,7 +194,7 @@ impl Database {
     /// Returns the public key of a service account in hex, or `None` if there is no such account.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn service_key(&self, name: &str) -> Result<Option<String>> {
         let mut statement =
             self.connection.prepare_cached("SELECT subject FROM identities WHERE person = ?1 AND issuer = ?2")?;
@@ -203,10 +204,11 @@ impl Database {
     /// Returns all service accounts, sorted by name.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn services(&self) -> Result<Vec<ServiceEntry>> {
         let mut statement = self.connection.prepare_cached(
-            "SELECT person, subject, groups, tags, created, last_login FROM identities WHERE issuer = ?1 ORDER BY person",
+            "SELECT person, subject, groups, tags, created, last_login FROM identities WHERE issuer = ?1 ORDER BY \
+             person",
         )?;
         let rows = statement.query_map([SERVICE], |row| {
             Ok(ServiceEntry {
@@ -222,10 +224,10 @@ impl Database {
     }
 
     /// Returns a person's groups, except groups that the policy defines, and the tags of the person's device with the
-    /// name `device`. The tags of a service account are returned whatever `device` is.
+    /// name `device`. For a service account, returns the account's tags and ignores `device`.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn facts_about(&self, person: &str, device: Option<&str>) -> Result<PersonFacts> {
         Ok(PersonFacts {
             groups: groups_of(&self.connection, person)?,
@@ -233,11 +235,11 @@ impl Database {
         })
     }
 
-    /// Returns the logins, of `person` or of all persons, that have a refresh token and a session that is live at `now`,
-    /// and were last renewed at or before `before`.
+    /// Returns the logins that have a refresh token and a session that is live at `now`, and were last renewed at or
+    /// before `before`. If `person` is given, returns only logins of this person.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn renewable(&self, person: Option<&str>, before: u64, now: u64) -> Result<Vec<Renewable>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT login, person, provider_sessions.subject, refresh_token
@@ -252,11 +254,11 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Records the provider's latest statement about a login's person. The groups apply to all sessions of the person.
-    /// Ends the sessions of the login if the provider changed the person's name.
+    /// Records the provider's latest statement about the person of a login. The groups apply to all sessions of the
+    /// person. If the provider changed the person's name, ends the sessions of the login.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn renew(
         &mut self,
         renewed: &Renewable,
@@ -294,11 +296,11 @@ impl Database {
         })
     }
 
-    /// Ends the sessions of persons from identity providers other than `issuer`; without `issuer`, those of all
-    /// identity providers.
+    /// Ends the sessions of persons from identity providers other than `issuer`. If `issuer` is `None`, ends the
+    /// sessions of all identity providers.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn end_of_other_issuers(&mut self, issuer: Option<&str>, now: u64) -> Result<()> {
         let why = "the authority no longer uses this identity provider";
         while !of_other_issuers(&self.connection, issuer)?.is_empty() {
@@ -311,11 +313,11 @@ impl Database {
     }
 
     /// Ends the sessions of a login with their grants, because the provider no longer vouches for the person. The audit
-    /// trail contains the reason `why`. Returns the number of ended sessions. Ends none if the login has got another
-    /// refresh token meanwhile: the provider refused the old one because another authority has used it.
+    /// trail contains the reason `why`. Returns the number of ended sessions. If the login has got another refresh
+    /// token meanwhile, ends no session: the provider refused the old token because another authority had used it.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn end_by_provider(&mut self, refused: &Renewable, why: &str, now: u64) -> Result<usize> {
         self.write(|transaction| {
             let stored = "SELECT refresh_token FROM provider_sessions WHERE login = ?1 AND refresh_token IS NOT NULL";
@@ -332,7 +334,7 @@ impl Database {
     /// `sid`, all sessions of `subject`. Returns the number of ended sessions.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn end_by_logout(&mut self, subject: &str, sid: Option<&str>, now: u64) -> Result<usize> {
         self.write(|transaction| {
             let mut statement = transaction.prepare(
@@ -351,7 +353,7 @@ impl Database {
     /// Returns the provider's data for a session, or `None` if the session did not begin at the provider.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn provider_session(&self, token: &TokenHash) -> Result<Option<ProviderSession>> {
         let mut statement =
             self.connection.prepare_cached("SELECT refresh_token FROM provider_sessions WHERE token = ?1")?;

@@ -1,8 +1,9 @@
-//! Grants that can be renewed without another record: their numbers, and the look-up of a grant by any of its handles.
+//! Grants that can be renewed without another record: their numbers, and the look-up of such a grant by any of its
+//! handles.
 //!
-//! The table `grants` contains such a grant under its first handle. The handles of later epochs are not recorded: the
-//! key in the table `numbering` tells which grant they belong to. This key never changes, because the audit trails name
-//! a grant by its first handle only, and are kept for longer than the grants.
+//! The table `grants` contains such a grant under its first handle. Handles of later epochs are not recorded: the
+//! authority computes the number of their grant with the key in the table `numbering`. This key never changes, because
+//! the audit trails name a grant by its first handle only, and are kept longer than the grants.
 
 use super::Database;
 use crate::login::credentials;
@@ -33,14 +34,15 @@ pub struct LeaseTerms {
     pub lease: u32,
 }
 
-/// A grant about which verifiers or sessions must be told something.
+/// A grant, with the data for messages about it to verifiers and sessions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Announced {
     /// The grant with its first handle.
     pub grant: RevokedGrant,
     /// If the grant can be renewed, the data from which its later handles are computed.
     pub renewable: Option<LeaseTerms>,
-    /// Time by which every authority has learned of the grant's revocation, in Unix seconds. None renews the grant later.
+    /// The time by which every member of the cluster knows of the grant's revocation, in Unix seconds. No member renews
+    /// the grant later.
     pub learned: Option<u64>,
 }
 
@@ -78,9 +80,9 @@ pub(super) fn take(transaction: &Transaction<'_>, number: u32) -> Result<()> {
     Ok(())
 }
 
-/// Returns the first handle of the grant that has this handle; returns `handle` itself if there is no such grant. A
-/// handle that was not computed from a number has to be recorded as it is. Such a handle looks like a random number, so
-/// it is looked up first.
+/// Returns the first handle of the grant that has this handle. Returns `handle` itself if there is no such grant. A
+/// handle that was not computed from a number is recorded as it is, and is indistinguishable from a computed one. So
+/// the function first looks up `handle` itself.
 pub(super) fn first(connection: &Connection, handle: Handle) -> Result<Handle> {
     let mut recorded = connection.prepare_cached("SELECT 1 FROM grants WHERE handle = ?1")?;
     if recorded.exists([handle.0.cast_signed()])? {
@@ -114,11 +116,11 @@ pub(super) fn renewable(row: &Row<'_>, column: usize) -> rusqlite::Result<Option
 }
 
 impl Database {
-    /// Returns the key of the grants' handles, and the number for the next grant. A member of a cluster gets a random
-    /// number before a range that is free, so that the members do not draw the same numbers.
+    /// Returns the key of the grants' handles, and the number for the next grant. In a cluster, each member gets a
+    /// random number before a free range, so that different members use different numbers.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn numbering(&self) -> Result<(HandleKey, u32)> {
         let next = if self.is_member() {
             self.free_number()?
@@ -141,20 +143,20 @@ impl Database {
         Ok(start)
     }
 
-    /// Returns the first handle of the grant that has this handle, under which the grant is listed. Returns `handle`
-    /// itself if there is no such grant.
+    /// Returns the first handle of the grant that has this handle. The grant is listed under its first handle. Returns
+    /// `handle` itself if there is no such grant.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn first_handle(&self, handle: Handle) -> Result<Handle> {
         first(&self.connection, handle)
     }
 
-    /// Returns the lease terms of the grant that has this handle; `None` if there is no such grant, or if it cannot be
-    /// renewed.
+    /// Returns the lease terms of the grant that has this handle. Returns `None` if there is no such grant, or if it
+    /// cannot be renewed.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn lease_terms(&self, handle: Handle) -> Result<Option<LeaseTerms>> {
         let first = self.first_handle(handle)?;
         let mut terms = self.connection.prepare_cached("SELECT number, issued, lease FROM grants WHERE handle = ?1")?;

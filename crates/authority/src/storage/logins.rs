@@ -24,7 +24,7 @@ pub enum Proof {
         /// The refresh token for later renewals, if the provider issued one.
         refresh_token: Option<Zeroizing<String>>,
     },
-    /// A session at the console, in which the person asked for a session of their device.
+    /// A session at the console, in which the person requested a session for their device.
     Console(TokenHash),
     /// The key of a service account; the text is the public key in hex.
     Service(String),
@@ -80,12 +80,13 @@ pub enum Login {
 }
 
 impl Database {
-    /// Records a login and its session. Records nothing and returns the reason if the evidence for the login is no
-    /// longer valid, if the name belongs to another identity, or if the account has no free slot now but gets one when
-    /// the grants of an ended session expire.
+    /// Records a login and its session. Records nothing and returns the reason in three cases: the evidence for the
+    /// login is no longer valid; the name belongs to another identity; or all slots of the account are taken until the
+    /// grants of an ended session expire.
     ///
     /// # Errors
-    /// The database cannot be written, or live sessions use all slots of the account, so that none gets free by itself.
+    /// Fails if the database cannot be written, or live sessions use all slots of the account, so that none gets free
+    /// by itself.
     pub fn add_session(
         &mut self,
         token: TokenHash,
@@ -146,11 +147,11 @@ impl Database {
         })
     }
 
-    /// Ends a session with its grants, because its person logged out from `source`. With a session at the console, the
-    /// sessions of devices that the person logged in from there end, too.
+    /// Ends a session with its grants, because its person logged out from `source`. If it is a session at the console,
+    /// the sessions of devices that were logged in from it also end.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn end_session(&mut self, token: TokenHash, session: &Session, source: IpAddr, now: u64) -> Result<()> {
         self.write(|transaction| {
             sessions::end(transaction, &token, now)?;

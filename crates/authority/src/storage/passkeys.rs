@@ -45,7 +45,7 @@ impl Database {
     /// step `step`. Returns false if the account already has one, or does not exist.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn add_totp(&mut self, person: &str, secret: &[u8], step: u64, by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
             let added = transaction.execute(
@@ -62,7 +62,7 @@ impl Database {
     /// Removes an account's second factor.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn remove_totp(&mut self, person: &str, by: &Operator, now: u64) -> Result<()> {
         self.write(|transaction| {
             transaction.execute("UPDATE accounts SET totp = NULL WHERE person = ?1", [person])?;
@@ -73,7 +73,7 @@ impl Database {
     /// Returns the user handle of an account. If the account has none yet, it gets the handle `fresh`.
     ///
     /// # Errors
-    /// There is no such account, or the database cannot be written.
+    /// Fails if there is no such account, or the database cannot be written.
     pub fn passkey_handle(&mut self, person: &str, fresh: PasskeyHandle) -> Result<PasskeyHandle> {
         self.write(|transaction| {
             let add = "INSERT OR IGNORE INTO passkey_handles (person, handle)
@@ -87,7 +87,7 @@ impl Database {
     /// Returns a person's passkeys, oldest first.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn passkeys(&self, person: &str) -> Result<Vec<Passkey>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT id, fixed, state, name, created, used FROM passkeys WHERE person = ?1 ORDER BY created, rowid",
@@ -99,7 +99,7 @@ impl Database {
     /// Returns the passkey with this id, its owner and the owner's handle; `None` if there is none.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn passkey(&self, id: &[u8]) -> Result<Option<(Passkey, String, PasskeyHandle)>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT id, fixed, state, name, created, used, person, handle FROM passkeys JOIN passkey_handles USING (person)
@@ -112,7 +112,7 @@ impl Database {
     /// passkeys, or if a passkey with this id exists.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn add_passkey(&mut self, person: &str, passkey: &Passkey, by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
             let added = transaction.execute(
@@ -140,7 +140,7 @@ impl Database {
     /// Removes a person's passkey. Returns false if the person has no passkey with this id.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn remove_passkey(&mut self, person: &str, id: &[u8], by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
             let remove = "DELETE FROM passkeys WHERE person = ?1 AND id = ?2 RETURNING name";
@@ -153,8 +153,8 @@ impl Database {
     }
 }
 
-/// Records the use of a passkey in a login. Returns false if the passkey no longer exists or was used since its state
-/// `before`.
+/// Records the use of a passkey in a login. Returns false if the passkey no longer exists, or if its state is no longer
+/// `before` because another login has used it.
 pub(super) fn used(
     transaction: &Transaction<'_>,
     person: &str,

@@ -21,7 +21,7 @@ impl Database {
     /// `None`. Returns false, and stores nothing, if the person already has the maximum number of choices.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn set_preference(
         &mut self,
         person: &str,
@@ -50,10 +50,11 @@ impl Database {
         })
     }
 
-    /// Returns the choices of all persons. A choice that cannot be read counts as `never`, so that it allows no grant.
+    /// Returns the choices of all persons. A choice that this version cannot read counts as `never`: it allows no
+    /// grant.
     ///
     /// # Errors
-    /// The database cannot be read, or the target of a choice is malformed.
+    /// Fails if the database cannot be read, or the target of a choice is malformed.
     pub fn preferences(&self) -> Result<HashMap<String, Preferences>> {
         let mut statement =
             self.connection.prepare_cached("SELECT person, target, choice FROM preferences ORDER BY person, target")?;
@@ -70,11 +71,11 @@ impl Database {
 
     /// Examines a limited number of a person's unexpired grants after the position `from`, and revokes those that the
     /// choices forbid. Returns the number of revoked grants, and the position at which the next call continues, or
-    /// `None` at the end. The first call also makes verifiers ask about flows that outlived their grants, because the
-    /// authority does not examine expired grants, whose number is unlimited.
+    /// `None` at the end. The first call also makes verifiers ask about flows that outlived their grants: the number of
+    /// expired grants is unlimited, so the authority does not examine them here.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn revoke_some_withheld(
         &mut self,
         person: &str,

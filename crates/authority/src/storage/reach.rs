@@ -17,7 +17,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Returns the position before the first grant that is possibly unexpired on a verifier whose clock is slow.
+    /// Returns the position before all grants that have possibly not expired on a verifier whose clock is slow.
     pub fn from_unexpired(now: u64) -> Self {
         Self { expires: ended_by(now), handle: i64::MAX }
     }
@@ -30,8 +30,8 @@ pub(super) struct Reach {
     pub to: Destination,
 }
 
-/// Returns up to [`EXAMINED`] of a person's live grants after `from`, and the position at which to continue, or `None`
-/// if there are no more.
+/// Returns up to [`EXAMINED`] of a person's live grants after `from`. Also returns the position at which to continue,
+/// or `None` if there are no more grants.
 pub(super) fn held_from(transaction: &Transaction<'_>, person: &str, from: Walk) -> Result<(Vec<Reach>, Option<Walk>)> {
     let mut statement = transaction.prepare_cached(&format!(
         "SELECT handle, address, protocol, port, prefix, flags, expires

@@ -1,4 +1,5 @@
-//! The grants that a server needs to know when it starts, and those that a verifier needs to know when it connects.
+//! The grants that a server needs to know when it starts, and the grants that a verifier needs to know when it
+//! connects.
 
 use super::grants::{HOLDER, revoked_grant, sealing_of};
 use super::leases::{Announced, LeaseTerms, RENEWABLE, announced, renewable};
@@ -76,7 +77,7 @@ impl Database {
     /// Returns the grants that can be renewed at `now`, except those whose handles contain no holder.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn renewable_grants(&self, now: u64) -> Result<Vec<Resumed>> {
         let mut statement = self.connection.prepare(&RESUMED)?;
         let mut rows = statement.query([now.cast_signed()])?;
@@ -90,7 +91,7 @@ impl Database {
     /// Returns the grants for `verifier` that were revoked individually and have not expired at `now`.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn revoked(&self, verifier: &str, now: u64) -> Result<Vec<Announced>> {
         let mut statement = self.connection.prepare_cached(&format!(
             "SELECT handle, expires, {HOLDER}, {RENEWABLE} FROM grants LEFT JOIN session_slots USING (session)

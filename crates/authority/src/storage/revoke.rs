@@ -1,4 +1,5 @@
-//! Revocation as people ask for it: of a grant, a session, a device, or everything that a person has.
+//! Revocation of a grant, a session, a device, or everything that a person has, at the request of a person or
+//! administrator.
 
 use super::grants::ENTRIES;
 use super::revocation::{HELD, REVOKED_AT_ONCE, ended_by, mark, revoke_forbidden};
@@ -12,7 +13,7 @@ use wire::Handle;
 pub struct RevokedCounts {
     /// Number of sessions.
     pub sessions: usize,
-    /// Number of grants, those of the sessions included.
+    /// Number of grants, including the grants of the sessions.
     pub grants: usize,
 }
 
@@ -36,7 +37,7 @@ impl Database {
     /// ended. A person or device that was removed counts as existing as long as one of their grants is recorded.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn has(&self, which: &Which) -> Result<bool> {
         let has = |sql: &str, values: &[&dyn ToSql]| -> Result<bool> {
             Ok(self.connection.prepare_cached(sql)?.exists(values)?)
@@ -61,12 +62,12 @@ impl Database {
         }
     }
 
-    /// Revokes the grants and ends the sessions that `which` selects, and returns the numbers of those that were
-    /// live. If `which` is a device without a session, returns `None` and writes no audit entry,
-    /// because users can repeat such a call at will.
+    /// Revokes the grants and ends the sessions that `which` selects. Returns the numbers of live grants and sessions
+    /// that ended. If `which` is a device without a session, returns `None` and writes no audit entry, because users
+    /// can repeat such a call any number of times.
     ///
     /// # Errors
-    /// There is no such grant or session, or the database cannot be written.
+    /// Fails if there is no such grant or session, or the database cannot be written.
     pub fn revoke(&mut self, which: &Which, by: &Operator, now: u64) -> Result<Option<RevokedCounts>> {
         let which = match which {
             Which::Grant(handle) => &Which::Grant(self.first_handle(*handle)?),
@@ -115,10 +116,11 @@ impl Database {
         })
     }
 
-    /// Revokes these grants, which the policy denies. The audit trail contains the reason `why` and the person of each.
+    /// Revokes these grants because the policy denies them. The audit trail records the reason `why` and the person of
+    /// each grant.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn revoke_forbidden(&mut self, grants: &[(Handle, String)], why: &str, now: u64) -> Result<()> {
         let mut pieces = grants.chunks(REVOKED_AT_ONCE as usize);
         pieces.try_for_each(|piece| self.write(|transaction| revoke_forbidden(transaction, piece, why, now)))

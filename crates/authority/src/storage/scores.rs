@@ -1,6 +1,6 @@
-//! The score of each person: 100 without complaints. A complaint of an application takes points off, and half of what is
-//! missing comes back in each half-life. While a person's score is below the bound, the tag [`LOW_SCORE`] applies to all
-//! of the person's devices.
+//! The score of each person: 100 without complaints. A complaint of an application lowers the score, and half of the
+//! missing points come back in each half-life. While a person's score is below the bound, the tag [`LOW_SCORE`] applies
+//! to all of the person's devices.
 //!
 //! Complaints are counted by the hour, so that one application can't lower the scores of many people at once.
 
@@ -38,9 +38,9 @@ CREATE TABLE complaints (
 ) STRICT, WITHOUT ROWID;
 ";
 
-/// From format 13 on. `due` is the time at which a low score recovers to the bound, and another score is forgotten. The
-/// table `score_changes` has one row: how many times a score has become low or ceased to be low, and how many of these
-/// changes the grants have been evaluated after.
+/// From format 13 on. `due` is the time at which a low score recovers to the bound, or at which a score that is not low
+/// is forgotten. The table `score_changes` has one row with two counters: how many times a score has become low or
+/// ceased to be low, and how many of these changes were made before the last evaluation of the grants.
 pub(super) const CHANGES: &str = "
 ALTER TABLE scores ADD COLUMN due INTEGER NOT NULL DEFAULT 0;
 DROP INDEX low_scores;
@@ -49,14 +49,14 @@ CREATE TABLE score_changes (made INTEGER NOT NULL, evaluated INTEGER NOT NULL) S
 INSERT INTO score_changes (made, evaluated) VALUES (0, 0);
 ";
 
-/// How scores change.
+/// The terms by which scores change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScoreTerms {
     /// Number of seconds in which half of the missing points come back.
     pub half_life: u32,
     /// The bound: a score below it is low.
     pub low: u32,
-    /// Maximum number of points that one application takes off in an hour, all people together.
+    /// Maximum number of points by which one application lowers the scores of all people together in an hour.
     pub per_application: u32,
 }
 
@@ -93,14 +93,14 @@ pub struct NewComplaint {
     pub handle: wire::Handle,
     /// The person's conduct.
     pub about: &'static str,
-    /// The number of points to take off.
+    /// Number of points by which the complaint lowers the score.
     pub points: u32,
 }
 
 /// The result of a complaint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Complained {
-    /// The points are taken off.
+    /// The complaint has lowered the score.
     Done {
         /// The person's score.
         score: u32,
@@ -109,7 +109,7 @@ pub enum Complained {
     },
     /// The verifier has no such grant.
     NoGrant,
-    /// The application, or its verifier, has taken off as many points in this hour as it may.
+    /// The application, or its verifier, has used its limit of points for this hour.
     TooMany {
         /// Number of seconds until the next hour.
         seconds: u64,
@@ -160,10 +160,10 @@ fn score(missing: f64) -> u32 {
 }
 
 impl Database {
-    /// Takes points off the score of the person behind a grant. Refuses a complaint that would exceed a limit.
+    /// Lowers the score of the person behind a grant. Refuses a complaint that would exceed a limit.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn complain(&mut self, complaint: &NewComplaint, terms: ScoreTerms, now: u64) -> Result<Complained> {
         let NewComplaint { verifier, application, handle, about, points } = complaint;
         self.write(|transaction| {
@@ -204,12 +204,12 @@ impl Database {
         })
     }
 
-    /// Ends the low scores that have recovered to the bound, and forgets those that have recovered altogether. Reads only
-    /// the scores that are due; with `all`, also the others, because the terms may have changed. Without terms, no score
-    /// is low.
+    /// Ends the low scores that have recovered to the bound, and forgets those that have recovered altogether. Reads
+    /// only the scores that are due. With `all`, reads all scores, because the terms may have changed. If `terms` is
+    /// `None`, no score is low.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn settle_scores(&mut self, terms: Option<ScoreTerms>, all: bool, now: u64) -> Result<()> {
         let mut statement = self.connection.prepare_cached(if all { EACH } else { DUE })?;
         let until = if all { i64::MAX } else { now.cast_signed() };
@@ -223,19 +223,20 @@ impl Database {
         Ok(())
     }
 
-    /// Returns the number of changes made to low scores if the grants have not been evaluated after the last of them.
+    /// Returns the number of changes of low scores, if the last of these changes came after the last evaluation of the
+    /// grants. Otherwise returns `None`.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn unevaluated_changes(&self) -> Result<Option<i64>> {
         let mut made = self.connection.prepare_cached("SELECT made FROM score_changes WHERE made > evaluated")?;
         Ok(made.query_row([], |row| row.get(0)).optional()?)
     }
 
-    /// Records that the grants were evaluated after this number of changes.
+    /// Records that the grants were evaluated after `made` changes of low scores.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn note_evaluated_changes(&mut self, made: i64) -> Result<()> {
         self.write(|transaction| {
             transaction.execute("UPDATE score_changes SET evaluated = max(evaluated, ?1)", [made])?;
@@ -246,7 +247,7 @@ impl Database {
     /// Forgets all complaints about a person. Returns whether there were any.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn reset_score(&mut self, person: &str, by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
             if stored(transaction, person)?.is_none() {
@@ -261,7 +262,7 @@ impl Database {
     /// Returns the scores below 100, lowest first.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn scores(&self, terms: ScoreTerms, now: u64) -> Result<Vec<ScoreEntry>> {
         let mut statement = self.connection.prepare_cached("SELECT person, missing, at, low FROM scores")?;
         let rows = statement.query_map([], |row| Ok((row.get::<_, String>(0)?, read(row)?)))?;
@@ -328,7 +329,7 @@ pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> 
     Ok(())
 }
 
-/// Gives the score of the person `before`, and the counts of complaints about this person, to the name `now`.
+/// Moves the score of the person `before`, and the counts of complaints about this person, to the name `now`.
 pub(super) fn rename(transaction: &Transaction<'_>, before: &str, now: &str) -> Result<()> {
     transaction.execute("UPDATE OR REPLACE scores SET person = ?2 WHERE person = ?1", [before, now])?;
     // An earlier person of the new name may have been complained about in this hour.

@@ -21,8 +21,8 @@ pub struct Session {
     /// Groups, except groups that the policy defines: those that the identity provider reports, or those of a service
     /// account.
     pub groups: Vec<String>,
-    /// The latest end of a browser's console session, in Unix seconds, however much it is used; `None` for other
-    /// sessions. Console sessions get no grants.
+    /// The latest end of a browser's console session, in Unix seconds, which its use does not postpone; `None` for
+    /// other sessions. Console sessions get no grants.
     pub ends: Option<u64>,
     /// The holder that the handles of the session's grants contain. It is assigned when the session is recorded.
     /// Console sessions have the default holder.
@@ -90,7 +90,7 @@ impl Database {
     /// Ends the sessions that have expired at `now`, with their grants, and returns their number.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn end_expired_sessions(&mut self, now: u64) -> Result<usize> {
         let expired = "SELECT EXISTS (SELECT 1 FROM sessions WHERE expires <= ?1)";
         let mut count = 0;
@@ -105,30 +105,29 @@ impl Database {
         Ok(count)
     }
 
-    /// Returns person and device of the session with this token, or `None` if it has ended.
+    /// Returns person and device of the session with this token, or `None` if the session has ended.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn session_of_token(&self, token: &TokenHash, now: u64) -> Result<Option<Holder>> {
         of_token(&self.connection, token, now)
     }
 
-    /// Returns the address from which a session was begun, or `None` if it has ended.
+    /// Returns the source address of the login that began a session, or `None` if the session has ended.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn source_of(&self, token: &TokenHash) -> Result<Option<IpAddr>> {
         let mut statement = self.connection.prepare_cached("SELECT source FROM sessions WHERE token = ?1")?;
         let source: Option<String> = statement.query_row([token], |row| row.get(0)).optional()?;
         Ok(source.and_then(|source| source.parse().ok()))
     }
 
-    /// Ends the session of a person with this [`session_number`], with its grants. With a session at the console, the
-    /// sessions of devices that the person logged in from there end, too. Returns false if the person has no such
-    /// session.
+    /// Ends the session of a person with this [`session_number`], with its grants. If it is a session at the console,
+    /// the sessions of devices that were logged in from it also end. Returns false if the person has no such session.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn end_own_session(&mut self, person: &str, number: u64, by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
             let own = own_sessions(transaction, person)?;
@@ -150,7 +149,7 @@ impl Database {
     /// Ends all sessions of a person except `but`, with their grants. Reports whether there were any.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn end_other_sessions(&mut self, person: &str, but: &TokenHash, by: &Operator, now: u64) -> Result<bool> {
         self.write(|transaction| {
             let mut others = own_sessions(transaction, person)?;
@@ -167,7 +166,7 @@ impl Database {
     /// Extends a console session to `expires`, in Unix seconds, but not beyond its latest end.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn prolong_session(&mut self, token: TokenHash, expires: u64) -> Result<()> {
         self.write_soon(|transaction| {
             transaction.execute(
@@ -181,7 +180,7 @@ impl Database {
     /// Returns the sessions of a person that are live at `now`, newest first.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn sessions_of(&self, person: &str, now: u64) -> Result<Vec<OwnSession>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT token, device, source, created, expires, ends IS NOT NULL FROM sessions
@@ -203,7 +202,7 @@ impl Database {
     /// Returns each combination of person and source address that occurs in the stored sessions.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn login_sources(&self) -> Result<Vec<(String, IpAddr)>> {
         let mut statement = self.connection.prepare("SELECT DISTINCT person, source FROM sessions")?;
         let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get::<_, String>(1)?)))?;
@@ -214,7 +213,7 @@ impl Database {
     /// Returns all sessions that are live at `now`, sorted by person and time of login.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn session_entries(&self, now: u64) -> Result<Vec<SessionEntry>> {
         let mut statement = self.connection.prepare(
             "SELECT sessions.person, device, source, groups, sessions.created, expires, renewed FROM sessions
@@ -235,11 +234,11 @@ impl Database {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Returns all sessions that are live at `now`, with their groups and tags, by the hashes of their tokens. A single
-    /// SQL statement reads them all, because this function runs after every change of the database.
+    /// Returns all sessions that are live at `now`, with their groups and tags. The key is the hash of the session's
+    /// token. One SQL statement reads all of them, because this function runs after every change of the database.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn sessions(&self, now: u64) -> Result<Vec<(TokenHash, Session)>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT token, sessions.person, device, expires, ends, groups, (SELECT json_group_array(tag) FROM (
@@ -312,7 +311,7 @@ fn end_those(transaction: &Transaction<'_>, condition: &'static str, values: &[&
     Ok(ended.len())
 }
 
-/// Ends all sessions of a login at the provider, those of devices included, and returns their number.
+/// Ends all sessions of a login at the provider, including sessions of devices, and returns their number.
 pub(super) fn end_login(transaction: &Transaction<'_>, login: &TokenHash, why: &str, now: u64) -> Result<usize> {
     let mut statement = transaction.prepare_cached(
         "SELECT token, person FROM provider_sessions JOIN sessions USING (token) WHERE login = ?1 ORDER BY created",

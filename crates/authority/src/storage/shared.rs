@@ -1,5 +1,5 @@
-//! Files and settings that all members of a cluster share: the master keys, `networks.toml`, the list of members. An
-//! authority alone keeps them in its directory only.
+//! Files and settings that all members of a cluster share: the master keys, `networks.toml`, and the list of members.
+//! An authority in no cluster keeps them only in its directory.
 
 use super::Database;
 use anyhow::Result;
@@ -9,29 +9,30 @@ impl Database {
     /// Returns the value with this name, if there is one.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn shared(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let mut find = self.connection.prepare_cached("SELECT value FROM shared WHERE name = ?1")?;
         Ok(find.query_row([name], |row| row.get(0)).optional()?)
     }
 
-    /// Returns the values whose names begin with `prefix`, with the rest of their names, in the order of these.
+    /// Returns the values whose names begin with `prefix`, sorted. Each comes with its name, without the prefix.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn shared_below(&self, prefix: &str) -> Result<Vec<(String, Vec<u8>)>> {
         let mut find = self.connection.prepare_cached(
-            "SELECT substr(name, length(?1) + 1), value FROM shared WHERE substr(name, 1, length(?1)) = ?1 ORDER BY name",
+            "SELECT substr(name, length(?1) + 1), value FROM shared WHERE substr(name, 1, length(?1)) = ?1 ORDER BY \
+             name",
         )?;
         let rows = find.query_map([prefix], |row| Ok((row.get(0)?, row.get(1)?)))?;
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Lets `change` replace the value with this name in one transaction. `change` gets the present value, and returns
-    /// the new one; `None` removes it.
+    /// Calls `change` with the present value of this name, and stores the value that `change` returns, in one
+    /// transaction. `None` removes the value.
     ///
     /// # Errors
-    /// `change` failed, or the database cannot be written; the value then stays as it was.
+    /// Fails if `change` failed, or the database cannot be written; the value then stays as it was.
     pub fn change_shared(
         &mut self,
         name: &str,

@@ -1,13 +1,14 @@
-//! Asynchronous access to the database. One thread writes, another only reads. Work is queued per account, and the
-//! queues are served round-robin, so that an account with many requests delays only itself.
+//! Asynchronous access to the database. One thread writes, and another thread only reads. Each account has its own
+//! queue for work. The threads serve the queues in turn, so that an account with many requests delays only itself.
 //!
 //! A task must not hold a lock that accounts share while it waits for an account's queue ([`Storage::call_for`],
 //! [`Storage::read_for`], [`Storage::add_grant`]): an account that fills its queue would delay everybody. Two rules
 //! take the place of such a lock. A grant is recorded only if the [`Basis`] that it was decided on has not ended. And
 //! tables in memory that repeat the database are changed only by the thread that writes, in the order of its writes.
 //!
-//! In a cluster, other members change the database, too. [`Storage::set_followed`] says up to which entry of the log the
-//! memory of this server reflects the database. A grant that was decided before a decisive entry is not recorded after it.
+//! In a cluster, other members change the database, too. The server calls [`Storage::set_followed`] to state the last
+//! entry of the log that its memory reflects. A grant that was decided before a decisive entry is not recorded after
+//! it.
 
 use super::{Database, Issuance, Recorded, Unavailable};
 use anyhow::{Context, Result, anyhow};
@@ -37,7 +38,7 @@ enum Job {
     Grant(Box<Waiting>),
 }
 
-/// Identifies the state of policy, sessions and keys on which a grant was decided.
+/// Identifies the state of policy, sessions and keys on which the authority decides a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Basis {
     /// How many bases this process has ended.
@@ -84,7 +85,7 @@ impl Storage {
     /// Starts the threads. They end when the last clone is dropped, or after [`Self::close`].
     ///
     /// # Errors
-    /// The database cannot be opened a second time, or a thread cannot be started.
+    /// Fails if the database cannot be opened a second time, or a thread cannot be started.
     pub fn start(database: Database) -> Result<Self> {
         let (basis, news) = (Arc::new(AtomicU64::new(0)), Arc::<Notify>::default());
         // The server reads its memory from the database later.
@@ -94,7 +95,7 @@ impl Storage {
         Ok(Self { writer, reader, basis, followed, news })
     }
 
-    /// Records that memory reflects the entries of the cluster's log up to this one.
+    /// Records that the server's memory reflects the entries of the cluster's log up to `number`.
     pub fn set_followed(&self, number: u64) {
         self.followed.send_if_modified(|followed| {
             let is_later = number > *followed;
@@ -103,45 +104,45 @@ impl Storage {
         });
     }
 
-    /// Waits until memory reflects the entries of the cluster's log up to this one.
+    /// Waits until the server's memory reflects the entries of the cluster's log up to `number`.
     ///
     /// # Errors
-    /// This takes too long, as an [`Unavailable`].
+    /// Fails with [`Unavailable`] if this takes too long.
     pub async fn followed(&self, number: u64) -> Result<()> {
         let mut followed = self.followed.subscribe();
         let waited = tokio::time::timeout(FOLLOWS, followed.wait_for(|followed| *followed >= number)).await;
         let late = || {
-            let why = "this member has not put what others have recorded in force yet".to_owned();
+            let why = "this member has not yet applied the changes that other members have recorded".to_owned();
             Unavailable { why, maybe_done: false }
         };
         waited.ok().and_then(Result::ok).ok_or_else(late)?;
         Ok(())
     }
 
-    /// Waits until memory reflects what the database contains now.
+    /// Waits until the server's memory reflects everything that the database contains now.
     ///
     /// # Errors
-    /// This takes too long, as an [`Unavailable`], or the database cannot be read.
+    /// Fails with [`Unavailable`] if this takes too long. Also fails if the database cannot be read.
     pub async fn wait_until_current(&self) -> Result<()> {
         let applied = self.call(|database| database.applied()).await?;
         self.followed(applied).await
     }
 
-    /// Returns what is notified when a write has applied changes of others, which [`Database::take_changes`] returns.
+    /// Returns a [`Notify`] that is notified when a write has applied changes of others. [`Database::take_changes`]
+    /// then returns these changes.
     pub fn news(&self) -> Arc<Notify> {
         self.news.clone()
     }
 
-    /// Returns the basis of a decision that begins now. Must be called before anything is read on which the decision
-    /// depends.
+    /// Returns the basis for a decision that begins now. The caller must call this method before it reads anything on
+    /// which the decision depends.
     pub fn basis(&self) -> Basis {
         let followed = *self.followed.borrow();
         Basis { ended: self.basis.load(Ordering::SeqCst), followed }
     }
 
-    /// Ends the current basis: grants that were decided on it are no longer recorded. Must be called after a change has
-    /// taken effect, and before the caller reads the grants that the change possibly forbids. Afterwards, no
-    /// grant that was decided before the change can be recorded.
+    /// Ends the current basis, so that grants that were decided on it are no longer recorded. Must be called after a
+    /// change has taken effect, and before the caller reads the grants that the change possibly forbids.
     pub fn end_basis(&self) {
         self.basis.fetch_add(1, Ordering::SeqCst);
     }
@@ -150,7 +151,7 @@ impl Storage {
     /// is cancelled. The thread then calls `begin` with the result, unless the grant's basis has ended.
     ///
     /// # Errors
-    /// The database cannot be written, or the threads have ended.
+    /// Fails if the database cannot be written, or the threads have ended.
     pub async fn add_grant(
         &self,
         grant: Issuance,
@@ -173,7 +174,7 @@ impl Storage {
     /// cancelled.
     ///
     /// # Errors
-    /// `work` failed, or the thread has ended.
+    /// Fails if `work` failed, or the thread has ended.
     pub async fn call<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Database) -> Result<T> + Send + 'static,
@@ -184,7 +185,7 @@ impl Storage {
     /// Runs work with the database in the queue of a person; see [`Self::call`].
     ///
     /// # Errors
-    /// `work` failed, or the thread has ended.
+    /// Fails if `work` failed, or the thread has ended.
     pub async fn call_for<T: Send + 'static>(
         &self,
         person: &str,
@@ -196,7 +197,7 @@ impl Storage {
     /// Runs read-only work in the queue of a person, concurrently with work that writes.
     ///
     /// # Errors
-    /// `work` failed, or the thread has ended.
+    /// Fails if `work` failed, or the thread has ended.
     pub async fn read_for<T: Send + 'static>(
         &self,
         person: &str,
@@ -208,7 +209,7 @@ impl Storage {
     /// Runs read-only work in the queue of a verifier; see [`Self::read_for`].
     ///
     /// # Errors
-    /// `work` failed, or the thread has ended.
+    /// Fails if `work` failed, or the thread has ended.
     pub async fn read_for_verifier<T: Send + 'static>(
         &self,
         verifier: &str,

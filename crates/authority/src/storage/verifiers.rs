@@ -24,8 +24,8 @@ impl Database {
     /// valid until the code is used.
     ///
     /// # Errors
-    /// The verifier exists already (without `renew`) or does not exist (with `renew`), or the database cannot be
-    /// written.
+    /// Fails if the verifier exists already (without `renew`) or does not exist (with `renew`), or the database cannot
+    /// be written.
     pub fn add_verifier(
         &mut self,
         id: &str,
@@ -55,7 +55,7 @@ impl Database {
     /// Removes a verifier and revokes the grants for it.
     ///
     /// # Errors
-    /// There is no such verifier, or the database cannot be written.
+    /// Fails if there is no such verifier, or the database cannot be written.
     pub fn remove_verifier(&mut self, id: &str, by: &Operator, now: u64) -> Result<()> {
         let mut is_full = self.write(|transaction| {
             if transaction.execute("DELETE FROM verifiers WHERE verifier = ?1", [id])? == 0 {
@@ -70,11 +70,11 @@ impl Database {
         Ok(())
     }
 
-    /// Uses up a one-time code, and makes `token` the token of its verifier. Returns the verifier's id, or `None` if no
-    /// such code is pending at `now`.
+    /// Removes a one-time code, and makes `token` the token of the code's verifier. Returns the verifier's id, or
+    /// `None` if no such code is pending at `now`.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn enrol(&mut self, code: TokenHash, token: TokenHash, source: IpAddr, now: u64) -> Result<Option<String>> {
         let failed = AuditEvent::new("enrolment_failed").source(source);
         // Anybody can send wrong codes. The cluster's log is for those that are right.
@@ -103,7 +103,7 @@ impl Database {
     /// Returns the ids of the enrolled verifiers, with the hashes of their tokens.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn verifier_tokens(&self) -> Result<Vec<(TokenHash, String)>> {
         let mut statement =
             self.connection.prepare_cached("SELECT token, verifier FROM verifiers WHERE token IS NOT NULL")?;
@@ -114,7 +114,7 @@ impl Database {
     /// Returns all verifiers, enrolled or not, sorted by id.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn verifiers(&self) -> Result<Vec<VerifierEntry>> {
         let mut statement = self
             .connection

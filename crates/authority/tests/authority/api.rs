@@ -327,5 +327,5 @@ async fn whoever_does_not_know_the_ca_hears_which_flag_names_it() {
     let ca = std::fs::read(other.directory.ca()).unwrap();
     let client = client::Authority::new(&format!("https://{}", stage.address), Some(&ca)).unwrap();
     let error = client.login_methods().await.unwrap_err().to_string();
-    assert!(error.contains("give the authority's ca.pem with `--ca`"), "{error}");
+    assert!(error.contains("name the authority's ca.pem with `--ca`"), "{error}");
 }

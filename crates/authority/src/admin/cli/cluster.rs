@@ -187,8 +187,8 @@ pub(super) async fn run(command: ClusterCommand) -> Result<ExitCode> {
             let (directory, removed) = (at.directory(), name.clone());
             blocking(move || bundle::remove(&directory, &removed, force)).await?;
             println!(
-                "removed {name}. This does not shut out somebody who has its disk, which contains the cluster's key: then \
-                 leave with all members, make a new cluster and rotate the master key (docs/cluster.md)"
+                "removed {name}. If somebody else has its disk, they still have the cluster's key: let all members \
+                 leave, make a new cluster, and rotate the master key (docs/cluster.md)"
             );
             Ok(ExitCode::SUCCESS)
         }
@@ -222,7 +222,7 @@ fn init(arguments: InitArguments) -> Result<ExitCode> {
 async fn leave(at: At, without_etcd: bool, keep_state: bool) -> Result<ExitCode> {
     let directory = at.directory();
     let Left { name, unknown } = blocking(move || bundle::leave(&directory, without_etcd, keep_state)).await?;
-    println!("this authority, until now member {name}, is alone; it keeps accounts, policy, grants and keys");
+    println!("this authority was member {name}, and is in no cluster now; it keeps accounts, policy, grants and keys");
     if let Some(why) = unknown {
         println!(
             "etcd did not answer ({why}): this copy may lack the latest changes, and the others still list {name}"
@@ -230,7 +230,7 @@ async fn leave(at: At, without_etcd: bool, keep_state: bool) -> Result<ExitCode>
     }
     if keep_state {
         println!(
-            "the other members must not go on: they would issue grants with the same keys. Delete their directories"
+            "the other members must not continue: they would issue grants with the same keys. Delete their directories"
         );
     }
     Ok(ExitCode::SUCCESS)

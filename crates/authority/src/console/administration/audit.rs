@@ -213,8 +213,8 @@ fn chain(heads: &[Head]) -> Markup {
     }
 }
 
-/// Verifies all entries of the trails and shows the result. Because verification is slow on a long trail, it is not
-/// part of showing the page.
+/// Verifies all entries of the trails and shows the result. The verification has a page of its own, because it is slow
+/// on a long trail.
 pub async fn verify(
     Part(directory): Part<Directory>,
     Administrator(visitor): Administrator,
@@ -235,8 +235,8 @@ pub async fn verify(
     }))
 }
 
-/// Streams the matching entries, one JSON object per line, latest first. The entries are read while they are sent, so
-/// that only a few are in memory at a time.
+/// Streams the matching entries, one JSON object per line, latest first. Reads the entries while it sends them, so that
+/// only a few entries are in memory at a time.
 pub async fn export(
     Part(directory): Part<Directory>,
     Part(downloads): Part<Downloads>,

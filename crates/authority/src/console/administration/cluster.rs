@@ -10,10 +10,10 @@ use crate::storage::Storage;
 use anyhow::Result;
 use maud::{Markup, html};
 
-/// Renders the members of the cluster with their state; nothing for an authority alone.
+/// Renders the members of the cluster with their state. Renders nothing for an authority in no cluster.
 ///
 /// # Errors
-/// The database cannot be read.
+/// Fails if the database cannot be read.
 pub async fn show(storage: &Storage, members: &Members, contact: &Contact) -> Result<Markup> {
     let Some(cluster) = members.cluster() else { return Ok(html! {}) };
     let known = storage.call(|database| database.shared_below(KNOWN)).await?;

@@ -79,7 +79,7 @@ impl Evaluator {
     /// faults.
     ///
     /// # Errors
-    /// The database or `networks.toml` cannot be read.
+    /// Fails if the database or `networks.toml` cannot be read.
     pub async fn evaluate(&self, text: &str) -> Result<Evaluation, Problem> {
         // Wait for the permit first, so that a waiting request holds no copy of the policy.
         let turn = Turn::wait(&LOOKS).await?;

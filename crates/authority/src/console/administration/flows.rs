@@ -31,7 +31,7 @@ pub struct LiveFlow {
     verifier: Arc<str>,
     flow: ReportedFlow,
     /// The owner of the flow's grant. `None` if the flow was established before protection began, or if the authority
-    /// does not know the grant. The handle is the grant's first one.
+    /// does not know the grant. The owner's handle is the first handle of the grant.
     owner: Option<GrantOwner>,
 }
 
@@ -49,7 +49,7 @@ impl Live {
     /// Collects the flows from the reports of all verifiers, or of `verifier` if it is set, and looks up their owners.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub async fn read(reports: &Reports, directory: &Directory, verifier: Option<&str>) -> Result<Self, Problem> {
         let (mut flows, mut total, mut silent) = (Vec::new(), 0, Vec::new());
         for Latest { verifier: id, is_current, report, .. } in reports.latest(now()) {
@@ -88,7 +88,8 @@ impl Live {
         self.flows.retain(|live| live.owner.as_ref().is_some_and(|owner| owner.person == person));
     }
 
-    /// Removes all flows except those of the grants for whose first handles `grants` returns true.
+    /// Removes all flows except those of some grants. `grants` gets the first handle of a grant, and returns `true` if
+    /// the flows of this grant stay.
     pub fn keep(&mut self, grants: impl Fn(Handle) -> bool) {
         self.flows.retain(|live| live.owner.as_ref().is_some_and(|owner| grants(Handle(owner.handle))));
     }

@@ -11,7 +11,7 @@ use maud::{Markup, html};
 /// Maximum number of grants in one table.
 const MOST_SHOWN: usize = 500;
 
-/// Renders a table of grants. With `acts`, each row has a link to revoke the grant.
+/// Renders a table of grants. If `acts` is true, each row has a link to the page that revokes the grant.
 pub fn table(grants: &[GrantEntry], acts: bool) -> Markup {
     let mut columns = ["Grant", "Device", "For", "Receiver", "From", "Issued", "Ends"].map(text).to_vec();
     if acts {

@@ -1,8 +1,8 @@
 //! The pages of the policy: the version in force, drafts and their effects, and earlier versions.
 //!
 //! The page puts in force exactly the text that the administrator has seen. It does so only if the version with which
-//! this text was compared is still in force. If another version came into force after the comparison, nothing changes,
-//! and the page compares the draft with that version.
+//! the page compared this text is still in force. If another version came into force after the comparison, nothing
+//! changes, and the page compares the draft with the other version.
 
 use super::Said;
 use super::evaluation::{Evaluation, Evaluator};
@@ -97,7 +97,7 @@ pub struct From {
     from: Option<i64>,
 }
 
-/// Shows the form for a draft.
+/// Shows the page on which an administrator edits a draft of the policy.
 pub async fn draft(
     Part(storage): Part<Storage>,
     Administrator(visitor): Administrator,

@@ -1,5 +1,5 @@
-//! Revocation by an administrator: a page shows the grants and sessions that would end and asks for confirmation, and
-//! an action ends them.
+//! Revocation by an administrator. A page shows the grants and sessions that would end, and asks for confirmation. The
+//! action then ends them.
 
 use super::flows;
 use super::grants::table;

@@ -1,8 +1,8 @@
 //! The picture of who reaches what: senders on the left, receivers on the right, and between them bands whose thickness
 //! is the number of live flows. The server draws it as an SVG, which needs no script, and repeats it as a table.
 //!
-//! Flows are counted per grant before owners are looked up, and only the largest senders and receivers are drawn. So
-//! the size of the page does not depend on the number of flows.
+//! The page counts flows by grant before it looks up the owners of the grants, and it draws only the largest senders
+//! and receivers. So its size does not depend on the number of flows.
 
 use crate::Directory;
 use crate::console::ROOT;
@@ -36,7 +36,7 @@ const COLOURS: usize = 6;
 /// The origin of flows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Sender {
-    /// A person or a service account.
+    /// The flows of a person or a service account.
     Account(String),
     /// Flows that were established before protection began.
     BeforeProtection,
@@ -47,7 +47,7 @@ enum Sender {
 /// The destination of flows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Target {
-    /// A receiver of the policy under which the grant was issued.
+    /// The receiver to which a grant was issued, as the policy named it then.
     Receiver(String),
     /// Addresses behind a verifier, if the receiver is not known.
     Behind(Arc<str>),
@@ -84,7 +84,7 @@ impl Traffic {
     /// Counts the flows in the current reports of the verifiers, and looks up their owners.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub async fn read(directory: &Directory, reports: &[Latest]) -> Result<Self, Problem> {
         let mut grants: HashMap<(Arc<str>, Option<u64>), u64> = HashMap::new();
         for latest in reports.iter().filter(|latest| latest.is_current) {

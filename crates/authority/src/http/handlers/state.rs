@@ -1,5 +1,5 @@
-//! Calls about the authority itself, which need no credential: whether it can serve, and the authorities that serve the
-//! same people and verifiers.
+//! The calls about the authority itself: whether it can serve, and which authorities serve the same people and
+//! verifiers. They need no credential.
 
 use crate::cluster::contact::{Contact, Standing};
 use crate::cluster::membership::Members;

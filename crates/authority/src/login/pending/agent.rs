@@ -1,8 +1,9 @@
-//! A login that an agent started, until the person has answered in a browser.
+//! A login that an agent started. It lasts until the person has answered in a browser.
 //!
 //! An attacker may have started the login and led the person's browser here, and a provider that remembers the person
-//! asks nothing. So a page describes the request and asks the person, and the authority creates a code only after the
-//! person has approved. The first browser that opens the address owns the login: other browsers cannot see it.
+//! asks no question. So a page describes the login and asks the person for approval, and the authority creates a code
+//! only after the approval. The login belongs to the first browser that opens its address: other browsers cannot see
+//! the login.
 
 use super::super::provider::Departure;
 use super::{Brought, Logins, Started, Way};
@@ -20,8 +21,8 @@ pub const PAGE: &str = "/console/login/agent";
 /// Time limit for a browser to bring the code to the agent's port.
 const CODE_TIME: Duration = Duration::from_secs(60);
 
-/// The origin of an agent's login. The authority observed source and time itself; the names are claims of the agent,
-/// which nobody has verified.
+/// The origin of an agent's login. The authority observed the source address and the time itself. The names are claims
+/// of the agent, which the authority cannot verify.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requester {
     /// The name that the agent gives the device.
@@ -90,7 +91,7 @@ enum Stage {
     Back,
     /// The page asks the person for approval.
     Asked(Proven),
-    /// The person has approved the login; with the hash of the code that the browser carries to the agent.
+    /// The login was approved. Contains the hash of the code that the browser carries to the agent.
     Approved(TokenHash, Proven),
     /// The login was denied or refused.
     Over(Ending),
@@ -112,7 +113,7 @@ pub struct Answered {
     pub requester: Requester,
     /// The person as whom the agent would be logged in.
     pub person: String,
-    /// The address to which the browser continues, if the person approved. Secret.
+    /// The URL to which the browser continues, if the person approved. Secret.
     pub onward: Option<Zeroizing<String>>,
     /// The refresh token to revoke at the provider, if the person denied.
     pub refresh_token: Option<Zeroizing<String>>,
@@ -137,7 +138,7 @@ impl AgentLogin {
     /// Redeems the code that the browser brought to the agent. Any attempt uses the code up.
     ///
     /// # Errors
-    /// The person has not approved, or the code or the state is wrong.
+    /// Fails if the person has not approved, or the code or the state is wrong.
     pub fn redeem(&mut self, callback: &Callback) -> Result<Proven, Problem> {
         match std::mem::replace(&mut self.stage, Stage::Begun) {
             Stage::Approved(code, proven)
@@ -174,11 +175,11 @@ impl AgentLogin {
 }
 
 impl Logins {
-    /// Checks that the browser with this secret is allowed to open an agent's login. The first browser that
-    /// opens the login is allowed to open it again; all other browsers are not.
+    /// Checks that the browser with this secret is allowed to open an agent's login. The first browser that opens the
+    /// login is allowed to open it again. All other browsers are refused.
     ///
     /// # Errors
-    /// There is no such login in progress, or the login belongs to another browser.
+    /// Fails if there is no such login in progress, or the login belongs to another browser.
     pub fn may_open(&self, name: &str, secret: &str) -> Result<(), Problem> {
         self.of_agent(name, |UnderWay { agent, .. }| agent.may_open(&token_hash(secret)).then_some(()))
     }
@@ -187,7 +188,7 @@ impl Logins {
     /// browser.
     ///
     /// # Errors
-    /// There is no such login in progress, or it belongs to another browser.
+    /// Fails if there is no such login in progress, or it belongs to another browser.
     pub fn open(&self, name: &str, secret: &str, departure: Departure) -> Result<(), Problem> {
         self.of_agent(name, |UnderWay { agent, .. }| {
             let browser = token_hash(secret);
@@ -199,11 +200,11 @@ impl Logins {
     }
 
     /// Returns the departure that [`Self::open`] recorded when this browser was sent to the provider. The parameters
-    /// `brought` must match this departure. A second call for the same departure fails.
+    /// `brought` must match this departure. Each departure is returned only once; a second call fails.
     ///
     /// # Errors
-    /// There is no such login in progress, or it belongs to another browser, or the parameters do not match its
-    /// departure.
+    /// Fails if there is no such login in progress, or it belongs to another browser, or the parameters do not match
+    /// its departure.
     pub fn arrive(&self, name: &str, secret: &str, brought: &Brought, issuer: &str) -> Result<Departure, Problem> {
         self.of_browser(name, secret, |UnderWay { agent, .. }| match std::mem::replace(&mut agent.stage, Stage::Back) {
             Stage::Away(departure) if brought.belongs_to(&departure, issuer) => Some(departure),
@@ -217,7 +218,7 @@ impl Logins {
     /// Records the provider's answer about the person who came back in this browser.
     ///
     /// # Errors
-    /// There is no such login in progress, or it belongs to another browser.
+    /// Fails if there is no such login in progress, or it belongs to another browser.
     pub fn verified(&self, name: &str, secret: &str, said: Result<Proven, Ending>) -> Result<(), Problem> {
         self.of_browser(name, secret, |UnderWay { agent, .. }| {
             matches!(agent.stage, Stage::Back).then(|| {
@@ -232,7 +233,7 @@ impl Logins {
     /// Returns the question for the person in front of this browser.
     ///
     /// # Errors
-    /// There is no such login in progress, or it belongs to another browser.
+    /// Fails if there is no such login in progress, or it belongs to another browser.
     pub fn question(&self, name: &str, secret: &str) -> Result<Question, Problem> {
         self.of_browser(name, secret, |UnderWay { agent, challenge, .. }| match &agent.stage {
             Stage::Asked(proven) => Some(Question {
@@ -247,7 +248,8 @@ impl Logins {
     /// Records the person's answer, which is final. After an approval, the browser gets a code to carry to the agent.
     ///
     /// # Errors
-    /// The person was not asked in this browser, or has already answered; or the system provides no randomness.
+    /// Fails if the person was not asked in this browser, or has already answered; or the system provides no
+    /// randomness.
     pub fn answer_for_agent(&self, name: &str, secret: &str, approved: bool) -> Result<Answered, Problem> {
         let (code, hash) = credentials::new_token::<32>()?;
         self.of_browser(name, secret, |UnderWay { agent, until, .. }| {
@@ -274,7 +276,8 @@ impl Logins {
         })
     }
 
-    /// Removes the agents' logins that this subject of the provider has approved or has yet to approve.
+    /// Removes the agents' logins that a person has approved or has been asked to approve. `subject` is the provider's
+    /// identifier for the person.
     pub fn forget_subject(&self, subject: &str) {
         self.lock().retain(|_, login| !matches!(&login.way, Way::Agent(agent) if agent.rests_on(subject)));
     }

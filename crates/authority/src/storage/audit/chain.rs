@@ -1,9 +1,9 @@
 //! The audit trails as hash chains: each entry's hash covers its fields and the previous hash, so that verification
-//! detects changes, gaps and reorderings. An attacker who can write the file can also build a whole new chain; the
-//! comparison with heads that were noted elsewhere reveals this.
+//! detects changes, gaps and reorderings. An attacker who can write the file can also build a whole new chain. An
+//! operator detects this by comparing the chain with heads that were noted elsewhere.
 //!
-//! Refusals, which callers can cause at will, have a separate trail, so that they cannot displace the record of
-//! completed actions. Entries are removed only from the beginning of a trail, so that it remains a chain.
+//! Refusals have a separate trail: callers can cause any number of them, and must not displace the record of completed
+//! actions. Entries are removed only from the beginning of a trail, so that the rest is still a chain.
 
 use super::super::Database;
 use super::{AuditEntry, AuditEvent};
@@ -62,7 +62,7 @@ pub type AuditHash = [u8; 32];
 pub enum Trail {
     /// Completed actions.
     Acts,
-    /// Refused or merely started actions, which callers can cause at will.
+    /// Refused actions and actions that were only started. Callers can cause any number of them.
     Refusals,
 }
 
@@ -87,8 +87,8 @@ impl Trail {
     }
 }
 
-/// The head of a trail: its last entry. If an operator notes it elsewhere, a later verification shows whether the trail
-/// still contains this entry.
+/// The head of a trail: its last entry. An operator can note a head elsewhere, and check later whether the trail still
+/// contains this entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     /// The trail whose head this is.
@@ -133,9 +133,9 @@ impl FromStr for NotedHead {
 /// The result of verifying the trails.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// All entries are valid; with their number.
+    /// All entries are valid. Contains their number.
     Whole(u64),
-    /// An entry is invalid or missing; with the trail, the entry and the reason.
+    /// An entry is invalid or missing. The text names the trail, the entry and the reason.
     Broken(String),
 }
 
@@ -144,7 +144,8 @@ pub(in crate::storage) fn begin(transaction: &Transaction<'_>, identity: &[u8]) 
     for trail in Trail::ALL {
         let genesis = genesis(trail, identity);
         transaction.execute(
-            "INSERT INTO audit_trails (trail, genesis, cut_id, cut_hash, head_id, head_hash) VALUES (?1, ?2, 0, ?2, 0, ?2)",
+            "INSERT INTO audit_trails (trail, genesis, cut_id, cut_hash, head_id, head_hash) VALUES (?1, ?2, 0, ?2, 0, \
+             ?2)",
             params![trail.name(), genesis],
         )?;
     }
@@ -157,8 +158,8 @@ pub(in crate::storage) fn append(transaction: &Transaction<'_>, event: &AuditEve
     append_entry(transaction, trail.name(), |id| event.entry(id, trail, now))
 }
 
-/// Appends the entry of a transaction whose commit was lost. `fields` are person, device, source, receiver, rule, detail
-/// and operator.
+/// Appends the entry of a transaction that was recorded in the cluster's log but not committed here. `fields` are
+/// person, device, source, receiver, rule, detail and operator.
 pub(in crate::storage) fn append_again(
     transaction: &Transaction<'_>,
     trail: &str,
@@ -256,7 +257,7 @@ impl Database {
     /// Returns the heads of both trails.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn audit_heads(&self) -> Result<Vec<Head>> {
         let head = |trail: Trail| Ok(state(&self.connection, trail)?.head);
         Trail::ALL.into_iter().map(head).collect()
@@ -266,7 +267,8 @@ impl Database {
     /// `identity`, the DER form of the authority's CA certificate. Changes nothing.
     ///
     /// # Errors
-    /// The database cannot be read, or a noted head is older than the oldest entry that its trail still contains.
+    /// Fails if the database cannot be read, or a noted head is older than the oldest entry that its trail still
+    /// contains.
     pub fn verify_audit(&mut self, identity: &[u8], noted: &[NotedHead]) -> Result<Verdict> {
         // All reads are in one transaction, so that entries which a running server appends at the same time do not look
         // like a fault.

@@ -22,7 +22,7 @@ impl AuditLog {
     /// Writes an event in the authority's own queue.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub async fn write(&self, event: AuditEvent) -> Result<()> {
         self.storage.call(move |database| database.audit(&event, now())).await
     }
@@ -30,18 +30,18 @@ impl AuditLog {
     /// Writes an event in the queue of the person that it is about.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub async fn write_in_turn(&self, event: AuditEvent) -> Result<()> {
         let person = event.about().to_owned();
         self.storage.call_for(&person, move |database| database.audit(&event, now())).await
     }
 
     /// Writes a refusal, and reports whether it was written. In each minute, only the first ten refusals with the same
-    /// event, person and source are written. Later ones are only counted, and [`Self::settle_refusals`] writes their
-    /// number.
+    /// event, person and source are written. Later refusals are only counted, and [`Self::settle_refusals`] writes
+    /// their number.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub async fn write_refusal(&self, event: AuditEvent) -> Result<bool> {
         let written = self.admits(&event);
         if written {
@@ -55,11 +55,11 @@ impl AuditLog {
         self.dedup.note(event.subject(), now() / 60)
     }
 
-    /// Writes the numbers of the refusals before `minute` that were counted but not written. `minute` counts from the
-    /// Unix epoch.
+    /// Writes the numbers of refusals before `minute` that were counted but not written. `minute` is a number of
+    /// minutes since the Unix epoch.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub async fn settle_refusals(&self, minute: u64) -> Result<()> {
         let left_out = self.dedup.settle(minute);
         for (subject, minute, count) in left_out.by_subject {
@@ -78,7 +78,7 @@ impl AuditLog {
     /// Writes the heads of the audit trails to the server's log, which is stored separately from the trails.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub async fn log_heads(&self) -> Result<()> {
         for head in self.storage.call(|database| database.audit_heads()).await? {
             tracing::info!(%head, "audit");

@@ -8,8 +8,8 @@ use crate::storage::audit::chain;
 use anyhow::{Context, Result, bail, ensure};
 use rusqlite::{Connection, Transaction, TransactionBehavior, params_from_iter};
 
-/// Applies consecutive entries in one transaction, except those that the file contains already. `own` is this member's
-/// name. Returns the place that the database has reached.
+/// Applies consecutive entries in one transaction, except entries that the database contains already. `own` is this
+/// member's name. Returns the position in the log that the database has reached.
 pub(super) fn entries(
     connection: &mut Connection,
     tables: &[Table],
@@ -34,7 +34,8 @@ pub(super) fn entries(
         if *number != place.applied + 1 || entry.before != place.last {
             bail!(Unavailable::now(format!(
                 "entry {number} of the cluster's log does not follow entry {} of this member: etcd contains another \
-                 history, perhaps from a backup. docs/cluster.md says how to make a new cluster of the member that has the most",
+                 history, perhaps from a backup. docs/cluster.md says how to make a new cluster of the member that has \
+                 the most",
                 place.applied
             )));
         }
@@ -69,8 +70,8 @@ fn record_again(transaction: &Transaction<'_>, row: &[Value]) -> Result<()> {
     chain::append_again(transaction, &trail, time.cast_unsigned(), &event, fields)
 }
 
-/// Applies changes of rows. A change that a unique index refuses is tried again after the others: the row that has the
-/// value gives it up there.
+/// Applies changes of rows. If a unique index refuses a change, tries it again after the other changes: one of them
+/// takes the value away from the row that has it.
 pub(super) fn changes(transaction: &Transaction<'_>, tables: &[Table], blocks: &[Block]) -> Result<()> {
     let mut waiting = Vec::new();
     for Block { table, kind, columns, rows } in blocks {
@@ -108,8 +109,8 @@ fn change(transaction: &Transaction<'_>, table: &Table, kind: Kind, sql: &str, r
     // A row that is missing shows that this member's copy is not what the others have.
     if kind != Kind::Put && changed != 1 {
         bail!(Unavailable::now(format!(
-            "this member lacks a row of the table {} that the others have: `vouchsafe authority cluster join` takes \
-             their state over",
+            "this member lacks a row of the table {} that the others have: `vouchsafe authority cluster join` copies \
+             their state",
             table.name
         )));
     }
@@ -146,7 +147,7 @@ fn statement(table: &Table, kind: Kind, columns: &[String]) -> Result<String> {
             format!("UPDATE main.\"{name}\" SET {} WHERE {}", parts.collect::<Vec<_>>().join(", "), keyed())
         }
         Kind::Delete => {
-            ensure!(*columns == key, "a deletion from {name} lacks its key");
+            ensure!(*columns == key, "the entry deletes a row of the table {name}, but lacks the row's key");
             format!("DELETE FROM main.\"{name}\" WHERE {}", keyed())
         }
     })
@@ -193,13 +194,14 @@ impl<'c> Replacement<'c> {
         Ok(())
     }
 
-    /// Puts the snapshot in the place of the replicated tables. Rows that stay as they are are not touched, so that
-    /// nothing is announced again for them.
+    /// Puts the snapshot in the place of the replicated tables. Does not write rows that have not changed, so that
+    /// nothing is announced for them again.
     pub fn finish(self, place: &Place, cluster: &str, member: &str) -> Result<()> {
         let Self { transaction, tables } = self;
         transaction.execute("DELETE FROM replica", [])?;
         transaction.execute(
-            "INSERT INTO replica (one, cluster, member, applied, last, decisive, applying) VALUES (1, ?1, ?2, 0, ?3, 0, 1)",
+            "INSERT INTO replica (one, cluster, member, applied, last, decisive, applying) VALUES (1, ?1, ?2, 0, ?3, \
+             0, 1)",
             rusqlite::params![cluster, member, place.last],
         )?;
         for table in &tables {

@@ -1,4 +1,4 @@
-//! Entries of the cluster's log, and how they are encoded: JSON, compressed.
+//! Entries of the cluster's log, and their encoding: compressed JSON.
 
 use anyhow::{Context, Result, ensure};
 use base64::Engine;
@@ -12,7 +12,7 @@ const LEVEL: i32 = 3;
 /// Maximum length, in bytes, of what an entry or a piece of a snapshot is decompressed to.
 const PLAIN_MAX: usize = 256 << 20;
 
-/// Identifies an entry. It is random, so that two entries with one number can be told apart.
+/// The random identity of an entry. It distinguishes two entries that have the same number.
 pub(super) type EntryId = [u8; 16];
 
 /// A committed transaction of one member.
@@ -20,7 +20,7 @@ pub(super) type EntryId = [u8; 16];
 pub(super) struct Entry {
     #[serde(with = "bytes")]
     pub id: Vec<u8>,
-    /// The id of the entry before.
+    /// The id of the previous entry.
     #[serde(with = "bytes")]
     pub before: Vec<u8>,
     /// The name of the member that committed the transaction.
@@ -35,7 +35,7 @@ pub(super) struct Entry {
     pub decisive: bool,
     pub blocks: Vec<Block>,
     /// The rows that the transaction added to the member's own audit trails. Other members ignore them. The member
-    /// itself needs them if it ended before it could commit.
+    /// itself needs them if its process ended before the commit.
     pub audit: Vec<Vec<Value>>,
 }
 
@@ -44,7 +44,7 @@ pub(super) struct Entry {
 pub(super) struct Block {
     pub table: String,
     pub kind: Kind,
-    /// The columns of `rows`. [`Kind::Set`] and [`Kind::Delete`] have those of the primary key first.
+    /// The columns of `rows`. For [`Kind::Set`] and [`Kind::Delete`], the columns of the primary key come first.
     pub columns: Vec<String>,
     pub rows: Vec<Vec<Value>>,
 }
@@ -116,7 +116,8 @@ mod bytes {
     }
 }
 
-/// Encodes an entry, or a piece of a snapshot: the length of the JSON in four bytes, and the compressed JSON.
+/// Encodes an entry, or a piece of a snapshot. The result is the length of the JSON in four bytes, followed by the
+/// compressed JSON.
 pub(super) fn encode(value: &impl Serialize) -> Result<Vec<u8>> {
     let plain = serde_json::to_vec(value)?;
     ensure!(plain.len() <= PLAIN_MAX, "the change is too large for the cluster's log");
@@ -128,7 +129,7 @@ pub(super) fn encode(value: &impl Serialize) -> Result<Vec<u8>> {
     Ok(packed)
 }
 
-/// Decodes the result of [`encode`].
+/// Decodes a value that [`encode`] has encoded.
 pub(super) fn decode<T: for<'de> Deserialize<'de>>(packed: &[u8]) -> Result<T> {
     let (length, packed) = packed.split_first_chunk::<4>().context("an entry of the cluster's log is too short")?;
     let length = u32::from_be_bytes(*length) as usize;
@@ -140,7 +141,7 @@ pub(super) fn decode<T: for<'de> Deserialize<'de>>(packed: &[u8]) -> Result<T> {
     serde_json::from_slice(&plain).context("an entry of the cluster's log has an unknown form")
 }
 
-/// Adds a row to the last of `blocks` if it has the same table, kind and columns, otherwise to a new one.
+/// Adds a row to the last block if this block has the same table, kind and columns. Otherwise, adds it to a new block.
 pub(super) fn push(blocks: &mut Vec<Block>, table: &str, kind: Kind, columns: Vec<String>, row: Vec<Value>) {
     match blocks.last_mut() {
         Some(last) if last.table == table && last.kind == kind && last.columns == columns => last.rows.push(row),

@@ -1,5 +1,5 @@
-//! The cluster's log in etcd. `head` is the number and the id of the last entry, `log/…` are the entries, `turn` is the
-//! right to append the next one. All names are below `/vouchsafe/CLUSTER/`.
+//! The cluster's log in etcd. The key `head` has the number and the id of the last entry, the keys `log/…` have the
+//! entries, and the key `turn` is the right to append the next entry. All names are below `/vouchsafe/CLUSTER/`.
 
 use super::Unavailable;
 use super::entry::{self, Entry};
@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Maximum length of an encrypted entry. etcd refuses requests above 1.5 MiB, and the request contains it as base64.
+/// Maximum length of an encrypted entry, in bytes. etcd refuses requests above 1.5 MiB, and a request contains the
+/// entry as base64.
 pub(super) const ENTRY_MAX: usize = 1 << 20;
 /// Number of entries that are read in one request.
 const TOGETHER: u64 = 16;
@@ -19,7 +20,7 @@ const REST: Duration = Duration::from_secs(1);
 /// Time after which the outcome of an append remains unknown.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// The calls of etcd that the log needs. Tests put a store between that loses answers.
+/// The calls of etcd that the log needs. In tests, another implementation loses some of the answers.
 pub(crate) trait Store: Send + Sync {
     fn get(&self, key: &str) -> Result<Option<KeyValue>, Error>;
     fn txn(&self, txn: &Txn) -> Result<TxnReply, Error>;
@@ -54,9 +55,9 @@ struct Inner {
     cluster: ClusterId,
     key: ClusterKey,
     member: String,
-    /// The time until which writes fail at once, and why.
+    /// The time until which writes fail at once, and the reason.
     rests: Mutex<Option<(Instant, String)>>,
-    /// The number of the latest snapshot that this process knows of.
+    /// The number of the latest snapshot that this process has seen.
     snapshot: AtomicU64,
 }
 
@@ -82,7 +83,7 @@ impl Head {
 
 /// The right to append the next entry.
 pub(super) struct Turn {
-    /// The revision at which etcd recorded the turn. A turn that was lost and taken again has another one.
+    /// The revision at which etcd recorded the turn. It tells the turn apart from a later one of the same holder.
     revision: i64,
     pub head: Head,
 }
@@ -90,22 +91,23 @@ pub(super) struct Turn {
 /// The answer to a request for the turn.
 pub(super) enum Taken {
     Turn(Turn),
-    /// Somebody else has the turn that etcd recorded at this revision.
+    /// Somebody else has the turn. etcd recorded that turn at this revision.
     Held(i64),
-    /// The caller itself still had a turn, from a request that got no answer. The turn was given back.
+    /// The caller itself had an earlier turn, from a request that got no answer. This turn was given back: the caller
+    /// can request again.
     Again,
     /// The lease has ended.
     NoLease,
-    /// There was no answer.
+    /// There was no answer. The text is the reason.
     Unknown(String),
 }
 
 /// The answer to an append.
 pub(super) enum Appended {
     Done,
-    /// The turn was lost: the entry is not in the log, and never will be.
+    /// The turn was lost. The entry is not in the log and will not get there later.
     Lost,
-    /// There was no answer.
+    /// There was no answer, so the entry is possibly in the log. The text is the reason.
     Unknown(String),
 }
 
@@ -123,7 +125,7 @@ impl Log {
     /// Returns the number of the last entry.
     ///
     /// # Errors
-    /// etcd has no majority, or does not know the cluster.
+    /// Fails if etcd has no majority, or does not know the cluster.
     pub fn head(&self) -> Result<u64> {
         Ok(self.read_head()?.number)
     }
@@ -131,15 +133,15 @@ impl Log {
     /// Encrypts a value for the members of the cluster. Only [`Self::open`] with the same `context` decrypts it.
     ///
     /// # Errors
-    /// The system provides no randomness.
+    /// Fails if the system provides no randomness.
     pub fn seal(&self, context: &str, plain: &[u8]) -> Result<Vec<u8>> {
         self.0.key.seal(&self.context(context), plain)
     }
 
-    /// Decrypts the result of [`Self::seal`].
+    /// Decrypts a value that [`Self::seal`] has encrypted.
     ///
     /// # Errors
-    /// The value does not come from a member of this cluster, or belongs to another context.
+    /// Fails if the value does not come from a member of this cluster, or belongs to another context.
     pub fn open(&self, context: &str, sealed: &[u8]) -> Result<Vec<u8>> {
         self.0.key.open(&self.context(context), sealed)
     }
@@ -166,7 +168,7 @@ impl Log {
         format!("{} {name}", self.0.cluster)
     }
 
-    /// Returns the latest snapshot's number that this process knows of.
+    /// Returns the number of the latest snapshot that this process has seen.
     pub(super) fn known_snapshot(&self) -> u64 {
         self.0.snapshot.load(Ordering::Relaxed)
     }
@@ -193,7 +195,7 @@ impl Log {
         Head::parse(&found.ok_or_else(lacks)?.value)
     }
 
-    /// Requests a lease of this length, or keeps `lease` alive.
+    /// Keeps `lease` alive, or requests a new lease of `seconds` seconds if it is `None`.
     pub(super) fn lease(&self, lease: Option<i64>, seconds: u32) -> Result<i64, Unavailable> {
         if let Some(lease) = lease
             && self.ask(|store| store.keep_alive(lease)).map_err(unavailable)?
@@ -203,7 +205,8 @@ impl Log {
         self.ask(|store| store.grant_lease(seconds)).map_err(unavailable)
     }
 
-    /// Takes the turn if nobody has it. `holder` begins with the member's name, and is different for each open database.
+    /// Takes the turn if nobody has it. `holder` begins with the member's name, and is different for each open
+    /// database.
     pub(super) fn take_turn(&self, lease: i64, holder: &str) -> Result<Taken> {
         let (turn, head) = (self.key("turn"), self.key("head"));
         let put = Op::Put { key: turn.clone(), value: holder.into(), lease: Some(lease) };
@@ -227,13 +230,13 @@ impl Log {
         Ok(Taken::Held(found.create_revision))
     }
 
-    /// Returns the revision at which etcd recorded the turn that somebody has; `None` if nobody has it.
+    /// Returns the revision at which etcd recorded the present turn. Returns `None` if nobody has the turn.
     pub(super) fn held_turn(&self) -> Result<Option<i64>> {
         Ok(self.get(&self.key("turn"))?.map(|found| found.create_revision))
     }
 
-    /// Ends the turn that etcd recorded at this revision, whoever has it. Its holder can't append any more, because an
-    /// append compares the turn.
+    /// Ends the turn that etcd recorded at this revision, whoever has it. Its holder can't append an entry any more,
+    /// because an append succeeds only if etcd still has the turn.
     pub(super) fn delete_turn(&self, revision: i64) -> Result<(), Unavailable> {
         let turn = self.key("turn");
         let (compare, delete) = (Compare::CreateRevisionIs(turn.clone(), revision), Op::Delete { key: turn });
@@ -267,7 +270,7 @@ impl Log {
         entry::decode(&self.open(&format!("log {number}"), sealed)?)
     }
 
-    /// Appends the next entry and gives the turn back, or does neither.
+    /// Appends the next entry and gives the turn back, both or neither.
     pub(super) fn append(&self, turn: &Turn, sealed: Vec<u8>, next: &Head) -> Result<Appended> {
         let (held, head) = (self.key("turn"), self.key("head"));
         let compare = vec![
@@ -287,11 +290,11 @@ impl Log {
         }
     }
 
-    /// Finds out whether an append without an answer has succeeded. The deletion of the turn makes the answer final: the
-    /// append compares the turn.
+    /// Finds out whether an append that got no answer has succeeded. First deletes the turn, so that the append cannot
+    /// succeed later.
     ///
     /// # Errors
-    /// etcd does not answer; the outcome remains unknown.
+    /// Fails if etcd does not answer; the outcome remains unknown.
     pub(super) fn settle(&self, turn: &Turn, next: &Head) -> Result<bool> {
         let (held, entry) = (self.key("turn"), self.entry_key(next.number));
         let deadline = Instant::now() + SETTLE;
@@ -313,7 +316,8 @@ impl Log {
         }
     }
 
-    /// Reads the entries from `from` on, at most up to `to`. An entry that etcd no longer has is `None`.
+    /// Reads the entries from `from` to `to`. An entry that etcd no longer has is `None`. The result may end before
+    /// `to`.
     pub(super) fn entries(&self, from: u64, to: u64) -> Result<Vec<(u64, Option<Entry>)>> {
         let last = to.min(from + TOGETHER - 1);
         let gets = |last: u64| (from..=last).map(|number| Op::Get { key: self.entry_key(number) }).collect::<Vec<_>>();
@@ -338,7 +342,7 @@ impl Log {
         self.resting().is_some()
     }
 
-    /// Fails if etcd has recently not answered, so that the storage thread does not wait for it again at once.
+    /// Fails if etcd has recently not answered. So the storage thread does not wait for etcd again at once.
     pub(super) fn check_rest(&self) -> Result<(), Unavailable> {
         self.resting().map_or(Ok(()), |why| Err(Unavailable::now(why)))
     }
@@ -367,7 +371,7 @@ impl Log {
     }
 }
 
-/// Converts an error of etcd after which the change is certainly not in the log.
+/// Converts an error of etcd. The log certainly does not contain the change.
 pub(super) fn unavailable(error: Error) -> Unavailable {
     Unavailable::now(error.to_string())
 }

@@ -1,5 +1,6 @@
-//! Encrypts the cluster's data in etcd with a key that only the members' disks contain. So etcd, and everybody who reads
-//! it, learns only the sizes and times of changes, and cannot forge, reorder or replay one.
+//! Encrypts the cluster's data in etcd with a key that only the members' disks contain. So etcd, and everybody who can
+//! read its data, learns only the sizes and times of changes. Nobody without the key can forge, reorder or replay a
+//! change.
 
 use crate::login::credentials;
 use anyhow::{Context, Result, anyhow};
@@ -12,7 +13,7 @@ use zeroize::Zeroizing;
 /// Length in bytes of the random salt before each ciphertext.
 const SALT: usize = 16;
 
-/// The identity of a cluster, which is also part of its keys' names in etcd: 32 hex digits.
+/// The identity of a cluster: 32 hex digits. The names of the cluster's keys in etcd contain it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClusterId([u8; 16]);
 
@@ -20,7 +21,7 @@ impl ClusterId {
     /// Returns a new random identity.
     ///
     /// # Errors
-    /// The system provides no randomness.
+    /// Fails if the system provides no randomness.
     pub fn new() -> Result<Self> {
         Ok(Self(credentials::random()?))
     }
@@ -49,7 +50,7 @@ impl ClusterKey {
     /// Returns a new random key.
     ///
     /// # Errors
-    /// The system provides no randomness.
+    /// Fails if the system provides no randomness.
     pub fn new() -> Result<Self> {
         Ok(Self(Zeroizing::new(credentials::random()?)))
     }
@@ -57,7 +58,7 @@ impl ClusterKey {
     /// Reads a key from its bytes.
     ///
     /// # Errors
-    /// There are not 32 bytes.
+    /// Fails if `bytes` does not contain exactly 32 bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self> {
         let key = bytes.try_into().context("the cluster's key must have 32 bytes")?;
         Ok(Self(Zeroizing::new(key)))
@@ -68,11 +69,11 @@ impl ClusterKey {
         &self.0
     }
 
-    /// Encrypts `plain`. Only [`Self::open`] with the same `context` decrypts it. Each ciphertext has a key of its own,
-    /// derived with a random salt, so that the number of ciphertexts is not limited.
+    /// Encrypts `plain`. Only [`Self::open`] with the same `context` decrypts it. Each ciphertext has a separate key,
+    /// which is derived with a random salt. So the number of ciphertexts is not limited.
     ///
     /// # Errors
-    /// The system provides no randomness.
+    /// Fails if the system provides no randomness.
     pub(super) fn seal(&self, context: &str, plain: &[u8]) -> Result<Vec<u8>> {
         let salt: [u8; SALT] = credentials::random()?;
         let mut text = plain.to_vec();
@@ -82,10 +83,10 @@ impl ClusterKey {
         Ok([&salt[..], &text].concat())
     }
 
-    /// Decrypts the result of [`Self::seal`].
+    /// Decrypts data that [`Self::seal`] has encrypted.
     ///
     /// # Errors
-    /// The data was encrypted with another key or another context, or was changed.
+    /// Fails if the data was encrypted with another key or another context, or was changed.
     pub(super) fn open(&self, context: &str, sealed: &[u8]) -> Result<Vec<u8>> {
         let wrong = || {
             anyhow!(

@@ -1,5 +1,5 @@
-//! Snapshots of the replicated tables in etcd. A new member begins with one, and so does a member that has been away for
-//! so long that the log no longer contains what it missed.
+//! Snapshots of the replicated tables in etcd. A member begins with a snapshot if it is new, or if the log no longer
+//! contains everything that it missed.
 
 use super::entry::{self, Block, EntryId, Kind, Value};
 use super::log::{Head, Log, unavailable};
@@ -15,7 +15,8 @@ use std::path::Path;
 
 /// Number of entries after which a member uploads a snapshot.
 pub(super) const EVERY: u64 = 2000;
-/// Number of entries before the snapshot that stay in the log, so that a member that is only slow need not read it.
+/// Number of entries before the snapshot that stay in the log. Because of them, a member that is only slow need not
+/// read the snapshot.
 pub(super) const KEPT: u64 = 1000;
 /// Approximate size in bytes of the rows of one piece, before it is compressed.
 const PIECE: usize = 768 << 10;
@@ -25,12 +26,13 @@ const ATTEMPTS: usize = 3;
 /// Describes the current snapshot. It is encrypted under the key `snapshot`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
-    /// Number and id of the last entry that the snapshot contains.
+    /// Number of the last entry that the snapshot contains.
     number: u64,
     id: String,
     decisive: u64,
     schema: i64,
-    /// The name of the pieces: the number, and a random part, so that two uploads cannot mix.
+    /// The name of the pieces. It contains the number and a random part, so that the pieces of two uploads cannot be
+    /// mixed.
     name: String,
     pieces: u64,
 }
@@ -42,40 +44,40 @@ impl Header {
 }
 
 impl Log {
-    /// Begins the cluster with the state of this database, which becomes that of its first member. No other process may
-    /// have the database open.
+    /// Creates the cluster in etcd. Its state is the state of this database, which becomes the database of the first
+    /// member. No other process may have the database open.
     ///
     /// # Errors
-    /// The database belongs to a cluster, or it cannot be written, or etcd has no majority.
+    /// Fails if the database belongs to a cluster, or it cannot be written, or etcd has no majority.
     pub fn create(&self, database: &mut Database) -> Result<()> {
         let id: EntryId = credentials::random()?;
         let head = Head { number: 0, id: id.to_vec() };
         create(self, &mut database.connection, &head)
     }
 
-    /// Writes the state of the cluster to the database at `path`, which `Database::create` made, and makes it the
-    /// database of this member.
+    /// Writes the state of the cluster to the database at `path`, which `Database::create` made. The database then
+    /// belongs to this member.
     ///
     /// # Errors
-    /// The cluster's snapshot cannot be read, or the database cannot be written.
+    /// Fails if the cluster's snapshot cannot be read, or the database cannot be written.
     pub fn fetch_snapshot(&self, path: &Path) -> Result<()> {
         fetch(self, path)
     }
 
-    /// Uploads a snapshot of a member's database unless there is a recent one, and deletes the entries that nobody needs
-    /// any more.
+    /// Uploads a snapshot of a member's database unless there is a recent one. Then deletes the entries that no member
+    /// needs any more.
     ///
     /// # Errors
-    /// The database cannot be read, or etcd has no majority.
+    /// Fails if the database cannot be read, or etcd has no majority.
     pub fn upload_snapshot(&self, database: &Database) -> Result<()> {
         upload(self, &database.connection, EVERY)?;
         self.trim()
     }
 
-    /// Deletes entries and snapshots that nobody needs any more.
+    /// Deletes entries and snapshots that no member needs any more.
     ///
     /// # Errors
-    /// etcd has no majority.
+    /// Fails if etcd has no majority.
     pub fn trim(&self) -> Result<()> {
         trim(self, KEPT)
     }
@@ -93,7 +95,7 @@ impl Fetched {
         self.header.number
     }
 
-    /// Puts the snapshot in the place of the replicated tables. The tables that belong to the member alone stay.
+    /// Replaces the replicated tables by the snapshot. The tables that are not replicated stay.
     pub fn put(&self, log: &Log, connection: &mut Connection) -> Result<()> {
         let tables = capture::tables(connection)?;
         let replacement = apply::Replacement::begin(connection, tables)?;
@@ -243,7 +245,7 @@ fn each_piece(connection: &Connection, mut take: impl FnMut(Vec<Block>) -> Resul
     if blocks.is_empty() { Ok(()) } else { take(blocks) }
 }
 
-/// Deletes all but `kept` of the entries that the snapshot contains, and the pieces of earlier snapshots.
+/// Deletes the entries that the snapshot contains, except the last `kept` of them, and the pieces of earlier snapshots.
 pub(super) fn trim(log: &Log, kept: u64) -> Result<()> {
     let Some((header, _)) = header(log)? else { return Ok(()) };
     delete(log, log.entry_key(0), log.entry_key((header.number + 1).saturating_sub(kept)))?;
@@ -257,17 +259,18 @@ fn delete(log: &Log, key: String, end: String) -> Result<()> {
     Ok(())
 }
 
-/// Reports whether a member that has applied this many entries should upload a snapshot.
+/// Reports whether a member that has applied `applied` entries should upload a snapshot. `later` is the number of
+/// entries for which this member waits longer than others.
 pub(super) fn is_due(log: &Log, applied: u64, later: u64) -> bool {
     applied >= log.known_snapshot() + EVERY + later
 }
 
 impl Database {
-    /// Reports whether the cluster's snapshot is so old that this member should upload another. Members begin at
-    /// different times, so that usually only one does.
+    /// Reports whether the cluster's snapshot is so old that this member should upload a new one. Members reach this
+    /// state at different times, so that usually only one of them uploads.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn snapshot_is_due(&self) -> Result<bool> {
         let Some(replica) = &self.replica else { return Ok(false) };
         let applied = Place::read(&self.connection)?.applied;
