@@ -1,4 +1,4 @@
-//! `vouchsafe agent …`: runs the daemon, or one of the commands with which people talk to it.
+//! `vouchsafe agent …`: runs the daemon, or a command that queries it.
 
 use crate::settings::{DEFAULT_INSTANCE, Flags, Settings};
 use crate::{daemon, kernel};
@@ -15,16 +15,17 @@ pub enum AgentCommand {
     Run(Box<Flags>),
     /// Detach from every interface and remove the agent's state from the kernel, after the daemon has stopped for good
     Detach {
-        /// The instance
+        /// Name of the instance
         #[arg(long, value_name = "NAME", default_value = DEFAULT_INSTANCE, env = "VOUCHSAFE_AGENT_INSTANCE")]
         instance: String,
     },
-    /// The commands about a person's session, at the agent
+    /// The commands about a person's session at the agent
     #[command(flatten)]
     Session(SessionCommand),
 }
 
-/// Runs a command. Returns exit code 1 if the answer to a question is no, or if there is nothing to detach.
+/// Runs a command. Returns exit code 1 if the command is a question and the answer is no, or if there is nothing to
+/// detach.
 ///
 /// # Errors
 ///

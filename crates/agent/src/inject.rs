@@ -1,6 +1,6 @@
-//! The socket by which queued frames are sent once their grant is there. The kernel program recognises the socket by
-//! its cookie, and the subject by the packet's mark. No other process can send packets on behalf of a subject in this
-//! way.
+//! The socket through which the agent sends queued frames when their grant has arrived. The kernel program recognises
+//! the socket by its cookie, and the subject by the packet's mark. No other process can send packets on behalf of a
+//! subject in this way.
 
 use anyhow::{Context, Result};
 use datapath::packet_socket::PacketSocket;
@@ -33,8 +33,9 @@ impl Injector {
         self.cookie
     }
 
-    /// Sends `ready`, which was made from the queued `frame`, through the frame's interface on behalf of `subject`. The
-    /// packet's priority tells the kernel program which treatment the frame's sender asked for.
+    /// Sends the packet `ready` through the interface of `frame` on behalf of `subject`. `frame` is the queued frame
+    /// from which `ready` was made. The packet's priority tells the kernel program which treatment the frame's sender
+    /// asked for.
     ///
     /// # Errors
     ///

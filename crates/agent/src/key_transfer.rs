@@ -59,7 +59,7 @@ impl Keys {
     }
 }
 
-/// Requests a grant whose key can come in band. If the key does not arrive, requests the grant once more, this time
+/// Requests a grant whose key the authority can send in band. If the key does not arrive, requests the grant again,
 /// with the key in the answer.
 ///
 /// # Errors
@@ -87,7 +87,7 @@ pub async fn ask(authority: &Authority, request: &GrantRequest, keys: &Keys) -> 
     }
 }
 
-/// Returns the authorities at which people behind switches log in, with the addresses of each.
+/// Returns the authorities at which people behind switches log in. Each comes with its addresses.
 pub async fn realms(logins: &BTreeMap<String, Vec<IpNet>>) -> Vec<Realm> {
     let mut realms = Vec::new();
     for (url, networks) in logins {

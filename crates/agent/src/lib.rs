@@ -1,8 +1,8 @@
 //! The agent: puts tokens into the first packets of logged-in people's flows.
 //!
-//! This crate does IO only: `engine::agent` is a state machine that decides which packets carry which tokens. The
-//! daemon passes queued packets, authorities' answers and commands to the state machine, and carries out the state
-//! machine's outputs. People's commands are calls to the daemon (see [`reach::protocol`]).
+//! This crate only does IO. The state machine `engine::agent` decides which packets carry which tokens. The daemon
+//! passes queued packets, authorities' answers and commands to the state machine, and carries out the state machine's
+//! outputs. People's commands are calls to the daemon (see [`reach::protocol`]).
 
 pub mod cli;
 mod control;

@@ -11,7 +11,7 @@ const ROUTES: &str = "/proc/net/route";
 const NEIGHBOURS: &str = "/proc/net/arp";
 const ROUTES6: &str = "/proc/net/ipv6_route";
 
-/// Follows in which network this machine is.
+/// Determines in which network this machine is, and notices changes.
 #[derive(Default)]
 pub struct Follower {
     known: Option<Gateway>,
@@ -28,18 +28,18 @@ pub struct Gateway {
 }
 
 impl Follower {
-    /// Continues where an earlier process ended.
+    /// Continues with the results of an earlier process.
     pub fn resume(known: Option<Gateway>, network: Network) -> Self {
         Self { known, network }
     }
 
-    /// Returns the gateway by which the network is known, if there is one.
+    /// Returns the gateway by which the agent identifies the network, if there is one.
     pub fn gateway(&self) -> Option<&Gateway> {
         self.known.as_ref()
     }
 
-    /// Returns the network in which this machine is now. If neither family has a default gateway, that is a network of
-    /// its own.
+    /// Returns the network in which this machine is now. If neither IPv4 nor IPv6 has a default gateway, returns a
+    /// value that stands for "no network".
     pub fn look(&mut self) -> Network {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let found = by_gateway(&read(ROUTES), &read(NEIGHBOURS)).or_else(|| by_gateway6(&read(ROUTES6)));

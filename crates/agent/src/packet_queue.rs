@@ -1,5 +1,5 @@
 //! The queue for packets between the threads that read them from the kernel and the daemon's loop. If packets of
-//! several users wait, the loop gets packets of these users in turn.
+//! several users wait, the users take turns: the loop gets one packet of each.
 
 use engine::agent::{Frame, Turns};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -31,13 +31,14 @@ const QUEUE: usize = 4096;
 const ANSWERS_PER_SECOND: u32 = 64;
 const CHUNK: usize = 64 * 1024;
 
-/// A message from a switch's connection to the daemon's loop. The number in it identifies the connection.
+/// A message from the task of a switch's connection to the daemon's loop. The number in the message identifies the
+/// connection.
 pub enum News {
     /// A switch connected.
     Connected(TcpStream, SocketAddr),
     /// A switch sent bytes.
     Received(u64, Vec<u8>),
-    /// A switch's connection has ended, or could not be set up, with the reason.
+    /// A switch's connection has ended or could not be set up. Contains the reason.
     Ended(u64, Result<()>),
 }
 
@@ -56,7 +57,7 @@ pub struct Switches {
     overheard: Vec<Overheard>,
     /// Whether to look for records in the answers of name servers.
     overhears: bool,
-    /// The current second, and the number of answers parsed in it.
+    /// The current second, and the number of name servers' answers that were parsed in this second.
     overhearing: (u64, u32),
 }
 
@@ -80,8 +81,8 @@ impl Drop for Switches {
 }
 
 impl Switches {
-    /// Listens for switches if the settings contain an address for that; otherwise returns `None`. Connections send
-    /// their messages to `news`.
+    /// If the settings contain an address for switches, listens for switches at this address. Otherwise returns `None`.
+    /// Connections send their messages to `news`.
     ///
     /// # Errors
     ///
@@ -125,7 +126,7 @@ impl Switches {
         }))
     }
 
-    /// Carries out an output of the state machine as far as it concerns switches. Returns `true` if nothing else has to
+    /// Carries out the part of a state machine's output that concerns switches. Returns `true` if nothing else has to
     /// be done for this output.
     pub fn perform(&mut self, output: &Output, now: Duration) -> bool {
         match output {
@@ -151,7 +152,7 @@ impl Switches {
         false
     }
 
-    /// Sets the authorities at which people behind switches log in with a browser, and their networks.
+    /// Sets the authorities at which people behind switches log in with a browser. Each comes with its networks.
     pub fn set_realms(&mut self, realms: Vec<Realm>, now: Duration) {
         self.plane.set_realms(realms);
         self.protect(now);
@@ -166,7 +167,7 @@ impl Switches {
         self.write(now);
     }
 
-    /// Processes a message from a connection. Returns those packets in it that have to wait for a grant.
+    /// Processes a message from a connection. Returns the packets in the message that have to wait for a grant.
     pub fn receive(&mut self, news: News, now: Duration) -> Vec<QueuedPacket> {
         match news {
             News::Connected(stream, from) => self.connected(stream, from, now),
@@ -190,7 +191,7 @@ impl Switches {
         std::mem::take(&mut self.queued)
     }
 
-    /// Returns the records that were overheard since the last call, and forgets them.
+    /// Removes and returns the records that were overheard since the last call.
     pub fn overheard(&mut self) -> Vec<Overheard> {
         std::mem::take(&mut self.overheard)
     }
@@ -223,7 +224,7 @@ impl Switches {
                 None => format!("switch at {}", connection.from),
             },
             attachment: "OpenFlow".to_owned(),
-            trouble: (!connection.switch.is_ready()).then(|| "its rules are not installed yet".to_owned()),
+            trouble: (!connection.switch.is_ready()).then(|| "the switch's rules are not installed yet".to_owned()),
         });
         shown.collect()
     }

@@ -1,5 +1,5 @@
-//! Wishes of senders who ask for a treatment in a sealed tunnel. The configuration names these senders by DSCP, user or
-//! cgroup. Commands of `vouchsafe run --treatment` are such senders, too, each in a cgroup of its own. A wish can only
+//! Senders who ask for a treatment in a sealed tunnel. The configuration names such senders by DSCP, user or cgroup.
+//! Each command of `vouchsafe run --treatment` is such a sender, too, in a cgroup of its own. A sender's wish can only
 //! raise the treatment that the rule demands, never lower it.
 
 use crate::owners::{cgroup, root, user};
@@ -59,7 +59,8 @@ pub fn wish(words: &str) -> Result<Wish> {
     })?;
     if wish.suites.is_some() {
         bail!(
-            "{words:?} names a suite, but only a rule can select suites: write a treatment, optionally followed by `,compress`"
+            "{words:?} names a suite, but only a rule can select suites: write a treatment, optionally followed by \
+             `,compress`"
         );
     }
     Ok(wish)
@@ -82,7 +83,7 @@ struct Command {
 
 impl Wishes {
     /// Combines the wishes in the configuration with `known`, the entries of the kernel's table. From `known`, takes
-    /// over the wishes of those commands for which an earlier process of the agent made a cgroup.
+    /// over only the wishes of commands for which an earlier process of the agent made a cgroup.
     pub fn new(configured: Vec<Wished>, known: &[Wished]) -> Self {
         let mut wishes = Self { configured, ..Self::default() };
         if known.iter().any(|(asker, _)| asker.kind == owner::CGROUP)

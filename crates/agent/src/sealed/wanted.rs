@@ -1,5 +1,5 @@
-//! A tunnel that flows want, and when to request a grant for it: one request at a time, with a pause after each
-//! failure that grows.
+//! A tunnel that flows need, and the times at which to request grants for it: only one request at a time, with a
+//! growing pause after each failure.
 
 use engine::agent::Clock;
 use engine::model::Sealing;
@@ -17,20 +17,20 @@ const PAUSE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs
 /// Assumed maximum length in bytes of a datagram to the verifier that contains an initiation and a packet.
 const ROOM: usize = 1280 - 48;
 
-/// A tunnel that flows want.
+/// A tunnel that flows need.
 pub(super) struct Wanted {
     sealing: Sealing,
     /// The latest grant.
     grant: Option<(GrantHeader, GrantKey)>,
     /// Time at which the grant has to be renewed, Unix seconds by the authority's clock; 0 if there is no usable grant.
     renew_at: u32,
-    /// Whether a request is not answered yet.
+    /// Whether a request has been sent and not answered yet.
     is_requested: bool,
     /// When the next request is allowed.
     next: Duration,
     /// Number of requests in a row that brought no grant.
     failures: u32,
-    /// Whether the latest failure was that the authority could not be reached.
+    /// Whether the latest request failed because the authority could not be reached.
     is_unreached: bool,
 }
 
@@ -48,7 +48,7 @@ impl Wanted {
         }
     }
 
-    /// Makes the tunnel's keys at least as strict as `sealing` demands. Returns whether that changed the terms.
+    /// Makes the demands on the tunnel's keys at least as strict as `sealing`. Returns whether this changed the terms.
     pub fn demand(&mut self, sealing: &Sealing) -> bool {
         let stricter = Sealing {
             forward_secrecy: self.sealing.forward_secrecy || sealing.forward_secrecy,
@@ -58,7 +58,7 @@ impl Wanted {
         std::mem::replace(&mut self.sealing, stricter) != stricter
     }
 
-    /// Reports whether a grant has to be requested now, and if so, records the request.
+    /// Reports whether the caller has to request a grant now. If so, records the request.
     pub fn request(&mut self, now: Duration, unix: u32) -> bool {
         let is_due = !self.is_requested && self.renew_at <= unix && self.next <= now;
         self.is_requested |= is_due;
@@ -113,7 +113,7 @@ pub(super) fn destination(service: SocketAddr) -> Destination {
     Destination { address: service.ip(), protocol: UDP, port: service.port() }
 }
 
-/// Returns Unix seconds by a clock.
+/// Returns the time `now` as Unix seconds of `clock`.
 pub(super) fn unix(clock: &Clock, now: Duration) -> u32 {
     u32::try_from(clock.unix(now)).unwrap_or(u32::MAX)
 }

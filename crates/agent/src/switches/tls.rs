@@ -80,11 +80,11 @@ impl Files {
 pub async fn accept(acceptor: &TlsAcceptor, stream: TcpStream) -> Result<TlsStream<TcpStream>> {
     let handshake = async {
         let mut first = [0];
-        ensure!(stream.peek(&mut first).await? == 1, "it disconnected before it sent anything");
+        ensure!(stream.peek(&mut first).await? == 1, "the switch disconnected before it sent anything");
         ensure!(
             first == [HANDSHAKE],
-            "it uses plain OpenFlow, but this address accepts TLS only: set the controller to `ssl:…` on the switch \
-             and give it a certificate (`ovs-vsctl set-ssl`)"
+            "the switch uses OpenFlow without TLS, but this address accepts TLS only: set the controller to `ssl:…` \
+            on the switch and give it a certificate (`ovs-vsctl set-ssl`)"
         );
         acceptor.accept(stream).await.context("the TLS handshake failed")
     };
