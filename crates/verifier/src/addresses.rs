@@ -1,4 +1,4 @@
-//! Inside addresses: which person has which address now, and which person had it before. Each person gets a number,
+//! Inside addresses: the person who has each address now, and the persons who had it before. Each person gets a number,
 //! which stands for the person in the kernel's tables.
 //!
 //! The kernel program chooses a person's address on their first packet.
@@ -15,14 +15,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 use wire::map::{Bearer, Flow, FlowKey, LeaseKey, NatNews, PersonName, nat_news};
 
-/// Maximum number of addresses of each family in a pool. It is limited because the kernel program looks through all of
-/// them when it assigns one.
+/// Maximum number of addresses of each family in a pool. The number is limited because the kernel program searches the
+/// whole pool when it assigns an address.
 pub const POOL_MAX: usize = 4096;
 /// Number of expired leases that stay listed.
 const PAST_MAX: usize = 10_000;
 /// Seconds after a grant's end for which its owner stays recorded, to allow for clock skew.
 const SKEW: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
-/// Maximum number of handles that wait until the daemon asks the authority for their owners.
+/// Maximum number of handles that wait until the daemon asks the authority for the grants' owners.
 pub const UNKNOWN_MAX: usize = 1024;
 
 /// Returns all addresses in these networks that hosts can have, IPv4 first. If a network consists of a single address,
@@ -114,7 +114,7 @@ impl Addresses {
         Ok(Self { tables, people, past, _listener: Listener::start("addresses", ring)? })
     }
 
-    /// Records that a grant belongs to `person`, as another gateway reports, unless the grant's owner is already
+    /// Records another gateway's report that a grant belongs to `person`. Does nothing if the grant's owner is already
     /// recorded. Returns the number that stands for the person in the kernel's tables.
     ///
     /// # Errors
@@ -217,8 +217,8 @@ impl Addresses {
         Some((address, u16::from_be_bytes(flow.inside_port)).into())
     }
 
-    /// Returns the keys of the flows whose client has this inside address and port. The returned keys contain the
-    /// client's own address and port in place of these.
+    /// Returns the keys of the flows whose client has this inside address and port. In these keys, the client has its
+    /// own address and port.
     pub fn outside(&self, client: SocketAddr) -> Vec<FlowKey> {
         let (address, port) = (client.ip().to_canonical(), client.port());
         let keys = self.tables.ways_back.keys().into_iter().filter(|key| key.client() == (address, port));

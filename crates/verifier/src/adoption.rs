@@ -1,5 +1,5 @@
-//! Adoption of TCP connections that are already established when protection starts. They are selected from the kernel's
-//! list of sockets by their local address and port. Only [`sockets`] does IO.
+//! Adoption of TCP connections that are already established when protection starts. The verifier selects these
+//! connections from the kernel's list of sockets by local address and port. Only [`sockets`] does IO.
 
 use crate::plan;
 use datapath::sockets::address;
@@ -65,14 +65,15 @@ pub fn ssh_connection(text: &str) -> Option<Socket> {
 }
 
 /// Returns the connection through which the administrator is possibly working. This is the connection in
-/// `SSH_CONNECTION` or, without that, any established connection to the SSH port.
+/// `SSH_CONNECTION`. If the variable is not set, it is any established connection to the SSH port.
 pub fn operator(ssh_connection: Option<Socket>, sockets: &[Socket]) -> Option<Socket> {
     const SSH: u16 = 22;
     ssh_connection.or_else(|| sockets.iter().find(|socket| socket.local.port() == SSH).copied())
 }
 
-/// Returns a warning if starting protection could lock the administrator out, because they are logged in through a
-/// protected port. If `adopt` is true, their connection is not cut, but their next connection needs a grant.
+/// Returns a warning if starting protection could lock the administrator out, because the administrator is logged in
+/// through a protected port. If `adopt` is true, protection does not cut the administrator's connection, but the next
+/// connection needs a grant.
 pub fn lock_out(ssh: Option<&Socket>, protected: &[Protected], adopt: bool) -> Option<String> {
     let ssh = ssh.filter(|ssh| plan::is_protected(protected, ssh.local.ip(), TCP, ssh.local.port()))?;
     let cut = if adopt { "stays up, but the next one needs a grant" } else { "will be cut" };

@@ -32,7 +32,7 @@ pub enum Request {
     Flows,
     /// Requests the counters and the latest samples of dropped packets. The answer is a [`crate::view::Drops`].
     Drops {
-        /// Only samples with this number or a later one.
+        /// Requests only samples with this number or a higher one.
         #[serde(default)]
         from: u64,
     },
@@ -40,7 +40,7 @@ pub enum Request {
     Whois {
         /// The client's address and port, as the server sees it.
         client: SocketAddr,
-        /// The server's address and port. With many flows, the answer is much faster if the application gives them.
+        /// The server's address and port. If there are many flows, the answer comes much faster with this address.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         server: Option<SocketAddr>,
     },

@@ -163,7 +163,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         "{}",
         match (settings.observe, settings.mark) {
             (true, _) => "observing: nothing is dropped",
-            (false, Some(_)) => "marking admitted packets: rules of a packet filter have to drop the others",
+            (false, Some(_)) => "marking admitted packets: rules of a packet filter have to drop all other packets",
             (false, None) => "protecting",
         }
     );
@@ -295,15 +295,15 @@ struct Daemon {
     peers: Arc<Peers>,
     /// Notified when this host's addresses have changed.
     addresses: Arc<Notify>,
-    /// Channel for the grants whose owners the authority is to be asked for.
+    /// Channel for handles of grants. The daemon asks the authority for the owners of these grants.
     unknown: mpsc::Sender<u64>,
     shared: Arc<Shared>,
     /// Whether there is no key for the current epoch.
     keyless: bool,
-    /// Asks the authority which flows that outlived their grant must end.
+    /// Asks the authority which flows have to end because they outlived their grant.
     recheck: Recheck,
     second_cut: Option<Instant>,
-    /// The sweep under way, if any; `sweep_again` says whether another sweep has to follow.
+    /// The sweep in progress, if there is one. `sweep_again` says whether another sweep has to follow.
     sweeping: Option<JoinHandle<u32>>,
     sweep_again: bool,
     confirmer: Confirmer,

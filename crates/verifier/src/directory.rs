@@ -80,14 +80,13 @@ impl Directory {
         Ok(Enrolment { authority: authority.clone(), ca, verifier: verifier.clone(), token: token.to_string() })
     }
 
-    /// Returns this directory as a [`Folder`], the form in which the crate `follower` needs it to store the authority's
-    /// last state.
+    /// Returns this directory as a [`Folder`]. The crate `follower` stores the authority's last state in it.
     pub fn folder(&self) -> &Folder {
         &self.0
     }
 
-    /// Returns the random seed of the hash that selects a token's bucket in the replay table. The seed is created once
-    /// and then stored, because a replay table that outlives this process depends on it.
+    /// Returns the random seed of the hash that selects a token's bucket in the replay table. The directory stores the
+    /// seed, because the replay table outlives this process and depends on the seed.
     ///
     /// # Errors
     ///

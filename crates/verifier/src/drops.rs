@@ -1,5 +1,4 @@
-//! The latest dropped packets. They are kept in a ring of limited length, which is filled from the kernel program's
-//! samples.
+//! The latest dropped packets. A ring of limited length contains them. The kernel program's samples fill the ring.
 
 use crate::view;
 use engine::model::protocol;

@@ -1,6 +1,6 @@
-//! Extends protection to those addresses of a host that no receiver names, because a service that is bound to all
-//! addresses also answers there. These are link-local addresses, the addresses of other interfaces, and broadcast and
-//! multicast addresses. This module does no IO.
+//! Extends protection to the addresses of a host that no receiver names, because a service that is bound to all
+//! addresses also answers there. These addresses are link-local addresses, the addresses of other interfaces, and
+//! broadcast and multicast addresses. This module does no IO.
 
 use datapath::local::Local;
 use engine::model::{Receiver, Service};
@@ -17,17 +17,17 @@ const OF_HOSTS: [&str; 7] =
 const OF_GATEWAYS: [&str; 6] =
     ["0.0.0.0/32", "127.0.0.0/8", "224.0.0.0/24", "255.255.255.255/32", "ff01::/16", "ff02::/16"];
 
-/// Services that are protected at this host's other addresses, too, not only at those that receivers name.
+/// The services that this host protects at addresses that no receiver names, and the networks of these addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Extension {
-    /// The services that are protected at these other addresses.
+    /// The services that are protected at the other addresses.
     pub services: Vec<Service>,
-    /// The networks that contain these other addresses.
+    /// The networks of the other addresses.
     pub networks: Vec<IpNet>,
 }
 
-/// Returns the services that a host with the addresses `local` protects at its other addresses, too, not only at those
-/// that the receivers name. Returns also the networks that contain these other addresses.
+/// Returns the extension of protection for a host with the addresses `local`: the services that `receivers` name, and
+/// the networks of those addresses that `receivers` do not name.
 pub fn extension(receivers: &[Receiver], local: &Local, is_gateway: bool) -> Extension {
     let is_own = |receiver: &&Receiver| {
         let own = local.own.iter().filter(|(address, _)| !address.is_loopback());

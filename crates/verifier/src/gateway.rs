@@ -21,16 +21,17 @@ pub struct Gateway {
     /// Names of the interfaces that lead inside.
     inside: Vec<String>,
     attached: BTreeMap<(String, &'static str), (Interface, Spot)>,
-    /// Interfaces to which attaching failed: index and reason, so that each failure is logged once.
+    /// Interfaces to which attaching failed, with their index and the reason. The map is kept so that each failure is
+    /// logged only once.
     failed: BTreeMap<String, (u32, String)>,
     /// The leases of inside addresses, if there is a pool.
     addresses: Option<Addresses>,
 }
 
 impl Gateway {
-    /// Loads the gateway's programs if the settings name inside interfaces; otherwise removes the programs and tables
-    /// that an earlier process left pinned, and returns `None`. If the kernel program needs the owner of a grant, the
-    /// grant's handle is sent to `unknown`.
+    /// Loads the gateway's programs if the settings name inside interfaces. Otherwise removes the programs and tables
+    /// that an earlier process left pinned, and returns `None`. If the kernel program needs to know the owner of a
+    /// grant, it sends the grant's handle to `unknown`.
     pub fn load(
         verifier: &Verifier,
         config: &VerifierConfig,
@@ -73,8 +74,8 @@ impl Gateway {
         addresses.tidy()
     }
 
-    /// Assigns an inside address to a flow that another gateway advertised. It is the same inside address that the flow
-    /// has at that gateway. Returns `received` with the slot of this inside address in it.
+    /// Assigns an inside address to a flow that another gateway advertised: the address that the flow has at that
+    /// gateway. Returns `received` with the slot of this address.
     pub fn bind_received(&self, received: ReceivedAddress) -> Result<ReceivedAddress> {
         self.programs.bind_received(received)
     }
@@ -157,7 +158,8 @@ impl Gateway {
         }
     }
 
-    /// Pins the attachments, so that they outlive this process. Removes pinned attachments that are no longer wanted.
+    /// Pins the attachments, so that they outlive this process. Removes pinned attachments that the settings no longer
+    /// select.
     pub fn last(&self) -> Result<()> {
         self.programs.last()
     }

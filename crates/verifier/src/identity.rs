@@ -1,7 +1,7 @@
 //! Tells applications who is behind a connection: the owner of the grant that admitted it.
 //!
-//! Nothing is remembered between two answers. An answer holds for the flow that has these addresses and ports now, and
-//! is withdrawn if that flow changes hands while the authority is asked for its owner.
+//! Nothing is remembered between two answers. An answer is about the flow that has these addresses and ports now. If
+//! the flow gets another owner while the verifier asks the authority, the verifier does not give the answer.
 
 pub mod complaints;
 pub mod endpoint;
@@ -31,8 +31,8 @@ pub struct Connection {
     pub server: SocketAddr,
     /// Number of the IP protocol.
     pub protocol: u8,
-    /// Time since the application accepted the connection; `None` if the application does not say. With it, a flow
-    /// that another client left behind at the same addresses and ports is not taken for this connection.
+    /// Time since the application accepted the connection; `None` if the application does not say. With this time, the
+    /// verifier does not mistake an older flow with the same addresses and ports for this connection.
     pub age: Option<Duration>,
 }
 
@@ -55,7 +55,7 @@ pub struct Identity {
     pub device: String,
     /// The receiver for which the grant was issued.
     pub receiver: String,
-    /// The rule that allowed it.
+    /// The rule that allowed the grant.
     pub rule: String,
     /// Handle of the grant: 16 hexadecimal digits.
     pub handle: String,
@@ -68,12 +68,12 @@ pub enum Answer {
     Known(Identity),
     /// There is no such connection, or no grant admitted it.
     Nobody,
-    /// A grant admitted the connection, but neither the verifier nor the authority can tell at present whose it is.
+    /// A grant admitted the connection, but neither the verifier nor the authority knows the grant's owner at present.
     Unnamed,
 }
 
-/// Returns who is behind a connection. If the owner of the connection's grant is not known, asks the authority, and
-/// waits for two seconds at most.
+/// Returns the person behind a connection. If the verifier does not know the owner of the connection's grant, asks the
+/// authority, and waits for two seconds at most.
 ///
 /// # Errors
 ///
@@ -85,8 +85,8 @@ pub async fn identify(shared: &Arc<Shared>, connection: Connection) -> Result<An
     }
 }
 
-/// Returns the flow that a grant admitted and that is this connection. Returns `None` if there is no such flow, or more
-/// than one.
+/// Returns the flow of this connection, if a grant admitted it. Returns `None` if there is no such flow, or if there
+/// are several.
 ///
 /// # Errors
 ///
@@ -108,7 +108,7 @@ pub async fn find(shared: &Arc<Shared>, connection: Connection) -> Result<Option
     if flows.len() > 1 {
         // They differ in the side of a sealed tunnel, or in the client's own address: nobody can say which one the
         // application means.
-        tracing::warn!(%client, %server, "several flows have these ends, so nobody is named");
+        tracing::warn!(%client, %server, "several flows have these addresses and ports, so the verifier names nobody");
         return Ok(None);
     }
     Ok(flows.into_iter().next())

@@ -1,4 +1,4 @@
-//! The verifier's metrics: the numbers that the commands `status` and `drops` show, without the names of people.
+//! The verifier's metrics: the numbers that the commands `status` and `drops` show. They contain no names of people.
 
 use crate::view::{Drops, Peer, Status};
 use api::VerifierState;

@@ -1,6 +1,6 @@
 //! The exchange of flows between gateways that are one verifier to the authority. Each gateway advertises to the others
-//! the flows that begin, continue and end at it. It takes over the flows that the others advertise. Because of this, a
-//! flow passes at whichever gateway its packets are routed to (wire.md §6.10).
+//! the flows that begin, continue and end at it. It takes over the flows that the others advertise. So a flow passes at
+//! each of these gateways, whichever of them its packets reach (wire.md §6.10).
 //!
 //! A gateway opens a connection to each gateway to which it advertises, so two gateways have one connection in each
 //! direction. This module decides nothing about packets.
@@ -39,8 +39,8 @@ pub struct Peers {
     senders: Vec<PeerSender>,
     sources: Mutex<BTreeMap<u64, Source>>,
     received: Mutex<ReceivedFlows>,
-    /// Notified when a peer has advertised all its flows. While the peer was not connected, some of these flows were
-    /// possibly cut here, so they have to be checked again.
+    /// Notified when a peer has advertised all its flows. While the peer was not connected, this gateway possibly cut
+    /// some of these flows, so the authority has to check them again.
     pub recheck: Notify,
 }
 

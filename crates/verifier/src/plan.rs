@@ -59,8 +59,8 @@ pub fn secrets(keys: &[api::EpochKey], kept: &[(u32, EpochKey)]) -> Vec<(u32, Se
     keys.iter().filter_map(read).collect()
 }
 
-/// Returns the entries that protect every service at every address, except in the networks `open`. In these networks,
-/// only the services that receivers name are protected.
+/// Returns the entries that protect every service at every address outside the networks `open`. In these networks, only
+/// the services that receivers name are protected.
 ///
 /// # Errors
 ///
@@ -114,9 +114,9 @@ pub fn is_protected(protected: &[Protected], address: IpAddr, protocol: u8, port
     services_of(protected, address).is_some_and(|entry| covers(&entry.services, protocol, port))
 }
 
-/// Splits grants whose flows are to be cut into those that have ended, and those that have not. A grant that has ended
-/// can't admit packets any more. `kept` returns the expiry that was in a grant's tokens, which the authority possibly
-/// does not know.
+/// Splits the grants whose flows are to be cut into grants that have ended and grants that have not. A grant that has
+/// ended can't admit packets any more. `kept` returns the expiry in a grant's tokens, which the authority possibly does
+/// not know.
 pub fn ended(
     grants: &[api::RevokedGrant],
     kept: impl Fn(u64) -> Option<u32>,

@@ -1,5 +1,5 @@
-//! The verification of proofs (wire.md §8), which is independent of admission: its engines, their interfaces, keys and
-//! withdrawals. This module decides nothing about packets.
+//! The verification of proofs (wire.md §8), which is independent of admission. This module connects the engines that
+//! verify proofs with their interfaces, keys and withdrawals. It makes no decisions about packets.
 
 mod crossing;
 mod program;
@@ -20,12 +20,13 @@ const PASSED: [(u32, &str); 3] =
 
 /// An engine that checks proofs: loaded, and possibly attached to its interfaces.
 pub trait Proving: Send + Sync {
-    /// Writes the authority's withdrawals and then its keys, and the endpoints of the settings.
+    /// Writes to the engine first the authority's withdrawals, then the authority's keys, and the endpoints in the
+    /// settings.
     fn write(&self, config: &api::VerifierConfig, keys: &api::EpochKeys) -> Result<()>;
     /// Voids the path segments that these withdrawals cover. If there is no room for a withdrawal, nothing passes any
     /// more.
     fn withdraw(&self, withdrawn: &[Withdrawal]);
-    /// Reports whether all keys are cleared because a withdrawal found no room.
+    /// Reports whether all keys are cleared because there was no room for a withdrawal.
     fn is_closed(&self) -> bool;
     /// Reports whether the engine was loaded with the epoch length and maximum lifetime in `config`.
     fn is_loaded_for(&self, config: &api::VerifierConfig) -> bool;
@@ -37,11 +38,11 @@ pub trait Proving: Send + Sync {
     fn has_changed(&self) -> bool;
     /// Attaches to interfaces that have appeared, and detaches from interfaces that are gone.
     fn attach_changed(&mut self);
-    /// Makes attachments outlive this process, if the engine supports that.
+    /// Makes the attachments outlive this process, if the engine supports this.
     fn last(&mut self) -> Result<()>;
     /// Detaches from every interface.
     fn end(&mut self);
-    /// Sets the engine's clock, if it has none of its own.
+    /// Sets the engine's clock, if the engine does not read a clock itself.
     fn set_clock(&self) -> Result<()>;
     /// Forgets withdrawals that have ended.
     fn sweep(&self) -> Result<()>;

@@ -1,6 +1,6 @@
-//! Asks the authority for the grants whose flows have to be cut. A flow can outlive its grant, and then no revocation
-//! names the grant. Only one request is under way at a time. If something changes during a request, another request
-//! follows.
+//! Asks the authority for the grants whose flows have to be cut. This is needed because a flow can outlive its grant,
+//! and then no revocation names the grant. Only one request is in progress at a time. If something changes during a
+//! request, another request follows.
 
 use crate::shared::Shared;
 use api::RevokedGrant;
@@ -21,9 +21,11 @@ pub struct Recheck {
     shared: Arc<Shared>,
     authority: client::Authority,
     asking: Option<JoinHandle<Answer>>,
-    /// Whether to ask again after the request under way, because something has changed since it began.
+    /// Whether to send another request after the one in progress, because something has changed since that request
+    /// began.
     again: bool,
-    /// When to retry after a failure; a new connection to the authority triggers a request before that.
+    /// The time of the next attempt after a failure. A new connection to the authority causes an attempt before this
+    /// time.
     retry: Option<Instant>,
     backoff: Backoff,
     /// Whether the last request failed.
@@ -43,7 +45,7 @@ impl Recheck {
         }
     }
 
-    /// Sends a request to the authority now, or as soon as the request that is under way has ended.
+    /// Sends a request to the authority now, or as soon as the request in progress has ended.
     pub fn want(&mut self) {
         self.again = self.asking.is_some();
         if self.asking.is_none() {

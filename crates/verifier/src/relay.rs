@@ -1,9 +1,9 @@
-//! Relays connections to chosen services behind a gateway, and puts a header of the PROXY protocol before each, by
-//! which the service learns the person.
+//! Relays connections to chosen services behind a gateway. Sends a header of the PROXY protocol at the beginning of
+//! each connection, from which the service learns the person.
 //!
-//! The kernel's own path can't put bytes into a stream without renumbering it, so these connections end at the gateway,
-//! and other connections lead from there to the service. Packets from outside never reach these services directly: a
-//! client could then send a header of its own.
+//! The kernel cannot insert a header into a TCP stream without renumbering the stream. So the client's connection ends
+//! at the gateway, and the gateway opens a connection of its own to the service. Packets from outside never reach these
+//! services directly, because a client could then send a forged header.
 
 mod diversion;
 mod header;
@@ -37,11 +37,12 @@ const PROBES: (u32, u32) = (60, 20);
 /// Pause after a failure to accept a connection.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The listeners of the relay, in place of the services, and the rules that lead connections there.
+/// The relay's listeners, which accept connections in place of the services, and the rules that divert connections to
+/// them.
 pub struct Listeners(Vec<(SocketAddr, std::net::TcpListener)>, Diversions);
 
-/// Diverts connections from outside to the services in the settings, and listens in their place. Call this before
-/// anything is admitted. If the settings name no services, ends what an earlier process diverted.
+/// Diverts connections from outside to the services in the settings, and listens in place of these services. Must be
+/// called before any flow is admitted. If the settings name no services, removes the diversions of an earlier process.
 ///
 /// # Errors
 ///
@@ -87,7 +88,7 @@ pub async fn serve(listeners: Listeners, shared: Arc<Shared>) {
     while tasks.join_next().await.is_some() {}
 }
 
-/// Raises the limit of open files to what the system allows: each relayed connection needs two.
+/// Raises the process's limit on open files to the system's maximum, because each relayed connection needs two files.
 pub fn make_room() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
         .and_then(|(soft, hard)| setrlimit(Resource::RLIMIT_NOFILE, soft.max(hard), hard));
@@ -137,18 +138,19 @@ async fn relay(
     client.set_zero_linger()?;
     let connection = Connection { client: from, server: service, protocol: TCP, age: Some(Duration::ZERO) };
     let Some((key, flow)) = find(shared, connection).await? else {
-        ensure!(shared.kernel().is_optional(service), "no grant admitted it");
-        let _place = open.take_stranger(from.ip()).context("strangers have too many")?;
+        ensure!(shared.kernel().is_optional(service), "no grant admitted the connection");
+        let _place = open.take_stranger(from.ip()).context("strangers have too many connections")?;
         drop(arrived);
         return copy(client, service, &header::anonymous(from, service), pending::<()>()).await;
     };
     let identity = match owner(shared, key, flow).await? {
         Answer::Known(identity) => identity,
-        Answer::Nobody => bail!("it ended at once"),
-        Answer::Unnamed => bail!("the authority does not say whose grant it is"),
+        Answer::Nobody => bail!("the connection ended at once"),
+        Answer::Unnamed => bail!("the authority does not name the owner of the connection's grant"),
     };
-    let Place { cut, _place } =
-        open.take(&identity.person, key, flow).context("this person or all people have too many")?;
+    let Place { cut, _place } = open
+        .take(&identity.person, key, flow)
+        .context("this person, or all people together, have too many connections")?;
     drop(arrived);
     copy(client, service, &header::header(from, service, &identity, flow.since), cut).await
 }
@@ -172,7 +174,7 @@ async fn copy<T>(
     server.write_all(header).await?;
     tokio::select! {
         copied = copy_bidirectional_with_sizes(&mut client, &mut server, BUFFER, BUFFER) => copied?,
-        _ = cut => bail!("its flow has ended, or was revoked"),
+        _ = cut => bail!("the connection's flow has ended, or was revoked"),
     };
     // Both ends have closed: a reset would only discard what is still on its way.
     deliver(&client)?;

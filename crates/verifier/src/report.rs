@@ -1,4 +1,4 @@
-//! Reports of the verifier's figures for the authority's console, read from the kernel's tables.
+//! Reports of the verifier's figures for the authority's console. The figures come from the kernel's tables.
 
 use crate::shared::Shared;
 use crate::{now, view};

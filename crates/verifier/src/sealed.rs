@@ -1,5 +1,5 @@
-//! Sealed tunnels (wire.md §9): the UDP service, the device where their packets come out, and the answers to questions
-//! of the tunnels' thread about grants. The kernel program on the device decides about the packets.
+//! Sealed tunnels (wire.md §9): the UDP service, the device where the packets of tunnels come out, and the answers to
+//! the tunnels' thread when it asks about grants. The kernel program on the device decides about the packets.
 
 use crate::shared::{Shared, TunnelView};
 use crate::unnamed::Unnamed;
@@ -23,8 +23,8 @@ pub const DEVICE: &str = "vs-sealed";
 /// Longest packet in a tunnel: what fits a path of 1500 bytes over IPv6.
 const MTU: u32 = 1420;
 
-/// The running service. Dropping it removes the device. The routes that discard packets to the inside addresses remain,
-/// so that these packets do not leave by another interface.
+/// The running service. Dropping it removes the device. The routes that discard packets to the inside addresses remain:
+/// they keep these packets from leaving through another interface.
 pub struct Sealed {
     tunnels: Vec<SocketAddr>,
     pump: Arc<Pump<VerifierEnd<Known>>>,
@@ -39,7 +39,7 @@ pub struct Known {
 }
 
 impl Sealed {
-    /// Starts the service at the addresses that the authority named, with this many queues.
+    /// Starts the service at the addresses that the authority named, with `queues` queues.
     ///
     /// # Errors
     ///
@@ -55,8 +55,8 @@ impl Sealed {
     ) -> Result<Self> {
         if networks.is_empty() {
             bail!(
-                "the policy has a sealed tunnel here ({tunnels:?}), but there are no addresses for its clients: set \
-                 `tunnel_pool` in verifier.toml to networks that are used for nothing else"
+                "the policy has a sealed tunnel at this verifier ({tunnels:?}), but there are no addresses for its \
+                clients: set `tunnel_pool` in verifier.toml to networks that are used for nothing else"
             );
         }
         // First of all: without a device, packets to the inside addresses must not leave by another interface.
@@ -98,8 +98,8 @@ impl Sealed {
         &self.tunnels
     }
 
-    /// Reports whether the tunnels' thread runs. If it has ended, the device is gone, and the kernel drops what would have
-    /// gone there.
+    /// Reports whether the tunnels' thread runs. If the thread has ended, its device is gone, and the kernel drops the
+    /// packets for the device.
     pub fn is_running(&self) -> bool {
         self.pump.is_running()
     }

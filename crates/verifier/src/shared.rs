@@ -57,7 +57,7 @@ pub struct TunnelView {
     pub counts: Box<dyn Fn() -> Vec<view::Counter> + Send>,
     /// Returns the load of each queue.
     pub queues: Box<dyn Fn() -> Vec<view::TunnelQueue> + Send>,
-    /// Returns how the packets of a flow are sealed and compressed.
+    /// Returns the treatment, suite and compression of a flow in a sealed tunnel.
     pub sealed: Box<SealedFlow>,
 }
 
@@ -116,7 +116,7 @@ impl Shared {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores a grant's owner. Writes the owner also to the kernel's tables, if these need it and have room.
+    /// Stores a grant's owner. Also writes the owner to the kernel's tables, if these tables need it and have room.
     pub fn learn(&self, owner: GrantOwner) {
         if self.kernel().has_room_for(&owner, now()) {
             self.write_owner(&owner);
@@ -220,7 +220,7 @@ impl Shared {
         done.await.context("the verifier is stopping")?
     }
 
-    /// Reads the tables on a blocking thread, because long tables take a while.
+    /// Reads the tables on a thread for blocking work, because reading long tables takes a while.
     pub(crate) async fn read<T: Send + 'static>(
         self: Arc<Self>,
         read: impl FnOnce(&Self) -> Result<T> + Send + 'static,
@@ -235,7 +235,7 @@ impl Shared {
         json(&self.read(look).await?)
     }
 
-    /// Adds the owners to flows. Asks the authority for unknown owners, but waits for 2 s at most.
+    /// Adds the owners to flows. Asks the authority for unknown owners, and waits for 2 s at most.
     pub(crate) async fn named(&self, flows: Vec<(FlowKey, Flow)>) -> Vec<view::Flow> {
         let unknown: HashSet<u64> = {
             let owners = self.owners();
@@ -268,8 +268,9 @@ impl Shared {
         flows.iter().zip(sealed).map(view).collect()
     }
 
-    /// Returns how the packets of these flows are sealed; `None` for each flow that the tunnels' thread does not know.
-    /// The caller must not hold the locks of the tables and owners, because that thread takes them, too.
+    /// Returns the treatment, suite and compression of each flow. Returns `None` for each flow that the tunnels' thread
+    /// does not know. The caller must not hold the locks of the tables and owners, because the tunnels' thread takes
+    /// these locks, too.
     pub fn sealed(&self, flows: &[(FlowKey, Flow)]) -> Vec<Option<api::SealedFlow>> {
         let tunnels = self.tunnels.lock().unwrap_or_else(PoisonError::into_inner);
         let of = |key: &FlowKey| (tunnels.as_ref().filter(|_| key.tunnel == 1)?.sealed)(key);
@@ -301,7 +302,7 @@ impl Shared {
         view::Verdict { text, ..verdict }
     }
 
-    /// Reports whether the verifier only observes, and thus drops no packet.
+    /// Reports whether the verifier only observes, and so drops no packet.
     pub fn observes(&self) -> bool {
         self.observe
     }

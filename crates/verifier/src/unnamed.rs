@@ -1,5 +1,5 @@
-//! Grants of flows in sealed tunnels whose owners the verifier has to ask the authority for. The accounts have turns: one
-//! that brings many grants delays only itself.
+//! Grants of flows in sealed tunnels whose owners the verifier has to request from the authority. The accounts take
+//! turns, so that an account with many grants delays only itself.
 
 use engine::agent::Turns;
 use std::collections::{HashSet, VecDeque};
@@ -20,7 +20,7 @@ pub struct Unnamed {
 
 struct Queue {
     turns: Turns<u64>,
-    /// Handles that wait, and those of `taken`.
+    /// Handles of the grants that wait and of the grants in `taken`.
     known: HashSet<u64>,
     /// Handles that were taken within the last second, oldest first.
     taken: VecDeque<(Instant, u64)>,
@@ -34,8 +34,9 @@ impl Default for Unnamed {
 }
 
 impl Unnamed {
-    /// Adds a grant of an account, unless it waits already or was taken within the last second. If there is no room, a
-    /// grant of the account with the most is dropped. The flow's next packet brings it again.
+    /// Adds a grant of an account, unless it waits already or was taken within the last second. If there is no room,
+    /// drops a grant of the account that has the most grants waiting. The next packet of that grant's flow adds the
+    /// grant again.
     #[cfg(any(feature = "seal", test))]
     pub fn push(&self, account: u32, handle: u64) {
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,7 +49,7 @@ impl Unnamed {
         }
     }
 
-    /// Waits for a grant, and takes it from the account whose turn it is.
+    /// Waits for a grant, and removes and returns it. The grant belongs to the account whose turn it is.
     pub async fn take(&self) -> u64 {
         loop {
             if let Some(handle) = self.try_take() {

@@ -15,7 +15,8 @@ use wire::map::{Flow as KernelFlow, FlowKey, origin};
 pub struct Flow {
     /// The client's address and port, as the server sees them.
     pub client: SocketAddr,
-    /// The client's address and port as the inside of the gateway sees them, if they differ.
+    /// The client's address and port as the inside of the gateway sees them; `None` if these are the client's own
+    /// address and port.
     pub inside: Option<SocketAddr>,
     /// The server's address and port.
     pub server: SocketAddr,
@@ -36,9 +37,9 @@ pub struct Flow {
     pub receiver: Option<String>,
     /// Name of the rule that allowed the grant; `None` if `person` is `None`.
     pub rule: Option<String>,
-    /// When the flow was admitted or adopted; for TCP, when its client last sent a SYN.
+    /// Time when the flow was admitted or adopted. For TCP, the time when the client last sent a SYN.
     pub since: u64,
-    /// When the flow's last packet arrived.
+    /// Time when the flow's last packet arrived.
     pub seen: u64,
     /// Number of packets towards the server.
     pub packets: u64,
@@ -46,7 +47,8 @@ pub struct Flow {
     pub bytes: u64,
     /// Whether the client has closed the flow, or has not opened it completely yet.
     pub closing: bool,
-    /// How the flow's packets travel in a sealed tunnel; `None` if they travel outside of tunnels.
+    /// Treatment, suite and compression of the flow in a sealed tunnel; `None` if the flow's packets travel outside of
+    /// tunnels.
     #[serde(default)]
     pub sealed: Option<SealedFlow>,
 }
@@ -77,23 +79,23 @@ impl Flow {
     }
 }
 
-/// Returns how a flow travels in a sealed tunnel; `None` if it travels outside. Contains only the treatment that the
-/// grant demands.
+/// Returns the treatment of a flow in a sealed tunnel; `None` if its packets travel outside. The result contains only
+/// the treatment that the grant demands.
 pub(crate) fn sealed(key: &FlowKey, owner: Option<&GrantOwner>) -> Option<SealedFlow> {
     let treatment = owner.and_then(|owner| owner.sealing.as_ref()).map(|sealing| sealing.treatment.clone());
     (key.tunnel == 1).then(|| SealedFlow { treatment, ..SealedFlow::default() })
 }
 
-/// A lease of an inside address.
+/// A present or past assignment of an inside address to a person.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InsideAddress {
     /// The inside address.
     pub address: IpAddr,
     /// The person who has or had the address; `None` if the verifier no longer knows the person.
     pub person: Option<String>,
-    /// When the lease began.
+    /// Time when the assignment began.
     pub since: u64,
-    /// When the address was leased to another person; `None` for a lease that has not ended.
+    /// Time when the address was assigned to another person; `None` for a present assignment.
     pub until: Option<u64>,
     /// Number of flows that use the address.
     pub flows: u32,
@@ -104,7 +106,7 @@ pub struct InsideAddress {
 pub struct Drop {
     /// Number of the drop, counted without gaps since the daemon started.
     pub number: u64,
-    /// When the packet was dropped.
+    /// Time when the packet was dropped.
     pub time: u64,
     /// Name of the drop reason.
     pub reason: String,
@@ -139,7 +141,8 @@ pub struct Counter {
 pub struct Optional {
     /// The TCP service that everybody may reach.
     pub service: SocketAddr,
-    /// Whether a receiver of the policy names the service. If not, nobody gets a grant for it, and nobody is known.
+    /// Whether a receiver of the policy names the service. If this is false, nobody gets a grant for the service, so
+    /// the verifier can't name a person.
     pub named: bool,
 }
 
@@ -150,8 +153,8 @@ pub struct Drops {
     pub reasons: Vec<Counter>,
     /// Number of packets for each outcome other than a drop.
     pub passed: Vec<Counter>,
-    /// Number of flows that the inside of a gateway opened, and number of flows that the inside could not open because
-    /// the table was full.
+    /// Number of flows that were opened from inside a gateway, and number of flows that could not be opened because the
+    /// table was full.
     pub opened: Vec<Counter>,
     /// Records and packets of sealed tunnels that were dropped before the kernel's decision, by reason.
     #[serde(default)]
@@ -212,14 +215,15 @@ pub struct Protected {
     pub services: Vec<Service>,
 }
 
-/// Services that are protected at this host's other addresses, too, not only at those that receivers name.
+/// The services that are protected at addresses of this host that no receiver names, and the networks of these
+/// addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extended {
-    /// The services that are protected at these other addresses.
+    /// The services that are protected at the other addresses.
     pub services: Vec<Service>,
-    /// The networks that contain these other addresses.
+    /// The networks of the other addresses.
     pub networks: Vec<String>,
-    /// Whether there were more services than the entry of one address has room for. If so, ports between these services
+    /// Whether there were more services than the entry of one address can hold. If so, the ports between these services
     /// are protected, too.
     pub crowded: bool,
 }
@@ -263,7 +267,7 @@ pub struct Peer {
 pub struct PeerSource {
     /// Address from which the peer connected.
     pub from: SocketAddr,
-    /// When the peer connected.
+    /// Time when the peer connected.
     pub since: u64,
     /// Number of flows from the peer that this gateway took over or refreshed.
     pub taken: u64,
@@ -296,19 +300,19 @@ pub struct Status {
     pub peers: Vec<Peer>,
     /// The gateways that advertise their flows to this gateway.
     pub peers_heard: Vec<PeerSource>,
-    /// The URL of the authority at which it is enrolled.
+    /// The URL of the authority at which the verifier is enrolled.
     pub authority: String,
-    /// The URL of the authority in use; absent if `authority` is alone.
+    /// The URL of the authority in use; absent if `authority` is in no cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_use: Option<String>,
-    /// The URLs of all authorities of the cluster; empty if `authority` is alone.
+    /// The URLs of all authorities of the cluster; empty if `authority` is in no cluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub authorities: Vec<String>,
     /// Whether the authority's events arrive at present.
     pub connected: bool,
     /// The last error of the connection to the authority; `None` once the connection works again.
     pub trouble: Option<String>,
-    /// When configuration and keys were last read from the authority.
+    /// Time when configuration and keys were last read from the authority.
     pub read: Option<u64>,
     /// Time until which there are keys; `None` if there is no key for the current epoch.
     pub keys_until: Option<u64>,
@@ -321,7 +325,7 @@ pub struct Status {
     /// The optional receivers: services that everybody may reach.
     #[serde(default)]
     pub optional: Vec<Optional>,
-    /// Services that are protected at this host's other addresses, too, not only at those that receivers name.
+    /// The services that are protected at addresses of this host that no receiver names.
     pub extended: Extended,
     /// Sockets of this host that packets reach without being checked.
     pub outside: Vec<Outside>,
@@ -336,12 +340,12 @@ pub struct Status {
     pub tunnel_queues: Vec<TunnelQueue>,
 }
 
-/// Bytes of packets that the thread of a queue of the sealed tunnels has moved.
+/// Numbers of bytes that the thread of one queue of the sealed tunnels has moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TunnelQueue {
-    /// Bytes of packets into tunnels.
+    /// Number of bytes of packets that entered tunnels.
     pub sealed: u64,
-    /// Bytes of packets out of tunnels.
+    /// Number of bytes of packets that left tunnels.
     pub opened: u64,
 }
 
@@ -358,9 +362,9 @@ pub struct Proofs {
     pub withdrawn: u64,
     /// Time until which there are keys; `None` if there is no key for the current epoch.
     pub keys_until: Option<u64>,
-    /// Number of packets that passed, for each outcome.
+    /// Numbers of packets that passed, by outcome.
     pub passed: Vec<Counter>,
-    /// Number of packets that were dropped, for each drop reason.
+    /// Numbers of packets that were dropped, by drop reason.
     pub reasons: Vec<Counter>,
 }
 
@@ -382,7 +386,7 @@ pub struct Verdict {
     pub passes: bool,
     /// Name of the outcome: `not_ours`, `flow`, `token`, `consumed`, `icmp_error`, or the drop reason's name.
     pub outcome: String,
-    /// The checks in their order. The last one is the check that decided.
+    /// The checks in the order in which they were made. The last one decided.
     pub checks: Vec<Check>,
     /// The result as a sentence for people.
     pub text: String,

@@ -1,4 +1,4 @@
-//! `verifier explain`: would a packet pass, or a person get a grant, and why?
+//! `verifier explain`: answers whether a packet would pass, or whether a person would get a grant, and why.
 
 use super::{Look, NO};
 use crate::control::{Request, Requester};
@@ -45,11 +45,11 @@ pub struct Subject {
     /// Would a packet from this client pass?
     #[arg(long, value_name = "ADDR:PORT")]
     from: Option<SocketAddr>,
-    /// Would this Ethernet frame pass? Checks its token, too
+    /// Would this Ethernet frame pass? The answer takes the frame's token into account
     #[arg(long, value_name = "HEX")]
     frame: Option<String>,
-    /// Would the packets of this capture pass (pcap or pcapng; `-` is standard input)? Each is evaluated by itself, as
-    /// of the time of its capture, against the tables as they are now
+    /// Would the packets of this capture pass (pcap or pcapng; `-` is standard input)? Each packet is evaluated alone,
+    /// with the time of its capture and the present tables
     #[arg(long, value_name = "FILE")]
     packet: Option<PathBuf>,
     /// Would this person get a grant?
@@ -57,7 +57,7 @@ pub struct Subject {
     person: Option<String>,
 }
 
-/// Facts about a person to assume in addition to those that the authority knows
+/// Facts about a person to assume, in addition to facts that the authority knows
 #[derive(Args, Debug)]
 pub struct Besides {
     /// Assume the tags of this device of the person
@@ -69,7 +69,7 @@ pub struct Besides {
     /// Assume that the person's device has this tag, too; may be repeated
     #[arg(long = "tag", value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame", "packet"])]
     tags: Vec<String>,
-    /// Assume that the person asks from this address
+    /// Assume that the person sends the request from this address
     #[arg(long = "address", value_name = "ADDR", requires = "person", conflicts_with_all = ["from", "frame", "packet"])]
     source: Option<IpAddr>,
 }
@@ -82,8 +82,8 @@ struct PacketVerdict {
     verdict: view::Verdict,
 }
 
-/// Sends the question to the daemon and prints its answer. The exit code is 1 if the answer is no, or if any packet of
-/// a capture would not pass.
+/// Sends the question to the daemon and prints the answer. The exit code is 1 if the answer is no, or if a packet of a
+/// capture would not pass.
 pub async fn run(look: &Look, Question { subject, besides, to, protocol }: Question) -> Result<ExitCode> {
     let to_or = || to.context("--to is missing");
     let yes = match subject {

@@ -86,7 +86,8 @@ impl Daemon {
             tracing::info!("stopped; nothing is protected: the attached programs count and drop nothing");
         } else {
             tracing::info!(
-                "stopped; protection stays in force until the current keys expire. `vouchsafe verifier detach` ends it"
+                "stopped; protection stays in force until the current keys expire. `vouchsafe verifier detach` ends \
+                 protection"
             );
         }
         Ok(ExitCode::SUCCESS)
@@ -272,8 +273,8 @@ impl Role for Daemon {
     }
 }
 
-/// Asks the authority for the owners of grants that the kernel program or the tunnels' thread does not know, and records
-/// them. Their clients retransmit in the meantime.
+/// Asks the authority for the owners of grants that the kernel program or the tunnels' thread does not know, and
+/// records the owners. The clients of these grants retransmit their packets in the meantime.
 pub(super) async fn name(
     shared: Arc<Shared>,
     authority: client::Authority,

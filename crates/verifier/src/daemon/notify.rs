@@ -1,14 +1,15 @@
-//! Notifications to the service manager: ready, a status line, and the watchdog.
+//! Notifications to the service manager: the verifier is ready, a status line, and signs of life for the watchdog.
 
 use crate::kernel::Kernel;
 use sd_notify::NotifyState;
 
-/// Reports that protection is on. Units ordered after this one, such as the network's, start now.
+/// Reports that protection is on. The service manager then starts the units that are ordered after this one, such as
+/// the network's units.
 pub(super) fn ready(kernel: &Kernel) {
     notify(&[NotifyState::Ready, NotifyState::Status(&line(kernel, None))]);
 }
 
-/// Feeds the watchdog, and reports the status line if it differs from `last_status`.
+/// Sends a sign of life to the watchdog. Reports the status line if it differs from `last_status`.
 pub(super) fn alive(kernel: &Kernel, connected: bool, last_status: &mut String) {
     if sd_notify::watchdog_enabled().is_some() {
         notify(&[NotifyState::Watchdog]);

@@ -1,4 +1,4 @@
-//! Starts and ends the UDP service of sealed tunnels, as the policy demands.
+//! Starts and ends the UDP service of sealed tunnels, as the authority's configuration demands.
 
 use super::Daemon;
 use follower::State;
@@ -20,12 +20,12 @@ mod running {
     pub struct Service {
         shared: Arc<Shared>,
         networks: Vec<IpNet>,
-        /// The inside addresses, which outlive a restart of the service.
+        /// The inside addresses. They stay the same when the service restarts.
         inside: Arc<Mutex<Inside>>,
         queues: usize,
         unknown: Arc<Unnamed>,
         running: Option<Sealed>,
-        /// Why the service could not start: logged once.
+        /// The reason why the service could not start. It is stored so that each reason is logged only once.
         trouble: Option<String>,
     }
 
@@ -44,7 +44,7 @@ mod running {
             Self { shared, networks, inside, queues, unknown, running: None, trouble: None }
         }
 
-        /// Makes the service run at the addresses `tunnels`. Ends the service if `tunnels` is empty.
+        /// Runs the service at the addresses `tunnels`. If `tunnels` is empty, ends the service.
         pub fn follow(&mut self, tunnels: &[SocketAddr]) {
             if self.running.as_ref().is_some_and(|running| running.tunnels() != tunnels) {
                 tracing::info!("the tunnels' addresses changed");
@@ -52,7 +52,8 @@ mod running {
             }
             if self.running.as_ref().is_some_and(|running| !running.is_running()) {
                 tracing::error!(
-                    "a thread of the sealed tunnels has ended, and nobody reaches receivers through them: starting it again"
+                    "a thread of the sealed tunnels has ended, and nobody reaches receivers through them: starting it \
+                     again"
                 );
                 self.running = None;
             }
@@ -67,7 +68,8 @@ mod running {
                     let text = format!("{error:#}");
                     if self.trouble.as_ref() != Some(&text) {
                         tracing::error!(
-                            "cannot start sealed tunnels, so nobody can reach receivers for which a rule demands a treatment: {text}"
+                            "cannot start sealed tunnels, so nobody can reach receivers for which a rule demands a \
+                             treatment: {text}"
                         );
                     }
                     self.trouble = Some(text);
@@ -109,8 +111,8 @@ impl Daemon {
         if !state.config.tunnels.is_empty() {
             tracing::debug!(
                 tunnels = ?state.config.tunnels,
-                "the policy has a sealed tunnel here, but this program was built without: nobody reaches what demands a \
-                 treatment"
+                "the policy has a sealed tunnel at this verifier, but this program was built without sealed tunnels: \
+                 nobody reaches receivers for which a rule demands a treatment"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! Complaints: an application says what the person behind a connection did, and the authority takes points off the
+//! Complaints: an application reports the misconduct of the person behind a connection, and the authority lowers the
 //! person's score. A user may complain only about connections to the services for which the settings name the user.
 
 use super::find;
@@ -19,12 +19,12 @@ const ABOUT: &str = "x-vouchsafe-about";
 const POINTS: &str = "x-vouchsafe-points";
 const SCORE: &str = "x-vouchsafe-score";
 
-/// The users who may complain, each with the service whose connections the complaints may be about.
+/// The users who may complain. Each comes with the service about whose connections the user may complain.
 #[derive(Clone, Debug, Default)]
 pub struct Complainants(Vec<(u32, String, SocketAddr)>);
 
 impl Complainants {
-    /// Looks up the users of the settings.
+    /// Looks up the users that the settings name.
     ///
     /// # Errors
     ///
@@ -76,7 +76,10 @@ pub async fn complain(shared: &Arc<Shared>, complainants: &Complainants, user: u
     };
     let complaint = Complaint { handle: flow.handle, application: application.to_owned(), about, points };
     let done = tokio::time::timeout(PATIENCE, shared.complain(&complaint)).await;
-    answer(done.unwrap_or_else(|_| Err(client::Error::Unreachable("time ran out".into()))), application)
+    answer(
+        done.unwrap_or_else(|_| Err(client::Error::Unreachable("the authority did not answer in time".into()))),
+        application,
+    )
 }
 
 /// Returns the answer to an application. An application may repeat a complaint only if the authority has refused it: a

@@ -1,6 +1,6 @@
-//! The question "who is behind this connection?" as HTTP, in the form that nginx' `auth_request`, Caddy's `forward_auth`
-//! and Envoy's `ext_authz` ask it: the request's headers name a connection of the application, and the answer's status
-//! and headers say who is behind it.
+//! Answers over HTTP who is behind a connection, in the form that `auth_request` of nginx, `forward_auth` of Caddy and
+//! `ext_authz` of Envoy use. The request's headers name a connection of the application. The answer's status and
+//! headers name the person behind it.
 //!
 //! The listener is a UNIX socket, because the kernel reports the user behind each of its connections.
 
@@ -139,7 +139,7 @@ async fn answer(
 enum Question {
     /// The application serves only connections whose person is known.
     Person,
-    /// The application serves every connection, and wants to know the person if there is one.
+    /// The application serves every connection. It only wants to know the person, if there is one.
     Anyone,
 }
 

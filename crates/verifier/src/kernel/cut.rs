@@ -14,19 +14,19 @@ use wire::{Handle, Holder, Pair};
 
 /// Result of revoking grants.
 pub struct Cut {
-    /// Whether there was room for all revocations. If not, the verifier is closed: it admits nothing new.
+    /// Whether there was room for all revocations. If not, the verifier is closed: it admits no new flows.
     pub complete: bool,
-    /// Number of flows that were removed, because they were revoked or idle.
+    /// Number of flows that were removed because they were revoked or idle.
     pub flows: u32,
-    /// The grants that have not ended and stay revoked.
+    /// The revoked grants that have not expired, so that their revocations stay in the table.
     pub lasting: Vec<RevokedGrant>,
 }
 
 /// Result of ending sessions.
 pub struct EndedSessions {
-    /// Whether there was room for all ended sessions. If not, the verifier is closed: it admits nothing new.
+    /// Whether there was room for all ended sessions. If not, the verifier is closed: it admits no new flows.
     pub complete: bool,
-    /// Number of flows that were removed, because their session ended, or because they were revoked or idle.
+    /// Number of flows that were removed because their session ended, or because they were revoked or idle.
     pub flows: u32,
 }
 
@@ -54,7 +54,7 @@ impl Kernel {
         Cut { complete: left.is_empty(), flows, lasting: grants.to_vec() }
     }
 
-    /// Makes the verifier reject the tokens of sessions that have ended, and cuts the flows of these sessions.
+    /// Revokes ended sessions, so that the verifier rejects their tokens, and cuts the flows of these sessions.
     pub fn end_sessions(&self, sessions: &[RevokedSession], now: u64) -> EndedSessions {
         let mut left = HashSet::new();
         let unannounced = self.unannounced.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,8 +90,8 @@ impl Kernel {
         EndedSessions { complete: complete && left.is_empty(), flows }
     }
 
-    /// Readmits accounts that were shut out because there was no room for their revocations, if the tables now have
-    /// room for these. `config` contains all revocations of the authority.
+    /// Readmits accounts that were shut out because there was no room for their revocations, if the tables have room
+    /// for these revocations now. `config` contains all revocations of the authority.
     pub fn readmit(&self, config: &api::VerifierConfig) {
         if !self.verifier.has_shut_out() {
             return;
@@ -118,9 +118,9 @@ impl Kernel {
         );
     }
 
-    /// Cuts the flows of grants, some of which have possibly ended. The grants that have ended are revoked for one
-    /// sweep only. This sweep first removes their flows, then their revocations, so that these leave room for the
-    /// revocations of other grants.
+    /// Cuts the flows of grants, some of which have possibly ended. Grants that have ended are revoked for one sweep
+    /// only. This sweep first removes their flows and then their revocations, which makes room for the revocations of
+    /// other grants.
     pub fn cut(&self, grants: &[RevokedGrant], now: u64) -> Cut {
         let (ended, lasting) = plan::ended(grants, |handle| self.expiry(handle), now);
         let flows = if ended.is_empty() { 0 } else { self.cut_ended(&ended) };
@@ -150,7 +150,8 @@ impl Kernel {
         flows + self.sweep_alone(&sweeping)
     }
 
-    /// Returns the expiry of a grant (Unix seconds) according to its tokens; `None` if no token of it was admitted.
+    /// Returns the expiry of a grant (Unix seconds) according to its tokens; `None` if no token of this grant was
+    /// admitted.
     pub(super) fn expiry(&self, handle: u64) -> Option<u32> {
         self.verifier.grants.get(&handle).ok().flatten().map(|used| used.expires)
     }

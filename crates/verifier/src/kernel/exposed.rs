@@ -1,5 +1,5 @@
-//! The protected services. Receivers name services at their addresses. The ports of these services are also protected
-//! at this host's other addresses, which can change.
+//! The protected services. Receivers name services at their addresses. The verifier also protects the ports of these
+//! services at this host's other addresses, which can change.
 
 use super::Kernel;
 use crate::exposure::{Extension, extension};
@@ -18,14 +18,14 @@ pub(super) struct Written {
     /// Prefixes that receivers name.
     named: BTreeSet<IpNet>,
     extension: Extension,
-    /// Whether there were more services than one prefix has room for.
+    /// Whether there were more services than the entry of one prefix can hold.
     crowded: bool,
     local: Local,
 }
 
 impl Kernel {
-    /// Protects the services that these receivers name. Protects their ports at this host's other addresses, too,
-    /// unless the settings exclude that.
+    /// Protects the services that these receivers name. Also protects their ports at this host's other addresses,
+    /// unless the settings exclude this.
     pub fn protect(&self, receivers: &[api::Receiver]) -> Result<()> {
         let receivers = &client::convert::receivers(receivers);
         let mut entries = match &self.settings.everything_but {
@@ -69,8 +69,8 @@ impl Kernel {
         self.protected().into_iter().filter(|entry| written.named.contains(&entry.prefix)).collect()
     }
 
-    /// Returns the services that are protected at this host's other addresses, too, not only at those that receivers
-    /// name. Returns also the networks that contain these other addresses.
+    /// Returns the services that are protected at addresses of this host that no receiver names, and the networks of
+    /// these addresses.
     pub fn extended(&self) -> view::Extended {
         let written = self.written();
         view::Extended {

@@ -24,7 +24,7 @@ impl Kernel {
                 tracing::warn!(
                     person,
                     share,
-                    "the person has more grants than the share of an account (`grants_per_account`): those beyond it \
+                    "the person has more grants than the share of an account (`grants_per_account`): further grants \
                      get no inside address and no class until others have ended"
                 );
                 false
@@ -47,9 +47,10 @@ pub(super) struct GrantRoom {
 #[derive(Default)]
 struct Share {
     grants: HashMap<u64, u64>,
-    /// When ended grants were last removed. A full share is searched at most once a second.
+    /// The time at which ended grants were last removed. A full share is searched for ended grants at most once a
+    /// second.
     tidied: u64,
-    /// Whether a grant has been refused since the share last had room.
+    /// Whether the verifier has refused a grant since the share last had room.
     full: bool,
 }
 
@@ -58,7 +59,7 @@ struct Share {
 enum Room {
     Taken,
     Full,
-    /// The share is full, and this is the first grant refused since it last had room.
+    /// The share is full, and this grant is the first one that is refused since the share last had room.
     FullNow,
 }
 

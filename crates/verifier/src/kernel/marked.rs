@@ -9,7 +9,7 @@ use wire::map::GrantClass;
 
 const SKEW: u32 = engine::verifier::CLOCK_SKEW_MAX;
 
-/// Checks that the settings allow marking packets, if they are to be marked.
+/// If the settings demand that packets are marked, checks that the other settings permit this.
 pub(super) fn check(settings: &Settings) -> Result<()> {
     let marks = settings.mark.is_some();
     ensure!(
@@ -40,7 +40,7 @@ impl Kernel {
         handles
     }
 
-    /// Forgets the classes of grants that have ended and have no flow.
+    /// Removes the classes of grants that have ended and have no flow.
     pub(super) fn tidy_classes(&self, now: u32) {
         let Some(classes) = &self.verifier.classes else { return };
         for (handle, class) in classes.entries() {

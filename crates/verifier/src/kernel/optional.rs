@@ -1,4 +1,4 @@
-//! Optional receivers: TCP services that everybody may reach, where the verifier knows the people who bring a token.
+//! Optional receivers: TCP services that everybody may reach. The verifier knows the people who send a token.
 
 use super::Kernel;
 use crate::view;

@@ -20,8 +20,8 @@ impl Kernel {
         self.config.speaks(ls::SUITE)
     }
 
-    /// Enters pairs into the table, so that their tokens are accepted. Pairs issued before the table was created stay
-    /// out, because the nonces that they had used by then are unknown (wire.md §5.5.1).
+    /// Enters pairs into the table, so that their tokens are accepted. Leaves out pairs that were issued before the
+    /// table was created, because the verifier does not know which of their nonces were used by then (wire.md §5.5.1).
     ///
     /// # Errors
     ///

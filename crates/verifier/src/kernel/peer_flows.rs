@@ -51,8 +51,8 @@ impl Kernel {
         key.tunnel == 1 || flow.origin != origin::TOKEN || flow.inside != 0 || self.addresses().is_none()
     }
 
-    /// Returns a flow as it is advertised to other gateways; `None` if the person behind its inside address is unknown,
-    /// or if it begins in a tunnel and the client there is unknown.
+    /// Returns a flow in the form in which it is advertised to other gateways. Returns `None` if the person behind the
+    /// flow's inside address is unknown, or if the flow begins in a tunnel and its client is unknown.
     pub fn advertised_form(&self, key: FlowKey, flow: Flow, begins: bool) -> Option<AdvertisedFlow> {
         let lessees = self.lessees.as_ref().filter(|_| key.tunnel == 1);
         let lessee = lessees.and_then(|lessees| lessees.of(key.client().0));

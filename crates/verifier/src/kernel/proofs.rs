@@ -24,7 +24,7 @@ impl Kernel {
         self.proving.as_ref().map(|proving| proving.view())
     }
 
-    /// Reports whether no proof is accepted any more because there was no room for a withdrawal.
+    /// Reports whether the verifier accepts no proof any more, because there was no room for a withdrawal.
     pub fn proofs_are_closed(&self) -> bool {
         self.proving.as_ref().is_some_and(|proving| proving.is_closed())
     }

@@ -30,12 +30,12 @@ impl Kernel {
         flows
     }
 
-    /// Returns the table of flows. The caller can read it without holding a lock on the programs.
+    /// Returns the table of flows. The caller can read the table without holding a lock on the programs.
     pub fn flow_table(&self) -> Arc<Flows> {
         self.verifier.flows.clone()
     }
 
-    /// Returns the flows of a client to `server`, or, if `server` is `None`, the client's flows to all servers.
+    /// Returns the flows of a client to `server`. If `server` is `None`, returns the client's flows to all servers.
     pub fn flows_of(&self, client: SocketAddr, server: Option<SocketAddr>) -> Vec<(FlowKey, Flow)> {
         let (address, port) = (client.ip().to_canonical(), client.port());
         let mut keys: Vec<FlowKey> = match server {
@@ -145,8 +145,8 @@ impl Kernel {
         flow.by_grant().then_some(wire::Handle(flow.handle))
     }
 
-    /// Loads the program for the device out of which the packets of tunnels come. Program and device end with this
-    /// process.
+    /// Loads the program for the device out of which the packets of tunnels come. The program and the device are
+    /// removed when this process ends.
     #[cfg(feature = "seal")]
     pub fn load_tunnel(&self) -> anyhow::Result<datapath::tunnel::Tunnel> {
         datapath::tunnel::Tunnel::load(&self.verifier, None)

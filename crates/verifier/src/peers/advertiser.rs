@@ -31,11 +31,11 @@ pub type ReceivedFlows = HashMap<FlowKey, FlowState>;
 /// Idle timeouts of flows, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Established TCP flows.
+    /// Idle timeout of established TCP flows.
     pub tcp: u32,
-    /// TCP flows that the client has closed, or that it is only just opening.
+    /// Idle timeout of TCP flows that the client has closed, or has not opened completely yet.
     pub closing: u32,
-    /// Flows of all other protocols.
+    /// Idle timeout of all other flows.
     pub udp: u32,
 }
 
@@ -68,9 +68,8 @@ impl Advertiser {
         can_advertise(flow) && self.advertised.insert(*key, state) != Some(state)
     }
 
-    /// Returns those of `flows` that have to be advertised to the peer at `now`, each with a `bool` that says whether
-    /// the flow is new to the peer. Omits a flow that another gateway advertises, unless the flow's packets arrive
-    /// here.
+    /// Returns those of `flows` that have to be advertised to the peer at `now`. The `bool` says whether the flow is
+    /// new to the peer. Omits a flow that another gateway advertises, unless packets of the flow arrive here.
     pub fn pass(
         &mut self,
         flows: Vec<(FlowKey, Flow)>,

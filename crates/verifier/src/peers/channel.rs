@@ -1,6 +1,6 @@
 //! Mutual authentication of the gateways of one verifier, which all have the verifier keys. An Ed25519 key derives from
-//! each epoch's verifier key. In TLS 1.3, both sides prove that they have this key, which is used as a raw public key
-//! (RFC 7250).
+//! the verifier key of each epoch. In the TLS 1.3 handshake, both sides use this key as a raw public key (RFC 7250) and
+//! prove that they have it.
 
 use anyhow::{Context, Result};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -40,7 +40,7 @@ fn certified(key: &VerifierKey, provider: &CryptoProvider) -> Result<CertifiedKe
 
 impl Identity {
     /// Builds an identity from the verifier keys of several epochs. With this identity, the gateway proves that it has
-    /// the key of the epoch `current`. It accepts from other gateways a proof for the key of any of these epochs.
+    /// the key of the epoch `current`. From other gateways, it accepts a proof for the key of any of these epochs.
     ///
     /// # Errors
     ///

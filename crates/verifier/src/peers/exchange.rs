@@ -36,8 +36,8 @@ pub async fn listen(at: SocketAddr) -> Result<TcpListener> {
     TcpListener::bind(at).await.with_context(|| format!("peer_listen: cannot listen on {at}"))
 }
 
-/// Starts to advertise flows to the peers, and to take over the flows that they advertise. This ends when the returned
-/// value is dropped.
+/// Starts to advertise flows to the peers, and to take over the flows that they advertise. The exchange ends when the
+/// returned value is dropped.
 ///
 /// # Errors
 ///

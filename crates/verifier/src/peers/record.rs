@@ -1,5 +1,5 @@
 //! The protocol between gateways, in bytes: frames of records, and a reply to each frame. Records have a fixed length.
-//! Integers are little-endian. Times are sent as differences from the present, because the gateways' clocks differ.
+//! Integers are little-endian. Times are sent relative to the present, because the gateways' clocks differ.
 
 use crate::lessees::Lessee;
 use wire::map::{Flow, FlowKey, address_bytes, address_of, origin, stage};
@@ -8,8 +8,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Largest number of records in a frame.
 pub const RECORDS_MAX: usize = 256;
-/// Version of this protocol. Version 2 had no byte for tunnels, so a gateway with version 2 would mistake a flow inside
-/// a tunnel for one outside. Version 3 did not say whose inside address such a flow has.
+/// Version of this protocol. Version 2 has no byte for tunnels, so a gateway with version 2 would mistake a flow inside
+/// a tunnel for a flow outside. Version 3 does not name the client to which the inside address of a flow in a tunnel
+/// belongs.
 pub const VERSION: [u8; 8] = *b"VSFPEER4";
 
 /// The first message of each side.
@@ -58,9 +59,9 @@ pub struct Record {
     family: u8,
     origin: u8,
     stage: u8,
-    /// 1 if the receiver is to create the flow if it does not have it.
+    /// 1 if the receiver has to create the flow if its table does not contain the flow, otherwise 0.
     begins: u8,
-    /// 1 if the flow is inside a sealed tunnel.
+    /// 1 if the flow is inside a sealed tunnel, otherwise 0.
     tunnel: u8,
     inside_port: [u8; 2],
     handle: U64,
@@ -72,12 +73,13 @@ pub struct Record {
     answer: U32,
     /// Seconds since the flow's last token arrived; all bits set if no token is on record.
     proved: U32,
-    /// Account and session of the client in the tunnel; 0 if the flow is outside, or if the sender does not know.
+    /// Account and session of the client in the tunnel; 0 if the flow is outside, or if the sender does not know the
+    /// client.
     lessee: U32,
-    /// Outside of tunnels: inside address of the client; zeros if the client has none. In a tunnel: the client's own
-    /// address there.
+    /// For a flow outside of tunnels: the client's inside address, or zeros if the client has none. For a flow in a
+    /// tunnel: the client's own address in the tunnel.
     inside: [u8; 16],
-    /// Name of the person; only with an inside address.
+    /// Name of the person who has the inside address; zeros if there is no inside address.
     person: [u8; 64],
 }
 
@@ -98,13 +100,13 @@ pub struct AdvertisedFlow {
     /// The flow's state. Records do not contain the slot of its inside address, because slots are different at each
     /// gateway.
     pub flow: Flow,
-    /// When the flow's grant ends, Unix seconds.
+    /// Time at which the flow's grant ends, Unix seconds.
     pub expires: u32,
     /// Whether the receiving gateway has to create the flow if its table does not contain the flow.
     pub begins: bool,
     /// The inside address of the flow's client, if it has one outside of tunnels.
     pub inside: Option<Inside>,
-    /// The client to which the flow's client address is assigned, if the flow is in a tunnel.
+    /// If the flow is in a tunnel: the client to which the flow's client address is assigned.
     pub lessee: Option<Lessee>,
 }
 

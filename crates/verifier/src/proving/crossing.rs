@@ -1,6 +1,6 @@
 //! The engine that checks proofs of frames between two interfaces (AF_XDP). A thread moves the frames from one
 //! interface to the other, and verifies them in batches. While the thread does not run, no frame gets to the other
-//! interface. A frame with a wrong proof never does.
+//! interface. A frame with a wrong proof never gets there.
 
 use super::{Proving, read};
 use crate::settings::ProofsSettings;
@@ -27,7 +27,7 @@ const LOST: [&str; 3] = ["no_room", "missed", "unserved"];
 /// The engine that moves frames between two interfaces. While `running` is `None`, its thread does not run.
 pub struct Crossing {
     settings: ProofsSettings,
-    /// The state with which the next thread starts; changes are sent to the running thread as well.
+    /// The state with which the next thread starts. Changes are also sent to the running thread.
     verifier: Mutex<Verifier>,
     counters: Arc<Mutex<Counters>>,
     running: Option<Running>,
@@ -51,7 +51,8 @@ struct Control {
 #[derive(Clone)]
 struct Counters {
     outcomes: [u64; counter::COUNT as usize],
-    /// Lost frames by reason: of earlier threads, and of the current thread.
+    /// Numbers of lost frames by reason. The first element counts those of earlier threads, the second those of the
+    /// current thread.
     lost: [[u64; LOST.len()]; 2],
 }
 
@@ -104,7 +105,7 @@ impl Crossing {
                 Ok(crossing) => {
                     let _ = opened.send(Ok(()));
                     if let Err(error) = cross(crossing, verifier, &control, &counters) {
-                        tracing::error!("frames no longer cross between {} and {}: {error:#}", one.name, other.name);
+                        tracing::error!("frames no longer pass between {} and {}: {error:#}", one.name, other.name);
                     }
                 }
                 Err(error) => {
@@ -124,7 +125,7 @@ impl Crossing {
         opened?;
         self.failed = None;
         let [one, other] = &self.settings.interfaces[..] else { unreachable!("there are two") };
-        tracing::info!(one, other, "frames cross between these interfaces, through the check of proofs");
+        tracing::info!(one, other, "frames between these interfaces pass through the check of proofs");
         Ok(())
     }
 }
@@ -196,7 +197,7 @@ impl Proving for Crossing {
         if let Err(error) = self.start() {
             let text = format!("{error:#}");
             if self.failed.as_ref() != Some(&text) {
-                tracing::error!("frames do not cross between {}: {text}", self.settings.interfaces.join(" and "));
+                tracing::error!("no frames pass between {}: {text}", self.settings.interfaces.join(" and "));
             }
             self.failed = Some(text);
         }

@@ -23,9 +23,9 @@ pub struct Program {
     pins: Pins,
     attached: BTreeMap<String, (Interface, Mode)>,
     failed: BTreeMap<String, String>,
-    /// Whether attachments are to outlive this process.
+    /// Whether attachments outlive this process.
     lasting: bool,
-    /// Whether all keys are cleared, so that nothing passes, because a withdrawal found no room.
+    /// Whether all keys are cleared because there was no room for a withdrawal, so that nothing passes.
     closed: AtomicBool,
 }
 

@@ -1,6 +1,6 @@
-//! The routing rules that lead connections to the relay: from every interface outside, and from those that are stacked
-//! above one of them. The verifier checks a packet of a VLAN at the interface below, but for the kernel's routing rules
-//! the packet comes in from the VLAN's interface.
+//! The routing rules that divert connections to the relay. There is a rule for every outside interface, and for every
+//! interface that is stacked above an outside interface. For example, the verifier checks a packet of a VLAN at the
+//! interface below, but the kernel's routing rules see the VLAN's interface.
 
 use crate::settings::Settings;
 use anyhow::{Result, ensure};
@@ -16,7 +16,7 @@ const TUNNEL_DEVICE: &str = "vs-sealed";
 /// Interval at which the verifier looks for interfaces that have appeared.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The rules of this verifier, and the settings that they follow from.
+/// The routing rules of this verifier, and the settings from which they result.
 pub struct Diversions {
     diversion: Diversion,
     outside: Vec<String>,
@@ -26,8 +26,8 @@ pub struct Diversions {
 }
 
 impl Diversions {
-    /// Diverts connections to the services in the settings. If the settings name none, ends what an earlier process
-    /// diverted.
+    /// Diverts connections to the services in the settings. If the settings name no services, removes the diversions of
+    /// an earlier process.
     ///
     /// # Errors
     ///
@@ -53,7 +53,7 @@ impl Diversions {
         Ok(diversions)
     }
 
-    /// Follows interfaces that appear later, until the future is dropped.
+    /// Adds rules for interfaces that appear later, until the future is dropped.
     pub async fn follow(mut self) {
         let mut trouble = String::new();
         loop {

@@ -1,5 +1,5 @@
-//! The PROXY protocol, version 2 (HAProxy's proxy-protocol.txt, §2.2): the header that tells a server the client's
-//! address and, in TLVs of types that are free for applications, the person.
+//! The PROXY protocol, version 2 (HAProxy's proxy-protocol.txt, §2.2). Its header tells a server the client's address.
+//! TLVs of types that are free for applications contain the person.
 
 use crate::identity::Identity;
 use std::net::SocketAddr;
@@ -34,7 +34,7 @@ pub fn header(client: SocketAddr, server: SocketAddr, identity: &Identity, since
     with(client, server, &body)
 }
 
-/// Builds the header of a connection whose client nobody knows: it has no TLVs.
+/// Builds the header of a connection whose client is unknown. This header has no TLVs.
 pub fn anonymous(client: SocketAddr, server: SocketAddr) -> Vec<u8> {
     with(client, server, &[])
 }

@@ -1,5 +1,5 @@
-//! The relay's open connections. Limits their number, also for each person, and ends each connection whose flow has
-//! ended.
+//! The relay's open connections. Limits the number of connections in total and for each person. Ends each connection
+//! whose flow has ended.
 
 use crate::shared::Shared;
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ const STRANGERS: (usize, usize) = (1024, 128);
 /// within a second.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// The open connections.
+/// The open connections of the relay.
 #[derive(Default)]
 pub struct Open {
     connections: Mutex<Connections>,
@@ -32,7 +32,7 @@ struct Connections {
     last: u64,
     all: HashMap<u64, Entry>,
     people: HashMap<String, usize>,
-    /// Strangers' connections.
+    /// The connections of strangers.
     strangers: Sites,
     /// Connections whose person the relay is still looking up.
     arrivals: Sites,
@@ -46,14 +46,14 @@ struct Entry {
     _end: oneshot::Sender<()>,
 }
 
-/// A connection's entry. Dropping it removes the entry.
+/// A connection's entry among the open connections. Dropping it removes the entry.
 pub struct Place {
-    /// Resolves when the connection has to end.
+    /// Resolves when the relay has to end the connection.
     pub cut: oneshot::Receiver<()>,
     pub _place: Registered,
 }
 
-/// Removes a connection's entry on drop.
+/// Removes a connection's entry when it is dropped.
 pub struct Registered {
     open: Arc<Open>,
     number: u64,
@@ -85,8 +85,8 @@ impl Sites {
     }
 }
 
-/// The room that the connection of a stranger takes, or a connection whose person the relay is still looking up.
-/// Dropping this value frees the room.
+/// The room for a stranger's connection, or for a connection whose person the relay is still looking up. Dropping this
+/// value frees the room.
 pub struct Guest {
     open: Arc<Open>,
     from: IpAddr,
@@ -104,8 +104,8 @@ impl Open {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes room for a connection whose person the relay is about to look up. Returns `None` if the relay is looking
-    /// up too many connections already, in total or from this address.
+    /// Reserves room for a connection whose person the relay is about to look up. Returns `None` if the relay is
+    /// already looking up too many connections, in total or from this address.
     pub fn arrive(self: &Arc<Self>, from: IpAddr) -> Option<Guest> {
         self.guest(from, ARRIVALS, |connections| &mut connections.arrivals)
     }
@@ -120,7 +120,8 @@ impl Open {
         sites(&mut self.connections()).add(from, most).then(|| Guest { open: self.clone(), from, sites })
     }
 
-    /// Adds a connection of this person. Returns `None` if the person, or all people together, have too many.
+    /// Adds a connection of this person. Returns `None` if this person has too many connections, or if all people
+    /// together have too many.
     pub fn take(self: &Arc<Self>, person: &str, key: FlowKey, flow: Flow) -> Option<Place> {
         let mut connections = self.connections();
         if connections.all.len() >= CONNECTIONS.0 {
@@ -137,7 +138,8 @@ impl Open {
         Some(Place { cut, _place: Registered { open: self.clone(), number } })
     }
 
-    /// Makes room for a connection of a stranger. Returns `None` if strangers, or those at this address, have too many.
+    /// Reserves room for a connection of a stranger. Returns `None` if all strangers together have too many
+    /// connections, or those at this address.
     pub fn take_stranger(self: &Arc<Self>, from: IpAddr) -> Option<Guest> {
         self.guest(from, STRANGERS, |connections| &mut connections.strangers)
     }
@@ -186,7 +188,7 @@ pub async fn watch(open: Arc<Open>, shared: Arc<Shared>) {
         };
         match shared.clone().read(look).await {
             Ok(lost) => lost.into_iter().for_each(|number| open.remove(number)),
-            Err(error) => tracing::error!("cannot check whether relayed connections go on: {error:#}"),
+            Err(error) => tracing::error!("cannot check which relayed connections have to end: {error:#}"),
         }
     }
 }

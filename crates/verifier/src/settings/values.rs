@@ -8,13 +8,13 @@ use std::net::{IpAddr, SocketAddr};
 use wire::Carrier;
 
 pub(super) const MAX_PAIRS: std::ops::RangeInclusive<i64> = 16..=65_536;
-/// A tunnel has a lane for each queue.
+/// Range of `tunnel_queues`. A sealed tunnel has one lane for each queue.
 pub(super) const TUNNEL_QUEUES: std::ops::RangeInclusive<i64> = 1..=wire::seal::record::LANES as i64;
 pub(super) const MAX_FLOWS: std::ops::RangeInclusive<i64> = 16..=1 << 26;
 pub(super) const FLOWS: std::ops::RangeInclusive<i64> = 1..=1 << 26;
 pub(super) const SAMPLES: std::ops::RangeInclusive<i64> = 0..=100_000;
 pub(super) const IDLE: std::ops::RangeInclusive<u32> = 5..=30 * 86_400;
-/// Range of `udp_renewal` in seconds. The minimum is the time in which an agent sends two tokens.
+/// Range of `udp_renewal` in seconds. Within the minimum, an agent sends two tokens.
 pub(super) const RENEWAL: std::ops::RangeInclusive<u32> = 30..=30 * 86_400;
 
 pub(super) fn hook(text: &str) -> Result<Choice, String> {
@@ -22,7 +22,7 @@ pub(super) fn hook(text: &str) -> Result<Choice, String> {
 }
 
 pub(super) fn carrier(text: &str) -> Result<Carrier, String> {
-    Carrier::from_name(text).ok_or_else(|| "tail, shim, stream or fast_open".to_owned())
+    Carrier::from_name(text).ok_or_else(|| "tail, shim, stream, fast_open or tcp_in_udp".to_owned())
 }
 
 pub(super) fn network(text: &str) -> Result<IpNet, String> {
