@@ -45,7 +45,9 @@ pub async fn check(settings: &Settings) -> Vec<Found> {
     let mut found = vec![Found::new("enrolment", enrolled)];
     found.push(Found::new(format!("underlay {}", settings.underlay), Interface::named(&settings.underlay).map(drop)));
     for address in &settings.addresses {
-        let bound = UdpSocket::bind((*address, 0)).map(drop).context("it is not this host's (see `ip address`)");
+        let bound = UdpSocket::bind((*address, 0))
+            .map(drop)
+            .context("the address does not belong to this host (see `ip address`)");
         found.push(Found::new(format!("address {address}"), bound));
     }
     for tenant in &settings.tenants {
@@ -117,13 +119,15 @@ async fn at_authority(
 fn explained(error: Error) -> anyhow::Error {
     let way_out = match error {
         Error::NotLoggedIn => {
-            return anyhow!("it does not know this endpoint (any more): run `vouchsafe svtep enrol --again`");
+            return anyhow!(
+                "the authority does not know this endpoint (any more): run `vouchsafe svtep enrol --again`"
+            );
         }
         Error::Unreachable(_) => {
-            "nothing was compared with it. An endpoint that ran before starts without it, and delivers as long as it has \
-             keys"
+            "nothing was compared with the authority's configuration. An endpoint that ran before can start without \
+             the authority, and delivers as long as it has keys"
         }
-        _ => "nothing was compared with it",
+        _ => "nothing was compared with the authority's configuration",
     };
     anyhow!("{error}; {way_out}")
 }
@@ -135,9 +139,9 @@ fn has_keys(keys: &EpochKeys, settings: &Settings, verifier: &str) -> Result<()>
     }
     let addresses: Vec<_> = settings.addresses.iter().map(|address| format!("\"{address}\"")).collect();
     Err(anyhow!(
-        "the authority has none yet, because no path in its networks.toml has the verifier {verifier}, so nothing is \
-         delivered here: add one there, \
-         `[[paths]]` with `to = [{}]` and `verifiers = [\"{verifier}\"]`, then `vouchsafe authority policy reload`",
+        "the authority has no keys for this endpoint, because no path in its networks.toml has the verifier \
+        {verifier}, so nothing is delivered here: add a path there, `[[paths]]` with `to = [{}]` and `verifiers = \
+        [\"{verifier}\"]`, then `vouchsafe authority policy reload`",
         addresses.join(", ")
     ))
 }
@@ -156,7 +160,8 @@ async fn log_in(key: &ServiceKey, directory: &Directory, enrolment: &Enrolment) 
     let session = caller.login_by_key(key, &enrolment.verifier).await.with_context(|| {
         let service = &key.service;
         format!(
-            "it cannot log in: see in `vouchsafe authority service list` whether there is a service account {service}"
+            "the account cannot log in: see in `vouchsafe authority service list` whether there is a service account \
+             {service}"
         )
     })?;
     // A session that stays lasts until it expires, and does no harm.

@@ -1,5 +1,5 @@
-//! `vouchsafe svtep …`: parses arguments and prints results. The work is done in `daemon`; queries go to the daemon's
-//! control socket.
+//! `vouchsafe svtep …`: parses arguments and prints results. The module `daemon` does the work; queries go to the
+//! daemon's control socket.
 
 use crate::check;
 use crate::control::{self, Request};
@@ -29,8 +29,8 @@ pub enum SvtepCommand {
     /// Run the daemon. When it ends, its kernel programs keep running; see `detach`
     #[command(after_help = RUN)]
     Run(Box<Run>),
-    /// Check settings, keys and interfaces, compare tenants with what the authority says of them, and report faults;
-    /// exit code 1 if there are any
+    /// Check settings, keys and interfaces, compare tenants with the authority's configuration, and report faults; exit
+    /// code 1 if there are any
     Check {
         /// The settings
         #[command(flatten)]
@@ -61,13 +61,13 @@ pub struct Enrol {
     /// The authority's URL, https://HOST:PORT
     #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
     authority: String,
-    /// The CA certificate to trust for it [default: the system's]
+    /// The CA certificate to trust for the authority [default: the system's]
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]
     ca: Option<PathBuf>,
     /// The one-time code that `vouchsafe authority verifier add` printed
     #[arg(long, env = "VOUCHSAFE_CODE", hide_env_values = true)]
     code: String,
-    /// Enrol again although it is enrolled already
+    /// Enrol again although this endpoint is enrolled already
     #[arg(long)]
     again: bool,
 }
@@ -78,7 +78,7 @@ pub struct Run {
     /// Read settings and tenants from this file
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_SVTEP_CONFIG", default_value = DEFAULT_CONFIG)]
     config: PathBuf,
-    /// Settings that override the file's
+    /// Settings that override those in the file
     #[command(flatten)]
     flags: Flags,
 }
@@ -192,7 +192,7 @@ impl Look {
         let socket = self.daemon.socket();
         let Some(answer) = control::try_ask(&socket, request).await? else {
             let state = match Pins::existing("svtep", &self.daemon.instance) {
-                Some(_) => "; current segments stay in use without it (`vouchsafe svtep detach` ends that)",
+                Some(_) => "; current segments stay in use without the daemon (`vouchsafe svtep detach` ends this)",
                 None => "",
             };
             bail!("no tunnel endpoint listens at {}: is `vouchsafe svtep run` running?{state}", socket.display())
@@ -218,7 +218,7 @@ fn show_status(status: &view::Status) {
     let connected = if status.connected { "connected" } else { "not connected" };
     let keys = match status.keys_until {
         _ if status.closed => {
-            "removed, because a withdrawal of consent could not be stored: nothing is delivered".to_owned()
+            "removed, because there was no room for a withdrawal of consent: nothing is delivered".to_owned()
         }
         Some(until) => utc(until),
         None => "none for the current epoch: nothing is delivered".to_owned(),

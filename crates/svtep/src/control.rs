@@ -24,9 +24,9 @@ const MOST: u64 = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Requests an overview of the endpoint, a [`crate::view::Status`].
+    /// Requests an overview of the endpoint. The answer is a [`crate::view::Status`].
     Status,
-    /// Requests the list of segments, each a [`crate::view::Segment`].
+    /// Requests the list of segments. The answer is a list of [`crate::view::Segment`].
     Segments,
     /// Removes all kernel state and ends the daemon. The answer is a sentence.
     Detach,

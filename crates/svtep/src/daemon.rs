@@ -172,12 +172,12 @@ struct Daemon {
     kernel: Kernel,
     endpoint: Endpoint,
     outlets: Outlets,
-    /// Number of packets lost on the way from the kernel to the loop.
+    /// Number of packets lost between the kernel and the daemon's loop.
     lost: Arc<AtomicU64>,
     sessions: Vec<Session>,
-    /// By index of a tenant in the settings: the index of its session.
+    /// For each tenant, by its index in the settings, the index of its session.
     asks: Vec<usize>,
-    /// Indices of tenants in the settings, by interface.
+    /// Index of the tenant in the settings, by interface.
     places: BTreeMap<u32, usize>,
     answer_sender: mpsc::Sender<Answer>,
     answers: Answers,
@@ -237,7 +237,7 @@ impl Daemon {
                 Some(unsent) = packets.recv() => self.handed_over(&unsent),
             }
         }
-        tracing::info!("stopped; current segments stay in use until they expire. `vouchsafe svtep detach` ends that");
+        tracing::info!("stopped; current segments stay in use until they expire. `vouchsafe svtep detach` ends this");
         Ok(ExitCode::SUCCESS)
     }
 

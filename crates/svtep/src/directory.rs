@@ -16,7 +16,7 @@ const ENROLMENT: &str = "enrolment.json";
 pub struct Kept {
     /// URL of the authority that the session belongs to.
     pub authority: String,
-    /// URLs of all authorities of its cluster; empty if it is alone.
+    /// URLs of all authorities in the cluster of `authority`; empty if `authority` is in no cluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub authorities: Vec<String>,
     /// The bearer token of the session.

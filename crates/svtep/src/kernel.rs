@@ -1,5 +1,5 @@
-//! Owns the endpoint's kernel programs, the attachments and tables of these programs, and the thread that reads the
-//! packets that the programs pass to user space.
+//! Owns the endpoint's kernel programs with their attachments and tables, and the thread that reads the packets that
+//! the programs pass to user space.
 
 use crate::now;
 use crate::settings::Settings;
@@ -35,12 +35,13 @@ pub struct Inlet {
     pub lost: Arc<AtomicU64>,
 }
 
-/// A change: an interface of a tenant has appeared or disappeared. The number is the tenant's index in the settings.
+/// A change of a tenant's interface.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The interface is attached now.
+    /// The interface with this index has appeared, and is attached now. The second number is the tenant's index in the
+    /// settings.
     Came(u32, usize),
-    /// The interface is gone.
+    /// The interface with this index has disappeared.
     Gone(u32),
 }
 
@@ -52,7 +53,7 @@ pub struct Kernel {
     underlay: Interface,
     mtu: u32,
     config: ProofsConfig,
-    /// Whether everything is loaded and attached; if not, the daemon tries again.
+    /// Whether everything is loaded and attached. If not, the daemon tries again.
     whole: bool,
     /// Attached interfaces, by index in the settings.
     tenants: BTreeMap<usize, Interface>,
@@ -172,8 +173,8 @@ impl Kernel {
         self.program.proofs.stand_before(&own).context("cannot store the endpoint's addresses")
     }
 
-    /// Makes void the received segments to which these withdrawals apply. Returns whether all withdrawals were written.
-    /// If the table is full, removes all keys, so that nothing is delivered from then on.
+    /// Voids the received segments to which these withdrawals apply. Returns whether all withdrawals were written. If
+    /// the table is full, removes all keys, so that nothing is delivered from then on.
     pub fn withdraw(&mut self, withdrawn: &[Withdrawal]) -> bool {
         let left = withdrawn.iter().filter(|what| u64::from(what.until) >= now()).find_map(|what| {
             let vni = Vni::new(what.vni)?;

@@ -30,7 +30,7 @@ const AHEAD: u64 = 300;
 pub enum News {
     /// Statements of withdrawn consent, which void segments.
     Withdrawn(Vec<Withdrawal>),
-    /// A request that was refused would possibly be granted now.
+    /// Something changed, so that the authority possibly grants a request that it refused before.
     Changed,
 }
 
@@ -55,7 +55,7 @@ pub struct Session {
 
 impl Session {
     /// Logs in with the service account's key in the file `key`, and keeps a session until the returned value is
-    /// dropped. Each event is sent to the channel in `tell`, together with the number in `tell`.
+    /// dropped. Sends each event to the channel in `tell`, together with the number in `tell`.
     pub fn start(
         key: &Path,
         authority: &str,
@@ -108,9 +108,9 @@ pub fn read(path: &Path) -> Result<ServiceKey> {
 
 /// The reason why a task stops reading a session's events.
 enum End {
-    /// The session has ended, with the reason.
+    /// The session has ended. The text is the reason.
     Over(String),
-    /// The session ends soon, so the next session has to begin.
+    /// The session ends soon, so the daemon has to begin another.
     Due,
 }
 

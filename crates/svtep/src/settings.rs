@@ -55,8 +55,8 @@ pub struct Flags {
     /// The interface by which tunnelled packets arrive and leave
     #[arg(long, value_name = "IF", env = "VOUCHSAFE_SVTEP_UNDERLAY")]
     pub underlay: Option<String>,
-    /// Address of this endpoint on the underlay, as in networks.toml; may be repeated, packets are sent from the first
-    /// one
+    /// Address of this endpoint on the underlay, as in networks.toml; may be repeated; packets are sent from the first
+    /// address
     #[arg(long, value_name = "ADDR", env = "VOUCHSAFE_SVTEP_ADDRESS", value_delimiter = ',')]
     pub address: Vec<IpAddr>,
     /// MTU of the underlay [default: the interface's]
@@ -68,7 +68,7 @@ pub struct Flags {
     /// Number of verified proofs to remember, 128 bytes each [default: 65536]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SVTEP_REMEMBERED", value_parser = clap::value_parser!(u32).range(16..=1 << 24))]
     pub remembered: Option<u32>,
-    /// Largest number of packets without a segment that the daemon examines per second, for each tenant [default: 100]
+    /// Maximum number of packets without a segment that the daemon examines per second, for each tenant [default: 100]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SVTEP_REPORTS", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub reports: Option<u32>,
     /// Address at which to serve metrics for Prometheus, in plain HTTP [default: not served]
@@ -76,7 +76,7 @@ pub struct Flags {
     pub metrics: Option<SocketAddr>,
 }
 
-/// The settings of one tenant.
+/// The settings of one tenant, from the table [[tenants]].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantSettings {
     /// Name of the interface behind which the tenant is.

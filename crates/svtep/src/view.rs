@@ -11,12 +11,12 @@ pub struct Status {
     pub verifier: String,
     /// Name of the endpoint among those on this host.
     pub instance: String,
-    /// The URL of the authority at which it is enrolled.
+    /// The URL of the authority at which the endpoint is enrolled.
     pub authority: String,
-    /// The URL of the authority in use; absent if `authority` is alone.
+    /// The URL of the authority in use; absent if `authority` is in no cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_use: Option<String>,
-    /// The URLs of all authorities of the cluster; empty if `authority` is alone.
+    /// The URLs of all authorities of the cluster; empty if `authority` is in no cluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub authorities: Vec<String>,
     /// Whether the authority's events arrive at present.
@@ -31,7 +31,7 @@ pub struct Status {
     pub closed: bool,
     /// Number of withdrawals of consent that are still in force.
     pub withdrawn: u64,
-    /// Name of the underlay's interface, through which the other endpoints are reached.
+    /// Name of the underlay's interface. The other endpoints are reached through it.
     pub underlay: String,
     /// The underlay's MTU.
     pub mtu: u32,
@@ -47,7 +47,7 @@ pub struct Status {
     pub consents: u64,
     /// Numbers of tenants' packets, by outcome.
     pub packets: Vec<Counter>,
-    /// Numbers of packets from the tunnel with a valid proof, by how the proof was checked.
+    /// Numbers of packets from the tunnel with a valid proof, by the way in which the proof was checked.
     pub passed: Vec<Counter>,
     /// Numbers of packets from the tunnel that were dropped, by drop reason.
     pub reasons: Vec<Counter>,
@@ -130,15 +130,15 @@ pub struct Segment {
     pub why: Option<String>,
     /// The endpoint behind which the receiver is; `None` unless the state is `given`.
     pub endpoint: Option<IpAddr>,
-    /// Expiry of the entry; `None` if the entry does not expire.
+    /// Expiry of the entry, Unix seconds; `None` if the entry does not expire.
     pub until: Option<u64>,
-    /// Time when a packet was last sent under the segment; `None` if none has been sent.
+    /// Time when a packet was last sent under the segment, Unix seconds; `None` if none has been sent.
     pub used: Option<u64>,
 }
 
 impl Segment {
-    /// Converts an entry of the table. `interface` and `network` are the tenant's; `why` is the reason if the entry is
-    /// a refusal.
+    /// Converts an entry of the table. `interface` and `network` belong to the tenant. `why` is the reason if the entry
+    /// is a refusal.
     pub fn new(key: &SegmentKey, entry: &SegmentEntry, interface: &str, network: &str, why: Option<String>) -> Self {
         let state = match entry.state() {
             segment_state::REFUSED => "refused",

@@ -129,7 +129,8 @@ fn a_check_compares_tenants_with_the_authority_which_lists_their_segments() {
             (tenant.replace("host-1", "host-2"), "only person:host-2 may request its segments"),
             (
                 format!(
-                    "{tenant}\n[[places]]\nnetwork = \"blue\"\naddress = \"10.0.0.9\"\nendpoint = \"192.0.2.6\"\ninterface = 9"
+                    "{tenant}\n[[places]]\nnetwork = \"blue\"\naddress = \"10.0.0.9\"\nendpoint = \
+                     \"192.0.2.6\"\ninterface = 9"
                 ),
                 "no tenant has it",
             ),
@@ -151,9 +152,9 @@ fn a_check_compares_tenants_with_the_authority_which_lists_their_segments() {
         said(tenant, tenant)?;
         ensure!(a.svtep.check(&[])?.0, "{}", a.svtep.check(&[])?.1);
         core.authority.remove_service("host-1")?;
-        finds(&a, "it cannot log in")?;
+        finds(&a, "the account cannot log in")?;
         core.authority.stop()?;
-        finds(&a, "nothing was compared with it")?;
+        finds(&a, "nothing was compared with the authority's configuration")?;
         Ok(())
     });
 }

@@ -1,4 +1,4 @@
-//! Compares the configured tenants with the places that the authority has for this endpoint.
+//! Compares the configured tenants with the places that the authority assigns to this endpoint.
 
 use super::Found;
 use crate::settings::{Settings, TenantSettings};
@@ -13,8 +13,8 @@ use std::path::Path;
 const MOST_MISSING: usize = 50;
 
 /// Checks that the authority knows the endpoint's addresses and the places of its tenants, and that the endpoint has a
-/// tenant for each place that the authority has behind this endpoint. `services` has the names of the service accounts,
-/// by key file.
+/// tenant for each place that the authority assigns to this endpoint. `services` maps each key file to the name of its
+/// service account.
 pub fn compare(
     settings: &Settings,
     verifier: &str,
@@ -82,9 +82,9 @@ fn has_path(endpoint: IpAddr, verifier: &str, said: &EndpointPlaces) -> Result<(
         others => format!(" (paths to {} do)", others.join(", ")),
     };
     Err(anyhow!(
-        "no path to it in the authority's networks.toml ends with the verifier {verifier}{others}, so nothing is delivered \
-         to this address, and tenants can't be compared with it: correct `address` here, or `to` and `verifiers` of a \
-         [[paths]] table there"
+        "no path to this address in the authority's networks.toml ends with the verifier {verifier}{others}, so \
+        nothing is delivered to this address, and tenants can't be compared with the authority's places: correct \
+        `address` here, or `to` and `verifiers` of a [[paths]] table there"
     ))
 }
 
@@ -130,8 +130,8 @@ fn has_place(
     );
     ensure!(
         *interface == tenant.id.0,
-        "its interface id is {interface} at the authority and {} here: correct `id` here, or `interface` in networks.toml \
-         there",
+        "its interface id is {interface} at the authority and {} here: correct `id` here, or `interface` in \
+        networks.toml there",
         tenant.id.0
     );
     let Some((service, asked_by)) = service.zip(asked_by.as_ref()) else { return Ok(()) };
@@ -139,8 +139,8 @@ fn has_place(
     let may_ask = asked_by.iter().any(|who| who.strip_prefix("person:").is_none_or(|person| person == service));
     ensure!(
         may_ask,
-        "at the authority only {} may request its segments, and `service_key` is the key of {service}: use another key, \
-         or correct `asked_by` in networks.toml there",
+        "at the authority only {} may request its segments, and `service_key` is the key of {service}: use another \
+        key, or correct `asked_by` in networks.toml there",
         asked_by.join(", ")
     );
     Ok(())
@@ -152,7 +152,8 @@ fn missing_tenant(EndpointPlace { network, prefix, behind, .. }: &EndpointPlace,
     let fault = match behind {
         Some((endpoint, _)) if !endpoints.contains(&endpoint) => {
             format!(
-                "the authority places it behind {endpoint}, which is no `address` of this endpoint: add it here, or correct `endpoint` in networks.toml there"
+                "the authority places it behind {endpoint}, which is no `address` of this endpoint: add it here, or \
+                 correct `endpoint` in networks.toml there"
             )
         }
         Some((_, interface)) => format!(

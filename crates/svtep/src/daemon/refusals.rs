@@ -31,7 +31,8 @@ impl Refusals {
         self.reasons.retain(|key, _| is_kept(key));
     }
 
-    /// Returns the reason why a request for a segment with this key was refused, if the reason is kept.
+    /// Returns the reason why the authority refused a request for a segment with this key. Returns `None` if the reason
+    /// is unknown.
     pub(super) fn of(&self, key: &SegmentKey) -> Option<String> {
         self.reasons.get(&in_order(key)).cloned()
     }

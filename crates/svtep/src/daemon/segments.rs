@@ -1,4 +1,4 @@
-//! Handles tenants' packets, requests for segments and the answers to them, and segments that have become void.
+//! Handles tenants' packets, requests for segments, the answers to these requests, and segments that have become void.
 
 use super::Daemon;
 use crate::now;
@@ -26,7 +26,8 @@ pub(super) struct Answer {
     answer: Result<Given, Error>,
 }
 
-/// Numbers of answers to requests for segments: given, refused, and requests that failed for another reason.
+/// Numbers of requests for segments that were answered with a segment, that were refused, and that failed for another
+/// reason.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Answers {
     pub given: u64,
@@ -121,7 +122,7 @@ impl Daemon {
         }
     }
 
-    /// Records withdrawals. Removes the segments and consents that they end from the tables.
+    /// Records withdrawals. Removes the segments and consents that the withdrawals end from the tables.
     pub(super) fn withdraw(&mut self, withdrawn: &[Withdrawal]) {
         if withdrawn.is_empty() {
             return;
@@ -210,7 +211,7 @@ impl Daemon {
     }
 }
 
-/// An ordered form of a key, for sets.
+/// A form of a segment's key that has an order, for sets.
 pub(super) type Ordered = (u32, IpAddr, IpAddr, u8, (u16, u16), bool);
 
 pub(super) fn in_order(key: &SegmentKey) -> Ordered {
