@@ -1,6 +1,5 @@
-//! Cuts super-packets into packets, each of which fits into a record. This neither copies payload nor computes
-//! checksums over it: the record's tag protects the payload, so the packets travel with partial checksums (wire.md
-//! §9.4).
+//! Cuts super-packets into packets that each fit into a record. Does not copy payload, and does not compute checksums
+//! over it: the record's tag protects the payload, so the packets travel with partial checksums (wire.md §9.4).
 
 use crate::packet::{Layout, TCP, UDP, Virtio};
 use crate::sum;
@@ -9,7 +8,7 @@ const HEADERS_MAX: usize = 60 + 60;
 const FIN_PSH: u8 = 0x09;
 const CWR: u8 = 0x80;
 
-/// Reason why a packet can't be cut so that it fits.
+/// Reason why a packet can't be cut into packets that fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotCut {
     /// The packet is not a valid IP packet, or its checksum is wrong.
@@ -18,7 +17,7 @@ pub enum NotCut {
     TooLong,
 }
 
-/// A packet or super-packet that is cut into packets, which [`Self::next_piece`] returns one after the other.
+/// A packet or super-packet that is being cut. [`Self::next_piece`] returns the resulting packets one after the other.
 pub struct Cut<'p> {
     packet: &'p mut [u8],
     layout: Layout,
@@ -32,7 +31,7 @@ pub struct Cut<'p> {
     number: u16,
 }
 
-/// A packet.
+/// A packet that results from cutting.
 pub struct Piece<'c> {
     /// The whole packet.
     pub packet: &'c [u8],
@@ -45,7 +44,7 @@ impl<'p> Cut<'p> {
     ///
     /// # Errors
     ///
-    /// Fails if the packet is malformed, or can't be cut so that it fits.
+    /// Fails if the packet is malformed, or can't be cut into packets that fit.
     pub fn new(packet: &'p mut [u8], layout: Layout, virtio: Virtio, room: usize) -> Result<Self, NotCut> {
         let mut cut = Self {
             packet,
@@ -89,7 +88,7 @@ impl<'p> Cut<'p> {
         Ok(cut)
     }
 
-    /// Returns the next packet; `None` after the last.
+    /// Returns the next packet; `None` after the last one.
     pub fn next_piece(&mut self) -> Option<Piece<'_>> {
         if self.size == 0 {
             let packet = &*std::mem::take(&mut self.packet);

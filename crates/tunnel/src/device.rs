@@ -140,7 +140,8 @@ impl Device {
         }
     }
 
-    /// Passes a packet to the kernel, in parts. The first part begins with the virtio header.
+    /// Passes a packet to the kernel. `parts` are the parts of the packet, and the first part begins with the virtio
+    /// header.
     ///
     /// # Errors
     ///

@@ -1,5 +1,6 @@
 //! The verifier's table of the flows in tunnels: the demands of their rules, and how their clients seal. Each account
-//! has a share of the table. An account that opens more flows loses its own oldest, and takes no entry of others.
+//! has a share of the table. If an account opens more flows, it loses its own oldest flows, and not the flows of other
+//! accounts.
 
 use engine::model::Sealing;
 use engine::tunnel::{Millis, TunnelId};
@@ -25,9 +26,9 @@ const TURNS: usize = 8;
 /// Maximum numbers of flows.
 #[derive(Clone, Copy)]
 pub(crate) struct Room {
-    /// Of all accounts together.
+    /// Maximum number of flows of all accounts together.
     pub all: usize,
-    /// Of one account.
+    /// Maximum number of flows of one account.
     pub account: usize,
 }
 
@@ -40,20 +41,22 @@ impl Default for Room {
 /// A flow in a tunnel.
 pub(crate) struct Flow {
     account: u32,
-    /// The rule's demand; `None` while this is unknown.
+    /// The sealing that the rule demands; `None` while this is unknown.
     pub demand: Option<Sealing>,
-    /// When the rule was looked up last, and whether a token named the grant then.
+    /// Time at which the rule was last looked up, and whether a token then named the grant.
     asked: (Millis, bool),
-    /// How the client's last packet was sealed.
+    /// Treatment, suite and compression of the client's last packet.
     pub sealed: Sealed,
-    /// The tunnel that the client's last packet came out of; for tunnels whose client is not confirmed, the newest.
+    /// The tunnel out of which the client's last packet came. For tunnels whose client is not confirmed, the newest of
+    /// them.
     pub tunnel: Option<TunnelId>,
-    /// Whether the client compresses.
+    /// Whether the client compresses its packets.
     pub compresses: bool,
-    /// Number of bytes of the flow's packets that were compressed, in both directions: before and after.
+    /// Number of bytes of the flow's packets that were compressed, in both directions: before compression, and after
+    /// it.
     pub compressed: [u64; 2],
     pub seen: Millis,
-    /// When the flow got its place in its account's queue.
+    /// Time at which the flow got its place in its account's queue.
     queued: Millis,
 }
 
@@ -95,18 +98,18 @@ impl Flows {
         self.flows.is_empty()
     }
 
-    /// Returns a flow that had a packet recently.
+    /// Returns a flow, if it had a packet recently.
     pub fn get(&self, key: &FlowKey, now: Millis) -> Option<&Flow> {
         self.flows.get(key).filter(|flow| now.saturating_sub(flow.seen) < IDLE)
     }
 
-    /// Returns a flow.
+    /// Returns a flow for changes, if there is one.
     pub fn get_mut(&mut self, key: &FlowKey) -> Option<&mut Flow> {
         self.flows.get_mut(key)
     }
 
-    /// Returns what the rule of an account's flow demands, as far as this is known, and whether the rule has to be
-    /// looked up now. `has_token`: a token in the flow's packet names its grant.
+    /// Returns the demand of the rule of an account's flow, as far as it is known. Also returns whether the caller has
+    /// to look the rule up now. `has_token` says that a token in the flow's packet names the flow's grant.
     pub fn demand(&mut self, key: &FlowKey, account: u32, has_token: bool, now: Millis) -> (Option<Sealing>, bool) {
         if let Some(flow) = self.flows.get_mut(key).filter(|flow| flow.account == account) {
             let pause = if flow.demand.is_none() { ASK.0 } else { ASK.1 };
@@ -121,9 +124,9 @@ impl Flows {
         (None, account.may_ask(now))
     }
 
-    /// Records a packet that an account's client sealed as its rule demands. If there is no room for another flow of
-    /// the account, the account's oldest flow is forgotten; if there is no room at all, the oldest of the account with
-    /// the most flows.
+    /// Records a packet that an account's client sealed as its rule demands. If the account's share has no room for
+    /// another flow, removes the account's oldest flow. If the whole table has no room, removes the oldest flow of the
+    /// account with the most flows.
     pub fn note(
         &mut self,
         (key, account): (FlowKey, u32),
@@ -153,23 +156,24 @@ impl Flows {
         }
     }
 
-    /// Records the tunnel that a packet of a flow came out of. If its client has not shown that it has the tunnel's keys,
-    /// somebody may have copied the packet. Answers then follow it only until a packet comes out of a confirmed tunnel.
+    /// Records the tunnel out of which a packet of a flow came. If the tunnel's client has not shown that it has the
+    /// tunnel's keys, the packet is possibly a copy that somebody else sent. In this case, answers go into this tunnel
+    /// only until a packet of the flow comes out of a confirmed tunnel.
     pub fn came_through(&mut self, key: &FlowKey, tunnel: TunnelId, is_confirmed: bool) {
         if let Some(flow) = self.flows.get_mut(key) {
             flow.tunnel = if is_confirmed { Some(tunnel) } else { flow.tunnel.max(Some(tunnel)) };
         }
     }
 
-    /// Records the demand for a packet of an account that was sealed more weakly. A flow that is not in the table does
-    /// not get there by this.
+    /// Records the demand of the rule for a packet of an account that was sealed more weakly than demanded. Does
+    /// nothing if the table does not contain the flow.
     pub fn refused(&mut self, key: &FlowKey, account: u32, demand: Option<Sealing>) {
         if let Some(flow) = self.flows.get_mut(key).filter(|flow| flow.account == account) {
             flow.demand = demand;
         }
     }
 
-    /// Removes flows and accounts that have had no packet for long.
+    /// Removes flows and accounts that have had no packet for a long time.
     pub fn sweep(&mut self, now: Millis) {
         if now.saturating_sub(self.swept) < SWEEP {
             return;

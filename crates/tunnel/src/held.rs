@@ -1,6 +1,6 @@
-//! Frames from the device that wait for their tunnel: its grant or the verifier's answer has not arrived yet. Each
-//! tunnel has room for a few frames of its own, so that nobody's frames take room from others. There are only as many
-//! tunnels as the agent has set legs for.
+//! Frames from the device that wait for their tunnel, because the tunnel's grant or the verifier's answer has not
+//! arrived yet. Each tunnel has room for a few frames of its own, so that the frames of one tunnel take no room from
+//! those of another. The number of tunnels is limited by the legs that the agent has set.
 
 use crate::legs::Key;
 use engine::tunnel::Millis;
@@ -44,7 +44,8 @@ impl Held {
         true
     }
 
-    /// Removes and returns the first frame of a tunnel that takes it, as `takes` says for a tunnel and a length.
+    /// Removes and returns a frame whose tunnel accepts it. `takes` gets a tunnel and a frame's length, and returns
+    /// whether the tunnel accepts a frame of this length. Of each tunnel, only the first frame is considered.
     pub fn take(&mut self, takes: impl Fn(&Key, usize) -> bool) -> Option<Vec<u8>> {
         let is_taken = |(key, queue): (&Key, &Queue)| {
             Some((*key, queue.frames.iter().position(|frame| takes(key, frame.length))?))

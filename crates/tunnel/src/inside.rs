@@ -17,20 +17,20 @@ const IDLE: Millis = 3_600_000;
 /// Maximum number of addresses that are tried for a client.
 const TRIES: u128 = 64;
 
-/// A client: the holder of a grant, and the address from which its packets come inside the tunnel.
+/// A client: the holder of a grant, and the source address of its packets inside the tunnel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Client {
-    /// Account and session.
+    /// The holder of the grant: account and session.
     pub holder: Holder,
     /// The source address of the client's packets.
     pub address: IpAddr,
 }
 
-/// The table of the inside addresses that are assigned.
+/// The table of the assigned inside addresses.
 pub struct Inside {
     networks: Vec<IpNet>,
-    /// Seed from which, together with the client, an address is computed, so that a client usually gets the same
-    /// address after a restart.
+    /// Seed for computing a client's address. With the same seed, a client usually gets the same address again after a
+    /// restart.
     seed: u64,
     of_client: HashMap<Client, IpAddr>,
     used: HashMap<IpAddr, (Client, Millis)>,
@@ -49,8 +49,8 @@ impl Inside {
         nth(network, 1)
     }
 
-    /// Returns the inside address of a client. Assigns an address if the client has none; returns `None` if none is
-    /// free.
+    /// Returns the inside address of a client. Assigns an address if the client has none. Returns `None` if no address
+    /// is free.
     pub fn of(&mut self, client: Client, now: Millis) -> Option<IpAddr> {
         if let Some(address) = self.of_client.get(&client) {
             if let Some((_, last)) = self.used.get_mut(address) {
@@ -65,8 +65,9 @@ impl Inside {
     }
 
     /// Gives a client the address that it has at another gateway of this verifier. Returns whether the client then has
-    /// this address. Refuses an address that is not of these networks, one that another client uses here, and one for
-    /// a client that uses another address here: flows that run here would change their address.
+    /// this address. Refuses an address outside the networks of this table, and an address that another client uses
+    /// here. Also refuses if the client already uses another address here, because the client's flows would change
+    /// their address.
     pub fn take_over(&mut self, client: Client, address: IpAddr, now: Millis) -> bool {
         if client.address.is_ipv4() != address.is_ipv4() || !self.may_assign(address) {
             return false;

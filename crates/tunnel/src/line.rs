@@ -1,4 +1,4 @@
-//! The line in which the threads of the queues wait for their turn.
+//! A queue in which the threads wait for their turn to use a lock.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 /// comes gets it. If the head changed hands for every frame, every frame would wait until a sleeping thread runs again.
 const HANDOVER: Duration = Duration::from_micros(500);
 
-/// A lock without a value. If n threads use it, each waits at most about n times [`HANDOVER`], and as many frames.
+/// A lock without a value, which threads get in the order of their arrival. If n threads use it, each of them waits for
+/// at most about n times [`HANDOVER`] and n frames.
 #[derive(Default)]
 pub(crate) struct Line {
     is_taken: AtomicBool,
@@ -24,17 +25,17 @@ pub(crate) struct Line {
 struct Waiting {
     tickets: VecDeque<u64>,
     next: u64,
-    /// The ticket of the thread to which the line was handed over, until this thread notices.
+    /// The ticket of the thread to which the lock was handed over. `None` after this thread has noticed it.
     called: Option<u64>,
-    /// Time at which the line was last handed over to a waiting thread.
+    /// Time at which the lock was last handed over to a waiting thread.
     last: Option<Instant>,
 }
 
-/// The head of the line. Dropping this value frees the line for the next thread.
+/// The right to use what the lock protects. Dropping this value releases the lock for the next thread.
 pub(crate) struct Head<'l>(&'l Line);
 
 impl Line {
-    /// Waits until this thread is at the head of the line, and so has the lock.
+    /// Waits until this thread has the lock.
     pub fn enter(&self) -> Head<'_> {
         if !self.take() {
             self.wait();

@@ -26,7 +26,7 @@ pub struct Packer {
 /// Memory that only a thread with blocks to compress needs.
 struct State {
     compressor: Compressor,
-    /// The flow by its hash, under a key that nobody outside knows, and its habit.
+    /// For each flow, its habit. The flow is identified by its hash under a secret key.
     habits: Vec<(u32, Habit)>,
     hasher: RandomState,
 }
@@ -46,7 +46,7 @@ impl Packer {
         }
     }
 
-    /// Compresses a block, whose packet has the parts `layout`. Returns `None` if the packet is to be sent
+    /// Compresses a block. `layout` describes the packet in the block. Returns `None` if the packet is to be sent
     /// uncompressed.
     pub fn pack(&mut self, mode: Mode, layout: &Layout, block: &[u8]) -> Option<(Compression, &[u8])> {
         if self.state.is_none() && !self.has_failed {

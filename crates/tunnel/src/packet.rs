@@ -1,4 +1,4 @@
-//! The parts of IP packets, and of the virtio header before them, that tunnels need.
+//! The parts of IP packets that tunnels need, and the virtio header before them.
 
 use crate::device::VIRTIO_LEN;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,7 +17,7 @@ const GSO_ECN: u8 = 0x80;
 /// The fields of `struct virtio_net_hdr` that tunnels need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Virtio {
-    /// Whether the transport checksum is partial: its field has only the sum of the pseudo-header.
+    /// Whether the transport checksum is partial: the checksum field contains only the sum of the pseudo-header.
     pub partial: bool,
     /// Payload bytes of each packet in a super-packet; 0 for a single packet.
     pub segment: u16,
@@ -61,7 +61,7 @@ impl Virtio {
 pub struct Layout {
     /// Whether the packet is IPv6.
     pub is_ipv6: bool,
-    /// The transport protocol, behind all extension headers.
+    /// The transport protocol, after all extension headers.
     pub protocol: u8,
     /// Offset of the transport header.
     pub transport: usize,
@@ -73,8 +73,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Finds the parts of an IP packet. Returns `None` if `packet` is not an IP packet, or if its length is not the one
-    /// in its header.
+    /// Finds the parts of an IP packet. Returns `None` if `packet` is not an IP packet, or if its length differs from
+    /// the length in its header.
     pub fn of(packet: &[u8]) -> Option<Self> {
         Self::plain(packet).or_else(|| Self::parsed(packet))
     }
@@ -129,7 +129,7 @@ impl Layout {
         })
     }
 
-    /// Reports whether the packet shows ports: it is TCP or UDP, and no fragment.
+    /// Reports whether the packet contains ports: it is TCP or UDP, and not a fragment.
     pub const fn has_ports(&self) -> bool {
         self.payload > self.transport
     }
@@ -139,7 +139,7 @@ impl Layout {
         if self.protocol == UDP { 6 } else { 16 }
     }
 
-    /// Returns both addresses as they are in the packet: source, then destination.
+    /// Returns the bytes of both addresses in the packet: source, then destination.
     pub fn addresses<'p>(&self, packet: &'p [u8]) -> &'p [u8] {
         packet.get(if self.is_ipv6 { 8..40 } else { 12..20 }).unwrap_or_default()
     }

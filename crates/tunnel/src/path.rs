@@ -1,8 +1,9 @@
-//! How long a datagram may be on the way to another end. The route says it first; ICMP errors about the tunnel's own
-//! datagrams (RFC 1191, RFC 8201) say it more exactly.
+//! The maximum length of datagrams on the paths to other ends. The route gives a first value. ICMP errors about the
+//! tunnel's own datagrams (RFC 1191, RFC 8201) give a more exact one.
 //!
-//! The kernel's own memory of paths can't tell: there, it also keeps what the tunnel has told applications on this machine
-//! about packets to the same address, which are shorter, because they have to fit into a record.
+//! The kernel also stores a length for each path, but this length is of no use here: it can come from an ICMP error
+//! that the tunnel sent to an application on this machine. Packets of applications have to be shorter than the tunnel's
+//! datagrams, because they have to fit into a record.
 
 use crate::route;
 use nix::errno::Errno;
@@ -25,9 +26,9 @@ const ERRORS: usize = 64;
 
 /// MTUs of the path to an address, by their source.
 struct Path {
-    /// The MTU of the route, and when the kernel was asked for it.
+    /// The MTU of the route, and the time at which the kernel was asked for it.
     route: (usize, u64),
-    /// The MTU from the last ICMP error, and when it came.
+    /// The MTU in the last ICMP error, and the time at which the error arrived.
     learned: Option<(usize, u64)>,
 }
 
@@ -81,7 +82,7 @@ impl Paths {
         }
     }
 
-    /// Reads the ICMP errors that have arrived at a socket, which has to be set up to keep them.
+    /// Reads the ICMP errors that have arrived at a socket. The socket must be set up to store them.
     pub fn read_errors(&mut self, socket: RawFd, now: u64) {
         for _ in 0..ERRORS {
             let (mut quote, mut space) = ([0; 64], nix::cmsg_space!([u8; 512]));

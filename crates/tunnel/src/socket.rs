@@ -24,10 +24,11 @@ const FULL: Duration = Duration::from_millis(20);
 /// A bound UDP socket for a tunnel's datagrams.
 pub struct Socket {
     socket: UdpSocket,
-    /// Whether the socket is for both address families. It then uses IPv4-mapped addresses.
+    /// Whether the socket is for both IPv4 and IPv6. If so, it uses IPv4-mapped addresses.
     is_ipv6: bool,
     state: UdpSocketState,
-    /// The paths, which the sockets of one service share: an ICMP error may come to another socket than the one that sent.
+    /// The paths. All sockets of one service share them, because an ICMP error possibly arrives at another socket than
+    /// the one that sent the datagram.
     paths: Arc<Mutex<Paths>>,
 }
 
@@ -48,9 +49,9 @@ impl Default for Buffers {
 pub struct Arrived<'b> {
     /// Address and port of the sender.
     pub from: SocketAddr,
-    /// The address of this host to which the datagrams were sent, if the kernel told it.
+    /// The address of this host to which the datagrams were sent, if it is known.
     pub to: Option<IpAddr>,
-    /// The datagrams. Each has `stride` bytes, except that the last may be shorter.
+    /// The datagrams. Each has `stride` bytes; only the last one may be shorter.
     pub bytes: &'b mut [u8],
     /// Length of each datagram, in bytes.
     pub stride: usize,
@@ -102,7 +103,7 @@ impl Socket {
         Ok(Self { socket, is_ipv6, state, paths })
     }
 
-    /// Binds this many sockets to one address. The kernel chooses the socket for a datagram by the datagram's addresses
+    /// Binds `count` sockets to one address. The kernel chooses the socket for a datagram by the datagram's addresses
     /// and ports, so all datagrams of a tunnel arrive at one socket.
     ///
     /// # Errors
@@ -240,8 +241,8 @@ impl Socket {
         self.paths().room(to.ip(), now)
     }
 
-    /// Reads the ICMP errors that have arrived. They tell how long datagrams may be. Until they are read, the socket is
-    /// ready with an error.
+    /// Reads the ICMP errors that have arrived, and learns from them how long datagrams may be. Until the errors are
+    /// read, polling reports an error on the socket.
     pub fn read_errors(&self, now: u64) {
         self.paths().read_errors(self.socket.as_raw_fd(), now);
     }

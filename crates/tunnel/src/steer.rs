@@ -1,7 +1,7 @@
 //! Loads the kernel program that chooses a queue of the TUN device for each packet. The program chooses by the packet's
 //! flow, so all packets of a flow stay on one queue and in order. Without the program, the driver moves a flow to the
-//! queue on which the flow's latest answer came, and back some seconds after that answer. Then the flow's next packets
-//! could overtake those on the old queue.
+//! queue on which the flow's latest answer came, and moves the flow back some seconds after that answer. After such a
+//! move, the flow's next packets could overtake packets in the old queue.
 
 use anyhow::{Context, Result};
 use std::io;
@@ -99,9 +99,9 @@ fn program(seed: u32) -> Vec<u64> {
     all
 }
 
-/// Loads the program. `seed` determines which flows share a queue. It must be secret, so that an attacker can hardly
-/// find ports whose flows share a queue with the flows of others. But the program's hash is not a keyed hash: an
-/// attacker who can tell from delays which flows share a queue can find such ports.
+/// Loads the program. `seed` determines which flows share a queue. `seed` must be secret: otherwise an attacker could
+/// easily find ports whose flows share a queue with the flows of others. But the program's hash is not a keyed hash. An
+/// attacker who learns from delays which flows share a queue can find such ports.
 ///
 /// # Errors
 ///

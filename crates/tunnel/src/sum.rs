@@ -28,7 +28,8 @@ pub fn pseudo(addresses: &[u8], protocol: u8) -> u64 {
 }
 
 /// Returns the new value of a checksum field after the bytes `old`, which the checksum covers, have become `new`.
-/// `partial` means that the field has the sum of the pseudo-header, and not the complement of a whole sum.
+/// `partial` means that the field contains the sum of the pseudo-header. Otherwise, it contains the complement of the
+/// sum over the whole packet.
 pub fn update(field: u16, old: &[u8], new: &[u8], partial: bool) -> u16 {
     let removed = u64::from(!fold(add(0, old)));
     if partial {

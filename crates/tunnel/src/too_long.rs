@@ -1,5 +1,5 @@
-//! Packets that are too long for a record on the path. Their sender gets the answer that a router would give (RFC 1191,
-//! RFC 8201); the few packets that no sender could make shorter travel in several records.
+//! Packets that are too long for a record on the path. The sender of such a packet gets the ICMP error that a router
+//! would send (RFC 1191, RFC 8201). A packet that its sender cannot make shorter travels in several records.
 
 use crate::packet::{Layout, UDP};
 use crate::sum;
@@ -14,9 +14,9 @@ const ERRORS: [u8; 5] = [3, 4, 5, 11, 12];
 /// Maximum lengths of errors with their IP header (RFC 1812 §4.3.2.3, RFC 4443 §2.4).
 const LONGEST: (usize, usize) = (576, 1280);
 
-/// Returns the length up to which a packet has to be carried, however short the path is. Nobody may ask the sender of an
-/// IPv6 packet of 1280 bytes for a shorter one (RFC 8200 §5). A datagram with a token was shorter when its sender sent
-/// it, and its sender knows nothing of tokens.
+/// Returns the length up to which a packet has to be carried, however short the path is. Nobody may ask the sender of
+/// an IPv6 packet of 1280 bytes for a shorter one (RFC 8200 §5). If the agent added a token to a datagram, the sender
+/// knows nothing of the token and can't make the datagram shorter.
 pub fn carried(packet: &[u8], layout: &Layout) -> usize {
     let has_token = || {
         let block = packet.last_chunk::<BLOCK_LEN>();
@@ -25,8 +25,8 @@ pub fn carried(packet: &[u8], layout: &Layout) -> usize {
     if layout.is_ipv6 || has_token() { 1280 } else { 576 }
 }
 
-/// Returns a block in the LZ4 format that is not compressed: one sequence of literals only. So the length of the records
-/// reveals nothing of the content that its own length would not.
+/// Returns a block in the LZ4 format without compression, as one sequence of literals. So the length of the records
+/// reveals only the length of the block.
 pub fn stored(block: &[u8]) -> Vec<u8> {
     const LONG: usize = 15;
     let mut bytes = Vec::with_capacity(block.len() + block.len() / 255 + 2);
@@ -42,9 +42,9 @@ pub fn stored(block: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Returns the ICMP error that tells a packet's sender the length `mtu` that fits, as if it came from the packet's
-/// destination. `addresses` are the packet's addresses as the sender wrote them. Returns `None` if nobody may answer the
-/// packet with an error (RFC 1122 §3.2.2, RFC 4443 §2.4).
+/// Returns the ICMP error that tells a packet's sender that packets of up to `mtu` bytes fit. The source of the error
+/// is the packet's destination. `addresses` are the packet's addresses as the sender wrote them. Returns `None` if
+/// nobody may answer the packet with an error (RFC 1122 §3.2.2, RFC 4443 §2.4).
 pub fn answer(packet: &[u8], layout: &Layout, addresses: &[u8], mtu: usize) -> Option<Vec<u8>> {
     if !may_be_answered(packet, layout) {
         return None;

@@ -1,18 +1,19 @@
-//! The lock of a pump's end, which the threads of the queues share with everybody else.
+//! The lock of a pump's end. The threads of the queues share it with all other threads.
 
 use crate::line::{Head, Line};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A value that is locked in turn. The threads of the queues lock it for every frame. Without turns, a thread of a queue
-/// would have the lock again before somebody who waits for it is awake, who would wait as long as there is traffic.
+/// A value whose lock is given in turn. The threads of the queues lock the value for every frame. With an ordinary
+/// lock, such a thread would take the lock again before a waiting thread has woken up. The waiting thread would then
+/// wait as long as there is traffic.
 pub struct Turns<E> {
     value: Mutex<E>,
-    /// Held by whoever is next to lock `value`.
+    /// Held by the thread that is next to lock `value`.
     turn: Mutex<()>,
-    /// In it, a thread of a queue is at the head while it waits for `value` and while it has it. So everybody else
-    /// competes with one thread at a time, however many queues there are, and a queue that always has frames keeps no
-    /// other from the lock for long.
+    /// A thread of a queue holds this lock while it waits for `value` and while it uses it. So all other threads
+    /// compete with only one thread at a time, however many queues there are. A queue that always has frames keeps no
+    /// other queue from the lock for long.
     queues: Line,
 }
 
@@ -28,13 +29,14 @@ impl<E> Turns<E> {
         Self { value: Mutex::new(value), turn: Mutex::new(()), queues: Line::default() }
     }
 
-    /// Locks the value. Waits for one frame at most.
+    /// Locks the value. Waits for at most one frame.
     pub fn lock(&self) -> MutexGuard<'_, E> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the value in a thread of a queue. Waits for about half a millisecond and a frame of each other queue at most.
+    /// Locks the value in a thread of a queue. Waits for at most about half a millisecond and one frame of each other
+    /// queue.
     pub fn lock_in_queue(&self) -> Turn<'_, E> {
         let queues = self.queues.enter();
         Turn { value: self.lock(), _queues: queues }
@@ -55,8 +57,8 @@ impl<E> DerefMut for Turn<'_, E> {
     }
 }
 
-/// The value as one piece of work in a thread of a queue uses it: locked when it is needed, and released when the work
-/// can do without.
+/// Access to the value for one piece of work in a thread of a queue. The value is locked when the work needs it, and
+/// released when the work can continue without it.
 pub struct Access<'t, E> {
     turns: &'t Turns<E>,
     turn: Option<Turn<'t, E>>,
@@ -68,27 +70,28 @@ impl<'t, E> Access<'t, E> {
         Self { turns, turn: None, keeps: false }
     }
 
-    /// Creates an access that stays locked until it is dropped.
+    /// Creates an access that holds the lock until it is dropped.
     pub fn keeping(turns: &'t Turns<E>) -> Self {
         Self { turns, turn: None, keeps: true }
     }
 
-    /// Makes the access stay locked until it is dropped, from the next [`Self::get`] on if it is not locked now.
+    /// Makes the access hold the lock until it is dropped. If the value is not locked now, this begins with the next
+    /// [`Self::get`].
     pub fn keep(&mut self) {
         self.keeps = true;
     }
 
-    /// Reports whether the access stays locked until it is dropped.
+    /// Reports whether the access holds the lock until it is dropped.
     pub fn keeps(&self) -> bool {
         self.keeps
     }
 
-    /// Returns the value, which is locked from now on.
+    /// Locks the value if it is not locked yet, and returns it. It stays locked until [`Self::release`].
     pub fn get(&mut self) -> &mut E {
         self.turn.get_or_insert_with(|| self.turns.lock_in_queue())
     }
 
-    /// Lets others lock the value, unless this access keeps it.
+    /// Releases the lock, unless this access holds it until it is dropped.
     pub fn release(&mut self) {
         if !self.keeps {
             self.turn = None;

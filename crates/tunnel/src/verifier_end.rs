@@ -1,5 +1,5 @@
-//! The verifier's ends of all tunnels: which packets are allowed to come out of them, and into which tunnel an answer
-//! goes.
+//! The verifier's ends of all tunnels. Decides which packets are allowed to come out of the tunnels, and into which
+//! tunnel an answer goes.
 
 use crate::agent_end::mode;
 use crate::cut::Cut;
@@ -20,15 +20,15 @@ use wire::seal::{Compression, Part, Suites, Treatment};
 use wire::tail::{BLOCK_LEN, MAGIC};
 use wire::{Destination, DropReason, Epoch, GrantHeader, Handle, Holder};
 
-/// Gives a [`VerifierEnd`] the verifier's knowledge of grants and flows.
+/// The source from which a [`VerifierEnd`] learns about grants and flows.
 pub trait Knowledge: Send {
     /// Calls `work` with the verifier's tables.
     fn with_tables(&self, work: &mut dyn FnMut(&dyn Tables));
 
-    /// Returns how the packets of `flow` must be sealed, as the rule of its grant demands. This is the grant that has
-    /// already admitted the flow or, if none has, the grant whose handle is `token`. The token is not verified yet, but
-    /// its handle is one of `account`, to which the flow's tunnel belongs. Returns `None` if there is neither, or if the
-    /// authority has not sent the rule yet.
+    /// Returns the demand of a rule for the packets of `flow`. It is the rule of the grant that has admitted the flow.
+    /// If no grant has, it is the rule of the grant whose handle is `token`. The token with this handle is not verified
+    /// yet, but the handle belongs to `account`, which is also the account of the flow's tunnel. Returns `None` if
+    /// there is neither grant nor handle, or if the verifier does not know the rule yet.
     fn demanded(&self, flow: &FlowKey, token: Option<Handle>, account: u32) -> Option<Sealing>;
 }
 
@@ -114,15 +114,15 @@ impl<K: Knowledge> VerifierEnd<K> {
         self.responder.is_empty() && self.flows.is_empty() && self.inside().list().next().is_none()
     }
 
-    /// Returns every client that has an inside address, with this address and its tunnel; `None` if it has no tunnel
-    /// now.
+    /// Returns every client that has an inside address, with this address and the client's tunnel. The tunnel is `None`
+    /// if the client has no tunnel now.
     pub fn clients(&self) -> Vec<(IpAddr, Client, Option<TunnelInfo>)> {
         let info = |client: &Client| self.responder.info(self.responder.of(client.holder)?);
         self.inside().list().map(|(address, client)| (address, client, info(&client))).collect()
     }
 
-    /// Returns how the latest packet from the client of `flow` was sealed, and the compression ratio in hundredths if
-    /// packets were compressed. Returns `None` if the flow is not known.
+    /// Returns the treatment, suite and compression of the latest packet from the client of `flow`. Also returns the
+    /// compression ratio in hundredths, if packets were compressed. Returns `None` if the flow is not known.
     pub fn sealed(&self, flow: &FlowKey, times: Times) -> Option<(Sealed, Option<u32>)> {
         self.flows.get(flow, times.0).map(|flow| (flow.sealed, flow.ratio()))
     }
