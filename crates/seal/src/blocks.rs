@@ -39,7 +39,7 @@ struct Block {
     /// The consecutive parts received so far, from the first on.
     joined: Vec<u8>,
     next: u8,
-    /// The parts received after a missing one, and whether each is the last.
+    /// The parts received after a missing part. The `bool` says whether the part is the last one of the block.
     ahead: BTreeMap<u8, (bool, Vec<u8>)>,
     bytes: usize,
 }
@@ -47,7 +47,7 @@ struct Block {
 /// Reassembles a tunnel's blocks. A joiner holds at most two incomplete blocks, each with at most [`BLOCK_MAX`] bytes.
 #[derive(Default)]
 pub struct Joiner {
-    /// The incomplete blocks, from the older to the newer.
+    /// The incomplete blocks, oldest first.
     blocks: Vec<Block>,
 }
 
@@ -68,7 +68,7 @@ pub enum NotJoined {
     /// Parts of the block are missing.
     Missing,
     /// The block is `malformed`: it is too long, has a part after its last one, or has a part number that exceeds the
-    /// counter of the record. The joiner has dropped its parts.
+    /// counter of the record. The joiner has dropped the block's parts.
     Malformed,
 }
 

@@ -1,5 +1,6 @@
-//! Compression of blocks that become shorter by it (wire.md §9.3.2, §9.4). The compressor keeps no data from one block
-//! to the next. The lengths of one flow's compressed blocks therefore reveal nothing about the content of another flow.
+//! Compression of blocks, of which only those are sent compressed that become shorter (wire.md §9.3.2, §9.4). The
+//! compressor keeps no data from one block to the next. The lengths of one flow's compressed blocks therefore reveal
+//! nothing about the content of another flow.
 
 use wire::seal::record::BLOCK_MAX;
 use wire::seal::{BlockHead, Compression};
@@ -25,12 +26,12 @@ pub enum Mode {
     Never,
     /// The block is compressed only if a sample of it shrinks.
     Auto,
-    /// The block is compressed if it shrinks.
+    /// Compression of the block is always tried. The block is sent compressed if it becomes shorter.
     Always,
 }
 
-/// The history of a flow's compression. With [`Mode::Auto`], the compressor tries a flow's blocks more and more rarely
-/// as long as they don't shrink.
+/// The history of a flow's compression. With [`Mode::Auto`], the compressor tries the flow's blocks less and less often
+/// as long as they don't become shorter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Habit {
     misses: u8,
@@ -68,8 +69,8 @@ impl Compressor {
     }
 
     /// Compresses a block ([`BlockHead`] and packet) by the method `how`. `habit` is the history of the block's flow.
-    /// Returns `None` if the block should be sent uncompressed: because `mode` or `habit` says so, because the block
-    /// does not shrink enough, because the block is longer than [`BLOCK_MAX`], or because the library fails.
+    /// Returns `None` if the caller should send the block uncompressed: because of `mode` or `habit`, because the block
+    /// does not become short enough, because the block is longer than [`BLOCK_MAX`], or because the library fails.
     pub fn compress(&mut self, mode: Mode, habit: &mut Habit, how: Compression, block: &[u8]) -> Option<&[u8]> {
         if block.len() > BLOCK_MAX {
             return None;
@@ -130,7 +131,7 @@ impl Decompressor {
         self.decompress_mut(how, bytes).map(|(head, packet)| (head, &*packet))
     }
 
-    /// Like [`Self::decompress`], but returns the packet in a form that the caller can change.
+    /// Decompresses like [`Self::decompress`], but returns the packet in a form that the caller can change.
     pub fn decompress_mut(&mut self, how: Compression, bytes: &[u8]) -> Option<(BlockHead, &mut [u8])> {
         let len = match how {
             Compression::Lz4 => lz4_flex::block::decompress_into(bytes, &mut self.out).ok()?,

@@ -1,4 +1,4 @@
-//! The choice of the compression that a thread has time for, beside its other work on packets.
+//! Chooses the compression for which a thread has time beside its other work on packets.
 
 use std::time::Duration;
 use wire::seal::Compression;
@@ -24,10 +24,10 @@ const WEIGHT: f64 = 1.0 / 16.0;
 /// All points in time are durations since one fixed moment, which the caller chooses.
 #[derive(Debug)]
 pub struct Effort {
-    /// Number of compressions of [`Compression::ALL`] that are not too much: the last of them is in use.
+    /// Number of methods in [`Compression::ALL`] for which the thread has time. The last of these methods is in use.
     level: usize,
     cost: [f64; Compression::ALL.len()],
-    /// Begin of the window, and the time in it in which the thread had nothing to do.
+    /// Time at which the window began, and the time in the window in which the thread had nothing to do.
     begun: Duration,
     idle: Duration,
     /// Bytes that could be compressed in this window.

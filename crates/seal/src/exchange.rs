@@ -1,4 +1,4 @@
-//! The key exchange from the view of one end: X25519 (RFC 7748), or none (wire.md §9.5, §9.6.1).
+//! The key exchange of one end: X25519 (RFC 7748), or none (wire.md §9.5, §9.6.1).
 
 use aws_lc_rs::agreement::{PrivateKey, UnparsedPublicKey, X25519, agree};
 use wire::seal::{Share, Shared};
@@ -31,7 +31,7 @@ impl ExchangeSecret {
     }
 
     /// Computes the shared secret from this secret and the other end's share `theirs`. Without forward secrecy, returns
-    /// [`Shared::none`]. Returns `None` if `theirs` is invalid, so that the shared secret would be zero.
+    /// [`Shared::none`]. Returns `None` if `theirs` is invalid because the shared secret would be zero.
     pub fn shared(&self, theirs: &Share) -> Option<Shared> {
         if !self.forward {
             return Some(Shared::none());

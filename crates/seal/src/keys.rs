@@ -33,7 +33,7 @@ impl Keys {
         Self { secret, direction, ready: Default::default() }
     }
 
-    /// Drops the derived keys, to save memory while the tunnel is idle. They are derived again when they are needed.
+    /// Drops the derived keys to save memory while the tunnel is idle. The keys are derived again when they are needed.
     pub fn rest(&mut self) {
         self.ready = Default::default();
     }

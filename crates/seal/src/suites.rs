@@ -31,7 +31,7 @@ pub trait Aead: Send + Sync {
 
 /// A row of [`TABLE`]: one AEAD.
 pub struct Row {
-    /// The suite that stands for the AEAD.
+    /// The number of the AEAD.
     pub suite: Suite,
     /// Creates the AEAD with the given key. Returns `None` if the key does not have [`Suite::key_len`] bytes.
     pub with_key: fn(&[u8]) -> Option<Box<dyn Aead>>,

@@ -1,4 +1,4 @@
-//! The counters received in each lane (wire.md §9.7.1).
+//! The counters received in each lane, to detect replays (wire.md §9.7.1).
 
 use wire::ReplayWindow;
 use wire::seal::Counter;
@@ -7,8 +7,8 @@ use wire::seal::record::LANES;
 /// The replay window of a lane: its latest 2048 numbers.
 type Window = ReplayWindow<32>;
 
-/// The counters received in one phase and direction, for each lane separately. A lane takes no memory before the first
-/// record with a right tag arrives in the lane.
+/// The counters received in one phase and direction, for each lane separately. A lane takes no memory until a record
+/// with a right tag has arrived in it.
 #[derive(Default)]
 pub struct Windows([Option<Box<Window>>; LANES as usize]);
 
