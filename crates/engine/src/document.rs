@@ -132,7 +132,7 @@ impl<'t> Reader<'t> {
 
     fn into_faults(mut self) -> Faults {
         if self.faults.is_empty() {
-            self.fault(0..0, "cannot be read");
+            self.fault(0..0, "the document cannot be read");
         }
         self.faults.sort();
         if self.left_out > 0
@@ -152,8 +152,8 @@ pub struct Fields<'a, 't> {
 }
 
 impl<'a, 't> Fields<'a, 't> {
-    /// Creates the getters for `table`, and records a fault for each key that is not in `known`. Messages call the
-    /// table `what`.
+    /// Creates the getters for `table`, and records a fault for each key that is not in `known`. Messages use `what` as
+    /// the name of the table.
     pub fn new(
         reader: &mut Reader<'_>,
         table: &'a DeTable<'t>,
@@ -220,7 +220,7 @@ impl<'a, 't> Fields<'a, 't> {
         list
     }
 
-    /// Returns the boolean of a key; `false` if the key is absent.
+    /// Returns the boolean value of a key; `false` if the key is absent.
     pub fn yes(&self, reader: &mut Reader<'_>, key: &str) -> bool {
         let Some(value) = self.value(key) else { return false };
         value.get_ref().as_bool().unwrap_or_else(|| {
@@ -351,8 +351,8 @@ pub fn duration(seconds: u32) -> String {
     }
 }
 
-/// Returns a hint for a message about the unknown name `name`: `; did you mean …?` if a known name is similar;
-/// otherwise, if only a few names are known, the list of them; otherwise an empty text.
+/// Returns an addition to a message about the unknown name `name`. If a known name is similar, it is `; did you mean
+/// …?`. Otherwise, if only a few names are known, it is the list of these names. Otherwise it is empty.
 pub fn hint<'k>(name: &str, known: impl Iterator<Item = &'k str>) -> String {
     let short = |name: &str| name.len() <= LONGEST_COMPARED;
     let known: Vec<_> = known.filter(|other| short(other)).take(MOST_COMPARED).collect();

@@ -1,6 +1,6 @@
 //! Handles tenants' packets that the tunnel endpoint's kernel programs could not send (wire.md §8): requests segments
-//! from the authority, queues packets until the answer arrives, changes the kernel's tables, and tells tenants of
-//! errors. Effects are returned as values; this module has no clock.
+//! from the authority, queues packets until the answer arrives, changes the kernel's tables, and sends ICMP errors to
+//! tenants. Returns effects as values, and reads no clock.
 //!
 //! The number of queued packets and open requests per tenant is bounded.
 
@@ -23,7 +23,7 @@ const OPEN_MAX: usize = 64;
 const QUEUED_MAX: usize = 4;
 /// Number of seconds after a denial during which the endpoint does not repeat the request.
 pub const REFUSED_FOR: u32 = 5;
-/// A segment in use is renewed once its remaining lifetime is at most this number of seconds.
+/// A segment in use is renewed when its remaining lifetime is at most this number of seconds.
 pub const RENEWED_BEFORE: u32 = 30;
 
 const ETHERNET_LEN: usize = 14;
@@ -55,12 +55,12 @@ pub struct Wanted {
 pub struct Unsent<'a> {
     /// Index of the tenant's interface.
     pub interface: u32,
-    /// If the packet was too long for the tunnel: the length in bytes of the longest inner packet that fits. 0 if the
-    /// packet could not be sent because there is no segment for it.
+    /// If the packet was too long for the tunnel, the length in bytes of the longest inner packet that fits. Otherwise
+    /// 0: the packet could not be sent because there is no segment for it.
     pub limit: u32,
     /// Whether the packet is a super-packet.
     pub is_super: bool,
-    /// The packet's Ethernet frame; possibly only the beginning of it.
+    /// The packet's Ethernet frame, possibly only its beginning.
     pub frame: &'a [u8],
 }
 
@@ -80,14 +80,14 @@ pub enum Action {
         from: IpAddr,
         /// The receiving endpoint.
         to: IpAddr,
-        /// Geneve's header and the inner packet.
+        /// The Geneve header and the inner packet.
         datagram: Vec<u8>,
     },
     /// Send a frame to the tenant.
     Tell {
         /// The tenant's interface.
         interface: u32,
-        /// The frame.
+        /// The Ethernet frame.
         frame: Vec<u8>,
     },
 }
@@ -111,7 +111,7 @@ struct Open {
 
 /// State of a tunnel endpoint: its tenants, segments, open requests and queued packets.
 pub struct Endpoint {
-    /// The endpoint's addresses on the underlay. It sends from the first.
+    /// The endpoint's addresses on the underlay. It sends from the first address.
     addresses: Vec<IpAddr>,
     tenants: BTreeMap<u32, Tenant>,
     open: BTreeMap<Wanted, Open>,
@@ -120,8 +120,7 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Creates an endpoint without tenants. `addresses` are the endpoint's addresses; the endpoint sends from the first
-    /// of these.
+    /// Creates an endpoint without tenants. The endpoint sends from the first of its `addresses`.
     pub fn new(addresses: Vec<IpAddr>) -> Self {
         let (tenants, open) = (BTreeMap::new(), BTreeMap::new());
         Self { addresses, tenants, open, withdrawn: Withdrawals::default(), spoofed: 0 }
@@ -180,9 +179,9 @@ impl Endpoint {
         Some(action)
     }
 
-    /// Requests the successor of a segment that is in use and ends soon. Packets use the old segment until the
-    /// authority has answered. A segment for answers gets a successor only if `consent` finds a received segment that
-    /// ends later and permits answers.
+    /// Requests a new segment in place of a segment that is in use and ends soon. Packets use the old segment until the
+    /// authority has answered. A segment for answers is replaced only if `consent` finds a received segment that ends
+    /// later and permits answers.
     pub fn renew(
         &mut self,
         key: &SegmentKey,

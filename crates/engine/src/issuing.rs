@@ -1,5 +1,5 @@
-//! The authority's decisions about what it issues: grants, path segments, and the lines on which segments are requested
-//! by datagram.
+//! The authority's decisions about the things that it issues: grants, path segments, and the lines on which segments
+//! are requested by datagram.
 
 pub mod grant;
 pub mod lease;

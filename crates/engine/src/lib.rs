@@ -1,7 +1,8 @@
-//! Decisions and state machines of the agent, the authority, the verifier and tunnel endpoints, without IO: time and
-//! randomness are arguments, effects are returned as values.
+//! Decisions and state machines of the agent, the authority, the verifier and tunnel endpoints, without IO. Time and
+//! randomness are arguments, and effects are return values.
 //!
-//! One module per role, and [`model`] for what several roles share. [`document`] reads the files that people write.
+//! There is one module per role. [`model`] contains the types that several roles share. [`document`] reads the files
+//! that people write.
 #![deny(unsafe_code)]
 
 pub mod agent;

@@ -1,9 +1,9 @@
 //! Both ends of sealed tunnels (wire.md §9), without IO. [`Initiator`] is the agent's end of one tunnel; [`Responder`]
-//! holds a verifier's ends of all its tunnels. Time and randomness are arguments; the datagrams to send are returned as
+//! holds a verifier's ends of all its tunnels. Time and randomness are arguments, and the datagrams to send are return
 //! values.
 //!
-//! An end never sends a packet unsealed: if it can't seal a packet, it refuses the packet, and no function returns the
-//! packet unsealed. A responder stores nothing about an initiation until it has verified the tag.
+//! An end never sends a packet unsealed. If it can't seal a packet, it refuses the packet. A responder stores nothing
+//! about an initiation until it has verified the tag.
 
 mod export;
 mod initiator;
@@ -29,21 +29,21 @@ pub type Millis = u64;
 pub const REKEY_AFTER: Millis = 120_000;
 /// Time beyond the re-keying age during which an end is still allowed to send in a phase (wire.md §9.10.1).
 pub const REKEY_GRACE: Millis = 60_000;
-/// Time after the beginning of a phase during which an end still opens records from before: those of the previous phase
-/// or, in phase 1, early records (wire.md §9.5.8, §9.9.2).
+/// Time after the beginning of a phase during which an end still opens older records: records of the previous phase or,
+/// in phase 1, early records (wire.md §9.5.8, §9.9.2).
 pub const LINGER: Millis = 10_000;
 /// First and longest interval, in milliseconds, after which an unanswered message is sent again (wire.md §9.5.7, §9.9).
 pub const RESEND: (Millis, Millis) = (250, 8_000);
 /// Time after which an unanswered initiation is replaced by a new one (wire.md §9.5.7).
 pub const ATTEMPT: Millis = 20_000;
-/// Time without sending after which an initiator that has flows sends a ping (wire.md §9.10.2).
+/// Time after which an initiator that has flows and has sent nothing sends a ping (wire.md §9.10.2).
 pub const KEEP_ALIVE: Millis = 20_000;
 /// Time without traffic after which an end discards keys that it can derive again.
 pub const REST: Millis = 5_000;
 /// Maximum number of units that an end seals in one phase and direction. A record counts as one unit, plus one unit for
 /// each 16 bytes of its body, rounded up (wire.md §9.10).
 pub const UNITS_MAX: u64 = 1 << 35;
-/// Maximum number of records of one phase that are allowed to fail to open (wire.md §9.10).
+/// Maximum number of records of one phase that may fail to open (wire.md §9.10).
 pub const FAILED_MAX: u64 = 1 << 36;
 
 /// A source of random bytes.
@@ -62,7 +62,7 @@ pub trait Chance {
     }
 }
 
-/// Reason why a tunnel's record was dropped (wire.md §9.13). The reasons for initiations are [`wire::DropReason`]s.
+/// Reason why a record of a tunnel was dropped (wire.md §9.13). An initiation is dropped for a [`wire::DropReason`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Dropped {
     /// The datagram is not a message of a tunnel, or violates its format.
@@ -98,7 +98,7 @@ impl Dropped {
 pub enum NotSealed {
     /// There is no tunnel yet, and the packet does not fit behind an initiation. The caller can try again later.
     Waits,
-    /// There is no tunnel, the tunnel is over, or a limit of wire.md §9.10 was reached.
+    /// There is no tunnel, the tunnel has ended, or a limit of wire.md §9.10 was reached.
     Over,
     /// The other end opens none of the suites that the rule allows.
     NoSuite,
@@ -114,7 +114,7 @@ pub struct Packet<'p> {
     /// The suites that the rule allows.
     pub suites: Suites,
     /// Lane whose counter the record uses; less than [`wire::seal::record::LANES`]. Each queue or core that seals uses
-    /// a lane of its own.
+    /// a separate lane.
     pub lane: u8,
     /// Whether the packet's transport checksum is still incomplete (checksum offload).
     pub partial: bool,
@@ -127,7 +127,7 @@ pub struct Packet<'p> {
 pub enum Received<'d> {
     /// The record carried a packet.
     Packet {
-        /// Treatment of the packet. The caller has to check that the rule does not require a stronger one.
+        /// Treatment of the packet. The caller has to check that the rule does not demand a stronger treatment.
         treatment: Treatment,
         /// AEAD with which the packet was sealed. The caller has to check that the rule allows it.
         suite: Suite,
@@ -138,7 +138,7 @@ pub enum Received<'d> {
         /// The IP packet, decrypted in the datagram's buffer.
         packet: &'d mut [u8],
     },
-    /// The datagram brought the last missing part of a block. The caller has to decompress the block.
+    /// The datagram contained the last missing part of a block. The caller has to decompress the block.
     Block {
         /// AEAD with which the last part was sealed.
         suite: Suite,

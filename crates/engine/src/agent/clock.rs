@@ -1,5 +1,5 @@
-//! Unix clocks derived from the boot clock: this machine's, and one per authority, set from its answers. Tokens carry
-//! the authority's time, so a wrong clock on this machine does no harm.
+//! Unix clocks, derived from the boot clock: one for this machine, and one for each authority, which is set from the
+//! authority's answers. Tokens carry the authority's time, so a wrong clock on this machine does no harm.
 
 use std::time::Duration;
 
@@ -38,14 +38,14 @@ impl Clock {
         Self { boot: self.boot.saturating_add_signed(i64::from(skew) * 1000) }
     }
 
-    /// Returns by how many whole seconds this clock is ahead of `other`.
+    /// Returns the number of whole seconds by which this clock is ahead of `other`.
     pub fn skew(&self, other: &Self) -> i32 {
         let difference = i128::from(self.boot) - i128::from(other.boot);
         difference.div_euclid(1000).clamp(i32::MIN.into(), i32::MAX.into()) as i32
     }
 
-    /// Sets the clock from an answer: the authority's time was `unix` at some moment between `requested` and `answered`.
-    /// Returns whether that changed the clock.
+    /// Sets the clock from an answer: the authority's time was `unix` at some moment between `requested` and
+    /// `answered`. Returns whether the clock has changed.
     pub fn sync(&mut self, unix: u64, requested: Duration, answered: Duration) -> bool {
         let middle = (requested + answered).as_millis() as u64 / 2;
         let boot = (unix.min(u32::MAX.into()) * 1000 + HALF_GRAIN).saturating_sub(middle);

@@ -1,12 +1,13 @@
-//! A person's rules on the destinations to which the person's identity is allowed to go. Each rule is for some
-//! destinations; the most specific rule decides.
+//! A person's rules on the destinations to which the person's identity is allowed to go. Each rule applies to some
+//! destinations. If several rules match, the most specific one decides.
 
 use crate::model::Target;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 use std::str::FromStr;
 
-/// Maximum number of a person's rules: each packet that the agent queues is compared with all of them.
+/// Maximum number of a person's rules. The number is limited because each packet that the agent queues is compared with
+/// all rules.
 pub const RULES_MAX: usize = 256;
 
 /// Whether first packets are allowed to carry the person's tokens.
@@ -16,7 +17,7 @@ pub enum Consent {
     /// First packets are allowed to carry tokens.
     #[default]
     Allow,
-    /// First packets go unchanged, without identity.
+    /// First packets are sent unchanged, without the person's identity.
     Deny,
 }
 

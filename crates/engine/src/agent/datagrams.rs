@@ -1,9 +1,10 @@
-//! Which datagrams of a UDP flow carry tokens (wire.md §4.1.3). The kernel program (`bpf/agent.bpf.c`) has the same rule.
+//! The rules for which datagrams of a UDP flow carry tokens (wire.md §4.1.3). The kernel program (`bpf/agent.bpf.c`)
+//! has the same rules.
 
 use wire::map::Conversation;
 
-/// Interval between the tokens of a flow that has had an answer, in seconds. If a flow had no datagram for this long,
-/// its next datagram counts as the first of a new flow.
+/// Interval between the tokens of a flow that has had an answer, in seconds. If a flow sent no datagram for this long,
+/// its next datagram counts as the first datagram of a new flow.
 pub const UDP_TOKEN_EVERY: u32 = 15;
 /// Interval between tokens of a flow without an answer, in seconds.
 pub const UDP_TOKEN_UNANSWERED: u32 = 1;
@@ -19,10 +20,10 @@ pub fn note(flow: &mut Conversation, now: u32) {
     flow.seen = now;
 }
 
-/// Reports whether the datagram that [`note`] recorded last needs a token; if so, records that it carries one. A
-/// datagram needs a token if the interval since the flow's last token is over. In a flow without an answer, the first
-/// [`UDP_FIRST`] datagrams and all datagrams whose number is a power of two need a token, too, so that the flow begins
-/// soon even if its first datagrams were lost in a burst.
+/// Reports whether the datagram that [`note`] recorded last needs a token; if so, records that the datagram carries a
+/// token. A datagram needs a token if the interval since the flow's last token is over. In a flow without an answer,
+/// the first [`UDP_FIRST`] datagrams need a token, too, and so does every datagram whose number is a power of two. The
+/// flow then begins soon, even if its first datagrams were lost in a burst.
 pub fn needs_token(flow: &mut Conversation, now: u32) -> bool {
     flow.sent = flow.sent.saturating_add(1);
     let is_early = flow.answered == 0 && (flow.sent <= UDP_FIRST || flow.sent.is_power_of_two());

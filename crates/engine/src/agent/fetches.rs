@@ -1,5 +1,5 @@
-//! A session's open requests for grants. Their number is limited, so that one person gets only a share of the agent's
-//! resources, even in a scan of all protected destinations or with an authority that never answers.
+//! A session's open requests for grants. Their number is limited: one person gets only a share of the agent's
+//! resources, even if a program scans all protected destinations, or if an authority never answers.
 
 use super::FetchId;
 use ipnet::IpNet;
@@ -8,8 +8,8 @@ use wire::{Destination, Handle};
 
 /// Maximum number of open requests for destinations without a grant.
 pub const FETCHES_MAX: usize = 64;
-/// Maximum number of open requests that renew grants. They have a limit of their own, so that they take no room from
-/// the other requests, for which packets wait.
+/// Maximum number of open requests that renew grants. Renewals have a limit of their own, so that they take no room
+/// from requests for which packets wait.
 pub const RENEWALS_MAX: usize = 64;
 /// First pause before a failed request is repeated.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -34,7 +34,7 @@ pub(super) struct Fetch {
     pub guess: Guess,
     pub renews: Option<Handle>,
     attempts: u32,
-    /// When to ask again; `None` while the request awaits its answer.
+    /// Time at which to repeat the request; `None` while the request awaits its answer.
     retry: Option<Duration>,
 }
 
@@ -53,7 +53,7 @@ impl Fetches {
         self.0.push(Fetch { id, place, guess, renews, attempts: 0, retry: None });
     }
 
-    /// Returns the open request whose answer is likely to cover this destination.
+    /// Returns the open request whose answer is likely to cover this destination, if there is one.
     pub fn covering(&self, place: &Destination, guess: &Guess) -> Option<FetchId> {
         self.0.iter().find(|fetch| fetch.place == *place || fetch.guess == *guess).map(|fetch| fetch.id)
     }
@@ -71,7 +71,7 @@ impl Fetches {
         self.0.iter().any(|fetch| fetch.renews == Some(handle))
     }
 
-    /// Records that no usable answer to a request arrived, and when to repeat the request.
+    /// Records that a request got no usable answer, and sets the time at which to repeat it.
     pub fn failed(&mut self, now: Duration, id: FetchId) {
         if let Some(fetch) = self.0.iter_mut().find(|fetch| fetch.id == id) {
             let longest = if fetch.renews.is_some() { PAUSE_IDLE } else { PAUSE_WAITING };
@@ -86,7 +86,7 @@ impl Fetches {
         }
     }
 
-    /// Returns the due requests for which `matters` returns true; the caller has to repeat them. Removes all other due
+    /// Returns the due requests for which `matters` returns true. The caller has to repeat them. Removes the other due
     /// requests.
     pub fn due(&mut self, now: Duration, matters: impl Fn(&Fetch) -> bool) -> Vec<(FetchId, Destination)> {
         let mut due = Vec::new();
@@ -114,7 +114,7 @@ impl Fetches {
     }
 }
 
-/// Returns how long to wait after this number of failures.
+/// Returns the time to wait after `attempts` failures, at most `longest`.
 pub(super) fn pause(attempts: u32, longest: Duration) -> Duration {
     PAUSE.saturating_mul(1 << attempts.min(10)).min(longest)
 }

@@ -1,6 +1,6 @@
-//! Frames that wait for a grant, and the work needed before they can be sent again: completing the checksum, and
-//! cutting a super-packet into datagrams (UDP segmentation offload). Without the wait, the network card would have done
-//! both.
+//! Frames that wait for a grant, and the work that is necessary before they can be sent again: completing the checksum,
+//! and cutting a super-packet into datagrams (UDP segmentation offload). The network card does this work for frames
+//! that do not wait.
 
 use std::net::IpAddr;
 use wire::checksum::{fold, is_partial, pseudo_header, sum};
@@ -105,7 +105,7 @@ impl Frame {
         self.sender().is_some_and(|sender| sender.tcp && Some(sender) == other.sender())
     }
 
-    /// Returns the frames to send, in order.
+    /// Returns the frames to send, in order. A super-packet becomes several frames.
     pub fn ready(&self) -> Vec<Ready> {
         let packet = Packet::parse(&self.bytes);
         let frames = match split(&self.bytes, &packet, self.segment) {
@@ -168,8 +168,8 @@ fn split(frame: &[u8], packet: &Packet, segment: usize) -> Option<Vec<Vec<u8>>> 
     payload.chunks(segment).enumerate().map(|(index, chunk)| datagram(frame, packet, chunk, index as u16)).collect()
 }
 
-/// Builds a datagram with the headers of the datagram in `frame` and with another payload. Adds `later` to the IPv4
-/// identification.
+/// Builds a datagram with the headers of the datagram in `frame` and with the payload `payload`. Adds `later` to the
+/// IPv4 identification.
 pub fn datagram(frame: &[u8], packet: &Packet, payload: &[u8], later: u16) -> Option<Vec<u8>> {
     let with_checksum = frame.get(packet.transport + 6..packet.transport + 8)? != [0, 0];
     let mut datagram = [frame.get(..packet.payload)?, payload].concat();

@@ -10,9 +10,9 @@ use wire::{Destination, Handle};
 
 /// Maximum number of a session's grants.
 pub const GRANTS_MAX: usize = 4096;
-/// Maximum number of kernel entries of a session. An entry is for one destination, and all sessions share the kernel's
-/// table: without the limit, one grant for a whole network could fill the table with an entry for each address and
-/// port.
+/// Maximum number of a session's entries in the kernel. An entry is for one destination, and all sessions share the
+/// kernel's table. Without this limit, one grant for a whole network could fill the table with an entry for each
+/// address and port.
 pub const PLACES_MAX: usize = 4096;
 
 /// Grants in the order in which they end.
@@ -52,16 +52,15 @@ impl Grants {
         self.all.get_mut(&handle)
     }
 
-    /// Returns the grant to use for a packet to `place`; if several grants are possible, the one that ends last. A
-    /// grant that is assigned to a single flow is possible only if that flow is from `sender` to `place`.
+    /// Returns the grant to use for a packet to `place`. If several grants are possible, returns the grant that ends
+    /// last. A grant that is assigned to a single flow is possible only if this flow is from `sender` to `place`.
     pub fn best(&self, unix: u64, place: &Destination, sender: Option<Sender>) -> Option<Handle> {
         let own = sender.and_then(|sender| self.flows.get(&(*place, sender)));
         let best = self.covering(place).chain(own).filter_map(|grants| self.last_good(unix, grants));
         best.max().map(|(_, handle)| handle)
     }
 
-    /// Reports whether there is a grant for this destination that is not assigned to a single flow. This is true even
-    /// if that grant has ended.
+    /// Reports whether there is a grant for this destination that any flow can use. The grant may have ended.
     pub fn has_for(&self, place: &Destination) -> bool {
         self.covering(place).next().is_some()
     }
@@ -79,7 +78,7 @@ impl Grants {
     }
 
     /// Adds a grant without entries in the kernel. If the session then has too many grants, returns the grant that ends
-    /// first, which the caller has to remove.
+    /// first. The caller has to remove this grant.
     #[must_use]
     pub fn insert(&mut self, held: HeldGrant) -> Option<Handle> {
         let key = (held.expires, held.handle());
@@ -103,8 +102,7 @@ impl Grants {
         Some(held)
     }
 
-    /// Assigns a grant to `flow`; the grant has to be one for a single flow. With `None`, the grant is assigned to no
-    /// flow.
+    /// Assigns a grant to `flow`, or to no flow if `flow` is `None`. The grant must be a grant for a single flow.
     pub fn bind(&mut self, handle: Handle, flow: Option<(Destination, Sender)>) {
         let Some(mut held) = self.all.remove(&handle) else { return };
         self.forget(&held);
@@ -114,7 +112,7 @@ impl Grants {
     }
 
     /// Records that the kernel's entry for a destination contains this grant. If the session then has too many entries,
-    /// returns the destination of the oldest entry, which the caller has to remove.
+    /// returns the destination of the oldest entry. The caller has to remove this entry.
     #[must_use]
     pub fn place(&mut self, handle: Handle, place: Destination) -> Option<Destination> {
         self.unplace(&place);

@@ -22,14 +22,17 @@ const TEXT_MAX: usize = 512;
 /// Reason why the agent can't make tokens from a grant that it received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    /// The grant has ended, or ends so soon that no packet would arrive in time: a time window closes, or the answer
-    /// was delayed.
-    #[error("it has expired already")]
+    /// The grant has ended, or ends so soon that no packet would arrive in time. Possible reasons: a time window of the
+    /// rule closes, or the answer was delayed.
+    #[error("the grant has expired already")]
     Over,
-    /// The grant admits packets inside a sealed tunnel only, and this agent has no sealed tunnels.
-    #[error("its rule demands a sealed tunnel, which this agent does not have: its packets are not sent")]
+    /// The grant admits packets only inside a sealed tunnel, and this agent has no sealed tunnels.
+    #[error(
+        "the grant's rule demands a sealed tunnel, but this agent was built without sealed tunnels: the packets are \
+        not sent"
+    )]
     Sealed,
-    /// The grant in the answer does not fit the request; the text says why.
+    /// The grant in the answer does not fit the request. The text is the reason.
     #[error("{0}")]
     Malformed(&'static str),
 }
@@ -66,7 +69,7 @@ impl HeldGrant {
     ///
     /// # Errors
     ///
-    /// Returns why the agent can't make tokens from the grant.
+    /// Returns the reason why the agent can't make tokens from the grant.
     pub fn from_answer(answer: &Grant, place: &Destination, unix: u64, now: Duration) -> Result<Self, Unusable> {
         let secret = answer.secret.clone();
         let service = match &secret {
@@ -77,14 +80,14 @@ impl HeldGrant {
         let grant = Self::new(secret, expires, answer.prefix, service, unix, now);
         let carrier = answer.carrier;
         if carrier == Carrier::Shim && place.address.is_ipv6() {
-            return Err(Unusable::Malformed("its carrier is for IPv4 only"));
+            return Err(Unusable::Malformed("the grant's carrier is for IPv4 only"));
         }
         let fits = match &grant.secret {
             Secret::Grant(header, _) if header.flags.has(Flags::BEARER) => {
-                return Err(Unusable::Malformed("it is for proofs, not for tokens"));
+                return Err(Unusable::Malformed("the grant's suite is for proofs, not for tokens"));
             }
             Secret::Pair(..) if carrier != Carrier::Shim => {
-                return Err(Unusable::Malformed("tokens of its suite require the carrier shim"));
+                return Err(Unusable::Malformed("tokens of the grant's suite require the carrier shim"));
             }
             Secret::Grant(header, _) => {
                 header.prefix_length == answer.prefix.prefix_len()
@@ -93,7 +96,7 @@ impl HeldGrant {
             Secret::Pair(..) => true,
         };
         if !fits || !grant.prefix.contains(&place.address) {
-            return Err(Unusable::Malformed("it is for another destination than the requested one"));
+            return Err(Unusable::Malformed("the grant is for another destination than the requested one"));
         }
         if !grant.is_good(unix) {
             return Err(Unusable::Over);
@@ -193,7 +196,7 @@ impl HeldGrant {
         self.lasts(unix) && self.spent < ls::SENDERS_NONCES
     }
 
-    /// Reports whether there is enough time until the grant's end for a packet with its token to arrive.
+    /// Reports whether the grant lasts long enough for a packet with its token to arrive.
     pub fn lasts(&self, unix: u64) -> bool {
         self.until() > unix + 1
     }
@@ -245,7 +248,7 @@ impl HeldGrant {
     }
 }
 
-/// Cuts a text from an authority's answer to the length that is kept.
+/// Shortens a text from an authority's answer to the length that is kept.
 pub(super) fn shortened(text: &str) -> String {
     text.chars().take(TEXT_MAX).collect()
 }
@@ -255,8 +258,8 @@ fn local(until: u64, skew: i32) -> u32 {
     u32::try_from(until.saturating_add_signed(-i64::from(skew))).unwrap_or(u32::MAX)
 }
 
-/// Returns the entry that makes the kernel send packets without identity until `until`, a time of the authority's
-/// clock.
+/// Returns the entry that makes the kernel send packets without identity until `until`, a time by the authority's
+/// clock. The authority's clock is `skew` seconds ahead of the kernel's.
 pub(super) fn plain_entry(until: u64, skew: i32) -> GrantEntry {
     GrantEntry {
         until: local(until, skew),

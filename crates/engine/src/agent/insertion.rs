@@ -31,12 +31,12 @@ pub const SAFE_MTU: usize = 1280;
 pub enum Action {
     /// The packet is not a first packet to a protected destination.
     Other,
-    /// The packet is a first packet and is sent without identity: nobody is logged in, or the person has denied
+    /// The packet is a first packet and is sent without identity, because nobody is logged in or the person denies
     /// consent.
     Plain,
     /// A token was put into the packet.
     Token,
-    /// A datagram that carries only a token is sent ahead of the packet.
+    /// A datagram that contains only a token is sent before the packet.
     Ahead(Alone),
     /// The datagram's flow needs no token now.
     Conversation,
@@ -48,7 +48,7 @@ pub enum Action {
     Failed,
 }
 
-/// Content of the datagram that carries only a token and is sent ahead of a packet.
+/// Content of the datagram that contains only a token and is sent before a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alone {
     /// A block as the payload.
@@ -62,7 +62,7 @@ pub enum Alone {
 pub struct Used {
     /// When a token was last made from the entry, in Unix seconds by the authority's clock; 0 if never.
     pub last: u32,
-    /// Number of nonces of the entry's pair that had been used when the last token was made.
+    /// Number of nonces of the entry's pair that were used when the last token was made.
     pub spent: u32,
 }
 
@@ -107,7 +107,7 @@ pub struct Inserter {
     pub nonce: u32,
     /// Number of used nonces of each pair.
     pub spent: BTreeMap<Handle, u32>,
-    /// The nonce with which this sender begins to use any pair.
+    /// The nonce with which this sender begins to use a pair.
     pub first_nonce2: u16,
     /// Record of the tokens made from each grant.
     pub used: BTreeMap<GrantSlot, Used>,

@@ -1,4 +1,4 @@
-//! Frames of one subject that wait for grants: a bounded queue, in order, with a time limit.
+//! The frames of one subject that wait for grants. The queue is bounded, keeps the order, and has a time limit.
 
 use super::frame::Frame;
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,7 +78,7 @@ impl Queue {
         self.places.contains_key(place)
     }
 
-    /// Returns the destinations of the waiting frames, sorted, each once.
+    /// Returns the destinations of the waiting frames, sorted and without duplicates.
     pub fn places(&self) -> Vec<Destination> {
         let firsts = self.places.iter().filter_map(|(place, numbers)| Some((*numbers.first()?, *place)));
         let in_order: BTreeMap<u64, Destination> = firsts.collect();

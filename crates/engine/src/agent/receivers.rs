@@ -1,5 +1,5 @@
-//! A session's receivers, with an index that finds the receiver of a destination without a scan: an authority that a
-//! user chose can list thousands of receivers, and every queued packet needs the look-up.
+//! A session's receivers, with an index that finds the receiver of a destination without a scan. The index is needed
+//! because every queued packet needs the look-up, and an authority that a user chose can list thousands of receivers.
 
 use crate::model::prefixes::Prefixes;
 use crate::model::work::examined;
@@ -15,7 +15,7 @@ pub(super) struct Receivers {
     /// For each receiver, the index of the first receiver with the same name. A receiver with several prefixes occurs
     /// once per prefix. Indices are compared instead of names because names may be long.
     namesakes: Vec<usize>,
-    /// The width of the latest grant for a receiver, by the index of the first receiver of its name.
+    /// The width of the latest grant for a receiver. The key is the index of the first receiver with the same name.
     widths: BTreeMap<usize, Width>,
     /// Names of the receivers whose packets must travel in a sealed tunnel.
     sealed: BTreeSet<String>,

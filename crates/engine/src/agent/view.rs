@@ -40,13 +40,14 @@ pub enum Standing {
     NotLoggedIn,
     /// None of the person's receivers contains the destination.
     NotProtected,
-    /// The person's own rule for this target denies consent; `None` if no rule matches and the default denies it.
+    /// The person's own rule for this target denies consent. The target is `None` if no rule matches and the default
+    /// denies consent.
     Withheld(Option<Target>),
-    /// The policy denies the request, with this reason.
+    /// The policy denies the request. The text is the reason.
     Denied(String),
     /// The packet gets a token made from this grant.
     Granted(Box<GrantView>),
-    /// The grant is missing and has not been requested. The kernel would queue the packet, and the agent would request
+    /// The agent has no grant and has not requested one. The kernel would queue the packet, and the agent would request
     /// the grant.
     Missing,
     /// The agent has requested the grant and waits for the answer.

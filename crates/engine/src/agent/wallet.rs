@@ -1,5 +1,5 @@
 //! The grants of one process that adds tokens to its own connections, without kernel tables. A wallet finds out whether
-//! a destination is protected and which grant applies to it, and makes the tokens.
+//! a destination is protected and which of its grants applies, and makes the tokens.
 
 use super::grants::Grants;
 use super::held_grant::{HeldGrant, Unusable};
@@ -22,7 +22,7 @@ pub enum Standing {
     NotProtected,
     /// A grant for the destination is ready for use.
     Granted,
-    /// The policy denied the request within the last seconds, for this reason.
+    /// The policy denied the request within the last seconds. The text is the reason.
     Denied(String),
     /// The caller has to request a grant from the authority.
     Missing,
@@ -77,14 +77,14 @@ impl Wallet {
     ///
     /// # Errors
     ///
-    /// Returns why no token can be made from the grant.
+    /// Returns the reason why no token can be made from the grant.
     pub fn add(&mut self, answer: &Grant, to: &Destination, unix: u64, now: Duration) -> Result<Handle, Unusable> {
         if answer.admits_in_tunnel_only() {
             return Err(Unusable::Sealed);
         }
         let held = HeldGrant::from_answer(answer, to, unix, now)?;
         if held.carrier == Carrier::Shim {
-            return Err(Unusable::Malformed("its tokens travel by the carrier shim, which needs the agent"));
+            return Err(Unusable::Malformed("the grant's tokens travel by the carrier shim, which needs the agent"));
         }
         self.denied.remove(to);
         let handle = held.handle();

@@ -1,6 +1,6 @@
-//! Cache of discovery's results: the results of the agent's own queries, including that a domain has no record, and
-//! overheard records. An attacker can forge an answer that the agent overhears, so overheard records have a table of
-//! their own and never change the results of queries.
+//! Cache of the results of discovery. It contains the results of the agent's own queries, also if a domain has no
+//! record, and overheard records. An attacker can forge an answer that the agent overhears. Therefore overheard records
+//! have a table of their own and never change the results of queries.
 
 use super::domain::Domain;
 use super::message::{Answer, Overheard};
@@ -28,7 +28,7 @@ pub enum Lookup {
     Record(Record),
     /// The domain has no record.
     Nothing,
-    /// The query failed, with the reason.
+    /// The query failed. The text is the reason.
     Failed(String),
 }
 
@@ -50,7 +50,7 @@ pub struct Proposal<'a> {
     pub record: &'a Record,
     /// Whether the record is the result of the agent's own query or was overheard.
     pub source: Source,
-    /// Time until which the cache keeps the record, on the clock whose time the caller passes as `now`.
+    /// Time until which the cache keeps the record, by the clock of `now` in the calls of the cache.
     pub until: Duration,
 }
 

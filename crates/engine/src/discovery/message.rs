@@ -1,5 +1,5 @@
-//! The DNS messages that discovery needs: the query for a domain's record, its answer, and records that come along in
-//! answers to other queries. An attacker can have control over everything that is read here.
+//! The DNS messages that discovery needs: the query for a domain's record, its answer, and records that name servers
+//! add to answers to other queries. An attacker can control everything that this module reads.
 
 use super::domain::{Domain, LABEL};
 use super::record::Record;
@@ -33,11 +33,11 @@ pub struct Overheard {
 pub enum Answer {
     /// The domain has this record. The cache is allowed to keep the record for this number of seconds.
     Record(Record, u32),
-    /// The domain has no record. The cache is allowed to keep that result for this number of seconds.
+    /// The domain has no record. The cache is allowed to keep this result for this number of seconds.
     Nothing(u32),
-    /// The answer did not fit into a datagram. The caller has to ask by TCP.
+    /// The answer did not fit into a datagram. The caller has to send the query by TCP.
     Truncated,
-    /// There is no usable answer, for this reason.
+    /// There is no usable answer. The text is the reason.
     Failed(String),
 }
 
@@ -153,7 +153,7 @@ fn the_record<'a>(entries: impl Iterator<Item = &'a Entry>) -> Result<Option<(Re
     for entry in entries.filter(|entry| entry.dns_class == DNSClass::IN) {
         let RData::TXT(text) = &entry.data else { continue };
         let Some(record) = Record::read(&joined(text)) else { continue };
-        let record = record.map_err(|why| format!("its record is malformed: {why}"))?;
+        let record = record.map_err(|why| format!("the domain's record is malformed: {why}"))?;
         match &found {
             Some((other, _)) if *other != record => return Err("the domain has two different records".to_owned()),
             _ => found = Some((record, entry.ttl)),

@@ -38,11 +38,11 @@ enum Host {
 /// The reason why a text that begins like a discovery record is malformed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// The record is longer than [`LONGEST`]; this is its length in bytes.
-    #[error("it is {0} bytes long; the maximum is {LONGEST}")]
+    /// The record is longer than [`LONGEST`]. The number is its length in bytes.
+    #[error("the record is {0} bytes long; the maximum is {LONGEST}")]
     TooLong(usize),
     /// The record contains characters other than printable ASCII.
-    #[error("it contains characters other than printable ASCII")]
+    #[error("the record contains characters other than printable ASCII")]
     NotText,
     /// This field has no `=`.
     #[error("{0:?} is not a field: write NAME=VALUE, with `;` between fields")]
@@ -60,7 +60,7 @@ pub enum Malformed {
     #[error("{0:?} is not a network: write it like 203.0.113.0/28, with no bit set after the prefix")]
     Network(String),
     /// The record names more than [`PROTECTS_MAX`] networks.
-    #[error("it lists more than {PROTECTS_MAX} networks: combine them into larger ones")]
+    #[error("the record lists more than {PROTECTS_MAX} networks: combine them into larger networks")]
     TooMany,
 }
 
@@ -83,8 +83,8 @@ impl Record {
         }
     }
 
-    /// Parses the text of a TXT record, whose strings the caller has concatenated. Returns `None` if the text does not
-    /// begin with [`VERSION`], so that it is not a discovery record. If the record is malformed, returns the reason.
+    /// Parses the text of a TXT record, whose strings the caller has concatenated. Returns `None` if the text is not a
+    /// discovery record: it does not begin with [`VERSION`]. If the record is malformed, returns the reason.
     pub fn read(text: &[u8]) -> Option<Result<Self, Malformed>> {
         let rest = text.strip_prefix(VERSION.as_bytes())?;
         let begins = rest.first().is_none_or(|byte| *byte == b';' || *byte == b' ');
@@ -133,7 +133,7 @@ impl Record {
     }
 
     /// Reports whether the authority's host name is in this domain (wire.md §7.2.1). Only then does the TLS certificate
-    /// show that the authority belongs to this domain, even if an attacker changed the DNS answer on the way.
+    /// show that the authority belongs to this domain, even if an attacker changed the DNS answer on its path.
     pub fn is_at_home(&self, domain: &Domain) -> bool {
         matches!(&self.authority.host, Host::Name(host) if domain.has(host.as_str()))
     }

@@ -17,7 +17,7 @@ const MOST6: usize = 1280;
 const HOPS: u8 = 64;
 
 /// Builds the frame that carries the ICMP error to the sender of `frame`. `limit` is the length in bytes of the longest
-/// packet that fits the tunnel. Returns `None` if `frame` contains no IP packet, or is an error itself.
+/// packet that fits the tunnel. Returns `None` if `frame` contains no IP packet, or contains an ICMP error.
 pub fn tell(frame: &[u8], limit: u32) -> Option<Vec<u8>> {
     let (link, quoted) = frame.split_at_checked(ETHERNET_LEN)?;
     let four = link[12..] == [0x08, 0x00];

@@ -9,8 +9,8 @@ use wire::map::{Consent, SegmentEntry, SegmentKey, segment_state};
 
 impl Endpoint {
     /// Records withdrawals, each with the latest expiry of the segments that it voids. From then on, the endpoint uses
-    /// none of these segments, even if one arrives later in an answer of the authority. From the kernel's tables, the
-    /// caller has to remove each entry for which [`Self::is_void`] or [`Self::voids_consent`] now returns true.
+    /// none of these segments, even if one arrives later in an answer of the authority. The caller has to remove each
+    /// entry of the kernel's tables for which [`Self::is_void`] or [`Self::voids_consent`] now returns true.
     pub fn withdraw(&mut self, withdrawn: impl IntoIterator<Item = (Withdrawal, u32)>) {
         for (what, until) in withdrawn {
             self.withdrawn.add(what, until);
@@ -22,9 +22,8 @@ impl Endpoint {
         self.withdrawn.sweep(now);
     }
 
-    /// Reports whether a tenant must not send under this entry of the table of segments. One reason is that the entry's
-    /// segment is void. The other is that the receiver could not answer, because the segment for its answers would be
-    /// void.
+    /// Reports whether a tenant must not send under this entry of the table of segments. The endpoint must not send if
+    /// the entry's segment is void, or if the segment for the receiver's answers would be void.
     pub fn is_void(&self, key: &SegmentKey, entry: &SegmentEntry) -> bool {
         if entry.state() != segment_state::GIVEN {
             return false;
@@ -39,7 +38,7 @@ impl Endpoint {
         self.is_withdrawn(key.interface, (key.sender(), key.receiver()), entry.until) || has_no_answer()
     }
 
-    /// Reports whether a received segment can no longer be answered, because a withdrawal voids it.
+    /// Reports whether a tenant must no longer answer under a received segment, because a withdrawal voids the segment.
     pub fn voids_consent(&self, key: &SegmentKey, consent: &Consent) -> bool {
         // The received segment came from the receiver of the answer.
         self.is_withdrawn(key.interface, (key.receiver(), key.sender()), consent.expires)

@@ -1,13 +1,13 @@
-//! The handles of a grant that is recorded once and renewed without another record. Such a grant has a number. Its
-//! handle changes with each epoch: its lower half is the encryption of the grant's number and of the count of epochs
-//! since the grant's first one. So the authority finds the grant of a handle without a record of the handle, and
-//! nobody else can tell that two handles belong to one grant.
+//! The handles of a grant that is recorded once and renewed without another record. Such a grant has a number. The
+//! grant has another handle in each epoch. The lower half of a handle is an encryption of the grant's number and of the
+//! number of epochs since the grant's first epoch. So the authority finds the grant of a handle without a record of the
+//! handle, and nobody else can see that two handles belong to one grant.
 
 use wire::{Epoch, Handle, Suite};
 
 /// Number of bits of [`Turn::epochs`].
 const EPOCH_BITS: u32 = 4;
-/// Number of epochs in which one grant can be renewed. After that, it needs another number.
+/// Number of epochs in which a grant can be renewed. After these epochs, a new grant with another number is needed.
 pub const EPOCHS_MAX: u32 = 1 << EPOCH_BITS;
 /// Number of different grant numbers.
 pub const NUMBERS: u32 = 1 << (u32::BITS - EPOCH_BITS);
@@ -25,8 +25,8 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// Returns the turn of the grant `number`, which began in the epoch `first`, in the epoch `now`; `None` if the
-    /// grant has no handle in that epoch.
+    /// Returns the turn in the epoch `now` of the grant `number`, whose first epoch is `first`. Returns `None` if the
+    /// grant has no handle in the epoch `now`.
     pub fn at(number: u32, first: Epoch, now: Epoch) -> Option<Self> {
         let epochs = u32::try_from(now.0.checked_sub(first.0)?).ok()?;
         (epochs < EPOCHS_MAX && number < NUMBERS).then_some(Self { number, epochs })
@@ -53,7 +53,7 @@ impl HandleKey {
         (u32::from(left) << 16) | u32::from(right)
     }
 
-    /// Returns the turn whose handle this is. If the handle was made in another way, the turn means nothing.
+    /// Returns the turn to which a handle belongs. If the handle was not made from a turn, the result is meaningless.
     pub fn decrypt(&self, handle: Handle) -> Turn {
         let block = handle.0 as u32;
         let (mut left, mut right) = ((block >> 16) as u16, block as u16);

@@ -28,7 +28,8 @@ pub struct Lines<H> {
 struct Line<H> {
     holder: H,
     key: LineKey,
-    /// Counters already used, each reduced by 1: counters begin at 1, the window's numbers at 0.
+    /// Counters that were used already, each reduced by 1, because counters begin at 1 and the window's numbers begin
+    /// at 0.
     seen: ReplayWindow<16>,
     pace: Pace,
 }
@@ -56,7 +57,7 @@ pub enum Unanswered {
     Repeated,
     /// The request is not sealed with the line's key.
     Forged,
-    /// The line, or its source, made more requests than its rate allows.
+    /// The line, or the source address, has made more requests than its rate allows.
     TooMany,
     /// The request is sealed with the line's key, but contains no valid question.
     Malformed,
@@ -120,7 +121,7 @@ impl<H: Copy + Ord> Lines<H> {
     ///
     /// # Errors
     ///
-    /// Returns why the datagram gets no answer.
+    /// Returns the reason why the datagram gets no answer.
     pub fn read<'d>(
         &mut self,
         datagram: &'d mut [u8],

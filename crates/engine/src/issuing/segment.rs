@@ -34,14 +34,14 @@ pub struct Give<'a> {
     pub giver: Giver<'a>,
     /// The terms on which the policy allows the segment.
     pub terms: Terms,
-    /// Services that the segment is allowed to cover: all, or one. However many addresses this scope contains, the
-    /// segment is for one receiver only.
+    /// The services that the segment is allowed to cover: all, or one. The segment is for one receiver only, even if
+    /// the scope contains several addresses.
     pub scope: Scope,
-    /// The time at which the segment has to end, unless its terms end it earlier; `None` if only the terms limit its
+    /// The latest time at which the segment may end. The terms can end it earlier. `None` if only the terms limit its
     /// lifetime.
     pub until: Option<u64>,
-    /// The latest expiry of the segments that a withdrawal of consent voids, if there is a withdrawal (wire.md §8.10).
-    /// The new segment has to expire later than that.
+    /// The latest expiry of the segments that a withdrawal of consent voids; `None` if there is no withdrawal (wire.md
+    /// §8.10). The new segment has to expire later.
     pub withdrawn: Option<u32>,
     /// The number of the virtual network.
     pub vni: Vni,
@@ -65,7 +65,7 @@ pub enum GiveError {
     Path,
     /// The two endpoints, or the sender and the receiver, are of different address families.
     Family,
-    /// The time doesn't fit the format's 32 bits.
+    /// The time does not fit into the 32 bits that the format has.
     Time,
     /// Consent was withdrawn, and the new segment would expire no later than the segments that the withdrawal voids.
     Withdrawn,
@@ -73,7 +73,7 @@ pub enum GiveError {
     NoConsent,
     /// The segment to be answered has expired.
     Expired,
-    /// The segment to be answered was not issued by this authority, or its sender has another place now.
+    /// This authority did not issue the segment to be answered, or the segment's sender now has another place.
     Forged,
 }
 
@@ -116,7 +116,7 @@ impl Give<'_> {
     ///
     /// # Errors
     ///
-    /// Returns why the segment can't be issued.
+    /// Returns the reason why the segment can't be issued.
     pub fn give(&self) -> Result<Given, GiveError> {
         let Self { giver, terms, scope, .. } = self;
         let lifetime = terms.lifetime.min(giver.max_lifetime - CLOCK_MARGIN.min(giver.max_lifetime / 2));
@@ -168,7 +168,7 @@ impl Given {
     ///
     /// # Errors
     ///
-    /// Returns why the segment for answers can't be issued.
+    /// Returns the reason why the segment for answers can't be issued.
     pub fn answer(&self, giver: &Giver<'_>, first: &ProofKey, back: Place, until: u64) -> Result<Self, GiveError> {
         let shown = Segment { pointer: 0, ..self.segment };
         let proof = self.proofs.first().map(|bytes| Proof(*bytes));

@@ -35,8 +35,8 @@ impl Secret {
 pub struct GrantRequest {
     /// The destination to which the person wants to send.
     pub to: Destination,
-    /// Whether the person has consented on the agent. The authority uses this for destinations about which the person
-    /// wants to be asked.
+    /// Whether the person has consented to this destination on the agent. The authority needs this if the person has
+    /// chosen to be asked about the destination.
     pub consented: bool,
 }
 
@@ -62,7 +62,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Reports whether the grant admits packets inside a sealed tunnel only.
+    /// Reports whether the grant admits packets only inside a sealed tunnel.
     pub fn admits_in_tunnel_only(&self) -> bool {
         let is_marked = matches!(&self.secret, Secret::Grant(header, _) if header.flags.has(Flags::SEALED));
         is_marked || self.sealing.is_sealed()

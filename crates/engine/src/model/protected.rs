@@ -41,7 +41,7 @@ pub fn entries(receivers: &[Receiver]) -> Result<Vec<Protected>, TooManySpans> {
 }
 
 /// Returns the entries for these receivers. If too many port ranges apply to a prefix, the entry protects every service
-/// of the prefix. Use this function for agents only: an agent still sends first packets to services that belong to no
+/// of the prefix. Use this function for agents only. An agent still sends packets to services that belong to no
 /// receiver, without identity, but a verifier would drop these packets.
 pub fn widened<'a>(receivers: impl Iterator<Item = &'a Receiver>) -> Vec<Protected> {
     walk(receivers, |_, _| Ok::<_, std::convert::Infallible>(())).unwrap_or_else(|never| match never {})
@@ -75,10 +75,11 @@ fn walk<'a, E>(
     Ok(entries)
 }
 
-/// Returns `entries` with `services` added in each of `networks`. While more than [`SERVICES_MAX`] port ranges apply to a
-/// prefix, the function joins the two ranges of one protocol with the smallest gap between them, which also protects the
-/// ports in the gap. If there are still too many and no two of them have the same protocol, it protects every service of
-/// the prefix. Also returns whether it had to do either.
+/// Returns `entries` with `services` added in each of `networks`. If more than [`SERVICES_MAX`] port ranges apply to a
+/// prefix, the function repeatedly joins the two ranges of one protocol with the smallest gap between them; this also
+/// protects the ports in the gap. If there are still too many ranges, and no two of them have the same protocol, it
+/// protects every service of the prefix. The `bool` says whether the function has joined ranges or protected every
+/// service.
 pub fn extended(entries: &[Protected], networks: &[IpNet], services: &[Service]) -> (Vec<Protected>, bool) {
     let mut all: BTreeMap<IpNet, (Option<&Services>, bool)> =
         entries.iter().map(|entry| (entry.prefix, (Some(&entry.services), false))).collect();

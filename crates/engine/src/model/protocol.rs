@@ -4,7 +4,8 @@ use wire::packet::{ICMP, ICMPV6, TCP, UDP};
 
 const NAMES: [(u8, &str); 4] = [(TCP, "tcp"), (UDP, "udp"), (ICMP, "icmp"), (ICMPV6, "icmpv6")];
 
-/// Returns the name of an IP protocol, such as `tcp`, or the protocol's number if this module knows no name for it.
+/// Returns the name of an IP protocol, such as `tcp`, or the protocol's number if this module has no name for the
+/// protocol.
 pub fn name(protocol: u8) -> String {
     let known = NAMES.iter().find(|(number, _)| *number == protocol);
     known.map_or_else(|| protocol.to_string(), |(_, name)| (*name).to_owned())

@@ -10,7 +10,7 @@ pub enum Treatment {
     /// The packets are allowed to travel outside of the tunnel.
     #[default]
     None,
-    /// The packets travel in the tunnel, and their receiver detects changes. Their content is possibly in clear.
+    /// The packets travel in the tunnel, and their receiver detects changes. The packets are possibly not encrypted.
     Authenticate,
     /// The packets travel in the tunnel, encrypted.
     Encrypt,
@@ -62,7 +62,7 @@ pub enum Compress {
     Never,
     /// Blocks are compressed if a sample of the data becomes smaller.
     Auto,
-    /// Compression of every block is tried.
+    /// Every block is compressed. A block that does not become shorter is sent uncompressed.
     Always,
 }
 
@@ -214,7 +214,7 @@ pub struct Wish {
     pub suites: Option<Suites>,
     /// Whether to use a key exchange even if the rule does not demand it.
     pub forward_secrecy: bool,
-    /// The age, in seconds, at which a phase is re-keyed; `None` to leave it to the rule.
+    /// The age, in seconds, at which a phase is re-keyed; `None` if the rule decides.
     pub rekey: Option<u32>,
 }
 
@@ -255,7 +255,8 @@ impl Wish {
         self.treatment as u32 | compress
     }
 
-    /// Reads a wish from the kernel's tables. If several senders' wishes were combined, the strongest counts.
+    /// Reads a wish from the kernel's tables. If the bits combine the wishes of several senders, the strongest wish
+    /// counts.
     pub fn from_bits(bits: u32) -> Self {
         let treatment = match bits & Steered::TREATMENT {
             0 => Treatment::None,

@@ -45,8 +45,8 @@ pub struct Given {
 }
 
 impl Given {
-    /// Parses the Geneve option of a segment; `option` begins with the option's class. `hops` lists the hops of a fixed
-    /// path, and is empty if the path is not fixed.
+    /// Parses the Geneve option of a segment. `option` begins with the option's class. `hops` contains the hops of a
+    /// fixed path; it is empty if the path is not fixed.
     ///
     /// # Errors
     ///

@@ -12,7 +12,7 @@ use std::str::FromStr;
 pub struct Target {
     /// The network, without bits set beyond its prefix length.
     pub prefix: IpNet,
-    /// The port; all ports if absent.
+    /// The port to which the rule applies; all ports if absent.
     pub port: Option<u16>,
 }
 

@@ -1,4 +1,4 @@
-//! Where a packet came from that a switch sent up, and what happens to it.
+//! The origin of a packet that a switch sent up, and the decision about it.
 
 use super::message::FlowMod;
 use crate::agent::frame::Frame;

@@ -1,10 +1,10 @@
-//! Devices behind switches whose people log in with a browser at the authority (LS §3.4, wire.md §5.4.4). The controller
-//! puts the support option on their connections to the authority, takes client keys out of the authority's answers, and
-//! keeps one key for each device.
+//! Devices behind switches whose people log in with a browser at the authority (LS §3.4, wire.md §5.4.4). The
+//! controller puts the support option on their connections to the authority, takes client keys out of the authority's
+//! answers, and keeps one key for each device.
 //!
-//! A key transfer has no proof of its origin. The controller takes one only if its sender knows the connection: both
+//! A key transfer does not prove its origin. The controller accepts it only if its sender knows the connection: both
 //! sequence numbers have to be near those of the handshake, and the packet has to come through the port of the switch
-//! through which the authority's answer to the SYN came. INVARIANT: what arrives from other hosts creates no entry.
+//! through which the authority's answer to the SYN came. INVARIANT: packets from other hosts create no entry.
 
 #[cfg(test)]
 mod tests;
@@ -48,7 +48,7 @@ const FORMER_PAIRS: usize = 16;
 pub(super) const FIRST_NONCE2: u16 = ls::SENDERS_NONCES as u16;
 const ETHERNET_LEN: usize = 14;
 
-/// An authority at which people behind switches log in, and the networks for which its client keys are good.
+/// An authority at which people behind switches log in, and the networks in which its client keys are valid.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Realm {
     /// Addresses and ports of the authority.
@@ -84,12 +84,13 @@ struct Connection {
     device: Device,
     realm: usize,
     opened: u32,
-    /// Time at which the connection was opened or the last transfer was taken.
+    /// Time at which the connection was opened or the last transfer was accepted.
     used: u32,
-    /// The SYN's sequence number. From the first transfer on, the number before the last one that a transfer acknowledged.
+    /// Sequence number of the SYN. After the first transfer, the number before the one that the last transfer
+    /// acknowledged.
     from: u32,
-    /// The port through which the authority's answer came, and the answer's sequence number or, from the first transfer
-    /// on, the number before that of the last transfer.
+    /// The port through which the authority's answer came, and the answer's sequence number. After the first transfer,
+    /// the number before the sequence number of the last transfer.
     answer: Option<(u32, u32)>,
     refused: u32,
 }
@@ -105,7 +106,7 @@ struct Held {
     device: Device,
     realm: usize,
     since: u32,
-    /// Makes the device's tokens; each device has its own, so that none can fill another's tables.
+    /// Makes the device's tokens. Each device has an inserter of its own, so that no device can fill another's tables.
     inserter: Inserter,
     former: VecDeque<Handle>,
 }
@@ -122,7 +123,7 @@ pub(super) enum Sender<'l> {
     LoggedIn(&'l mut Inserter),
     /// The packet has the address of a device with a key, but comes from another device.
     Spoofed,
-    /// Neither.
+    /// No logged-in device has the packet's address, or the device's key is not for the packet's destination.
     Other,
 }
 
@@ -131,25 +132,25 @@ pub(super) enum Sender<'l> {
 pub struct LoginCounts {
     /// Number of SYNs that got the support option.
     pub support: u64,
-    /// Number of keys that were taken.
+    /// Number of keys that were accepted.
     pub keys: u64,
-    /// Number of packets of protocol 4 that came up and were no transfers to take.
+    /// Number of packets of protocol 4 that switches sent up and that were not accepted as transfers.
     pub refused: u64,
 }
 
-/// The devices that have logged in, and the connections on which they may do so.
+/// The devices that have logged in, and the connections on which devices may log in.
 #[derive(Default)]
 pub struct Logins {
     realms: Vec<Realm>,
     connections: BTreeMap<Ends, Connection>,
-    /// Keys by switch and address.
+    /// The keys by switch and address of the device.
     held: BTreeMap<(u64, Ipv4Addr), Held>,
     counts: LoginCounts,
 }
 
 impl Logins {
-    /// Replaces the authorities' addresses. The realms themselves, in their order, and their networks don't change while
-    /// the agent runs.
+    /// Replaces the addresses of the authorities. The realms, their order and their networks must not change while the
+    /// agent runs.
     pub fn set_realms(&mut self, mut realms: Vec<Realm>) {
         // If a name can't be resolved now, the address that it had is better than none.
         for (new, old) in realms.iter_mut().zip(&self.realms).filter(|(new, _)| new.ends.is_empty()) {
@@ -158,7 +159,7 @@ impl Logins {
         self.realms = realms;
     }
 
-    /// Returns the ends of all authorities.
+    /// Returns the addresses and ports of all authorities.
     pub fn ends(&self) -> Vec<SocketAddrV4> {
         self.realms.iter().flat_map(|realm| realm.ends.iter().copied()).collect()
     }
@@ -178,7 +179,8 @@ impl Logins {
         self.held.len()
     }
 
-    /// Handles a packet between a device and an authority. Returns `None` if the packet is none.
+    /// Handles a packet between a device and an authority. Returns `None` if the packet is not between a device and an
+    /// authority.
     pub(super) fn handle(&mut self, origin: Origin, frame: &[u8], packet: &Packet, now: u32) -> Option<Fate> {
         if packet.form != Form::Whole || packet.fragment != Fragment::Whole || packet.network != ETHERNET_LEN {
             return None;
@@ -395,8 +397,8 @@ impl Logins {
         true
     }
 
-    /// Returns the relation of a packet's sender to the devices that have logged in. Forgets the key that belongs to the
-    /// packet's address if the key is too old: the address may be another device's by now.
+    /// Returns the relation of a packet's sender to the devices that have logged in. Removes the key that belongs to
+    /// the packet's address if the key is too old, because another device possibly has the address now.
     pub(super) fn sender(&mut self, origin: Origin, frame: &[u8], packet: &Packet, now: u32) -> Sender<'_> {
         let (Some(IpAddr::V4(source)), Some(to)) = (packet.source, packet.destination) else { return Sender::Other };
         if self.held.get(&(origin.datapath, source)).is_some_and(|held| !held.is_live(now)) {

@@ -13,7 +13,7 @@ pub struct Masked {
 }
 
 impl Masked {
-    /// Creates a match for this value only: all bits are compared.
+    /// Creates a match for exactly this value: all bits are compared.
     pub const fn exactly(value: u16) -> Self {
         Self { value, mask: u16::MAX }
     }

@@ -10,7 +10,7 @@ const HEADER_LEN: usize = 8;
 const NO_BUFFER: u32 = u32::MAX;
 const ANY: u32 = u32::MAX;
 
-/// Port numbers with a reserved meaning: where a rule or a message sends a packet.
+/// Port numbers with a reserved meaning. They say where a rule or a message sends a packet.
 pub mod port {
     /// The packet is forwarded as the switch would forward it without a controller.
     pub const NORMAL: u32 = 0xffff_fffa;
@@ -48,7 +48,7 @@ pub enum Message {
     },
     /// Asks the other side to show that the connection is alive.
     EchoRequest(Vec<u8>),
-    /// Answer to `EchoRequest`, with the same bytes.
+    /// The answer to `EchoRequest`, which contains the same bytes.
     EchoReply(Vec<u8>),
     /// Request for the switch's identity.
     FeaturesRequest,
@@ -59,12 +59,12 @@ pub enum Message {
     },
     /// Sets how many bytes of a packet the switch sends up.
     SetConfig {
-        /// Maximum number of bytes of a packet that matches no rule.
+        /// Maximum number of bytes that the switch sends up of a packet that matches no rule.
         miss_send_len: u16,
     },
     /// A packet that the switch sent up.
     PacketIn {
-        /// The cookie of the rule that sent it.
+        /// The cookie of the rule that sent the packet up.
         cookie: u64,
         /// The port at which the packet arrived.
         in_port: u32,
@@ -73,7 +73,7 @@ pub enum Message {
         /// The part of the packet that was sent up.
         frame: Vec<u8>,
     },
-    /// A packet that the controller sends down, and its output port.
+    /// A packet that the controller sends to the switch, and the packet's output port.
     PacketOut {
         /// The port at which the packet is assumed to have arrived.
         in_port: u32,
@@ -84,7 +84,7 @@ pub enum Message {
     },
     /// A change of the switch's rules.
     FlowMod(FlowMod),
-    /// Request for a notice once all earlier messages are processed.
+    /// Requests a notice when all earlier messages are processed.
     BarrierRequest,
     /// Notice that all messages before the `BarrierRequest` are processed.
     BarrierReply,
@@ -163,8 +163,8 @@ impl Inbox {
         self.0.extend_from_slice(bytes);
     }
 
-    /// Removes and returns the next complete message and the message's transaction id (`xid`), by which an answer
-    /// refers to a request. Returns `None` until a message is complete.
+    /// Removes and returns the next complete message and its transaction id (`xid`). An answer has the transaction id
+    /// of its request. Returns `None` until a message is complete.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! The controller's tables, which are like the maps of the agent's kernel program; the decision about each packet that
-//! a switch sends up; and the switch rules for the packet's flow.
+//! The controller's tables, which correspond to the maps of the agent's kernel program. Decides about each packet that
+//! a switch sends up, and makes the switch rules for the packet's flow.
 
 pub use super::fate::{Fate, Origin};
 use super::logins::{FIRST_NONCE2, Logins, Realm, Sender};
@@ -139,7 +139,7 @@ impl Plane {
         self.logins.ends()
     }
 
-    /// Returns what is known about devices whose people logged in with a browser.
+    /// Returns the devices whose people have logged in with a browser.
     pub const fn logins(&self) -> &Logins {
         &self.logins
     }
@@ -196,7 +196,7 @@ impl Plane {
     }
 
     /// Decides again about a queued frame, after an entry has changed or the frame's subject has logged in or out.
-    /// Returns `None` if it is not known at which switch port the frame arrived.
+    /// Returns `None` if the switch port at which the frame arrived is not known.
     pub fn again(&mut self, subject: Subject, frame: &Frame, now: u32) -> Option<(Origin, Fate)> {
         let origin = self.origin(frame)?;
         let mut fate = Fate::Drop;

@@ -50,8 +50,8 @@ const SYN_ACK: Masked = Masked {
     mask: (tcp_flags::SYN | tcp_flags::ACK | tcp_flags::RST) as u16,
 };
 
-/// Returns the standing rules for these protected prefixes, and for connections to these authorities. Install these
-/// rules before removing the rules of earlier generations, so that packets always meet a rule.
+/// Returns the standing rules for these protected prefixes, and for connections to these authorities. The caller must
+/// install these rules before it removes the rules of earlier generations, so that packets always match a rule.
 pub fn standing(protected: &[Protected], authorities: &[SocketAddrV4], generation: u16) -> Vec<FlowMod> {
     let add = |priority, matching, to| FlowMod {
         command: Command::Add,
@@ -135,8 +135,8 @@ pub fn is_for_answers(cookie: u64) -> bool {
 }
 
 /// Returns messages that remove the standing rules of all generations other than `generation`. Each message is for one
-/// bit of a generation's number, and removes the rules of those generations whose number has another value in this bit
-/// than `generation` has.
+/// bit of a generation's number. It removes the rules of all generations whose number differs from `generation` in this
+/// bit.
 pub fn without_other_generations(generation: u16) -> impl Iterator<Item = FlowMod> {
     (0..u16::BITS).map(move |bit| FlowMod {
         command: Command::Delete,
@@ -167,8 +167,8 @@ pub fn answer_to(authority: SocketAddrV4, client: SocketAddrV4) -> FlowMod {
     FlowMod { priority: PRIORITY_SYN, hard_timeout: ANSWER, ..up(matching) }
 }
 
-/// Returns a rule that sends up packets of protocol 4 from an authority to a client that come through this port, for
-/// this many seconds.
+/// Returns a rule that sends up packets of protocol 4 from an authority to a client. The rule applies to packets that
+/// come through the port `in_port`, and lasts for `seconds` seconds.
 pub fn transfers(authority: Ipv4Addr, client: Ipv4Addr, in_port: u32, seconds: u16) -> FlowMod {
     let matching = Match { in_port: Some(in_port), ..between(authority, client, IPIP) };
     FlowMod { hard_timeout: seconds, ..up(matching) }
@@ -199,8 +199,8 @@ fn up(matching: Match) -> FlowMod {
 }
 
 /// Returns rules for both directions of a packet's flow, so that the switch forwards the rest of the flow by itself.
-/// Returns `None` unless the packet is TCP or UDP. For a datagram, `known` says whether an earlier datagram belonged to
-/// the same flow.
+/// Returns `None` unless the packet is TCP or UDP. If the packet is a datagram, `known` says whether an earlier
+/// datagram belonged to the same flow.
 pub fn flow(packet: &Packet, known: bool) -> Option<[FlowMod; 2]> {
     let (source, destination) = (packet.source?, packet.destination?);
     if packet.protocol != TCP && packet.protocol != UDP {

@@ -33,7 +33,8 @@ pub enum Event {
     },
     /// The switch sent up a copy of a name server's answer.
     Answer(Vec<u8>),
-    /// The switch refused a message, for another reason than in its last refusal. The caller should log the refusal.
+    /// The switch refused a message, for a reason that differs from that of its last refusal. The caller should log the
+    /// refusal.
     Refused {
         /// The error's type.
         class: u16,
@@ -81,8 +82,9 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Starts the handshake on a new connection. `generation` is a number by which this controller's rules differ from
-    /// those of an earlier controller; use a number that no earlier controller is likely to have used.
+    /// Starts the handshake on a new connection. `generation` is a number that distinguishes this controller's rules
+    /// from those of an earlier controller. The caller should choose a number that no earlier controller is likely to
+    /// have used.
     pub fn new(now: Duration, protected: Vec<Protected>, generation: u16) -> Self {
         let mut switch = Self {
             stage: Stage::Greeting,
@@ -147,7 +149,7 @@ impl Switch {
         Ok(())
     }
 
-    /// Sends an echo request to a silent switch.
+    /// Sends an echo request to the switch if the switch has been silent.
     ///
     /// # Errors
     ///
@@ -178,8 +180,8 @@ impl Switch {
         }
     }
 
-    /// Sends the rules of a flow to the switch, then the flow's frames, as packets that arrived at the switch port
-    /// `in_port`.
+    /// Sends the rules of a flow to the switch, and then the flow's frames. The switch treats the frames as packets
+    /// that arrived at its port `in_port`.
     pub fn forward(&mut self, in_port: u32, rules: Vec<FlowMod>, frames: Vec<Vec<u8>>) {
         for rule in rules {
             self.send(&Message::FlowMod(rule));

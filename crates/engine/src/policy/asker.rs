@@ -8,8 +8,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use wire::Destination;
 
-/// The subject of a policy test or of a question to the policy. An empty name stands for a person who is named by no
-/// rule and no group.
+/// The subject of a policy test or of a query to the policy. An empty name stands for a person whom no rule and no
+/// group names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Asker {
     /// Name of the person, or empty.
@@ -23,7 +23,7 @@ pub struct Asker {
 }
 
 impl Asker {
-    /// Returns the subject as the policy's evaluation takes it, borrowed from this value.
+    /// Returns the subject in the form that decisions of the policy need.
     pub fn subject(&self) -> Subject<'_> {
         Subject { person: &self.person, groups: &self.groups, tags: &self.tags, source: self.source }
     }
@@ -32,7 +32,7 @@ impl Asker {
     ///
     /// # Errors
     ///
-    /// Returns what is wrong with the word and how to correct it.
+    /// Returns a message that says what is wrong with the word and how to correct it.
     pub fn add(&mut self, word: &str) -> Result<(), String> {
         match word.split_once(':') {
             None if word == "everyone" => {}

@@ -1,6 +1,6 @@
-//! The policy in force, compiled into a rulebook that makes the decisions. The rulebook knows receivers, senders and
-//! terms only by numbers; the policy tells what the numbers stand for. It also determines how much a grant covers and
-//! when the grant ends. Policy and rulebook make the same decisions.
+//! The policy in force, compiled into a rulebook that makes the decisions. The rulebook contains only numbers for
+//! receivers, senders and terms. The policy says for what the numbers stand, how much a grant covers, and when the
+//! grant ends. Policy and rulebook make the same decisions.
 
 use super::{Action, Decision, Policy, Request, When, Who};
 use crate::policy::rulebook::{self, Entry, Packed, Rulebook, Ruling, Sender};
@@ -31,20 +31,20 @@ pub struct Compiled {
 /// Error: a valid policy that is too large to be put in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooLarge {
-    /// The rules have more entries than can be in force; this is their number.
+    /// The rules have more entries than can be in force. Contains the number of entries.
     #[error(
         "the policy is too large: the persons, groups, tags and addresses of its rules, multiplied by the receivers \
          of each rule, are {0} entries; at most {MOST_ENTRIES} can be in force. Name groups instead of persons, and \
          networks instead of addresses"
     )]
     Entries(usize),
-    /// The receivers have more prefixes and services than can be in force; this is their number.
+    /// The receivers have more prefixes and services than can be in force. Contains their number.
     #[error(
         "the policy is too large: the prefixes of its receivers, multiplied by their services, are {0} entries; at \
          most {MOST_PLACES} can be in force. Join services to ranges"
     )]
     Places(usize),
-    /// The policy has more different terms, time windows or names than the rulebook has numbers for.
+    /// The policy has more different terms, time windows or names than the rulebook can number.
     #[error("the policy is too large: it has more than 65 535 different terms or time windows")]
     Different,
 }

@@ -1,6 +1,6 @@
-//! Comparison of two policies: which subjects gain and lose access to what. The comparison is exact, not sampled: it
-//! divides destinations, times and subjects into classes within which neither policy makes a difference, and evaluates
-//! one member of each class.
+//! Comparison of two policies: finds out which subjects gain or lose access to which destinations. The comparison is
+//! exact, not sampled: it divides destinations, times and subjects into classes within which neither policy makes a
+//! difference, and evaluates one member of each class.
 //!
 //! Of the rules that match a subject by name, by a group of the login, by a tag or by the address, the strongest
 //! decides. So in each policy one attribute of the subject decides, and at most two attributes matter for a difference
@@ -27,7 +27,7 @@ const MOST_NAMES: usize = 1_000_000;
 pub struct Change {
     /// Whether the subjects gain access, lose it, keep it on other terms, or see no change.
     pub kind: Kind,
-    /// Subjects concerned: persons by name, with the groups, tags and addresses that are necessary.
+    /// The subjects concerned: persons by name, together with the groups, tags and addresses that the change requires.
     pub who: Vec<String>,
     /// Destinations to which the change applies.
     pub to: Vec<Place>,

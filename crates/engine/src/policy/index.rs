@@ -1,4 +1,4 @@
-//! Index that finds receivers by address, and rules by receiver, without scanning all of them.
+//! Index of a policy. It finds receivers by address, and rules by receiver, without a scan.
 
 use super::{Receiver, Rule};
 use crate::model::prefixes::Prefixes;
@@ -37,12 +37,13 @@ impl Index {
         }
     }
 
-    /// Returns the receivers that contain an address, those with the longest prefixes first, then in the file's order.
+    /// Returns the receivers that contain an address, longest prefix first. Receivers with equal prefixes are in the
+    /// order of the policy file.
     pub(super) fn around(&self, address: IpAddr) -> impl Iterator<Item = usize> + '_ {
         self.around_prefix(IpNet::from(address))
     }
 
-    /// Returns the receivers with a prefix that contains `prefix`, those with the longest prefixes first.
+    /// Returns the receivers with a prefix that contains `prefix`, longest prefix first.
     pub(super) fn around_prefix(&self, prefix: IpNet) -> impl Iterator<Item = usize> + '_ {
         self.receivers.around(prefix).flatten().copied()
     }

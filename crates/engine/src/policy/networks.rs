@@ -1,6 +1,6 @@
 //! Virtual networks as `networks.toml` describes them: their numbers, the places of their addresses, and the verifiers
-//! on the path from one endpoint to another (wire.md §8.1). The policy, not this module, decides which senders are
-//! allowed.
+//! on the path from one endpoint to another (wire.md §8.1). This module does not decide which senders are allowed: the
+//! policy does.
 
 use crate::document::{Faults, Fields, Reader, hint, texts};
 use crate::model::Place;
@@ -46,7 +46,7 @@ pub struct Path {
     /// Ids of the verifiers, in the order in which packets meet them. The last verifier stands directly before the
     /// receiving endpoint.
     pub verifiers: Vec<String>,
-    /// Suite of the verifiers' proofs.
+    /// Suite of the proofs that the verifiers check.
     pub suite: Suite,
     /// If the path is fixed, one address for each verifier, in order; the last address is that of the receiving
     /// endpoint. Empty if the path is not fixed.
@@ -163,7 +163,7 @@ impl Networks {
         found
     }
 
-    /// Returns how many networks, places and paths there are: three numbers, each with its noun in the singular.
+    /// Returns the numbers of networks, places and paths, each with its noun in the singular.
     pub fn counts(&self) -> [(usize, &'static str); 3] {
         let places = self.places.values().map(|places| places.values.len()).sum();
         let paths = self.paths.values().map(|paths| paths.values.len()).sum();

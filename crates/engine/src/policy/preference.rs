@@ -1,6 +1,6 @@
-//! A person's choices at the console: which destinations are allowed to learn who the person is. The authority respects
-//! these choices even where the policy allows more. The most specific choice about a destination decides, as it does
-//! among the consent rules on an agent.
+//! A person's choices at the console. They say which destinations are allowed to learn who the person is. The authority
+//! respects these choices even where the policy allows more. The most specific choice about a destination decides, as
+//! it does among the consent rules on an agent.
 
 use crate::model::Target;
 use crate::policy::Scope;
@@ -98,8 +98,8 @@ impl Preferences {
         }
     }
 
-    /// Returns the scope that a grant for `to` is allowed to have. That is `scope` if no preference forbids grants for
-    /// any destination in it; otherwise it is only the protocol and port of `to` at the address of `to`.
+    /// Returns the scope that a grant for `to` is allowed to have. This is `scope`, unless a preference forbids grants
+    /// for a destination in it. In this case, it is only the protocol and port of `to` at the address of `to`.
     pub fn narrowed(&self, scope: Scope, to: &Destination) -> Scope {
         if self.0.iter().any(|one| one.choice != Choice::Allow && touches(&one.target, &scope)) {
             return Scope { prefix: IpNet::from(to.address), service: Some((to.protocol, to.port)) };
@@ -113,8 +113,8 @@ impl Preferences {
         self.withholding(to, false).is_some() || !self.narrowed(*scope, to).covers(scope)
     }
 
-    /// Reports whether the flows of a grant for `to` with this scope have to end. Assumes that the person consented to
-    /// the destination on the agent, because the grant does not say whether the person did.
+    /// Reports whether the flows of a grant for `to` with this scope have to end. Assumes that the person has consented
+    /// to the destination on the agent, because the grant does not contain this fact.
     pub fn ends_flows(&self, scope: &Scope, to: &Destination) -> bool {
         self.withholding(to, true).is_some() || !self.narrowed(*scope, to).covers(scope)
     }

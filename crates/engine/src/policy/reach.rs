@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 
 impl Policy {
     /// Returns the receivers that the subject is allowed to reach at least in part at this time, in the order of the
-    /// policy file. The result can also contain a receiver to which the subject is not allowed to send anything, if no
-    /// single deny rule excludes all of it, but several rules together do.
+    /// policy file. If only several deny rules together exclude a whole receiver, the result can contain this receiver,
+    /// although the subject may send nothing to it.
     pub fn destinations(&self, subject: &Subject<'_>, now: u64) -> Vec<&Receiver> {
         let about: Vec<_> =
             self.rules.iter().map(|rule| self.is_about(rule, subject) && rule.when.covers(now)).collect();

@@ -23,7 +23,8 @@ impl<'s> Subject<'s> {
         Self { person, ..Self::default() }
     }
 
-    /// Returns the person's name; for a subject without name, a description, by its group if there is one.
+    /// Returns the person's name. For a subject without a name, returns a description, which contains the subject's
+    /// group if there is one.
     pub(super) fn words(&self) -> String {
         match self.groups {
             [_, ..] if self.person.is_empty() => format!("a person in {}", self.groups.join(" and ")),
@@ -31,7 +32,7 @@ impl<'s> Subject<'s> {
         }
     }
 
-    /// Returns the person's name; for a subject without name, a description.
+    /// Returns the person's name. For a subject without a name, returns a description.
     pub(super) fn name(&self) -> &'s str {
         if self.person.is_empty() { "anyone else" } else { self.person }
     }

@@ -440,10 +440,10 @@ impl<'b> Evaluation<'b> {
         &self.windows
     }
 
-    /// Returns the scope of a grant under this ruling. A wide scope is narrowed to one protocol and port if a stronger
-    /// entry could decide otherwise for a part of the scope or at some time, or if another verifier protects a part of
-    /// the scope. The scope of a whole network is also narrowed if it possibly contains other receivers, even if their
-    /// lists are equal.
+    /// Returns the scope of a grant under this ruling. A wide scope is narrowed to one protocol and port in two cases:
+    /// a stronger entry could decide differently for a part of the scope or at some time; or another verifier protects
+    /// a part of the scope. The scope of a whole network is also narrowed if it possibly contains other receivers, even
+    /// if their lists are equal.
     pub fn scope(&self, ruling: &Ruling, granularity: Granularity) -> Scope {
         let host = IpNet::from(self.to.address);
         let narrow = Scope { prefix: host, service: Some((self.to.protocol, self.to.port)) };

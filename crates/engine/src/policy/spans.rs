@@ -1,4 +1,4 @@
-//! Services as sorted, disjoint ranges, so that one pass over two receivers finds the services that both have.
+//! Services as sorted, disjoint ranges. In this form, one pass over two receivers finds the services that both have.
 
 use crate::model::Service;
 
@@ -47,7 +47,7 @@ impl Spans {
         false
     }
 
-    /// Returns the first number of each range, and the number after each range.
+    /// Returns the first number of each range, and the first number after each range.
     pub(super) fn bounds(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().flat_map(|(first, last)| [*first, *last + 1])
     }

@@ -1,5 +1,5 @@
-//! Times at which a rule holds: windows of weekdays, hours and dates, on the clock of a time zone. The database of time
-//! zones is compiled in, so that an answer depends only on the policy and the given time.
+//! Times at which a rule applies: windows of weekdays, hours and dates in a time zone. The database of time zones is
+//! compiled in, so that an answer depends only on the policy and the given time.
 
 use jiff::civil::Date;
 use jiff::tz::{TimeZone, TimeZoneDatabase};
@@ -24,8 +24,8 @@ pub struct When(pub(super) Vec<Window>);
 pub struct Window {
     /// The weekdays on which the window's hours begin; bit 0 is Monday.
     pub(super) days: u8,
-    /// Spans of minutes of the day, the end excluded. A span whose end is not after its beginning lasts into the next
-    /// day. Empty if the window lasts the whole day.
+    /// Spans of minutes of a day. The first minute is included, and the last is not. A span whose end is not after its
+    /// beginning lasts into the next day. Empty if the window lasts the whole day.
     pub(super) hours: Vec<(u16, u16)>,
     /// Time zone of the hours and weekdays.
     pub(super) zone: TimeZone,
@@ -66,8 +66,8 @@ impl When {
 }
 
 impl When {
-    /// Returns the times from `now` on at which the weekly pattern changes: a window begins or ends for good, or a
-    /// clock changes.
+    /// Returns the times from `now` on at which the weekly pattern changes, because a window begins or ends for good,
+    /// or because a clock is changed.
     pub(super) fn turns(&self, now: u64) -> Vec<u64> {
         let ends = self.0.iter().flat_map(|window| window.from.into_iter().chain(window.until));
         let horizon = now.saturating_add(YEAR);
@@ -181,8 +181,8 @@ pub fn instant(text: &str) -> Option<u64> {
     text.parse::<Timestamp>().ok().and_then(|at| u64::try_from(at.as_second()).ok())
 }
 
-/// Parses a day (which stands for its beginning), a local time, or a time with its offset. The flag states whether it
-/// is a day.
+/// Parses a day, a local time, or a time with its offset. A day stands for its beginning. The flag states whether the
+/// text is a day.
 pub(super) fn date(text: &str, zone: &TimeZone) -> Option<(Timestamp, bool)> {
     if let Ok(at) = text.parse::<Timestamp>() {
         return Some((at, false));

@@ -27,8 +27,9 @@ impl Opens {
 }
 
 impl Initiator {
-    /// Calls `take` with the secret of each phase that this end has now, with the records that it opens, and their
-    /// index. Everybody who has these secrets can read all packets of the tunnel: only for the export of wire.md §9.14.
+    /// Calls `take` with each phase secret that this end has now, with the records that the secret opens, and with the
+    /// index in these records. Everybody who has these secrets can read all packets of the tunnel. Must be called only
+    /// for the export of wire.md §9.14.
     pub fn danger_secrets<'i>(&'i self, mut take: impl FnMut(Opens, Index, &'i PhaseSecret)) {
         if let Some(early) = self.early() {
             take(Opens::Early, early.theirs, &early.secret);

@@ -21,9 +21,9 @@ const UNKNOWN: Millis = 1_000;
 /// Parameters for the handshakes of a tunnel.
 #[derive(Clone)]
 pub struct Terms {
-    /// Grant for the service at which the verifier accepts tunnels.
+    /// Grant for the service at which the verifier accepts tunnels. The handshake proves this grant.
     pub grant: GrantHeader,
-    /// The key of `grant`.
+    /// The key of the grant `grant`.
     pub key: GrantKey,
     /// The service at which the verifier accepts tunnels.
     pub to: Destination,
@@ -42,15 +42,15 @@ pub struct Initiator {
     terms: Terms,
     attempt: Option<Box<Attempt>>,
     link: Option<Box<Link>>,
-    /// When the link's grant expires, in Unix seconds.
+    /// Time at which the link's grant expires, in Unix seconds.
     expires: u32,
-    /// The link that a newer handshake replaced, and the time until which it still opens records in transit.
+    /// The link that a newer handshake has replaced, and the time until which this link still opens records in transit.
     before: Option<(Box<Link>, Millis)>,
     refused: Option<(Refusal, Millis)>,
     doubted: Millis,
     wanted: bool,
     watch: Watch,
-    /// Units sealed in a phase at which the next begins.
+    /// Number of units sealed in a phase after which the next phase begins.
     worn_at: u64,
 }
 
@@ -68,8 +68,8 @@ struct Attempt {
 }
 
 impl Initiator {
-    /// Creates an end that has no tunnel yet. The end begins a handshake when [`Self::want`] says that there are flows,
-    /// or when a packet is to be sealed.
+    /// Creates an end that has no tunnel yet. It begins a handshake when the caller passes `true` to [`Self::want`], or
+    /// when a packet is to be sealed.
     pub fn new(terms: Terms) -> Self {
         Self {
             expires: 0,
@@ -95,13 +95,13 @@ impl Initiator {
         self.refused = None;
     }
 
-    /// Sets the number of bytes, `bytes`, after which a phase is re-keyed. The number is approximate, applies from the
-    /// next handshake on, and has no effect if the limit of wire.md §9.10 demands re-keying earlier.
+    /// Sets the number of bytes after which a phase is re-keyed. The number is approximate and applies from the next
+    /// handshake on. It has no effect if the limit of wire.md §9.10 demands re-keying earlier.
     pub fn rekey_after_bytes(&mut self, bytes: u64) {
         self.worn_at = (bytes / 16).clamp(1, UNITS_MAX / 2);
     }
 
-    /// Sets whether there are flows for the tunnel. If there are, the tunnel stays open even without traffic.
+    /// Sets whether there are flows for the tunnel. With flows, the tunnel stays open even without traffic.
     pub fn want(&mut self, wanted: bool) {
         self.wanted = wanted;
     }
@@ -111,8 +111,8 @@ impl Initiator {
         self.link.as_ref().is_some_and(|link| !link.is_over(now))
     }
 
-    /// Reports whether a packet of this length, in bytes, can be sealed now: there is a tunnel, or the packet fits
-    /// behind an initiation and the grant for the initiation has not ended.
+    /// Reports whether a packet of this length, in bytes, can be sealed now. This is the case if there is a tunnel, or
+    /// if the packet fits behind an initiation and the initiation's grant has not ended.
     pub fn takes(&self, length: usize, (now, wall): (Millis, u32)) -> bool {
         let is_early = wall < self.terms.grant.expires && INITIATION_LEN + OVERHEAD + length <= self.terms.room;
         self.is_open(now) && wall < self.expires || is_early
@@ -129,7 +129,7 @@ impl Initiator {
         self.link.as_ref()?.suite(allowed)
     }
 
-    /// Returns why the verifier refused the tunnel, if it refused the tunnel recently.
+    /// Returns the reason why the verifier refused the tunnel, if it did so recently.
     pub fn refused(&self) -> Option<Refusal> {
         self.refused.map(|refused| refused.0)
     }
@@ -139,7 +139,7 @@ impl Initiator {
     ///
     /// # Errors
     ///
-    /// Returns why the packet was not sealed. The caller must then not send the packet in any other way.
+    /// Returns the reason why the packet was not sealed. The caller must then not send the packet in any other way.
     pub fn seal(
         &mut self,
         packet: &Packet<'_>,
@@ -167,11 +167,11 @@ impl Initiator {
         Ok(())
     }
 
-    /// Seals the parts of a block. This is possible only once there is a tunnel.
+    /// Seals the parts of a block. This is possible only when there is a tunnel.
     ///
     /// # Errors
     ///
-    /// Returns why not all parts were sealed. The caller must not send the other parts in any other way.
+    /// Returns the reason why not all parts were sealed. The caller must not send the other parts in any other way.
     pub fn seal_block<'p>(
         &mut self,
         how: (Treatment, Compression),
@@ -212,7 +212,7 @@ impl Initiator {
     ///
     /// # Errors
     ///
-    /// Returns why the datagram was dropped. A dropped datagram changes nothing but counters.
+    /// Returns the reason why the datagram was dropped. A dropped datagram changes nothing but counters.
     pub fn receive<'d>(
         &mut self,
         datagram: &'d mut [u8],
@@ -379,8 +379,8 @@ impl Initiator {
         now + RESEND.0
     }
 
-    /// Sends a record by which the other end learns this machine's new address. Call this method after the machine has
-    /// moved to another network.
+    /// Makes this end send a record from which the other end learns this machine's new address. The caller calls this
+    /// method after the machine has moved to another network.
     pub fn greet(&mut self, now: Millis) {
         if let Some(link) = &mut self.link {
             link.say(&Control::Ping([0; 8]), now);

@@ -30,7 +30,7 @@ pub(super) struct Agreed {
 pub(super) struct Link {
     agreed: Agreed,
     latest: Phase,
-    /// This end's index and share for the latest phase, unless that is phase 1.
+    /// This end's index and share for the latest phase; `None` in phase 1.
     own: Option<(Index, Share)>,
     /// When this end learned the age at which phases are re-keyed, unless it has known the age from the beginning.
     age_since: Millis,
@@ -42,12 +42,13 @@ pub(super) struct Link {
     pub sent: Millis,
     /// Time at which the last packet was sealed or opened.
     pub used: Millis,
-    /// Time at which the first of the packets was sealed that no record has followed.
+    /// Time at which the oldest unanswered packet was sealed. A packet is unanswered as long as no record has arrived
+    /// after it.
     unanswered: Option<Millis>,
     pub closed: Option<Close>,
     /// Control records to send to the other end.
     pub out: Vec<Vec<u8>>,
-    /// Whether keys were discarded that can be derived again, and nothing was sent or received since.
+    /// Whether the keys that can be derived again were discarded, and nothing was sent or received since then.
     is_at_rest: bool,
 }
 
@@ -57,7 +58,7 @@ struct Next {
     mine: Index,
     secret: ExchangeSecret,
     theirs: Option<(Index, Share)>,
-    /// The phase, once both shares are known.
+    /// The phase; `None` until both shares are known.
     phase: Option<Phase>,
     again: Again,
 }
@@ -93,8 +94,7 @@ impl Again {
 /// The effect of a record that was opened.
 pub(super) struct Opened<'r> {
     pub brought: Received<'r>,
-    /// Whether the record belongs to the latest phase and has the highest number so far in its lane, which is one of
-    /// the phase's counters.
+    /// Whether the record belongs to the latest phase, and its number is the highest so far in its lane.
     pub is_newest: bool,
     pub pong: Option<[u8; 8]>,
 }
@@ -137,12 +137,12 @@ impl Link {
         self.latest.number
     }
 
-    /// Reports whether the tunnel has ended, so that this end must not send in it any more (wire.md §9.10.1).
+    /// Reports whether the tunnel has ended. This end must then not send in the tunnel any more (wire.md §9.10.1).
     pub fn is_over(&self, now: Millis) -> bool {
         self.closed.is_some() || now >= self.ends()
     }
 
-    /// Reports whether the other end has failed to answer for so long that a new handshake is due.
+    /// Reports whether the other end has not answered for so long that a new handshake is due.
     pub fn is_late(&self, now: Millis) -> bool {
         self.is_over(now + REKEY_GRACE / 2)
     }
@@ -192,14 +192,14 @@ impl Link {
         self.unanswered.get_or_insert(now);
     }
 
-    /// Returns since when this end has waited for a record: since it sealed a packet that no record has followed, or
-    /// else since the last record.
+    /// Returns the time since which this end waits for a record. This is the time at which the oldest unanswered packet
+    /// was sealed or, if all are answered, the time of the last record.
     pub fn silent_since(&self) -> Millis {
         self.unanswered.unwrap_or(self.last_received)
     }
 
-    /// Queues a control message for the other end. If the message can't be sealed, the tunnel is over and nothing is
-    /// queued.
+    /// Queues a control message for the other end. If the message can't be sealed, queues nothing, and the tunnel has
+    /// ended.
     pub fn say(&mut self, control: &Control, now: Millis) {
         if let Some(record) = self.said(control, now) {
             self.out.push(record);
@@ -393,7 +393,8 @@ impl Link {
         }
     }
 
-    /// Returns the next time at which [`Self::poll`] has work to do. `begins` is as for [`Self::poll`].
+    /// Returns the next time at which [`Self::poll`] has work to do. `begins` has the same meaning as in
+    /// [`Self::poll`].
     pub fn due(&self, begins: Millis) -> Millis {
         let previous = self.previous.as_ref().map_or(Millis::MAX, |previous| previous.1);
         let rest = if self.is_at_rest { Millis::MAX } else { self.last_received.max(self.sent) + REST };
@@ -406,7 +407,7 @@ impl Link {
         previous.min(rest).min(blocks).min(next)
     }
 
-    /// Returns when the tunnel is over, if no phase begins before.
+    /// Returns the time at which the tunnel ends if no new phase begins before.
     pub fn ends(&self) -> Millis {
         // A rule whose first packet comes late in a phase demands a new phase, and not the end of the tunnel.
         (self.latest.begun + self.agreed.rekey_after).max(self.age_since) + REKEY_GRACE + 1
@@ -417,7 +418,7 @@ impl Link {
         self.is_at_rest
     }
 
-    /// Reports whether the phase has used so much of its keys that the next should begin.
+    /// Reports whether the phase has used so much of its keys that the next phase should begin.
     pub fn is_worn(&self) -> bool {
         self.latest.is_worn(self.agreed.worn_at)
     }

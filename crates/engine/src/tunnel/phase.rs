@@ -17,7 +17,7 @@ pub(super) struct Phase {
     seals: Keys,
     opens: Keys,
     seen: Windows,
-    /// Next number of each lane.
+    /// The next record number of each lane.
     next: [u64; LANES as usize],
     sealed: u64,
     failed: u64,
@@ -45,7 +45,7 @@ impl Phase {
     ///
     /// # Errors
     ///
-    /// Returns why the record was not sealed.
+    /// Returns the reason why the record was not sealed.
     pub fn seal(
         &mut self,
         content: Content,

@@ -1,4 +1,4 @@
-//! Recent initiations, remembered so that none is accepted twice (wire.md §9.5.6).
+//! Recent initiations. They are stored so that none is accepted twice (wire.md §9.5.6).
 
 use crate::verifier::CLOCK_SKEW_MAX;
 use std::collections::{BTreeSet, HashMap};
@@ -12,13 +12,14 @@ pub(super) struct Recent {
     /// Time, tag and account of each initiation, oldest first.
     tags: BTreeSet<(u32, [u8; 16], u32)>,
     accounts: HashMap<u32, u32>,
-    /// The latest time of an initiation whose tag was forgotten. Initiations up to this time are refused, even if the
+    /// The latest time of an initiation whose tag was removed. Initiations up to this time are refused, even if the
     /// clock is set back.
     forgotten: u32,
 }
 
 impl Recent {
-    /// Reports whether an initiation was seen before, or was possibly seen before and then forgotten.
+    /// Reports whether an initiation was seen before. Also returns true if it was possibly seen before and its tag was
+    /// removed since then.
     pub fn has(&self, time: u32, tag: &[u8; 16], account: u32) -> bool {
         time <= self.forgotten || self.tags.contains(&(time, *tag, account))
     }

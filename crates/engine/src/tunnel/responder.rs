@@ -45,7 +45,7 @@ pub struct Outgoing {
     pub datagram: Vec<u8>,
 }
 
-/// Information about a tunnel, which is shown to users and against which its packets are checked.
+/// Information about a tunnel. It is shown to users, and the tunnel's packets are checked against it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TunnelInfo {
     /// Account and session to which the tunnel belongs.
@@ -71,7 +71,7 @@ pub struct Responder {
     /// Tunnels whose early records are still accepted, by the tag of their initiation.
     early: HashMap<[u8; 16], TunnelId>,
     accounts: HashMap<u32, u32>,
-    /// The newest tunnel of each holder, which the holder's flows use.
+    /// The newest tunnel of each holder. The holder's flows use this tunnel.
     newest: HashMap<Holder, TunnelId>,
     /// The holder's latest tunnel whose initiator has not yet shown that it has the keys.
     pending: HashMap<Holder, TunnelId>,
@@ -88,18 +88,18 @@ pub(super) struct Tunnel {
     is_bound: bool,
     address: SocketAddr,
     confirmed: bool,
-    /// Number of bytes that may still be sent before the initiator is confirmed.
+    /// Number of bytes that the tunnel may still send before the initiator is confirmed.
     credit: usize,
     begun: Millis,
-    /// Time at which the tunnel is removed, if another tunnel has replaced it.
+    /// Time at which the tunnel is removed; `None` unless another tunnel has replaced it.
     until: Option<Millis>,
     first: Option<Box<First>>,
     link: Link,
     registered: [Option<Index>; 3],
     challenge: Option<(SocketAddr, [u8; 8], Millis)>,
-    /// When the schedule has the tunnel next.
+    /// Time at which the schedule next looks at the tunnel.
     due: Millis,
-    /// The shortest age of a phase that the rule of a flow in the tunnel demanded.
+    /// The shortest age of a phase that the rules of flows in the tunnel demand.
     rekey_after: Option<Millis>,
 }
 
@@ -114,7 +114,7 @@ struct First {
 /// Reason why a responder did not accept a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotTaken {
-    /// The datagram is a record that was dropped for this reason, or not a message of a tunnel.
+    /// The datagram is a record that was dropped for this reason, or it is not a message of a tunnel.
     Record(Dropped),
     /// The datagram is an initiation that was dropped for this reason.
     Initiation(DropReason),
@@ -170,8 +170,8 @@ impl Responder {
     }
 
     /// Returns the tunnel for packets to a holder. As long as the initiator is not confirmed, the tunnel can send only
-    /// a few bytes to it. These bytes allow a first answer without waiting for another round trip, and are too few to
-    /// help an attacker who forges the initiator's address.
+    /// a few bytes to it. These bytes are enough for a first answer without another round trip, and too few to help an
+    /// attacker who forges the initiator's address.
     pub fn of(&self, holder: Holder) -> Option<TunnelId> {
         self.newest.get(&holder).or_else(|| self.pending.get(&holder)).copied()
     }
@@ -181,7 +181,7 @@ impl Responder {
     ///
     /// # Errors
     ///
-    /// Returns why the datagram was not accepted. A datagram whose tag is not verified changes nothing.
+    /// Returns the reason why the datagram was not accepted. A datagram whose tag is not verified changes nothing.
     #[allow(clippy::too_many_arguments)]
     pub fn receive<'d>(
         &mut self,
@@ -213,12 +213,12 @@ impl Responder {
         Ok((id, received))
     }
 
-    /// Does what [`Self::receive`] does with a datagram that is not an initiation ([`Message::begins_tunnel`]). This needs
-    /// none of the verifier's tables.
+    /// Does what [`Self::receive`] does with a datagram that is not an initiation ([`Message::begins_tunnel`]). This
+    /// needs none of the verifier's tables.
     ///
     /// # Errors
     ///
-    /// Returns why the datagram was not accepted.
+    /// Returns the reason why the datagram was not accepted.
     pub fn receive_record<'d>(
         &mut self,
         datagram: &'d mut [u8],

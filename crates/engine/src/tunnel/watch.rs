@@ -1,5 +1,6 @@
-//! An initiator's watch over the path to its responder (wire.md §9.10.3). Packets may be routed to another responder,
-//! which does not know the tunnel, at any time. An initiator that only waits for packets would not notice this.
+//! An initiator's watch over the path to its responder (wire.md §9.10.3). The watch is needed because the network can
+//! route packets to another responder at any time, which does not know the tunnel. An initiator that only waits for
+//! packets would not notice this.
 
 use super::Millis;
 use super::link::Link;
@@ -9,12 +10,12 @@ const PAUSE: (Millis, Millis) = (1_000, 8_000);
 /// Silence after which a new handshake begins, although nobody said that the tunnel is unknown.
 const SILENCE: Millis = 5_000;
 
-/// The watch over one tunnel.
+/// Decides when the initiator of a tunnel pings the responder.
 #[derive(Default)]
 pub(super) struct Watch {
-    /// When the latest ping was sent, until a record comes.
+    /// Time at which the latest ping was sent; `None` after a record has arrived.
     asked: Option<Millis>,
-    /// When the latest ping was answered.
+    /// Time at which the latest ping was answered.
     checked: Millis,
 }
 

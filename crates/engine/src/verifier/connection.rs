@@ -1,6 +1,6 @@
 //! The state of a TCP connection as the client's segments show it (wire.md §6.3.1 to §6.3.4). A segment that the
 //! server's stack would not accept changes nothing. So an attacker who can forge a client's address, but does not see
-//! the client's packets, ends no connection.
+//! the client's packets, cannot end a connection.
 
 use super::tables::Stack;
 use wire::map::{Flow, VerifierConfig, stage};
@@ -10,8 +10,8 @@ use wire::packet::{Packet, tcp_flags};
 /// away changes nothing.
 const NEAR: u32 = 1 << 18;
 
-/// Records a client's SYN. A payload of the SYN does not count yet: if the server accepts the payload, the client's
-/// next segment begins after it; otherwise the client sends the payload again.
+/// Records a client's SYN. The payload of a SYN does not count yet. If the server accepts the payload, the client's
+/// next segment begins after it; otherwise, the client sends the payload again.
 pub fn begin(flow: &mut Flow, packet: &Packet) {
     flow.stage = stage::OPENING;
     flow.proved = 0;

@@ -1,4 +1,4 @@
-//! Explains whether a packet would pass, by running [`decide`] with an observer, without changing the tables.
+//! Explains whether a packet would pass. Runs [`decide`] with an observer, and does not change the tables.
 
 use super::Outcome;
 use super::decide::decide;
@@ -35,7 +35,7 @@ impl Observer for Trace {
 pub struct Explanation {
     /// Outcome of the decision.
     pub outcome: Outcome,
-    /// The checks in their order; the last decides.
+    /// The checks in the order in which they were made. The last one decided.
     pub checks: Vec<Check>,
 }
 

@@ -1,4 +1,5 @@
-//! The lifetime of flows: when they have been idle for too long, and what each packet changes (wire.md §6.3).
+//! The lifetime of flows: the idle time after which they end, and the changes that each packet makes to them (wire.md
+//! §6.3).
 
 use wire::map::{Flow, FlowKey, VerifierConfig, origin, stage};
 use wire::packet::{Packet, TCP, UDP};
@@ -28,7 +29,7 @@ pub fn is_live(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) ->
 pub enum Relation {
     /// There is no flow, or a flow that the token can replace: the token opens a flow of its grant.
     Opens,
-    /// The flow belongs to the token's grant: the token renews it.
+    /// The flow belongs to the token's grant: the token renews the flow.
     Renews,
     /// The flow belongs to another grant of the same holder: the flow moves to the token's grant.
     Moves,
@@ -58,16 +59,16 @@ pub fn is_proved(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) 
 }
 
 /// Reports whether an application of the server can be using the flow now, so that the flow's owner is behind the
-/// application's connection. A connection that its client has not opened yet, or has reset, is none. Nor is a flow that
-/// is being removed or moved to another grant.
+/// application's connection. Returns false for a connection that its client has not opened yet or has reset, and for a
+/// flow that is being removed or moved to another grant.
 pub fn is_in_use(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) -> bool {
     matches!(flow.stage, stage::OPEN | stage::CLOSING)
         && is_live(config, key, flow, now)
         && is_proved(config, key, flow, now)
 }
 
-/// Reports whether this is a client's flow that has ended, but in which hosts inside a gateway have recently sent
-/// packets (wire.md §6.9.2).
+/// Reports whether this flow of a client has ended, although hosts inside a gateway have recently sent packets in it
+/// (wire.md §6.9.2).
 pub fn only_ended(config: &VerifierConfig, flow: &Flow, now: u32) -> bool {
     flow.origin == origin::ENDED && now.wrapping_sub(flow.seen) as i32 <= config.udp_idle as i32
 }

@@ -1,9 +1,9 @@
-//! The interface through which an observer learns which checks a decision makes.
+//! The interface through which a decision reports its checks to an observer.
 
 /// An observer of a decision, which receives each check that the decision makes.
 pub trait Observer {
-    /// Called with each check, in order. `text` returns what the check found, in words; an observer that ignores the
-    /// text need not call it.
+    /// Called with each check, in order. `text` returns the finding of the check in words. An observer that does not
+    /// need the text need not call `text`.
     fn check(&mut self, name: &'static str, passed: bool, text: impl FnOnce() -> String);
 }
 

@@ -1,4 +1,4 @@
-//! Tables that a decision can change without changing the tables below: the changes are kept in an overlay.
+//! Tables that a decision can change without changing the underlying tables, because an overlay keeps the changes.
 
 use super::tables::{Once, PairTerms, Replay, Stack, Tables, TablesMut};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,8 +1,8 @@
 //! The decision of a verifier of proofs about a packet (wire.md §8.8), as a function of the packet, the verifier's
 //! keys, withdrawn consent and the time.
 //!
-//! A table of cases, `crates/wire/tests/data/proofs.json`, was made independently of this code. Tests run it through
-//! this code and through every other verifier of proofs.
+//! The table of test cases `crates/wire/tests/data/proofs.json` was made independently of this code. Tests run these
+//! cases through this code and through every other verifier of proofs.
 
 pub use crate::model::Withdrawal;
 

@@ -13,7 +13,8 @@ pub enum Once {
     Token([u8; TOKEN_LEN]),
     /// The pair's handle and the second nonce, for a token of a pair.
     Nonce2(Handle, u16),
-    /// Nothing, for a token of a pair that the verifier was not told of: it may be used again.
+    /// The token has no such part. This applies to a token of a pair that was not announced to the verifier: the token
+    /// may be used again.
     Nothing,
 }
 
@@ -70,13 +71,13 @@ pub trait Tables {
     fn in_tunnel(&self) -> bool {
         false
     }
-    /// Returns the services that are protected at an address: those of the longest prefix that contains it.
+    /// Returns the protected services at an address: those of the longest prefix that contains the address.
     fn services(&self, address: IpAddr) -> Option<Services>;
-    /// Reports whether a TCP service is an optional receiver, which everybody may reach (wire.md §6.12). The decision
-    /// asks only if the verifier's settings say that there are any.
+    /// Reports whether a TCP service is an optional receiver, which everybody may reach (wire.md §6.12). A decision
+    /// calls this method only if the verifier's settings say that there are optional receivers.
     fn is_optional(&self, address: IpAddr, port: u16) -> bool;
-    /// Reports whether the verifier, because its clock jumped, possibly no longer knows which tokens made at `time`
-    /// were used, or which grants that expire at `time` were revoked.
+    /// Reports whether, after a jump of its clock, the verifier may have lost its record of tokens made at `time` that
+    /// were used, or of grants expiring at `time` that were revoked.
     fn has_forgotten(&self, time: u32) -> bool;
     /// Returns the verifier key of an epoch.
     fn key(&self, epoch: Epoch) -> Option<VerifierKey>;
@@ -85,7 +86,7 @@ pub trait Tables {
     /// Reports whether the session has ended, or its account is shut out. Returns `false` for holder 0, which means
     /// that there is no holder.
     fn is_ended(&self, holder: Holder) -> bool;
-    /// Returns the flow at this key, live or not.
+    /// Returns the flow with this key, even if it has ended.
     fn flow(&self, key: &FlowKey) -> Option<Flow>;
     /// Returns the record of a grant that has admitted a packet.
     fn grant(&self, handle: Handle) -> Option<GrantUse>;
@@ -93,14 +94,16 @@ pub trait Tables {
     fn account(&self, account: u32) -> Option<AccountUse>;
     /// Returns a pair that the authority has announced.
     fn pair(&self, handle: Handle) -> Option<PairTerms>;
-    /// Reports whether a token was used before, without recording it: [`TablesMut::remember`] does that.
+    /// Reports whether a token was used before. Does not record the token; [`TablesMut::remember`] does.
     fn replay(&self, once: &Once, now: u32) -> Replay;
-    /// Returns when the first fragment of a datagram of an admitted flow arrived. The key has no ports.
+    /// Returns the time at which the first fragment of a datagram of an admitted flow arrived, in Unix seconds. The key
+    /// has no ports.
     fn fragment(&self, key: &FlowKey, id: u32) -> Option<u32>;
-    /// Returns when the first fragment of a datagram to an open port arrived. The key has no ports.
+    /// Returns the time at which the first fragment of a datagram to an open port arrived, in Unix seconds. The key has
+    /// no ports.
     fn open_fragment(&self, key: &FlowKey, id: u32) -> Option<u32>;
-    /// Returns the state of a connection in the server's stack. It affects how long a flow is remembered, but no
-    /// outcome.
+    /// Returns the state of a connection in the server's stack. The state affects how long the verifier keeps a flow,
+    /// but not the outcome of a decision.
     fn stack(&self, _key: &FlowKey) -> Stack {
         Stack::Unknown
     }
@@ -118,7 +121,7 @@ pub trait Tables {
         true
     }
 
-    /// Returns the admitted flow at this key, unless it has been idle for too long. The flow possibly needs another
+    /// Returns the admitted flow with this key, unless it has been idle for too long. The flow possibly needs another
     /// token.
     fn live_flow(&self, key: &FlowKey, now: u32) -> Option<Flow> {
         self.flow(key).filter(|flow| is_live(self.config(), key, flow, now))

@@ -13,7 +13,7 @@ use wire::{
     ClientKey, Destination, DropReason, Epoch, Flags, Handle, Holder, LsToken, ServerSecret, Token, VerifierKey, ls,
 };
 
-/// The grant that a token proves, and the part of the token that is valid once.
+/// The grant that a token proves, and the part of the token that is valid only once.
 pub(super) struct Claim {
     handle: Handle,
     holder: Holder,
@@ -180,7 +180,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         })
     }
 
-    /// Records a token and its flow. Checks for a replay first, then the limits. A refused token is not charged.
+    /// Records a token and its flow. First checks for a replay, then checks the limits. A refused token does not count
+    /// towards the limits.
     pub(super) fn admit(&mut self, claim: &Claim, key: FlowKey, packet: &Packet) -> Result<(), DropReason> {
         let (handle, now) = (claim.handle, self.now);
         let most = self.tables.config().flows_per_grant;

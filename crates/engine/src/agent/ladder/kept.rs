@@ -1,6 +1,6 @@
-//! The ladder's memory in the form in which it outlives the process. The caller stores it, and gives back what it has
-//! read. Nothing in it is trusted: at worst, damaged memory makes connections begin with another rung for as long as
-//! the longest back-off.
+//! The ladder's results in the form in which they outlive the process. The caller stores them and passes them back
+//! after a restart. The ladder does not trust them: at worst, damaged results make connections begin with another rung
+//! for as long as the longest back-off.
 
 use super::super::Subject;
 use super::memory::{BACKOFF_MAX, FAILURES_MAX, Known, Record, TIMES_MAX};
@@ -11,52 +11,53 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-/// Maximum number of paths of a user that are kept: those that were used most recently. So a user can't fill the disk.
+/// Maximum number of a user's paths that are kept. The paths that were used most recently are kept. The limit prevents
+/// a user from filling the disk.
 pub const KEPT_MAX: usize = 32;
 
-/// The memory of a path. Times are Unix seconds, because the clock since boot begins anew.
+/// The results for a path. Times are Unix seconds, because the clock since boot starts again at a reboot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptPath {
     /// The user whose connections these are.
     pub user: u32,
-    /// The network, by its [`Network`] number.
+    /// The number of the [`Network`].
     pub network: u64,
-    /// The verifier, identified by the address of its tunnel.
+    /// The verifier, identified as in [`Path`].
     pub verifier: SocketAddr,
     /// Whether the connections use IPv6.
     pub ipv6: bool,
-    /// When the path was last used.
+    /// Time at which the path was last used.
     pub used: u64,
-    /// The round trip that was measured last, in microseconds.
+    /// The round-trip time that was measured last, in microseconds.
     #[serde(default)]
     pub round_trip: Option<u32>,
-    /// The rungs that were tried, by name. Names that this version does not know are left out.
+    /// The rungs that were tried, by name. Rungs with names that this version does not know are left out.
     pub rungs: BTreeMap<String, KeptRung>,
 }
 
-/// The memory of a rung.
+/// The results for a rung.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptRung {
-    /// Whether its latest first packet was answered.
+    /// Whether the latest first packet by this rung was answered.
     pub works: bool,
-    /// First packets in a row that were not answered while another rung's were.
+    /// Number of first packets in a row that were not answered by this rung, while another rung's packet was.
     #[serde(default)]
     pub failures: u32,
-    /// How many times in a row the rung became bad.
+    /// Number of times in a row that the rung became bad.
     #[serde(default)]
     pub times: u32,
-    /// Until when connections begin with another rung; 0 if they do not.
+    /// Time until which connections begin with another rung; 0 if they begin with this rung.
     #[serde(default)]
     pub until: u64,
 }
 
 impl<C> Ladder<C> {
-    /// Reports whether something was learned since [`Self::keep`] was last called.
+    /// Reports whether there are new results since [`Self::keep`] was last called.
     pub fn has_news(&self) -> bool {
         self.memory.changed
     }
 
-    /// Returns what is to be kept, at `now`, which is `unix` in Unix time.
+    /// Returns the results to store. `now` and `unix` are the same time, by the clock since boot and in Unix time.
     pub fn keep(&mut self, now: Duration, unix: Duration) -> Vec<KeptPath> {
         self.memory.changed = false;
         let clock = |at: Duration| (unix + at).saturating_sub(now);
@@ -79,8 +80,8 @@ impl<C> Ladder<C> {
         latest(self.memory.paths().map(path).collect())
     }
 
-    /// Takes over what was kept in `network`, of the users for whom `is_user` holds, at most
-    /// [`KEPT_MAX`] paths of each. Values that no ladder writes are brought back into their bounds.
+    /// Takes over the results that were stored for `network`. Leaves out users for whom `is_user` returns false. Takes
+    /// over at most [`KEPT_MAX`] paths of each user. Brings values into the bounds within which a ladder writes them.
     pub fn take_over(
         &mut self,
         (now, unix): (Duration, Duration),

@@ -1,11 +1,11 @@
-//! The ladder's memory of each path.
+//! The ladder's results for each path.
 
 use super::super::Subject;
 use super::{Path, Rung, State};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Number of unanswered first packets after which a rung is bad, if another rung was answered.
+/// Number of unanswered first packets after which a rung is bad, if another rung's packet was answered.
 pub const FAILURES_MAX: u32 = 2;
 /// Time for which a rung is bad at first. It doubles each time.
 const BACKOFF: Duration = Duration::from_secs(3600);
@@ -13,20 +13,21 @@ const BACKOFF: Duration = Duration::from_secs(3600);
 const DOUBLINGS_MAX: u32 = 6;
 /// Longest time for which a rung is bad.
 pub const BACKOFF_MAX: Duration = Duration::from_secs(3600 << DOUBLINGS_MAX);
-/// A rung that became bad more often in a row is treated like one that became bad as often as this.
+/// Maximum count of the times in a row that a rung became bad. Further times are not counted.
 pub const TIMES_MAX: u32 = DOUBLINGS_MAX + 1;
-/// Maximum number of paths that are remembered for a subject. The one that was used least recently makes room.
+/// Maximum number of paths for which a subject's results are kept. A new path replaces the path that was used least
+/// recently.
 pub const PATHS_MAX: usize = 128;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Record {
-    /// First packets in a row that were not answered while another rung's were.
+    /// Number of first packets in a row that were not answered by this rung, while another rung's packet was.
     pub failures: u32,
-    /// Until when the rung is bad.
+    /// Time until which the rung is bad.
     pub until: Duration,
-    /// How many times in a row the rung became bad.
+    /// Number of times in a row that the rung became bad.
     pub times: u32,
-    /// Whether the latest first packet was answered; `None` if there was none.
+    /// Whether the latest first packet by this rung was answered; `None` if there was none.
     pub works: Option<bool>,
 }
 
@@ -43,21 +44,21 @@ impl Record {
 pub struct Known {
     pub rungs: [Record; Rung::ALL.len()],
     pub round_trip: Option<Duration>,
-    /// The rung with which the next connection begins, because it is unclear which one works.
+    /// The rung with which the next connection begins, if it is unclear which rung works.
     pub unclear: Option<Rung>,
     pub used: Duration,
 }
 
-/// The records of all paths.
+/// The results for all paths.
 #[derive(Default)]
 pub struct Memory {
     paths: BTreeMap<Path, Known>,
-    /// Whether a rung's record has changed since the memory was last stored.
+    /// Whether a rung's results have changed since they were last stored.
     pub changed: bool,
 }
 
 impl Memory {
-    /// Reports whether connections begin with another rung.
+    /// Reports whether a rung is bad, so that connections begin with another rung.
     pub fn is_bad(&self, now: Duration, path: &Path, rung: Rung) -> bool {
         self.record(path, rung).until > now
     }
@@ -86,7 +87,7 @@ impl Memory {
         self.changed |= before != works;
     }
 
-    /// Returns the rung with which the next connection begins to find out whether it works.
+    /// Returns the rung with which the next connection begins in order to find out whether this rung works.
     pub fn unclear(&self, path: &Path) -> Option<Rung> {
         self.paths.get(path)?.unclear
     }
@@ -98,9 +99,9 @@ impl Memory {
         }
     }
 
-    /// Records that a rung's first packet was not answered in its time, and that an answer came after `other` had been
-    /// tried too, of which it can't be told which one it was for. The rung has failed only if `other` was answered alone
-    /// before; otherwise, the next connection begins with `other`.
+    /// Records a doubt about a rung. The rung's first packet was not answered in time. Then an answer came after the
+    /// packet had also been sent by `other`, but it does not show to which rung it belongs. If `other` was answered
+    /// alone before, `rung` has failed. Otherwise, the next connection begins with `other`.
     pub fn doubted(&mut self, now: Duration, path: &Path, rung: Rung, other: Rung) {
         let works = self.record(path, other).works == Some(true);
         let known = self.known(now, path);
@@ -134,7 +135,7 @@ impl Memory {
         self.changed |= differs;
     }
 
-    /// Makes no rung bad any more.
+    /// Ends the bad state of every rung.
     pub fn forgive(&mut self) {
         for known in self.paths.values_mut() {
             known.unclear = None;
@@ -151,12 +152,12 @@ impl Memory {
         self.changed |= self.paths.len() != before;
     }
 
-    /// Returns what is known of each path.
+    /// Returns the results for each path.
     pub fn paths(&self) -> impl Iterator<Item = (&Path, &Known)> {
         self.paths.iter()
     }
 
-    /// Sets what is known of a path.
+    /// Sets the results for a path.
     pub fn put(&mut self, path: Path, known: Known) {
         self.paths.insert(path, known);
     }

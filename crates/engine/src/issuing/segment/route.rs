@@ -36,8 +36,8 @@ impl Given {
         Ok(Self { segment, proofs, hops: path.to_vec(), ..self.clone() })
     }
 
-    /// Reports whether `proof` is the one that the first verifier's key yields for the segment `shown`, including its
-    /// hops if it has any.
+    /// Reports whether `proof` is the proof that the key of the first verifier yields for the segment `shown`. If the
+    /// segment has hops, the proof covers them, too.
     pub(super) fn is_proved(&self, proof: &Proof, shown: &Segment, first: &ProofKey) -> bool {
         if !shown.flags.has(SegmentFlags::ROUTED) {
             return self.hops.is_empty() && proof.proves(first, shown, self.vni, &self.ends);

@@ -1,5 +1,5 @@
 //! All subjects that the rules of two policies distinguish: persons in classes, with further attributes. To save
-//! memory, each name is stored once, and the many profiles refer to rules by their numbers.
+//! memory, each name is stored only once, and the profiles, of which there are many, refer to rules by number.
 
 use super::outcome::Outcome;
 use super::{Here, Kind, TooLarge, Verdict, places};
@@ -41,9 +41,9 @@ struct Side<'p> {
 /// A subject: a class of persons with further attributes, or somebody who is not logged in.
 struct Profile {
     class: Option<usize>,
-    /// Indices into the qualities.
+    /// The further attributes, as indices into `qualities`.
     more: Vec<usize>,
-    /// The profiles with one attribute less, and last the person without attributes.
+    /// The profiles with one attribute less. The last of them is the person without attributes.
     parents: Vec<usize>,
 }
 
@@ -98,7 +98,7 @@ impl<'p> People<'p> {
         Ok(Self { sides, classes, qualities, traits, profiles })
     }
 
-    /// Returns the cost of evaluating all subjects, in questions.
+    /// Returns the cost of evaluating all subjects, as a number of decisions.
     pub(super) fn cost(&self) -> usize {
         self.profiles.len() + self.traits.iter().flatten().map(Vec::len).sum::<usize>() / MATCH
     }
@@ -141,7 +141,7 @@ impl<'p> People<'p> {
         verdicts
     }
 
-    /// Returns the number of names needed to list these profiles.
+    /// Returns the number of names that are needed to list these profiles.
     pub(super) fn count(&self, who: &BTreeSet<usize>) -> usize {
         who.iter().map(|profile| self.profiles[*profile].class.map_or(1, |class| self.classes[class].len())).sum()
     }

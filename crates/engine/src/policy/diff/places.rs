@@ -95,8 +95,8 @@ impl<'p> Places<'p> {
     }
 }
 
-/// Divides addresses into classes by the prefixes that contain them. Returns, for each class inside at least one
-/// prefix, one of its addresses and the class in text form.
+/// Divides addresses into classes, so that the same prefixes contain all addresses of a class. For each class inside at
+/// least one prefix, returns one of its addresses and a description of the class.
 pub(super) fn classes(prefixes: &[IpNet]) -> Vec<(IpAddr, Vec<String>)> {
     let mut classes: BTreeMap<Vec<bool>, Vec<Range>> = BTreeMap::new();
     for range in ranges(prefixes) {

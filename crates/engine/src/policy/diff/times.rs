@@ -41,7 +41,7 @@ pub(super) fn of(policies: [&Policy; 2], now: u64) -> Result<Vec<u64>, TooLarge>
     Ok(times.into_iter().filter(|at| seen.insert(holding(at))).collect())
 }
 
-/// Returns, for each set of a place's rules that hold at the same time, the first of these times at which they do.
+/// Returns the first of these times for each set of a place's rules that hold at the same time.
 pub(super) fn distinct(times: &[u64], rules: &[Here<'_>; 2]) -> Vec<u64> {
     let timed: Vec<_> = rules.iter().flatten().flatten().filter(|rule| !rule.when.is_always()).collect();
     if timed.is_empty() {

@@ -44,7 +44,8 @@ struct Item<V> {
     value: V,
     bits: Bits,
     kind: u16,
-    /// Whether there is an item that hashes to this slot, but found no room in this slot or the next one.
+    /// Whether an item that hashes to this slot had to be stored elsewhere, because this slot and the next one were
+    /// full.
     far: bool,
 }
 

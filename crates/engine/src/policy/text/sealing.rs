@@ -50,7 +50,7 @@ pub(super) fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, suite: Gran
     if suite == GrantSuite::Sha224
         && let Some(value) = value
     {
-        let why = "tokens of suite \"sha224\" can't say that they are for a sealed tunnel";
+        let why = "tokens of suite \"sha224\" can't carry the demand for a sealed tunnel";
         reader.fault(value.span(), format!("{why}: remove `treatment`, or choose another suite"));
     }
     for (key, why) in [
@@ -124,7 +124,7 @@ pub(super) fn check(reader: &mut Reader<'_>, policy: &Policy, demands: &[Demand]
         for receiver in rule.to.iter().map(|receiver| &policy.receivers[*receiver]) {
             let name = &receiver.name;
             if receiver.tunnel {
-                let why = format!("`{name}` is a tunnel itself, and a tunnel is in no tunnel");
+                let why = format!("`{name}` is a tunnel, and a tunnel can't travel in a tunnel");
                 reader.fault(span.clone(), format!("{why}: write a rule without `treatment` for it"));
                 continue;
             }
@@ -140,8 +140,9 @@ pub(super) fn check(reader: &mut Reader<'_>, policy: &Policy, demands: &[Demand]
                 continue;
             };
             if *wide && prefixes.iter().any(|address| receiver.prefixes.iter().any(|around| around.contains(address))) {
-                let why =
-                    format!("a grant for all of `{name}` would include the tunnel `{way}`, which is in no tunnel");
+                let why = format!(
+                    "a grant for all of `{name}` would include the tunnel `{way}`, which can't travel in a tunnel"
+                );
                 reader.fault(span.clone(), format!("{why}: use granularity = \"application\""));
             }
             if let Some(who) = rule.who.iter().find(|who| !may_reach(policy, who, tunnel)) {
@@ -317,7 +318,8 @@ to = "way"
     #[test]
     fn a_tunnel_is_in_no_tunnel() {
         let around = "\n[[receivers]]\nname = \"host\"\naddress = \"203.0.113.1\"\nservices = \"all\"\nverifier = \"edge\"\n\
-                      [[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"host\"\npriority = 500\ntreatment = \"encrypt\"\n";
+                      [[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"host\"\npriority = 500\ntreatment = \
+                      \"encrypt\"\n";
         let wide = format!("{}{around}granularity = \"host\"\n", text(""));
         let open = wide.replace("who = \"group:staff\"\nto = \"way\"", "who = \"everyone\"\nto = \"way\"");
         let faults = Policy::parse(&open, 3600).expect_err("a fault").to_string();

@@ -1,6 +1,6 @@
-//! Work of a responder that is due at certain times. For re-keying and forgetting, each tunnel has a time of its own.
-//! Whether a tunnel's grant has ended is checked for all tunnels in turn. So the cost of a call depends on the work
-//! that is due, and not on the number of tunnels.
+//! Work of a responder that is due at certain times. Each tunnel has its own time for re-keying and removal. The grants
+//! of all tunnels are checked in turn, to see whether they have ended. So the cost of a call depends on the work that
+//! is due, and not on the number of tunnels.
 
 use super::{Chance, Close, Control, Millis, Outgoing, Responder, Tables, Tunnel, TunnelId, UnusedIndices};
 use crate::tunnel::ATTEMPT;
@@ -11,14 +11,14 @@ const PATIENCE: Millis = 10_000;
 /// Time within which every tunnel's grant is checked, unless [`Responder::recheck`] asks for it at once.
 const ROUND: Millis = 1_000;
 
-/// When to look at which tunnel.
+/// The times at which the responder has to look at its tunnels.
 #[derive(Default)]
 pub(super) struct Schedule {
     due: BTreeSet<(Millis, TunnelId)>,
-    /// The tunnels, the one whose grant was checked the longest ago first. Some may be gone.
+    /// The tunnels in the order in which their grants are checked next. Some of these tunnels may no longer exist.
     checks: VecDeque<TunnelId>,
     checked: Millis,
-    /// Whether all grants are to be checked.
+    /// Whether the next check concerns the grants of all tunnels.
     all: bool,
 }
 
@@ -41,8 +41,9 @@ impl Schedule {
 }
 
 impl Responder {
-    /// Performs work that is due, and ends tunnels whose grants have expired or are revoked. Call it about every 50 ms.
-    /// A grant's end is noticed within a second, and at once after [`Self::recheck`].
+    /// Performs work that is due, and ends tunnels whose grants have expired or are revoked. The caller calls this
+    /// method about every 50 ms. The responder notices a grant's end within a second, and at once after
+    /// [`Self::recheck`].
     pub fn poll(
         &mut self,
         (now, wall): (Millis, u32),
@@ -122,8 +123,8 @@ impl Responder {
         self.reschedule(id, now);
     }
 
-    /// Brings the schedule forward if the tunnel has work earlier than it says. Work that has been put off is looked at
-    /// in vain once.
+    /// Brings a tunnel's time in the schedule forward if the tunnel has earlier work. If the work was postponed, the
+    /// schedule looks at the tunnel once too often.
     pub(super) fn reschedule(&mut self, id: TunnelId, now: Millis) {
         let Some(tunnel) = self.tunnels.get_mut(&id) else { return };
         let due = tunnel.work().max(now + 1);

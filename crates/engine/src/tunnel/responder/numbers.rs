@@ -1,4 +1,4 @@
-//! The numbers by which a responder finds its tunnels: indices, which it draws, and ids, which it counts.
+//! The numbers by which a responder finds its tunnels: indices, which are random, and ids, which are counted.
 
 use super::{Chance, Index, TunnelId};
 use std::collections::HashMap;
@@ -7,8 +7,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// Odd and without a pattern (2^64 divided by the golden ratio).
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The hasher of tables whose keys are numbers that the responder has chosen. Nobody else can choose them so that they
-/// share a place in the table, so the hash needs no secret.
+/// The hasher of tables whose keys are numbers that the responder has chosen. Nobody else can choose keys that collide,
+/// so the hash needs no secret.
 pub(super) type OwnNumbers = BuildHasherDefault<OwnNumber>;
 
 /// The hash of a number.

@@ -9,8 +9,8 @@ impl Tunnel {
     #[cfg(test)]
     pub(in crate::tunnel) const SIZE: usize = size_of::<Self>();
 
-    /// Follows an initiator that has moved (wire.md §9.11). If a record came from a new address, returns a ping, which
-    /// the initiator has to answer from there before the tunnel moves.
+    /// Follows an initiator that has moved (wire.md §9.11). If a record came from a new address, returns a ping. The
+    /// tunnel moves when the initiator has answered the ping from the new address.
     pub(super) fn moved(
         &mut self,
         from: SocketAddr,
