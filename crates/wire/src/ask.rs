@@ -260,7 +260,7 @@ pub struct GivenReply<'a> {
     pub hops: &'a [[u8; 16]],
 }
 
-/// Reason why the authority issues no segment: a numbered, append-only list.
+/// Reason why the authority issues no segment. The list is numbered, and new reasons are only added at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Refusal {

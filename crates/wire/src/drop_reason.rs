@@ -1,8 +1,8 @@
 //! Drop reasons of a verifier: one numbered, append-only list (wire.md §6.7).
 //!
-//! `bpf/include/drop_reason.h` has the same numbers; a test in `datapath` compares them.
-//! [`DropReason::name`] is the word in metrics and lists. The sentence that explains why one packet was dropped is given
-//! where the check is made (`require` in `engine/src/verifier/token.rs` and `decide.rs`), and `explain.rs` collects it.
+//! `bpf/include/drop_reason.h` has the same numbers; a test in `datapath` compares them. [`DropReason::name`] is the
+//! word in metrics and lists. The code that makes a check also gives the sentence that explains why a packet was
+//! dropped (`require` in `engine/src/verifier/token.rs` and `decide.rs`), and `explain.rs` collects these sentences.
 //! docs/operations.md says what an operator can do about each reason.
 
 macro_rules! drop_reasons {
@@ -36,7 +36,7 @@ drop_reasons! {
     Malformed = 2, "malformed";
     /// The verifier does not accept the token's suite.
     UnknownSuite = 3, "unknown_suite";
-    /// The epoch is neither the previous, the current nor the next epoch, or the verifier has no key for it.
+    /// The verifier has no key for the epoch, or the epoch is not the previous, the current or the next one.
     UnknownEpoch = 4, "unknown_epoch";
     /// The grant has ended.
     Expired = 5, "expired";
@@ -50,7 +50,7 @@ drop_reasons! {
     Revoked = 9, "revoked";
     /// The token was used before.
     Replayed = 10, "replayed";
-    /// The grant or its account has as many flows as it may have, or a table is full.
+    /// The grant or its account has the maximum number of flows, or a table is full.
     FlowLimit = 11, "flow_limit";
     /// The packet is a fragment that belongs to no admitted flow, or TCP with a fragment header.
     Fragment = 12, "fragment";
@@ -59,7 +59,7 @@ drop_reasons! {
     /// The gateway has no inside address for the flow: either no address is free, or the gateway does not yet know to
     /// whom the grant was issued.
     NoAddress = 14, "no_address";
-    /// The grant admits inside a sealed tunnel only, and the packet arrived outside of one.
+    /// The grant admits packets only inside a sealed tunnel, but the packet arrived outside of one.
     Unsealed = 15, "unsealed";
 }
 

@@ -59,7 +59,7 @@ impl Flags {
     pub const BEARER: Self = Self(16);
     /// The addresses of sender and receiver are IPv6.
     pub const IPV6: Self = Self(32);
-    /// The grant admits inside a sealed tunnel only (wire.md §6.11).
+    /// The grant admits packets only inside a sealed tunnel (wire.md §6.11).
     pub const SEALED: Self = Self(64);
     const RESERVED: u8 = 0x80;
 

@@ -1,5 +1,5 @@
-//! Grant holders. The handle of each grant contains the number of the grant's holder, in a form that only the grant's
-//! verifier can read, and nobody on the path (wire.md §3.9).
+//! Grant holders. The handle of each grant contains the number of the grant's holder. Only the grant's verifier can
+//! read this number, and nobody on the path (wire.md §3.9).
 
 use crate::grant::Handle;
 use crate::key::VerifierKey;
@@ -29,8 +29,8 @@ impl Holder {
         self.0 >> 8
     }
 
-    /// Returns the session's number within the account. The authority assigns the number to another session once no
-    /// grant of this session is left.
+    /// Returns the session's number within the account. When no grant of this session is left, the authority can assign
+    /// the number to another session.
     pub const fn session(self) -> u8 {
         self.0 as u8
     }

@@ -66,8 +66,8 @@ impl Pair {
         rest
     }
 
-    /// Returns the pair with this handle. Returns `None` if the handle is that of a grant: only a pair's handle begins
-    /// with a zero byte (wire.md §5.7).
+    /// Returns the pair with this handle. Returns `None` if the handle belongs to a grant that is not a pair: only a
+    /// pair's handle begins with a zero byte (wire.md §5.7).
     pub const fn of(handle: Handle) -> Option<Self> {
         match handle.0.to_be_bytes() {
             [0, pair @ ..] => Some(Self::from_bytes(pair)),

@@ -10,7 +10,8 @@ pub const MAC_LEN: usize = 16;
 /// Length in bytes of a token's tag, which is a prefix of the MAC (wire.md §1.2).
 pub const TAG_LEN: usize = 12;
 
-/// A MAC suite for tokens and proofs (wire.md §1.1). Suite number 1, `sha224`, is not one of them: see [`crate::ls`].
+/// A MAC suite for tokens and proofs (wire.md §1.1). The suite with number 1, `sha224`, is not in this list: see
+/// [`crate::ls`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Suite {

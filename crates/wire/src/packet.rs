@@ -61,7 +61,7 @@ pub enum Fragment {
 pub struct Route {
     addresses: [IpAddr; ROUTE_MAX],
     len: usize,
-    /// Whether the route has more addresses than were examined, or addresses that can't be read.
+    /// Whether the route has more addresses than were examined, or has addresses that can't be read.
     pub unknown: bool,
 }
 
@@ -222,8 +222,8 @@ impl Packet {
         }
     }
 
-    /// Reports whether this is a packet of neighbour discovery that was sent on the same link, which its hop limit of
-    /// 255 shows (RFC 4861).
+    /// Reports whether this is a packet of neighbour discovery that was sent on the same link. The hop limit of 255
+    /// shows this (RFC 4861).
     pub fn neighbour_discovery(&self) -> bool {
         self.protocol == ICMPV6 && self.ipv6() && matches!(self.icmp_type, 133..=137) && self.hop_limit == 255
     }

@@ -1,4 +1,4 @@
-//! Proofs. By a proof, a packet shows a verifier that the authority issued the packet's segment (wire.md §8.6).
+//! Proofs. A proof in a packet shows a verifier that the authority issued the packet's segment (wire.md §8.6).
 
 use crate::inner::{Inner, Ports};
 use crate::key::ProofKey;

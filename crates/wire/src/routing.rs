@@ -115,8 +115,8 @@ impl Routed<'_> {
     }
 }
 
-/// A key stream that locks or unlocks one proof. Only the authority and the verifier before the one that checks the
-/// proof can derive it.
+/// A key stream that locks or unlocks one proof. Only the authority and the verifier that precedes the proof's verifier
+/// can derive it.
 pub struct Lock([u8; MAC_LEN]);
 
 impl Lock {

@@ -6,7 +6,7 @@ use core::net::IpAddr;
 
 /// Length in bytes of a segment's fixed head, which precedes the authority's address.
 pub const HEAD_LEN: usize = 16;
-/// Maximum number of proofs in a packet. More do not fit into an option.
+/// Maximum number of proofs in a packet. An option has no room for more proofs.
 pub const PROOFS_MAX: u8 = 5;
 
 /// The number of a virtual network: 24 bits.
@@ -81,11 +81,11 @@ pub struct Segment {
     pub suite: Suite,
     /// Number of proofs that travel with the segment.
     pub count: u8,
-    /// Number of verifiers that have checked their proofs already. It selects the verifier that comes next.
+    /// Number of verifiers that have already checked their proofs. It selects the verifier that checks its proof next.
     pub pointer: u8,
     /// The segment's flags.
     pub flags: SegmentFlags,
-    /// The protocol; 0 without [`SegmentFlags::PORT`].
+    /// The protocol; 0 if the flag [`SegmentFlags::PORT`] is not set.
     pub protocol: u8,
     /// The low 8 bits of the number of the epoch whose proof keys made the proofs.
     pub epoch: u8,
@@ -93,9 +93,9 @@ pub struct Segment {
     pub expires: u32,
     /// The number of the receiver's interface.
     pub interface: InterfaceId,
-    /// The service's port; 0 without [`SegmentFlags::PORT`].
+    /// The service's port; 0 if the flag [`SegmentFlags::PORT`] is not set.
     pub port: u16,
-    /// The port of the end that opened the flow; 0 without [`SegmentFlags::SINGLE`].
+    /// The port of the end that opened the flow; 0 if the flag [`SegmentFlags::SINGLE`] is not set.
     pub sender_port: u16,
     /// Address of the authority that issued the segment.
     pub authority: IpAddr,

@@ -1,8 +1,8 @@
 //! The `shim` carrier: the packet is wrapped in another IPv4 header, and the token is in an option of the inner header
 //! (wire.md §4.3 to §4.5).
 //!
-//! The 60 bytes of the inner header lie between the outer header and the transport header. To remove a shim, these 60
-//! bytes are cut out, and the length, protocol and checksum of the outer header get their original values again.
+//! The 60 bytes of the inner header lie between the outer header and the transport header. A verifier removes a shim by
+//! cutting out these 60 bytes and restoring the original length, protocol and checksum of the outer header.
 
 use crate::checksum::{fold, replace, sum};
 use crate::drop_reason::DropReason;
@@ -136,8 +136,8 @@ pub fn strip(frame: &mut [u8], opened: &Packet) -> Option<usize> {
     Some(end)
 }
 
-/// Reports whether a packet can carry a shim. It must be an IPv4 packet without options that is not a fragment, and its
-/// length with the shim must fit into the length field.
+/// Reports whether a packet can carry a shim. A shim fits into an IPv4 packet that has no options and is not a
+/// fragment, if the length with the shim fits into the length field.
 pub fn fits(packet: &Packet) -> bool {
     packet.form == Form::Whole
         && packet.fragment == Fragment::Whole

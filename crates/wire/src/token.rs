@@ -1,4 +1,4 @@
-//! Tokens. By a token, a first packet proves a grant (wire.md §3.6 to §3.8).
+//! Tokens. With a token, a first packet proves a grant (wire.md §3.6 to §3.8).
 
 use crate::drop_reason::DropReason;
 use crate::grant::{Block, Destination, Flags, GrantHeader, HEADER_LEN};
@@ -8,7 +8,7 @@ use crate::mac::{self, TAG_LEN};
 /// Length of a token in bytes.
 pub const TOKEN_LEN: usize = 36;
 
-/// A token as it travels: header, time, nonce, tag.
+/// A token. It consists of header, time, nonce and tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
     /// Header of the grant that the token proves.

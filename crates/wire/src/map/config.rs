@@ -23,12 +23,11 @@ pub struct VerifierConfig {
     pub tcp_idle: u32,
     /// Number of seconds without a packet after which a flow of any other protocol is forgotten.
     pub udp_idle: u32,
-    /// If a TCP flow's client has sent FIN or RST: number of seconds without a packet after which the flow is
-    /// forgotten.
+    /// Number of seconds without a packet after which a TCP flow is forgotten whose client has sent FIN or RST.
     pub closing_idle: u32,
     /// Maximum number of drop samples per second on one core.
     pub samples_per_second: u32,
-    /// 1 if the program counts and reports, but drops nothing.
+    /// 1 if the program only counts and reports packets and drops none, otherwise 0.
     pub observe: u32,
     /// The accepted carriers: the sum of the numbers of [`Carrier`].
     pub carriers: u16,
@@ -40,18 +39,19 @@ pub struct VerifierConfig {
     pub advertises_flows: u32,
     /// The value that the bits of `mark_mask` have in the mark of an admitted packet of class 0.
     pub mark: u32,
-    /// The bits of a packet's mark that the verifier uses. The lowest eight of them are for the packet's class. 0 if
-    /// the verifier does not mark packets, but drops those that it does not admit.
+    /// The bits of a packet's mark that the verifier uses. The lowest eight of these bits contain the packet's class. 0
+    /// if the verifier does not mark packets, but drops packets that it does not admit.
     pub mark_mask: u32,
     /// Number of seconds after which a UDP flow that a client opened needs another token.
     pub udp_renewal: u32,
-    /// Maximum number of flows of all grants of one account together.
+    /// Maximum number of flows of one account, under all of its grants together.
     pub flows_per_account: u32,
     /// Maximum number of grants of one account that can be in use at the same time.
     pub grants_per_account: u32,
-    /// 1 if the program takes tokens of the LS scheme without having been told of their pairs (wire.md §6.4.7).
+    /// 1 if the program also accepts tokens of the LS scheme whose pairs were not announced to it; 0 if it rejects them
+    /// (wire.md §6.4.7).
     pub ls_stateless: u16,
-    /// 1 if there are optional receivers (wire.md §6.12).
+    /// 1 if there are optional receivers (wire.md §6.12), otherwise 0.
     pub optional: u16,
 }
 

@@ -24,25 +24,26 @@ pub struct DropSample {
 /// Indices of the verifier's counters other than those of drop reasons. The index of a drop reason's counter is the
 /// number of the drop reason.
 pub mod counter {
-    /// Packets to destinations that are not protected.
+    /// Number of packets to destinations that are not protected.
     pub const NOT_OURS: u32 = 16;
-    /// Packets of flows that had been admitted before.
+    /// Number of packets of flows that had been admitted before.
     pub const FLOW: u32 = 17;
-    /// Packets admitted by their token.
+    /// Number of packets that were admitted by their token.
     pub const TOKEN: u32 = 18;
-    /// Datagrams that carried only a token. The program took the token and did not pass the datagram on.
+    /// Number of datagrams that contained only a token. The program accepted the token and did not pass the datagram
+    /// on.
     pub const CONSUMED: u32 = 19;
-    /// ICMP errors that quoted an admitted flow.
+    /// Number of ICMP errors that quoted an admitted flow.
     pub const ICMP_ERROR: u32 = 20;
-    /// Drop samples that were lost because of a full ring or the rate limit.
+    /// Number of drop samples that were lost because the ring was full or because of the rate limit.
     pub const SAMPLES_LOST: u32 = 21;
-    /// Flows that the inside of a gateway has opened.
+    /// Number of flows that were opened from inside a gateway.
     pub const OUTBOUND: u32 = 22;
-    /// Flows that the inside of a gateway failed to open because the table was full.
+    /// Number of flows that could not be opened from inside a gateway because the table was full.
     pub const OUTBOUND_FULL: u32 = 23;
-    /// Packets from the inside to an inside address that is assigned to nobody.
+    /// Number of packets from the inside to an inside address that is assigned to nobody.
     pub const UNCLAIMED: u32 = 24;
-    /// Packets of strangers to an optional receiver, and ICMP errors about these.
+    /// Number of strangers' packets to an optional receiver, and of ICMP errors about such packets.
     pub const STRANGER: u32 = 25;
     /// Number of entries in the table of counters.
     pub const COUNT: u32 = 32;

@@ -1,5 +1,5 @@
-//! Times that a verifier has forgotten because its clock jumped. Tokens from these times have possibly been used, and
-//! grants that ended in these times have possibly been revoked (wire.md §6.4.6).
+//! The times for which a verifier no longer knows what happened, because its clock jumped. Tokens from these times have
+//! possibly been used, and grants that ended in these times have possibly been revoked (wire.md §6.4.6).
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -37,22 +37,22 @@ impl Span {
     }
 }
 
-/// The times that a verifier has forgotten. The verifier rejects tokens made at these times, and grants that end at
-/// these times. The verifier's tables drop a token or a revocation once its time has passed. If the clock is then set
-/// back to that time, this record takes the place of the dropped entries.
+/// The times for which a verifier no longer knows what happened. It rejects tokens made at these times, and grants that
+/// end at these times. The verifier's tables drop a token or a revocation when its time has passed. If the clock is
+/// then set back to that time, this record takes the place of the dropped entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Forgotten {
-    /// The spans of forgotten times. If there are more than four separate spans, the two earliest are joined to one,
-    /// which then also includes the gap between them.
+    /// The spans of forgotten times. If there are more than four separate spans, the two earliest are joined into one
+    /// span, which also includes the gap between them.
     pub spans: [Span; SPANS],
     /// Time since which the clock has run without a jump; 0 if the clock never jumped.
     pub since: u32,
-    /// The time from which the clock leapt ahead to `since`. 0 if the clock never leapt ahead, has been set back since,
+    /// Time from which the clock leapt ahead to `since`. 0 if the clock never leapt ahead, was set back after the leap,
     /// or has run for an hour without a jump.
     pub leapt_from: u32,
-    /// If the clock was set back only so far that the tables still have the tokens made before: the latest time that
-    /// the clock had shown. Otherwise 0.
+    /// The latest time that the clock had shown before it was set back, if the tables still contain the tokens from
+    /// before. Otherwise 0.
     pub reached: u32,
     /// Reserved; zero.
     pub reserved: u32,
@@ -120,8 +120,8 @@ impl Forgotten {
         self.spans[count.min(SPANS)..].fill(Span::default());
     }
 
-    /// Returns the time up to which upkeep at `now` can remove ended entries. Normally, this is `now`. After the clock
-    /// leapt ahead, it is the time before the leap, until the clock has run for an hour without a jump.
+    /// Returns the time up to which the sweep at `now` can remove ended entries. Normally, this is `now`. After the
+    /// clock has leapt ahead, it is the time before the leap, until the clock has run for an hour without a jump.
     pub fn sweep_time(&mut self, now: u32) -> u32 {
         if self.leapt_from == 0 {
             return now;

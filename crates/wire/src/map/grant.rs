@@ -22,9 +22,9 @@ pub struct GrantUse {
     pub tokens: u32,
     /// The number of the current window: Unix time divided by [`TOKEN_WINDOW`].
     pub window: u32,
-    /// The first flow that the grant admitted; if the grant is for a single flow, the only one.
+    /// The first flow that the grant admitted. If the grant is for a single flow, it is the only one.
     pub first: FlowKey,
-    /// The holder to whose account this entry counts; 0 if the entry counts to no account.
+    /// The holder to whose account this entry counts; 0 if the entry counts towards no account.
     pub holder: u32,
     /// Reserved; zero.
     pub reserved: u32,

@@ -59,8 +59,7 @@ pub struct PersonName {
     pub bytes: [u8; 64],
 }
 
-/// The outside address and port of a client whose address is a different one on the inside. The client's port can be
-/// different there, too.
+/// The outside address and port of a client that has another address, and possibly another port, on the inside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct WayBack {
@@ -94,7 +93,7 @@ pub struct Member {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct NatNews {
-    /// Handle of the grant that the event concerns; 0 if it concerns none.
+    /// Handle of the grant that the event concerns; 0 if it concerns no grant.
     pub handle: u64,
     /// Kind of the event: one of the constants in [`nat_news`].
     pub kind: u32,
@@ -108,7 +107,7 @@ pub struct NatNews {
 
 /// Kinds of [`NatNews`].
 pub mod nat_news {
-    /// The program does not know to whom a grant was issued.
+    /// The program does not know the person to whom a grant was issued.
     pub const UNKNOWN: u32 = 1;
     /// An address was assigned to a person.
     pub const GIVEN: u32 = 2;

@@ -23,7 +23,7 @@ impl From<SocketAddrV4> for AuthorityEnd {
     }
 }
 
-/// A client key received in band. Has no `Debug`.
+/// A client key received in band. The type does not implement `Debug`, because it contains a secret.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TakenKey {
@@ -44,7 +44,7 @@ impl TakenKey {
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Transfer {
-    /// Time from which the program no longer sends the transfer, in nanoseconds since boot.
+    /// Time after which the program no longer sends the transfer, in nanoseconds since boot.
     pub until: u64,
     /// The 35 bytes of the option, padded with zeros.
     pub data: [u8; 40],
@@ -71,10 +71,10 @@ pub struct TransferConfig {
 
 /// Indices of the counters of the authority's programs.
 pub mod transfer_counter {
-    /// Flows whose sender accepts keys in band.
+    /// Number of flows whose sender accepts keys in band.
     pub const SUPPORT: u32 = 0;
-    /// Keys that the programs put into packets.
+    /// Number of keys that the programs put into packets.
     pub const HANDED: u32 = 1;
-    /// Packets that were dropped because a key or the support option could not be put in or taken out.
+    /// Number of packets that were dropped because a key or the support option could not be inserted or removed.
     pub const FAILED: u32 = 2;
 }

@@ -21,8 +21,8 @@ pub struct EpochKey {
 pub struct SecretEntry {
     /// The epoch's full number; 0 if the entry is empty.
     pub epoch: u64,
-    /// The padded block whose SHA-224 hash is a client key once the pair has been written to it. The pair's seven bytes
-    /// are zero here.
+    /// The padded block from which a client key is computed. The place of the pair's seven bytes contains zeros. If a
+    /// pair is written there, the SHA-224 hash of the block is the pair's client key.
     pub block: [u8; 64],
 }
 

@@ -13,7 +13,7 @@ pub struct LsGrant {
     pub expires: u32,
     /// Holder of the pair; 0 if the authority has not named the holder.
     pub holder: u32,
-    /// One bit for each nonce2. The bit is set once the nonce2 is used.
+    /// One bit for each nonce2. The bit is set if the nonce2 was used.
     pub used: [u64; 1024],
 }
 

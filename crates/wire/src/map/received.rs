@@ -9,7 +9,8 @@ pub mod advertises_flows {
     pub const NOTHING: u32 = 0;
     /// The program reports each flow when it is admitted, or when it is opened from inside.
     pub const ADMITTED: u32 = 1;
-    /// The program reports a flow opened from inside at once, and an admitted flow when it has got an inside address.
+    /// The program reports a flow opened from inside at once. It reports an admitted flow when the flow has an inside
+    /// address.
     pub const BOUND: u32 = 2;
 }
 
@@ -33,7 +34,7 @@ pub struct ReceivedFlow {
     pub flow: Flow,
     /// Expiry of the flow's grant, Unix seconds.
     pub expires: u32,
-    /// 1 if the flow has to be created unless it is in the table.
+    /// 1 if the flow has to be created if it is not in the table, otherwise 0.
     pub begins: u32,
 }
 

@@ -86,8 +86,8 @@ impl ReplayBucket {
         (entry >> 32) as u32
     }
 
-    /// Returns the first time (Unix seconds) that is too far ahead of `now` for the clock check. So far, the
-    /// verifier can't have accepted any token made at this time or later.
+    /// Returns the first time (Unix seconds) that is too far ahead of `now` for the clock check. So the verifier can't
+    /// have accepted any token yet that was made at this time or later.
     pub const fn none_from(now: u32) -> u32 {
         now.saturating_add(CLOCK_SKEW_MAX + 1)
     }
@@ -147,8 +147,8 @@ mod tests {
 
     struct Table {
         buckets: Vec<ReplayBucket>,
-        /// Every token that was used, and the time from which the clock check refuses it: the table has to recognise
-        /// all of them.
+        /// Every token that was used, and the time from which the clock check rejects it. The table has to recognise
+        /// all of these tokens.
         used: HashMap<([u8; TAG_LEN], u32), u32>,
     }
 

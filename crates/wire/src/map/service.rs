@@ -26,7 +26,7 @@ pub struct Service {
 pub struct Services {
     /// Number of the ranges in `spans` that are used.
     pub count: u32,
-    /// The port ranges. Those beyond `count` have no meaning.
+    /// The port ranges. Ranges beyond `count` have no meaning.
     pub spans: [Service; SERVICES_MAX],
 }
 
@@ -43,8 +43,8 @@ impl Services {
         })
     }
 
-    /// Reports whether any port of `protocol` is protected. This is for packets that don't contain their port, such as
-    /// later fragments.
+    /// Reports whether any port of `protocol` is protected. The caller needs this for packets that don't contain their
+    /// port, such as later fragments.
     pub fn covers_some(&self, protocol: u8) -> bool {
         self.spans().iter().any(|span| span.protocol == 0 || span.protocol == protocol)
     }
@@ -58,7 +58,7 @@ pub struct OptionalService {
     pub address: [u8; 16],
     /// The port, big-endian.
     pub port: [u8; 2],
-    /// 4 for IPv4, 6 for IPv6.
+    /// The address family: 4 for IPv4, 6 for IPv6.
     pub family: u8,
     /// Reserved; zero.
     pub reserved: u8,

@@ -190,7 +190,7 @@ const fn ports(inner: &Inner) -> (u16, u16) {
 
 /// States of a [`SegmentEntry`]: decisions about packets.
 pub mod segment_state {
-    /// There is no segment. The daemon of the tunnel endpoint requests none until the entry expires.
+    /// There is no segment. The daemon of the tunnel endpoint requests no segment until the entry expires.
     pub const REFUSED: u8 = 0;
     /// Packets are sent under this segment.
     pub const GIVEN: u8 = 1;
@@ -334,8 +334,8 @@ pub struct Consent {
 }
 
 impl Consent {
-    /// Makes the record of a segment that a packet with this encapsulation brought from one endpoint to another.
-    /// Returns `None` if the header can't be encoded.
+    /// Returns the record of a segment. A packet with this encapsulation brought the segment from the endpoint
+    /// `sending` to the endpoint `receiving`. Returns `None` if the header can't be encoded.
     pub fn new(encapsulation: &Encapsulation<'_>, sending: IpAddr, receiving: IpAddr) -> Option<Self> {
         let mut geneve = [0; GENEVE_MAX];
         let length = encapsulation.encode(&mut geneve)? as u8;
@@ -352,7 +352,8 @@ impl Consent {
         self
     }
 
-    /// Returns the hops of the fixed path along which the packet came, first to last; empty if the path is not fixed.
+    /// Returns the hops of the fixed path along which the packet came, in the order of the path. Empty if the path is
+    /// not fixed.
     pub fn hops(&self) -> impl Iterator<Item = Ipv6Addr> {
         self.route.get(..self.hops.into()).unwrap_or_default().iter().rev().map(|hop| Ipv6Addr::from(*hop))
     }
@@ -393,32 +394,32 @@ pub struct UnsentHeader {
 
 /// Indices of the programs' counters.
 pub mod svtep_counter {
-    /// Packets sent into the tunnel.
+    /// Number of packets sent into the tunnel.
     pub const SENT: u32 = 0;
-    /// Packets without a segment, passed to user space.
+    /// Number of packets without a segment that were passed to user space.
     pub const UNKNOWN: u32 = 1;
-    /// Packets not passed to user space because of a full buffer or the rate limit.
+    /// Number of packets that were not passed to user space because a buffer was full or because of the rate limit.
     pub const UNREPORTED: u32 = 2;
-    /// Packets dropped because a request for their segment was refused.
+    /// Number of packets that were dropped because a request for their segment was refused.
     pub const REFUSED: u32 = 3;
-    /// Packets too long for the tunnel.
+    /// Number of packets that were too long for the tunnel.
     pub const TOO_LONG: u32 = 4;
-    /// Packets dropped because of their form.
+    /// Number of packets that were dropped because of their form.
     pub const MALFORMED: u32 = 5;
-    /// Later fragments dropped because there is no segment for all services.
+    /// Number of later fragments that were dropped because there is no segment for all services.
     pub const FRAGMENT: u32 = 6;
-    /// Frames that are meant for the link only, and not for the tunnel.
+    /// Number of frames that are meant only for the link, and not for the tunnel.
     pub const OTHER: u32 = 7;
-    /// Neighbour solicitations and ARP requests that the program answered.
+    /// Number of neighbour solicitations and ARP requests that the program answered.
     pub const NEIGHBOUR: u32 = 8;
-    /// Packets that the kernel failed to change.
+    /// Number of packets that the kernel failed to change.
     pub const FAILED: u32 = 9;
-    /// Packets from the tunnel that were delivered to tenants.
+    /// Number of packets from the tunnel that were delivered to tenants.
     pub const DELIVERED: u32 = 10;
-    /// Packets that had a valid proof but were not delivered, because this endpoint has no interface for them or
-    /// because they have to pass another verifier first.
+    /// Number of packets with a valid proof that were not delivered, because this endpoint has no interface for them,
+    /// or because another verifier has to check them first.
     pub const UNDELIVERED: u32 = 11;
-    /// Received segments recorded because the receiver is allowed to answer.
+    /// Number of received segments that were recorded because the receiver is allowed to answer.
     pub const CONSENTS: u32 = 12;
     /// Number of entries in the table of counters.
     pub const COUNT: u32 = 16;

@@ -47,7 +47,7 @@ impl Close {
 pub enum Control {
     /// A share for the next phase (wire.md §9.9).
     Rekey {
-        /// Whether the sender has the other end's share.
+        /// Whether the sender of this message already has the other end's share.
         have: bool,
         /// Number of the phase for which the share is.
         phase: NonZeroU32,
@@ -56,11 +56,11 @@ pub enum Control {
         /// The sender's share.
         share: Share,
     },
-    /// A request to send the same bytes back.
+    /// A request to send these bytes back.
     Ping([u8; 8]),
     /// The answer to a ping.
     Pong([u8; 8]),
-    /// The tunnel ends.
+    /// The sender of this message closes the tunnel, for this reason.
     Close(Close),
 }
 

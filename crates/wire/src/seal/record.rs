@@ -35,9 +35,9 @@ const NUMBER_BITS: u32 = 56;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Treatment {
-    /// The body travels in clear; the receiver detects changes.
+    /// The body is not encrypted. The receiver detects changes.
     Authenticate = 1,
-    /// The body is encrypted; the receiver detects changes.
+    /// The body is encrypted. The receiver detects changes.
     Encrypt = 2,
 }
 
@@ -284,8 +284,8 @@ impl RecordHeader {
     }
 
     /// Parses the header of a whole record. Returns `None` if the header is `malformed` or the body is too short. The
-    /// body of a control record has at least the length of the shortest control message, every other body at least one
-    /// byte.
+    /// body of a control record must be at least as long as the shortest control message. Every other body must have at
+    /// least one byte.
     pub fn of(record: &[u8]) -> Option<Self> {
         let (header, rest) = record.split_first_chunk()?;
         let header = Self::decode(header)?;
@@ -305,7 +305,7 @@ pub struct Unknown {
 }
 
 impl Unknown {
-    /// Length of a notice in bytes. It is shorter than any record.
+    /// Length of a notice in bytes. A notice is shorter than any record.
     pub const LEN: usize = 16;
 
     /// Returns the notice's bytes on the wire.
@@ -339,7 +339,7 @@ impl BlockHead {
     /// Length of this header in bytes.
     pub const LEN: usize = 4;
 
-    /// Returns the bytes on the wire.
+    /// Returns the header's bytes on the wire.
     pub fn encode(&self) -> [u8; Self::LEN] {
         let [high, low] = self.segment.to_be_bytes();
         [high, low, if self.partial { PARTIAL } else { 0 }, 0]

@@ -92,14 +92,14 @@ pub fn nonce(iv: &[u8; IV_LEN], counter: Counter) -> [u8; IV_LEN] {
 }
 
 impl PhaseSecret {
-    /// Wraps 32 bytes as a phase's secret. Use this only to read records with a secret from a log; the ends of a tunnel
-    /// get the secret from a handshake or from [`Self::next`].
+    /// Wraps 32 bytes as a phase's secret. Use this function only to read records with a secret from a log. The ends of
+    /// a tunnel get the secret from a handshake or from [`Self::next`].
     pub const fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
-    /// Returns the secret. Everybody who has it can read all records of the phase: only for the export of keys for
-    /// debugging (wire.md §9.14).
+    /// Returns the secret. Everybody who has it can read all records of the phase. Use this function only to export
+    /// keys for debugging (wire.md §9.14).
     pub const fn danger_bytes(&self) -> &[u8; 32] {
         &self.0
     }
@@ -176,7 +176,7 @@ impl Handshake {
         Some((bytes, secret))
     }
 
-    /// For the initiator: returns the secret of phase 1, or `None` if the response does not have the right tag.
+    /// Returns the secret of phase 1, for the initiator. Returns `None` if the response does not have the right tag.
     /// `shared` is the result of X25519 for the initiator's own share and the share in the response.
     pub fn take(&self, bytes: &[u8; RESPONSE_LEN], shared: &Shared) -> Option<PhaseSecret> {
         let (head, tag) = bytes.split_first_chunk()?;
