@@ -39,8 +39,9 @@ impl Attachments {
     }
 
     /// Attaches a program, or replaces the program of an attachment that an earlier process pinned. If that attachment
-    /// is at another hook, it is removed once the new attachment is pinned. In between, a packet passes both programs:
-    /// the first removes a SYN's token, the second drops the SYN, and the client sends it again.
+    /// is at another hook, it is removed after the new attachment was pinned. In between, each packet passes both
+    /// programs: the first program removes a SYN's token, the second program drops the SYN, and the client sends the
+    /// SYN again.
     pub(crate) fn attach(&mut self, program: BorrowedFd<'_>, interface: &Interface, spot: Spot) -> Result<Mode> {
         let attached = match self.pinned(interface, spot) {
             Some(mut old) if old.is_at(spot.hook()) => {
@@ -52,7 +53,8 @@ impl Attachments {
         self.keep(attached, interface, spot)
     }
 
-    /// Attaches admission at the hook that `choice` gives this interface. Also returns the reason for that hook.
+    /// Attaches the programs for admission at the hook that `choice` gives this interface. Also returns the reason for
+    /// that hook.
     pub(crate) fn admit<'a>(
         &mut self,
         choice: Choice,

@@ -24,16 +24,16 @@ pub fn coarse_to(offset: u64) -> u32 {
     ((read(ClockId::CLOCK_MONOTONIC_COARSE).as_nanos() as u64).wrapping_add(offset) / 1_000_000_000) as u32
 }
 
-/// Sets the offset from the coarse monotonic clock to Unix time. Returns whether the clock was set in between: then
-/// [`wait_for_tick`] has to be called, because each core's program reads the offset only once in a tick.
+/// Sets the offset from the coarse monotonic clock to Unix time. Returns whether the clock was set since the last call.
+/// If so, the caller has to call [`wait_for_tick`], because each core's program reads the offset only once in a tick.
 pub(crate) fn put(clock: &Table<u32, u64>, offset: u64) -> Result<bool> {
     let before = clock.get(&0)?.unwrap_or_default();
     clock.set(&0, &offset)?;
     Ok(before.abs_diff(offset) >= STEP_MIN)
 }
 
-/// Waits until every core's program reads the offset again: for two ticks, because a core may have read the old offset
-/// in the first.
+/// Waits until every core's program has read the offset again. This takes two ticks, because a core may have read the
+/// old offset at the beginning of the first tick.
 pub(crate) fn wait_for_tick() {
     let tick = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map(Duration::from).unwrap_or_default();
     let end = read(ClockId::CLOCK_MONOTONIC_COARSE) + 2 * tick;

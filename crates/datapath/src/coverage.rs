@@ -25,14 +25,15 @@ pub fn covered(layers: &[Layer], candidates: &BTreeSet<u32>) -> BTreeMap<u32, u3
 pub struct OpenWay {
     /// The interface through which the packets enter.
     pub name: String,
-    /// Explanation for the operator: why packets that enter here are not verified, and what to change if that helps.
+    /// Explanation for the operator: the reason why packets that enter here are not verified, and a way to change this,
+    /// if there is one.
     pub why: String,
 }
 
 /// Returns the interfaces through which packets bypass the verifier, although it is attached to a related interface.
-/// `checkpoints` are the indices of the verifier's interfaces. There are two kinds of such interfaces: ports of a
-/// bridge of which the verifier checks other ports only, and interfaces on a checked lower interface that get frames
-/// directly from others on it, as those of macvlan and ipvlan do.
+/// `checkpoints` are the indices of the verifier's interfaces. There are two kinds of such interfaces. One kind is a
+/// port of a bridge if the verifier checks only other ports of the bridge. The other kind is an interface above a
+/// checked interface if it gets frames directly from other interfaces above the same one, as with macvlan and ipvlan.
 pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> {
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
     let is_checked = |index: u32| {
@@ -62,31 +63,33 @@ pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> 
     layers.iter().filter(|layer| layer.up && !checkpoints.contains(&layer.index)).filter_map(open).collect()
 }
 
-/// A way by which packets that come in at an interface escape routing rules for that interface.
+/// A reason why packets that arrive at an interface do not follow the routing rules for this interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detour {
-    /// To routing rules, the packets come in from this interface above it.
+    /// For routing rules, the packets arrive at this interface, which is above the interface at which they really
+    /// arrive.
     Above(String),
-    /// A bridge or switch forwards frames to an inside interface, or to its ports, without routing.
+    /// A bridge or switch forwards the frames to an inside interface without routing. The inside interface can also be
+    /// its port.
     Switched {
-        /// The interface where the packets come in.
+        /// The interface at which the packets arrive.
         outside: String,
         /// The inside interface.
         inside: String,
         /// The bridge or switch.
         by: String,
     },
-    /// The packets are routed by the rules of a master of another kind (VRF, for example), which come first.
+    /// A master of another kind (VRF, for example) routes the packets by its own rules, which come first.
     Routed {
-        /// The interface where the packets come in.
+        /// The interface at which the packets arrive.
         outside: String,
-        /// The master.
+        /// The name of the master.
         by: String,
     },
 }
 
-/// Returns the ways by which packets that come in at the interfaces `outside` (indices) escape routing rules for these
-/// interfaces. Rules are not meant for the interfaces `inside`, which may be above one of the others.
+/// Returns the ways by which packets that arrive at the interfaces `outside` (indices) escape the routing rules for
+/// these interfaces. The rules do not apply to the interfaces `inside`, which may be above an outside interface.
 pub fn detours(layers: &[Layer], outside: &BTreeSet<u32>, inside: &BTreeSet<u32>) -> Vec<Detour> {
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
     let name = |index: u32| by_index.get(&index).map(|layer| layer.name.clone()).unwrap_or_default();

@@ -27,21 +27,22 @@ const ETHERNET: usize = 14;
 /// Number of frames that may wait in each direction. Each takes 2 KiB, and as much again if it is on its way out.
 const WAITING: u32 = 1024;
 
-/// Counters of frames. A frame that is counted in `received` is also counted in `passed`, `refused` or `no_room`,
-/// unless it is still under way.
+/// Counters of frames. Each frame in `received` is also counted in `passed`, `refused` or `no_room`, as soon as its
+/// fate is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Frames that `verify` has seen.
+    /// Number of frames that `verify` has seen.
     pub received: u64,
-    /// Frames that have left, or will leave, through the other interface.
+    /// Number of frames that have left, or will leave, through the other interface.
     pub passed: u64,
-    /// Frames that `verify` rejected.
+    /// Number of frames that `verify` rejected.
     pub refused: u64,
-    /// Frames that `verify` accepted but that were dropped, because too many were still on their way out.
+    /// Number of frames that `verify` accepted but that were dropped, because too many frames were still waiting to be
+    /// sent.
     pub no_room: u64,
-    /// Frames that `verify` has not seen, because they were too long or the kernel had no buffer for them.
+    /// Number of frames that `verify` has not seen, because they were too long or the kernel had no buffer for them.
     pub missed: u64,
-    /// Frames that `verify` has not seen, because they arrived at a queue without a socket.
+    /// Number of frames that `verify` has not seen, because they arrived at a queue without a socket.
     pub unserved: u64,
 }
 

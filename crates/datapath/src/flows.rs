@@ -51,8 +51,8 @@ impl Flows {
         Ok(())
     }
 
-    /// Ends `flow` at `key`, but leaves the entry [`Flow::over`] in its place, so that on a gateway, answers from the
-    /// inside do not open the flow again.
+    /// Ends `flow` at `key`, but leaves the entry [`Flow::over`] in its place. On a gateway, this entry keeps answers
+    /// from the inside from opening the flow again.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Sends forged packets as fast as the kernel can. Each packet differs from all others. This is for the soak test.
+//! Sends forged packets as fast as the kernel can. Each packet differs from all others. The soak test uses this module.
 
 use crate::interface::Interface;
 use crate::object::{self, Loaded, Opened};
@@ -49,8 +49,8 @@ impl Forger {
     }
 
     /// Sends `count` variants of `frame` through `interface`, which must be in the caller's network namespace. Returns
-    /// the number of frames that were passed to the interface. If the interface is a veth interface, its other end may
-    /// have dropped some of them, because its queue was full.
+    /// the number of frames that were passed to the interface. If the interface is a veth interface, the other end may
+    /// have dropped some of the frames, because its queue was full.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! A gateway's programs. They record the flows that the inside opens, in the tables that the programs for admission
-//! use, too. They also assign inside addresses.
+//! A gateway's programs. They record flows that are opened from inside, in the same tables that the programs for
+//! admission use. They also assign inside addresses.
 
 use crate::attachments::{Attachments, Pins, Spot};
 use crate::interface::Interface;
@@ -82,8 +82,8 @@ impl Gateway {
         nat::reclaim(&self.object, now)
     }
 
-    /// Assigns an inside address to a flow that a peer gateway reported. It is the same inside address that the flow
-    /// has at the peer gateway. Returns `received` with the slot of this address in it.
+    /// Assigns an inside address to a flow that a peer gateway reported: the inside address that the flow has at the
+    /// peer gateway. Returns `received` with the slot of this address.
     ///
     /// # Errors
     ///

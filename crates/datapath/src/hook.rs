@@ -102,7 +102,7 @@ fn virtual_kind(kind: &str, driver: Option<&str>) -> Option<String> {
     }
 }
 
-/// How a program is attached at its hook.
+/// The way in which a program is attached at its hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// XDP in the driver, before the kernel allocates anything.

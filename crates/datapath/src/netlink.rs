@@ -19,8 +19,8 @@ const ATTEMPTS: usize = 32;
 /// The type and the body of each message of an answer.
 type Messages = Vec<(u16, Vec<u8>)>;
 
-/// Sends a dump request with this type and body. Returns the messages of the answer. If the list changes while the kernel
-/// sends it, requests it again.
+/// Sends a dump request with this type and body. Returns the messages of the answer. If the kernel's list changes while
+/// the kernel sends it, requests the list again.
 pub(crate) fn dump(kind: u16, body: &[u8]) -> Result<Messages> {
     for _ in 0..ATTEMPTS {
         if let Some(messages) = dump_once(kind, body)? {
@@ -72,8 +72,8 @@ fn gather(mut receive: impl FnMut(&mut [u8]) -> Result<usize>) -> Result<Option<
     }
 }
 
-/// Sends a request that changes something, and waits for the kernel's answer. `flags` are added to those of every
-/// request.
+/// Sends a request that changes something, and waits for the kernel's answer. `flags` are added to the flags that every
+/// request has.
 ///
 /// # Errors
 ///

@@ -11,7 +11,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 /// An object file that is open but not loaded.
 pub(crate) struct Opened {
     object: OpenObject,
-    /// Pinned maps of another size or shape, which are replaced once the programs are loaded.
+    /// Pinned maps whose size or shape differs from that of the new maps. They are replaced after the programs are
+    /// loaded.
     outgrown: Vec<Outgrown>,
     /// Names of maps whose content the caller copies itself.
     carried: &'static [&'static str],
@@ -50,8 +51,8 @@ impl Opened {
         map.set_max_entries(entries).with_context(|| format!("cannot size map {name}"))
     }
 
-    /// Uses the pinned maps with these names, or pins new maps. Once the programs are loaded, a pinned hash map of
-    /// another size is replaced and its content copied. A pinned map of another shape, from another version, is also
+    /// Uses the pinned maps with these names, or pins new maps. After the programs are loaded, a pinned hash map of
+    /// another size is replaced and its content is copied. A pinned map of another shape, from another version, is also
     /// replaced, but its content is lost.
     pub(crate) fn pin(&mut self, pins: &Pins, names: &[&str]) -> Result<()> {
         for mut map in self.object.maps_mut() {
@@ -79,12 +80,12 @@ impl Opened {
         Ok(())
     }
 
-    /// Excludes these maps from copying when they are replaced; the caller copies their content.
+    /// Excludes these maps from copying when they are replaced, because the caller copies their content.
     pub(crate) fn carry(&mut self, names: &'static [&'static str]) {
         self.carried = names;
     }
 
-    /// Uses these maps of another object instead of own maps.
+    /// Uses the maps with these names of the object `other`, instead of maps of its own.
     pub(crate) fn share(&mut self, other: &Loaded, names: &[&str]) -> Result<()> {
         for mut map in self.object.maps_mut() {
             let name = map.name().to_string_lossy().into_owned();

@@ -1,4 +1,4 @@
-//! The optional receivers of a verifier, as another process sees them.
+//! The optional receivers of a verifier, as another process can read them.
 
 use crate::attachments::Pins;
 use crate::table::Table;
@@ -7,7 +7,8 @@ use libbpf_rs::MapHandle;
 use std::net::SocketAddr;
 use wire::map::OptionalService;
 
-/// Returns the optional receivers that a verifier has pinned, sorted; none if it is an earlier version, which has none.
+/// Returns the optional receivers that a verifier has pinned, sorted. The list is empty if the verifier is of an
+/// earlier version, which has no optional receivers.
 ///
 /// # Errors
 ///

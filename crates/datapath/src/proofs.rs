@@ -51,9 +51,10 @@ pub struct Proofs {
     keys: Table<ProofKeySlot, EpochKey>,
     epoch_length: u32,
     withdrawn: Table<WithdrawalKey, u32>,
-    /// The classes of IPv4 receivers in which some receiver may have withdrawn consent.
+    /// The classes of IPv4 receivers that contain a receiver that has possibly withdrawn consent.
     withdrawn4: Table<u32, ClassSet>,
-    /// Held while both tables of withdrawals change: void segments would pass if a class were missing in between.
+    /// Held while both tables of withdrawals change, because void segments would pass if a class were missing
+    /// meanwhile.
     withdrawing: Mutex<()>,
     generation: Table<u32, u32>,
     clock: Table<u32, u64>,

@@ -58,7 +58,7 @@ impl Protected {
         })
     }
 
-    /// Returns the services that are protected at an address; `None` if none are.
+    /// Returns the protected services at an address; `None` if there are none.
     pub fn services_of(&self, address: IpAddr) -> Option<Services> {
         match address {
             IpAddr::V4(address) => self.four.get(&Prefix4 { length: 32, address: address.octets() }).ok()?,
@@ -67,8 +67,8 @@ impl Protected {
     }
 
     /// Makes exactly these prefixes (address, length, services) the protected prefixes. Adds new prefixes before it
-    /// removes old ones, so that no prefix is unprotected in between. If one prefix can't be written, the others are
-    /// updated nevertheless.
+    /// removes old ones, so that no prefix is unprotected meanwhile. If one prefix can't be written, still updates the
+    /// others.
     pub(crate) fn replace(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
         // While prefixes change, no class is open, so the programs look up every packet.
         for open in [&self.open4, &self.open6_networks, &self.open6_addresses] {
@@ -84,7 +84,7 @@ impl Protected {
     }
 }
 
-/// The maps of prefixes whose packets travel in a tunnel only, at an agent.
+/// An agent's maps of the prefixes whose packets travel only in a tunnel.
 pub(crate) struct Sealed {
     four: Table<Prefix4, Services>,
     six: Table<Prefix6, Services>,
@@ -104,8 +104,8 @@ impl Sealed {
         four.chain(six).collect()
     }
 
-    /// Makes exactly these prefixes (address, length, services) the sealed ones: new ones are added before old ones are
-    /// removed.
+    /// Makes exactly these prefixes (address, length, services) the sealed prefixes. Adds new prefixes before it
+    /// removes old ones.
     pub(crate) fn replace(&self, entries: &[(IpAddr, u8, Services)]) -> Result<()> {
         let (four, six) = by_family(entries);
         renew(&self.four, &four).and(renew(&self.six, &six))

@@ -1,5 +1,4 @@
-//! Copies used tokens into a replay table of another size. Without their entries in the new table, these tokens could
-//! be used once more.
+//! Copies used tokens into a replay table of another size. Without this, these tokens could be used a second time.
 
 use crate::attachments::Pins;
 use crate::clock::coarse_to;

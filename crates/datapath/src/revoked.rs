@@ -88,7 +88,7 @@ impl Revoked {
         self.ends.remove(&handle)
     }
 
-    /// Once there are many classes and accounts, removes those whose revocations have expired.
+    /// Removes the classes and accounts whose revocations have expired, if there are many classes and accounts.
     pub(crate) fn tidy(&self) -> Result<()> {
         let mut accounts = self.changing();
         if accounts.len() > self.ends.capacity() as usize {

@@ -69,8 +69,7 @@ impl RevokedHolders {
     }
 
     /// Records that all sessions of an account have ended, so that their tokens are rejected until `expires`, Unix
-    /// seconds. If the table is full, shuts out another account in the same way, to make room, and returns that
-    /// account.
+    /// seconds. If the table is full, makes room: shuts out another account in the same way, and returns that account.
     ///
     /// # Errors
     ///
@@ -147,7 +146,7 @@ impl RevokedHolders {
         Ok(Some(account))
     }
 
-    /// Once there are many classes, removes those of accounts whose entries have expired.
+    /// Removes the classes of accounts whose entries have expired, if there are many classes.
     pub(crate) fn tidy(&self) -> Result<()> {
         let _changing = self.changing();
         if self.classes()?.len() > CLASSES_MAX { self.renew_classes(&self.ends.keys()) } else { Ok(()) }

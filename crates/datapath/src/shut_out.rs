@@ -1,5 +1,5 @@
 //! Makes room for revoked grants. If the table is full, the account with the most entries is shut out: one entry that
-//! stands for all grants of the account replaces its other entries. Once there is room again, the account gets its own
+//! stands for all grants of the account replaces its other entries. When there is room again, the account gets its own
 //! entries back.
 
 use crate::verifier::Verifier;
@@ -17,7 +17,7 @@ pub struct Revocation {
     pub handle: u64,
     /// The holder of the grant; 0 if the authority has not named it.
     pub holder: Holder,
-    /// When the grant would have expired, Unix seconds.
+    /// Time at which the grant would have expired, Unix seconds.
     pub expires: u32,
 }
 
@@ -89,8 +89,8 @@ impl Verifier {
         self.revoked_holders.entries().iter().any(|(key, _)| key.whole == 1)
     }
 
-    /// Gives accounts that are shut out their own entries back, as far as the tables have room, beginning with the
-    /// accounts that need the fewest entries. `grants` and `sessions` are all grants that the authority has revoked,
+    /// Gives accounts that are shut out their own entries back, as far as the tables have room. Begins with the
+    /// accounts that need the fewest entries. `grants` and `sessions` contain all grants that the authority has revoked
     /// and all sessions that have ended. Returns the accounts that got their entries back.
     ///
     /// # Errors

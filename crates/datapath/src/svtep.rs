@@ -58,9 +58,9 @@ pub struct Config {
 /// A tenant's packet that did not go into the tunnel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsent {
-    /// Interface and length of the packet, and why it was not sent.
+    /// Interface and length of the packet, and the reason why it was not sent.
     pub header: UnsentHeader,
-    /// The frame. It is cut short if it did not fit into the buffer.
+    /// The frame. It is shortened if it did not fit into the buffer.
     pub frame: Vec<u8>,
 }
 
@@ -69,7 +69,7 @@ pub struct Svtep {
     attachments: Attachments,
     /// The tables with which the endpoint verifies packets from the tunnel.
     pub proofs: Proofs,
-    /// Segments, and decisions not to send, by the packets to which these apply.
+    /// Segments, and decisions not to send. The key describes the packets to which an entry applies.
     pub segments: Table<SegmentKey, SegmentEntry>,
     /// Received segments under which tenants can answer. The key of an entry is the key that the segment
     /// for the answers has in `segments`.
@@ -136,7 +136,7 @@ impl Svtep {
         self.attachments.attach(program.as_fd(), interface, spot).map(drop)
     }
 
-    /// Registers a tenant by the index of its interface. `peer` is as in [`Delivery::new`].
+    /// Registers a tenant by the index of its interface. `peer` has the same meaning as in [`Delivery::new`].
     ///
     /// # Errors
     ///

@@ -109,8 +109,9 @@ impl<K: IntoBytes + FromBytes + Immutable, V: IntoBytes + FromBytes + Immutable>
     }
 }
 
-/// Returns the keys that a walk meets, each once. The kernel restarts a walk whose current key is deleted, so under
-/// constant change the walk could otherwise go on forever.
+/// Returns each key that a walk over the map meets, without duplicates. The kernel restarts a walk whose current key is
+/// deleted. Therefore the walk ends after a number of steps that `capacity` limits, even if the map changes all the
+/// time.
 pub(crate) fn distinct(walk: impl Iterator<Item = Vec<u8>>, capacity: usize) -> HashSet<Vec<u8>> {
     let mut keys = HashSet::new();
     for key in walk.take(capacity.saturating_mul(WALKS)) {
@@ -123,16 +124,16 @@ pub(crate) fn distinct(walk: impl Iterator<Item = Vec<u8>>, capacity: usize) -> 
 }
 
 impl<V: IntoBytes + FromBytes + Immutable> Table<u32, V> {
-    /// Returns the sum, over all cores, of the number at `index` in a map with values per core, or of the first one
-    /// there.
+    /// Returns the sum of the numbers at `index` in a map that has one value for each core. If the value is a
+    /// structure, its first number counts.
     pub(crate) fn sum_at(&self, index: u32) -> Result<u64> {
         let cores = self.map.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY).with_context(|| self.place("read"))?;
         let numbers = cores.unwrap_or_default();
         Ok(numbers.iter().filter_map(|bytes| Some(u64::read_from_prefix(bytes).ok()?.0)).sum())
     }
 
-    /// Changes every core's value at `index` in a map with values per core. A value that a program writes meanwhile is
-    /// lost.
+    /// Changes the value of every core at `index`, in a map that has one value for each core. If a program changes a
+    /// value meanwhile, that change is lost.
     pub(crate) fn change_at(&self, index: u32, change: impl Fn(V) -> V) -> Result<()> {
         let key = index.to_ne_bytes();
         let cores = self.map.lookup_percpu(&key, MapFlags::ANY).with_context(|| self.place("read"))?;

@@ -1,8 +1,8 @@
-//! Connections to other hosts that a router takes in their place, as a transparent proxy does: routing rules that
-//! deliver the packets to this host's own sockets, and listeners at addresses that are not this host's.
+//! Accepts connections to other hosts in place of these hosts, as a transparent proxy does. Routing rules deliver the
+//! packets to this host's own sockets, and listeners accept connections at addresses of other hosts.
 //!
-//! The rules outlive the process. Without a listener, the kernel refuses the connections, so that no client gets around
-//! the proxy while it does not run.
+//! The rules outlive the process. If the proxy does not run, there is no listener, and the kernel refuses the
+//! connections. So no client gets around the proxy.
 
 use crate::netlink::{attribute, change, dump};
 use anyhow::{Context, Result};
@@ -65,7 +65,7 @@ impl Diversion {
         Self { table: TABLES | (hash >> 16 ^ hash) & 0xffff }
     }
 
-    /// Diverts TCP connections that come in from these interfaces to these services to this host's sockets, and ends
+    /// Diverts TCP connections from these interfaces to these services, so that they reach this host's sockets. Ends
     /// every other diversion of this instance.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl Diversion {
         self.remove(|rule| !wanted.contains(rule))
     }
 
-    /// Ends every diversion of this instance. The routes stay, and no rule leads to them.
+    /// Ends every diversion of this instance. The routes stay, but no rule uses them any more.
     ///
     /// # Errors
     ///
@@ -204,7 +204,8 @@ fn add(body: &mut Vec<u8>, kind: u16, value: &[u8]) {
 /// Fails without the privilege CAP_NET_ADMIN (for ports below 1024 also CAP_NET_BIND_SERVICE), or if another program
 /// listens there.
 pub fn listen(address: SocketAddr) -> Result<TcpListener> {
-    listen_in_place_of(address).with_context(|| format!("cannot listen in place of {address}"))
+    listen_in_place_of(address)
+        .with_context(|| format!("cannot open a socket that accepts the connections to {address}"))
 }
 
 /// Longest segment that connections in another host's place send, in bytes: IPv6 carries packets of 1280 bytes on every

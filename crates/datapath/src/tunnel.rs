@@ -29,7 +29,7 @@ impl Tunnel {
         Self::load_behind(verifier, pins, 0)
     }
 
-    /// Loads the program for packets with a link header of `link_header` bytes. This is for running the program on
+    /// Loads the program for packets with a link header of `link_header` bytes. The caller can then run the program on
     /// single frames.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The verifier's programs: those for admission, at XDP or at tc ingress, and the one for the sweep.
+//! The verifier's programs: the programs for admission, at XDP or at tc ingress, and the program for the sweep.
 
 mod running;
 
@@ -94,7 +94,7 @@ impl Default for Sizes {
 pub struct Swept {
     /// The time of the sweep, Unix seconds.
     pub now: u32,
-    /// The sweep removed entries that had expired by this time, Unix seconds.
+    /// Time by which the entries had expired that the sweep removed, Unix seconds.
     pub ended: u32,
     /// Number of flows removed because they were idle, or because their grant is revoked.
     pub flows: u32,
@@ -106,10 +106,10 @@ pub struct Swept {
 pub struct Verifier {
     object: Loaded,
     hook: Hook,
-    /// The tc programs, loaded next to those for XDP if interfaces may have different hooks.
+    /// The tc programs. They are loaded next to the XDP programs if different interfaces can have different hooks.
     at_tc: Option<Loaded>,
     attachments: Attachments,
-    /// Why each interface has its hook, by the interface's name.
+    /// The reason for the hook of each interface, by the interface's name.
     reasons: HashMap<String, String>,
     /// The table of admitted flows.
     pub flows: Arc<Flows>,
@@ -147,7 +147,7 @@ pub struct Verifier {
     forgotten: Table<u32, Forgotten>,
     outbound: Table<u32, u32>,
     counters: Table<u32, u64>,
-    /// The fast path's state on each core; its first number counts packets of open flows.
+    /// The fast path's state on each core. The first number counts packets of open flows.
     cores: Table<u32, [u64; 3]>,
     samples: MapHandle,
     flow_news: MapHandle,
@@ -188,7 +188,7 @@ impl Verifier {
         Self::load(hook, config, sizes, pins)
     }
 
-    /// Loads the programs from another object file, which has the verifier's maps and programs and possibly others. For
+    /// Loads the programs from another object file. It has the verifier's maps and programs, and possibly others. For
     /// benches.
     ///
     /// # Errors
@@ -274,8 +274,8 @@ impl Verifier {
         self.note(&forgotten)
     }
 
-    /// Returns the hook of the programs. If this can differ between interfaces, returns tc if all attachments are at
-    /// tc, otherwise XDP.
+    /// Returns the hook of the programs. If the hook can differ between interfaces, returns tc if all attachments are
+    /// at tc, otherwise XDP.
     pub fn hook(&self) -> Hook {
         if self.at_tc.is_some() && self.attachments.are_at_tc() { Hook::Tc } else { self.hook }
     }
@@ -358,7 +358,7 @@ impl Verifier {
         self.protected.replace(entries)
     }
 
-    /// Makes exactly these TCP services optional receivers, in place of those before.
+    /// Makes exactly these TCP services the optional receivers, in place of those before.
     ///
     /// # Errors
     ///

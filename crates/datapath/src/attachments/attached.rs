@@ -90,8 +90,9 @@ impl Attached {
         }
     }
 
-    /// Returns the descriptor to pin, with which [`Self::open`] later finds the attachment. A filter can't be pinned,
-    /// and remains when the process ends: if [`Spot::pins_filter`], its program is pinned instead.
+    /// Returns the descriptor to pin. With the pin, [`Self::open`] later finds the attachment. A filter can't be
+    /// pinned, and remains when the process ends. If [`Spot::pins_filter`] returns true, the filter's program is pinned
+    /// instead.
     pub(super) fn to_pin(&self) -> Option<BorrowedFd<'_>> {
         match self {
             Self::Link(link) => Some(link.as_fd()),
