@@ -299,7 +299,7 @@ fn a_key_in_band_is_explained_and_not_shown() {
         ensure!(key["carrier"] == "shim" && key["added"] == 60, "{key}");
         ensure!(text(key, "source") == format!("{AUTHORITY}:{AUTHORITY_PORT}"), "{key}");
         ensure!(format!("00{}{}", text(key, "unique_id"), text(key, "nonce1")) == handle, "{key} is not of {handle}");
-        ensure!(key["remarks"].to_string().contains("is sent here in clear"), "{key}");
+        ensure!(key["remarks"].to_string().contains("contains an unencrypted client key"), "{key}");
 
         // The capture contains the key itself, but the output must not.
         let pair = Pair::from_bytes(*u64::from_str_radix(&handle, 16)?.to_be_bytes().last_chunk().context("a pair")?);

@@ -1,5 +1,5 @@
-//! Checks for gaps in the protection by this host's verifiers: unprotected sockets, and ways into this host that lead
-//! around the verifiers.
+//! Checks for gaps in the protection by this host's verifiers: unprotected sockets, and ways into this host that bypass
+//! the verifiers.
 
 use crate::Check;
 use crate::host::why;

@@ -91,8 +91,8 @@ pub(crate) fn why(error: &Error) -> String {
     if what == cause { what } else { format!("{what}: {cause}") }
 }
 
-/// Checks for the kernel's type information. Vouchsafe's programs carry their own types. The verifier needs the
-/// kernel's to know the layout of the kernel's sockets.
+/// Checks for the kernel's type information (BTF). Vouchsafe's programs contain their own types. The verifier also
+/// needs the kernel's type information, to know the layout of the kernel's sockets.
 pub(crate) fn btf() -> Check {
     let there = Path::new("/sys/kernel/btf/vmlinux").exists();
     Check::ok(
@@ -113,8 +113,8 @@ pub(crate) fn file_system() -> Check {
     Check::warn("bpffs", "not mounted at /sys/fs/bpf", remedy)
 }
 
-/// Checks what sealed tunnels need of an agent's host: the driver of their device, and a filter that lets in what comes
-/// out of it.
+/// Checks the requirements of sealed tunnels on an agent's host: the driver for their device, and a reverse path filter
+/// that accepts the packets that come out of the device.
 pub(crate) fn tunnels() -> Check {
     let filter = fs::read_to_string("/proc/sys/net/ipv4/conf/all/rp_filter").unwrap_or_default();
     tunnel_needs(Path::new("/dev/net/tun").exists(), filter.trim())
@@ -126,14 +126,14 @@ fn tunnel_needs(driver: bool, filter: &str) -> Check {
     }
     // Strict filtering for all interfaces cannot be turned off for one.
     if filter == "1" {
-        let found = "net.ipv4.conf.all.rp_filter is 1: the kernel drops what comes out of sealed tunnels";
+        let found = "net.ipv4.conf.all.rp_filter is 1: the kernel drops packets that come out of sealed tunnels";
         return Check::warn(
             "tunnels",
             found,
             "`sysctl net.ipv4.conf.all.rp_filter=2`, if sealed tunnels are used here",
         );
     }
-    Check::ok("tunnels", "sealed tunnels can have a device, and packets out of it get in")
+    Check::ok("tunnels", "sealed tunnels can have a device, and the kernel accepts packets from it")
 }
 
 /// Checks for pins that daemons left in the kernel, and whether the daemons run.

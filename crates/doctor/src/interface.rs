@@ -12,8 +12,8 @@ const FAST: &str = "sufficient at low rates; for high rates use a card whose dri
 /// Approximate MTU that fits into a page together with XDP's headroom and the kernel's metadata of the packet.
 const MTU_IN_ONE_PIECE: u32 = 3500;
 
-/// Runs all checks of `interface`. A feature that the interface lacks is `Missing` if the interface is `wanted` for a
-/// verifier, otherwise a warning.
+/// Runs all checks of `interface`. If the interface lacks a feature, the result is `Missing` if the interface is
+/// `wanted` for a verifier, otherwise a warning.
 pub(crate) fn checks(interface: &Interface, probe: Option<&Probe>, wanted: bool) -> Vec<Check> {
     let driver = interface.driver();
     let mut checks = vec![Check::ok("driver", driver.as_deref().unwrap_or("without a name"))];
@@ -61,8 +61,8 @@ fn chosen(favours_tc: Option<String>, mode: Option<Mode>) -> Check {
 /// State of XDP on an interface.
 enum Xdp {
     Free(Mode),
-    /// XDP is free, but was not tried. The value tells whether the driver supports native XDP, if the driver reports
-    /// it.
+    /// No other XDP program is attached, but XDP was not tested. The value says whether the driver supports native XDP,
+    /// if the driver reports this.
     Untried(Option<bool>),
     /// Only generic XDP works, because the driver refused native XDP for this reason.
     Fallback(String),

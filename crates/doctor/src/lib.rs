@@ -1,5 +1,5 @@
 //! `vouchsafe doctor`: checks whether this kernel and its interfaces can run verifiers and agents, and suggests
-//! remedies. The checks try features, and leave no program behind.
+//! remedies. The checks test features, and leave no program behind.
 
 mod check;
 mod clock;
@@ -23,10 +23,10 @@ const EXAMPLES: &str = "Examples:
 
 /// Show what this kernel and its interfaces can do, with remedies for what is missing
 ///
-/// Loads the programs of verifier and agent, but does not attach them. To each interface that is given, it attaches for
-/// a moment a program that passes every packet, unless the interface has an XDP program already. Some network cards
-/// pause while it is attached, and generic XDP turns off the card's merging of received packets. For other interfaces
-/// it asks the driver. Run it as root. Exit code 1 if something is missing.
+/// Loads the programs of verifier and agent, but does not attach them. Attaches a program that passes every packet to
+/// each given interface for a moment, unless the interface has an XDP program already. Meanwhile, some network cards
+/// pause, and generic XDP turns off the card's merging of received packets. For other interfaces, asks only the driver.
+/// Must be run as root. Exit code 1 if something is missing.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {
@@ -59,10 +59,10 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     Ok(if missing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Checks this host and the interfaces called `names`, or all interfaces if there are none.
+/// Checks this host and the interfaces with the names `names`, or all interfaces if `names` is empty.
 ///
 /// # Errors
-/// If an interface does not exist.
+/// Fails if an interface does not exist.
 pub fn checks(names: &[String]) -> Result<Vec<Check>> {
     let interfaces = match names {
         [] => Interface::all()?,

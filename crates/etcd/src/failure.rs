@@ -1,10 +1,10 @@
-//! Errors of etcd and of the connections to it: whether a call was carried out, and the way out.
+//! Errors of etcd and of the connections to it. They say whether etcd carried out a call, and how to solve the problem.
 
 use crate::types::Error;
 use reqwest::StatusCode;
 use serde_json::Value;
 
-/// The way out when the quota of the database is used up.
+/// Explains how to free space when the database has used up its quota.
 pub const NO_SPACE: &str = "its database has reached its quota: free space with `etcdctl compact REVISION` and `etcdctl \
     defrag`, or start the members with a higher --quota-backend-bytes, and then run `etcdctl alarm disarm`";
 /// The way out when a member found that its data differs from that of others.
@@ -27,16 +27,16 @@ const UNAUTHENTICATED: i64 = 16;
 /// Reason why one attempt at a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The member has certainly not carried the call out. Another member may.
+    /// The member has certainly not carried out the call. Another member possibly can.
     NotApplied(String),
     /// The member may have carried the call out.
     Unclear(String),
-    /// etcd refused the call itself, so every other member would.
+    /// etcd refused the call. Every other member would refuse it, too.
     Refused(String),
-    /// etcd said that its database is full. It says so to calls that it refused, and to the one that passed the quota,
-    /// which it has carried out.
+    /// etcd reported that its database is full. etcd reports this for calls that it has refused. It also reports it for
+    /// the call that exceeded the quota, although it has carried out that call.
     Full,
-    /// The answer is longer than an answer may be.
+    /// The answer is longer than the limit.
     TooLong,
 }
 
@@ -90,8 +90,8 @@ pub fn of_answer(status: StatusCode, body: &[u8]) -> Failure {
     }
 }
 
-/// Returns code and message of an error, in the forms that the gateways of etcd 3.4 to 3.6 give it, for plain answers
-/// and within streams.
+/// Returns the code and the message of an error, in plain answers and in streams. The gateways of etcd 3.4 to 3.6 use
+/// several forms, which this function all reads.
 pub fn grpc_error(answer: &Value) -> Option<(i64, &str)> {
     let inner = answer.get("error").filter(|error| error.is_object()).unwrap_or(answer);
     let code = inner.get("grpc_code").or_else(|| inner.get("code"))?.as_i64()?;

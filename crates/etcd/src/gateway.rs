@@ -1,4 +1,5 @@
-//! Calls of the members' JSON gateways: attempts at several members, within a time, without ever sending a change twice.
+//! Calls to the members' JSON gateways. A call is tried at several members within a time limit, and no change is ever
+//! sent twice.
 
 use crate::failure::{self, Failure};
 use crate::messages;
@@ -11,10 +12,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
-/// Maximum time of a call, over all members.
+/// Maximum time of a call, including the attempts at all members.
 pub const CALL_TIME: Duration = Duration::from_secs(3);
-/// Maximum time to connect to a member, and to wait for the beginning of its answer to a read before the next member is
-/// asked.
+/// Maximum time to connect to a member. Also the maximum time to wait for the beginning of a member's answer to a read,
+/// before the next member is asked.
 pub const ATTEMPT_TIME: Duration = Duration::from_millis(700);
 /// Maximum time to wait for the beginning of the answer to a change. The answer to a change that is under way when etcd's
 /// leader ends may never come; the caller then looks the change up.
@@ -35,10 +36,10 @@ pub struct Call {
     pub path: &'static str,
     /// The request, in JSON.
     pub body: Vec<u8>,
-    /// Whether a second execution would do harm. Such a call is sent to another member only if the one before has
-    /// certainly not carried it out.
+    /// Whether it would do harm to carry out the call twice. Such a call is sent to another member only if the previous
+    /// member has certainly not carried it out.
     pub once: bool,
-    /// Whether the answer is a stream, of which only the first line matters.
+    /// Whether the answer is a stream of which only the first line is needed.
     pub first_line: bool,
     /// Time at which the call fails.
     pub deadline: Instant,
@@ -53,7 +54,7 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Reads the files that `settings` names. Connects to nobody.
+    /// Reads the files that `settings` names. Makes no connections.
     pub fn new(settings: &Settings) -> Result<Self> {
         let count = settings.endpoints.len();
         ensure!(count > 0, "etcd's settings name no endpoint: give at least one URL, such as https://HOST:2379");
@@ -81,7 +82,7 @@ impl Gateway {
         Ok(Self { http, endpoints, good: AtomicUsize::new(0) })
     }
 
-    /// Returns the members' URLs, the one that answered last first.
+    /// Returns the members' URLs. The member that answered last comes first.
     pub fn in_order(&self) -> impl Iterator<Item = (usize, &str)> {
         let good = self.good.load(Ordering::Relaxed);
         (0..self.endpoints.len()).map(move |turn| {
@@ -90,17 +91,17 @@ impl Gateway {
         })
     }
 
-    /// Remembers that a member has answered.
+    /// Records that a member has answered.
     pub fn prefer(&self, index: usize) {
         self.good.store(index, Ordering::Relaxed);
     }
 
-    /// Sends a call until a member has answered or the time is over.
+    /// Sends a call to the members until one of them has answered or the time limit is reached.
     ///
     /// # Errors
     ///
-    /// Fails with [`Failure::NotApplied`] if no member got the call. Fails with [`Failure::Unclear`] if a member may have
-    /// got it, it must not be sent twice, and there was no answer.
+    /// Fails with [`Failure::NotApplied`] if no member got the call. Fails with [`Failure::Unclear`] if a call that
+    /// must not be sent twice got no answer, although a member may have received it.
     pub async fn call(&self, call: &Call) -> Result<Vec<u8>, Failure> {
         let mut failures: Vec<String> = vec![String::new(); self.endpoints.len()];
         let mut sent = false;
@@ -162,7 +163,7 @@ impl Gateway {
         if status.is_success() { Ok(response) } else { Err(failure::of_answer(status, &read(response, false).await?)) }
     }
 
-    /// Asks one member for its status. A member without a leader answers too.
+    /// Asks one member for its status. A member without a leader also answers.
     pub async fn status(&self, endpoint: &str, patience: Duration) -> Result<MemberStatus, Failure> {
         let asked = async {
             let request = self.http.post(format!("{endpoint}/v3/maintenance/status"));

@@ -44,8 +44,8 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 use worker::Worker;
 
-/// Maximum length of a transaction: the sum of its keys and values. It is etcd's default maximum
-/// (`--max-request-bytes`), less what the form of a request takes.
+/// Maximum length of a transaction in bytes: the sum of its keys and values. It is etcd's default maximum
+/// (`--max-request-bytes`), less the length of the other parts of a request.
 pub const MOST_TXN: usize = 1536 * 1024 - 16 * 1024;
 /// Number of keys in an answer to [`Etcd::list`].
 const PAGE: usize = 500;
@@ -54,7 +54,7 @@ const MOST_LISTED: usize = 64 * 1024 * 1024;
 /// Time beyond the deadline of a call that the thread has to report the failure.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// A handle to a cluster of etcd. Clones share a thread and its connections.
+/// A handle to an etcd cluster. Clones share a thread and its connections.
 #[derive(Clone)]
 pub struct Etcd {
     worker: Worker,
@@ -70,7 +70,7 @@ impl Etcd {
         Ok(Self { worker: Worker::start(Gateway::new(settings)?)? })
     }
 
-    /// Returns a key as it is after every change that was acknowledged before this call.
+    /// Returns a key with its value. The result includes every change that was acknowledged before this call.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ impl Etcd {
         Ok(read().map_err(|failure| failure.into_error(false))?.keys.pop())
     }
 
-    /// Returns the keys that begin with `prefix`, in order, all as of the same revision, and that revision.
+    /// Returns the keys that begin with `prefix`, in order, and the revision to which all of them belong.
     ///
     /// # Errors
     ///
@@ -117,12 +117,14 @@ impl Etcd {
         }
     }
 
-    /// Carries a transaction out. It is sent to another member only if the one before has certainly not carried it out.
+    /// Carries out a transaction. It is sent to another member only if the previous member has certainly not carried it
+    /// out.
     ///
     /// # Errors
     ///
     /// See [`Error`]: after [`Error::Unknown`], the transaction may have been carried out, or may yet be carried out
-    /// within the next seconds. A later transaction that succeeds can rule that out, if it changes what this one compares.
+    /// within the next seconds. If a later transaction changes a key that this transaction compares, and succeeds, this
+    /// transaction is not carried out any more.
     pub fn txn(&self, txn: &Txn) -> Result<TxnReply, Error> {
         let length = length(txn);
         if length > MOST_TXN {
@@ -151,7 +153,7 @@ impl Etcd {
         }
     }
 
-    /// Lets a lease begin its time anew. Returns false if it has ended.
+    /// Restarts the time of a lease. Returns false if the lease has ended.
     ///
     /// # Errors
     ///
@@ -175,7 +177,8 @@ impl Etcd {
         }
     }
 
-    /// Watches the keys that begin with `prefix`, from the given revision, or from now. Does not wait for etcd.
+    /// Watches the keys that begin with `prefix`, from the given revision on, or from now on if it is `None`. Does not
+    /// wait for etcd.
     pub fn watch(&self, prefix: &str, from_revision: Option<i64>) -> Watch {
         Watch::open(&self.worker, prefix, from_revision)
     }

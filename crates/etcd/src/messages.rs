@@ -9,8 +9,8 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
-/// Returns the body that reads keys from `key` up to `end`, or only `key` if `end` is empty, in the state of `revision`;
-/// 0 is the current one.
+/// Returns the body that reads keys from `key` up to `end`, or only `key` if `end` is empty, in the state of
+/// `revision`. A `revision` of 0 stands for the current state.
 pub fn range(key: &[u8], end: &[u8], limit: usize, revision: i64) -> Value {
     json!({
         "key": encode(key),
@@ -85,7 +85,7 @@ pub fn span(prefix: &str) -> (Vec<u8>, Vec<u8>) {
 pub struct Range {
     /// The keys, in order.
     pub keys: Vec<KeyValue>,
-    /// etcd's revision.
+    /// etcd's revision at the time of the answer.
     pub revision: i64,
     /// Whether there are more keys than the limit.
     pub more: bool,
@@ -104,7 +104,8 @@ pub fn read_txn(answer: &[u8]) -> Result<TxnReply, Failure> {
     Ok(TxnReply { succeeded: answer.succeeded, revision: answer.header.revision, got: got.collect::<Result<_, _>>()? })
 }
 
-/// Returns the lease's remaining time in seconds, from the stream that answers to a keep-alive; 0 if the lease is gone.
+/// Returns the remaining time of a lease, in seconds, from the stream that answers a keep-alive; 0 if the lease has
+/// ended.
 pub fn read_keep_alive(answer: &[u8]) -> Result<i64, Failure> {
     #[derive(Deserialize)]
     struct KeepAlive {
@@ -136,7 +137,7 @@ pub fn read_status(endpoint: &str, answer: &[u8]) -> Result<MemberStatus, Failur
 pub enum WatchMessage {
     /// The watch has begun, or etcd reports progress without a change.
     Alive,
-    /// An event for the caller. Except [`WatchEvent::Changed`], every event is the last one.
+    /// An event for the caller. Every event except [`WatchEvent::Changed`] is the last event of the watch.
     Event(WatchEvent),
 }
 

@@ -1,5 +1,6 @@
-//! Real members of etcd for tests, with data in a temporary folder. Every member ends with its [`Stage`], and also when
-//! the thread that started it ends, because the test was killed. So that thread has to live as long as the stage.
+//! Real members of etcd for tests, with data in a temporary folder. Every member ends when its [`Stage`] is dropped. It
+//! also ends when the thread that started it ends, for example because the test was killed. So this thread has to live
+//! as long as the stage.
 //!
 //! ```no_run
 //! let stage = etcd::stage::Stage::start(etcd::stage::Plan::of(3))?;
@@ -30,7 +31,7 @@ const READY: &str = "ready to serve client requests";
 pub struct Plan {
     /// The members: where each one runs.
     pub places: Vec<Place>,
-    /// Whether members and clients need certificates of the stage's CA (mTLS), or everything is plain HTTP.
+    /// Whether members and clients need certificates of the stage's CA (mTLS). If not, they use HTTP without TLS.
     pub tls: bool,
     /// Value of `--quota-backend-bytes`.
     pub quota_backend_bytes: Option<u64>,
@@ -43,17 +44,17 @@ pub struct Plan {
 /// The place where a member runs.
 #[derive(Clone, Debug, Default)]
 pub struct Place {
-    /// Words in front of the command, such as `ip netns exec NAME`. The program that they name must replace itself by the
-    /// command, as that one does, or the member would not be killed.
+    /// Words in front of the command, such as `ip netns exec NAME`. This program must replace itself by the command, as
+    /// `ip netns exec` does. Otherwise, the member could not be killed.
     pub prefix: Vec<String>,
-    /// Address for clients; without it, a free loopback address of this stage.
+    /// Address for clients; if `None`, a free loopback address of this stage.
     pub client: Option<SocketAddr>,
-    /// Address for the other members; without it, a free loopback address of this stage.
+    /// Address for the other members; if `None`, a free loopback address of this stage.
     pub peer: Option<SocketAddr>,
 }
 
 impl Plan {
-    /// Members on loopback addresses that nobody else uses.
+    /// Returns a plan with this number of members, on unused loopback addresses.
     pub fn of(members: usize) -> Self {
         Self { places: vec![Place::default(); members], ..Self::default() }
     }
@@ -115,12 +116,12 @@ impl Stage {
         Ok(stage)
     }
 
-    /// The URLs for clients, in the order of the members.
+    /// Returns the URLs for clients, in the order of the members.
     pub fn endpoints(&self) -> Vec<String> {
         self.members.iter().map(|member| format!("{}://{}", self.scheme(), member.client)).collect()
     }
 
-    /// The settings of a client of all members.
+    /// Returns the settings of a client of all members.
     pub fn settings(&self) -> Settings {
         let file = |name: &str| self.plan.tls.then(|| self.path(name));
         Settings {
@@ -131,12 +132,12 @@ impl Stage {
         }
     }
 
-    /// The folder with the members' data, logs and certificates.
+    /// Returns the folder with the members' data, logs and certificates.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The process of a member; `None` if it was killed.
+    /// Returns the process id of a member; `None` if the member was killed.
     pub fn pid(&self, member: usize) -> Option<u32> {
         self.members[member].process.as_ref().map(Child::id)
     }
@@ -154,8 +155,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Starts a member that was killed, with the data that it had. Does not wait until the member is ready, because it may
-    /// need the others for that: see [`Self::await_ready`].
+    /// Starts a member that was killed, with the data that it had. Does not wait until the member is ready, because it
+    /// may need the other members for this: see [`Self::await_ready`].
     ///
     /// # Errors
     ///
@@ -192,12 +193,12 @@ impl Stage {
         Ok(())
     }
 
-    /// The log of a member since its last start.
+    /// Returns the log of a member since its last start.
     pub fn log(&self, member: usize) -> String {
         std::fs::read(self.log_file(member)).map(|log| String::from_utf8_lossy(&log).into_owned()).unwrap_or_default()
     }
 
-    /// The member that leads according to itself; `None` if no running member does.
+    /// Returns the member that reports itself as the leader; `None` if no running member does.
     pub fn leader(&self) -> Option<usize> {
         (0..self.members.len()).filter(|member| self.pid(*member).is_some()).find(|member| {
             let answer = self.etcdctl(*member, &["--command-timeout=2s", "endpoint", "status", "--write-out=json"]);
@@ -210,11 +211,11 @@ impl Stage {
         })
     }
 
-    /// Runs etcdctl against one member, from the place of that member, and returns its output.
+    /// Runs etcdctl on the host of one member, against that member only, and returns its output.
     ///
     /// # Errors
     ///
-    /// Fails if etcdctl does; the error has its messages.
+    /// Fails if etcdctl fails; the error contains the messages of etcdctl.
     pub fn etcdctl(&self, member: usize, arguments: &[&str]) -> Result<String> {
         let mut command = self.command(member, "etcdctl");
         command.env("ETCDCTL_API", "3").arg(format!("--endpoints={}://{}", self.scheme(), self.members[member].client));

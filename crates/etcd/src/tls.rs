@@ -1,4 +1,4 @@
-//! The configuration of TLS, with `ring` as the only cryptographic provider.
+//! The configuration of TLS. `ring` is the only cryptographic provider.
 
 use crate::types::Settings;
 use anyhow::{Context, Result, bail, ensure};

@@ -1,4 +1,4 @@
-//! Watches: the stream of a member, cut into messages, and the checks that it still lives.
+//! Watches. A watch reads the stream of a member, divides it into messages, and checks that the member still answers.
 
 use crate::failure::{self, Failure};
 use crate::gateway::{ATTEMPT_TIME, Gateway, MOST_ANSWER};
@@ -21,10 +21,10 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// The time that the member has for its answer, and the time that it has when it is asked again.
 const PATIENCE: [Duration; 2] = [ATTEMPT_TIME, Duration::from_millis(1500)];
 
-/// A watch over the keys with a prefix. After [`WatchEvent::Compacted`] or [`WatchEvent::Lost`] it is over.
+/// A watch over the keys with a prefix. The watch ends with [`WatchEvent::Compacted`] or [`WatchEvent::Lost`].
 ///
-/// A watch without a first revision begins at some revision after the call. To miss nothing, list the keys, and watch
-/// from the revision of that list plus one.
+/// If no first revision is given, the watch begins at a revision after the call. A caller that must not miss a change
+/// lists the keys, and then watches from the list's revision plus one.
 pub struct Watch {
     events: mpsc::Receiver<WatchEvent>,
     // Keeps the thread alive.
@@ -47,7 +47,7 @@ impl Watch {
         Self { events, _worker: worker.clone() }
     }
 
-    /// Waits for the next event, at most for `timeout`. Blocks the thread.
+    /// Waits for the next event, for at most `timeout`. Blocks the thread.
     pub fn next(&mut self, timeout: Duration) -> WatchEvent {
         match wait(self.events.recv(), timeout) {
             Some(event) => event.unwrap_or_else(over),
@@ -55,7 +55,7 @@ impl Watch {
         }
     }
 
-    /// Waits for the next event, however long it takes. No event is lost if the future is dropped.
+    /// Waits for the next event without a time limit. If the future is dropped, no event is lost.
     pub async fn next_async(&mut self) -> WatchEvent {
         self.events.recv().await.unwrap_or_else(over)
     }

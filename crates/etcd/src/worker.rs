@@ -1,4 +1,5 @@
-//! The thread that makes the calls. It has a runtime of its own, so callers may be inside or outside of another one.
+//! The thread that makes the calls. It has a runtime of its own, so callers can be inside or outside of another
+//! runtime.
 
 use crate::gateway::Gateway;
 use anyhow::{Context, Result};
@@ -16,7 +17,7 @@ const MOST_WAITING: usize = 256;
 type Run = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Job = Box<dyn FnOnce(Arc<Gateway>) -> Run + Send>;
 
-/// The way to the thread. The thread ends with the last clone.
+/// A handle to the thread. The thread ends when the last clone is dropped.
 #[derive(Clone)]
 pub struct Worker {
     jobs: mpsc::Sender<Job>,
@@ -41,7 +42,7 @@ impl Worker {
         Ok(Self { jobs })
     }
 
-    /// Hands a job to the thread. Fails without waiting if too many jobs wait.
+    /// Passes a job to the thread. Fails at once if too many jobs wait.
     pub fn run<F>(&self, job: impl FnOnce(Arc<Gateway>) -> F + Send + 'static) -> Result<(), &'static str>
     where
         F: Future<Output = ()> + Send + 'static,

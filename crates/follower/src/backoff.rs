@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Pauses between attempts: each is twice as long as the one before, up to a limit.
+/// Pauses between attempts. Each pause is twice as long as the previous one, up to a limit.
 #[derive(Clone, Copy, Debug)]
 pub struct Backoff {
     first: Duration,

@@ -53,8 +53,8 @@ impl Drop for Enrolment {
 }
 
 /// Enrols at an authority. The arguments are the authority's URL, a file with the certificates to trust for the
-/// authority, and the one-time code. Stores the enrolment in `file` of the folder, in the form that `encode` returns,
-/// and removes the state of an earlier enrolment.
+/// authority, and the one-time code. Stores the enrolment in the folder under the name `file`, in the form that
+/// `encode` returns. Removes the state of an earlier enrolment.
 ///
 /// # Errors
 ///

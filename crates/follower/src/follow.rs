@@ -30,8 +30,8 @@ pub trait Role {
     /// the longest pause of [`Backoff::AUTHORITY`].
     fn apply(&mut self, state: &State, before: &State) -> Result<()>;
 
-    /// Carries out an event, and records in `state` what the next run must know of it. The role need not ask for a
-    /// state after [`Event::Hello`] and [`Event::Policy`]: the follower does.
+    /// Carries out an event, and records in `state` the facts that the next run needs. The role need not request a
+    /// state after [`Event::Hello`] and [`Event::Policy`], because the follower does.
     fn event(&mut self, event: Event, state: &mut State);
 }
 
@@ -40,7 +40,7 @@ pub trait Role {
 pub struct Health {
     /// Whether the event stream is up.
     pub connected: bool,
-    /// The last error; `None` once the connection works again.
+    /// The last error; `None` as soon as the connection works again.
     pub trouble: Option<String>,
     /// When configuration and keys were last read, Unix seconds.
     pub read: Option<u64>,
@@ -67,13 +67,14 @@ pub struct Follower {
     state: State,
     confirms: Confirm,
     health: watch::Sender<Health>,
-    /// The event stream; `None` from a refusal by the authority until `reconnect`.
+    /// The event stream. It is `None` after a refusal by the authority, until the time in `reconnect`.
     events: Option<EventStream>,
     reconnect: Option<Instant>,
-    /// When the event stream last delivered anything.
+    /// Time at which the event stream last delivered anything.
     heard: Instant,
     sync: Option<JoinHandle<Result<State, Error>>>,
-    /// Whether to fetch the state once more after the request under way, because the authority has announced a change.
+    /// Whether to fetch the state again after the request in progress, because the authority has announced a change
+    /// since the request began.
     sync_again: bool,
     next_sync: Instant,
     backoff: Backoff,
@@ -135,8 +136,8 @@ impl Follower {
         &mut self.state
     }
 
-    /// Removes from the state the revocations and withdrawals that have ended. Returns the state, for a role that has
-    /// to write it to its tables again.
+    /// Removes the revocations and withdrawals that have ended from the state, and returns the state. A role needs this
+    /// if it has to write the state to its tables again.
     pub fn current_state(&mut self) -> &State {
         self.state.forget_ended(now());
         &self.state
@@ -184,7 +185,8 @@ impl Follower {
         }
     }
 
-    /// Stores the state if it has changed since it was last stored. Call this before the process ends.
+    /// Stores the state if it has changed since it was last stored. The caller calls this method before the process
+    /// ends.
     pub async fn save_last(&mut self) {
         for _ in 0..2 {
             if let Some(saving) = self.saving.take() {
@@ -222,7 +224,7 @@ impl Follower {
             Error::NotLoggedIn => explained::<R>(error),
             other => format!("the authority refuses this {name}: {other}"),
         };
-        tracing::error!("{why}. The configuration and keys that this {name} has stay in force until the keys expire");
+        tracing::error!("{why}. The present configuration and keys of this {name} stay in force until the keys expire");
         self.health.send_modify(|health| {
             health.connected = false;
             health.trouble = Some(why);

@@ -1,5 +1,5 @@
-//! Follows an authority for a role, a program that is enrolled as a verifier: enrolment, the state from the last run,
-//! synchronisation, the event stream, back-off, health and reports.
+//! Follows an authority for a *role*: a program that is enrolled as a verifier. This includes enrolment, the state from
+//! the last run, synchronisation, the event stream, back-off, health and reports.
 //!
 //! A role implements [`Role`], which carries out states and events. Its main loop waits for [`Follower::next`] and for
 //! its own events, and passes the news to [`Follower::handle`]:

@@ -1,4 +1,4 @@
-//! The authority's state: configuration and keys, as of its last answer and the events since.
+//! The authority's state: configuration and keys, from the authority's last answer and the events since then.
 
 use crate::Backoff;
 use anyhow::Result;
@@ -28,8 +28,8 @@ pub struct State {
 }
 
 impl State {
-    /// Reads the state that the last run stored. Returns `None` if no state is stored, if it can't be read, or if it is
-    /// the state of another verifier than `verifier`.
+    /// Reads the state that the last run stored. Returns `None` if no state is stored, if it can't be read, or if it
+    /// belongs to a verifier other than `verifier`.
     pub fn load(folder: &Folder, verifier: &str) -> Option<Self> {
         let bytes = Zeroizing::new(folder.read(FILE).ok()??);
         serde_json::from_slice::<Self>(&bytes).ok().filter(|state| state.config.verifier == verifier)
@@ -59,8 +59,8 @@ impl State {
         Ok(Self { config, keys })
     }
 
-    /// Asks the authority for its state, as [`Self::fetch`] does, but waits for 3 s at most. Use this for a role that
-    /// can start with the state from its last run if the authority doesn't answer.
+    /// Requests the authority's state, as [`Self::fetch`] does, but waits for at most 3 s. Use this function for a role
+    /// that can start with the state from its last run if the authority does not answer.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl State {
         known.extend(grants.iter().filter(|grant| handles.insert(grant.handle)));
     }
 
-    /// Adds ended sessions. Session numbers are reused: the list contains each number only once, with its latest
+    /// Adds ended sessions. Session numbers are reused, so the list contains each number only once, with its latest
     /// expiry. Removes sessions whose grants can no longer be valid.
     pub fn end_sessions(&mut self, sessions: &[RevokedSession], now: u64) {
         let mut ends: BTreeMap<u32, u32> = BTreeMap::new();
@@ -134,7 +134,7 @@ impl State {
     }
 
     /// Adds the revocations, pairs and withdrawals in the state `before` to this answer of the authority, because
-    /// events may have announced them while the answer was under way.
+    /// events may have announced them before the answer arrived.
     pub(crate) fn keep(&mut self, before: &Self, now: u64) {
         self.revoke(&before.config.revoked, now);
         self.end_sessions(&before.config.revoked_sessions, now);
@@ -142,7 +142,7 @@ impl State {
         self.withdraw(&before.config.withdrawn, now);
     }
 
-    /// Returns the difference between this clock and the authority's, in seconds, if it is too large.
+    /// Returns the difference between this machine's clock and the authority's clock, in seconds, if it is too large.
     pub(crate) fn clock_error(&self, now: u64) -> Option<i64> {
         let error = now as i64 - self.config.now as i64;
         (error.unsigned_abs() > CLOCK_SKEW_MAX / 2).then_some(error)

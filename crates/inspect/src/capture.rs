@@ -18,7 +18,7 @@ pub struct Frame {
     pub number: u64,
     /// Time of capture: Unix seconds, and nanoseconds.
     pub time: (u64, u32),
-    /// Length of the packet on the wire.
+    /// Length of the packet on the wire, in bytes.
     pub length: usize,
     /// Captured bytes, starting with an Ethernet header, which replaces the header of other link layers.
     pub bytes: Vec<u8>,

@@ -39,8 +39,7 @@ pub enum Content {
     Malformed { reason: &'static str },
 }
 
-/// Result of [`find`]: the content of the packet, the carrier, and the number of bytes that the carrier adds to the
-/// packet.
+/// Result of [`find`].
 pub struct Found {
     pub carrier: Option<Carrier>,
     pub added: usize,
@@ -49,7 +48,7 @@ pub struct Found {
     pub packet: Packet,
 }
 
-/// Returns what a frame contains of Vouchsafe; `None` if it contains nothing. Sealed tunnels are not included.
+/// Returns the part of a frame that belongs to Vouchsafe; `None` if there is none. Sealed tunnels are not included.
 pub fn find(frame: &[u8], packet: &Packet) -> Option<Found> {
     if let Some(opened) = shim::open(frame, packet) {
         let (packet, content) = match opened {

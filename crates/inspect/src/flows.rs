@@ -25,7 +25,7 @@ type Flow = (u8, SocketAddr, SocketAddr);
 #[derive(Default)]
 pub struct Flows {
     opened: HashMap<Flow, u64>,
-    /// The unique part of each token, with the packet that first had it.
+    /// The unique part of each token, with the number of the packet that first had it.
     tokens: HashMap<String, u64>,
     /// Destinations that tokens were sent to.
     guarded: HashSet<(u8, SocketAddr)>,
@@ -66,7 +66,7 @@ impl Flows {
             && packet.opens()
             && self.guarded.contains(&(protocol, to))
         {
-            explained.remarks.push("no_token: others opened flows to this destination with tokens".to_owned());
+            explained.remarks.push("no_token: other packets to this destination had tokens".to_owned());
         }
         explained.flow = flow.and_then(|(protocol, from, to)| {
             self.opened.get(&(protocol, from, to)).or_else(|| self.opened.get(&(protocol, to, from))).copied()
@@ -98,7 +98,9 @@ impl Flows {
             }
             Content::LsToken { unique_id, nonce1, nonce2, .. } => Some(format!("ls {unique_id} {nonce1} {nonce2}")),
             Content::KeyTransfer { .. } => {
-                remarks.push("a client key is sent here in clear: anyone who reads it can make tokens".to_owned());
+                remarks.push(
+                    "this packet contains an unencrypted client key: anyone who reads it can make tokens".to_owned(),
+                );
                 None
             }
             Content::Malformed { reason } => {

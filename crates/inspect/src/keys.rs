@@ -1,5 +1,5 @@
-//! Keys of sealed tunnels, from a file that an agent exports for debugging (wire.md §9.14), to open records in a
-//! capture.
+//! Keys of sealed tunnels, from a file that an agent exports for debugging (wire.md §9.14). With them, records in a
+//! capture can be opened.
 
 use std::collections::HashMap;
 use std::path::Path;

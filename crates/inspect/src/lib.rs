@@ -1,5 +1,5 @@
 //! `vouchsafe inspect`: explains the contents of a packet capture that belong to Vouchsafe, packet by packet. Only a
-//! verifier can tell whether a token's tag is valid. Records of sealed tunnels are opened with keys that an agent
+//! verifier can check whether a token's tag is valid. Records of sealed tunnels are opened with keys that an agent
 //! exported for debugging.
 #![forbid(unsafe_code)]
 
@@ -29,9 +29,9 @@ For Wireshark and tshark there is a dissector: packaging/wireshark/vouchsafe.lua
 /// Explain a packet capture: tokens, their carriers, the flows they open, a verifier's objections
 ///
 /// Reads pcap and pcapng files with Ethernet, Linux cooked and raw IP captures. Needs no keys and shows none: only the
-/// verifier can tell whether a tag is valid (`vouchsafe verifier drops`). Records of sealed tunnels stay closed without
-/// the keys that the agent exported. Times are compared with the capture's clock.
-/// Exit code 1 if the capture contains nothing of Vouchsafe.
+/// verifier can check whether a tag is valid (`vouchsafe verifier drops`). Records of sealed tunnels stay closed
+/// without the keys that the agent exported. Times are compared with the capture's clock. Exit code 1 if the capture
+/// contains nothing of Vouchsafe.
 #[derive(Args, Debug)]
 #[command(after_help = EXAMPLES)]
 pub struct Arguments {

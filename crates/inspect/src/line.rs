@@ -12,7 +12,7 @@ pub fn summary(packet: &Packet) -> String {
     format!("{} {from} > {to}{}{flags}", protocol(packet), if flags.is_empty() { "" } else { " " })
 }
 
-/// Formats one end of a packet: the address, and the port if the packet has ports. Returns `None` if `address` is
+/// Formats one end of a packet: its address, and its port if the packet has ports. Returns `None` if `address` is
 /// `None`.
 pub fn end(packet: &Packet, address: Option<IpAddr>, port: u16) -> Option<String> {
     address.map(|address| match matches!(packet.protocol, TCP | UDP) && port > 0 {

@@ -20,13 +20,13 @@ const MOST: usize = 1 << 16;
 pub enum Sealed {
     /// A request for a tunnel.
     Initiation {
-        /// Handle of the grant that the request is made under.
+        /// Handle of the grant under which the request is made.
         handle: String,
         forward_secrecy: bool,
         suites: Vec<&'static str>,
         index: String,
         time: u32,
-        /// The sealed packet that travels behind the initiation, before there is a response.
+        /// The sealed packet that follows the initiation in the same datagram.
         early: Option<Record>,
     },
     /// An answer to an initiation: accepts it, or gives the reason for refusing.

@@ -31,7 +31,7 @@ pub use stopwatch::Stopwatch;
 /// Largest [`Yardstick::noise`] with which a figure still gets a verdict.
 const NOISE_MAX: f64 = 0.2;
 
-/// The reference of a figure: one kind of work, measured several times in the course of the run.
+/// The reference for a figure: one kind of work, which is measured several times during the run.
 #[derive(Clone, Debug)]
 pub struct Yardstick {
     middle: f64,
@@ -96,8 +96,8 @@ impl Figures {
 
     /// Adds a figure that was sampled in pairs: each pair is a sample of the figure, and a sample of its yardstick
     /// taken right beside it. A disturbance changes both samples of a pair, so the pairs' ratios vary less than the
-    /// yardstick does. If the mean ratio misses the bound by no more than twice its standard error, the verdict is `too
-    /// noisy`.
+    /// yardstick does. If the mean ratio misses the bound, but by no more than twice its standard error, the verdict is
+    /// `too noisy`.
     ///
     /// # Panics
     ///
@@ -164,7 +164,7 @@ impl Figures {
     ///
     /// # Errors
     ///
-    /// If `printed` is no JSON object.
+    /// Fails if `printed` is no JSON object.
     pub fn merge(&mut self, printed: &[u8]) -> Result<(), serde_json::Error> {
         self.0.extend(serde_json::from_slice::<Map<_, _>>(printed)?);
         Ok(())

@@ -6,7 +6,7 @@ use std::time::Instant;
 /// Number of words that a walk reads in sequence.
 const STEPS: u32 = 20_000;
 
-/// Memory in which the address of every read depends on the result of the read before.
+/// Memory for a walk: the address of every read depends on the result of the previous read.
 pub struct Walk {
     words: Vec<u64>,
     at: u64,

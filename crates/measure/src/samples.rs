@@ -1,6 +1,7 @@
 //! Samples of one measurement, and statistics of them.
 
-/// Runs two measurements in turn, so that the machine's other work disturbs both, and returns all samples of each.
+/// Runs two measurements in turn, so that other work on the machine disturbs both equally. Returns all samples of each
+/// measurement.
 pub fn alternate(rounds: usize, mut one: impl FnMut() -> f64, mut other: impl FnMut() -> f64) -> (Vec<f64>, Vec<f64>) {
     (0..rounds).map(|_| (one(), other())).unzip()
 }

@@ -4,8 +4,8 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 /// Measures how long an operation takes, without the time in which tasks of this machine waited for a processor. So a
-/// deadline in a test depends on the program and not on the machine's other load. Without the kernel's pressure-stall
-/// information (CONFIG_PSI) it measures plain elapsed time.
+/// deadline in a test depends on the program and not on the machine's other load. If the kernel has no pressure-stall
+/// information (CONFIG_PSI), it measures plain elapsed time.
 #[derive(Clone, Copy, Debug)]
 pub struct Stopwatch {
     started: Instant,

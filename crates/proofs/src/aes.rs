@@ -4,8 +4,8 @@
 //! eight such chains in hardly more time than one. On a processor without AES instructions, library code computes the
 //! MACs one after the other.
 //!
-//! Each block of a message is loaded directly from the packet. If several small writes assembled the block in memory
-//! first, loading it would be slow.
+//! Each block of a message is loaded directly from the packet. Loading a block that several small writes have just
+//! assembled in memory would be slow.
 
 use crate::plain::Plain;
 use wire::Suite;
@@ -77,7 +77,7 @@ pub mod native {
         }
     }
 
-    /// Stands for a processor with the features that [`right`] needs, and expands keys on it.
+    /// A proof that the processor has the features that [`right`] needs. It also expands keys.
     #[derive(Clone, Copy)]
     pub struct Processor(());
 

@@ -18,7 +18,8 @@ use wire::{DropReason, Epoch, Suite, geneve};
 const CHECKSUM: usize = 40;
 
 /// Prefetches into the processor's cache the headers of frames that will be verified soon. This is only useful if
-/// another core or a device wrote the frames. If they are in the cache already, prefetching takes longer than it saves.
+/// another core or a device wrote the frames. If the headers are in the cache already, prefetching costs more time than
+/// it saves.
 pub fn fetch(frames: &[&mut [u8]]) {
     #[cfg(target_arch = "x86_64")]
     frames.iter().for_each(|frame| native::fetch(frame));
@@ -41,12 +42,12 @@ struct Rules {
     /// The IPv4 endpoints: network and mask, with the first byte in the lowest bits.
     endpoints: Vec<(u32, u32)>,
     max_lifetime: u32,
-    /// One bit per class of receivers, set if some receiver in the class may have withdrawn consent.
+    /// One bit per class of receivers. The bit is set if a receiver in the class has possibly withdrawn consent.
     withdrawn: Box<[u64; 1024]>,
     any_withdrawn: bool,
 }
 
-/// The code that computes the MACs. The verdicts do not depend on this choice.
+/// The implementation that computes the MACs. All implementations give the same verdicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Means {
     /// The processor's AES instructions on wide registers, each of which holds four packets.
@@ -90,14 +91,14 @@ enum Look<'a, K> {
 }
 
 impl Batch {
-    /// Returns a verifier with the same verdicts as `verifier`. It computes MACs in the fastest way that the processor
-    /// supports.
+    /// Returns a verifier with the same verdicts as `verifier`. It computes MACs with the fastest implementation that
+    /// the processor supports.
     pub fn new(verifier: Verifier) -> Self {
         Self::with(verifier, Means::here().next().unwrap_or(Means::Library))
     }
 
-    /// Returns a verifier with the same verdicts as `verifier`. It computes MACs by `means`, or by other means if the
-    /// processor does not support these.
+    /// Returns a verifier with the same verdicts as `verifier`. It computes MACs with the implementation `means`, or
+    /// with another one if the processor does not support `means`.
     pub fn with(verifier: Verifier, means: Means) -> Self {
         let rules = Rules::of(&verifier);
         let keys = KeySet::Library(Keys::new([].into_iter(), LibraryKey::new(&[0; 16])));
@@ -122,8 +123,8 @@ impl Batch {
         self.epoch = Some(epoch);
     }
 
-    /// Verifies Ethernet frames at `now` (Unix seconds), advances the pointers of those that pass, and stores the
-    /// outcome of each in `outcomes`. Frames after the first [`BATCH`] are ignored.
+    /// Verifies Ethernet frames at `now` (Unix seconds), advances the pointers of frames that pass, and stores the
+    /// outcome of each frame in `outcomes`. Frames after the first [`BATCH`] are ignored.
     pub fn verify(&mut self, frames: &mut [&mut [u8]], now: u32, outcomes: &mut [Outcome; BATCH]) {
         let epoch = Epoch::at(now.into(), self.verifier.epoch_length.max(1));
         if self.epoch != Some(epoch) {

@@ -34,7 +34,7 @@ pub const SINGLE: u8 = SegmentFlags::SINGLE.0;
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Form {
-    /// The bytes from [`FIRST`] on, as far as [`RULES`] compares them.
+    /// The bytes from [`FIRST`] on that [`RULES`] compares.
     bytes: [u8; 64],
     /// Offset of the inner packet.
     inner: usize,

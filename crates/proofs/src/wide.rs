@@ -74,7 +74,7 @@ static FORM: [Row; 2] = {
 #[derive(Clone, Copy)]
 struct Places {
     from: Row,
-    /// A mask of the bytes that have a source.
+    /// A mask with the bytes that have a source.
     taken: Row,
 }
 
@@ -211,7 +211,7 @@ fn other() -> &'static [u8] {
 #[derive(Clone, Copy)]
 pub struct Wide(());
 
-/// Limits of validity: a packet is valid only if its receiving endpoint and the expiry of its segment are within these
+/// Limits of validity. A packet is valid only if its receiving endpoint and the expiry of its segment are within these
 /// limits.
 #[derive(Clone, Copy)]
 pub struct Limits<'a> {
@@ -227,7 +227,7 @@ struct Lanes {
     first: __m512i,
     second: __m512i,
     proof: __m512i,
-    /// The numbers of their keys.
+    /// For each packet, the number of its key.
     keys: __m256i,
 }
 
@@ -281,9 +281,9 @@ impl Wide {
         has_all.then_some(Self(()))
     }
 
-    /// Checks up to 32 packets. The first result has one bit for each packet, set if the packet has the plain form and
-    /// its fields are valid. In the second result, the bit of a packet is set if, in addition, the packet's proof is
-    /// right.
+    /// Checks up to 32 packets. The first result has one bit for each packet, which is set if the packet has the plain
+    /// form and its fields are valid. The second result also has one bit for each packet, which is set if the packet's
+    /// proof is right, too.
     pub fn verify(self, keys: &Keys<Expanded>, frames: &[&mut [u8]], limits: Limits<'_>) -> (u32, u32) {
         // SAFETY: a `Wide` exists only if the processor has the features.
         unsafe { verify(keys, frames, limits) }

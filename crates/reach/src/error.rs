@@ -12,8 +12,8 @@ pub enum Error {
     /// The session's files can't be used.
     #[error("{0}")]
     Folder(String),
-    /// The policy denies the grant.
-    #[error("{to}: the policy denies it: {why}")]
+    /// The policy denies the request for a grant.
+    #[error("{to}: the policy denies the grant: {why}")]
     Denied {
         /// The destination.
         to: SocketAddr,
@@ -28,10 +28,10 @@ pub enum Error {
         /// The reason.
         why: String,
     },
-    /// No SYN to the destination was answered.
+    /// None of the SYNs to the destination was answered.
     #[error(
         "{to} did not answer {tries} SYNs with tokens within {} ms. The host may be down; the network may drop SYNs \
-         that carry data (the agent then helps as little; try another network); or the verifier dropped the tokens: \
+         that carry data (the agent can't help then; try another network); or the verifier dropped the tokens: \
          `vouchsafe verifier drops` there gives the reason, `no_token` if its `carriers` lack `stream`",
         waited.as_millis()
     )]
@@ -43,23 +43,23 @@ pub enum Error {
         /// Total time spent waiting for answers.
         waited: std::time::Duration,
     },
-    /// The SYN was answered, but the token in it was not removed. The connection was reset.
+    /// The SYN was answered, but no verifier had removed the token in it. The connection was reset.
     #[error(
-        "{to} answered without taking the token: a middlebox on the way answered in its place (a transparent proxy or a \
-         SYN proxy), or no verifier that knows the carrier `stream` is on the way. The connection was reset before \
-         anything else was sent; try another network"
+        "{to} answered, but the token was not removed: a middlebox on the path answered in its place (a transparent \
+        proxy or a SYN proxy), or no verifier that knows the carrier `stream` is on the path. The connection was reset \
+        before anything else was sent; try another network"
     )]
     NotTaken {
         /// The destination.
         to: SocketAddr,
     },
-    /// The kernel is configured not to put data into SYNs.
+    /// The kernel's configuration forbids data in SYNs.
     #[error(
         "this machine does not send data in SYNs: net.ipv4.tcp_fastopen lacks bit 1. As root: `sysctl -w \
          net.ipv4.tcp_fastopen=1` (in a container: on its own network namespace, when it is started)"
     )]
     FastOpenOff,
-    /// The kernel is too old, or does not have the required function at all.
+    /// The kernel is too old, or lacks the required function. The text is an addition to the message.
     #[error("this kernel can't put a token into a SYN without privileges: Linux 4.15 or later is needed{0}")]
     KernelTooOld(&'static str),
     /// The kernel sent the SYN without the token in it.

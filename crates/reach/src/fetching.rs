@@ -23,7 +23,7 @@ pub enum News {
     Ended,
 }
 
-/// The thread that makes the calls, once it runs.
+/// The thread that makes the calls; `None` until the first call.
 #[derive(Default)]
 pub struct Fetcher(Mutex<Option<tokio::sync::mpsc::UnboundedSender<Work>>>);
 
@@ -53,7 +53,7 @@ impl Fetcher {
                 });
             }),
         )?;
-        let late = |_| Error::Unreachable(format!("it did not answer within {} s", WAIT.as_secs()));
+        let late = |_| Error::Unreachable(format!("the authority did not answer within {} s", WAIT.as_secs()));
         answered.recv_timeout(WAIT).map_err(late)?
     }
 

@@ -1,5 +1,5 @@
 //! The folder of a user's own session: `~/.config/vouchsafe`, with mode 0700 and files of mode 0600. If the kernel has
-//! persistent keyrings, the session's secret is in the user's keyring and not in a file.
+//! persistent keyrings, the user's keyring contains the session's secret, and no file does.
 
 use crate::kept::KeptSession;
 use crate::{Error, keyring};
@@ -17,7 +17,7 @@ const LOCK: &str = "lock";
 /// Maximum number of grants in the file.
 const GRANTS_MAX: usize = 256;
 
-/// The two places where a session can be: at the agent, or in a folder of the user's own.
+/// The two places where a session can be: at the agent, or in the user's own folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Places {
     /// The agent's socket; `None` to use the user's own session even if the agent runs.
@@ -135,8 +135,8 @@ impl Store {
         Ok(if in_keyring { "in the kernel's keyring" } else { "in a file that only you can read" })
     }
 
-    /// Stores changes of the session's receivers and clock. Does nothing if the stored session is not the one with this
-    /// token, because another process may have replaced it.
+    /// Stores changes of the session's receivers and clock. Does nothing if the stored session has another token,
+    /// because another process has then replaced it.
     ///
     /// # Errors
     ///

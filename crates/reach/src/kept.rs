@@ -10,7 +10,8 @@ use std::collections::BTreeSet;
 pub struct KeptSession {
     /// The authority's address.
     pub authority: String,
-    /// The addresses of all authorities of its cluster, from the latest answer; empty if it is alone.
+    /// The addresses of all authorities in the cluster of `authority`, from the latest answer; empty if `authority` is
+    /// in no cluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub authorities: Vec<String>,
     /// The certificates to trust, PEM; `None` for the system's.
@@ -21,15 +22,15 @@ pub struct KeptSession {
     pub person: String,
     /// The device's name.
     pub device: String,
-    /// When the session ends, Unix seconds.
+    /// End of the session, Unix seconds.
     pub expires: u64,
     /// The receivers that the person may reach, from the authority's latest answer.
     #[serde(default)]
     pub receivers: Vec<Receiver>,
-    /// Names of the receivers to which packets are allowed to travel in a sealed tunnel only.
+    /// Names of the receivers to which packets may travel only in a sealed tunnel.
     #[serde(default)]
     pub sealed: BTreeSet<String>,
-    /// Seconds by which the authority's clock was ahead of this machine's.
+    /// Number of seconds by which the authority's clock was ahead of this machine's clock.
     #[serde(default)]
     pub skew: i32,
 }
@@ -44,7 +45,7 @@ impl KeptSession {
         Ok(self.knowing(Authority::new(&self.authority, self.ca.as_deref().map(str::as_bytes))?))
     }
 
-    /// Returns the client `authority` with the session's token and its knowledge of the cluster.
+    /// Returns the client `authority` with the session's token and the list of the cluster's authorities.
     pub fn knowing(&self, authority: Authority) -> Authority {
         authority.learn(&self.authorities);
         authority.with_token(&self.token)

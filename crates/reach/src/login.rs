@@ -1,5 +1,5 @@
-//! Logging in at an authority, for the agent and for a user's own session: starts and finishes a login with an identity
-//! provider, and makes a session of the result.
+//! Logging in at an authority, for the agent and for a user's own session. Starts and finishes a login with an identity
+//! provider, and makes a session from the result.
 //!
 //! A login with an identity provider has two halves, and only the caller that started it can finish it. The callback
 //! from a browser is useless to anyone else, because only the caller knows the code verifier.
@@ -24,7 +24,7 @@ pub struct Pending {
     verifier: Zeroizing<String>,
 }
 
-/// A value, with the times since boot of its request and arrival.
+/// A value, and the times since boot at which it was requested and arrived.
 pub struct Timed<T> {
     /// The value that was requested.
     pub value: T,
@@ -95,12 +95,13 @@ impl Pending {
     }
 }
 
-/// Makes a session from the result of a login at the authority `url`, and fetches the receivers, so that the session
-/// knows the protected destinations at once. Returns `None` if the person has not answered yet.
+/// Makes a session from the result of a login at the authority `url`. Also fetches the receivers, so that the session
+/// has the protected destinations at once. Returns `None` if the person has not answered yet.
 ///
 /// # Errors
 ///
-/// Fails if the login failed, if the receivers can't be fetched, or if there are more of them than a session may have.
+/// Fails if the login failed, if the receivers can't be fetched, or if there are more receivers than a session may
+/// have.
 pub async fn enter(
     authority: &Authority,
     url: String,

@@ -1,5 +1,5 @@
-//! Queries name servers for a domain's record: by UDP with an unpredictable source port and id, and by TCP if the answer
-//! does not fit. The answer is only a hint, whatever its source is.
+//! Queries name servers for a domain's record: by UDP with an unpredictable source port and id, and by TCP if the
+//! answer does not fit. The answer is only a hint, even if it comes from a trusted name server.
 
 use anyhow::{Context, Result, ensure};
 use engine::discovery::message::{self, DNS_PORT, LONGEST};
@@ -18,8 +18,8 @@ const TRIES: usize = 2;
 const SERVERS_MAX: usize = 3;
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-/// Returns the first usable answer of these servers to the query for a domain's record. If `servers` is empty, queries
-/// those in `/etc/resolv.conf`.
+/// Queries these servers for a domain's record, and returns the first usable answer. If `servers` is empty, queries the
+/// servers in `/etc/resolv.conf`.
 pub async fn ask(domain: &Domain, servers: &[SocketAddr]) -> Answer {
     let own = if servers.is_empty() { configured(Path::new(RESOLV_CONF)) } else { servers.to_vec() };
     let mut failure = format!("{RESOLV_CONF} names no name server");

@@ -1,8 +1,8 @@
 //! Opens TCP connections whose SYN carries a token in the first bytes of the stream (wire.md §4.6).
 //!
-//! INVARIANT: the server's application never reads a token as part of its stream. Three things ensure that. This
+//! INVARIANT: the server's application never reads a token as part of its stream. Three measures ensure this. This
 //! process abandons an attempt to connect before the stack sends the SYN again without its data (§4.6.2). It abandons
-//! the attempt at once if the stack has sent the SYN without the token. It resets a connection whose SYN-ACK did not
+//! the attempt at once if the stack has sent the SYN without the token. It resets a connection if the SYN-ACK did not
 //! acknowledge the token.
 
 #[cfg(target_os = "macos")]
@@ -70,13 +70,14 @@ pub fn connect(
 }
 
 /// Connects a socket of another program to the destination of `plan`; `address` is the same address in the form in
-/// which the program wrote it. Between attempts, the socket is disconnected: it keeps its options and the pollers that
-/// wait for it, but gets another port unless the program has bound one. The socket's blocking mode does not change.
+/// which the program wrote it. Between attempts, the socket is disconnected. It keeps its options and the pollers that
+/// wait for it. It gets another port, unless the program has bound it to one. The socket's blocking mode does not
+/// change.
 ///
 /// # Errors
 ///
-/// Returns why the connection could not be made. The socket is then unconnected again. If the socket was already
-/// connected or connecting, it stays unchanged, and the reason is `EISCONN`.
+/// Returns the reason why the connection could not be made. The socket is then unconnected again. If the socket was
+/// already connected or connecting, it stays unchanged, and the reason is `EISCONN`.
 pub fn connect_on(
     socket: BorrowedFd<'_>,
     address: &SockaddrStorage,
@@ -201,8 +202,8 @@ fn set_nonblocking(socket: &OwnedFd, on: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the system record that a blocking socket is connected. Until then, it treats data in a SYN as part of a call
-/// that still connects.
+/// Makes the system record that a blocking socket is connected. Until then, the system treats data in a SYN as a part
+/// of the call that connects the socket.
 pub(crate) fn complete(socket: BorrowedFd<'_>, address: &SockaddrStorage) {
     let _ = nix::sys::socket::connect(descriptor(socket), address);
 }

@@ -19,7 +19,7 @@ pub fn unix() -> Duration {
     read(ClockId::CLOCK_REALTIME)
 }
 
-/// Returns the time since boot; on Linux this includes the time that the machine was suspended.
+/// Returns the time since boot. On Linux, this includes the time in which the machine was suspended.
 pub fn since_boot() -> Duration {
     read(BOOT)
 }

@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How long a client waits for an answer by [`ask`].
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// The texts that name a daemon in error messages, on the daemon's and on the client's side.
+/// The texts that name a daemon in error messages. The daemon and its clients use them.
 #[derive(Clone, Copy, Debug)]
 pub struct Role {
     /// The daemon's name.

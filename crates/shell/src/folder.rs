@@ -1,4 +1,5 @@
-//! A daemon's own folder: mode 0700 with files of mode 0600, atomic writes, one daemon at a time.
+//! A daemon's own folder. The folder has mode 0700 and its files mode 0600. Writes are atomic, and only one daemon at a
+//! time can use the folder.
 
 use anyhow::{Context, Result, bail};
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};

@@ -1,4 +1,4 @@
-//! IO that the programs (authority, agent, verifier and others) have in common: lists for users, standard output, the
+//! IO functions that the programs (authority, agent, verifier and others) share: lists for users, standard output, the
 //! daemons' folders, clocks, signals and control sockets, a page of metrics, HTTP, huge pages.
 //!
 //! The programs determine the contents of these lists, files, requests and pages.

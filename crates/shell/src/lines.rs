@@ -13,8 +13,8 @@ use tokio::net::UnixListener;
 ///
 /// # Errors
 ///
-/// If another daemon of this `role` listens there, fails with the advice `way_out`. Also fails if the socket can't be
-/// made.
+/// Fails if the socket can't be made, or if another daemon of this `role` listens at `path`. In the latter case, the
+/// error contains the advice `way_out`.
 pub fn listen(path: &Path, role: &str, way_out: &str) -> Result<UnixListener> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;

@@ -1,5 +1,5 @@
-//! Huge pages for memory that is read at random: with pages of 4 KiB most accesses miss the TLB, and the processor has
-//! to read the page tables from memory first.
+//! Huge pages for memory that is read at random. With pages of 4 KiB, most accesses miss the TLB, and the processor
+//! first has to read the page tables from memory.
 
 use std::fs;
 use std::io;
@@ -26,8 +26,8 @@ struct Region {
 /// Asks the kernel to move this process's large, private memory into huge pages: as much as possible now, and the rest
 /// later.
 ///
-/// Returns the number of bytes moved now. The result is 0 if the kernel can't move memory (before Linux 6.1, or built
-/// without huge pages), or is not allowed to (`never` in `/sys/kernel/mm/transparent_hugepage/enabled`), or if the
+/// Returns the number of bytes moved now. The result is 0 in three cases: the kernel can't move memory (it is older
+/// than Linux 6.1, or was built without huge pages); `/sys/kernel/mm/transparent_hugepage/enabled` is `never`; or the
 /// process has little memory. Regions that the process maps later get huge pages only if that setting is `always`.
 ///
 /// # Errors
@@ -104,7 +104,8 @@ mod tests {
     fn heaps_are_found_and_what_is_of_files_is_not() {
         let smaps = "\
             00400000-00500000 r-xp 00000000 fe:00 77 /usr/bin/authority\nRss: 4 kB\n\
-            01000000-05000000 rw-p 00000000 00:00 0 [heap]\nSize: 65536 kB\nRss:               65000 kB\nVmFlags: rd wr\n\
+            01000000-05000000 rw-p 00000000 00:00 0 [heap]\nSize: 65536 kB\nRss:               65000 kB\nVmFlags: rd \
+            wr\n \
             7f0000000000-7f0000100000 ---p 00000000 00:00 0 \nRss: 8 kB\n\
             7f0000100000-7f0008000000 rw-p 00000000 00:00 0 \nRss: 12 kB\n\
             7fff00000000-7fff00100000 rw-p 00000000 00:00 0 [stack]\nRss: 16 kB\n";

@@ -1,5 +1,6 @@
-//! Metrics for Prometheus: a page that is made on request and served over plain HTTP without login. So it contains
-//! nothing about persons, and the server listens only on an address that the operator configures.
+//! Metrics for Prometheus: a page that is made on request and served over plain HTTP without login. Because everybody
+//! can read the page, it contains nothing about persons, and the server listens only on an address that the operator
+//! configures.
 
 use crate::http;
 use anyhow::{Context, Result};
@@ -39,7 +40,7 @@ impl Page {
         Self(Registry::with_prefix(format!("vouchsafe_{role}")))
     }
 
-    /// Adds `metric`, a metric that keeps its values itself, such as a histogram.
+    /// Adds `metric`, a metric that stores its own values, such as a histogram.
     pub fn metric(&mut self, name: &str, help: &str, metric: impl Metric) {
         self.0.register(name, help, metric);
     }
@@ -94,7 +95,7 @@ pub fn label(name: &'static str, value: impl Into<String>) -> Labels {
 ///
 /// # Errors
 ///
-/// Fails if the address is in use or is not this host's.
+/// Fails if the address is in use or does not belong to this host.
 pub async fn listen(address: SocketAddr) -> Result<TcpListener> {
     if !address.ip().is_loopback() {
         tracing::warn!(%address, "anyone who can reach this address can read the metrics");

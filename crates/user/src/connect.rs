@@ -1,5 +1,5 @@
 //! `vouchsafe connect`: makes one connection. It passes the connection to the caller as a file descriptor, or copies
-//! between it and standard input and output.
+//! bytes between the connection and standard input and output.
 
 use crate::at::Using;
 use crate::copy;

@@ -113,7 +113,7 @@ impl Drop for Place {
 
 fn serve(mut client: TcpStream, session: &Session, timeouts: Timeouts) -> Result<()> {
     let (peer, own) = (client.peer_addr()?, client.local_addr()?);
-    let user = peer::user_of(peer, own).context("cannot find out whose connection it is")?;
+    let user = peer::user_of(peer, own).context("cannot find out which user opened the connection")?;
     if user != Uid::effective() {
         tracing::warn!(uid = user.as_raw(), "refused a connection of another user");
         return Ok(());

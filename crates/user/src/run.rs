@@ -35,14 +35,14 @@ use std::time::Duration;
 pub struct RunArguments {
     #[command(flatten)]
     using: Using,
-    /// Leave datagrams alone: programs that send much by sendmsg(2) run at full speed
+    /// Add no tokens to datagrams: programs that call sendmsg(2) very often then run at full speed
     #[arg(long)]
     tcp_only: bool,
-    /// Time to wait for a connection, in seconds; a program's own shorter time limit goes before
+    /// Time to wait for a connection, in seconds; a shorter time limit of the program takes precedence
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     wait: u64,
-    /// Seal what the command sends to protected destinations, with this treatment (authenticate or encrypt, and
-    /// compress) or a stronger one that a rule demands; needs the agent
+    /// Seal the command's packets to protected destinations with this treatment (authenticate or encrypt, optionally
+    /// followed by ,compress), or with a stronger one if a rule demands it; needs the agent
     #[arg(long, value_name = "TREATMENT[,compress]")]
     treatment: Option<String>,
     /// The command and its arguments

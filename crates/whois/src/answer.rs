@@ -6,11 +6,11 @@ use crate::identity::Identity;
 /// An answer of the verifier.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The status: 200 if the verifier answers the question.
+    /// The HTTP status: 200 if the verifier answers the question.
     pub status: u16,
     /// The body: the reason, if the status is not 200.
     pub body: String,
-    /// Names in lower case, and values.
+    /// The header fields: names in lower case, and values.
     fields: Vec<(String, String)>,
 }
 
@@ -40,7 +40,7 @@ impl Answer {
         Ok(Self { status, body, fields })
     }
 
-    /// Returns the identity in the answer 200 to the question who is behind a connection.
+    /// Returns the identity in a positive answer (status 200) to the question who is behind a connection.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl Answer {
         Ok(identity)
     }
 
-    /// Returns the person's score in the answer 200 to a complaint.
+    /// Returns the person's score in a positive answer (status 200) to a complaint.
     ///
     /// # Errors
     ///

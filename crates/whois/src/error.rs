@@ -24,9 +24,9 @@ pub enum Error {
         /// The reason that the verifier gives.
         why: String,
     },
-    /// The connection does not come from a gateway, so nobody else's word about it counts.
+    /// The connection does not come from a gateway. Only a gateway's statement about the person counts.
     NotAGateway(IpAddr),
-    /// The answer or the header does not have the right form.
+    /// The answer or the header does not have the right form. The text is the reason.
     Malformed(&'static str),
 }
 
@@ -41,7 +41,7 @@ impl Display for Error {
             ),
             Self::Refused { status, why } => write!(to, "the verifier refuses ({status}): {}", why.trim_end()),
             Self::NotAGateway(peer) => {
-                write!(to, "{peer} is none of the gateways that name people: close the connection")
+                write!(to, "{peer} is not one of the gateways that name people: close the connection")
             }
             Self::Malformed(what) => write!(to, "malformed: {what}"),
         }

@@ -1,7 +1,8 @@
 //! The person behind a connection.
 
 /// The person behind a connection, and the terms on which the connection was admitted. All values come from the
-/// authority. They may contain any character: an application that writes them into a log or a header has to encode them.
+/// authority. They may contain any character. An application that writes them into a log or a header has to encode
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Identity {
     /// The person, or the service account. Never empty.
@@ -10,8 +11,8 @@ pub struct Identity {
     pub device: String,
     /// The receiver for which the grant was issued.
     pub receiver: String,
-    /// The rule that allowed it, as the authority's audit trail names it.
+    /// The rule that allowed the grant, in the notation of the authority's audit trail.
     pub rule: String,
-    /// The grant's handle, for `vouchsafe authority revoke --grant`.
+    /// The grant's handle. `vouchsafe authority revoke --grant` accepts it.
     pub grant: String,
 }

@@ -1,4 +1,4 @@
-//! For applications: who is behind a connection. `docs/identity.md` describes the settings of the verifier.
+//! Tells an application which person is behind a connection. `docs/identity.md` describes the settings of the verifier.
 //!
 //! If the verifier is on the application's host, the application asks it, right after it has accepted the connection:
 //!
@@ -15,8 +15,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! If the verifier is a gateway with `proxy_protocol`, the gateway says it in a header before the connection's first
-//! byte:
+//! If the verifier is a gateway with `proxy_protocol`, the gateway names the person in a header before the connection's
+//! first byte:
 //!
 //! ```no_run
 //! # use std::net::{IpAddr, TcpListener};
@@ -30,8 +30,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! All calls block, each for a limited time. After an error, an application does not know who is behind the connection,
-//! and has to treat it as it treats a stranger's, or close it.
+//! All calls block, each for a limited time. After an error, the application does not know the person. It has to treat
+//! the connection like that of a stranger, or close it.
 
 mod answer;
 mod error;
@@ -46,10 +46,11 @@ pub use relayed::Relayed;
 pub use verifier::{Connection, Misconduct, SOCKET, Verifier};
 
 impl Identity {
-    /// Asks the verifier on this host who is behind a connection that the application has just accepted: at the socket
-    /// `$VOUCHSAFE_IDENTITY_SOCKET`, or else [`SOCKET`]. Returns `None` if no grant admitted the connection.
+    /// Asks the verifier on this host who is behind a connection that the application has just accepted. Uses the
+    /// socket `$VOUCHSAFE_IDENTITY_SOCKET`, or [`SOCKET`] if the variable is not set. Returns `None` if no grant
+    /// admitted the connection.
     ///
-    /// An application that asks later has to keep a [`Connection`], which knows when it was accepted.
+    /// An application that asks later has to keep a [`Connection`], which contains the time at which it was accepted.
     ///
     /// # Errors
     ///

@@ -34,14 +34,14 @@ pub struct Relayed {
 
 impl Relayed {
     /// Reads the header of a connection that the application has just accepted. `gateways` are the addresses from which
-    /// the gateways connect. The application's first byte from the client comes next.
+    /// the gateways connect. The next byte on the connection is the first byte from the client.
     ///
     /// The socket has to be in blocking mode.
     ///
     /// # Errors
     ///
-    /// Fails if the connection comes from elsewhere, or does not begin with a gateway's header within five seconds.
-    /// Nothing that follows is then worth reading, so the application has to close the connection.
+    /// Fails if the connection comes from elsewhere, or does not begin with a gateway's header within five seconds. The
+    /// application then has to close the connection, and must not trust anything that it reads from it.
     pub fn from_gateway(stream: &TcpStream, gateways: &[IpAddr]) -> Result<Self, Error> {
         let peer = stream.peer_addr().map_err(Error::Socket)?.ip().to_canonical();
         if !gateways.iter().any(|gateway| gateway.to_canonical() == peer) {
@@ -53,8 +53,8 @@ impl Relayed {
         relayed
     }
 
-    /// Reads a header, and no byte beyond it. The caller has to be sure that the bytes come from a gateway, and that the
-    /// source does not block forever; [`Self::from_gateway`] takes care of both.
+    /// Reads a header, and no byte beyond it. The caller has to make sure that the bytes come from a gateway, and that
+    /// the source does not block forever. [`Self::from_gateway`] makes sure of both.
     ///
     /// # Errors
     ///

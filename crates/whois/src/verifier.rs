@@ -25,8 +25,8 @@ pub struct Connection {
     pub client: SocketAddr,
     /// The application's own address and port.
     pub server: SocketAddr,
-    /// When the application accepted the connection. It tells the connection from an earlier one between the same
-    /// addresses and ports.
+    /// Time at which the application accepted the connection. It distinguishes the connection from an earlier one
+    /// between the same addresses and ports.
     pub accepted: Instant,
 }
 
@@ -46,11 +46,11 @@ impl Connection {
 /// The misconduct of a person, in a complaint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Misconduct {
-    /// A login failed: 5 points.
+    /// A login failed. The verifier takes off 5 points by default.
     FailedLogin,
-    /// Too many requests: 10 points.
+    /// The person sent too many requests. The default is 10 points.
     Flood,
-    /// Abuse of the service: 20 points.
+    /// The person abused the service. The default is 20 points.
     Abuse,
 }
 
@@ -86,13 +86,13 @@ impl Verifier {
 
     /// Asks who is behind a connection. Returns `None` if no grant admitted it. Waits for five seconds at most.
     ///
-    /// The answer holds now. A person whose grant is revoked is not known any more, so an application that serves a
-    /// connection for long asks again.
+    /// The answer is valid only now: when the grant is revoked, the person is no longer known. So an application that
+    /// serves a connection for a long time has to ask again.
     ///
     /// # Errors
     ///
-    /// Fails if the verifier does not answer or refuses to, and if neither the verifier nor the authority can tell whose
-    /// grant it is (status 503).
+    /// Fails if the verifier does not answer or refuses to answer. Also fails if neither the verifier nor the authority
+    /// knows the owner of the grant (status 503).
     pub fn who(&self, connection: &Connection) -> Result<Option<Identity>, Error> {
         let answer = self.send("GET", "person", connection, "", PATIENCE)?;
         match answer.status {
@@ -102,8 +102,9 @@ impl Verifier {
         }
     }
 
-    /// Complains about the person behind a connection, and returns the person's score. `points` are the points to take
-    /// off, 1 to 20, in place of those that [`Misconduct`] names.
+    /// Complains about the person behind a connection, and returns the person's score. `points` is the number of
+    /// points, from 1 to 20, by which the complaint lowers the score. If it is `None`, the default of [`Misconduct`]
+    /// applies.
     ///
     /// # Errors
     ///

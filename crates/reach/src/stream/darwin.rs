@@ -19,7 +19,7 @@ const CONNECTION_INFO_LEN: usize = 112;
 ///
 /// # Errors
 ///
-/// Returns why the SYN was not sent.
+/// Returns the reason why the SYN was not sent.
 pub fn send_syn(socket: BorrowedFd<'_>, address: &SockaddrStorage, block: &Block, to: SocketAddr) -> Result<(), Error> {
     let (name, length) = raw(address);
     let ends = libc::sa_endpoints_t {
@@ -78,8 +78,8 @@ pub fn round_trip(socket: BorrowedFd<'_>) -> Option<Duration> {
     (millis > 0).then(|| Duration::from_millis(millis.into()))
 }
 
-/// Returns `None`: this system has no TCP options that do not work if a verifier changes sequence numbers. On Linux,
-/// the function of this name returns the option's name.
+/// Returns `None`: this system has no TCP option that forbids a verifier to change sequence numbers. On Linux, this
+/// function returns the option's name.
 pub fn signs(_: BorrowedFd<'_>) -> Option<&'static str> {
     None
 }

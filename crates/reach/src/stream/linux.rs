@@ -23,7 +23,7 @@ const AO_INFO: i32 = 40;
 ///
 /// # Errors
 ///
-/// Returns why the SYN was not sent with the whole block.
+/// Returns the reason why the SYN was not sent with the whole block.
 pub fn send_syn(socket: BorrowedFd<'_>, address: &SockaddrStorage, block: &Block, to: SocketAddr) -> Result<(), Error> {
     let on: libc::c_int = 1;
     // SAFETY: the value is an int and lives through the call.
@@ -86,8 +86,8 @@ pub fn round_trip(socket: BorrowedFd<'_>) -> Option<Duration> {
     (micros > 0).then(|| Duration::from_micros(micros.into()))
 }
 
-/// Returns the name of a TCP option of this socket that does not work if a verifier changes sequence numbers: `TCP-AO`
-/// or `MPTCP`; `None` if the socket has neither. The kernel does not tell whether the socket has keys for MD5
+/// Returns the name of a TCP option of this socket that breaks if a verifier changes sequence numbers: `TCP-AO` or
+/// `MPTCP`. Returns `None` if the socket has neither. The kernel does not report whether the socket has keys for MD5
 /// signatures.
 pub fn signs(socket: BorrowedFd<'_>) -> Option<&'static str> {
     let mut protocol: libc::c_int = 0;

@@ -1,5 +1,5 @@
 //! A [`Service`] for daemons that have three classes of users. Root and the daemon's own user are allowed to send every
-//! request, certain other users are allowed to send some requests, and all other users none.
+//! request. Certain other users are allowed to send some requests. All remaining users are allowed to send none.
 
 use super::{Admission, Answer, Limits, Role, Service};
 use crate::lines;
@@ -59,10 +59,11 @@ pub struct Requests<R, F> {
     access: Access,
     /// Maximum length of a request, in bytes.
     longest: u64,
-    /// The requests that [`Access::limited`] users may send, and the error for the others.
+    /// The requests that [`Access::limited`] users may send, and the error that they get for other requests.
     limited: (fn(&R) -> bool, &'static str),
     answer: F,
-    /// Connection limit per class, so that users with fewer rights can't use up the connections of those with more.
+    /// Connection limit for each class of users, so that users with fewer rights can't use up the connections of users
+    /// with more rights.
     places: [Arc<Semaphore>; 3],
     request: PhantomData<fn(R)>,
 }

@@ -57,8 +57,8 @@ pub(super) fn sentence(discovered: &Discovered) -> String {
     format!("{domain} says that {authority} protects it{heard}: {what_to_do}")
 }
 
-/// Returns the authority of a domain to which the user may log in: only an authority whose certificate can prove that
-/// it belongs to the domain.
+/// Returns the authority that a domain names, if the user may log in there. Accepts an authority only if its
+/// certificate can prove that it belongs to the domain.
 pub(super) async fn authority_of(at: &At, domain: &str) -> Result<Result<String, ExitCode>> {
     let reply = at.call(Call::Discover { domain: Some(domain.to_owned()) }).await?;
     let found = match reply {

@@ -1,6 +1,6 @@
 //! The redirect target of a login in a browser: a port of this machine's loopback address (RFC 8252, §7.3) that accepts
-//! one callback. Other pages and programs can connect to the port, too; it rejects requests that lack the login's
-//! state.
+//! one callback. Other pages and programs can also connect to the port, so the listener rejects requests that lack the
+//! login's state.
 
 use anyhow::{Context, Result};
 use api::Callback;

@@ -21,7 +21,7 @@ pub struct Asked {
     pub form: Form,
 }
 
-/// The protocol that a client of the proxy speaks.
+/// The protocol that a client of the proxy uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// SOCKS5 (RFC 1928).
@@ -138,7 +138,8 @@ fn connect(client: &mut (impl Read + Write), first: u8) -> Result<Option<Asked>>
     let mut words = text.lines().next().unwrap_or_default().split(' ');
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     if method != "CONNECT" {
-        let why = "this proxy takes CONNECT only: set it as the proxy for https, or use it by SOCKS5 for http, too";
+        let why = "this proxy accepts only the method CONNECT: set it as the proxy for https, or use SOCKS5, which \
+            also works for http";
         client.write_all(&http("405 Method Not Allowed", why))?;
         return Ok(None);
     }

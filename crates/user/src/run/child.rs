@@ -16,7 +16,7 @@ const WAIT_KILLABLE: c_ulong = 1 << 5;
 pub struct Started {
     /// The command's process id.
     pub pid: i32,
-    /// The filter's descriptor, on which the kernel asks about calls.
+    /// The filter's descriptor, through which the kernel asks about system calls.
     pub listener: OwnedFd,
 }
 

@@ -1,7 +1,7 @@
 //! The command's UDP flows. To open a flow, the supervisor sends a datagram that contains only a block, which the
-//! verifier consumes (wire.md §4.2). It uses the program's own socket, before the program's first datagram. Because the
-//! supervisor does not see answers, it repeats the block a few times in the first seconds, in case the block was lost,
-//! and then as often as wire.md requires.
+//! verifier consumes (wire.md §4.2). It sends this datagram on the program's own socket, before the program's first
+//! datagram. The supervisor does not see answers, and the block can be lost. So it repeats the block a few times in the
+//! first seconds, and then as often as wire.md requires.
 
 use super::target;
 use nix::sys::socket::SockaddrStorage;
@@ -26,8 +26,7 @@ struct Flow {
     process: i32,
     descriptor: u64,
     address: SockaddrStorage,
-    /// Whether the program has connected the socket. The supervisor does not see the further datagrams of such a
-    /// socket.
+    /// Whether the program has connected the socket. The supervisor does not see later datagrams of a connected socket.
     connected: bool,
     sent: Instant,
     repeats: usize,

@@ -1,4 +1,4 @@
-//! The seccomp filter, which determines about which of the command's system calls the kernel asks the supervisor.
+//! The seccomp filter. It determines about which of the command's system calls the kernel asks the supervisor.
 
 use libc::{BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, c_long, sock_filter};
 
@@ -19,9 +19,9 @@ const ARGUMENTS: u32 = 16;
 /// TCP options that set keys for signatures: `TCP_MD5SIG`, `TCP_MD5SIG_EXT`, `TCP_AO_ADD_KEY`.
 pub const KEYS: [u32; 3] = [14, 32, 38];
 
-/// Returns the filter. It makes the kernel ask about no calls of other architectures, and about no calls that the
-/// filter itself recognises as irrelevant, for instance `sendto` without an address (as `send` makes it). If `tcp_only`
-/// is set, the kernel also does not ask about calls that send datagrams.
+/// Returns the filter. With this filter, the kernel asks neither about calls of other architectures nor about
+/// irrelevant calls, for instance `sendto` without an address (the C library's `send` makes this call). If `tcp_only`
+/// is true, the kernel also does not ask about calls that send datagrams.
 pub fn program(tcp_only: bool) -> Vec<sock_filter> {
     let mut program = vec![load(ARCH_AT), jump(BPF_JEQ, ARCH, 1, 0), answer(libc::SECCOMP_RET_ALLOW), load(NUMBER)];
     #[cfg(target_arch = "x86_64")]

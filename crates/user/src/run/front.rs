@@ -115,7 +115,7 @@ fn die(number: i32) -> ExitCode {
     ExitCode::from((128 + number) as u8)
 }
 
-/// Prints why a command can't be started. Returns the exit code that shells use for that.
+/// Prints the reason why a command can't be started. Returns the exit code that shells use in this case.
 pub fn cannot_start(program: &OsStr, error: &std::io::Error) -> ExitCode {
     eprintln!("vouchsafe: cannot run {}: {error}", program.to_string_lossy());
     ExitCode::from(code_of(error) as u8)

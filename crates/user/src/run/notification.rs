@@ -68,8 +68,8 @@ pub fn receive(listener: BorrowedFd<'_>) -> io::Result<Option<Question>> {
 }
 
 impl Question {
-    /// Reports whether the thread still waits for the answer. If it does, the supervisor's reads between the question
-    /// and this call were from the memory of this thread, and not from that of a later thread with the same id.
+    /// Reports whether the thread still waits for the answer. If it does, everything that the supervisor has read since
+    /// the question came from the memory of this thread, and not from the memory of a later thread with the same id.
     pub fn is_valid(&self, listener: BorrowedFd<'_>) -> bool {
         // SAFETY: the kernel reads the number.
         unsafe { libc::ioctl(listener.as_raw_fd(), IS_VALID as _, &raw const self.id) == 0 }

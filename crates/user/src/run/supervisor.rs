@@ -38,7 +38,7 @@ struct Supervisor {
     flows: Flows,
     /// Identities of the sockets for which the program has set keys for signatures.
     signed: Mutex<BTreeSet<u64>>,
-    /// The last error that was printed, and when.
+    /// The last error that was printed, and the time at which it was printed.
     said: Mutex<Option<(String, Instant)>>,
 }
 

@@ -37,8 +37,8 @@ fn read_some(thread: i32, at: u64, room: &mut [u8]) -> io::Result<usize> {
     Ok(process_vm_readv(Pid::from_raw(thread), &mut [IoSliceMut::new(room)], &there)?)
 }
 
-/// Reads an Internet address from a thread's memory. Returns `None` for another kind of address, or one that the kernel
-/// will reject.
+/// Reads an Internet address from a thread's memory. Returns `None` if the address is of another kind, or if the kernel
+/// will reject it.
 ///
 /// # Errors
 ///
