@@ -1,8 +1,8 @@
-//! Recommends a kind of remote access for somebody's goals, with reasons. It asks Bollinger's question of 2004 (which
-//! protection does a medium need, and what does it cost?) about today's choices.
+//! Recommends a kind of remote access for a person's goals, and gives reasons. The questions are those that Bollinger
+//! asked about media in 2004: which protection does the medium need, and what does this protection cost?
 //!
-//! The advice can be to use a tunnel, with Vouchsafe or in its place. With the results of a run, it also names the
-//! tunnel that ranks first for these goals.
+//! The advice can be to use Vouchsafe, a tunnel, or both. With the results of a run, the advice also names the tunnel
+//! that ranks first for these goals.
 
 use std::fmt;
 
@@ -92,7 +92,7 @@ choices! {
     Delay "delay and jitter must be low",
     /// Processors of the server or of small devices.
     Processors "processors are scarce",
-    /// Nothing: people can wait a moment.
+    /// Nothing: users can wait for a moment.
     Nothing "speed hardly matters",
 }
 
@@ -108,7 +108,7 @@ choices! {
 /// A person's answers to the questions of `advise`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answers {
-    /// Confidentiality: whom the person trusts on the path.
+    /// Confidentiality: the trust in the path between client and server.
     pub path: Path,
     /// Confidentiality: whether applications encrypt by themselves.
     pub encryption: Encryption,

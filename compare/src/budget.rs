@@ -1,5 +1,5 @@
-//! Plans a run so that it ends in a given time: from the measured time of each turn, it chooses how long the transfers of
-//! the next round are and how many rounds there are.
+//! Plans a run so that it ends within a given time. From the measured time of each turn, chooses the number of rounds
+//! that follow and the length of their transfers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,9 +16,9 @@ const PLANNED: f64 = 0.97;
 /// The time of a turn beside its transfers, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Cost {
-    /// In every round: starting, stopping, waiting.
+    /// Time of starting, stopping and waiting, in seconds. Every round needs it.
     fixed: f64,
-    /// In the first round only.
+    /// Time that only the first round needs, in seconds.
     once: f64,
 }
 
@@ -65,7 +65,8 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Makes a budget for a run with the time limit `whole`. If this is `None`, [`Self::choose`] shortens nothing.
+    /// Makes a budget for a run with the time limit `whole`. `None` stands for no limit: [`Self::choose`] then shortens
+    /// nothing.
     pub fn new(whole: Option<Duration>) -> Self {
         Self { whole: whole.map(|time| time.as_secs_f64()), spent: Vec::new() }
     }

@@ -1,4 +1,4 @@
-//! Statements of a solution's documentation about the solution. They are not measured.
+//! Statements that a solution's documentation makes about the solution. They are not measured.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transport {
-    /// Nothing: packets travel unchanged.
+    /// No carrier: packets travel unchanged.
     None,
     /// UDP datagrams, or IP packets with a protocol number of the solution's own.
     Udp,

@@ -49,7 +49,7 @@ pub enum Door {
     Udp(u16),
     /// A TCP port of the gateway.
     Tcp(u16),
-    /// The solution has no port: the stranger attacks the server itself.
+    /// The solution has no port. The stranger attacks the server itself.
     Inside,
 }
 
@@ -116,19 +116,20 @@ pub trait Driver: Send + Sync {
         Ok(None)
     }
 
-    /// Returns how long the solution needs, after its first answer, until it has reached its final speed and path.
+    /// Returns the time that the solution needs, after its first answer, to reach its final speed and path.
     fn warm_up(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// Returns the name of another variant of the same programs from which this one differs only by its cipher. Both
-    /// then answer alike after a restart of the server and after a change of the client's address, so a run that
-    /// contains the other variant measures these changes for that one alone.
+    /// Returns the name of another variant of the same programs that differs from this one only by its cipher. Both
+    /// variants then answer alike after a restart of the server and after a change of the client's address. A run that
+    /// contains the other variant therefore measures these two changes for the other variant only.
     fn differs_by_cipher_from(&self) -> Option<&'static str> {
         None
     }
 
-    /// Returns why the solution can't run on this machine although its programs are installed; `None` if it can.
+    /// Returns the reason why the solution can't run on this machine although its programs are installed; `None` if it
+    /// can run.
     fn impossible(&self) -> Option<String> {
         None
     }
@@ -140,8 +141,8 @@ pub trait Driver: Send + Sync {
     }
 }
 
-/// Returns why a solution can't run here: the missing programs with their packages, or another reason. Returns `None`
-/// if it can run.
+/// Returns the reason why a solution can't run here: the missing programs with their packages, or another reason.
+/// Returns `None` if the solution can run.
 pub fn obstacle(driver: &dyn Driver) -> Option<String> {
     let missing: Vec<_> = driver.needs().into_iter().filter(|need| need.found().is_none()).collect();
     if missing.is_empty() {

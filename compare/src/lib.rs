@@ -1,7 +1,7 @@
-//! Compares VPNs and Vouchsafe: starts each in network namespaces, measures it and tries its security, and counts the
-//! administrator's work. From the results it makes a ranking, advice and a report.
+//! Compares VPNs and Vouchsafe. Starts each solution in network namespaces, measures its speed, tries its security, and
+//! counts the administrator's steps. From the results it makes a ranking, advice and a report.
 //!
-//! `vouchsafe-compare` is the program; docs/compare.md describes the method and how to add a solution.
+//! The program is `vouchsafe-compare`. docs/compare.md describes the method, and how to add a solution.
 
 pub mod advise;
 pub mod budget;

@@ -1,4 +1,4 @@
-//! `vouchsafe-compare`: run, list, rank, advise, report, check.
+//! The program `vouchsafe-compare`, with the commands run, list, check, rank, advise and report.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -35,17 +35,17 @@ struct Arguments {
 enum Task {
     /// Measure solutions in turns; needs root. Interrupt it to stop, and run it again to continue
     Run(RunArguments),
-    /// List the solutions, and why some can't run here
+    /// List the solutions; for those that can't run here, print the reason
     List,
-    /// Check that the method finds what is known beforehand; needs root and some minutes
+    /// Check that the method finds known truths; needs root and some minutes
     Check(CheckArguments),
     /// Rank the solutions of a run by weights
     Rank(RankArguments),
     /// Recommend what to use, with the argument
     Advise(AdviseArguments),
-    /// Write a run's report: one HTML file, tables as CSV beside it
+    /// Write a run's report: an HTML file, and tables as CSV beside it
     Report(From),
-    /// Open sockets and pass them to measurements: what `vouchsafe run` starts for the client without root
+    /// Open sockets and pass them to the measurements; `vouchsafe run` starts this program for the client without root
     #[command(hide = true)]
     Broker {
         /// The Unix socket to listen at
@@ -75,7 +75,7 @@ struct From {
     /// Print a table in Markdown, and write nothing
     #[arg(long)]
     markdown: bool,
-    /// Put a short table into this README, between its marks or before its section `Status`, and write nothing else
+    /// Put a short table into this README, between its marks or before its section `Status`; write nothing else
     #[arg(long, value_name = "README", conflicts_with = "markdown")]
     into: Option<PathBuf>,
 }
@@ -104,7 +104,8 @@ struct RankArguments {
 
 #[derive(Args)]
 struct AdviseArguments {
-    /// The folder of a run's results, from which a candidate is taken; if there is none, no candidate is named
+    /// The folder of a run's results, from which the advice takes a tunnel; without this folder, the advice names no
+    /// tunnel
     #[arg(long, value_name = "DIR", default_value = RESULTS)]
     from: PathBuf,
     /// Confidentiality: whom do you trust with packets on their way?
@@ -116,7 +117,7 @@ struct AdviseArguments {
     /// Confidentiality: must observers not learn with which servers clients talk?
     #[arg(long)]
     secret_addresses: bool,
-    /// Integrity: what follows if somebody changes a packet on its way?
+    /// Integrity: what happens if somebody changes a packet on its way?
     #[arg(long, value_enum, default_value = "noticed")]
     tampering: advise::Tampering,
     /// Non-repudiation: must each access be attributable to a person?
@@ -131,7 +132,7 @@ struct AdviseArguments {
     /// The devices' systems; several with commas
     #[arg(long, value_enum, value_delimiter = ',', default_value = "linux")]
     platforms: Vec<advise::Platform>,
-    /// Cost: what breaks first when it is slow?
+    /// Cost: which use suffers first when access is slow?
     #[arg(long, value_enum, default_value = "nothing")]
     slow: advise::Slow,
 }
@@ -159,10 +160,11 @@ struct RunArguments {
     /// Number of rounds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     rounds: Option<u32>,
-    /// End within this time: transfers become shorter, then rounds fewer. By default 59 for --all, 7.6 for --quick
+    /// Time limit of the run: transfers become shorter first, then rounds fewer. By default 59 for --all, 7.6 for
+    /// --quick
     #[arg(long, value_name = "N", value_parser = positive)]
     minutes: Option<f64>,
-    /// Longest turn of a solution in seconds; one that takes longer is stopped, named, and not measured again
+    /// Longest turn of a solution in seconds; a solution that takes longer is stopped, reported, and not measured again
     #[arg(long, value_name = "SECONDS", default_value_t = LONGEST_TURN.as_secs(), value_parser = clap::value_parser!(u64).range(1..))]
     limit: u64,
     /// Have studies take as long as their papers: transfers of 30 s, keys that are renewed every 120 s for 10 min
@@ -299,8 +301,8 @@ fn list() -> Result<()> {
 
 fn results(dir: &Path) -> Result<Results> {
     let file = dir.join("records.jsonl");
-    let records =
-        record::read(&file).context("there are no results of a run; make them with `vouchsafe-compare run`")?;
+    let records = record::read(&file)
+        .context("this folder contains no results of a run; make them with `vouchsafe-compare run`")?;
     let results = Results::of(&records);
     let empty = results.solutions.is_empty() && results.cells.is_empty();
     ensure!(!empty, "{} contains no measured value", file.display());
@@ -335,7 +337,10 @@ fn rank(arguments: &RankArguments) -> Result<()> {
     for name in &arguments.must {
         weights.require(name.parse()?);
     }
-    ensure!(weights.positive().next().is_some(), "no weights: use --preset, --weights or --weight throughput=3");
+    ensure!(
+        weights.positive().next().is_some(),
+        "no criterion has a weight: use --preset, --weights or --weight throughput=3"
+    );
     let ranking = compare::rank::rank(&results, &weights);
     for place in &ranking.places {
         println!("{:3}  {:20} {} ± {}", place.place, place.name, rounded(place.score), rounded(place.error));
@@ -346,7 +351,7 @@ fn rank(arguments: &RankArguments) -> Result<()> {
     for (name, lacks) in &ranking.excluded {
         println!("  -  {name:20} lacks {}", lacks.join(", "));
     }
-    println!("Equal places tie: the data does not tell them apart.");
+    println!("Solutions with the same place tie: the measured values do not show which is better.");
     Ok(())
 }
 

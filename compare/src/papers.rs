@@ -1,6 +1,6 @@
 //! The figures of three papers, as published, for comparison with those of a run.
 
-/// A value that a paper reports, with the name of the measurement.
+/// A published value of a paper, with the name of its measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Published {
     /// The name of the published measurement.
@@ -36,8 +36,8 @@ pub const OSLV_PANELS: [Published; 4] = [
     Published { name: "d, jitter", value: "lowest with FreeS/WAN" },
 ];
 
-/// The present-day content of OSLV's Tables 2 and 3, according to the programs' documentation: the family, how its ciphers
-/// are chosen, and how its routes are set.
+/// The content that OSLV's Tables 2 and 3 would have today, according to the programs' documentation: the family of
+/// solutions, how its ciphers are chosen, and how its routes are set.
 pub const TODAY: [(&str, &str, &str); 19] = [
     ("Vouchsafe", "fixed list; by rule", "none needed; the server's own address"),
     ("fwknop", "AES, or GnuPG's", "none needed; the server's own address"),

@@ -1,4 +1,4 @@
-//! Ranks the solutions of a run by somebody's needs.
+//! Ranks the solutions of a run by a person's needs.
 //!
 //! Each criterion gives every solution a value from 0 to 1, and the weights combine the values. A solution is placed
 //! after another only if the difference is larger than the intervals of the measured values allow; otherwise they tie.
@@ -215,7 +215,7 @@ pub fn rounded(value: f64) -> String {
 }
 
 /// Reports whether two solutions tie in a quantity: their intervals overlap, or one of them has only a single sample of
-/// a timed quantity. Returns `None` if one was not measured.
+/// a timed quantity. Returns `None` if one of them was not measured.
 pub fn tie(one: &Solution, other: &Solution, quantity: Quantity) -> Option<bool> {
     let (one, other) = (one.summary(quantity)?, other.summary(quantity)?);
     let single = one.count == 1 || other.count == 1;

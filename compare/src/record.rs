@@ -1,5 +1,5 @@
-//! The raw data of a run: one JSON record per line, appended as soon as it is known. A run that was stopped has lost
-//! nothing and can be continued.
+//! The raw data of a run: one JSON record per line. Each record is appended as soon as it is known, so a run that was
+//! stopped has lost nothing and can be continued.
 
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
@@ -88,7 +88,7 @@ impl Property {
 pub enum Record {
     /// The machine and the plan of the run. It is the first record of a run.
     Run {
-        /// When the run began, RFC 3339.
+        /// Time at which the run began, as RFC 3339.
         date: String,
         /// Description of the machine: processor, number of cores, and kernel.
         machine: String,

@@ -88,7 +88,7 @@ pub struct Cell {
 /// The results of a run, as a table.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Results {
-    /// When the run began.
+    /// Time at which the run began, as RFC 3339.
     pub date: String,
     /// Description of the machine: processor, number of cores, and kernel.
     pub machine: String,
@@ -98,7 +98,7 @@ pub struct Results {
     pub cells: Vec<Cell>,
     /// Figures of Vouchsafe's own bench (`cargo xtask bench`), by name; empty if there are none.
     pub bench: BTreeMap<String, f64>,
-    /// Solutions that can't be measured here, and why.
+    /// Solutions that can't be measured here, each with the reason.
     pub skipped: Vec<(String, String)>,
 }
 

@@ -1,6 +1,6 @@
-//! A whole run. Solutions and studies take turns, round by round, so that other work on the machine disturbs all of
-//! them. Each record is written as soon as it is known, so that a stopped run can be continued. A budget keeps the run
-//! within its time, and a watchdog limits the time of each turn.
+//! Carries out a whole run. Solutions and studies take turns, round by round, so that other work on the machine
+//! disturbs all of them. Each record is written as soon as it is known, so that a stopped run can be continued. A
+//! budget keeps the run within its time, and a watchdog limits the time of each turn.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -27,7 +27,8 @@ pub enum Depth {
 }
 
 impl Depth {
-    /// Returns the number of rounds. Six rounds are the fewest whose range contains the median in 19 of 20 cases.
+    /// Returns the number of rounds. With six rounds or more, the range of the samples contains the true median in 19
+    /// of 20 cases.
     pub const fn rounds(self) -> u32 {
         match self {
             Self::Full | Self::Quick => 6,

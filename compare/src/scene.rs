@@ -15,7 +15,7 @@ use crate::measure::way::Way;
 use crate::site::{Path, SERVER, Site, processes};
 use crate::workshop::{Steps, Workshop, client};
 
-/// Time within which a daemon must do what is expected of it.
+/// Time within which a daemon must have started, stopped or reached an expected state.
 pub const SOON: Duration = Duration::from_secs(20);
 
 /// One of the two ends of a solution.
@@ -72,7 +72,7 @@ impl Scene {
     /// Makes [`End::Client`] mean the client `number`, which gets a host on the path if it has none yet.
     ///
     /// # Errors
-    /// If the host can't be made.
+    /// Fails if the host can't be made.
     pub fn turn_to(&mut self, number: usize) -> Result<()> {
         while self.site.others.len() + 1 < number {
             self.site.add_client()?;
@@ -189,11 +189,11 @@ impl Scene {
         Ok(())
     }
 
-    /// Waits until the condition holds.
+    /// Waits until `condition` returns true.
     ///
     /// # Errors
     ///
-    /// Fails if the condition does not hold in time. The error names `what` and contains the daemons' logs.
+    /// Fails if this takes too long. The error names `what` and contains the daemons' logs.
     pub fn wait(&self, end: End, what: &str, condition: impl FnMut() -> bool) -> Result<()> {
         ensure!(poll(SOON, condition), "waited in vain for {what} at {}:\n{}", self.machine(end), self.logs(end));
         Ok(())

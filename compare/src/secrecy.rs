@@ -1,6 +1,6 @@
-//! Tries forward secrecy: an observer has recorded a session, and steals the long-term keys of both ends afterwards.
-//! Each attempt computes every secret that follows from these keys. It first opens a part of the session that must
-//! open, which shows that the attempt itself is correct. Then it tries to open the data.
+//! Tests forward secrecy: an observer has recorded a session, and steals the long-term keys of both ends afterwards.
+//! Each attempt computes every secret that follows from these keys. The attempt first opens a part of the session that
+//! these secrets must open; this shows that the attempt itself is correct. Then it tries to open the data.
 
 pub mod ike;
 pub mod seal;

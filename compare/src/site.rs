@@ -20,8 +20,7 @@ use lab::net::veth;
 pub const CLIENT: &str = "10.77.1.2";
 /// The client's address after it has moved.
 pub const CLIENT_MOVED: &str = "10.77.1.3";
-/// The server's address on the path, in setups where the server has a cable of its own to the path, without a
-/// gateway.
+/// The server's address on the path, in networks where the server has its own cable to the path, without a gateway.
 pub const SERVER_NEAR: &str = "10.77.1.5";
 /// The gateway's address on the path.
 pub const GATEWAY: &str = "10.77.1.1";
@@ -109,7 +108,7 @@ impl Site {
         Ok(this)
     }
 
-    /// Adds a host to the client's Ethernet, with this address, which the client and the gateway reach directly.
+    /// Adds a host with this address to the client's Ethernet. The client and the gateway reach the host directly.
     ///
     /// # Errors
     ///
@@ -132,7 +131,7 @@ impl Site {
     /// Adds a client to the Ethernet. The client's address follows from its number, see [`client_address`].
     ///
     /// # Errors
-    /// If the namespace or its cable can't be made.
+    /// Fails if the namespace or its cable can't be made.
     pub fn add_client(&mut self) -> Result<()> {
         let number = self.others.len() + 2;
         let host = Namespace::new(&format!("client{number}"))?;
@@ -151,7 +150,7 @@ impl Site {
     /// has.
     ///
     /// # Errors
-    /// If the cable can't be made.
+    /// Fails if the cable can't be made.
     pub fn connect_server(&self) -> Result<()> {
         veth(&self.server, "eth1", &format!("{SERVER_NEAR}/24"), &self.path, "to-server", "")?;
         self.path.ip("link set to-server master br0").map(drop)

@@ -1,5 +1,5 @@
-//! Medians, each with an interval that contains the true median with a known probability, and whether two medians
-//! differ.
+//! Computes medians, each with an interval that contains the true median with a known probability, and decides whether
+//! two medians differ.
 //!
 //! The ends of the interval are two of the samples (order statistics), so the interval assumes nothing about the
 //! distribution of the samples. On a shared machine, samples are skewed and have outliers.

@@ -1,5 +1,5 @@
-//! Experiments that are not about one solution: those of the papers, repeated with today's software. They take turns with
-//! the solutions, and their values are cells of a table.
+//! Experiments that are not about one solution: experiments of the papers, repeated with today's software. They take
+//! turns with the solutions, and their values are cells of a table.
 
 mod ciphers;
 mod downloads;
@@ -35,7 +35,8 @@ pub trait Study: Send + Sync {
     /// Returns the study's title in the report.
     fn title(&self) -> &'static str;
 
-    /// Returns why nothing of the study can be measured on this machine; `None` if something can.
+    /// Returns the reason why nothing of the study can be measured on this machine; `None` if something can be
+    /// measured.
     fn obstacle(&self) -> Option<String> {
         None
     }

@@ -1,4 +1,4 @@
-//! Known truths that a run must find. They are checks of the method, not of the solutions.
+//! Known facts that a run must find. They check the method, not the solutions.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ const ENOUGH: f64 = 0.95;
 pub struct Finding {
     /// The known truth, in words.
     pub truth: &'static str,
-    /// Whether the run found the truth; `None` if its intervals do not tell, or a measurement is missing.
+    /// Whether the run found the truth; `None` if its intervals are too wide to tell, or if a measurement is missing.
     pub found: Option<bool>,
     /// The figures on which `found` is based.
     pub evidence: String,

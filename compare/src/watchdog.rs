@@ -1,4 +1,4 @@
-//! Ends the programs of a solution that takes too long, so that a run goes on without anybody at the keyboard.
+//! Ends the programs of a solution that takes too long, so that the run continues without the help of a person.
 
 use std::collections::BTreeMap;
 use std::fs;

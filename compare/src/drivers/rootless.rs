@@ -28,12 +28,12 @@ pub fn broker() -> Option<PathBuf> {
 /// this home.
 ///
 /// # Errors
-/// If the home can't be made, or a program can't be copied.
+/// Fails if the home can't be made, or a program can't be copied.
 pub fn home(scene: &mut Scene) -> Result<()> {
     let dir =
         TempDir::with_prefix("vouchsafe-compare-home-").context("cannot make a home for the user without root")?;
     give(dir.path(), 0o700)?;
-    let broker = broker().context("no vouchsafe-compare binary beside this program")?;
+    let broker = broker().context("the program vouchsafe-compare is missing in the folder of this program")?;
     for (from, name) in [(lab::vouchsafe(), "vouchsafe"), (broker, BROKER)] {
         let to = dir.path().join(name);
         fs::copy(&from, &to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
@@ -52,9 +52,12 @@ fn give(path: &Path, mode: u32) -> Result<()> {
 /// Logs the user in and starts the program that passes sockets.
 ///
 /// # Errors
-/// If the login fails, or there is no home.
+/// Fails if the login fails, or there is no home.
 pub fn start(scene: &mut Scene, url: &str, name: &str, password: &str) -> Result<()> {
-    let home = scene.held::<Home>(End::Client).map(|home| home.0.path().to_owned()).context("the user has no home")?;
+    let home = scene
+        .held::<Home>(End::Client)
+        .map(|home| home.0.path().to_owned())
+        .context("the user without root has no home folder yet")?;
     let ca = scene.path(End::Client, "ca.pem");
     for (file, text, mode) in [("ca.pem", fs::read(&ca)?, 0o644), ("password", password.into(), 0o600)] {
         let path = home.join(file);

@@ -81,7 +81,7 @@ impl Authority {
         Ok(code.trim().to_owned())
     }
 
-    /// Makes a verifier or an endpoint (`svtep`) known to the authority.
+    /// Enrols a verifier or an endpoint (`svtep`) at the authority.
     pub fn enrol(scene: &mut Scene, end: End, role: &str, name: &str) -> Result<()> {
         let code = Self::code(scene, name)?;
         let [program, state, ca] = [lab::vouchsafe(), scene.path(end, "state"), scene.path(end, "ca.pem")]
@@ -93,7 +93,7 @@ impl Authority {
     }
 }
 
-/// Returns what every solution of this product needs.
+/// Returns the programs that every variant of Vouchsafe needs.
 pub(super) fn needs() -> Vec<Need> {
     vec![Need::new("ip", "iproute2")]
 }
@@ -103,7 +103,7 @@ pub(super) fn version() -> String {
     lab::find_vouchsafe().map_or_else(String::new, |program| format!("{} --version", program.display()))
 }
 
-/// Returns why this product cannot run, if its binary is missing.
+/// Returns the reason why Vouchsafe can't run if its binary is missing; `None` if the binary is there.
 pub(super) fn without_binary() -> Option<String> {
     let missing = lab::find_vouchsafe().is_none();
     missing.then(|| "no vouchsafe binary: set VOUCHSAFE_BIN, or use `cargo xtask compare`".to_owned())

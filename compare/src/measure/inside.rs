@@ -30,7 +30,7 @@ impl Inside {
     /// Runs `work` on a new thread in the namespace. Sockets opened there stay in it.
     ///
     /// # Panics
-    /// If `work` panics.
+    /// Panics if `work` panics.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let inside = || {
             self.enter();

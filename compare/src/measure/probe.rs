@@ -96,7 +96,7 @@ pub fn round_trips(client: &Way, server: Ipv4Addr, count: usize, pace: Duration)
 /// Leaves out datagrams that are not answered within a second.
 ///
 /// # Errors
-/// If nothing was answered.
+/// Fails if no datagram was answered.
 pub fn first_trips(client: &Way, server: Ipv4Addr, count: usize) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     for number in 0..count {

@@ -1,5 +1,5 @@
-//! Security as observed: what an observer can read, and what happens after flipped bits, repeated packets, a stranger's
-//! attempts and floods.
+//! Tries security properties: what an observer can read, and what happens after flipped bits, repeated packets, a
+//! stranger's attempts, and floods.
 
 use std::net::{SocketAddrV4, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -76,7 +76,7 @@ pub fn reading(handshake: &[Seen], data: &[Seen]) -> [Observation; 3] {
     ]
 }
 
-/// Sends data as an application without checksums of its own would. Returns the frames.
+/// Sends data as an application without its own checksums would. Returns the recorded frames.
 ///
 /// # Errors
 ///

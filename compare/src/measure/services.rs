@@ -185,12 +185,12 @@ impl Services {
         run
     }
 
-    /// Returns counts and delays of those datagrams of this run that have arrived.
+    /// Returns counts and delays of those datagrams of the present run that have arrived.
     pub fn arrived(&self) -> Arrivals {
         self.arrivals().clone()
     }
 
-    /// Returns how many datagrams of this run have arrived.
+    /// Returns the number of datagrams of the present run that have arrived.
     pub fn count(&self) -> u64 {
         self.arrivals().arrived
     }

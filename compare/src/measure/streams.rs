@@ -17,7 +17,7 @@ pub const WARM: Duration = Duration::from_millis(250);
 /// Opens a connection to the services.
 ///
 /// # Errors
-/// If it can't be opened within five seconds.
+/// Fails if the connection can't be opened within five seconds.
 pub fn open(client: &Way, server: Ipv4Addr, kind: Use) -> Result<TcpStream> {
     let stream = client.tcp(SocketAddrV4::new(server, TCP));
     let mut stream = stream.context("cannot open a TCP connection through the solution")?;
@@ -43,7 +43,7 @@ impl Transfer {
 }
 
 /// Transfers data through `count` streams for the time `span`, after [`WARM`]. Calls `around` at the beginning and at
-/// the end of the measured time, and returns both results for the caller to compare.
+/// the end of the measured time, and returns the results of both calls, for the caller to compare.
 ///
 /// # Errors
 ///
@@ -101,7 +101,7 @@ fn pull(mut stream: &TcpStream, taken: &AtomicU64) -> std::io::Result<()> {
 /// Returns the number of one-byte exchanges per second on a connection.
 ///
 /// # Errors
-/// If the connection can't be opened or breaks.
+/// Fails if the connection can't be opened, or if it breaks.
 pub fn exchanges(client: &Way, server: Ipv4Addr, span: Duration) -> Result<f64> {
     let mut stream = open(client, server, Use::Exchange)?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;

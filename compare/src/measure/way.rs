@@ -1,7 +1,7 @@
-//! How measurements get their sockets. Usually they open them in the client's namespace. With some solutions, only the
-//! sockets of programs that the solution starts reach the server. The solution then starts a *broker*, a program that
-//! opens a socket, connects it, and passes it over a UNIX socket to the measurement. The broker takes no part in the
-//! measurement itself.
+//! Sources of the sockets that measurements use. Usually a measurement opens its sockets in the client's namespace.
+//! With some solutions, only the sockets of programs that the solution starts can reach the server. The solution then
+//! starts a *broker*: a program that opens a socket, connects it, and passes it over a UNIX socket to the measurement.
+//! The broker takes no further part in the measurement.
 
 use std::io::{Error, ErrorKind, IoSlice, IoSliceMut, Read, Result, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpStream, UdpSocket};
@@ -85,7 +85,7 @@ fn ask(broker: &Path, kind: u8, to: SocketAddrV4) -> Result<OwnedFd> {
     }
 }
 
-/// Runs the broker, which listens on a UNIX socket at `path`. Never returns unless it fails.
+/// Runs the broker, which listens on a UNIX socket at `path`. Returns only if it fails.
 ///
 /// # Errors
 /// Fails if it can't listen at `path`, or if it can't accept a connection.

@@ -1,5 +1,5 @@
-//! Bytes on the wire, by capture: what a solution adds to the first packet of a flow and to later packets, and what it
-//! sends while the application sends nothing.
+//! Counts bytes on the path in a capture: those that a solution adds to the first packet of a flow and to later
+//! packets, and those that it sends while the application sends nothing.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::thread;

@@ -1,4 +1,4 @@
-//! Somebody's needs: weights of criteria, and musts (conditions that a solution has to meet).
+//! A person's needs: weights of criteria, and musts (conditions that a solution has to meet).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -100,7 +100,7 @@ impl fmt::Display for Must {
     }
 }
 
-/// Somebody's needs: the weights of criteria, and the conditions that a solution has to meet.
+/// A person's needs: the weights of criteria, and the conditions that a solution has to meet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Weights {
     weights: BTreeMap<Criterion, f64>,

@@ -1,4 +1,4 @@
-//! IKEv2: the exchange of keys is in clear, and the shared key of the configuration only signs it.
+//! IKEv2: the key exchange is not encrypted, and the shared key of the configuration only signs it.
 
 use anyhow::{Context, Result, ensure};
 use aws_lc_rs::aead::AES_256_GCM;

@@ -1,4 +1,4 @@
-//! Vouchsafe's sealed tunnels: every grant's key follows from the authority's master key, which is the long-term key here.
+//! Vouchsafe's sealed tunnels. The long-term key is the authority's master key, from which every grant's key follows.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ const EPOCH: u32 = 3600;
 /// Tries to open a recorded session with the authority's master key, from which the key of the client's grant follows.
 ///
 /// # Errors
-/// If no handshake was recorded, or the master key does not prove the recorded initiation.
+/// Fails if no handshake was recorded, or if the master key does not prove the recorded initiation.
 pub fn attempt(
     frames: &[Seen],
     (gateway, port): (IpAddr, u16),

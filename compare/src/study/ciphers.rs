@@ -1,5 +1,5 @@
-//! CSRA, Tables 2 and 3: a stream and exchanges through tunnels with several ciphers, with and without forward secrecy,
-//! first with keys that last, then with keys that are renewed five times while the stream runs.
+//! CSRA, Tables 2 and 3: a stream, and exchanges of single bytes, through tunnels with several ciphers, with and
+//! without forward secrecy. First the keys stay the same, then they are renewed five times while the stream runs.
 
 use std::time::Duration;
 

@@ -1,5 +1,6 @@
-//! LS, Figure 5: one to five clients download by HTTPS at the same time: directly, through a gateway that only forwards,
-//! through IPsec and WireGuard that end at the gateway, and through the gateway as a verifier.
+//! LS, Figure 5: one to five clients download by HTTPS at the same time. They download directly, through a gateway that
+//! only forwards, through IPsec and WireGuard tunnels that end at the gateway, and through a gateway that is a
+//! verifier.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddrV4, TcpListener, TcpStream};

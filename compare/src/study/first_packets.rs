@@ -1,5 +1,6 @@
-//! LS, Figures 3 and 4: the round trip of a flow's first datagram, many times, without and with tokens. The agent is in the
-//! client's kernel and asks no controller, so this is the paper's validation without its way to the controller.
+//! LS, Figures 3 and 4: the round-trip time of a flow's first datagram, measured many times, without and with tokens.
+//! The agent is in the client's kernel and asks no controller, so this is the paper's validation without the way to a
+//! controller.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! LS, Figures 3 and 4 as published: a switch whose controller puts tokens of SHA-224 into shims (Figure 4), and announces
-//! to the authority that it takes keys (Figure 3). The controller is beside the switch, not 40 ms away as in the paper.
+//! LS, Figures 3 and 4 as published: a switch whose controller puts tokens of SHA-224 into shims (Figure 4), and tells
+//! the authority that it accepts keys (Figure 3). The controller is beside the switch, not 40 ms away as in the paper.
 //!
-//! Figure 4 sends first datagrams, as the paper does. For Figure 3 the paper had the authority's host refuse connections;
-//! here they are opened, and both the SYN and its answer come up to the controller.
+//! Figure 4 sends first datagrams, as the paper does. For Figure 3, the paper had the authority's host refuse
+//! connections. Here the host accepts them, and both the SYN and its answer pass through the controller.
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ const WARM_PORT: u16 = 19_000;
 /// A first packet that is not answered within this time is left out.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The study.
+/// The study of first packets through a switch whose controller adds the tokens.
 pub struct Switched;
 
 /// The controller's part.

@@ -1,4 +1,4 @@
-//! CSRA: protocols by medium, and what ciphers, forward secrecy and new keys cost.
+//! CSRA: protocols by medium, and the costs of ciphers, forward secrecy and new keys.
 
 use maud::{Markup, html};
 
