@@ -51,9 +51,9 @@ impl Chance for Random {
     }
 }
 
-/// Sends a text to an echo service through a tunnel that this program opens itself, and returns the answer. With
-/// `weaker`, the datagrams get this treatment in place of the one that the rule demands, so that a test can see the
-/// verifier drop them.
+/// Sends a text to an echo service through a tunnel that this program opens itself, and returns the answer. If `weaker`
+/// is set, the datagrams get the treatment `weaker` in place of the one that the rule demands. A test can then see that
+/// the verifier drops them.
 ///
 /// # Errors
 /// Fails if the person is not allowed to use the service or the tunnel, or if no answer arrives.

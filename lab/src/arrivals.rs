@@ -19,7 +19,7 @@ impl<'n> Arrivals<'n> {
     ///
     /// # Errors
     ///
-    /// If `nft` cannot add the counter.
+    /// Fails if `nft` cannot add the counter.
     pub fn of_syns(host: &'n Namespace, from: IpAddr, to: IpAddr) -> Result<Self> {
         let family = if to.is_ipv4() { "ip" } else { "ip6" };
         let rules = format!(
@@ -43,7 +43,7 @@ impl<'n> Arrivals<'n> {
     ///
     /// # Errors
     ///
-    /// If `nft` cannot read the counter.
+    /// Fails if `nft` cannot read the counter.
     pub fn count(&self) -> Result<u64> {
         let text = self.host.run(["nft", "list", "counter", "inet", TABLE, "syns"])?;
         let packets = text.split("packets ").nth(1).and_then(|rest| rest.split_whitespace().next());

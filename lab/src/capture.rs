@@ -22,7 +22,12 @@ pub fn overhead(long: (&Capture, &str), short: (&Capture, &str)) -> Result<Vec<u
         longer.checked_sub(length)
     };
     let after = short.0.lengths(short.1)?;
-    after.iter().map(|packet| of(*packet).with_context(|| format!("{packet:?} is not among {before:?}"))).collect()
+    after
+        .iter()
+        .map(|packet| {
+            of(*packet).with_context(|| format!("the packet {packet:?} is missing in the other capture: {before:?}"))
+        })
+        .collect()
 }
 
 /// A running capture of both directions of one device, as a pcap file in the namespace's folder.

@@ -1,4 +1,4 @@
-//! The library for programs in other languages (`crates/embed`), as tests build it.
+//! Builds, for tests, the library for programs in other languages (`crates/embed`).
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -41,8 +41,8 @@ pub struct Said {
 }
 
 impl Etcd {
-    /// Starts a cluster with one member in each namespace, which has this address, and waits until it works. Each
-    /// member gets the additional `flags`.
+    /// Starts a cluster with one member in each of `places` (namespace and address of the member), and waits until the
+    /// cluster works. Each member gets the additional `flags`.
     pub fn cluster(places: &[(&Namespace, &str)], flags: &[&str]) -> Result<Vec<Self>> {
         let named = places.iter().enumerate();
         let all: Vec<_> = named.map(|(at, (_, address))| format!("etcd{}=http://{address}:{PEERS}", at + 1)).collect();
@@ -87,7 +87,7 @@ impl Etcd {
         // As docs/cluster.md recommends.
         command.args(["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"]);
         command.args(["--pre-vote", "--heartbeat-interval", "50", "--election-timeout", "500"]).args(&self.flags);
-        let logs = self.dir.parent().context("the folder has no parent folder")?;
+        let logs = self.dir.parent().context("the member's folder has no parent folder")?;
         self.process = Some(Process::start(command, logs)?);
         Ok(())
     }
@@ -102,12 +102,12 @@ impl Etcd {
         self.process.as_mut().is_none_or(|process| process.exit().is_some())
     }
 
-    /// Reports whether the member can read and write, for which it needs the majority.
+    /// Reports whether the member can read and write. For this, it needs the majority of the members.
     pub fn is_healthy(&self) -> bool {
         self.ctl(&["endpoint", "health"]).is_ok()
     }
 
-    /// Returns what the member says about itself.
+    /// Returns the member's answer about itself and its cluster.
     pub fn said(&self) -> Result<Said> {
         let text = self.ctl(&["endpoint", "status", "--write-out", "json"])?;
         let list: Value = serde_json::from_str(&text).with_context(|| text.clone())?;

@@ -16,7 +16,7 @@ thread_local! {
 /// A test that returned a `Result` itself would drop its namespaces before its failure is known.
 ///
 /// # Panics
-/// If `body` returns an error.
+/// Panics if `body` returns an error.
 pub fn test(body: impl FnOnce() -> Result<()>) {
     HELD.set(Some(Vec::new()));
     let _settle = Settle;

@@ -101,7 +101,7 @@ impl Packet {
     /// Makes an empty packet between two addresses, with TTL 64.
     ///
     /// # Panics
-    /// If one address is IPv4 and the other IPv6.
+    /// Panics if one address is IPv4 and the other is IPv6.
     pub fn new(source: IpAddr, destination: IpAddr) -> Self {
         assert_eq!(source.is_ipv4(), destination.is_ipv4(), "one packet, one family");
         Self {

@@ -1,4 +1,4 @@
-//! A program that has the scenarios as commands. `make demo` and `cargo xtask silence` run it.
+//! The program that offers the scenarios as commands. `make demo` and `cargo xtask silence` run it.
 
 mod demo;
 mod silence;

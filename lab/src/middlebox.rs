@@ -1,4 +1,4 @@
-//! Middleboxes on the way of packets: filters of nftables, and a box that takes data out of SYNs.
+//! Middleboxes on the path of packets: packet filters of nftables, and a box that removes the data from SYNs.
 
 use std::fs::File;
 use std::io::Read;
@@ -21,7 +21,7 @@ const MARK: u32 = 0x73;
 /// Mark of packets that come from there.
 const MARK_OUT: u32 = 0x74;
 
-/// Rules of nftables in a namespace; dropping this removes them.
+/// Rules of nftables in a namespace. Dropping this value removes them.
 pub struct Rules<'a> {
     namespace: &'a Namespace,
 }
@@ -32,13 +32,13 @@ impl<'a> Rules<'a> {
         Self::table(namespace, &format!("chain f {{ type filter hook forward priority -5; policy accept;\n{rules}\n}}"))
     }
 
-    /// Filters the packets that the namespace forwards, by these rules, with another chain beside them.
+    /// Filters the packets that the namespace forwards, by `rules`, and adds the chain `chain` to the same table.
     pub fn forward_with(namespace: &'a Namespace, chain: &str, rules: &str) -> Result<Self> {
         let forward = format!("chain f {{ type filter hook forward priority -5; policy accept;\n{rules}\n}}");
         Self::table(namespace, &format!("{chain}\n{forward}"))
     }
 
-    /// Changes the destinations of packets that arrive at the namespace, by these rules.
+    /// Changes the destinations of packets that arrive at the namespace, as `rules` say.
     pub fn redirect(namespace: &'a Namespace, rules: &str) -> Result<Self> {
         Self::table(
             namespace,
@@ -57,13 +57,14 @@ impl<'a> Rules<'a> {
 impl Drop for Rules<'_> {
     fn drop(&mut self) {
         if let Err(error) = self.namespace.run(["nft", "delete", "table", "inet", "middlebox"]) {
-            eprintln!("lab: a middlebox stays: {error:#}");
+            eprintln!("lab: could not remove the rules of a middlebox: {error:#}");
         }
     }
 }
 
-/// A box in user space that takes the data out of IPv4 SYNs that a namespace forwards from a device, so that the
-/// server acknowledges only the SYN. It stays until its namespace goes, but forwards nothing once it is dropped.
+/// A box in user space that removes the data from IPv4 SYNs that a namespace forwards from a device, so that the server
+/// acknowledges only the SYN. The box's rules stay until the namespace is deleted, but once this value is dropped, the
+/// box forwards nothing.
 pub struct Stripper {
     stripped: Arc<AtomicU64>,
     end: Arc<AtomicBool>,
@@ -95,7 +96,7 @@ impl Stripper {
         Ok(Self { stripped, end, thread: Some(thread) })
     }
 
-    /// Returns how many SYNs had data.
+    /// Returns the number of SYNs from which the box has removed data.
     pub fn stripped(&self) -> u64 {
         self.stripped.load(Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Address translators: a home router, which is a strict NAT with connection tracking, and a carrier's.
+//! Address translators (NATs): a home router's, which is strict and tracks connections, and a carrier's.
 
 use std::ops::RangeInclusive;
 
@@ -40,7 +40,7 @@ const MAPPING: &str = "3";
 const CLOSING: [(&str, &str); 6] =
     [("syn_sent", "2"), ("fin_wait", "1"), ("close_wait", "1"), ("last_ack", "1"), ("time_wait", "1"), ("close", "1")];
 
-/// A carrier's translator: its clients share few ports of the public address, and it soon forgets silent flows.
+/// A carrier's translator. Its clients share a few ports of the public address, and it soon forgets idle flows.
 pub struct Carrier<'a> {
     router: &'a Namespace,
     outside: &'a str,
@@ -48,8 +48,9 @@ pub struct Carrier<'a> {
 }
 
 impl<'a> Carrier<'a> {
-    /// Makes the router of [`nat`] such a translator for IPv4 flows to the prefix `servers`. It soon forgets other flows,
-    /// too. Flows that it knows already keep their ports, and their time until their next packet.
+    /// Changes the router made by [`nat`] into a carrier's translator for IPv4 flows to the prefix `servers`: new flows
+    /// share `ports`. The router soon forgets idle flows to other destinations, too. Flows that it already knows keep
+    /// their ports; their new time limits apply from their next packet.
     pub fn new(router: &'a Namespace, outside: &'a str, servers: &'a str, ports: RangeInclusive<u16>) -> Result<Self> {
         let open =
             ["udp_timeout", "udp_timeout_stream", "tcp_timeout_established"].map(|name| (name.to_owned(), MAPPING));
@@ -90,8 +91,8 @@ impl<'a> Carrier<'a> {
     }
 }
 
-/// Replaces the public IPv4 address of a router by another one of the same network, both with the length of the prefix,
-/// as a provider does over night. The router forgets the flows of the earlier address.
+/// Replaces the public IPv4 address `from` of a router by `to`, an address of the same network, as a provider may do at
+/// night. Both addresses have the length of their prefix. The router forgets the flows of the earlier address.
 pub fn renumber(router: &Namespace, outside: &str, [from, to]: [&str; 2], via: &str) -> Result<()> {
     // Otherwise the kernel removes the second address together with the first.
     router.sysctl(&format!("net/ipv4/conf/{outside}/promote_secondaries"), "1")?;

@@ -99,11 +99,11 @@ impl Namespace {
     /// Runs `work` on a new thread that has entered the namespace. Sockets opened there stay in the namespace.
     ///
     /// # Panics
-    /// If `work` panics.
+    /// Panics if `work` panics.
     pub fn enter<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let file = File::open(self.path()).expect("INVARIANT: the namespace lives as long as self");
         let inside = || {
-            setns(&file, CloneFlags::CLONE_NEWNET).expect("whoever made the namespace may enter it");
+            setns(&file, CloneFlags::CLONE_NEWNET).expect("a process that made the namespace may enter it");
             work()
         };
         let joined = std::thread::scope(|scope| {

@@ -17,7 +17,7 @@ const PACE: Duration = Duration::from_micros(30);
 /// Position of an outsider in the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// On the server's own cable, with the public address of Alice's home. Nothing on the way filters the frames.
+    /// On the server's own cable, with the public address of Alice's home. No router filters the frames on their path.
     NextDoor,
     /// On Mallory's machine, behind the same router as Alice.
     Home,
@@ -86,8 +86,8 @@ impl Outsider {
         Ok(())
     }
 
-    /// Listens until the time `patience` has passed. Returns the packets that `to`, or any host on the way to it, has
-    /// sent back so far.
+    /// Listens until the time `patience` has passed. Returns the packets that `to`, or any host on the path to `to`,
+    /// has sent back so far.
     pub fn came_back(&self, to: IpAddr, patience: Duration) -> Vec<String> {
         let mut found = Vec::new();
         self.port.receive(patience, |frame| {

@@ -28,7 +28,10 @@ pub struct Rootfs {
 impl Rootfs {
     /// Unpacks a Debian system of this machine's release, which `sh xtask/setup.sh test` has made.
     pub fn debian() -> Result<Self> {
-        let base = crate::built().context("no folder of built programs")?.with_file_name("parts").join("debian.tar");
+        let base = crate::built()
+            .context("cannot find the folder into which cargo built this program")?
+            .with_file_name("parts")
+            .join("debian.tar");
         ensure!(base.exists(), "{} is missing: `sh xtask/setup.sh test` makes it", base.display());
         Self::unpack(&base, "")
     }
@@ -92,8 +95,8 @@ impl Rootfs {
         self.limited(name, program, "")
     }
 
-    /// Does the same as [`Self::program`], but limits `program` to these capabilities and `CAP_SYS_CHROOT`, which the
-    /// script needs to enter the root.
+    /// Writes a script as [`Self::program`] does. The script also limits `program` to these capabilities and
+    /// `CAP_SYS_CHROOT`, which the script needs to enter the root.
     pub fn program_with(&self, name: &str, program: &str, capabilities: &BTreeSet<String>) -> Result<PathBuf> {
         let names: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
         self.limited(name, program, &format!("setpriv --inh-caps=-all --bounding-set=-all,+sys_chroot{names}"))

@@ -1,5 +1,5 @@
-//! Emulates an unreliable way out of a namespace for TCP SYNs: some are lost, some arrive twice, and some arrive late,
-//! after packets that were sent later.
+//! Emulates an unreliable path for the TCP SYNs that leave a namespace: some are lost, some arrive twice, and some
+//! arrive late, after packets that were sent later.
 //!
 //! A rule of nftables sends every IPv4 SYN of the namespace into a tun device. This process sends the SYNs on from
 //! there, with a mark that exempts them from the rule.

@@ -1,5 +1,5 @@
-//! Shows what an outsider sees of a protected host: sends the suite of probes from this machine, listens, and prints a
-//! table.
+//! Shows an outsider's view of a protected host: sends the suite of probes from this machine, listens for answers, and
+//! prints a table.
 
 use std::net::IpAddr;
 use std::process::{Command, ExitCode};

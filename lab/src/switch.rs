@@ -102,7 +102,7 @@ impl Switch {
 
     /// Kills the switch with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
-        let mut daemon = self.daemon.take().context("no switch runs")?;
+        let mut daemon = self.daemon.take().context("the switch does not run")?;
         daemon.signal(Signal::SIGKILL)?;
         daemon.wait(SOON).map(drop)
     }

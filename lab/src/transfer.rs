@@ -101,12 +101,13 @@ impl Rate {
 }
 
 impl Transfer {
-    /// Sends from `client` to a [`Sink`] during `time`, at a rate of at most `per_second` bytes if that is set.
+    /// Sends from `client` to a [`Sink`] during `time`, at a rate of at most `per_second` bytes per second if
+    /// `per_second` is set.
     pub fn start(client: &Namespace, to: SocketAddr, time: Duration, per_second: Option<u64>) -> Result<Self> {
         Self::start_with(client, to, time, per_second, Arc::new([0x5a; CHUNK]))
     }
 
-    /// Like [`Self::start`], but sends `content` over and over.
+    /// Starts a transfer like [`Self::start`], but sends `content` repeatedly.
     pub fn start_with(
         client: &Namespace,
         to: SocketAddr,

@@ -1,4 +1,4 @@
-//! Sends probes through a port and records the packets that come back, or that reach another port.
+//! Sends probes through a port and records the packets that come back, or the probes that reach another port.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub struct Finding {
     pub name: String,
     /// Packets that the target sent back, one line each.
     pub answers: Vec<String>,
-    /// ICMP errors about the probe from other hosts: routers on the way, or a gateway before the target.
+    /// ICMP errors about the probe from other hosts: routers on the path, or a gateway before the target.
     pub remarks: Vec<String>,
 }
 
@@ -29,8 +29,8 @@ pub fn answered(findings: &[Finding]) -> impl Iterator<Item = &Finding> {
     findings.iter().filter(|finding| !finding.answers.is_empty())
 }
 
-/// Sends the suite of probes out of `port`, and listens there for `patience` at the end. Returns, for each probe, the
-/// packets that came back.
+/// Sends all probes of the suite out of `port`, and then listens there for the time `patience`. Returns, for each
+/// probe, the packets that came back.
 pub fn run(port: &Port, target: &Target, patience: Duration) -> Result<Vec<Finding>> {
     let probes = suite(target);
     for probe in &probes {
@@ -122,7 +122,8 @@ pub struct Quoted {
 }
 
 impl Seen {
-    /// Reports whether the packet belongs to IPv6's neighbour discovery, without which no host is reachable.
+    /// Reports whether the packet belongs to IPv6's neighbour discovery. Without neighbour discovery, no host can be
+    /// reached.
     pub fn is_neighbour_discovery(&self) -> bool {
         self.protocol == protocol::ICMPV6 && self.icmp.is_some_and(|(kind, _)| (133..=137).contains(&kind))
     }

@@ -6,7 +6,8 @@
 //! mallory ┘                       └── authority
 //! ```
 //!
-//! All parts are real: the `vouchsafe` binary, kernels' network stacks, sshd. Dropping the world removes everything.
+//! None of the parts is simulated: the `vouchsafe` binary, kernels' network stacks, sshd. Dropping the world removes
+//! everything.
 
 mod agent;
 mod authority;
@@ -160,7 +161,7 @@ impl World {
     }
 
     /// Starts a world in which grants for the receiver `front` have the published scheme's suite. `setting` is added to
-    /// authority.toml; Alice's agent accepts keys in band if `takes`. Nobody is logged in.
+    /// authority.toml. If `takes` is set, Alice's agent accepts keys in band. Nobody is logged in.
     pub fn with_keys_in_band(network: Network, setting: &str, takes: bool) -> Result<Self> {
         let services = Services::start(&network)?;
         let policy = policy_for_tokens(wire::ls::NAME, Carrier::Shim);
@@ -199,7 +200,7 @@ pub fn policy(lifetime: &str) -> String {
     values.iter().fold(POLICY.to_owned(), |text, (name, value)| text.replace(name, value))
 }
 
-/// Flags of a verifier that accepts tokens of every suite, by the carriers `tail` and `shim`.
+/// Flags with which a verifier accepts tokens of every suite, by the carriers `tail` and `shim`.
 pub const TAKE_ALL: [&str; 4] = ["--carriers", "tail,shim", "--suites", "siphash,aes-cmac,sha224"];
 
 /// Returns the standard policy, with this suite and carrier for grants for the receiver `front`. A token of the

@@ -371,7 +371,7 @@ fn a_switch_with_a_certificate_is_served_by_tls_and_one_that_speaks_plain_is_tol
         home.switch.set_controller(BRIDGE, &controller)?;
         ensure!(told(&home, "the TLS handshake failed"), "{}", home.agent.log());
         home.switch.set_controller(BRIDGE, &format!("tcp:{CONTROLLER}"))?;
-        ensure!(told(&home, "uses plain OpenFlow"), "{}", home.agent.log());
+        ensure!(told(&home, "uses OpenFlow without TLS"), "{}", home.agent.log());
         // Now the reverse: the switch uses TLS, and the agent does not.
         home.switch.set_controller(BRIDGE, &controller)?;
         home.agent.kill()?;

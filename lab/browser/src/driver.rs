@@ -36,7 +36,7 @@ pub struct Browser<'n> {
 }
 
 impl<'n> Browser<'n> {
-    /// Starts a browser in `namespace`. It accepts every certificate, because no scenario's CA is known to it.
+    /// Starts a browser in `namespace`. It accepts every certificate, because it knows no scenario's CA.
     pub fn start(namespace: &'n Namespace) -> Result<Self> {
         let profile = tempfile::Builder::new().prefix("browser-").tempdir_in(namespace.dir())?.keep();
         let mut command = namespace.command(program(DRIVER, &["chromedriver"])?);

@@ -1,4 +1,5 @@
-//! Takes pictures of the console's pages: wide and light, and as on a phone in the dark.
+//! Takes pictures of the console's pages: in a wide window with light colours, and in a phone's width with dark
+//! colours.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +22,7 @@ const LOOKS: [(Look, &str); 2] = [(Look::ALL[0], ""), (Look::ALL[3], "-phone")];
 #[derive(Parser)]
 #[command(name = "screenshots")]
 struct Args {
-    /// The folder to write them to
+    /// The folder for the pictures
     folder: PathBuf,
 }
 

@@ -149,7 +149,7 @@ impl<'t> Scene<'t> {
         Ok(())
     }
 
-    /// Replays the token of Alice's SYN, which Mallory has captured on the way.
+    /// Replays the token of Alice's SYN, which Mallory has captured.
     pub fn replay(&mut self, world: &World) -> Result<()> {
         self.step(format!("Mallory has seen alice's SYN on the way and sends its token {MANY} times"));
         let echo = SocketAddr::new(FRONT4.parse()?, ECHO);

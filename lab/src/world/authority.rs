@@ -63,7 +63,8 @@ impl Authority {
         Ok(this)
     }
 
-    /// Returns the authority at `address` in `namespace`, whose directory the caller makes. It does not run.
+    /// Returns the authority at `address` in `namespace`. The caller has to create its directory. The authority does
+    /// not run yet.
     pub fn at(namespace: &Namespace, address: &str) -> Self {
         let dir = namespace.dir().join("authority-state");
         let this = Self { process: None, net: namespace.path(), dir, address: address.into() };
@@ -199,14 +200,14 @@ impl Authority {
 
     /// Kills the server with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
-        let mut process = self.process.take().context("no authority runs")?;
+        let mut process = self.process.take().context("the authority does not run")?;
         process.signal(Signal::SIGKILL)?;
         process.wait(SOON).map(drop)
     }
 
     /// Sends the server a signal.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
-        self.process.as_mut().context("no authority runs")?.signal(signal)
+        self.process.as_mut().context("the authority does not run")?.signal(signal)
     }
 
     /// Returns the server's log since its last start.
@@ -215,7 +216,8 @@ impl Authority {
     }
 }
 
-/// Runs a command; returns whether its answer was yes, and its output.
+/// Runs a command that answers yes or no by its exit code. Returns whether the answer was yes, and the command's
+/// output.
 pub(super) fn answer(command: &mut Command) -> Result<(bool, String)> {
     let output = ask(command)?;
     Ok((output.status.success(), text(&output.stdout) + &text(&output.stderr)))

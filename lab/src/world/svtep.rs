@@ -1,4 +1,4 @@
-//! Daemons of tunnel endpoints, and of verifiers that check proofs between them.
+//! Daemons of tunnel endpoints, and of verifiers that check proofs in the packets between tunnel endpoints.
 
 use std::ffi::OsString;
 use std::fs;
@@ -105,14 +105,14 @@ impl Svtep {
 
     /// Stops the daemon; its kernel programs and tables remain.
     pub fn stop(&mut self) -> Result<()> {
-        let ended = self.process.take().context("no tunnel endpoint runs")?.stop()?;
-        ensure!(ended.success(), "it ended with {ended}");
+        let ended = self.process.take().context("the tunnel endpoint does not run")?.stop()?;
+        ensure!(ended.success(), "the tunnel endpoint's daemon ended with {ended}");
         Ok(())
     }
 
     /// Kills the daemon with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
-        let mut process = self.process.take().context("no tunnel endpoint runs")?;
+        let mut process = self.process.take().context("the tunnel endpoint does not run")?;
         process.signal(Signal::SIGKILL)?;
         process.wait(SOON).map(drop)
     }

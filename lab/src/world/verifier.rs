@@ -40,7 +40,7 @@ impl Verifier {
         Self::start_program(crate::vouchsafe(), namespace, authority, flags)
     }
 
-    /// Does the same as [`Self::start_with`], but runs `program` in place of the binary under test.
+    /// Starts a verifier like [`Self::start_with`], but runs `program` in place of the binary under test.
     pub fn start_program(
         program: PathBuf,
         namespace: &Namespace,
@@ -117,7 +117,7 @@ impl Verifier {
 
     /// Kills the daemon with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
-        let mut process = self.process.take().context("no verifier runs")?;
+        let mut process = self.process.take().context("the verifier does not run")?;
         process.signal(Signal::SIGKILL)?;
         process.wait(SOON).map(drop)
     }
@@ -125,7 +125,7 @@ impl Verifier {
     /// Ends protection, and removes the kernel programs and their tables.
     pub fn detach(&mut self) -> Result<()> {
         process::output(&mut self.daemon_command("detach"))?;
-        self.process.take().context("no verifier runs")?.wait(SOON).map(drop)
+        self.process.take().context("the verifier does not run")?.wait(SOON).map(drop)
     }
 
     /// Returns the answer of `vouchsafe verifier status`, as JSON.

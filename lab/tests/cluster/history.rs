@@ -128,7 +128,7 @@ struct Situation {
 /// the change after it had not returned when the request was made.
 ///
 /// # Errors
-/// An answer is wrong.
+/// Fails if an answer is wrong.
 pub fn check(history: &[Call]) -> Result<(), Stuck> {
     let gives_nothing = |call: &Call| matches!(call.came, Some((Ret::Denied | Ret::Gone, _)));
     for call in history.iter().filter(|call| gives_nothing(call)) {
@@ -163,7 +163,7 @@ fn may_give_nothing(history: &[Call], call: &Call) -> bool {
 /// their call, or never.
 ///
 /// # Errors
-/// It is not.
+/// Fails if it is not.
 pub fn linearize(history: &[Call]) -> Result<(), Stuck> {
     let mut calls: Vec<_> = history.iter().filter_map(|call| Some((call, call.came.as_ref()?))).collect();
     calls.sort_by_key(|(call, _)| call.from);

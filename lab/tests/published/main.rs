@@ -60,7 +60,7 @@ fn without_a_switch_that_takes_keys_no_session_begins_and_no_key_is_sent() {
         let cable = Capture::start(&stage.network.internet, "auth")?;
         let browser = stage.arrive(&stage.network.server, "alice")?;
         browser.click(&format!("form[action='{PAGE}'] button"))?;
-        browser.wait_for("did not say that it takes keys")?;
+        browser.wait_for("has not announced that it accepts keys")?;
         cable.settle()?;
         ensure!(cable.lines("ip proto 4")?.is_empty(), "{:?}", cable.lines("ip proto 4")?);
         ensure!(stage.handles()?.is_empty(), "a grant is left: {:?}", stage.authority.grants()?);
