@@ -56,7 +56,8 @@ pub fn run() -> Result<()> {
     println!("audit: uses of {listed} dependencies");
 
     advisories(&mut findings);
-    findings.extend(exceptions.keys().map(|what| format!("{EXCEPTIONS}: \"{what}\" is not needed")));
+    findings
+        .extend(exceptions.keys().map(|what| format!("{EXCEPTIONS}: the exception \"{what}\" is not needed any more")));
     ensure!(
         findings.is_empty(),
         "audit found:\n  {}\nA finding with a good reason goes into {EXCEPTIONS}.",

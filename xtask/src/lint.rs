@@ -19,7 +19,7 @@ use crate::target_dir;
 pub enum Check {
     /// rustfmt
     Fmt,
-    /// Forbidden words, broken links in documents, comments that do not name the actor first, files that are too long
+    /// Forbidden words, broken links in documents, comments that begin with a relative clause, files that are too long
     Style,
     /// clippy, every warning an error
     Clippy,
@@ -63,7 +63,9 @@ fn style() -> Result<()> {
                 let folder = root().join(name);
                 let folder = folder.parent().context("the file has no folder")?;
                 let lost = links(line).filter(|link| !folder.join(link).exists());
-                findings.extend(lost.map(|link| format!("{name}:{}: the link {link} leads nowhere", number + 1)));
+                findings.extend(
+                    lost.map(|link| format!("{name}:{}: the link {link} leads to no file or heading", number + 1)),
+                );
             }
         }
         let sentences = marks(name).map(|marks| comments::relative_clauses(&text, marks)).unwrap_or_default();
@@ -71,7 +73,8 @@ fn style() -> Result<()> {
         if name == "CONTRIBUTING.md" {
             let lost = places::missing(&text, root());
             findings.extend(
-                lost.iter().map(|(line, function)| format!("{name}:{line}: no file of the row has `{function}`")),
+                lost.iter()
+                    .map(|(line, function)| format!("{name}:{line}: no file named in this row defines `{function}`")),
             );
         }
         let lines = text.lines().count();

@@ -67,7 +67,7 @@ pub fn output(command: &mut Command) -> Result<String> {
     if !output.status.success() {
         bail!("{} failed: {}", shown(command), output.status);
     }
-    String::from_utf8(output.stdout).with_context(|| format!("{} printed something else than UTF-8", shown(command)))
+    String::from_utf8(output.stdout).with_context(|| format!("{} printed text that is not UTF-8", shown(command)))
 }
 
 /// Reports whether a command can be run and succeeds. Prints nothing.

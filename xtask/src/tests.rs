@@ -40,9 +40,9 @@ const LONGEST: &[(&str, &str)] = &[
 
 /// A test program that cargo has built.
 struct Program {
-    /// Name of the package that it belongs to.
+    /// Name of the package to which the test program belongs.
     package: String,
-    /// Kind of its target: `lib`, `bin` or `test`.
+    /// Kind of the program's target: `lib`, `bin` or `test`.
     kind: String,
     /// Name of the file with the tests; for unit tests the name of the crate.
     name: String,

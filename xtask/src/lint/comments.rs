@@ -16,8 +16,8 @@ const OPENINGS: [&str; 12] = [
     "With what ",
 ];
 
-/// Returns line number and text of each sentence in a comment of `text` that begins with a relative clause. `marks` are
-/// the markers of comment lines in the file's language, the longest first.
+/// Returns the line number and the text of each sentence in a comment of `text` that begins with a relative clause.
+/// `marks` are the marks that begin comment lines in the file's language; the longest mark must come first.
 pub fn relative_clauses(text: &str, marks: &[&str]) -> Vec<(usize, String)> {
     let mut findings = Vec::new();
     let mut block: Vec<(usize, &str)> = Vec::new();

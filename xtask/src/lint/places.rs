@@ -1,4 +1,4 @@
-//! The table of CONTRIBUTING.md that says where things happen: each function must be in the file beside it.
+//! Checks the table of CONTRIBUTING.md that says in which file each function is.
 
 use std::fs;
 use std::path::Path;

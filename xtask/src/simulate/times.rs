@@ -9,8 +9,8 @@ pub struct Times {
 }
 
 impl Times {
-    /// Parses CSV. The first line names the regions of the columns. Each further line has its own region, and then the
-    /// times in the order of the columns. The field for the line's own region is empty.
+    /// Parses CSV. The first line names the regions of the columns. Each further line begins with the name of its own
+    /// region, and continues with the times in the order of the columns. The field for the line's own region is empty.
     pub fn read(text: &str) -> Result<Self> {
         let mut lines = text.lines();
         let regions: Vec<_> = lines.next().context("the file is empty")?.split(',').skip(1).collect();
@@ -22,7 +22,10 @@ impl Times {
             ensure!(regions.get(here) == Some(&name), "line {number}: {name} is not column {}", here + 2);
             let read = |(there, cell): (usize, &str)| -> Result<u32> {
                 if there == here {
-                    ensure!(cell.is_empty(), "line {number}: a time from {name} to itself");
+                    ensure!(
+                        cell.is_empty(),
+                        "line {number}: the field for the time from {name} to itself must be empty"
+                    );
                     return Ok(0);
                 }
                 let time = cell.parse().ok().filter(|time| *time > 0);
