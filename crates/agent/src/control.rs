@@ -1,8 +1,10 @@
 //! The UNIX socket on which commands reach the daemon (see [`reach::protocol`]).
 
 use anyhow::{Context, Result};
+use ipnet::IpNet;
 use reach::agent::ROLE;
 use reach::login::refused;
+use reach::organisation::OrganisationName;
 use reach::protocol::{Call, Reply, Request};
 use shell::control::{self, Admission, Limits, Service};
 use shell::lines;
@@ -28,9 +30,13 @@ const CALLERS: usize = 128;
 
 /// A call to the daemon, and the channel for its answer.
 pub struct Command {
-    /// The user in whose session the call is to be carried out.
+    /// The user in whose session the daemon carries out the call.
     pub uid: u32,
-    /// The call itself.
+    /// The organisation that a login, or its end, concerns; `None` for the default one.
+    pub organisation: Option<OrganisationName>,
+    /// With a login: the networks for which the organisation may speak; empty to leave them as they are.
+    pub networks: Vec<IpNet>,
+    /// The call.
     pub call: Call,
     /// Channel for the answer.
     pub reply: oneshot::Sender<Reply>,
@@ -109,8 +115,7 @@ impl Service for Calls {
         match self.callers.admit(user) {
             Some(caller) => Admission::Serve(caller),
             None => {
-                let refusal =
-                    refused("busy", "too many connections to the agent at a time: try again later".to_owned());
+                let refusal = refused("busy", "the agent has too many connections already: try again later".to_owned());
                 Admission::Full(lines::encode(&refusal).unwrap_or_default())
             }
         }
@@ -122,9 +127,9 @@ impl Service for Calls {
             Ok(Request { uid: Some(uid), .. }) if uid != user && user != 0 => {
                 refused("not_yours", "only root may act for other users".to_owned())
             }
-            Ok(Request { uid, call }) => {
+            Ok(Request { uid, organisation, networks, call }) => {
                 let (reply, answer) = oneshot::channel();
-                let command = Command { uid: uid.unwrap_or(user), call, reply };
+                let command = Command { uid: uid.unwrap_or(user), organisation, networks, call, reply };
                 let answered = timeout(ANSWER, async {
                     self.commands.send(command).await?;
                     answer.await.context("the agent is stopping")
@@ -175,7 +180,7 @@ mod tests {
         for _ in 0..CALLERS_OF_ROOT.max(CALLERS_OF_USER) {
             silent.push(UnixStream::connect(&path).await.expect("connects"));
         }
-        let request = Request { uid: None, call: Call::Logout };
+        let request = Request::own(Call::Logout { forget: false });
         let reply = call(&path, &request).await.expect("an answer");
         assert!(matches!(reply, Reply::Refused { kind, .. } if kind == "busy"));
         drop(silent);

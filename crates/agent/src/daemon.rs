@@ -5,6 +5,7 @@ mod commands;
 mod discovery;
 mod events;
 mod login;
+mod organisations;
 mod sealing;
 
 use crate::control;
@@ -30,6 +31,7 @@ use engine::openflow::logins::Realm;
 use events::Report;
 use ipnet::IpNet;
 use login::Started;
+use organisations::Place;
 use reach::kept::KeptSession;
 use reach::login::{LoggedIn, Timed, timed};
 use reach::protocol::{Reply, Standing};
@@ -56,7 +58,7 @@ const BATCH: usize = 64;
 
 /// A message to the loop from one of its tasks.
 enum Message {
-    Login(u32, Box<LoggedIn>, oneshot::Sender<Reply>),
+    Login(Place, Box<LoggedIn>, oneshot::Sender<Reply>),
     LoginStarted(u32, Started, Reply, oneshot::Sender<Reply>),
     Grant(Subject, FetchId, Timed<Result<api::Grant, Error>>),
     Destinations(Subject, u64, Timed<Result<Destinations, Error>>),
@@ -71,11 +73,14 @@ enum Message {
 /// A session's connection to its authority.
 struct Connection {
     authority: Authority,
-    /// Number that distinguishes answers to this login from answers to an earlier login.
+    /// Number of this login. It distinguishes answers to requests of this login from answers to requests of an earlier
+    /// one.
     login: u64,
     events: JoinHandle<()>,
-    /// Why the latest call failed or the event stream is down; `None` if neither is so.
+    /// Why the latest call failed, or why the event stream is down; `None` if the call succeeded and the stream is up.
     trouble: Option<String>,
+    /// Networks that the authority claims, and for which it may not speak.
+    refused: Vec<IpNet>,
 }
 
 impl Drop for Connection {
@@ -104,7 +109,7 @@ struct Daemon {
     connections: BTreeMap<Subject, Connection>,
     logins: u64,
     answers: Answers,
-    /// Logins with an identity provider that have been started and not finished, at most one per user.
+    /// Logins with an identity provider that users have started but not finished, at most one per user.
     started: BTreeMap<u32, Started>,
     waiters: Vec<Waiter>,
     discovery: Discovery,
@@ -116,8 +121,8 @@ struct Daemon {
     climbing: climbing::Climbing,
 }
 
-/// Runs the daemon until a signal ends it. The programs and the grants stay in the kernel, so that flows continue and
-/// new flows can still begin. The next daemon takes over this state.
+/// Runs the daemon until a signal ends it. The programs and the grants stay in the kernel after that, so that flows
+/// continue and new flows can still begin. The next daemon takes over the programs and grants.
 ///
 /// # Errors
 ///
@@ -278,23 +283,33 @@ impl Daemon {
     /// Restores sessions from disk, and their entries from the kernel's tables.
     fn restore(&mut self) {
         for (uid, kept) in self.kept.clone() {
-            let subject = Subject::of_user(uid);
-            self.agent.set_rules(subject, kept.rules);
-            let Some(session) = kept.session else { continue };
-            match Authority::of_user(&session.authority, session.ca.as_deref().map(str::as_bytes), uid) {
-                Ok(authority) => {
-                    self.connect(subject, session.knowing(authority));
-                    let KeptSession { expires, receivers, sealed, skew, .. } = session;
-                    self.note_destinations(subject, &receivers, &sealed, None);
-                    self.agent.login(subject, Login { expires, receivers, sealed, skew });
+            self.agent.set_rules(Subject::of_user(uid), kept.rules.clone());
+            self.restore_networks(uid, &kept);
+            for (number, ..) in kept.all() {
+                if let Some(session) = kept.session(number) {
+                    self.resume(Subject::of_user(uid).in_organisation(number), session.clone());
                 }
-                Err(error) => tracing::error!(uid, "cannot resume the saved session: {error}"),
             }
         }
         let (owners, entries) = self.kernel.inventory();
         self.agent.take_over(now(), &owners, &entries);
         #[cfg(feature = "seal")]
         self.renew_for_ladder(&entries);
+    }
+
+    fn resume(&mut self, subject: Subject, session: KeptSession) {
+        let uid = subject.user();
+        match Authority::of_user(&session.authority, session.ca.as_deref().map(str::as_bytes), uid) {
+            Ok(authority) => {
+                self.connect(subject, session.knowing(authority));
+                let KeptSession { expires, receivers, sealed, skew, .. } = session;
+                let (receivers, refused) = self.claims(subject, receivers);
+                self.note_refused(subject, refused);
+                self.note_destinations(subject, &receivers, &sealed, None);
+                self.agent.login(subject, Login { expires, receivers, sealed, skew });
+            }
+            Err(error) => tracing::error!(uid, "cannot resume the saved session: {error}"),
+        }
     }
 
     fn follow_interfaces(&mut self) {
@@ -307,7 +322,7 @@ impl Daemon {
             Err(error) => tracing::warn!("cannot follow changes of interfaces: {error:#}"),
         }
         if let Err(error) = self.kernel.follow_cores() {
-            tracing::warn!("cannot tell whether packets from the kernel program still arrive: {error:#}");
+            tracing::warn!("cannot check whether packets from the kernel program still arrive: {error:#}");
         }
     }
 
@@ -369,7 +384,7 @@ impl Daemon {
                 tracing::info!(uid = subject.user(), "the session has ended");
                 self.connections.remove(&subject);
                 self.forget_tunnels(subject);
-                self.kept.entry(subject.user()).or_default().session = None;
+                self.set_session(subject, None);
                 self.save(subject.user());
             }
         }
@@ -384,7 +399,7 @@ impl Daemon {
         };
         let (authority, messages) = (connection.authority.clone(), self.messages.clone());
         self.answers.renewals += u64::from(self.agent.has_grant_for(subject, &request.to));
-        let kept = self.kept.get(&subject.user()).and_then(|kept| kept.session.as_ref());
+        let kept = self.kept_session(subject);
         let in_band = kept.is_some_and(|session| self.settings.key_transfer.contains(&session.authority));
         let keys = in_band.then(|| self.keys.clone());
         self.note_fetch(id, request.to);
@@ -409,7 +424,7 @@ impl Daemon {
 
     fn message(&mut self, message: Message) {
         match message {
-            Message::Login(uid, done, reply) => self.logged_in(uid, *done, reply),
+            Message::Login(place, done, reply) => self.logged_in(&place, *done, reply),
             Message::LoginStarted(uid, started, answer, reply) => {
                 self.started.insert(uid, started);
                 let _ = reply.send(answer);
@@ -475,6 +490,11 @@ impl Daemon {
         if let Err(Refusal::Failed(why)) = &answer {
             failure = Some(why.clone());
         }
+        // No tunnel of another organisation may take this one's packets, or get its grants.
+        let answer = answer.map(|mut grant| {
+            grant.tunnels.retain(|tunnel| self.agent.speaks_for(subject, tunnel.ip()));
+            grant
+        });
         self.note_answer(subject, id, &answer);
         let used = self.agent.answered(now(), subject, id, &answer);
         if let Some(why) = unusable.or(used.err()) {
@@ -506,10 +526,10 @@ impl Daemon {
     }
 
     fn sync_clock(&mut self, subject: Subject, unix: u64, requested: Duration, answered: Duration) {
-        if self.agent.sync_clock(subject, unix, requested, answered)
-            && let Some(session) = self.kept.get_mut(&subject.user()).and_then(|kept| kept.session.as_mut())
-        {
-            session.skew = self.agent.skew(subject);
+        let changed = self.agent.sync_clock(subject, unix, requested, answered);
+        let skew = self.agent.skew(subject);
+        if changed && let Some(session) = self.kept_session_mut(subject) {
+            session.skew = skew;
             self.save(subject.user());
         }
     }
@@ -525,7 +545,11 @@ impl Daemon {
             Ok(answer_value) => {
                 self.sync_clock(subject, answer_value.now, answer.requested, answer.answered);
                 let (receivers, sealed) = convert::reachable(&answer_value);
-                self.note_destinations(subject, &receivers, &sealed, Some(&answer_value.sealed.tunnels));
+                let (receivers, refused) = self.claims(subject, receivers);
+                self.note_refused(subject, refused);
+                let mut tunnels = answer_value.sealed.tunnels;
+                tunnels.retain(|tunnel| self.agent.speaks_for(subject, tunnel.ip()));
+                self.note_destinations(subject, &receivers, &sealed, Some(&tunnels));
                 Some((receivers, sealed))
             }
         };
@@ -533,14 +557,14 @@ impl Daemon {
         if let Err(error) = self.agent.destinations(now(), subject, receivers) {
             tracing::error!(uid = subject.user(), "cannot use the destinations from the authority: {error}");
         }
+        let receivers = self.agent.receivers(subject).to_vec();
+        let connection = self.connections.get(&subject);
+        let authorities = connection.map(|connection| connection.authority.members().all).unwrap_or_default();
         if let Some(sealed) = received
-            && let Some(session) = self.kept.get_mut(&subject.user()).and_then(|kept| kept.session.as_mut())
+            && let Some(session) = self.kept_session_mut(subject)
         {
-            let receivers = self.agent.receivers(subject);
-            let connection = self.connections.get(&subject);
-            let authorities = connection.map(|connection| connection.authority.members().all).unwrap_or_default();
             if session.receivers != receivers || session.sealed != sealed || session.authorities != authorities {
-                (session.receivers, session.sealed) = (receivers.to_vec(), sealed);
+                (session.receivers, session.sealed) = (receivers, sealed);
                 session.authorities = authorities;
                 self.save(subject.user());
             }

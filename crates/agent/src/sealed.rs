@@ -1,5 +1,5 @@
-//! Sealed tunnels (wire.md §9) of the agent: which receivers' packets the kernel steers into the tunnel's device, which
-//! tunnel takes them, and the grants that open tunnels.
+//! The agent's part in sealed tunnels (wire.md §9): the receivers whose packets the kernel steers into the tunnels'
+//! device, the choice of the tunnel for each packet, and the grants that open tunnels.
 
 mod wanted;
 
@@ -15,7 +15,7 @@ use engine::model::{Grant, Receiver, Sealing, Secret, Service};
 use engine::tunnel::Dropped;
 use ipnet::IpNet;
 use reach::protocol::{Tunnel, TunnelQueue};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -43,30 +43,31 @@ pub struct Sealed {
     running: Option<Pump<AgentEnd>>,
     /// Why the tunnels' thread has ended and could not be started again.
     trouble: Option<String>,
-    /// By subject: the clock of the subject's authority.
+    /// The clock of each subject's authority.
     clocks: BTreeMap<Subject, Clock>,
-    /// By subject: the receivers to which the subject is allowed to send only sealed packets.
+    /// For each subject, the receivers to which the subject is allowed to send only sealed packets.
     demanded: BTreeMap<Subject, Vec<Receiver>>,
-    /// Destinations whose grant admits in a tunnel only, although the authority's list does not say so yet, because the
-    /// rule has just changed.
+    /// Destinations whose grant admits packets in a tunnel only, although the authority's list does not contain them
+    /// yet, because the rule has just changed.
     unlisted: BTreeSet<(Subject, Destination)>,
-    /// Receivers that an earlier process steered, until every session's list is known.
+    /// Receivers that an earlier process steered into tunnels. `None` as soon as the list of every session is known.
     inherited: Option<Vec<Receiver>>,
     /// Grants for receivers behind a tunnel, by handle.
-    grants: BTreeMap<Handle, Held>,
-    /// The grant of each destination.
+    grants: BTreeMap<(Subject, Handle), Held>,
+    /// For each destination, the handle of its grant.
     places: BTreeMap<(Subject, Destination), Handle>,
     services: BTreeMap<(Subject, SocketAddr), Wanted>,
-    /// The tunnels that the policy lets each subject reach, once the authority has said so.
+    /// For each subject, the tunnels that the policy lets the subject reach. The subject is absent until the authority
+    /// has named them.
     reachable: BTreeMap<Subject, Vec<SocketAddr>>,
-    /// Whether senders ask for a treatment.
+    /// Whether any sender asks for a treatment.
     asked: bool,
     pruned: Duration,
-    /// Addresses that this machine has lost, kept for flows in tunnels.
+    /// Addresses that this machine has lost, but keeps for flows in tunnels.
     kept: BTreeSet<IpAddr>,
-    /// Number of queues; `None` for as many as there are processors.
+    /// Number of queues; `None` for the usual number.
     queues: Option<u32>,
-    /// The file to which the tunnels' threads write keys, also after it was started again.
+    /// The file to which the tunnels' threads write keys. It stays the same after a restart of the threads.
     export: Option<Arc<Mutex<KeyFile>>>,
 }
 
@@ -74,7 +75,7 @@ pub struct Sealed {
 struct Held {
     subject: Subject,
     sealing: Sealing,
-    /// Whether the grant admits inside a tunnel only.
+    /// Whether the grant admits packets inside a tunnel only.
     only: bool,
     tunnels: Vec<SocketAddr>,
     expires: u32,
@@ -82,9 +83,10 @@ struct Held {
 
 impl Sealed {
     /// Processes an authority's list of receivers for a person, and the names of those receivers that accept only
-    /// sealed packets from the person. `tunnels` are the tunnels that the person may reach, or `None` if the list is one
-    /// that was saved; opens them in advance if packets are likely to need them. `sessions` is the number of sessions on
-    /// this machine. Receivers that an earlier process sealed stay sealed until the lists of all sessions are known.
+    /// sealed packets from the person. `tunnels` are the tunnels that the person may reach, or `None` if the list was
+    /// saved by an earlier process. If packets are likely to need a tunnel, opens it in advance. `sessions` is the
+    /// number of sessions on this machine. Receivers that an earlier process sealed stay sealed until the lists of all
+    /// sessions are known.
     pub fn destinations(
         &mut self,
         maps: &Maps,
@@ -111,7 +113,7 @@ impl Sealed {
         self.seal(maps)
     }
 
-    /// Forgets a person who has logged out, and ends the person's tunnels and the flows in them.
+    /// Removes a person who has logged out, and ends the person's tunnels and the flows in them.
     pub fn forget(&mut self, maps: &Maps, subject: Subject) -> Result<()> {
         self.demanded.remove(&subject);
         self.places.retain(|(of, _), _| *of != subject);
@@ -119,7 +121,7 @@ impl Sealed {
         self.reachable.remove(&subject);
         self.clocks.remove(&subject);
         if let Some(pump) = &self.running {
-            pump.end().forget(subject.number(), times());
+            pump.end().forget((subject.number(), subject.organisation()), times());
             pump.wake();
         }
         self.seal(maps)
@@ -143,8 +145,11 @@ impl Sealed {
     }
 
     fn unlisted(&self) -> BTreeSet<(Subject, Destination)> {
-        let only = |grant: &Handle| self.grants.get(grant).is_some_and(|held| held.only);
-        let unlisted = self.places.iter().filter(|((subject, to), grant)| only(grant) && !self.is_listed(*subject, to));
+        let only = |subject, grant| self.grants.get(&(subject, grant)).is_some_and(|held| held.only);
+        let is_unlisted = |((subject, to), grant): &(&(Subject, Destination), &Handle)| {
+            only(*subject, **grant) && !self.is_listed(*subject, to)
+        };
+        let unlisted = self.places.iter().filter(is_unlisted);
         unlisted.map(|(place, _)| *place).collect()
     }
 
@@ -170,8 +175,8 @@ impl Sealed {
         maps.seal(&entries)
     }
 
-    /// Stores a grant. If packets to its destination have to travel in a tunnel, or if any sender asks for a treatment,
-    /// assigns these packets to the grant's tunnel.
+    /// Stores a grant. If packets to the grant's destination have to travel in a tunnel, or if any sender asks for a
+    /// treatment, assigns these packets to the grant's tunnel.
     pub fn granted(&mut self, maps: &Maps, subject: Subject, to: Destination, grant: &Grant) -> Result<()> {
         let Secret::Grant(header, _) = &grant.secret else { return Ok(()) };
         if grant.tunnels.is_empty() && !grant.sealing.is_sealed() {
@@ -185,26 +190,24 @@ impl Sealed {
             tunnels: grant.tunnels.clone(),
             expires: header.expires,
         };
-        self.grants.insert(header.handle, held);
+        self.grants.insert((subject, header.handle), held);
         self.lead(maps, subject, to, header.handle, false)
     }
 
     /// Assigns packets to the destination in `slot` to the grant's tunnel, if these packets have to travel in a tunnel.
     /// Call this method when the kernel begins to use a grant for another of the destinations that the grant covers.
-    pub fn placed(&mut self, maps: &Maps, slot: &GrantSlot, entry: &GrantEntry) -> Result<()> {
+    pub fn placed(&mut self, maps: &Maps, subject: Subject, slot: &GrantSlot, entry: &GrantEntry) -> Result<()> {
         let Ok(header) = GrantHeader::decode(&entry.header) else { return Ok(()) };
         if entry.plain != 0 || entry.suite == wire::ls::SUITE {
             return Ok(());
         }
-        // A slot has the number of a user's subject, which is not 0.
-        let Some(user) = slot.subject.checked_sub(1) else { return Ok(()) };
-        self.lead(maps, Subject::of_user(user), slot.destination(), header.handle, false)
+        self.lead(maps, subject, slot.destination(), header.handle, false)
     }
 
     /// Assigns packets to a destination to the tunnel of a grant, if the packets have to travel in a tunnel, if any
     /// sender asks for a treatment, or if `anyway`.
     fn lead(&mut self, maps: &Maps, subject: Subject, to: Destination, grant: Handle, anyway: bool) -> Result<()> {
-        let Some(Held { sealing, only, tunnels, .. }) = self.grants.get(&grant) else { return Ok(()) };
+        let Some(Held { sealing, only, tunnels, .. }) = self.grants.get(&(subject, grant)) else { return Ok(()) };
         let (sealing, only) = (*sealing, *only);
         let same = |tunnel: &&SocketAddr| tunnel.is_ipv4() == to.address.is_ipv4();
         let tunnel = tunnels.iter().find(same).or(tunnels.first()).copied();
@@ -215,25 +218,27 @@ impl Sealed {
         if !only && !self.asked && !anyway {
             return Ok(());
         }
-        let service = tunnel.context("its packets need a sealed tunnel, but the policy names none for its verifier")?;
+        let service = tunnel.context(
+            "packets to the destination need a sealed tunnel, but the policy names no tunnel for its verifier",
+        )?;
         self.want(subject, service, &sealing);
-        let key = Key { subject: subject.number(), service };
+        let key = key_of(subject, service);
         self.start(maps)?.end().set_leg(to, Leg { tunnel: key, demand: sealing });
         Ok(())
     }
 
-    /// Returns the tunnel through which packets to a destination can travel, although no rule demands it; `None` if there is
-    /// no such tunnel, or if a rule demands a tunnel.
+    /// Returns the tunnel through which packets to a destination can travel although no rule demands a tunnel. Returns
+    /// `None` if there is no such tunnel, or if a rule demands a tunnel.
     pub fn alternative(&self, subject: Subject, to: Destination) -> Option<SocketAddr> {
-        let held = self.grants.get(self.places.get(&(subject, to))?)?;
+        let held = self.grants.get(&(subject, *self.places.get(&(subject, to))?))?;
         let same = |tunnel: &&SocketAddr| tunnel.is_ipv4() == to.address.is_ipv4();
         let tunnel = held.tunnels.iter().find(same).or(held.tunnels.first());
         tunnel.copied().filter(|_| !held.only)
     }
 
-    /// Assigns packets to a destination to its tunnel, because no answer came outside.
+    /// Assigns packets to a destination to the destination's tunnel, because no answer came to packets outside.
     pub fn take(&mut self, maps: &Maps, subject: Subject, to: Destination) -> Result<()> {
-        let grant = self.places.get(&(subject, to)).copied().context("there is no grant for it")?;
+        let grant = self.places.get(&(subject, to)).copied().context("the agent has no grant for the destination")?;
         self.lead(maps, subject, to, grant, true)?;
         let asks = maps.steering()?.asks;
         if asks & wire::map::KEEPS_FLOWS == 0 {
@@ -255,16 +260,16 @@ impl Sealed {
         if wanted.demand(sealing)
             && let (Some(pump), Some(terms)) = (&self.running, wanted.terms(service))
         {
-            pump.end().set_tunnel(Key { subject: subject.number(), service }, terms, times());
+            pump.end().set_tunnel(key_of(subject, service), terms, times());
         }
     }
 
-    /// Sets the clock of a subject's authority, by which grants end.
+    /// Sets the clock of a subject's authority. Grants of the subject end by this clock.
     pub fn set_clock(&mut self, subject: Subject, clock: Clock) {
         if self.clocks.insert(subject, clock) != Some(clock)
             && let Some(pump) = &self.running
         {
-            pump.end().set_clock(subject.number(), clock);
+            pump.end().set_clock((subject.number(), subject.organisation()), clock);
         }
     }
 
@@ -273,14 +278,13 @@ impl Sealed {
         self.clocks.get(&subject).map_or_else(|| times().1, |clock| wanted::unix(clock, now()))
     }
 
-    /// Returns the tunnels for which a grant has to be requested now, each by its subject and the destination of its
-    /// UDP packets. The caller has to call [`Self::opened`] or [`Self::failed`] for each of them.
+    /// Returns the tunnels for which the caller has to request a grant now. Each is given by its subject and the
+    /// destination of its UDP packets. The caller has to call [`Self::opened`] or [`Self::failed`] for each of them.
     pub fn due(&mut self) -> Vec<(Subject, Destination)> {
         // A verifier that refuses a tunnel refuses it with another handshake, too: it needs another grant.
         let shown = self.running.as_ref().map(|pump| pump.end().show(times())).unwrap_or_default();
-        for key in shown.iter().filter(|shown| shown.refused == Some(Refusal::Revoked)).map(|shown| shown.key) {
-            let is_it =
-                |(subject, service): &(Subject, SocketAddr)| subject.number() == key.subject && *service == key.service;
+        for refused in shown.iter().filter(|shown| shown.refused == Some(Refusal::Revoked)).map(|shown| shown.key) {
+            let is_it = |(subject, service): &(Subject, SocketAddr)| key_of(*subject, *service) == refused;
             self.services.iter_mut().filter(|(of, _)| is_it(of)).for_each(|(_, wanted)| wanted.refuse());
         }
         let (now, local, clocks) = (now(), times().1, &self.clocks);
@@ -297,18 +301,18 @@ impl Sealed {
         let Some(wanted) = self.services.get_mut(&(subject, service)) else { return Ok(()) };
         let Secret::Grant(header, key) = &grant.secret else {
             wanted.failed(now(), false);
-            anyhow::bail!("its suite is for first packets only: a tunnel needs a grant of another suite");
+            anyhow::bail!("the grant's suite is for first packets only: a tunnel needs a grant of another suite");
         };
         wanted.granted(now(), unix, (*header, key.clone()));
         let terms = wanted.terms(service).context("it has just got a grant")?;
         let pump = self.start(maps)?;
-        pump.end().set_tunnel(Key { subject: subject.number(), service }, terms, times());
+        pump.end().set_tunnel(key_of(subject, service), terms, times());
         pump.wake();
         Ok(())
     }
 
-    /// Schedules another request for the grant of the tunnel to `to`, after one that has brought none. `is_unreached`:
-    /// the authority could not be reached.
+    /// Schedules another request for the grant of the tunnel to `to`, after a request that brought no grant.
+    /// `is_unreached` says whether the authority could not be reached.
     pub fn failed(&mut self, subject: Subject, to: Destination, is_unreached: bool) {
         if let Some(wanted) = self.services.get_mut(&(subject, SocketAddr::new(to.address, to.port))) {
             wanted.failed(now(), is_unreached);
@@ -320,30 +324,31 @@ impl Sealed {
         self.services.iter_mut().filter(|((of, _), _)| *of == subject).for_each(|(_, wanted)| wanted.reached());
     }
 
-    /// Assigns a tunnel to packets that were dropped for lack of a tunnel, if there is a grant for these packets.
+    /// Assigns a tunnel to packets that were dropped for lack of a tunnel, if the agent has a grant for these packets.
     /// Returns the subjects and destinations of packets without a grant.
-    pub fn unknown(&mut self, maps: &Maps) -> Vec<(Subject, Destination)> {
+    pub fn unknown(&mut self, maps: &Maps, holder: impl Fn(&GrantSlot) -> Option<Subject>) -> Vec<GrantSlot> {
         let Some(pump) = &self.running else { return Vec::new() };
         let mut end = pump.end();
         let all: Vec<_> = std::iter::from_fn(|| end.unknown()).collect();
         drop(end);
-        let subjects = all.into_iter().filter_map(|(number, to)| Some((Subject::of_user(number.checked_sub(1)?), to)));
         let mut unknown = Vec::new();
-        for (subject, to) in subjects {
-            match self.places.get(&(subject, to)).copied().filter(|grant| self.grants.contains_key(grant)) {
-                Some(grant) => {
+        for (number, to) in all {
+            let slot = GrantSlot::new(number, &to);
+            let held = holder(&slot).and_then(|subject| Some((subject, *self.places.get(&(subject, to))?)));
+            match held.filter(|held| self.grants.contains_key(held)) {
+                Some((subject, grant)) => {
                     if let Err(error) = self.lead(maps, subject, to, grant, true) {
                         tracing::error!(?to, "cannot find a sealed tunnel, so packets are dropped: {error:#}");
                     }
                 }
-                None => unknown.push((subject, to)),
+                None => unknown.push(slot),
             }
         }
         unknown
     }
 
     /// Removes grants that have expired, and the destinations and sealed prefixes that no other grant needs. Flows stay
-    /// in the tunnel in which they are.
+    /// in their tunnels.
     pub fn prune(&mut self, maps: &Maps) -> Result<()> {
         let (now, local) = (now(), times().1);
         if now.saturating_sub(self.pruned) < PRUNE_EVERY {
@@ -353,7 +358,7 @@ impl Sealed {
         let Self { grants, places, services, clocks, reachable, .. } = self;
         let unix = |subject: &Subject| clocks.get(subject).map_or(local, |clock| wanted::unix(clock, now));
         grants.retain(|_, held| held.expires > unix(&held.subject));
-        places.retain(|_, grant| grants.contains_key(grant));
+        places.retain(|(subject, _), grant| grants.contains_key(&(*subject, *grant)));
         // A tunnel that the policy no longer has, and that no grant names, needs no grant of its own.
         let named: BTreeSet<(Subject, SocketAddr)> =
             grants.values().flat_map(|held| held.tunnels.iter().map(|tunnel| (held.subject, *tunnel))).collect();
@@ -363,27 +368,25 @@ impl Sealed {
         });
         if let Some(pump) = &self.running {
             let held: BTreeSet<_> = self.places.keys().map(|(subject, to)| (subject.number(), *to)).collect();
-            let wanted: BTreeSet<_> = self.services.keys().map(|(subject, to)| (subject.number(), *to)).collect();
+            let wanted: HashSet<_> = self.services.keys().map(|(subject, to)| key_of(*subject, *to)).collect();
             let mut end = pump.end();
             end.retain_legs(|subject, to| held.contains(&(subject, *to)));
-            end.retain_tunnels(|key| wanted.contains(&(key.subject, key.service)), times());
+            end.retain_tunnels(|key| wanted.contains(key), times());
         }
         if self.unlisted() == self.unlisted { Ok(()) } else { self.seal(maps) }
     }
 
-    /// Forgets which grant is for the destination in `slot`. Call this method when the kernel no longer has a grant for
-    /// this destination.
-    pub fn removed(&mut self, slot: &GrantSlot) {
-        if let Some(user) = slot.subject.checked_sub(1) {
-            self.places.remove(&(Subject::of_user(user), slot.destination()));
-        }
+    /// Removes the assignment of a grant to the destination in `slot`. The caller calls this method when the kernel no
+    /// longer has a grant for this destination.
+    pub fn removed(&mut self, subject: Subject, slot: &GrantSlot) {
+        self.places.remove(&(subject, slot.destination()));
     }
 
     /// Returns a person's tunnels in the form for display.
     pub fn tunnels_of(&self, subject: Subject) -> Vec<Tunnel> {
         let shown = self.running.as_ref().map(|pump| pump.end().show(times())).unwrap_or_default();
         let keys_exported = self.running.as_ref().is_some_and(|pump| pump.end().is_exporting());
-        let own = shown.into_iter().filter(|shown| shown.key.subject == subject.number());
+        let own = shown.into_iter().filter(|shown| key_of(subject, shown.key.service) == shown.key);
         let tunnel = |Shown { key, is_open, phase, refused }: Shown| Tunnel {
             service: key.service,
             open: is_open,
@@ -410,7 +413,7 @@ impl Sealed {
         records.chain(others).map(|(name, count)| (format!("tunnel_{name}"), count)).collect()
     }
 
-    /// Keeps addresses that this machine has lost as long as flows in tunnels send from them. Gives up a kept address
+    /// Keeps addresses that this machine has lost as long as flows in tunnels send from them. Releases a kept address
     /// when this machine has the address again, or when no flow uses it any more.
     pub fn keep_addresses(&mut self) -> Result<()> {
         let Some(pump) = &self.running else { return Ok(()) };
@@ -430,7 +433,7 @@ impl Sealed {
         Ok(())
     }
 
-    /// Makes every tunnel send a packet at once, because this machine's addresses have changed. From this packet, the
+    /// Makes every tunnel send a packet at once, because this machine's addresses have changed. From the packet, the
     /// verifier learns the new address.
     pub fn moved(&self) {
         if let Some(pump) = &self.running {
@@ -439,12 +442,12 @@ impl Sealed {
         }
     }
 
-    /// Writes the keys of all tunnels to a file, for debugging. To be called before the first tunnel is wanted.
+    /// Writes the keys of all tunnels to a file, for debugging. Must be called before the first tunnel opens.
     pub fn danger_export(&mut self, file: KeyFile) {
         self.export = Some(Arc::new(Mutex::new(file)));
     }
 
-    /// Sets the number of queues. To be called before the first tunnel is wanted.
+    /// Sets the number of queues. Must be called before the first tunnel opens.
     pub fn set_queues(&mut self, queues: Option<u32>) {
         self.queues = queues;
     }
@@ -455,13 +458,14 @@ impl Sealed {
         loads.iter().map(|load| TunnelQueue { sealed: load.sealed, opened: load.opened }).collect()
     }
 
-    /// Starts the tunnels' thread again if it has ended, because somebody removed its device for instance. Until then the
-    /// device is missing, so that the kernel drops the packets that have to travel in tunnels.
+    /// Starts the tunnels' thread again if it has ended, for instance because somebody removed its device. Without the
+    /// device, the kernel drops the packets that have to travel in tunnels.
     pub fn revive(&mut self, maps: &Maps) {
         if self.running.as_ref().is_some_and(|pump| !pump.is_running()) {
             tracing::error!(
                 device = DEVICE,
-                "the tunnels' thread has ended, and packets that have to travel in tunnels are dropped: starting it again"
+                "the tunnels' thread has ended, and packets that have to travel in tunnels are dropped: starting it \
+                 again"
             );
             (self.running, self.trouble) = (None, Some("the tunnels' thread has ended".to_owned()));
             self.kept.clear();
@@ -485,14 +489,14 @@ impl Sealed {
             let mut end = pump.end();
             for ((subject, service), wanted) in &self.services {
                 if let Some(terms) = wanted.terms(*service) {
-                    end.set_tunnel(Key { subject: subject.number(), service: *service }, terms, times());
+                    end.set_tunnel(key_of(*subject, *service), terms, times());
                 }
             }
         }
         let places: Vec<_> = self.places.iter().map(|((subject, to), grant)| (*subject, *to, *grant)).collect();
         for (subject, to, grant) in places {
             if let Err(error) = self.lead(maps, subject, to, grant, false) {
-                tracing::error!(?to, "no sealed tunnel, and packets are dropped: {error:#}");
+                tracing::error!(?to, "cannot find a sealed tunnel, so packets are dropped: {error:#}");
             }
         }
         Ok(())
@@ -528,12 +532,19 @@ impl Sealed {
                     file.lock().unwrap_or_else(PoisonError::into_inner).write(line);
                 }));
             }
-            self.clocks.iter().for_each(|(subject, clock)| end.set_clock(subject.number(), *clock));
+            self.clocks
+                .iter()
+                .for_each(|(subject, clock)| end.set_clock((subject.number(), subject.organisation()), *clock));
             self.running = Some(Pump::start(device, vec![socket], end)?);
             tracing::info!(device = DEVICE, "packets to sealed receivers go through tunnels");
         }
         self.running.as_ref().context("the tunnels' thread has just been started")
     }
+}
+
+/// Returns the key of a subject's tunnel to a service.
+fn key_of(subject: Subject, service: SocketAddr) -> Key {
+    Key { subject: subject.number(), organisation: subject.organisation(), service }
 }
 
 /// Returns this machine's addresses, without those of the tunnel's device.

@@ -11,6 +11,7 @@ use engine::document::{Faults, Reader, texts};
 use engine::openflow::plane::Household;
 use ipnet::IpNet;
 use reach::agent::DEFAULT_SOCKET;
+use reach::organisation::OrganisationName;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -46,6 +47,7 @@ const KEYS: &[&str] = &[
     "treatment",
     "tunnel_queues",
     "danger_export_keys",
+    "organisation",
 ];
 
 /// Settings of the daemon, as flags
@@ -63,7 +65,7 @@ pub struct Flags {
     /// Name that keeps the kernel state of several agents on one host apart [default: default]
     #[arg(long, value_name = "NAME", env = "VOUCHSAFE_AGENT_INSTANCE")]
     pub instance: Option<String>,
-    /// Use only this interface; may be repeated [default: all but loopback, including those that appear later]
+    /// Use only this interface; may be repeated [default: all except loopback, including interfaces that appear later]
     #[arg(long, value_name = "IF", env = "VOUCHSAFE_AGENT_INTERFACE", value_delimiter = ',')]
     pub interface: Vec<String>,
     /// Let packets without a local socket (forwarded ones, containers') carry this user's tokens [default: none]
@@ -94,14 +96,14 @@ pub struct Flags {
     /// Address at which to serve metrics for Prometheus, in plain HTTP [default: not served]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_METRICS")]
     pub metrics: Option<SocketAddr>,
-    /// Address at which to listen as the controller of OpenFlow 1.3 switches; then only named interfaces are used
-    /// [default: do not listen]
+    /// Address at which to listen as the controller of OpenFlow 1.3 switches; if set, only interfaces named with
+    /// --interface are used [default: do not listen]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_SWITCHES")]
     pub switches: Option<SocketAddr>,
     /// Use TLS with switches, with this certificate [default: no TLS]
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_SWITCHES_CERTIFICATE")]
     pub switches_certificate: Option<PathBuf>,
-    /// The private key for that certificate
+    /// The private key for the certificate
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_SWITCHES_KEY")]
     pub switches_key: Option<PathBuf>,
     /// The CA that has signed switches' certificates
@@ -111,7 +113,7 @@ pub struct Flags {
     /// user of forwarded_as]
     #[arg(long, value_name = "MAC=USER", env = "VOUCHSAFE_AGENT_DEVICE", value_delimiter = ',')]
     pub device: Vec<String>,
-    /// Let people behind switches log their devices in with a browser at this authority, whose client keys are good for
+    /// Let people behind switches log their devices in with a browser at this authority; its client keys are valid for
     /// this network; may be repeated [default: none]
     #[arg(long, value_name = "URL=NETWORK", env = "VOUCHSAFE_AGENT_DEVICE_LOGINS", value_delimiter = ',')]
     pub device_logins: Vec<String>,
@@ -119,15 +121,19 @@ pub struct Flags {
     /// dscp:N=TREATMENT, user:NAME=TREATMENT or cgroup:PATH=TREATMENT; may be repeated [default: none]
     #[arg(long, value_name = "KIND:NAME=TREATMENT", env = "VOUCHSAFE_AGENT_TREATMENT")]
     pub treatment: Vec<String>,
-    /// Number of queues of sealed tunnels, each with a thread of its own, 1 to 8 [default: the number of processors, at most
-    /// 8]
+    /// Number of queues of sealed tunnels, each with a thread of its own, 1 to 8 [default: half the number of processors,
+    /// 1 to 8]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_AGENT_TUNNEL_QUEUES", value_parser = clap::value_parser!(u32).range(1..=i64::from(LANES)))]
     pub tunnel_queues: Option<u32>,
+    /// Let the authority of the organisation with this name speak for the addresses of this network, and no other
+    /// organisation's; may be repeated. Users can't change the networks of this organisation [default: users say so]
+    #[arg(long, value_name = "NAME=NETWORK", env = "VOUCHSAFE_AGENT_ORGANISATION", value_delimiter = ',')]
+    pub organisation: Vec<String>,
     /// For debugging only: write the keys of all sealed tunnels to this file, so that `vouchsafe inspect --keys` can
     /// open their records in a capture. Everybody who has the file can read what the tunnels carry [default: don't]
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_AGENT_DANGER_EXPORT_KEYS")]
     pub danger_export_keys: Option<PathBuf>,
-    /// Give packets from switches no token, to measure the cost of the controller alone [default: give them tokens]
+    /// Add no tokens to packets from switches, to measure the cost of the controller alone [default: add tokens]
     #[arg(long, env = "VOUCHSAFE_AGENT_PRO_FORMA")]
     pub pro_forma: bool,
 }
@@ -147,7 +153,7 @@ pub struct Settings {
     pub authorities: Vec<String>,
     /// Domains whose records the agent keeps up to date.
     pub discover: Vec<Domain>,
-    /// The name servers that the agent asks for records; empty for the system's.
+    /// The name servers that the agent asks for records; empty for the system's name servers.
     pub resolvers: Vec<SocketAddr>,
     /// Whether the agent looks for domains' records (wire.md §7.1) in the answers that name servers send to other
     /// programs.
@@ -156,23 +162,25 @@ pub struct Settings {
     pub key_transfer: Vec<String>,
     /// Address at which metrics are served; `None` if they are not served.
     pub metrics: Option<SocketAddr>,
-    /// Address at which the agent waits for connections from switches; `None` if it does not.
+    /// Address at which the agent waits for connections from switches; `None` if it does not wait for any.
     pub switches: Option<SocketAddr>,
     /// The files for TLS with switches; `None` for connections without TLS.
     pub switches_tls: Option<Files>,
     /// The users whose tokens the packets of devices behind switches carry.
     pub household: Household,
-    /// The authorities at which people behind switches log their devices in with a browser, by URL, and the networks for
-    /// which the authorities' client keys are good.
+    /// The authorities at which people behind switches log their devices in with a browser. The key is the authority's
+    /// URL, and the value is the list of networks in which its client keys are valid.
     pub device_logins: BTreeMap<String, Vec<IpNet>>,
     /// Whether the controller adds no tokens to packets from switches, to measure the cost of the controller alone.
     pub pro_forma: bool,
     /// Senders who ask for a treatment in a sealed tunnel, and the treatments that they ask for.
     pub wishes: Vec<Wished>,
-    /// Number of queues of sealed tunnels; `None` for as many as there are processors.
+    /// Number of queues of sealed tunnels; `None` for the usual number.
     pub tunnel_queues: Option<u32>,
-    /// File to which the keys of sealed tunnels are written, for debugging; `None` if they are not.
+    /// File to which the agent writes the keys of sealed tunnels, for debugging; `None` if it does not write them.
     pub danger_export_keys: Option<PathBuf>,
+    /// Organisations, and the networks for which only they may speak, for all users.
+    pub organisations: BTreeMap<OrganisationName, Vec<IpNet>>,
     /// Settings of the state machine in `engine::agent`.
     pub agent: agent::Config,
 }
@@ -286,6 +294,8 @@ impl Settings {
         if tunnel_queues.is_some() && !cfg!(feature = "seal") {
             bail!("tunnel_queues: this program was built without sealed tunnels: build it with the feature `seal`");
         }
+        let organisations = organisations(&either(flags.organisation, file.organisation))?;
+        let reserved = organisations.values().flatten().copied().collect();
         let wishes = wishes.iter().map(|text| wishes::setting(text)).collect::<Result<_>>()?;
         Ok(Self {
             wishes,
@@ -306,9 +316,41 @@ impl Settings {
             household,
             device_logins,
             pro_forma: flags.pro_forma || file.pro_forma,
-            agent: agent::Config { default, owners, forgets_pairs: switches.is_some(), seals: cfg!(feature = "seal") },
+            organisations,
+            agent: agent::Config {
+                default,
+                owners,
+                forgets_pairs: switches.is_some(),
+                seals: cfg!(feature = "seal"),
+                reserved,
+            },
         })
     }
+}
+
+/// Reads the organisations of the configuration. No two of them may have an address in common.
+fn organisations(settings: &[String]) -> Result<BTreeMap<OrganisationName, Vec<IpNet>>> {
+    let mut all: BTreeMap<OrganisationName, Vec<IpNet>> = BTreeMap::new();
+    for setting in settings {
+        let (name, network) = setting
+            .rsplit_once('=')
+            .with_context(|| format!("organisation: {setting:?} is invalid: write NAME=NETWORK, acme=192.0.2.0/24"))?;
+        let name: OrganisationName = name.parse().context("organisation")?;
+        let network: IpNet = network
+            .parse()
+            .with_context(|| format!("organisation: {network:?} is not a network such as 192.0.2.0/24"))?;
+        let network = network.trunc();
+        for (other, networks) in all.iter().filter(|(other, _)| **other != name) {
+            if let Some(theirs) = networks.iter().find(|theirs| agent::overlap(theirs, &network)) {
+                bail!(
+                    "organisation: {name} ({network}) and {other} ({theirs}) have addresses in common: each address \
+                     belongs to one organisation"
+                );
+            }
+        }
+        all.entry(name).or_default().push(network);
+    }
+    Ok(all)
 }
 
 fn read(text: &str) -> Result<Flags, Faults> {
@@ -325,7 +367,7 @@ fn read(text: &str) -> Result<Flags, Faults> {
         };
         let [interface, cgroup, authority, device, device_logins, key_transfer, treatment] =
             ["interface", "cgroup", "authority", "device", "device_logins", "key_transfer", "treatment"].map(&mut many);
-        let [discover, resolver] = ["discover", "resolver"].map(&mut many);
+        let [discover, resolver, organisation] = ["discover", "resolver", "organisation"].map(&mut many);
         let metrics = fields.address(reader, "metrics", "127.0.0.1:9466");
         let switches = fields.address(reader, "switches", "127.0.0.1:6653");
         let (dir, socket) = (dir.map(PathBuf::from), socket.map(PathBuf::from));
@@ -353,6 +395,7 @@ fn read(text: &str) -> Result<Flags, Faults> {
                 .is_some()
                 .then(|| fields.number(reader, "tunnel_queues", 1, 1, u32::from(LANES))),
             danger_export_keys,
+            organisation,
             pro_forma: fields.yes(reader, "pro_forma"),
             discover,
             resolver,
@@ -419,6 +462,11 @@ mod tests {
             "instance = \"/\"",
             "authority = \"foo\"",
             "discover = \"a b\"",
+            "organisation = \"acme\"",
+            "organisation = \"acme=all\"",
+            "organisation = \"../acme=192.0.2.0/24\"",
+            "organisation = \"default=192.0.2.0/24\"",
+            "organisation = [\"acme=192.0.2.0/24\", \"umbrella=192.0.2.128/25\"]",
             "resolver = \"192.0.2.53\"",
             "key_transfer = \"foo\"",
             "device_logins = \"https://192.0.2.1:8443=192.0.2.0/24\"",

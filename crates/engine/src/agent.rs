@@ -15,9 +15,11 @@ mod grants;
 mod held_grant;
 pub mod insertion;
 pub mod ladder;
+mod organisations;
 mod queue;
 mod receivers;
 mod session;
+mod subject;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -28,6 +30,8 @@ pub use clock::Clock;
 pub use consent::{Consent, ConsentRules};
 pub use frame::Frame;
 pub use held_grant::Unusable;
+pub use organisations::overlap;
+pub use subject::Subject;
 pub use turns::Turns;
 pub use view::{GrantView, Standing};
 pub use wallet::Wallet;
@@ -37,58 +41,30 @@ use crate::model::{Grant, GrantRequest, Receiver, Target};
 use held_grant::HeldGrant;
 use insertion::Used;
 use ipnet::IpNet;
+use organisations::Organisations;
 use session::Session;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
 use std::time::Duration;
 use wire::map::{GrantEntry, GrantSlot, Owner, owner};
 use wire::{Destination, Handle, ls};
 
-/// The number by which the kernel program identifies a user of this machine. It is never 0 and does not change when the
-/// agent restarts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Subject(u32);
-
-impl Subject {
-    /// Returns the subject of a user id. The kernel uses the highest user id to mean "no change", so this id has no
-    /// subject of its own: it shares the subject of the next lower id.
-    pub const fn of_user(uid: u32) -> Self {
-        Self(uid.saturating_add(1))
-    }
-
-    /// Returns the user id of this subject.
-    pub const fn user(self) -> u32 {
-        self.0 - 1
-    }
-
-    /// Returns the number that stands for this subject in the kernel's maps.
-    pub const fn number(self) -> u32 {
-        self.0
-    }
-
-    /// Returns the key of the entry for this subject and destination in the kernel's grant map.
-    pub fn slot(self, to: &Destination) -> GrantSlot {
-        GrantSlot::new(self.0, to)
-    }
-
-    const fn from_number(number: u32) -> Option<Self> {
-        if number == 0 { None } else { Some(Self(number)) }
-    }
-}
-
 /// Maximum number of receivers per session. Without a limit, an authority that one user chose could fill the kernel's
 /// tables, which all users share.
 pub const RECEIVERS_MAX: usize = 4096;
+/// Maximum number of receivers per session with an organisation other than the user's default one. With several
+/// organisations, one user would otherwise have many times the share of the kernel's tables.
+const RECEIVERS_OF_OTHERS_MAX: usize = RECEIVERS_MAX / 4;
 /// Maximum number of port ranges in all receivers of a session together.
 const SPANS_MAX: usize = 16 * RECEIVERS_MAX;
 
-/// Error: a session has more receivers than it may have.
+/// Error: a session has more receivers than it is allowed to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{receivers} receivers with {spans} port ranges exceed the limits of a session ({RECEIVERS_MAX} and {SPANS_MAX})"
-)]
+#[error("{receivers} receivers with {spans} port ranges exceed the limits of a session ({most} and {SPANS_MAX})")]
 pub struct TooManyReceivers {
     receivers: usize,
     spans: usize,
+    most: usize,
 }
 
 /// Checks the limits on a session's receivers.
@@ -98,9 +74,13 @@ pub struct TooManyReceivers {
 /// Fails if there are more than [`RECEIVERS_MAX`] receivers, or if all receivers together have more port ranges than a
 /// session is allowed to have.
 pub fn check_receivers(receivers: &[Receiver]) -> Result<(), TooManyReceivers> {
+    check(RECEIVERS_MAX, receivers)
+}
+
+fn check(most: usize, receivers: &[Receiver]) -> Result<(), TooManyReceivers> {
     let spans = receivers.iter().map(|receiver| receiver.services.len()).sum();
-    if receivers.len() > RECEIVERS_MAX || spans > SPANS_MAX {
-        return Err(TooManyReceivers { receivers: receivers.len(), spans });
+    if receivers.len() > most || spans > SPANS_MAX {
+        return Err(TooManyReceivers { receivers: receivers.len(), spans, most });
     }
     Ok(())
 }
@@ -109,14 +89,14 @@ pub fn check_receivers(receivers: &[Receiver]) -> Result<(), TooManyReceivers> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FetchId(u64);
 
-/// The reason for which the authority issued no grant.
+/// The reason why the authority issued no grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The policy denies the request, with the reason.
+    /// The policy denies the request. The text is the reason.
     Denied(String),
     /// The session has ended.
     NotLoggedIn,
-    /// No usable answer arrived; the agent asks again later.
+    /// No usable answer arrived. The agent repeats the request later. The text is the reason.
     Failed(String),
 }
 
@@ -175,16 +155,19 @@ pub enum Output {
 /// Configuration of the agent that applies to all sessions.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// Whether a person's identity is allowed to go to destinations for which the person has no rule.
+    /// Whether a person's identity is allowed to go to destinations for which the person has no rule of their own.
     pub default: Consent,
     /// Owners that are not users (cgroups, forwarded packets), each with the subject whose identity the owner's packets
     /// carry.
     pub owners: Vec<(Owner, Subject)>,
-    /// Whether to give up pairs that an earlier process left in the kernel's map. This is necessary if that process
-    /// also used nonces of the pairs for OpenFlow switches, because only that process knew how many nonces are used.
+    /// Whether to discard pairs that an earlier process left in the kernel's map. This is necessary if that process
+    /// also used nonces of the pairs for OpenFlow switches: only that process knew how many nonces are used.
     pub forgets_pairs: bool,
     /// Whether the agent supports sealed tunnels, which it needs for grants that admit packets only inside a tunnel.
     pub seals: bool,
+    /// Networks that the administrator of this machine has given to named organisations. No user's default organisation
+    /// may speak for them.
+    pub reserved: Vec<IpNet>,
 }
 
 /// A session's data, from a new login or saved before a restart.
@@ -196,7 +179,7 @@ pub struct Login {
     pub receivers: Vec<Receiver>,
     /// Names of the receivers whose packets must travel in a sealed tunnel.
     pub sealed: BTreeSet<String>,
-    /// Seconds by which the authority's clock was ahead of this machine's when the session was saved.
+    /// Number of seconds by which the authority's clock was ahead of this machine's clock when the session was saved.
     pub skew: i32,
 }
 
@@ -206,7 +189,9 @@ pub struct Agent {
     /// This machine's clock, which the kernel program uses.
     clock: Clock,
     sessions: BTreeMap<Subject, Session>,
+    /// Each user's rules, by the subject of the default organisation: the rules apply to all organisations.
     rules: BTreeMap<Subject, ConsentRules>,
+    organisations: Organisations,
     outputs: VecDeque<Output>,
     next_fetch: u64,
 }
@@ -216,7 +201,8 @@ impl Agent {
     pub fn new(config: Config, clock: Clock) -> Self {
         let outputs = VecDeque::from([Output::SetClock(clock.boot_to_unix_nanos())]);
         let (sessions, rules) = (BTreeMap::new(), BTreeMap::new());
-        Self { config, clock, sessions, rules, outputs, next_fetch: 0 }
+        let organisations = Organisations::new(config.reserved.clone());
+        Self { config, clock, sessions, rules, organisations, outputs, next_fetch: 0 }
     }
 
     /// Removes and returns the oldest effect that the caller has not yet taken.
@@ -240,13 +226,14 @@ impl Agent {
         self.sessions.get(&subject).map_or(self.clock, |session| session.clock)
     }
 
-    /// Returns by how many seconds the clock of the subject's authority is ahead of this machine's.
+    /// Returns the number of seconds by which the clock of the subject's authority is ahead of this machine's clock.
     pub fn skew(&self, subject: Subject) -> i32 {
         self.sessions.get(&subject).map_or(0, |session| session.skew)
     }
 
     /// Sets the clock of a subject's session from an answer of the subject's authority. The answer states the time
-    /// `unix`; it arrived at `answered`, to a request made at `requested`. Returns whether that changed [`Self::skew`].
+    /// `unix`. The request was sent at `requested`, and the answer arrived at `answered`. Returns whether
+    /// [`Self::skew`] has changed.
     pub fn sync_clock(&mut self, subject: Subject, unix: u64, requested: Duration, answered: Duration) -> bool {
         let Some(session) = self.sessions.get_mut(&subject) else { return false };
         session.sync_clock(unix, (requested, answered), &self.clock, &mut self.outputs)
@@ -257,22 +244,60 @@ impl Agent {
         self.sessions.get(&subject).is_some_and(|session| session.awaits(id))
     }
 
+    /// Sets the networks for which an organisation of a user may speak, and ends what the user's sessions may no longer
+    /// do. With `None`, forgets the organisation: a default organisation may then speak for every address that no other
+    /// organisation has, and any other organisation for none. The caller makes sure that no two organisations of a user
+    /// have an address in common.
+    pub fn set_networks(&mut self, subject: Subject, networks: Option<Vec<IpNet>>) {
+        self.organisations.set(subject, networks);
+        self.confine(subject);
+    }
+
+    /// Reports whether an organisation of a user may speak for all addresses of a prefix.
+    pub fn may_claim(&self, subject: Subject, prefix: &IpNet) -> bool {
+        self.organisations.may_claim(subject, prefix)
+    }
+
+    /// Returns the subject whose session gives tokens to a user's packets to the destination in `slot`; `None` if no
+    /// organisation of the user may speak for the destination, or if there is no session with this organisation.
+    pub fn holder(&self, slot: &GrantSlot) -> Option<Subject> {
+        let subject = self.organisations.at(slot.subject, slot.destination().address)?;
+        self.sessions.contains_key(&subject).then_some(subject)
+    }
+
+    /// Reports whether `subject` is the one whose session gives tokens to its user's packets to an address.
+    pub fn speaks_for(&self, subject: Subject, address: IpAddr) -> bool {
+        self.organisations.at(subject.number, address) == Some(subject)
+    }
+
+    /// Makes all sessions of a subject's user give up addresses for which they may not speak.
+    fn confine(&mut self, subject: Subject) {
+        let Self { sessions, organisations, outputs, .. } = self;
+        for (of, session) in sessions.range_mut(subject.all()) {
+            let owns = |address| organisations.at(of.number, address) == Some(*of);
+            session.confine(|prefix| organisations.may_claim(*of, prefix), owns, outputs);
+        }
+        self.protect();
+    }
+
     /// Starts the session of a person who has logged in, now or before a restart.
     pub fn login(&mut self, subject: Subject, mut login: Login) {
         self.drop_session(subject);
-        if check_receivers(&login.receivers).is_err() {
+        if check(subject.receivers_max(), &login.receivers).is_err() {
             login.receivers.clear();
         }
+        login.receivers.retain(|receiver| self.organisations.may_claim(subject, &receiver.prefix));
         self.sessions.insert(subject, Session::new(subject, login, &self.clock));
         for owner in self.owners_of(subject) {
-            self.outputs.push_back(Output::SetOwner(owner, subject));
+            self.outputs.push_back(Output::SetOwner(owner, subject.in_organisation(0)));
         }
-        self.protect();
+        // Another session of the user may have let packets to the new one's destinations pass.
+        self.confine(subject);
         self.outputs.push_back(Output::FetchDestinations(subject));
     }
 
-    /// Ends the session of a person who has logged out: their packets carry no tokens from now on. Drops frames that
-    /// wait for grants; the application that wants to connect sends them again.
+    /// Ends the session of a person who has logged out: their packets carry no tokens from now on. Drops the person's
+    /// frames that wait for grants; the applications send these frames again.
     pub fn logout(&mut self, subject: Subject) {
         self.drop_session(subject);
         self.protect();
@@ -280,8 +305,10 @@ impl Agent {
 
     fn drop_session(&mut self, subject: Subject) {
         let Some(mut session) = self.sessions.remove(&subject) else { return };
-        for owner in self.owners_of(subject) {
-            self.outputs.push_back(Output::RemoveOwner(owner));
+        if !self.has_session(subject) {
+            for owner in self.owners_of(subject) {
+                self.outputs.push_back(Output::RemoveOwner(owner));
+            }
         }
         session.forget_all(&mut self.outputs);
     }
@@ -294,7 +321,7 @@ impl Agent {
         }
         for (slot, entry) in entries {
             let place = slot.destination();
-            let subject = Subject::from_number(slot.subject);
+            let subject = self.organisations.at(slot.subject, place.address);
             let subject = subject.filter(|subject| consents(&self.rules, self.config.default, *subject, &place));
             let allowed = subject.and_then(|subject| self.sessions.get_mut(&subject));
             let given_up = self.config.forgets_pairs && entry.suite == ls::SUITE;
@@ -313,13 +340,16 @@ impl Agent {
     /// §7.2). If a network is new, the agent asks the authority for the list of receivers again. A record alone never
     /// protects anything and never causes a request for a grant.
     pub fn hinted(&mut self, now: Duration, subject: Subject, networks: &[IpNet]) {
+        let own = networks.iter().filter(|network| self.organisations.may_claim(subject, network));
+        let own: Vec<IpNet> = own.copied().collect();
         if let Some(session) = self.sessions.get_mut(&subject) {
-            session.hinted(now, networks, &mut self.outputs);
+            session.hinted(now, &own, &mut self.outputs);
         }
     }
 
     /// Takes the authority's answer: the receivers that the person is allowed to reach, and the names of the receivers
-    /// whose packets must travel in a sealed tunnel. `receivers` is `None` if the authority didn't answer.
+    /// whose packets must travel in a sealed tunnel. `receivers` is `None` if the authority didn't answer. Ignores
+    /// receivers for which the organisation may not speak.
     ///
     /// # Errors
     ///
@@ -331,11 +361,12 @@ impl Agent {
         receivers: Option<(Vec<Receiver>, BTreeSet<String>)>,
     ) -> Result<(), TooManyReceivers> {
         let Some(session) = self.sessions.get_mut(&subject) else { return Ok(()) };
-        let Some((receivers, sealed)) = receivers else {
+        let Some((mut receivers, sealed)) = receivers else {
             session.reload_later(now);
             return Ok(());
         };
-        check_receivers(&receivers)?;
+        check(subject.receivers_max(), &receivers)?;
+        receivers.retain(|receiver| self.organisations.may_claim(subject, &receiver.prefix));
         let changed = session.receivers() != receivers;
         session.set_receivers(receivers, sealed, &mut self.outputs);
         if changed {
@@ -353,12 +384,22 @@ impl Agent {
     /// arrived incomplete.
     pub fn queued(&mut self, now: Duration, slot: &GrantSlot, frame: Option<Frame>) {
         let place = slot.destination();
-        let Some(subject) = Subject::from_number(slot.subject) else { return };
+        let Some(subject) = self.holder(slot) else { return self.pass(now, slot.subject, place, frame) };
         let consent = self.consent(subject, &place);
         let Some(session) = self.sessions.get_mut(&subject) else { return };
         let unix = session.unix(now);
         if session.queued(now, unix, place, frame, consent, &mut self.outputs) {
             session.ask_in_turn(place, &mut self.next_fetch, &mut self.outputs);
+        }
+    }
+
+    /// Lets a packet go without identity, because no organisation of its user has a session and may speak for its
+    /// destination. Another user's receivers may be the reason why the kernel queued it.
+    fn pass(&mut self, now: Duration, number: u32, place: Destination, frame: Option<Frame>) {
+        let of_user = self.sessions.range_mut(Subject { number, organisation: 0 }.all());
+        if let Some(session) = of_user.map(|(_, session)| session).next() {
+            let unix = session.unix(now);
+            session.pass(unix, place, frame, &mut self.outputs);
         }
     }
 
@@ -370,9 +411,14 @@ impl Agent {
         }
     }
 
-    /// Returns what would happen to a first packet to this destination. If the grant for it is missing, requests the
-    /// grant. If too many of the person's requests are open, makes no request and returns [`Standing::Missing`].
+    /// Returns what the agent would do with a first packet to the destination `place`. If the grant for it is missing,
+    /// requests the grant. If too many of the person's requests are open, makes no request and returns
+    /// [`Standing::Missing`]. `subject` is any subject of the packet's user.
     pub fn want(&mut self, now: Duration, subject: Subject, place: Destination) -> Standing {
+        let Some(subject) = self.holder(&subject.slot(&place)) else {
+            let is_known = self.has_session(subject);
+            return if is_known { Standing::NotProtected } else { Standing::NotLoggedIn };
+        };
         let consent = self.consent(subject, &place);
         let Some(session) = self.sessions.get_mut(&subject) else { return Standing::NotLoggedIn };
         let unix = session.unix(now);
@@ -387,8 +433,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns why the agent can't use the grant in the answer. The agent then repeats the request later, as it does
-    /// after a failure.
+    /// Returns the reason why the agent can't use the grant in the answer. The agent then repeats the request later, as
+    /// it does after a failure.
     pub fn answered(
         &mut self,
         now: Duration,
@@ -452,8 +498,8 @@ impl Agent {
         }
     }
 
-    /// Does all work that is due. Call this method at the time that [`Self::timeout`] returns, and at least once a
-    /// second. `used` returns the kernel's record of the tokens made from an entry of its grant map.
+    /// Does all work that is due. The caller calls this method at the time that [`Self::timeout`] returns, and at least
+    /// once a second. `used` returns the kernel's record of the tokens made from an entry of its grant map.
     pub fn tick(&mut self, now: Duration, used: impl Fn(&GrantSlot) -> Option<Used>) {
         let over = self.sessions.iter().filter(|(_, session)| session.expires <= session.unix(now));
         let ended: Vec<_> = over.map(|(subject, _)| *subject).collect();
@@ -473,16 +519,16 @@ impl Agent {
         self.sessions.values().filter_map(Session::timeout).min()
     }
 
-    /// Returns a person's consent rules.
+    /// Returns a person's consent rules, which are the same in all organisations.
     pub fn rules(&self, subject: Subject) -> ConsentRules {
-        self.rules.get(&subject).cloned().unwrap_or_default()
+        self.rules.get(&subject.in_organisation(0)).cloned().unwrap_or_default()
     }
 
     /// Replaces a person's consent rules, and removes kernel entries that the new rules no longer allow.
     pub fn set_rules(&mut self, subject: Subject, rules: ConsentRules) {
-        self.rules.insert(subject, rules);
-        if let Some(session) = self.sessions.get_mut(&subject) {
-            let (rules, default) = (&self.rules, self.config.default);
+        self.rules.insert(subject.in_organisation(0), rules);
+        let (rules, default) = (&self.rules, self.config.default);
+        for session in self.sessions.range_mut(subject.all()).map(|(_, session)| session) {
             session.reevaluate(|place| consents(rules, default, subject, place), &mut self.outputs);
         }
     }
@@ -490,7 +536,8 @@ impl Agent {
     /// Returns whether the person's identity is allowed to go to this destination, and the target of the rule that
     /// decides. The target is `None` if no rule matches and the default decides.
     pub fn consent(&self, subject: Subject, place: &Destination) -> (Consent, Option<Target>) {
-        let rule = self.rules.get(&subject).and_then(|rules| rules.deciding(place.address, place.port));
+        let rules = self.rules.get(&subject.in_organisation(0));
+        let rule = rules.and_then(|rules| rules.deciding(place.address, place.port));
         rule.map_or((self.config.default, None), |rule| (rule.consent, Some(rule.target)))
     }
 
@@ -500,7 +547,7 @@ impl Agent {
         self.sessions.get(&subject).map(|session| session.views(used)).unwrap_or_default()
     }
 
-    /// Reports whether the person has a grant for `place` that is not assigned to a single flow.
+    /// Reports whether the person has a grant for `place` that any flow can use.
     pub fn has_grant_for(&self, subject: Subject, place: &Destination) -> bool {
         self.sessions.get(&subject).is_some_and(|session| session.has_grant_for(place))
     }
@@ -508,6 +555,11 @@ impl Agent {
     /// Returns the receivers that the person is allowed to reach, from the authority's latest answer.
     pub fn receivers(&self, subject: Subject) -> &[Receiver] {
         self.sessions.get(&subject).map_or(&[], Session::receivers)
+    }
+
+    /// Reports whether a subject's user has a session, with any organisation.
+    pub fn has_session(&self, subject: Subject) -> bool {
+        self.sessions.range(subject.all()).next().is_some()
     }
 
     /// Requests the grants that queued frames need, unless requests for them are open.
@@ -518,12 +570,12 @@ impl Agent {
 
     fn owners_of(&self, subject: Subject) -> Vec<Owner> {
         let user = Owner { kind: owner::USER, reserved: 0, id: subject.user().into() };
-        let others = self.config.owners.iter().filter(|(_, of)| *of == subject).map(|(owner, _)| *owner);
+        let others = self.config.owners.iter().filter(|(_, of)| of.number == subject.number).map(|(owner, _)| *owner);
         std::iter::once(user).chain(others).collect()
     }
 }
 
 fn consents(rules: &BTreeMap<Subject, ConsentRules>, default: Consent, subject: Subject, place: &Destination) -> bool {
-    let rule = rules.get(&subject).and_then(|rules| rules.deciding(place.address, place.port));
+    let rule = rules.get(&subject.in_organisation(0)).and_then(|rules| rules.deciding(place.address, place.port));
     rule.map_or(default, |rule| rule.consent) == Consent::Allow
 }

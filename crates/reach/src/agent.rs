@@ -46,7 +46,7 @@ pub async fn call(path: &Path, request: &Request) -> Result<Reply> {
 ///
 /// Fails for the reasons of [`try_call`].
 pub async fn status(path: &Path) -> Result<Option<Status>> {
-    match try_call(path, &Request { uid: None, call: Call::Status }).await? {
+    match try_call(path, &Request::own(Call::Status)).await? {
         Some(Reply::Status(status)) => Ok(Some(*status)),
         Some(_) => anyhow::bail!("the agent answered with something other than its status"),
         None => Ok(None),

@@ -29,6 +29,7 @@ mod keyring;
 #[path = "keyring/none.rs"]
 mod keyring;
 pub mod login;
+pub mod organisation;
 pub mod own;
 pub mod protocol;
 pub mod resolver;

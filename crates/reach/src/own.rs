@@ -3,7 +3,9 @@
 
 use crate::folder::{Places, Store};
 use crate::login::{self, LoggedIn, Pending, refused, refused_by};
-use crate::protocol::{Call, Discovered, Finding, Grant, Reply, Rung, RungState, Standing, Status};
+use crate::protocol::{
+    Call, Discovered, Finding, Grant, Reply, Request, Rung, RungState, Standing, Status,
+};
 use crate::{Error, Session, protocol, resolver};
 use api::{Callback, LoginOutcome};
 use client::Authority;
@@ -54,12 +56,19 @@ impl OwnSession {
     }
 
     /// Carries out a call and returns the reply.
-    pub async fn answer(&self, call: Call) -> Reply {
+    pub async fn answer(&self, Request { organisation, networks, call, .. }: Request) -> Reply {
+        if organisation.is_some() || !networks.is_empty() {
+            return refused(
+                "needs_agent",
+                "a session of your own is with one organisation, and may speak for every address: only the agent has \
+                 several at once, and none runs here. For another session, give it a folder with --session-dir"
+                    .to_owned(),
+            );
+        }
         match call {
             Call::Login { authority: url, ca, person, password, totp, device } => {
                 let login = api::Login { person, password, totp, device };
-                let log_in =
-                    async |authority: Authority| authority.login(&login).await.map(LoginOutcome::LoggedIn);
+                let log_in = async |authority: Authority| authority.login(&login).await.map(LoginOutcome::LoggedIn);
                 self.enter(At { url, ca }, log_in).await
             }
             Call::LoginMethods { authority: url, ca } => {
@@ -84,7 +93,7 @@ impl OwnSession {
                 };
                 self.enter(At { url, ca }, log_in).await
             }
-            Call::Logout => self.logout().await,
+            Call::Logout { .. } => self.logout().await,
             Call::Status => self.status().await,
             Call::Discover { domain } => discover(domain.as_deref()).await,
             Call::Grants => self.grants(),
@@ -95,12 +104,14 @@ impl OwnSession {
             },
             Call::Treat { .. } => refused(
                 "needs_agent",
-                "a session of your own has no sealed tunnels: the agent has, and none runs here".to_owned(),
+                "a session of your own has no sealed tunnels: only the agent has them, and no agent runs \
+                here"
+                    .to_owned(),
             ),
             Call::Rule { .. } => refused(
                 "needs_agent",
-                "rules are for the agent, which puts tokens into every program's packets, and none runs here. Your own \
-                 session sends tokens only for `vouchsafe connect`, `run` and `proxy`"
+                "rules apply to the agent, which puts tokens into every program's packets, and no agent runs here. \
+                Your own session sends tokens only for `vouchsafe connect`, `run` and `proxy`"
                     .to_owned(),
             ),
         }
@@ -168,8 +179,12 @@ impl OwnSession {
             Ok(Ok(Some(api::LoggedOut { provider }))) => Reply::LoggedOut { text, provider },
             Ok(Ok(None)) => Reply::Done { text },
             Ok(Err(client::Error::NotLoggedIn)) => Reply::Done { text },
-            Ok(Err(error)) => Reply::Done { text: format!("{text}, which doesn't know it yet: {error}") },
-            Err(_) => Reply::Done { text: format!("{text}, which doesn't know it yet: it did not answer") },
+            Ok(Err(error)) => {
+                Reply::Done { text: format!("{text}; the authority doesn't know of the logout yet: {error}") }
+            }
+            Err(_) => Reply::Done {
+                text: format!("{text}; the authority doesn't know of the logout yet, because it did not answer"),
+            },
         }
     }
 
@@ -192,7 +207,7 @@ impl OwnSession {
             let trouble = match &answer {
                 Ok(Ok(_)) => None,
                 Ok(Err(error)) => Some(error.to_string()),
-                Err(_) => Some("it does not answer".to_owned()),
+                Err(_) => Some("the authority does not answer".to_owned()),
             };
             let (person, device, authority, expires) = (kept.person, kept.device, kept.authority, kept.expires);
             if !matches!(answer, Ok(Err(client::Error::NotLoggedIn))) {
@@ -214,6 +229,7 @@ impl OwnSession {
             tunnel_queues: Vec::new(),
             uid: Uid::current().as_raw(),
             session,
+            organisations: Vec::new(),
             interfaces: Vec::new(),
             counters: Default::default(),
             default: Consent::Allow,
@@ -295,7 +311,7 @@ async fn discover(domain: Option<&str>) -> Reply {
                 domain.record_name()
             ),
         ),
-        Answer::Truncated => refused("unreachable", format!("{domain}: the answer is cut")),
+        Answer::Truncated => refused("unreachable", format!("{domain}: the name server's answer is incomplete")),
         Answer::Failed(why) => refused("unreachable", format!("{domain}: {why}")),
     }
 }

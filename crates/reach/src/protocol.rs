@@ -2,8 +2,8 @@
 //! calls ([`crate::own`]).
 //!
 //! Each side writes one JSON object per line. A client sends a [`Request`], gets one [`Reply`], and can then send the
-//! next request. The kernel tells the daemon which user calls (`SO_PEERCRED`). A call concerns the calling user's own
-//! session; root can name another user in `uid`.
+//! next request. The kernel tells the daemon which user makes the call (`SO_PEERCRED`). A call concerns this user's own
+//! session. Root can name another user in `uid`.
 //!
 //! ```text
 //! → {"call":"status"}
@@ -14,6 +14,7 @@
 //! ← {"reply":"standing","standing":"granted","asked":true,"grant":{…}}
 //! ```
 
+use crate::organisation::{DEFAULT_ORGANISATION, OrganisationName};
 use api::{Callback, LoginMethods, ServiceKey};
 use engine::agent::{Consent, GrantView, consent::ConsentRule};
 use engine::model::{Receiver, Target};
@@ -29,9 +30,22 @@ pub struct Request {
     /// The user whose session the call concerns; the calling user if absent. Only root may name another user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// The call that is to be carried out.
+    /// The organisation that a login, or its end, concerns; the user's default organisation if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub organisation: Option<OrganisationName>,
+    /// With a login: the only networks for which the organisation may speak. Empty to leave them as they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub networks: Vec<IpNet>,
+    /// The call.
     #[serde(flatten)]
     pub call: Call,
+}
+
+impl Request {
+    /// Returns a request that concerns the calling user.
+    pub const fn own(call: Call) -> Self {
+        Self { uid: None, organisation: None, networks: Vec::new(), call }
+    }
 }
 
 /// A call to the daemon. Has no `Debug` because a login contains a password.
@@ -89,7 +103,11 @@ pub enum Call {
         device: String,
     },
     /// End the session, also at the authority.
-    Logout,
+    Logout {
+        /// Also forget the organisation, so that another one can have its networks.
+        #[serde(default)]
+        forget: bool,
+    },
     /// Return the state of the agent and of the user's session.
     Status,
     /// Return the authority that a domain names. If the daemon has no record of the domain, it queries name servers.
@@ -106,7 +124,7 @@ pub enum Call {
         /// Whether tokens are allowed to go to the destination; if absent, the rule is removed.
         consent: Option<Consent>,
     },
-    /// Seal what a process of the user, and all processes that it starts, send to protected destinations.
+    /// Seal all packets to protected destinations that a process of the user, or any process that it starts, sends.
     Treat {
         /// Id of the process.
         process: u32,
@@ -122,7 +140,7 @@ pub enum Call {
         /// The destination port.
         port: u16,
     },
-    /// Return what is known about the ways in which a first packet can travel.
+    /// Return the state of each way in which a first packet to a destination can travel.
     Rungs {
         /// The destination.
         address: IpAddr,
@@ -169,7 +187,7 @@ pub enum LoginStarted {
         url: String,
         /// The URL of that page with the code filled in.
         url_with_code: Option<String>,
-        /// Seconds to wait between two [`Call::FinishLogin`].
+        /// Seconds to wait between two calls with [`Call::FinishLogin`].
         interval: u64,
         /// Seconds until the daemon forgets the login.
         expires_in: u64,
@@ -196,7 +214,7 @@ pub enum Reply {
     LoggedOut {
         /// A sentence for people.
         text: String,
-        /// The URL at which a browser ends that session.
+        /// The URL at which a browser ends the identity provider's session.
         provider: String,
     },
     /// Answer to [`Call::LoginMethods`].
@@ -219,12 +237,12 @@ pub enum Reply {
         grants: Vec<Grant>,
         /// The user's rules.
         rules: Vec<ConsentRule>,
-        /// Whether tokens go to destinations for which the user has no rule.
+        /// Whether tokens are allowed in packets to destinations for which the user has no rule.
         default: Consent,
         /// The authority's time, Unix seconds.
         now: u64,
     },
-    /// Answer to [`Call::Explain`].
+    /// Answer to [`Call::Explain`]: the outcome for the first packet.
     Standing(Standing),
     /// Answer to [`Call::Rungs`].
     Rungs {
@@ -241,7 +259,7 @@ pub struct Rung {
     pub name: String,
     /// The state of the rung in this network.
     pub state: RungState,
-    /// If the rung is blocked: seconds until connections begin with it again.
+    /// Number of seconds until connections begin with this rung again; absent if the rung is not blocked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub begins_again: Option<u64>,
 }
@@ -250,11 +268,11 @@ pub struct Rung {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RungState {
-    /// The latest first packet was answered.
+    /// The latest first packet by this rung was answered.
     Works,
-    /// The latest first packets were not answered, while another rung's was.
+    /// The latest first packets by this rung were not answered, although another rung's packet was.
     Blocked,
-    /// Nothing is known.
+    /// Nothing is known about the rung.
     NotTried,
 }
 
@@ -263,13 +281,17 @@ pub enum RungState {
 pub struct Status {
     /// The id of the user whom the other fields concern.
     pub uid: u32,
-    /// The user's session; absent if the user is not logged in.
+    /// The user's session with the default organisation; absent if the user is not logged in there.
     pub session: Option<Session>,
+    /// The user's organisations, the default one first. Empty for a session of the user's own, which is with one
+    /// organisation.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub organisations: Vec<Organisation>,
     /// The agent's interfaces.
     pub interfaces: Vec<Interface>,
     /// Counters of the kernel program, by name.
     pub counters: BTreeMap<String, u64>,
-    /// Whether tokens go to destinations for which the user has no rule.
+    /// Whether tokens are allowed in packets to destinations for which the user has no rule.
     pub default: Consent,
     /// Domains whose records name an authority.
     pub discovered: Vec<Discovered>,
@@ -286,12 +308,37 @@ pub struct Status {
     pub tunnel_queues: Vec<TunnelQueue>,
 }
 
-/// Bytes of packets that the thread of a queue of the sealed tunnels has moved.
+impl Status {
+    /// Returns all sessions of the user, with the names of their organisations.
+    pub fn sessions(&self) -> impl Iterator<Item = (&str, &Session)> {
+        let named = self.organisations.iter().filter_map(|one| Some((one.name.as_str(), one.session.as_ref()?)));
+        let default = self.session.as_ref().filter(|_| self.organisations.is_empty());
+        default.map(|session| (DEFAULT_ORGANISATION, session)).into_iter().chain(named)
+    }
+}
+
+/// An organisation of the user.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Organisation {
+    /// The organisation's name.
+    pub name: String,
+    /// The only networks for which its authority may speak. Absent for a default organisation that may speak for every
+    /// address that no other organisation has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub networks: Option<Vec<IpNet>>,
+    /// The session; absent if the user is not logged in there.
+    pub session: Option<Session>,
+    /// Networks that its authority has claimed, and for which it may not speak. The agent ignores such claims.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused: Vec<IpNet>,
+}
+
+/// Numbers of bytes that the thread of one queue of the sealed tunnels has moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TunnelQueue {
-    /// Bytes of packets into tunnels.
+    /// Number of bytes of packets that entered tunnels.
     pub sealed: u64,
-    /// Bytes of packets out of tunnels.
+    /// Number of bytes of packets that left tunnels.
     pub opened: u64,
 }
 
@@ -304,7 +351,7 @@ pub struct Tunnel {
     pub open: bool,
     /// Number of the tunnel's current phase; 0 before the first phase.
     pub phase: u32,
-    /// Why the verifier refused the tunnel, if it did so recently.
+    /// Reason why the verifier refused the tunnel, if it did so recently.
     pub refused: Option<String>,
     /// Whether the agent writes the tunnel's keys to a file, for debugging. Everybody who has this file can read what
     /// the tunnel carries.
@@ -342,7 +389,7 @@ pub enum Finding {
 }
 
 /// A person's login, as a user sees it.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Session {
     /// The person's name.
     pub person: String,
@@ -350,15 +397,15 @@ pub struct Session {
     pub device: String,
     /// The address of the authority at which the person logged in.
     pub authority: String,
-    /// The address of the authority in use; absent if `authority` is alone.
+    /// The address of the authority in use; absent if `authority` is in no cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_use: Option<String>,
-    /// The addresses of all authorities of the cluster; empty if `authority` is alone.
+    /// The addresses of all authorities of the cluster; empty if `authority` is in no cluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub authorities: Vec<String>,
-    /// Why the authority can't be reached; absent if it can.
+    /// Reason why the authority can't be reached; absent if it can be reached.
     pub trouble: Option<String>,
-    /// When the session ends, Unix seconds.
+    /// End of the session, Unix seconds.
     pub expires: u64,
     /// The receivers that the person may reach.
     pub destinations: Vec<Receiver>,
@@ -369,9 +416,9 @@ pub struct Session {
 pub struct Interface {
     /// Name of the interface.
     pub name: String,
-    /// How the programs are attached: `tcx` or `clsact`.
+    /// The way in which the programs are attached: `tcx` or `clsact`.
     pub attachment: String,
-    /// Why the programs are not attached; absent if they are.
+    /// Reason why the programs are not attached; absent if they are attached.
     pub trouble: Option<String>,
 }
 
@@ -394,15 +441,18 @@ pub struct Grant {
     pub receiver: String,
     /// The rule that allowed the grant; empty if an earlier daemon requested it.
     pub rule: String,
-    /// When the grant ends, Unix seconds.
+    /// End of the grant, Unix seconds.
     pub expires: u32,
-    /// When the grant was last used for a token, Unix seconds; 0 if never.
+    /// Time at which a token was last made from the grant, Unix seconds; 0 if never.
     pub used: u32,
     /// Whether the grant is for a single flow.
     pub single: bool,
     /// The least treatment that the rule demands in a sealed tunnel: `none`, `authenticate` or `encrypt`.
     #[serde(default)]
     pub treatment: String,
+    /// The organisation whose authority gave the grant; absent for the default organisation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub organisation: Option<OrganisationName>,
 }
 
 impl From<&GrantView> for Grant {
@@ -420,6 +470,7 @@ impl From<&GrantView> for Grant {
             used: view.used,
             single: view.single,
             treatment: view.treatment.name().to_owned(),
+            organisation: None,
         }
     }
 }

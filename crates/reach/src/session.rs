@@ -65,11 +65,11 @@ pub(crate) struct Own {
     store: Store,
     kept: KeptSession,
     fetcher: Fetcher,
-    /// Whether the person has named each destination, see [`Session::consent`].
+    /// Whether the person has chosen every destination of this session (see [`Session::consent`]).
     consents: AtomicBool,
     state: Mutex<State>,
-    /// A lock for each destination whose grant is being fetched, so that other threads wait for the answer instead of
-    /// asking as well.
+    /// A lock for each destination whose grant is being fetched. Other threads wait for this lock, and so don't request
+    /// the same grant.
     asking: Mutex<BTreeMap<Destination, Arc<Mutex<()>>>>,
 }
 
@@ -81,7 +81,7 @@ struct State {
     has_ended: bool,
     /// The URLs of the authorities of the cluster, as they are stored.
     authorities: Vec<String>,
-    /// When the receivers were fetched, on the boot clock.
+    /// Time since boot at which the receivers were fetched.
     listed: Option<Duration>,
     round_trips: BTreeMap<IpAddr, Duration>,
 }
@@ -147,8 +147,8 @@ impl Session {
         }
     }
 
-    /// Starts to follow the authority's events, which keep receivers and grants up to date. This is for processes that
-    /// run for long.
+    /// Starts to follow the authority's events, which keep receivers and grants up to date. A process that runs for a
+    /// long time needs this.
     ///
     /// # Errors
     ///
@@ -193,7 +193,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns why the connection could not be made.
+    /// Returns the reason why the connection could not be made.
     pub fn connect_to(&self, to: SocketAddr, timeouts: Timeouts) -> Result<TcpStream, Error> {
         let to = SocketAddr::new(to.ip().to_canonical(), to.port());
         let deadline = Instant::now() + timeouts.connect;
@@ -210,13 +210,13 @@ impl Session {
         Ok(socket.into())
     }
 
-    /// Connects a socket of another program to the address `to`; `address` is the same address in the form in which the
-    /// program wrote it. Returns `false` if the address needs no token: the socket is then unchanged, and the program
+    /// Connects a socket of another program to the address `to`. `address` is the same address in the form in which the
+    /// program wrote it. Returns `false` if the address needs no token. The socket is then unchanged, and the program
     /// can connect it itself.
     ///
     /// # Errors
     ///
-    /// Returns why the connection could not be made. The socket is then unconnected.
+    /// Returns the reason why the connection could not be made. The socket is then unconnected.
     pub fn connect_socket(
         &self,
         socket: BorrowedFd<'_>,
@@ -268,8 +268,8 @@ impl Session {
         own.state().wallet.receiver(&destination(to, protocol)).is_some()
     }
 
-    /// Returns the grant for a destination, for people who ask what would happen to a packet. Fetches the grant if
-    /// there is none; the boolean says whether the grant was fetched.
+    /// Returns the grant for a destination, for a command that explains what would happen to a packet. Fetches the
+    /// grant if there is none. The boolean says whether the grant was fetched.
     ///
     /// # Errors
     ///
@@ -280,7 +280,7 @@ impl Session {
         let had = own.view(&place).is_some();
         own.ensure(to, protocol)?;
         let view = own.view(&place);
-        view.map(|view| (view, !had)).ok_or_else(|| no_grant(to, "it ended at once"))
+        view.map(|view| (view, !had)).ok_or_else(|| no_grant(to, "the grant ended at once"))
     }
 
     /// Returns the grants, and the receivers that the person may reach. Both are empty if the session is at the agent.
@@ -434,7 +434,7 @@ impl Own {
             }
             self.ensure(to, protocol)?;
         }
-        Err(no_grant(to, "other connections used each grant up"))
+        Err(no_grant(to, "other connections used up each grant"))
     }
 
     /// Fetches the grant for a destination, unless there is one.
@@ -451,7 +451,7 @@ impl Own {
         };
         let fetched = match standing {
             Standing::Granted => Ok(()),
-            Standing::NotProtected => Err(no_grant(to, "it is no longer among the receivers")),
+            Standing::NotProtected => Err(no_grant(to, "the destination no longer belongs to a receiver")),
             Standing::Denied(why) => Err(Error::Denied { to, why }),
             Standing::Missing => self.fetch(to, &place),
         };
@@ -507,7 +507,7 @@ fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, Error> {
     let failed = |why: String| Error::NoAddress { host: host.to_owned(), why };
     let found = (bare, port).to_socket_addrs().map_err(|error| failed(error.to_string()))?;
     let found: Vec<_> = found.collect();
-    if found.is_empty() { Err(failed("it has no address".to_owned())) } else { Ok(found) }
+    if found.is_empty() { Err(failed("the host has no address".to_owned())) } else { Ok(found) }
 }
 
 /// Reports whether an agent listens at this socket and this user is logged in there.
@@ -524,5 +524,5 @@ fn is_logged_in_at(socket: &std::path::Path) -> Result<bool, Error> {
     };
     // The call runs in a thread of its own, because the caller may be inside another runtime.
     let status = std::thread::scope(|scope| scope.spawn(ask).join()).unwrap_or(Ok(None));
-    Ok(status.map_err(failed)?.is_some_and(|status| status.session.is_some()))
+    Ok(status.map_err(failed)?.is_some_and(|status| status.sessions().next().is_some()))
 }

@@ -1,5 +1,5 @@
-//! The agent's ends of its tunnels, one tunnel for each subject and verifier: which packets go into which tunnel, and
-//! which packets are allowed to come out.
+//! The agent's ends of its tunnels, one tunnel for each subject and verifier. Decides which packets go into which
+//! tunnel, and which packets are allowed to come out.
 
 use crate::cut::Cut;
 use crate::end::{End, How, Message, Sealed, Times, Way, note, seal_each};
@@ -35,19 +35,19 @@ pub struct Shown {
     pub is_open: bool,
     /// Number of the phase in which packets are sealed.
     pub phase: u32,
-    /// Why the verifier refused the tunnel, if it did so recently.
+    /// Why the verifier refused the tunnel, if it refused the tunnel recently.
     pub refused: Option<Refusal>,
 }
 
 struct Tunnel {
     initiator: Initiator,
     terms: Terms,
-    /// The clock of the authority whose grant opens the tunnel; `None` if it is this machine's.
+    /// The clock of the authority whose grant opens the tunnel; `None` if this machine's clock is used.
     clock: Option<Clock>,
     token: Option<Millis>,
     sent: Millis,
     received: Millis,
-    /// When this machine moved, until the verifier has answered.
+    /// Time at which this machine changed its address; `None` after the verifier has answered.
     moved: Option<Millis>,
     greeted: Millis,
 }
@@ -84,16 +84,16 @@ impl Export {
 #[derive(Default)]
 pub struct AgentEnd {
     tunnels: HashMap<Key, Tunnel>,
-    /// The tunnel that the latest datagram was for.
+    /// The tunnel to which the latest datagram belongs.
     latest: Option<Key>,
     legs: Legs,
-    /// By subject: the clock of the subject's authority.
-    clocks: HashMap<u32, Clock>,
+    /// By subject and organisation: the clock of the organisation's authority.
+    clocks: HashMap<(u32, u16), Clock>,
     held: Held,
     /// Messages to the other ends of tunnels that were closed.
     closing: Vec<Message>,
     drops: Drops,
-    /// For debugging only.
+    /// The export of the tunnels' secrets, for debugging only; `None` if nothing is exported.
     export: Option<Export>,
 }
 
@@ -102,9 +102,10 @@ pub struct AgentEnd {
 pub struct Drops {
     /// Numbers of dropped records, one for each reason, in the order of [`Dropped::ALL`].
     pub records: [u64; Dropped::ALL.len()],
-    /// Number of packets whose destination has no tunnel, and that could not wait for one.
+    /// Number of packets that were dropped because their destination has no tunnel and there was no room to wait for
+    /// one.
     pub no_leg: u64,
-    /// Number of packets of flows whose opener is not known, or already has the maximum number of flows.
+    /// Number of packets of flows whose opener is not known, or whose opener already has the maximum number of flows.
     pub no_opener: u64,
     /// Number of packets that came out of a tunnel and were refused, because the tunnel is not for their sender, or
     /// because their records were sealed more weakly than the rule demands.
@@ -120,7 +121,7 @@ impl AgentEnd {
                 tunnel.terms = terms;
             }
             None => {
-                let (initiator, clock) = (Initiator::new(terms.clone()), self.clocks.get(&key.subject).copied());
+                let (initiator, clock) = (Initiator::new(terms.clone()), self.clocks.get(&owner(&key)).copied());
                 self.tunnels.insert(
                     key,
                     Tunnel { initiator, terms, clock, token: None, sent: 0, received: 0, moved: None, greeted: 0 },
@@ -129,16 +130,16 @@ impl AgentEnd {
         }
     }
 
-    /// Sets the clock of a subject's authority. Grants end, and tokens and initiations are dated, by this clock, so that
-    /// a wrong clock on this machine does no harm.
-    pub fn set_clock(&mut self, subject: u32, clock: Clock) {
-        if self.clocks.insert(subject, clock) != Some(clock) {
-            let own = self.tunnels.iter_mut().filter(|(key, _)| key.subject == subject);
+    /// Sets the clock of the authority of a subject's organisation. Grants end, and tokens and initiations are dated, by
+    /// this clock, so that a wrong clock on this machine does no harm.
+    pub fn set_clock(&mut self, of: (u32, u16), clock: Clock) {
+        if self.clocks.insert(of, clock) != Some(clock) {
+            let own = self.tunnels.iter_mut().filter(|(key, _)| owner(key) == of);
             own.for_each(|(_, tunnel)| tunnel.clock = Some(clock));
         }
     }
 
-    /// Closes all tunnels except those for which `is_wanted` returns true, and those into which a leg leads. The next
+    /// Closes all tunnels except those for which `is_wanted` returns true and those that a leg uses. The next
     /// [`End::poll`] tells the verifiers that the tunnels have ended.
     pub fn retain_tunnels(&mut self, is_wanted: impl Fn(&Key) -> bool, times: Times) {
         let used = self.legs.tunnels();
@@ -146,8 +147,8 @@ impl AgentEnd {
         self.closing.extend(gone.filter_map(|tunnel| goodbye(tunnel, times.0)));
     }
 
-    /// Makes a tunnel re-key once the tunnel has sealed about this many bytes. This applies from the tunnel's next
-    /// handshake on.
+    /// Makes a tunnel re-key each time it has sealed about `bytes` bytes. This applies from the tunnel's next handshake
+    /// on.
     pub fn rekey_after_bytes(&mut self, key: Key, bytes: u64) {
         if let Some(tunnel) = self.tunnels.get_mut(&key) {
             tunnel.initiator.rekey_after_bytes(bytes);
@@ -159,13 +160,14 @@ impl AgentEnd {
         self.legs.set(to, leg);
     }
 
-    /// Creates ends that call `opener` to learn which subject has opened a flow.
+    /// Creates ends. They call `opener` to learn which subject has opened a flow.
     pub fn asking(opener: Opener) -> Self {
         Self { legs: Legs::asking(opener), ..Self::default() }
     }
 
-    /// Passes the secrets of all tunnels to `write`, a line for each (wire.md §9.14). Everybody who has these lines can
-    /// read all packets of the tunnels: only for debugging, and only if the administrator has configured it.
+    /// Passes the secrets of all tunnels to `write`, one line for each secret (wire.md §9.14). Everybody who has these
+    /// lines can read all packets of the tunnels. Must be called only for debugging, and only if the administrator has
+    /// configured it.
     pub fn danger_export(&mut self, write: SecretsWriter) {
         self.export = Some(Export { write, written: HashSet::new() });
     }
@@ -175,37 +177,37 @@ impl AgentEnd {
         self.export.is_some()
     }
 
-    /// Removes all legs except those for which `is_wanted` returns true (given subject and destination), and those that
-    /// a flow uses.
+    /// Removes all legs except those for which `is_wanted` returns true and those that a flow uses. `is_wanted` gets
+    /// the subject and the destination of a leg.
     pub fn retain_legs(&mut self, is_wanted: impl Fn(u32, &Destination) -> bool) {
         self.legs.retain(is_wanted);
     }
 
-    /// Removes the legs, flows and tunnels of a subject. The next [`End::poll`] tells the verifiers that the tunnels
-    /// have ended.
-    pub fn forget(&mut self, subject: u32, times: Times) {
-        self.legs.forget(subject);
-        self.clocks.remove(&subject);
-        self.held.forget(|key| key.subject == subject);
-        let gone = self.tunnels.extract_if(|key, _| key.subject == subject);
+    /// Removes the legs, flows and tunnels of a subject's organisation. The next [`End::poll`] tells the verifiers that
+    /// the tunnels have ended.
+    pub fn forget(&mut self, of: (u32, u16), times: Times) {
+        self.legs.forget(of.0, of.1);
+        self.clocks.remove(&of);
+        self.held.forget(|key| owner(key) == of);
+        let gone = self.tunnels.extract_if(|key, _| owner(key) == of);
         self.closing.extend(gone.filter_map(|tunnel| goodbye(tunnel, times.0)));
     }
 
     /// Makes every tunnel send a token and a record at once, so that the verifiers learn this machine's new addresses.
-    /// To be called when the addresses have changed; without this call, a verifier would learn them only from the next
-    /// packet into its tunnel.
+    /// The caller calls this when the addresses have changed. Otherwise, a verifier learns the new addresses only from
+    /// the next packet into its tunnel.
     pub fn moved(&mut self, times: Times) {
         for tunnel in self.tunnels.values_mut() {
             (tunnel.token, tunnel.moved, tunnel.greeted) = (None, Some(times.0), 0);
         }
     }
 
-    /// Returns the addresses of this machine from which flows that are in use send.
+    /// Returns the addresses of this machine that are the source addresses of flows in use.
     pub fn sources(&self, times: Times) -> HashSet<IpAddr> {
         self.legs.sources(times.0)
     }
 
-    /// Removes and returns a subject and a destination whose packets were dropped because there is no leg for them.
+    /// Removes and returns a subject and a destination whose packets were dropped for lack of a leg.
     pub fn unknown(&mut self) -> Option<(u32, Destination)> {
         self.legs.unknown()
     }
@@ -267,6 +269,11 @@ impl Tunnel {
         let token = Token::new(*grant, key, wall, u32::from_be_bytes([a, b, c, d]), to);
         Some(tail::block(&token.encode()).to_vec())
     }
+}
+
+/// Returns the subject and the organisation of a tunnel.
+const fn owner(key: &Key) -> (u32, u16) {
+    (key.subject, key.organisation)
 }
 
 impl End for AgentEnd {
@@ -398,7 +405,8 @@ fn goodbye((key, mut tunnel): (Key, Tunnel), now: Millis) -> Option<Message> {
     Some(Message { to: key.service, source: None, datagram })
 }
 
-/// Returns the compressor's mode for the choice of a rule or a sender; without a choice nothing is compressed.
+/// Returns the compressor's mode for the choice of a rule or a sender. If there is no choice, the mode is
+/// [`Mode::Never`].
 pub(crate) fn mode(choice: Option<Compress>) -> Mode {
     match choice.unwrap_or_default() {
         Compress::Never => Mode::Never,

@@ -1,5 +1,5 @@
-//! The agent's legs. A *leg* determines into which tunnel a subject's packets to a destination go, and out of which
-//! tunnel the answers are allowed to come. A packet belongs to a flow, and the flow to the subject that opened it, so
+//! The agent's legs. A *leg* determines into which tunnel a subject's packets to a destination go, and from which
+//! tunnel the answers are accepted. A packet belongs to a flow, and the flow belongs to the subject that opened it. So
 //! two people on one machine never share a tunnel.
 
 use crate::packet::{Layout, TCP, UDP};
@@ -32,20 +32,23 @@ const FLOWS_MAX: usize = 16_384;
 pub struct Key {
     /// The subject's number.
     pub subject: u32,
+    /// The number of the subject's organisation whose authority gives the grants for the tunnel.
+    pub organisation: u16,
     /// Address and port of the service.
     pub service: SocketAddr,
 }
 
-/// Tunnel and protection for packets to a destination.
+/// The tunnel for packets to a destination, and their protection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Leg {
     /// Key of the tunnel into which the packets go.
     pub tunnel: Key,
-    /// The minimum protection of the packets: what the rule demands, or more.
+    /// The minimum protection of the packets: the rule's demand, or more.
     pub demand: Sealing,
 }
 
-/// A function that returns who opened a flow, and the treatment that they asked for; `None` if this is not known.
+/// A function that returns who opened a flow, and the treatment for which they asked. Returns `None` if this is not
+/// known.
 pub type Opener = Box<dyn FnMut(&FlowKey) -> Option<Steered> + Send>;
 
 /// A flow and its opener. The packets of the flow travel in the tunnel of the opener.
@@ -65,18 +68,19 @@ struct Unknown {
 /// The legs of all subjects.
 #[derive(Default)]
 pub struct Legs {
-    /// By subject and destination.
+    /// The legs by subject and destination.
     legs: HashMap<(u32, Destination), Leg>,
-    /// The tunnels of the legs, until a leg changes.
+    /// The tunnels that legs use. `None` after a leg has changed, until the set is computed again.
     tunnels: Option<HashSet<Key>>,
-    /// Without one, a flow belongs to the only subject that has a leg to its destination.
+    /// The function that tells who opened a flow. If it is `None`, a flow belongs to the only subject that has a leg to
+    /// its destination.
     opener: Option<Opener>,
     flows: HashMap<FlowKey, Flow>,
     /// Numbers of flows by subject.
     counts: HashMap<u32, usize>,
     swept: Millis,
     unknown: Unknown,
-    /// Number of packets of flows whose opener is not known, or already has the maximum number of flows.
+    /// Number of packets of flows whose opener is not known, or whose opener already has the maximum number of flows.
     pub no_opener: u64,
 }
 
@@ -103,7 +107,7 @@ impl Unknown {
 }
 
 impl Legs {
-    /// Creates an empty table of legs that calls `opener` to learn which subject has opened a flow.
+    /// Creates an empty table of legs. It calls `opener` to learn which subject has opened a flow.
     pub fn asking(opener: Opener) -> Self {
         Self { opener: Some(opener), ..Self::default() }
     }
@@ -114,8 +118,8 @@ impl Legs {
         self.legs.insert((leg.tunnel.subject, to), leg);
     }
 
-    /// Removes all legs except those for which `is_wanted` returns true (given subject and destination), and those that
-    /// a flow uses. Packets without a leg are dropped.
+    /// Removes all legs except those for which `is_wanted` returns true and those that a flow uses. `is_wanted` gets
+    /// the subject and the destination of a leg. Packets without a leg are dropped.
     pub fn retain(&mut self, is_wanted: impl Fn(u32, &Destination) -> bool) {
         let used: HashSet<(u32, Destination)> =
             self.flows.iter().map(|(key, flow)| (flow.opener.subject, destination(key))).collect();
@@ -123,12 +127,21 @@ impl Legs {
         self.legs.retain(|(subject, to), _| is_wanted(*subject, to) || used.contains(&(*subject, *to)));
     }
 
-    /// Removes all legs and flows of a subject.
-    pub fn forget(&mut self, subject: u32) {
+    /// Removes the legs into the tunnels of a subject's organisation, and the flows that used them. Once the subject has
+    /// no legs, removes its other flows, too.
+    pub fn forget(&mut self, subject: u32, organisation: u16) {
         self.tunnels = None;
-        self.legs.retain(|(of, _), _| *of != subject);
-        self.flows.retain(|_, flow| flow.opener.subject != subject);
-        self.counts.remove(&subject);
+        let is_gone = |leg: &Leg| (leg.tunnel.subject, leg.tunnel.organisation) == (subject, organisation);
+        let gone: HashSet<_> = self.legs.extract_if(|_, leg| is_gone(leg)).map(|(place, _)| place).collect();
+        let has_others = self.legs.keys().any(|(of, _)| *of == subject);
+        let is_over = |key: &FlowKey, flow: &Flow| {
+            flow.opener.subject == subject && (!has_others || gone.contains(&(subject, destination(key))))
+        };
+        let ended = self.flows.extract_if(|key, flow| is_over(key, flow)).count();
+        if let Some(count) = self.counts.get_mut(&subject) {
+            *count = count.saturating_sub(ended);
+        }
+        self.counts.retain(|_, count| *count > 0);
     }
 
     /// Returns the keys of the tunnels that at least one leg uses.
@@ -142,13 +155,13 @@ impl Legs {
         used.map(|(key, _)| key.client().0).collect()
     }
 
-    /// Removes and returns a subject and a destination whose packets were dropped because there is no leg for them.
+    /// Removes and returns a subject and a destination whose packets were dropped for lack of a leg.
     pub fn unknown(&mut self) -> Option<(u32, Destination)> {
         self.unknown.pop()
     }
 
-    /// Returns the tunnel for a packet to a server, and how the packet is to be sealed. Returns `None` if there is no
-    /// leg for the packet.
+    /// Returns the tunnel for a packet to a server, and the packet's protection. Returns `None` if there is no leg for
+    /// the packet.
     pub fn route(&mut self, packet: &[u8], layout: &Layout, now: Millis) -> Option<(Key, Sealing)> {
         let address = layout.destination(packet);
         if !layout.has_ports() {
@@ -159,9 +172,9 @@ impl Legs {
         self.leg(&flow, begins(packet, layout), now)
     }
 
-    /// Reports whether this packet is allowed to come out of the tunnel `key`: a leg into this tunnel must exist for
-    /// the packet's sender, and the packet must be sealed as the leg demands. A packet without ports (a fragment, or
-    /// ICMP) must satisfy the demands of all legs to its sender's address.
+    /// Reports whether this packet is allowed to come out of the tunnel `key`. A leg of the packet's sender must use
+    /// this tunnel, and the packet must be sealed as the leg demands. A packet without ports (a fragment, or ICMP) must
+    /// satisfy the demands of all legs to its sender's address.
     pub fn may_bring(
         &mut self,
         key: Key,
@@ -219,7 +232,7 @@ impl Legs {
         }
     }
 
-    /// Forgets idle flows.
+    /// Removes idle flows.
     pub fn sweep(&mut self, now: Millis) {
         if now.saturating_sub(self.swept) < FLOW_SWEEP {
             return;
@@ -295,7 +308,7 @@ mod tests {
     }
 
     fn key(subject: u32) -> Key {
-        Key { subject, service: "192.0.2.1:4499".parse().expect("an address") }
+        Key { subject, organisation: 0, service: "192.0.2.1:4499".parse().expect("an address") }
     }
 
     fn leg(subject: u32, treatment: Least) -> Leg {
@@ -419,7 +432,7 @@ mod tests {
         fragment[7] = 100;
         let layout = Layout::of(&fragment).expect("a packet");
         assert!(legs.route(&fragment, &layout, 0).is_none());
-        legs.forget(BOB);
+        legs.forget(BOB, 0);
         assert_eq!(legs.route(&fragment, &layout, 0).map(|way| way.0), Some(key(ALICE)));
         opens(&openers, 2000, BOB, 0);
         let (packet, layout) = packet(2000, 0x02);
@@ -435,5 +448,21 @@ mod tests {
         legs.retain(|_, _| false);
         assert_eq!(*legs.tunnels(), HashSet::from([key(ALICE)]));
         assert!(legs.route(&data, &layout, 1).is_some());
+    }
+
+    #[test]
+    fn a_forgotten_organisation_leaves_the_flows_of_the_subjects_other_one() {
+        let (mut legs, openers) = legs();
+        let far = Destination { address: "203.0.113.9".parse().expect("an address"), ..printer() };
+        let other = Key { organisation: 1, service: "203.0.113.1:4499".parse().expect("an address"), ..key(ALICE) };
+        legs.set(far, Leg { tunnel: other, ..leg(ALICE, Least::Authenticate) });
+        opens(&openers, 4000, ALICE, 0);
+        let (packet, layout) = packet(4000, tcp_flags::SYN);
+        assert_eq!(legs.route(&packet, &layout, 0).map(|(tunnel, _)| tunnel), Some(key(ALICE)));
+        legs.forget(ALICE, 1);
+        assert_eq!(legs.route(&packet, &layout, 0).map(|(tunnel, _)| tunnel), Some(key(ALICE)));
+        assert!(!legs.tunnels().contains(&other));
+        legs.forget(ALICE, 0);
+        assert!(legs.route(&packet, &layout, 0).is_none());
     }
 }

@@ -216,7 +216,7 @@ fn tokens_and_initiations_carry_the_authority_s_time_if_this_machine_s_clock_is_
     let (right, mut wrong) = (times(), times());
     wrong.1 -= 3000;
     let mut end = AgentEnd::asking(Box::new(|_| Some(Steered { subject: 1, wish: 0 })));
-    end.set_clock(1, Clock::at(Duration::from_secs(right.1.into()), Duration::from_millis(right.0)));
+    end.set_clock((1, 0), Clock::at(Duration::from_secs(right.1.into()), Duration::from_millis(right.0)));
     end.set_leg(to(), Leg { tunnel: key(), demand: demand(Treatment::Encrypt) });
     end.set_tunnel(key(), terms(5), wrong);
     let sent = send(&mut end, question(10), wrong).expect("behind the initiation");

@@ -1,7 +1,9 @@
-//! Where a command finds the session: at the agent if it runs, otherwise in the user's own folder.
+//! The place where a command finds the session: at the agent if it runs, otherwise in the user's own folder.
 
 use anyhow::{Result, bail};
 use clap::Args;
+use ipnet::IpNet;
+use reach::organisation::OrganisationName;
 use reach::own::OwnSession;
 use reach::protocol::{Call, Reply, Request};
 use reach::{Places, agent};
@@ -14,15 +16,22 @@ pub struct At {
     /// The agent's socket
     #[arg(long, value_name = "PATH", env = "VOUCHSAFE_AGENT_SOCKET", default_value = agent::DEFAULT_SOCKET)]
     socket: PathBuf,
-    /// Act for this user (root only, at the agent) [default: yourself]
+    /// Act for this user (only root, at the agent) [default: yourself]
     #[arg(long, value_name = "UID", conflicts_with = "own")]
     uid: Option<u32>,
     #[command(flatten)]
     own: OwnPlace,
-    /// Whether the command is one of `vouchsafe agent`, which needs an agent.
+    /// The organisation that the command concerns.
+    #[arg(skip)]
+    organisation: Option<OrganisationName>,
+    /// The networks for which it may speak, if the command states them.
+    #[arg(skip)]
+    networks: Vec<IpNet>,
+    /// Whether the command belongs to `vouchsafe agent` and needs an agent.
     #[arg(skip)]
     agent_only: bool,
-    /// The user's own session, once it has answered a call. It is kept because it holds a login that has been started.
+    /// The user's own session, once it has answered a call. It is kept because it contains a login that was started but
+    /// not finished.
     #[arg(skip)]
     session: OnceLock<OwnSession>,
 }
@@ -70,7 +79,7 @@ impl Using {
         }
         let call = Call::Treat { process: std::process::id(), treatment: treatment.to_owned() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        match runtime.block_on(agent::call(&self.socket, &Request { uid: None, call }))? {
+        match runtime.block_on(agent::call(&self.socket, &Request::own(call)))? {
             Reply::Refused { text, .. } => bail!("--treatment: {text}"),
             _ => Ok(()),
         }
@@ -84,6 +93,11 @@ impl std::fmt::Debug for At {
 }
 
 impl At {
+    /// Makes the command concern an organisation, and sets the networks for which it may speak.
+    pub fn set_organisation(&mut self, organisation: Option<OrganisationName>, networks: Vec<IpNet>) {
+        (self.organisation, self.networks) = (organisation, networks);
+    }
+
     /// Makes the command fail if no agent runs.
     pub fn agent_only(&mut self) {
         self.agent_only = true;
@@ -95,7 +109,8 @@ impl At {
     ///
     /// Fails if neither can answer.
     pub async fn call(&self, call: Call) -> Result<Reply> {
-        let request = Request { uid: self.uid, call };
+        let (organisation, networks) = (self.organisation.clone(), self.networks.clone());
+        let request = Request { uid: self.uid, organisation, networks, call };
         if self.agent_only {
             return agent::call(&self.socket, &request).await;
         }
@@ -114,7 +129,7 @@ impl At {
                 move || OwnSession::at(dir)
             }),
         };
-        Ok(session.answer(request.call).await)
+        Ok(session.answer(request).await)
     }
 }
 

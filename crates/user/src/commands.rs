@@ -1,5 +1,5 @@
-//! Commands that query or change the user's session and grants. They parse arguments and print answers; the agent does
-//! the work or, if no agent runs, the user's own session.
+//! Commands that query or change the user's session and grants. They parse arguments and print answers. The agent does
+//! the work. If no agent runs, the user's own session does it.
 
 mod discover;
 mod login;
@@ -12,7 +12,8 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use engine::agent::Consent;
 use engine::model::Target;
-use reach::protocol::{Call, Reply};
+use ipnet::IpNet;
+use reach::protocol::{Call, Reply, Status};
 use shell::table::Table;
 use shell::{print, println};
 use std::io::Write;
@@ -80,7 +81,7 @@ pub enum GrantsCommand {
     Forget(RuleArguments),
 }
 
-/// A rule's destination
+/// The destination of a rule
 #[derive(Args, Debug)]
 pub struct RuleArguments {
     #[command(flatten)]
@@ -167,26 +168,28 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
         Reply::Status(status) => status,
         other => return unexpected(other),
     };
-    let code = if status.session.is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    let code = if status.sessions().next().is_some() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&status)?);
         return Ok(code);
     }
-    match &status.session {
-        None => println!("not logged in: run `vouchsafe login DOMAIN` or `vouchsafe login --authority URL`"),
-        Some(session) => {
-            println!("{} on {}, session ends in {}", session.person, session.device, left(session.expires, status.now));
-            let in_use = session.in_use.as_ref().unwrap_or(&session.authority);
-            match &session.trouble {
-                None => println!("authority {in_use}: reachable"),
-                Some(trouble) => println!("authority {in_use}: {trouble}"),
-            }
-            let others: Vec<_> = session.authorities.iter().filter(|url| *url != in_use).cloned().collect();
-            if !others.is_empty() {
-                println!("other authorities of the cluster: {}", others.join(" "));
-            }
+    if code == ExitCode::FAILURE {
+        println!("not logged in: run `vouchsafe login DOMAIN` or `vouchsafe login --authority URL`");
+    }
+    for (name, session) in status.sessions() {
+        let of = if status.organisations.len() > 1 { format!("{name}: ") } else { String::new() };
+        println!("{of}{} on {}, session ends in {}", session.person, session.device, left(session.expires, status.now));
+        let in_use = session.in_use.as_ref().unwrap_or(&session.authority);
+        match &session.trouble {
+            None => println!("authority {in_use}: reachable"),
+            Some(trouble) => println!("authority {in_use}: {trouble}"),
+        }
+        let others: Vec<_> = session.authorities.iter().filter(|url| *url != in_use).cloned().collect();
+        if !others.is_empty() {
+            println!("other authorities of the cluster: {}", others.join(" "));
         }
     }
+    organisations(&status);
     if let Some(dir) = &status.own {
         println!(
             "no agent puts tokens into packets here: the session is your own, in {}; use it by `vouchsafe connect`, \
@@ -200,8 +203,8 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
              can read what they carry"
         );
     }
-    let own = status.session.as_ref().map(|session| session.authority.as_str());
-    for discovered in status.discovered.iter().filter(|discovered| Some(discovered.authority.as_str()) != own) {
+    let is_own = |authority: &str| status.sessions().any(|(_, session)| session.authority == authority);
+    for discovered in status.discovered.iter().filter(|discovered| !is_own(&discovered.authority)) {
         println!("{}", discover::sentence(discovered));
     }
     if status.own.is_none() {
@@ -219,7 +222,7 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
             print!("\n{}", Table::new(&["TUNNEL QUEUE", "BYTES SEALED", "BYTES OPENED"], queues));
         }
     }
-    let destinations = status.session.iter().flat_map(|session| &session.destinations);
+    let destinations = status.sessions().flat_map(|(_, session)| &session.destinations);
     let destinations = destinations.map(|receiver| {
         let services: Vec<_> =
             receiver.services.iter().map(|span| service(span.protocol, span.first_port, span.last_port)).collect();
@@ -227,6 +230,26 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
     });
     print!("\n{}", Table::new(&["RECEIVER", "ADDRESS", "SERVICES"], destinations));
     Ok(code)
+}
+
+/// Prints the networks of the user's organisations, and the claims that the agent ignores.
+fn organisations(status: &Status) {
+    let list = |networks: &[IpNet]| networks.iter().map(IpNet::to_string).collect::<Vec<_>>().join(" ");
+    if status.organisations.len() > 1 {
+        let rows = status.organisations.iter().map(|one| {
+            let networks = one.networks.as_deref().map_or_else(|| "all that no other has".to_owned(), list);
+            let person = one.session.as_ref().map_or("-", |session| &session.person);
+            vec![one.name.clone(), person.to_owned(), networks]
+        });
+        print!("\n{}\n", Table::new(&["ORGANISATION", "PERSON", "NETWORKS"], rows));
+    }
+    for one in status.organisations.iter().filter(|one| !one.refused.is_empty()) {
+        println!(
+            "the authority of {} claims {}, which it may not: the agent ignores that",
+            one.name,
+            list(&one.refused)
+        );
+    }
 }
 
 async fn grants(command: GrantsCommand) -> Result<ExitCode> {

@@ -39,7 +39,7 @@ impl Agent {
         Self::begin_daemon(crate::vouchsafe(), namespace, flags.to_vec(), None)
     }
 
-    /// Does the same as [`Self::start`], but runs `program` in place of the binary under test.
+    /// Starts an agent like [`Self::start`], but runs `program` in place of the binary under test.
     pub fn start_program(program: PathBuf, namespace: &Namespace) -> Result<Self> {
         Self::begin_daemon(program, namespace, vec!["--interface".to_owned(), "eth0".to_owned()], None)
     }
@@ -112,6 +112,14 @@ impl Agent {
         answer(&mut command)
     }
 
+    /// Tries to log in with a password and these further arguments; returns whether the login succeeded, and its output.
+    pub fn try_login_with(&self, authority: &Authority, person: &str, arguments: &[&str]) -> Result<(bool, String)> {
+        let mut command = self.command("login");
+        command.args(["--authority", &authority.url(), "--user", person, "--device", "laptop", "--password-stdin"]);
+        command.arg("--ca").arg(authority.ca()).args(arguments).stdin(File::open(authority.password_file())?);
+        answer(&mut command)
+    }
+
     /// Tries to log in with a password at the authority that DNS names for `domain`; returns whether the login
     /// succeeded, and its output.
     pub fn try_login_by(&self, domain: &str, authority: &Authority, person: &str) -> Result<(bool, String)> {
@@ -160,6 +168,11 @@ impl Agent {
         answer(&mut self.command("logout")).map(|(_, said)| said)
     }
 
+    /// Logs out with these arguments and returns the output.
+    pub fn logout_with(&self, arguments: &[&str]) -> Result<String> {
+        answer(self.command("logout").args(arguments)).map(|(_, said)| said)
+    }
+
     /// Returns the daemon's log since its last start.
     pub fn log(&self) -> String {
         self.process.as_ref().map(Process::log).unwrap_or_default()
@@ -167,7 +180,7 @@ impl Agent {
 
     /// Kills the daemon with SIGKILL.
     pub fn kill(&mut self) -> Result<()> {
-        let mut process = self.process.take().context("no agent runs")?;
+        let mut process = self.process.take().context("the agent does not run")?;
         process.signal(Signal::SIGKILL)?;
         process.wait(SOON).map(drop)
     }
@@ -183,8 +196,13 @@ impl Agent {
         ask_json(command.arg("--json"))
     }
 
-    /// Runs `vouchsafe agent ping` for a destination, and returns its answer as JSON. The answer may be that the
-    /// destination does not answer.
+    /// Runs `vouchsafe agent access …`, and returns whether its answer was yes, and its output.
+    pub fn access(&self, word: &str, arguments: &[&str]) -> Result<(bool, String)> {
+        answer(self.command(&format!("access {word}")).args(arguments))
+    }
+
+    /// Runs `vouchsafe agent ping` for a destination, and returns the command's answer as JSON, even if the destination
+    /// did not answer.
     pub fn ping(&self, to: &str) -> Result<Value> {
         let output = self.command("ping").args([to, "--json"]).output().context("vouchsafe ping")?;
         serde_json::from_slice(&output.stdout).with_context(|| crate::nobody::said(&output))

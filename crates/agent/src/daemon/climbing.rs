@@ -1,5 +1,5 @@
-//! The ladder of carriers in the daemon's loop: first packets that the kernel program tells of, and those that are sent
-//! again by another rung.
+//! The ladder of carriers in the daemon's loop: handles copies of first packets that the kernel program has sent, and
+//! sends first packets again by another rung.
 
 use super::Daemon;
 use engine::agent::Subject;
@@ -23,21 +23,21 @@ mod with_tunnels {
     use std::net::SocketAddr;
     use std::time::Duration;
     use tokio::task::{JoinHandle, spawn_blocking};
-    use wire::Carrier;
     use wire::map::{self, FirstPacket, FlowKey, GrantEntry, GrantSlot, Steered};
     use wire::packet::{Packet, TCP};
+    use wire::Carrier;
 
     /// The daemon's state for the ladder.
     #[derive(Default)]
     pub struct Climbing {
         ladder: Ladder<First>,
         network: Follower,
-        /// The gateway that the file names.
+        /// The gateway in the ladder's file.
         stored: Option<Gateway>,
         pace: Pace,
         /// The latest write to the file.
         writing: Option<JoinHandle<()>>,
-        /// Destinations that had more than one rung in an earlier process.
+        /// Destinations that had more than one rung in an earlier process of the agent.
         inherited: BTreeSet<GrantSlot>,
         /// Destinations with more than one rung.
         placed: BTreeMap<GrantSlot, Placed>,
@@ -78,14 +78,14 @@ mod with_tunnels {
     /// A destination with more than one rung.
     struct Placed {
         verifier: SocketAddr,
-        /// The choice that the kernel's table has.
+        /// The choice in the kernel's table.
         written: Option<Choice>,
     }
 
     impl Daemon {
-        /// Finds out which rungs a destination has, once the kernel has a grant for it.
+        /// Determines which rungs a destination has. Called when the kernel has a grant for the destination.
         pub(in crate::daemon) fn note_rungs(&mut self, slot: &GrantSlot, entry: &GrantEntry) {
-            let Some(subject) = subject_of(slot) else { return };
+            let Some(subject) = self.agent.holder(slot) else { return };
             let verifier = self.sealing.sealed().alternative(subject, slot.destination());
             match verifier.filter(|_| has_rungs(slot, entry)) {
                 Some(verifier) => {
@@ -106,7 +106,11 @@ mod with_tunnels {
         }
 
         pub(in crate::daemon) fn forget_ladder(&mut self, subject: Subject) {
-            self.climbing.ladder.forget(subject);
+            // The organisations of a user share the ladder's memory.
+            let is_other = |other: &Subject| other.number() == subject.number() && *other != subject;
+            if !self.connections.keys().any(is_other) {
+                self.climbing.ladder.forget(subject.in_organisation(0));
+            }
         }
 
         fn path(&self, slot: &GrantSlot) -> Option<Path> {
@@ -142,13 +146,14 @@ mod with_tunnels {
 
         /// Prepares the tunnel for packets to a destination.
         fn open_way(&mut self, slot: &GrantSlot) -> anyhow::Result<()> {
-            let Some(subject) = subject_of(slot) else { return Ok(()) };
+            let Some(subject) = self.agent.holder(slot) else { return Ok(()) };
             self.sealing.sealed_mut().take(self.kernel.maps(), subject, slot.destination())?;
             self.request_tunnels();
             Ok(())
         }
 
-        /// Handles the copy of a first packet that the kernel program has sent. Returns the packet if it is another.
+        /// Handles the copy of a first packet that the kernel program has sent. Returns the packet if it is not such a
+        /// copy.
         pub(in crate::daemon) fn sent(&mut self, packet: QueuedPacket) -> Option<QueuedPacket> {
             let Some(frame) = packet.frame.as_ref().filter(|frame| u32::from(frame.wish()) & Steered::LADDER != 0)
             else {
@@ -194,8 +199,8 @@ mod with_tunnels {
             self.kernel.send(subject, &first.frame.clone().asking(wish as u16));
         }
 
-        /// Removes the ladder entries that an earlier process has left in the kernel, because that process's tunnels
-        /// are gone and nobody watches its connections. Takes over what that process has learned.
+        /// Removes the ladder entries that an earlier process left in the kernel: the tunnels of that process are gone,
+        /// and nobody watches its connections. Takes over what that process has learned about paths.
         pub(in crate::daemon) fn restore_ladder(&mut self) {
             let mut inherited = BTreeSet::new();
             let ladders = &self.kernel.maps().ladders;
@@ -207,7 +212,7 @@ mod with_tunnels {
             }
             let Kept { gateway, network, paths } = ladder_file::load(self.sessions.folder());
             let network = Network(network);
-            let is_user = |uid| self.kept.get(&uid).is_some_and(|kept| kept.session.is_some());
+            let is_user = |uid| self.kept.get(&uid).is_some_and(|kept| kept.has_session());
             self.climbing.ladder.take_over((now(), unix()), network, &paths, is_user);
             self.climbing.network = Follower::resume(gateway.clone(), network);
             self.climbing.stored = gateway;
@@ -215,12 +220,12 @@ mod with_tunnels {
             self.follow_network();
         }
 
-        /// Renews the grants that an earlier process has left for destinations with several rungs, because only an
-        /// answer of the authority names the tunnel.
+        /// Renews the grants of destinations with several rungs that an earlier process left. Only an answer of the
+        /// authority names the tunnel of such a destination.
         pub(in crate::daemon) fn renew_for_ladder(&mut self, entries: &[(GrantSlot, GrantEntry)]) {
             let (mut renewed, climbed) = (BTreeSet::new(), std::mem::take(&mut self.climbing.inherited));
             for (slot, entry) in entries.iter().filter(|(slot, _)| climbed.contains(slot)) {
-                if let Some(subject) = subject_of(slot)
+                if let Some(subject) = self.agent.holder(slot)
                     && renewed.insert((slot.subject, entry.header))
                 {
                     self.agent.renew_early(subject, slot.destination());
@@ -228,8 +233,8 @@ mod with_tunnels {
             }
         }
 
-        /// Writes the ladder's memory to the file, unless the file was written often of late. To be called every
-        /// second. A separate thread waits for the disk, so that no packet has to wait.
+        /// Writes the ladder's results to the file, unless the file was written too often recently. The caller calls
+        /// this method every second. A separate thread writes to the disk, so that no packet waits for it.
         pub(in crate::daemon) fn store_ladder(&mut self) {
             let climbing = &mut self.climbing;
             let is_writing = climbing.writing.as_ref().is_some_and(|writing| !writing.is_finished());
@@ -240,7 +245,7 @@ mod with_tunnels {
             climbing.writing = Some(spawn_blocking(move || save(&folder, &kept)));
         }
 
-        /// Writes the ladder's memory to the file. To be called at the end of the process.
+        /// Writes the ladder's results to the file. The caller calls this method when the process ends.
         pub(in crate::daemon) async fn store_ladder_at_end(&mut self) {
             // An earlier write must not replace the file after this one.
             if let Some(writing) = self.climbing.writing.take() {
@@ -252,12 +257,12 @@ mod with_tunnels {
             }
         }
 
-        /// Returns when [`Self::climb`] has to be called.
+        /// Returns the time at which the caller has to call [`Self::climb`]; `None` if it need not.
         pub(in crate::daemon) fn climbs_at(&self) -> Option<Duration> {
             self.climbing.ladder.timeout()
         }
 
-        /// Sends the first packets that are due by another rung, and notes those that were answered.
+        /// Sends first packets by another rung if their time has come, and records which first packets were answered.
         pub(in crate::daemon) fn climb(&mut self) {
             if self.climbs_at().is_some_and(|at| at <= now()) {
                 self.climb_now();
@@ -278,7 +283,7 @@ mod with_tunnels {
             self.write_rungs();
         }
 
-        /// Follows changes of the network. To be called every second.
+        /// Follows changes of the network. The caller calls this method every second.
         pub(in crate::daemon) fn follow_network(&mut self) {
             let network = self.climbing.network.look();
             if self.climbing.ladder.moved(network) {
@@ -304,7 +309,7 @@ mod with_tunnels {
 
     fn save(folder: &Folder, kept: &Kept) {
         if let Err(error) = ladder_file::save(folder, kept) {
-            tracing::warn!("cannot save the ladder's memory for the next start: {error:#}");
+            tracing::warn!("cannot save the ladder's results for the next start: {error:#}");
         }
     }
 

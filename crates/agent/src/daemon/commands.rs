@@ -1,6 +1,7 @@
 //! The commands of users and their answers: state, grants and rules.
 
 use super::login::At;
+use super::organisations::Place;
 use super::{Daemon, Waiter, used};
 use crate::control::Command;
 use crate::metrics::Snapshot;
@@ -11,6 +12,7 @@ use engine::agent::consent::RULES_MAX;
 use engine::agent::{self, Subject};
 use engine::model::Target;
 use reach::login::refused;
+use reach::organisation::OrganisationName;
 use reach::protocol::{Call, Grant, Interface, Reply, Session, Standing, Status};
 
 use std::collections::BTreeMap;
@@ -19,22 +21,23 @@ use wire::Destination;
 
 impl Daemon {
     pub(super) fn command(&mut self, command: Command) {
-        let Command { uid, call, reply } = command;
+        let Command { uid, organisation, networks, call, reply } = command;
         let subject = Subject::of_user(uid);
+        let place = Place { uid, organisation, networks };
         let answer = match call {
             Call::Login { authority: url, ca, person, password, totp, device } => {
                 let login = api::Login { person, password, totp, device };
-                return self.login(uid, At { url, ca, uid }, login, reply);
+                return self.login(At { url, ca, place }, login, reply);
             }
-            Call::LoginMethods { authority: url, ca } => return self.login_methods(At { url, ca, uid }, reply),
+            Call::LoginMethods { authority: url, ca } => return self.login_methods(At { url, ca, place }, reply),
             Call::StartLogin { authority: url, ca, device, way } => {
-                return self.start_login(uid, At { url, ca, uid }, device, way, reply);
+                return self.start_login(At { url, ca, place }, device, way, reply);
             }
             Call::FinishLogin { callback } => return self.finish_login(uid, callback, reply),
             Call::ServiceLogin { authority: url, ca, key, device } => {
-                return self.service_login(uid, At { url, ca, uid }, key, device, reply);
+                return self.service_login(At { url, ca, place }, key, device, reply);
             }
-            Call::Logout => return self.logout(subject, reply),
+            Call::Logout { forget } => return self.logout(&place, forget, reply),
             Call::Explain { address, protocol, port } => {
                 let place = Destination { address: address.to_canonical(), protocol, port };
                 return self.explain(subject, place, false, reply);
@@ -45,19 +48,34 @@ impl Daemon {
             }
             Call::Discover { domain } => return self.discover(domain.as_deref(), reply),
             Call::Status => self.status(uid),
-            Call::Grants => {
-                let grants = self.agent.grants(subject, |slot| used(&self.kernel, self.switches.as_ref(), slot));
-                Reply::Grants {
-                    grants: grants.iter().map(Grant::from).collect(),
-                    rules: self.agent.rules(subject).all().to_vec(),
-                    default: self.settings.agent.default,
-                    now: self.agent.unix(now(), subject),
-                }
-            }
+            Call::Grants => Reply::Grants {
+                grants: self.grants(uid),
+                rules: self.agent.rules(subject).all().to_vec(),
+                default: self.settings.agent.default,
+                now: self.agent.unix(now(), subject),
+            },
             Call::Rule { target, consent } => self.rule(uid, target, consent),
             Call::Treat { process, treatment } => self.treat(uid, process, &treatment),
         };
         let _ = reply.send(answer);
+    }
+
+    /// Returns a user's grants of all organisations. Their times are by the clock of the default organisation's authority.
+    fn grants(&self, uid: u32) -> Vec<Grant> {
+        let own = Subject::of_user(uid);
+        let Some(kept) = self.kept.get(&uid) else { return Vec::new() };
+        let of_organisation = |(number, name, _): (u16, Option<&OrganisationName>, _)| {
+            let subject = own.in_organisation(number);
+            let ahead = self.agent.unix(now(), own) as i64 - self.agent.unix(now(), subject) as i64;
+            let shifted = |time: u32| (i64::from(time) + ahead).clamp(0, u32::MAX.into()) as u32;
+            let views = self.agent.grants(subject, |slot| used(&self.kernel, self.switches.as_ref(), slot));
+            let grant = move |view: &agent::GrantView| {
+                let (expires, used) = (shifted(view.expires), if view.used == 0 { 0 } else { shifted(view.used) });
+                Grant { expires, used, organisation: name.cloned(), ..Grant::from(view) }
+            };
+            views.iter().map(grant).collect::<Vec<_>>()
+        };
+        kept.all().flat_map(of_organisation).collect()
     }
 
     fn rule(&mut self, uid: u32, target: Target, consent: Option<agent::Consent>) -> Reply {
@@ -95,7 +113,8 @@ impl Daemon {
             agent::Standing::Withheld(rule) => Standing::Withheld { rule },
             agent::Standing::Denied(why) => Standing::Denied { why },
             agent::Standing::Granted(view) => {
-                Standing::Granted { asked, grant: Grant::from(&*view), now: self.agent.unix(now(), subject) }
+                let holder = self.agent.holder(&subject.slot(&place)).unwrap_or(subject);
+                Standing::Granted { asked, grant: Grant::from(&*view), now: self.agent.unix(now(), holder) }
             }
             agent::Standing::Missing => Standing::Failed {
                 why: "too many of your requests to the authority are still unanswered: try again later".to_owned(),
@@ -134,13 +153,13 @@ impl Daemon {
         })
     }
 
-    fn status(&self, uid: u32) -> Reply {
-        let subject = Subject::of_user(uid);
-        let kept = self.kept.get(&uid).and_then(|kept| kept.session.as_ref());
+    /// Returns the session of a subject in the form for display.
+    pub(super) fn shown_session(&self, subject: Subject) -> Option<Session> {
+        let kept = self.kept_session(subject);
         let connection = self.connections.get(&subject);
         let members = connection.map(|connection| connection.authority.members()).unwrap_or_default();
         let (in_use, authorities) = members.shown();
-        let session = kept.map(|session| Session {
+        kept.map(|session| Session {
             person: session.person.clone(),
             device: session.device.clone(),
             authority: session.authority.clone(),
@@ -149,12 +168,19 @@ impl Daemon {
             trouble: connection.and_then(|connection| connection.trouble.clone()),
             expires: session.expires,
             destinations: self.agent.receivers(subject).to_vec(),
-        });
+        })
+    }
+
+    fn status(&self, uid: u32) -> Reply {
+        let subject = Subject::of_user(uid);
+        let organisations = self.organisations(uid);
+        let session = organisations.first().and_then(|default| default.session.clone());
         match self.counters() {
             Err(error) => refused("broken", format!("{error:#}")),
             Ok(counters) => Reply::Status(Box::new(Status {
                 uid,
                 session,
+                organisations,
                 interfaces: self.interfaces(),
                 counters,
                 default: self.settings.agent.default,

@@ -1,5 +1,6 @@
-//! Discovery (wire.md §7): records that users or the configuration request, overheard records, and the display of both.
-//! The only effect that a record has is one request, which goes to an authority to which a user has logged in.
+//! Discovery (wire.md §7): finds records that users or the configuration name, processes records that the agent
+//! overhears, and displays both. A record has only one effect: the agent sends one request to the authority that the
+//! record names, if a user has logged in there.
 
 use super::{Daemon, Message, now};
 use engine::agent::Subject;
@@ -41,7 +42,12 @@ impl Daemon {
         match self.discovery.asking.get_mut(&domain) {
             Some(waiting) if waiting.len() < WAITING_MAX => waiting.push(reply),
             None if has_room => self.ask_for(domain, vec![reply]),
-            _ => drop(reply.send(refused("busy", "too many lookups at a time: try again later".to_owned()))),
+            _ => {
+                drop(reply.send(refused(
+                    "busy",
+                    "the agent is already looking up too many domains: try again later".to_owned(),
+                )))
+            }
         }
     }
 
@@ -77,7 +83,8 @@ impl Daemon {
         }
     }
 
-    /// Processes a record in the answer to another program's query. Anyone may have forged it.
+    /// Processes a record that the agent overheard in the answer to another program's query. Anyone may have forged
+    /// this record.
     pub(super) fn overheard(&mut self, overheard: Overheard) {
         if !self.settings.may_log_in_to(overheard.record.authority().as_str()) {
             return;
@@ -92,9 +99,12 @@ impl Daemon {
     /// Makes the state machine ask the authority that the record names, on behalf of users who are logged in to it.
     fn hint(&mut self, record: &Record) {
         for (uid, kept) in &self.kept {
-            let session = kept.session.as_ref();
-            if session.is_some_and(|session| is_at(&session.authority, record.authority())) {
-                self.agent.hinted(now(), Subject::of_user(*uid), record.protects());
+            for (number, ..) in kept.all() {
+                let session = kept.session(number);
+                if session.is_some_and(|session| is_at(&session.authority, record.authority())) {
+                    let subject = Subject::of_user(*uid).in_organisation(number);
+                    self.agent.hinted(now(), subject, record.protects());
+                }
             }
         }
     }

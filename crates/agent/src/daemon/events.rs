@@ -7,8 +7,8 @@ use engine::agent::{Event, Subject};
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A report from the task that follows an authority's events. The task sends the next report only once the loop has
-/// handled this one, so an authority that sends events without end has at most one report in the queue.
+/// A report from the task that follows an authority's events. The task sends the next report only after the daemon's
+/// loop has handled this one. So an authority that sends events without end has at most one report in the queue.
 pub(super) struct Report {
     update: Update,
     _turn: OwnedSemaphorePermit,
@@ -17,9 +17,9 @@ pub(super) struct Report {
 enum Update {
     /// The authority sent an event; `None` if the event does not concern agents.
     Event(Option<Event>),
-    /// The authority has closed the event stream, for this reason.
+    /// The authority closed the event stream. Contains the reason.
     Ended(Error),
-    /// The connection broke, for this reason.
+    /// The connection broke. The text is the reason.
     Lost(String),
 }
 
@@ -58,7 +58,7 @@ impl Daemon {
                 }
             }
         });
-        self.connections.insert(subject, Connection { authority, login, events, trouble: None });
+        self.connections.insert(subject, Connection { authority, login, events, trouble: None, refused: Vec::new() });
     }
 
     pub(super) fn reported(&mut self, subject: Subject, report: Report) {
@@ -85,8 +85,8 @@ impl Daemon {
             let uid = subject.user();
             tracing::warn!(
                 uid,
-                "lost the connection to the authority: current grants stay valid until they expire, but no others can \
-                 be requested: {why}"
+                "lost the connection to the authority: current grants stay valid until they expire, but the agent \
+                 can't request new grants: {why}"
             );
         }
         connection.trouble = Some(why);

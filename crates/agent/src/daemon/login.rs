@@ -1,13 +1,15 @@
 //! Logging in and out: with a password, through a browser or a device code, with a service account's key.
 //!
-//! A login with an identity provider has two halves, both in [`reach::login`], which the daemon connects. Nobody else
-//! can use the callback from the browser, because only the daemon knows the code verifier.
+//! A login with an identity provider has two halves, which are both in [`reach::login`] and which the daemon connects.
+//! Only the daemon knows the code verifier, so nobody else can use the browser's callback.
 
+use super::organisations::Place;
 use super::{Daemon, Message};
 use api::{self, Callback, LoggedOut, LoginOutcome, ServiceKey};
 use client::{Authority, Error};
 use engine::agent::{Login, Subject};
 use reach::login::{self, LoggedIn, Pending, refused, refused_by};
+use reach::organisation::shown;
 use reach::protocol::{LoginWay, Reply};
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -20,9 +22,9 @@ pub(super) struct At {
     pub url: String,
     /// The certificates to trust, in PEM; `None` for the system's certificates.
     pub ca: Option<String>,
-    /// The user who logs in. The connection to the authority is made on behalf of this user, so that its packets do not
-    /// carry the tokens of root, who runs the daemon.
-    pub uid: u32,
+    /// The user who logs in, and the organisation. The daemon runs as root, but makes the connection to the authority on
+    /// behalf of this user, so that its packets do not carry root's tokens.
+    pub place: Place,
 }
 
 /// A login with an identity provider that a user has started. Has no `Debug` because it contains a secret.
@@ -33,15 +35,22 @@ pub(super) struct Started {
 
 impl At {
     fn authority(&self) -> Result<Authority, Error> {
-        Authority::of_user(&self.url, self.ca.as_deref().map(str::as_bytes), self.uid)
+        Authority::of_user(&self.url, self.ca.as_deref().map(str::as_bytes), self.place.uid)
     }
 }
 
 impl Daemon {
-    /// Checks that the configuration permits logins to this authority. If it does not, refuses the client's call.
-    fn takes(&self, url: &str, reply: oneshot::Sender<Reply>) -> Option<oneshot::Sender<Reply>> {
-        if self.settings.may_log_in_to(url) {
-            return Some(reply);
+    /// Checks that the configuration permits logins to this authority, and that its organisation takes no addresses
+    /// from another one. If that is not so, refuses the client's call.
+    fn takes(&self, at: &At, reply: oneshot::Sender<Reply>) -> Option<oneshot::Sender<Reply>> {
+        if self.settings.may_log_in_to(&at.url) {
+            return match self.plan(&at.place, &at.url) {
+                Ok(_) => Some(reply),
+                Err((kind, text)) => {
+                    let _ = reply.send(refused(kind, text));
+                    None
+                }
+            };
         }
         let text = format!(
             "the configuration of this machine's agent permits logins only to: {}",
@@ -51,15 +60,15 @@ impl Daemon {
         None
     }
 
-    pub(super) fn login(&self, uid: u32, at: At, login: api::Login, reply: oneshot::Sender<Reply>) {
-        let Some(reply) = self.takes(&at.url, reply) else { return };
-        self.enter(uid, at, reply, move |authority: Authority| async move {
+    pub(super) fn login(&self, at: At, login: api::Login, reply: oneshot::Sender<Reply>) {
+        let Some(reply) = self.takes(&at, reply) else { return };
+        self.enter(at, reply, move |authority: Authority| async move {
             authority.login(&login).await.map(LoginOutcome::LoggedIn)
         });
     }
 
     pub(super) fn login_methods(&self, at: At, reply: oneshot::Sender<Reply>) {
-        let Some(reply) = self.takes(&at.url, reply) else { return };
+        let Some(reply) = self.takes(&at, reply) else { return };
         tokio::spawn(async move {
             let answer = async { at.authority()?.login_methods().await };
             let _ = reply.send(match answer.await {
@@ -70,9 +79,9 @@ impl Daemon {
     }
 
     /// Starts a login with an identity provider.
-    pub(super) fn start_login(&self, uid: u32, at: At, device: String, way: LoginWay, reply: oneshot::Sender<Reply>) {
-        let Some(reply) = self.takes(&at.url, reply) else { return };
-        let messages = self.messages.clone();
+    pub(super) fn start_login(&self, at: At, device: String, way: LoginWay, reply: oneshot::Sender<Reply>) {
+        let Some(reply) = self.takes(&at, reply) else { return };
+        let (messages, uid) = (self.messages.clone(), at.place.uid);
         tokio::spawn(async move {
             let answer = async {
                 let (pending, started) = login::start(&at.authority()?, uid, device, way).await?;
@@ -94,36 +103,24 @@ impl Daemon {
             drop(reply.send(refused("wrong_login", "no login is in progress: run `vouchsafe login`".to_owned())));
             return;
         };
-        let at = At { url: at.url.clone(), ca: at.ca.clone(), uid };
+        let at = At { url: at.url.clone(), ca: at.ca.clone(), place: at.place.clone() };
         let finish = pending.finish(callback);
-        self.enter(uid, at, reply, move |authority: Authority| async move { authority.finish_login(&finish).await });
+        self.enter(at, reply, move |authority: Authority| async move { authority.finish_login(&finish).await });
     }
 
-    pub(super) fn service_login(
-        &self,
-        uid: u32,
-        at: At,
-        key: ServiceKey,
-        device: String,
-        reply: oneshot::Sender<Reply>,
-    ) {
-        let Some(reply) = self.takes(&at.url, reply) else { return };
-        self.enter(uid, at, reply, move |authority: Authority| async move {
+    pub(super) fn service_login(&self, at: At, key: ServiceKey, device: String, reply: oneshot::Sender<Reply>) {
+        let Some(reply) = self.takes(&at, reply) else { return };
+        self.enter(at, reply, move |authority: Authority| async move {
             authority.login_by_key(&key, &device).await.map(LoginOutcome::LoggedIn)
         });
     }
 
     /// Requests a session and passes the result to the loop.
-    fn enter<F>(
-        &self,
-        uid: u32,
-        at: At,
-        reply: oneshot::Sender<Reply>,
-        ask: impl FnOnce(Authority) -> F + Send + 'static,
-    ) where
+    fn enter<F>(&self, at: At, reply: oneshot::Sender<Reply>, ask: impl FnOnce(Authority) -> F + Send + 'static)
+    where
         F: Future<Output = Result<LoginOutcome, Error>> + Send,
     {
-        let messages = self.messages.clone();
+        let (messages, place) = (self.messages.clone(), at.place.clone());
         tokio::spawn(async move {
             let answer = async {
                 let authority = at.authority()?;
@@ -131,17 +128,27 @@ impl Daemon {
                 login::enter(&authority, url, ca, ask(authority.clone())).await
             };
             match answer.await {
-                Ok(Some(done)) => drop(messages.send(Message::Login(uid, Box::new(done), reply)).await),
+                Ok(Some(done)) => drop(messages.send(Message::Login(place, Box::new(done), reply)).await),
                 Ok(None) => drop(reply.send(Reply::LoginPending)),
                 Err(error) => drop(reply.send(refused_by(&error))),
             }
         });
     }
 
-    pub(super) fn logged_in(&mut self, uid: u32, done: LoggedIn, reply: oneshot::Sender<Reply>) {
-        let LoggedIn { authority, mut kept, time } = done;
+    pub(super) fn logged_in(&mut self, place: &Place, done: LoggedIn, reply: oneshot::Sender<Reply>) {
+        let (LoggedIn { authority, mut kept, time }, uid) = (done, place.uid);
         self.started.remove(&uid);
-        let subject = Subject::of_user(uid);
+        // Other logins may have completed since this one began.
+        let networks = match self.plan(place, &kept.authority) {
+            Ok(networks) => networks,
+            Err((kind, text)) => {
+                tokio::spawn(async move { authority.logout().await });
+                return drop(reply.send(refused(kind, text)));
+            }
+        };
+        let number = self.kept.entry(uid).or_default().set_networks(place.organisation.as_ref(), networks.clone());
+        let subject = Subject::of_user(uid).in_organisation(number);
+        self.agent.set_networks(subject, networks);
         // Also end the earlier session at the authority.
         if let Some(before) = self.connections.remove(&subject) {
             let authority = before.authority.clone();
@@ -149,24 +156,37 @@ impl Daemon {
         }
         self.forget_tunnels(subject);
         self.connect(subject, authority);
-        let (expires, receivers, sealed) = (kept.expires, kept.receivers.clone(), kept.sealed.clone());
+        let (receivers, refused) = self.claims(subject, std::mem::take(&mut kept.receivers));
+        self.note_refused(subject, refused);
+        kept.receivers = receivers.clone();
+        let (expires, sealed) = (kept.expires, kept.sealed.clone());
         self.note_destinations(subject, &receivers, &sealed, None);
         self.agent.login(subject, Login { expires, receivers, sealed, skew: 0 });
         self.agent.sync_clock(subject, time.value, time.requested, time.answered);
         kept.skew = self.agent.skew(subject);
         self.act();
-        tracing::info!(uid, person = kept.person, authority = kept.authority, "logged in");
+        let organisation = shown(place.organisation.as_ref());
+        tracing::info!(uid, organisation, person = kept.person, authority = kept.authority, "logged in");
         let text = format!("logged in to {} as {}", kept.authority, kept.person);
-        self.kept.entry(uid).or_default().session = Some(kept);
+        self.set_session(subject, Some(kept));
         self.save(uid);
         let _ = reply.send(Reply::Done { text });
     }
 
-    pub(super) fn logout(&mut self, subject: Subject, reply: oneshot::Sender<Reply>) {
-        let uid = subject.user();
+    /// Ends the session with an organisation. `forget`: also forgets the organisation's networks.
+    pub(super) fn logout(&mut self, place: &Place, forget: bool, reply: oneshot::Sender<Reply>) {
+        let uid = place.uid;
+        let Some(subject) = self.subject(uid, place.organisation.as_ref()) else {
+            let text = format!("you have no organisation {:?}", shown(place.organisation.as_ref()));
+            return drop(reply.send(refused("no_organisation", text)));
+        };
         self.agent.logout(subject);
         self.forget_tunnels(subject);
-        let session = self.kept.get_mut(&uid).and_then(|kept| kept.session.take());
+        let session = self.set_session(subject, None);
+        if forget {
+            self.kept.entry(uid).or_default().forget(place.organisation.as_ref());
+            self.agent.set_networks(subject, None);
+        }
         self.save(uid);
         let authority = self.connections.remove(&subject).map(|connection| connection.authority.clone());
         // The logout runs in a task of its own, so that it completes even if the client stops waiting.
@@ -175,8 +195,11 @@ impl Daemon {
             answer.inspect_err(|error| tracing::warn!(uid, "cannot log out at the authority: {error}")).ok()?
         });
         let Some(session) = session else {
-            drop(reply.send(refused("not_logged_in", "not logged in".to_owned())));
-            return;
+            let answer = match forget {
+                true => Reply::Done { text: format!("forgot {}", shown(place.organisation.as_ref())) },
+                false => refused("not_logged_in", "not logged in".to_owned()),
+            };
+            return drop(reply.send(answer));
         };
         tracing::info!(uid, "logged out");
         let text = format!("logged out of {}", session.authority);

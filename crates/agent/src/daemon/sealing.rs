@@ -1,5 +1,5 @@
-//! Sealed tunnels in the daemon's loop: reads from the authority's answers which packets need tunnels, and requests the
-//! grants that open tunnels.
+//! Sealed tunnels in the daemon's loop. Learns from the authority's answers which packets need tunnels, and requests
+//! the grants that open the tunnels.
 
 use super::Daemon;
 use engine::agent::{FetchId, Refusal, Subject};
@@ -26,7 +26,7 @@ mod with_tunnels {
     use engine::model::GrantRequest;
     use std::collections::BTreeMap;
 
-    /// The daemon's state for sealed tunnels and for the wishes of senders.
+    /// The daemon's state for sealed tunnels and for senders who ask for a treatment.
     #[derive(Default)]
     pub struct Sealing {
         sealed: Sealed,
@@ -55,7 +55,8 @@ mod with_tunnels {
             Ok(())
         }
 
-        /// Sets the wishes of the configuration, and takes over those of commands that an earlier process knew.
+        /// Applies the treatments that senders ask for: those in the configuration, and those of commands that an
+        /// earlier process knew.
         pub(in crate::daemon) fn start_wishes(&mut self) {
             let known = self.kernel.maps().wishes.entries();
             self.sealing.wishes = Wishes::new(self.settings.wishes.clone(), &known);
@@ -73,7 +74,7 @@ mod with_tunnels {
             match self.sealing.wishes.command(uid, process, treatment) {
                 Ok(()) => {
                     self.write_wishes();
-                    Reply::Done { text: format!("what process {process} sends is sealed: {treatment}") }
+                    Reply::Done { text: format!("packets of process {process} are sealed: {treatment}") }
                 }
                 Err(error) => refused("no_treatment", format!("{error:#}")),
             }
@@ -99,7 +100,7 @@ mod with_tunnels {
             self.sealing.requested.insert(id, to);
         }
 
-        /// Prepares the way of a grant's packets before the first of them is sent.
+        /// Prepares the steering of a grant's packets before the first of them is sent.
         pub(in crate::daemon) fn note_answer(
             &mut self,
             subject: Subject,
@@ -122,16 +123,19 @@ mod with_tunnels {
             self.sealing.sealed.set_clock(subject, self.agent.clock(subject));
         }
 
-        /// Prepares the way of packets to a further destination of a grant.
+        /// Prepares the steering of packets to another destination that a grant covers.
         pub(in crate::daemon) fn note_entry(&mut self, slot: &GrantSlot, entry: &GrantEntry) {
-            if let Err(error) = self.sealing.sealed.placed(self.kernel.maps(), slot, entry) {
+            let Some(subject) = self.agent.holder(slot) else { return };
+            if let Err(error) = self.sealing.sealed.placed(self.kernel.maps(), subject, slot, entry) {
                 tracing::error!(to = ?slot.destination(), "cannot find a sealed tunnel, so packets are dropped: {error:#}");
             }
             self.note_rungs(slot, entry);
         }
 
         pub(in crate::daemon) fn note_removed(&mut self, slot: &GrantSlot) {
-            self.sealing.sealed.removed(slot);
+            if let Some(subject) = self.agent.holder(slot) {
+                self.sealing.sealed.removed(subject, slot);
+            }
             self.forget_rungs(slot);
         }
 
@@ -162,7 +166,7 @@ mod with_tunnels {
             self.sealing.sealed.moved();
         }
 
-        /// Does what is due about tunnels and their packets. To be called every second.
+        /// Does the periodic work for tunnels and their packets. The caller calls this method every second.
         pub(in crate::daemon) fn tend_tunnels(&mut self) {
             self.sealing.sealed.revive(self.kernel.maps());
             if let Err(error) = self.sealing.sealed.keep_addresses() {
@@ -175,15 +179,17 @@ mod with_tunnels {
                 self.set_tunnels_clock(subject);
             }
             self.request_tunnels();
-            for (subject, to) in self.sealing.sealed.unknown(self.kernel.maps()) {
-                self.agent.queued(now(), &subject.slot(&to), None);
+            let agent = &self.agent;
+            let unknown = self.sealing.sealed.unknown(self.kernel.maps(), |slot| agent.holder(slot));
+            for slot in unknown {
+                self.agent.queued(now(), &slot, None);
             }
             if let Err(error) = self.sealing.sealed.prune(self.kernel.maps()) {
                 tracing::error!("cannot remove the destinations of ended grants: {error:#}");
             }
         }
 
-        /// Requests the grants that tunnels lack.
+        /// Requests the grants that tunnels need and don't have.
         pub(in crate::daemon) fn request_tunnels(&mut self) {
             for (subject, to) in self.sealing.sealed.due() {
                 let Some(connection) = self.connections.get(&subject) else {

@@ -1,5 +1,6 @@
 //! One person's session: its grants, open requests and waiting frames.
 
+mod bounds;
 mod renewal;
 use super::consent::Consent;
 use super::fetches::{FETCHES_MAX, Fetch, Fetches, Guess, PAUSE_IDLE, pause};
@@ -58,13 +59,14 @@ pub(super) struct Session {
     pub skew: i32,
     corrected: Option<Duration>,
     receivers: Receivers,
-    /// Whether the authority has confirmed the receivers, in this session or to an earlier process.
+    /// Whether the authority has confirmed the receivers to this process or to an earlier one.
     confirmed: bool,
     grants: Grants,
     plain: BTreeMap<Destination, (u64, Why)>,
     fetches: Fetches,
     queue: Queue,
-    /// Destinations of incomplete packets for whose grants there is no room for a request yet.
+    /// Destinations of incomplete packets. The agent has not yet requested grants for them, because too many requests
+    /// are open.
     wanted: BTreeSet<Destination>,
     /// Whether queued packets may have destinations that no open request covers.
     unrequested: bool,
@@ -107,7 +109,7 @@ impl Session {
         self.clock.unix(now)
     }
 
-    /// Sets the session's clock from an answer of the authority. Returns whether that changed the kernel's entries.
+    /// Sets the session's clock from an answer of the authority. Returns whether the kernel's entries have changed.
     pub fn sync_clock(
         &mut self,
         unix: u64,
@@ -262,8 +264,8 @@ impl Session {
         self.begin_fetch(place, guess, None, next_fetch, outputs)
     }
 
-    /// Requests the grant for `place`, which a queued packet needs. If too many requests are open, remembers `place`
-    /// until there is room for another request.
+    /// Requests the grant for `place`, which a queued packet needs. If too many requests are open, stores `place` until
+    /// there is room for another request.
     pub fn ask_in_turn(&mut self, place: Destination, next_fetch: &mut u64, outputs: &mut Outputs) {
         if self.ask(place, next_fetch, outputs).is_none()
             && !self.queue.waits_for(&place)
@@ -320,7 +322,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// Returns why the agent can't use the grant. The agent then repeats the request later, as it does after a failure.
+    /// Returns the reason why the agent can't use the grant. The agent then repeats the request later, as it does after
+    /// a failure.
     pub fn granted(
         &mut self,
         now: Duration,
@@ -387,7 +390,7 @@ impl Session {
     }
 
     /// Handles a hint that the authority protects these networks: requests the list of receivers again, unless each
-    /// network already overlaps a receiver. Requests the list at most once per [`HINT_EVERY`].
+    /// network overlaps a receiver already. Requests the list at most once per [`HINT_EVERY`].
     pub fn hinted(&mut self, now: Duration, networks: &[IpNet], outputs: &mut Outputs) {
         let is_early = self.hinted.is_some_and(|last| now < last + HINT_EVERY);
         // A record may also name a network that contains the person's receiver.
@@ -413,8 +416,8 @@ impl Session {
         }
     }
 
-    /// Makes all failed requests due now. Does nothing if it did so less than a second ago, because the authority may
-    /// send the event that leads to this call any number of times.
+    /// Makes all failed requests due now. Does nothing if it did so less than a second ago: the authority decides how
+    /// often it sends the event that leads to this call.
     pub fn retry_at_once(&mut self, now: Duration) {
         if self.hurried.is_none_or(|last| now >= last + RELOAD_EVERY) {
             self.hurried = Some(now);
@@ -480,15 +483,6 @@ impl Session {
         if let Some(held) = self.grants.remove(Handle(handle)) {
             outputs.extend(held.places.iter().map(|place| Output::Remove(self.subject.slot(place))));
         }
-    }
-
-    pub fn drop_bound(&mut self, outputs: &mut Outputs) {
-        self.drop_grants(HeldGrant::is_bound, outputs);
-    }
-
-    pub fn forget_all(&mut self, outputs: &mut Outputs) {
-        self.drop_grants(|_| true, outputs);
-        self.keep_plain(|_, _, _| false, outputs);
     }
 
     /// Removes kernel entries that the changed rules no longer allow.

@@ -3,6 +3,7 @@
 mod cost;
 mod hints;
 mod limits;
+mod organisations;
 mod renewal;
 mod sealed;
 

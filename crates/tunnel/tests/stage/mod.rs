@@ -77,7 +77,7 @@ pub fn demand(treatment: Treatment) -> Sealing {
 
 /// The tunnel's key at the agent.
 pub fn key() -> Key {
-    Key { subject: 1, service: SERVICE.parse().expect("an address") }
+    Key { subject: 1, organisation: 0, service: SERVICE.parse().expect("an address") }
 }
 
 fn knowledge(demand: Sealing) -> Known {
@@ -148,6 +148,9 @@ pub fn network(with_nat: bool) -> (Namespace, Namespace, Namespace) {
     for (host, four, six) in [(&client, "10.1.0.254", "fd01::ff"), (&server, "192.0.2.254", "2001:db8:2::ff")] {
         host.route("default", four).expect("a route");
         host.route("default", six).expect("a route");
+        // A new namespace may have been given the machine's own setting.
+        host.sysctl("net/ipv4/ip_forward", "0").expect("a host that forwards nothing");
+        host.sysctl("net/ipv6/conf/all/forwarding", "0").expect("a host that forwards nothing");
     }
     if with_nat {
         nat(&router, "lan", "wan").expect("a translator");

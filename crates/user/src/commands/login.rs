@@ -7,6 +7,8 @@ use crate::at::At;
 use anyhow::{Context, Result, bail, ensure};
 use api::ServiceKey;
 use clap::Args;
+use ipnet::IpNet;
+use reach::organisation::OrganisationName;
 use reach::protocol::{Call, LoginStarted, LoginWay, Reply};
 use shell::println;
 use std::io::{IsTerminal, Read};
@@ -25,8 +27,8 @@ const AGAIN: Duration = Duration::from_secs(10);
 pub struct LoginArguments {
     #[command(flatten)]
     pub(super) at: At,
-    /// The domain to log in to: DNS names its authority, whose certificate must be for a name of the domain. Takes
-    /// precedence over --authority
+    /// The domain to log in to: DNS names the domain's authority, whose certificate must be for a name of the domain;
+    /// takes precedence over --authority
     #[arg(required_unless_present = "authority")]
     domain: Option<String>,
     /// The authority to log in to
@@ -53,12 +55,20 @@ pub struct LoginArguments {
     /// Log in as a service account, with the key in this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["user", "password_stdin", "totp", "device_code"])]
     service_key: Option<PathBuf>,
-    /// Log in again and again, at this interval, since sessions end; without an answer, try again soon
+    /// Log in again at this interval, because sessions end; if the authority does not answer, try again soon
     #[arg(long, value_name = "TIME", requires = "service_key", value_parser = interval)]
     every: Option<Duration>,
     /// Name for this device [default: its host name]
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
+    /// Log in to a further organisation, under this name: the sessions with other organisations go on. The first time,
+    /// --network has to say for which addresses its authority may speak
+    #[arg(long, value_name = "NAME", env = "VOUCHSAFE_ORGANISATION")]
+    organisation: Option<OrganisationName>,
+    /// Let the authority speak for the addresses of this network, and of no others that are not named; may be repeated
+    /// [default: as before; an organisation without a name may speak for all that no other organisation has]
+    #[arg(long, value_name = "NETWORK")]
+    network: Vec<IpNet>,
 }
 
 /// End the session
@@ -69,6 +79,12 @@ pub struct LogoutArguments {
     /// Print the URL for logging out at the identity provider instead of opening it
     #[arg(long)]
     no_open: bool,
+    /// End the session with this organisation [default: the one without a name]
+    #[arg(long, value_name = "NAME", env = "VOUCHSAFE_ORGANISATION")]
+    organisation: Option<OrganisationName>,
+    /// Also forget the organisation's networks, so that another organisation can have them
+    #[arg(long)]
+    forget: bool,
 }
 
 /// The authority to log in to, and the device's name.
@@ -81,7 +97,7 @@ struct Place {
 
 pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
     let LoginArguments {
-        at,
+        mut at,
         domain,
         authority,
         ca,
@@ -93,7 +109,13 @@ pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
         service_key,
         every,
         device,
+        organisation,
+        network,
     } = arguments;
+    if organisation.is_some() || !network.is_empty() {
+        require_organisations(&at).await?;
+    }
+    at.set_organisation(organisation, network);
     let authority = match (domain, authority) {
         (Some(domain), _) => match discover::authority_of(&at, &domain).await? {
             Ok(authority) => authority,
@@ -143,8 +165,23 @@ pub async fn run(arguments: LoginArguments) -> Result<ExitCode> {
     by_password(place, user, password_stdin, totp).await
 }
 
-pub async fn logout(LogoutArguments { at, no_open }: LogoutArguments) -> Result<ExitCode> {
-    match at.call(Call::Logout).await? {
+/// Makes sure that the agent knows organisations: an older one would replace the user's only session.
+async fn require_organisations(at: &At) -> Result<()> {
+    match at.call(Call::Status).await? {
+        Reply::Status(status) if status.organisations.is_empty() && status.own.is_none() => {
+            bail!("the agent that runs is older than this command and has one organisation only: restart it")
+        }
+        _ => Ok(()),
+    }
+}
+
+pub async fn logout(arguments: LogoutArguments) -> Result<ExitCode> {
+    let LogoutArguments { mut at, no_open, organisation, forget } = arguments;
+    if organisation.is_some() {
+        require_organisations(&at).await?;
+    }
+    at.set_organisation(organisation, Vec::new());
+    match at.call(Call::Logout { forget }).await? {
         Reply::LoggedOut { text, provider } => {
             println!(
                 "{text}\n\nThe identity provider still has a session in this browser. Log out there, too:\n\n  \
@@ -312,7 +349,7 @@ fn read(file: &Path) -> Result<String> {
 /// Reads the file of a CA's certificates.
 fn read_ca(file: &Path) -> Result<String> {
     let text = read(file)?;
-    let way_out = "give the authority's ca.pem";
+    let way_out = "name the authority's ca.pem";
     ensure!(text.contains("-----BEGIN CERTIFICATE-----"), "no certificate in {}: {way_out}", file.display());
     Ok(text)
 }

@@ -5,6 +5,7 @@ use super::words::{left, service};
 use crate::at::At;
 use anyhow::{Context, Result};
 use clap::Args;
+use engine::model::Receiver;
 use reach::protocol::{self, Call, Grant, Reply, Rung, RungState, Standing};
 use reach::{Places, Session, Timeouts};
 use serde_json::{Value, json};
@@ -95,22 +96,26 @@ async fn follow(steps: &mut Steps, arguments: PingArguments) -> Result<ExitCode>
     };
     steps.print("name", &format!("{host} is {address}"));
 
-    let (session, own) = match arguments.at.call(Call::Status).await? {
-        Reply::Status(status) => (status.session, status.own),
+    let (sessions, own) = match arguments.at.call(Call::Status).await? {
+        Reply::Status(status) => {
+            (status.sessions().map(|(_, session)| session.clone()).collect::<Vec<_>>(), status.own)
+        }
         other => return unexpected(other),
     };
-    let port = port.or_else(|| usual_port(session.as_ref(), address, protocol)).unwrap_or(DEFAULT_PORT);
+    let port = port.or_else(|| usual_port(&sessions, address, protocol)).unwrap_or(DEFAULT_PORT);
     let to = SocketAddr::new(address, port);
-    let Some(session) = session else {
+    let is_of = |receiver: &&Receiver| {
+        receiver.prefix.contains(&address) && receiver.services.iter().any(|service| service.covers(protocol, port))
+    };
+    let session = sessions.iter().find(|session| session.destinations.iter().any(|receiver| is_of(&receiver)));
+    let Some(session) = session.or(sessions.first()) else {
         steps.print(
             "destination",
             "nobody is logged in, so it is unknown which destinations are protected: run `vouchsafe login`",
         );
         return answer(steps, to, &arguments, false).await;
     };
-    let receiver = session.destinations.iter().find(|receiver| {
-        receiver.prefix.contains(&address) && receiver.services.iter().any(|service| service.covers(protocol, port))
-    });
+    let receiver = session.destinations.iter().find(is_of);
     let what = service(protocol, port, port);
     match receiver {
         Some(receiver) => steps.print("destination", &format!("{what} is protected: receiver {}", receiver.name)),
@@ -254,8 +259,8 @@ const fn cause(udp: bool, token: bool) -> &'static str {
     match (udp, token) {
         (true, true) => "the service does not answer this datagram, or the verifier dropped it",
         (false, true) => {
-            "the host is down, or the verifier dropped the packet (`vouchsafe verifier drops` there says why), or something on the way \
-             drops SYNs with data"
+            "the host is down, or the verifier dropped the packet (`vouchsafe verifier drops` there says why), or a \
+             device on the path drops SYNs with data"
         }
         (_, false) => "the destination is protected and the packet carried no token, or the host is down",
     }
@@ -293,8 +298,9 @@ fn failed(error: std::io::Error) -> Answer {
 }
 
 /// Returns the first port of the person's receiver at this address, if there is one.
-fn usual_port(session: Option<&protocol::Session>, address: IpAddr, protocol: u8) -> Option<u16> {
-    let at = session?.destinations.iter().filter(|receiver| receiver.prefix.contains(&address));
+fn usual_port(sessions: &[protocol::Session], address: IpAddr, protocol: u8) -> Option<u16> {
+    let all = sessions.iter().flat_map(|session| &session.destinations);
+    let at = all.filter(|receiver| receiver.prefix.contains(&address));
     let mut services = at.flat_map(|receiver| &receiver.services);
     services.find(|service| service.protocol == protocol && service.first_port > 0).map(|service| service.first_port)
 }

@@ -1,0 +1,278 @@
+//! Tests of a person who is logged in to two organisations at the same time with one agent. The authorities of the two
+//! organisations don't trust each other.
+
+use std::fs;
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use lab::net::veth;
+use lab::service::{Echo, ask, call, exchange};
+use lab::world::{AUTHORITY, AUTHORITY_PORT, Agent, Authority, ECHO, SOON, Verifier};
+use lab::{Namespace, poll, test};
+use nix::sys::signal::Signal;
+
+/// The servers of the two organisations.
+const HOME: &str = "192.0.2.20";
+const ACME: &str = "203.0.113.20";
+/// The networks for which the organisation `acme` may speak.
+const ACME_NETWORK: &str = "203.0.113.0/24";
+/// The address of its authority.
+const ACME_AUTHORITY: &str = "198.51.103.10";
+/// Time to wait for an answer that must not come.
+const QUIET: Duration = Duration::from_millis(400);
+
+/// A client with an agent, and two organisations, each with an authority, and a server behind a verifier.
+struct Stage {
+    agent: Agent,
+    home: Organisation,
+    acme: Organisation,
+    client: Namespace,
+    _router: Namespace,
+}
+
+struct Organisation {
+    _verifier: Verifier,
+    authority: Authority,
+    _echo: Echo,
+    _server: Namespace,
+    _host: Namespace,
+    address: &'static str,
+}
+
+/// Returns a policy that lets Alice reach these receivers.
+fn policy(addresses: &[&str]) -> String {
+    let receivers = addresses.iter().enumerate().map(|(number, address)| {
+        format!(
+            "[[receivers]]\nname = \"r{number}\"\naddress = \"{address}\"\nservices = [\"tcp/7\", \"udp/7\"]\n\
+             verifier = \"edge\"\n\n[[rules]]\nname = \"rule {number}\"\naction = \"allow\"\nwho = \"person:alice\"\n\
+             to = \"r{number}\"\n\n"
+        )
+    });
+    receivers.collect()
+}
+
+impl Organisation {
+    fn start(router: &Namespace, name: &str, address: &'static str, authority: &str) -> Result<Self> {
+        let (server, host) = (Namespace::new(&format!("{name}-srv"))?, Namespace::new(&format!("{name}-auth"))?);
+        for (space, own, device) in [(&server, address, "s"), (&host, authority, "a")] {
+            let (net, _) = own.rsplit_once('.').context("an address")?;
+            let next = format!("{net}.254");
+            veth(space, "eth0", &format!("{own}/24"), router, &format!("{name}-{device}"), &format!("{next}/24"))?;
+            space.route("default", &next)?;
+        }
+        let mut this = Authority::at(&host, authority);
+        let listen = format!("{authority}:{AUTHORITY_PORT}");
+        this.command(&["init"], &["--name", authority, "--listen", &listen])?;
+        fs::write(this.dir().join("policy.toml"), policy(&[address]))?;
+        let password = this.password_file();
+        for person in ["alice", "mallory"] {
+            this.command(&["user", "add"], &[person, "--password-file", &password.to_string_lossy()])?;
+        }
+        this.run()?;
+        let echo = Echo::start(&server, ECHO)?;
+        let verifier = Verifier::start(&server, &this)?;
+        Ok(Self { _verifier: verifier, authority: this, _echo: echo, _server: server, _host: host, address })
+    }
+
+    fn echo(&self) -> SocketAddr {
+        format!("{}:{ECHO}", self.address).parse().expect("an address")
+    }
+}
+
+impl Stage {
+    /// Starts everything. Nobody is logged in.
+    fn new() -> Result<Self> {
+        let (router, client) = (Namespace::new("router")?, Namespace::new("client")?);
+        router.forward()?;
+        veth(&client, "eth0", "10.1.0.1/24", &router, "client", "10.1.0.254/24")?;
+        client.route("default", "10.1.0.254")?;
+        let home = Organisation::start(&router, "home", HOME, AUTHORITY)?;
+        let acme = Organisation::start(&router, "acme", ACME, ACME_AUTHORITY)?;
+        let agent = Agent::start(&client)?;
+        Ok(Self { agent, home, acme, client, _router: router })
+    }
+
+    /// Starts everything, and logs Alice in to both organisations.
+    fn logged_in() -> Result<Self> {
+        let stage = Self::new()?;
+        stage.agent.login(&stage.home.authority, "alice")?;
+        let (done, text) = stage.log_in_to_acme(&["--network", ACME_NETWORK])?;
+        ensure!(done, "{text}");
+        Ok(stage)
+    }
+
+    fn log_in_to_acme(&self, more: &[&str]) -> Result<(bool, String)> {
+        let arguments = [&["--organisation", "acme"], more].concat();
+        self.agent.try_login_with(&self.acme.authority, "alice", &arguments)
+    }
+
+    /// Opens a TCP connection and sends a datagram to an organisation's server. Both have to be answered.
+    fn reach(&self, organisation: &Organisation) -> Result<TcpStream> {
+        let flow = call(&self.client, organisation.echo(), SOON)
+            .with_context(|| format!("{}: {}", organisation.address, self.agent.log()))?;
+        ask(&self.client, organisation.echo(), SOON).context("a datagram")?;
+        Ok(flow)
+    }
+
+    /// Returns the networks that the agent refuses to let an organisation speak for.
+    fn refused(&self, organisation: &str) -> Result<Vec<String>> {
+        let status = self.agent.status()?;
+        let all = status["organisations"].as_array().cloned().unwrap_or_default();
+        let one = all.iter().find(|one| one["name"] == organisation).context("no such organisation")?;
+        let list = one["refused"].as_array().cloned().unwrap_or_default();
+        Ok(list.iter().filter_map(|network| network.as_str().map(str::to_owned)).collect())
+    }
+
+    /// Waits until the agent refuses exactly these claims of an organisation's authority.
+    fn waits_for_refusal(&self, organisation: &str, networks: &[&str]) -> Result<()> {
+        let is_so = || self.refused(organisation).is_ok_and(|refused| refused == networks);
+        ensure!(poll(SOON, is_so), "{organisation}: {}", self.agent.status()?);
+        Ok(())
+    }
+
+    /// Returns the receivers and organisations of the agent's grants, in order.
+    fn grants(&self) -> Result<Vec<(String, Option<String>)>> {
+        let list = self.agent.grants()?["grants"].as_array().cloned().unwrap_or_default();
+        let one = |grant: &serde_json::Value| {
+            (grant["prefix"].as_str().unwrap_or_default().to_owned(), grant["organisation"].as_str().map(str::to_owned))
+        };
+        let mut grants: Vec<_> = list.iter().map(one).collect();
+        grants.sort();
+        grants.dedup();
+        Ok(grants)
+    }
+}
+
+#[test]
+fn a_person_reaches_a_server_in_each_of_two_organisations_at_the_same_time() {
+    test(|| {
+        let mut stage = Stage::logged_in()?;
+        let (mut home, mut acme) = (stage.reach(&stage.home)?, stage.reach(&stage.acme)?);
+        exchange(&mut home)?;
+        exchange(&mut acme)?;
+        let expected = [(format!("{HOME}/32"), None), (format!("{ACME}/32"), Some("acme".to_owned()))];
+        ensure!(stage.grants()? == expected, "{:?}", stage.grants()?);
+        // Each authority gave grants for its own server only.
+        for organisation in [&stage.home, &stage.acme] {
+            let grants = organisation.authority.grants()?;
+            ensure!(!grants.is_empty() && grants.iter().all(|grant| grant["person"] == "alice"), "{grants:?}");
+        }
+        // Both sessions outlive the daemon.
+        stage.agent.kill()?;
+        exchange(&mut home)?;
+        exchange(&mut acme)?;
+        stage.reach(&stage.home)?;
+        stage.reach(&stage.acme)?;
+        stage.agent.run()?;
+        stage.reach(&stage.home)?;
+        stage.reach(&stage.acme)?;
+        let status = stage.agent.status()?;
+        ensure!(status["organisations"][1]["session"]["person"] == "alice", "{status}");
+        ensure!(status["organisations"][1]["networks"][0] == ACME_NETWORK, "{status}");
+        Ok(())
+    });
+}
+
+#[test]
+fn neither_authority_can_say_that_it_protects_the_others_addresses() {
+    test(|| {
+        let stage = Stage::logged_in()?;
+        stage.reach(&stage.home)?;
+        let claims = [ACME, "192.0.2.0/24", "198.51.100.0/24"];
+        stage.acme.authority.apply(&policy(&claims))?;
+        stage.waits_for_refusal("acme", &claims[1..])?;
+        stage.home.authority.apply(&policy(&[HOME, ACME, "203.0.113.128/25"]))?;
+        stage.waits_for_refusal("default", &[&format!("{ACME}/32"), "203.0.113.128/25"])?;
+        // New grants, since the policies have changed.
+        stage.agent.try_login_with(&stage.home.authority, "alice", &[])?;
+        for organisation in [&stage.home, &stage.acme] {
+            stage.reach(organisation)?;
+        }
+        let expected = [(format!("{HOME}/32"), None), (format!("{ACME}/32"), Some("acme".to_owned()))];
+        ensure!(stage.grants()? == expected, "{:?}", stage.grants()?);
+
+        // The networks stay the organisation's when its session has ended.
+        let said = stage.agent.logout_with(&["--organisation", "acme"])?;
+        ensure!(said.contains("logged out"), "{said}");
+        ensure!(call(&stage.client, stage.acme.echo(), QUIET).is_err(), "admitted without a session");
+        ensure!(stage.grants()?.len() == 1, "{:?}", stage.grants()?);
+        stage.reach(&stage.home)?;
+        // The way back needs no networks, because the agent has kept them.
+        let (done, text) = stage.log_in_to_acme(&[])?;
+        ensure!(done, "{text}");
+        stage.reach(&stage.acme)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_login_that_takes_anothers_addresses_is_refused_and_the_refusal_names_both() {
+    test(|| {
+        let stage = Stage::new()?;
+        stage.agent.login(&stage.home.authority, "alice")?;
+        let refused = |arguments: &[&str], words: &[&str]| -> Result<()> {
+            let (done, text) = stage.log_in_to_acme(arguments)?;
+            ensure!(!done && words.iter().all(|word| text.contains(word)), "{arguments:?}: {text}");
+            Ok(())
+        };
+        refused(&[], &["acme", "--network"])?;
+        refused(&["--network", "192.0.2.0/25"], &["acme", "default", HOME])?;
+        refused(&["--network", "0.0.0.0/0"], &["acme", "default", HOME])?;
+        let (done, text) = stage.log_in_to_acme(&["--network", ACME_NETWORK])?;
+        ensure!(done, "{text}");
+        let other = |arguments: &[&str]| stage.agent.try_login_with(&stage.acme.authority, "alice", arguments);
+        let (done, text) = other(&["--organisation", "umbrella", "--network", "203.0.112.0/23"])?;
+        ensure!(!done && ["umbrella", "acme", ACME_NETWORK].iter().all(|word| text.contains(word)), "{text}");
+        let (done, text) = other(&["--organisation", "umbrella", "--network", "10.9.0.0/16"])?;
+        ensure!(!done && text.contains("acme") && text.contains("already"), "the same authority twice: {text}");
+        for name in ["../acme", "a/b", "/etc/passwd", "", ".", "default"] {
+            ensure!(other(&["--organisation", name, "--network", "10.9.0.0/16"]).is_err(), "{name:?} was taken");
+        }
+        stage.reach(&stage.home)?;
+        stage.reach(&stage.acme)?;
+        let said = stage.agent.logout_with(&["--organisation", "acme", "--forget"])?;
+        ensure!(said.contains("logged out"), "{said}");
+        let (done, text) = other(&["--organisation", "umbrella", "--network", "203.0.112.0/23"])?;
+        ensure!(done, "the networks are free: {text}");
+        stage.reach(&stage.acme)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn what_happens_at_one_organisation_does_not_touch_the_other() {
+    test(|| {
+        let mut stage = Stage::logged_in()?;
+        let (mut home, mut acme) = (stage.reach(&stage.home)?, stage.reach(&stage.acme)?);
+        // A revocation.
+        stage.acme.authority.revoke("alice")?;
+        acme.set_read_timeout(Some(Duration::from_millis(50)))?;
+        ensure!(poll(SOON, || exchange(&mut acme).is_err()), "the revoked flow lives on");
+        exchange(&mut home)?;
+        stage.reach(&stage.home)?;
+        let (done, text) = stage.log_in_to_acme(&[])?;
+        ensure!(done, "{text}");
+        let mut acme = stage.reach(&stage.acme)?;
+
+        // An authority that is silent, and one that is dead.
+        for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
+            stage.acme.authority.signal(signal)?;
+            let began = Instant::now();
+            stage.agent.try_login_with(&stage.home.authority, "alice", &[])?;
+            stage.reach(&stage.home)?;
+            ensure!(began.elapsed() < Duration::from_secs(8), "{signal}: {:?}", began.elapsed());
+            exchange(&mut acme).context("a flow that was there")?;
+            stage.reach(&stage.acme).context("a grant that was there")?;
+        }
+        stage.acme.authority.run()?;
+
+        // The home organisation's own authority is gone, and acme's goes on.
+        stage.home.authority.kill()?;
+        let (done, text) = stage.log_in_to_acme(&[])?;
+        ensure!(done, "{text}");
+        stage.reach(&stage.acme)?;
+        stage.reach(&stage.home).context("a grant that was there")?;
+        Ok(())
+    });
+}
