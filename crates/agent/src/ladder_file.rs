@@ -1,6 +1,6 @@
-//! Keeps the ladder's memory in a file, so that the memory outlives the agent. The file contains what the agent has
-//! learned about each path, and the network in which this machine was at the last write. Only root can read the file,
-//! because it shows which verifiers the users reach, and from which networks.
+//! Keeps the ladder's results in a file, so that they outlive the agent. For each path, the file contains the results
+//! of the path's rungs. It also contains the network in which this machine was at the last write. Only root can read
+//! the file, because it shows which verifiers the users reach, and from which networks.
 
 use crate::network::Gateway;
 use anyhow::{Context, Result, ensure};
@@ -25,7 +25,7 @@ pub struct Kept {
     /// The gateway of the network in which this machine was when the file was written.
     #[serde(default)]
     pub gateway: Option<Gateway>,
-    /// The number of this network.
+    /// The number of the network in which this machine was when the file was written.
     #[serde(default)]
     pub network: u64,
     /// For each path, the results of its rungs.
@@ -33,11 +33,11 @@ pub struct Kept {
     pub paths: Vec<KeptPath>,
 }
 
-/// The limit on the rate at which the file is written. Every user can make the agent learn something with each
-/// connection, and each write waits for the disk.
+/// The limit on the rate at which the file is written. The limit is needed because every user can cause new results
+/// with each connection, and because each write waits for the disk.
 #[derive(Debug, Default)]
 pub struct Pace {
-    /// Time from which the file may be written [`AT_ONCE`] times in a row again, if it is not written before.
+    /// The earliest time at which the file may be written [`AT_ONCE`] times in a row, if it is not written before.
     rested_at: Duration,
 }
 
@@ -53,8 +53,8 @@ impl Pace {
     }
 }
 
-/// Reads the file. Returns an empty memory if the file is missing or damaged. The agent then learns anew, which delays
-/// the first connections on some paths by up to half a second.
+/// Reads the file. Returns no results if the file is missing or damaged. The agent then tests the paths again, which
+/// delays the first connections on some paths by up to half a second.
 pub fn load(folder: &Folder) -> Kept {
     match read(folder) {
         Ok(kept) => kept,
@@ -62,7 +62,7 @@ pub fn load(folder: &Folder) -> Kept {
             let file = folder.file(NAME);
             tracing::warn!(
                 file = %file.display(),
-                "cannot read the ladder's memory, so the agent learns anew which rungs work: {error:#}"
+                "cannot read the ladder's results of the last run, so the agent tests again which rungs work: {error:#}"
             );
             Kept::default()
         }
@@ -71,9 +71,9 @@ pub fn load(folder: &Folder) -> Kept {
 
 fn read(folder: &Folder) -> Result<Kept> {
     let length = fs::metadata(folder.file(NAME)).map_or(0, |about| about.len());
-    ensure!(length <= LENGTH_MAX, "it has {length} bytes; the agent writes at most {LENGTH_MAX}");
+    ensure!(length <= LENGTH_MAX, "the file has {length} bytes; the agent writes at most {LENGTH_MAX}");
     let Some(bytes) = folder.read(NAME)? else { return Ok(Kept::default()) };
-    serde_json::from_slice(&bytes).context("it is damaged; the agent will replace it")
+    serde_json::from_slice(&bytes).context("the file is damaged; the agent will replace it")
 }
 
 /// Replaces the file atomically.

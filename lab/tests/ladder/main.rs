@@ -298,7 +298,11 @@ fn what_was_learned_outlives_the_agent() {
         std::fs::write(&file, "{\"paths\": [{")?;
         stage.agent.run()?;
         ensure!(poll(SECOND * 20, || stage.connect(FRONT4).is_ok()), "it does not climb any more");
-        ensure!(poll(SECOND * 5, || stage.agent.log().contains("the agent learns anew")), "{}", stage.agent.log());
+        ensure!(
+            poll(SECOND * 5, || stage.agent.log().contains("the agent tests again which rungs work")),
+            "{}",
+            stage.agent.log()
+        );
         drop(filter);
         stage.recovers(FRONT4)
     });
