@@ -8,6 +8,7 @@
 //! the decisions.
 #![forbid(unsafe_code)]
 
+mod access;
 mod authorities;
 mod complaint;
 mod event;
@@ -27,6 +28,7 @@ mod sealing;
 mod segment;
 mod verifier;
 
+pub use access::{AccessAsked, AccessEntry, AccessList, AccessRequest, Requestable};
 pub use authorities::{AUTHORITIES_MAX, Authorities};
 pub use complaint::{COMPLAINT_POINTS_MAX, Complaint, Misconduct, Standing};
 pub use event::{Acknowledgement, Confirm, Event, FlowsToCut, LIVE_FLOWS_MAX, LiveFlows};

@@ -18,6 +18,7 @@ use crate::{Directory, login, now, segments};
 use anyhow::{Context, Result, bail};
 use api::ServiceKey;
 use control::{Acted, Command, Reply};
+use engine::policy::delegation::RequestId;
 use engine::policy::networks::Networks;
 use engine::policy::{Policy, name_is_valid};
 use std::collections::BTreeSet;
@@ -27,11 +28,11 @@ use zeroize::Zeroizing;
 /// Validity of an enrolment code, in seconds.
 const CODE_LIFETIME: u64 = 24 * 3600;
 
-/// Adds an account. With `totp`, the account gets a second factor, and the function returns its `otpauth://` address
-/// for an authenticator app. The address cannot be shown again later.
+/// Adds an account. With `totp`, the account gets a second factor, and the function returns its `otpauth://` URL for an
+/// authenticator app. The authority cannot show this URL again later.
 ///
 /// # Errors
-/// The name or the password is not valid, the name is in use, or the database cannot be written.
+/// Fails if the name or the password is not valid, the name is in use, or the database cannot be written.
 pub async fn add_account(
     directory: &Directory,
     person: &str,
@@ -55,12 +56,13 @@ pub enum Factor {
     Renew,
 }
 
-/// Changes a password, ends the account's sessions and removes its passkeys. Returns the number of passkeys removed
-/// and, for a new second factor, the `otpauth://` address for an authenticator app, which cannot be shown again later.
+/// Changes a password, ends the account's sessions and removes its passkeys. Returns the number of removed passkeys.
+/// For a new second factor, also returns its `otpauth://` URL for an authenticator app; the authority cannot show this
+/// URL again later.
 ///
 /// # Errors
-/// The password is not valid, there is no such account, the database cannot be written, or the running server could not
-/// apply the change.
+/// Fails if the password is not valid, there is no such account, the database cannot be written, or the running server
+/// could not apply the change.
 pub async fn change_password(
     directory: &Directory,
     person: &str,
@@ -86,7 +88,7 @@ pub async fn change_password(
 /// the person's sessions.
 ///
 /// # Errors
-/// There is no such person, the database cannot be written, or the running server could not apply the change.
+/// Fails if there is no such person, the database cannot be written, or the running server could not apply the change.
 pub async fn remove_account(directory: &Directory, person: &str) -> Result<()> {
     directory.open_database()?.remove_account(person, &Operator::current(), now())?;
     sync(directory).await
@@ -95,8 +97,8 @@ pub async fn remove_account(directory: &Directory, person: &str) -> Result<()> {
 /// Adds a service account and returns the key with which its machine logs in. The authority keeps no copy of this key.
 ///
 /// # Errors
-/// The name, a group or a tag is not valid, the name is in use, the CA certificate cannot be read, or the database
-/// cannot be written.
+/// Fails if the name, a group or a tag is not valid, the name is in use, the CA certificate cannot be read, or the
+/// database cannot be written.
 pub async fn add_service(directory: &Directory, name: &str, groups: &[String], tags: &[String]) -> Result<ServiceKey> {
     check_name(name)?;
     groups.iter().try_for_each(|name| check_name(name))?;
@@ -112,8 +114,8 @@ pub async fn add_service(directory: &Directory, name: &str, groups: &[String], t
 /// grants.
 ///
 /// # Errors
-/// A name in `groups` is not valid, there is no such service account, the database cannot be written, or the running
-/// server could not apply the change.
+/// Fails if a name in `groups` is not valid, there is no such service account, the database cannot be written, or the
+/// running server could not apply the change.
 pub async fn set_service_groups(directory: &Directory, name: &str, groups: &[String]) -> Result<()> {
     groups.iter().try_for_each(|group| check_name(group))?;
     evaluating(directory)?.set_service_groups(name, groups, &Operator::current(), now())?;
@@ -123,8 +125,8 @@ pub async fn set_service_groups(directory: &Directory, name: &str, groups: &[Str
 /// Replaces the tags of a service account. A running server then re-evaluates live grants.
 ///
 /// # Errors
-/// A tag is not valid, there is no such service account, the database cannot be written, or the running server could
-/// not apply the change.
+/// Fails if a tag is not valid, there is no such service account, the database cannot be written, or the running server
+/// could not apply the change.
 pub async fn set_service_tags(directory: &Directory, name: &str, tags: &[String]) -> Result<()> {
     tags.iter().try_for_each(|tag| check_tag(tag))?;
     evaluating(directory)?.set_service_tags(name, tags, &Operator::current(), now())?;
@@ -134,7 +136,8 @@ pub async fn set_service_tags(directory: &Directory, name: &str, tags: &[String]
 /// Removes a service account and ends its sessions and grants.
 ///
 /// # Errors
-/// There is no such service account, the database cannot be written, or the running server could not apply the change.
+/// Fails if there is no such service account, the database cannot be written, or the running server could not apply the
+/// change.
 pub async fn remove_service(directory: &Directory, name: &str) -> Result<()> {
     directory.open_database()?.remove_service(name, &Operator::current(), now())?;
     sync(directory).await
@@ -144,7 +147,7 @@ pub async fn remove_service(directory: &Directory, name: &str) -> Result<()> {
 /// of this person. Returns the result in one line.
 ///
 /// # Errors
-/// No server is running, the server has no identity provider, or the server cannot read or write the database.
+/// Fails if no server is running, the server has no identity provider, or the server cannot read or write the database.
 pub async fn renew_sessions(directory: &Directory, person: Option<String>) -> Result<String> {
     match control::send(directory, Command::RenewSessions { person }).await? {
         Some(Reply::Done(text)) => Ok(text),
@@ -157,7 +160,7 @@ pub async fn renew_sessions(directory: &Directory, person: Option<String>) -> Re
 /// those that it issued since it started.
 ///
 /// # Errors
-/// No server is running, or there is no network with the name in `filter`.
+/// Fails if no server is running, or there is no network with the name in `filter`.
 pub async fn segments(directory: &Directory, filter: SegmentFilter) -> Result<SegmentList> {
     match control::ask(directory, Command::Segments(filter)).await? {
         Some(Reply::Done(list)) => Ok(list),
@@ -173,8 +176,8 @@ pub async fn segments(directory: &Directory, filter: SegmentFilter) -> Result<Se
 /// again later.
 ///
 /// # Errors
-/// The id is not valid, the verifier exists already (without `renew`) or does not exist (with `renew`), or the database
-/// cannot be written.
+/// Fails if the id is not valid, the verifier exists already (without `renew`) or does not exist (with `renew`), or the
+/// database cannot be written.
 pub async fn add_verifier(directory: &Directory, id: &str, renew: bool) -> Result<Zeroizing<String>> {
     check_name(id)?;
     let (code, hash) = credentials::new_token::<16>()?;
@@ -186,7 +189,8 @@ pub async fn add_verifier(directory: &Directory, id: &str, renew: bool) -> Resul
 /// Removes a verifier: its token becomes invalid at once, and the grants for it end.
 ///
 /// # Errors
-/// There is no such verifier, the database cannot be written, or the running server could not apply the change.
+/// Fails if there is no such verifier, the database cannot be written, or the running server could not apply the
+/// change.
 pub async fn remove_verifier(directory: &Directory, id: &str) -> Result<()> {
     directory.open_database()?.remove_verifier(id, &Operator::current(), now())?;
     sync(directory).await
@@ -201,10 +205,11 @@ pub struct Revoked {
     pub announced: bool,
 }
 
-/// Revokes the grants that `which` selects, and ends the sessions that it selects.
+/// Revokes the grants and ends the sessions that `which` selects.
 ///
 /// # Errors
-/// There is no such grant or session, the database cannot be written, or the running server could not apply the change.
+/// Fails if there is no such grant or session, the database cannot be written, or the running server could not apply
+/// the change.
 pub async fn revoke(directory: &Directory, which: &Which) -> Result<Revoked> {
     let counts = directory.open_database()?.revoke(which, &Operator::current(), now())?;
     let done = act_on(directory, Command::Sync).await?;
@@ -215,8 +220,8 @@ pub async fn revoke(directory: &Directory, which: &Which) -> Result<Revoked> {
 /// so.
 ///
 /// # Errors
-/// A tag is not valid, there is no such device, the database cannot be written, or the running server could not apply
-/// the change.
+/// Fails if a tag is not valid, there is no such device, the database cannot be written, or the running server could
+/// not apply the change.
 pub async fn tag_device(directory: &Directory, person: &str, device: &str, tags: &[String]) -> Result<String> {
     tags.iter().try_for_each(|tag| check_tag(tag))?;
     evaluating(directory)?.tag_device(person, device, tags, &Operator::current(), now())?;
@@ -228,13 +233,48 @@ pub async fn tag_device(directory: &Directory, person: &str, device: &str, tags:
 /// so; `None` if nobody has complained about the person.
 ///
 /// # Errors
-/// The database cannot be written, or the running server could not apply the change.
+/// Fails if the database cannot be written, or the running server could not apply the change.
 pub async fn reset_score(directory: &Directory, person: &str) -> Result<Option<String>> {
     if !evaluating(directory)?.reset_score(person, &Operator::current(), now())? {
         return Ok(None);
     }
     let done = act_on(directory, Command::Reevaluate).await?;
     Ok(Some(done.unwrap_or_else(|| "the authority is not running: the change takes effect when it starts".into())))
+}
+
+/// The requests and consents that an operator withdraws.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Withdrawn {
+    /// One request or consent.
+    One(RequestId),
+    /// All consents that a person has given.
+    GivenBy(String),
+}
+
+/// Withdraws requests and consents. Returns their number, and the running server's reply or, if no server is running,
+/// a sentence that says so.
+///
+/// # Errors
+/// Fails if the database cannot be written, or the running server could not apply the change.
+pub async fn withdraw_access(directory: &Directory, which: &Withdrawn) -> Result<(usize, String)> {
+    let (mut database, by) = (evaluating(directory)?, Operator::current());
+    let mut withdrawn = 0;
+    match which {
+        Withdrawn::One(id) => withdrawn += usize::from(database.withdraw_access(*id, None, &by, now())?.is_some()),
+        Withdrawn::GivenBy(person) => loop {
+            match database.withdraw_consents_by(person, &by, now())?.len() {
+                0 => break,
+                some => withdrawn += some,
+            }
+        },
+    }
+    if withdrawn == 0 {
+        return Ok((0, String::new()));
+    }
+    drop(database);
+    let done = act_on(directory, Command::Reevaluate).await?;
+    let done = done.unwrap_or_else(|| "the authority is not running: the change takes effect when it starts".into());
+    Ok((withdrawn, done))
 }
 
 /// Checks the name of a tag that an administrator gives a device or a service account.
@@ -246,12 +286,12 @@ fn check_tag(tag: &str) -> Result<()> {
 }
 
 /// Puts a policy in force and returns a summary. If `file` is given, the policy is read from it, and its text also
-/// replaces the directory's policy file. If not, the policy is read from the directory's policy file. An invalid policy
-/// changes nothing.
+/// replaces the directory's policy file. If `file` is `None`, the policy is read from the directory's policy file. An
+/// invalid policy changes nothing.
 ///
 /// # Errors
-/// The policy or `networks.toml` cannot be read or is not valid, a test of the policy fails, or the database or the
-/// policy file cannot be written.
+/// Fails if the policy or `networks.toml` cannot be read or is not valid, a test of the policy fails, or the database
+/// or the policy file cannot be written.
 pub async fn apply_policy(directory: &Directory, file: Option<&Path>) -> Result<String> {
     let candidate = Candidate::read(directory, file)?;
     let note = file.map_or_else(|| "reload".into(), |file| format!("apply {}", file.display()));
@@ -261,8 +301,8 @@ pub async fn apply_policy(directory: &Directory, file: Option<&Path>) -> Result<
 /// Puts an earlier version of the policy in force again, under a new version number. Returns a summary.
 ///
 /// # Errors
-/// There is no such version, its text is no longer a valid policy, `networks.toml` cannot be read or is not valid, or
-/// the database or the policy file cannot be written.
+/// Fails if there is no such version, its text is no longer a valid policy, `networks.toml` cannot be read or is not
+/// valid, or the database or the policy file cannot be written.
 pub async fn roll_back_policy(directory: &Directory, version: i64) -> Result<String> {
     let text = directory.open_database()?.policy_text(version)?;
     let candidate = Candidate::new(text, &format!("version {version}"), directory.settings()?.max_lifetime)?;
@@ -289,12 +329,12 @@ async fn put_in_force(directory: &Directory, candidate: Candidate, note: String,
     }
 }
 
-/// Rotates the master key and returns a summary. The new key takes effect at the epoch after the next; with
-/// `compromised`, it replaces all master keys at once.
+/// Rotates the master key and returns a summary. The new key takes effect at the epoch after the next. With
+/// `compromised`, the new key replaces all master keys at once.
 ///
 /// # Errors
-/// The key of the previous rotation has not taken effect yet (only without `compromised`), the key file or the database
-/// cannot be written, or the running server could not read the new key.
+/// Fails if the key of the previous rotation has not taken effect yet (only without `compromised`), the key file or the
+/// database cannot be written, or the running server could not read the new key.
 pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Result<String> {
     let epoch_length = directory.settings()?.epoch_length;
     let rotate = |keys: &mut MasterKeys| {
@@ -338,17 +378,17 @@ pub async fn rotate_master_key(directory: &Directory, compromised: bool) -> Resu
 /// Verifies both audit trails and checks that they contain the heads in `noted`.
 ///
 /// # Errors
-/// The database or the CA certificate cannot be read, or a head in `noted` is older than the oldest entry that its
-/// trail still contains.
+/// Fails if the database or the CA certificate cannot be read, or a head in `noted` is older than the oldest entry that
+/// its trail still contains.
 pub fn verify_audit(directory: &Directory, noted: &[NotedHead]) -> Result<Verdict> {
     directory.open_database()?.verify_audit(&directory.identity()?, noted)
 }
 
 /// Returns a warning for each name in a policy or in `networks.toml` that belongs to no account, verifier, network or
-/// group. Such a name is valid, but usually a typing error.
+/// group. Such a name is allowed, but usually it is a typing error.
 ///
 /// # Errors
-/// The database cannot be read.
+/// Fails if the database cannot be read.
 pub fn unknown_names(directory: &Directory, policy: &Policy, networks: &Networks) -> Result<Vec<String>> {
     let database = directory.open_database()?;
     let verifiers: BTreeSet<_> = database.verifiers()?.into_iter().map(|verifier| verifier.verifier).collect();
@@ -364,7 +404,7 @@ pub fn unknown_names(directory: &Directory, policy: &Policy, networks: &Networks
     Ok(persons.into_iter().chain(named).chain(segments::unknown_names(networks, policy)).collect())
 }
 
-/// Returns the warning that there is no such account, with the command that adds it.
+/// Returns the warning that `person` has no account, with the command that adds the account.
 pub(crate) fn no_account(person: &str) -> String {
     format!("no account {person}: `vouchsafe authority user add {person}`")
 }
@@ -373,7 +413,7 @@ pub(crate) fn no_account(person: &str) -> String {
 /// a cluster other servers run, which do not evaluate what this process changes.
 ///
 /// # Errors
-/// The authority is a member of a cluster and its server is not running, or the database cannot be opened.
+/// Fails if the authority is a member of a cluster and its server is not running, or the database cannot be opened.
 fn evaluating(directory: &Directory) -> Result<Database> {
     let database = directory.open_database()?;
     if database.is_member() && std::os::unix::net::UnixStream::connect(directory.control_socket()).is_err() {

@@ -4,6 +4,7 @@
 //! Every request passes through [`guard`], so no page needs its own protection against forms from other sites. [`page`]
 //! renders the frame of every page.
 
+mod access;
 mod administration;
 mod assets;
 mod browser;
@@ -43,6 +44,7 @@ pub fn router(authority: Arc<Authority>) -> Router<Arc<Authority>> {
         .route("/", get(overview::show))
         .merge(assets::routes())
         .merge(login::routes())
+        .merge(access::routes())
         .merge(devices::routes())
         .merge(grants::routes())
         .merge(identity::routes())

@@ -31,7 +31,7 @@ pub fn grant(issued: &Issued, permit: &Permit<'_>, tunnels: Vec<SocketAddr>, now
         key,
         prefix: issued.scope.prefix,
         receiver: permit.receiver.name.clone(),
-        rule: permit.rule.label().to_string(),
+        rule: permit.label().to_string(),
         carrier: issued.carrier.name().into(),
         sealing: (!tunnels.is_empty()).then(|| api::GrantSealing { demand: sealing(&permit.terms.sealing), tunnels }),
         expires: issued.expires.into(),
@@ -46,7 +46,7 @@ pub fn owner(issued: &Issued, permit: &Permit<'_>, person: &str, device: &str, n
         person: person.into(),
         device: device.into(),
         receiver: permit.receiver.name.clone(),
-        rule: permit.rule.label().to_string(),
+        rule: permit.label().to_string(),
         issued: now,
         expires: issued.expires.into(),
         class: permit.terms.class,
@@ -98,11 +98,11 @@ pub fn segment(given: &Given, now: u64) -> api::PathSegment {
     }
 }
 
-/// Returns the segment that `request` presents. (The request is for another segment, in the reverse direction.)
+/// Returns the segment that `request` presents. (The caller requests a different segment, in the reverse direction.)
 ///
 /// # Errors
 ///
-/// The request contains no well-formed segment for the addresses in the request.
+/// Fails if the request contains no well-formed segment for the addresses in the request.
 pub fn shown(request: &api::AnswerRequest) -> Result<Given, DropReason> {
     let [sending, receiving, sender, receiver] =
         [request.sending, request.receiving, request.sender, request.receiver].map(|address| address.to_canonical());

@@ -6,7 +6,7 @@ use crate::http::turns::Turn;
 use crate::keys::Keyring;
 use crate::leases::{Leases, Place, Wanted};
 use crate::login::{Sessions, credentials};
-use crate::policy::{PolicyInForce, PreferenceTable};
+use crate::policy::{ConsentTable, PolicyInForce, PreferenceTable};
 use crate::push::acknowledgements::{Acknowledgements, Expected};
 use crate::push::events::{Listener, Push};
 use crate::storage::{
@@ -49,9 +49,9 @@ struct Decided {
 
 /// The steps before the client gets a grant.
 enum Course {
-    /// The grant is another lease of a recorded one. Nothing must be recorded.
+    /// The request gets another lease of a grant that is recorded already. The authority writes nothing.
     Renew { is_announced: bool, place: Place },
-    /// The grant must be recorded. With `wanted`, it can be renewed then.
+    /// The authority must record the grant. If `wanted` is present, later requests can renew the grant.
     Record { issuance: Box<Issuance>, pair: Option<LivePair>, wanted: Option<Wanted> },
 }
 
@@ -73,6 +73,7 @@ pub struct GrantIssuer {
     pub(crate) leases: Arc<Leases>,
     pub(crate) policy: Arc<PolicyInForce>,
     pub(crate) preferences: Arc<PreferenceTable>,
+    pub(crate) consents: Arc<ConsentTable>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) storage: Arc<Storage>,
     pub(crate) audit: Arc<AuditLog>,
@@ -87,14 +88,15 @@ impl GrantIssuer {
         self.acknowledgements.note(verifier, handles);
     }
 
-    /// Issues the requested grant, or another lease of the one that the session has. The authority announces a new
-    /// handle to the verifier before the caller gets it. If the verifier's streams confirm announcements, the function
-    /// waits up to 500 ms for the confirmations. The caller must hold a turn of the session's person, because a change
-    /// of this person's choices waits for the requests that hold a turn.
+    /// Issues the requested grant, or another lease of a grant that the session has. The authority announces a new
+    /// handle to the verifier before the caller gets the grant. If the verifier's streams confirm announcements, the
+    /// function waits up to 500 ms for the confirmations. The caller must hold a
+    /// [turn](crate::http::turns::RequestQueue::turn) of the session's person, because a change of this person's
+    /// choices waits for all requests that hold a turn.
     ///
     /// # Errors
-    /// The session has ended, the policy denies the request, the person withholds their identity from the destination,
-    /// the session or account has too many grants, or the database cannot be written.
+    /// Fails if the session has ended, the policy denies the request, the person withholds their identity from the
+    /// destination, the session or account has too many grants, or the database cannot be written.
     pub async fn issue(
         &self,
         _turn: &Turn<'_>,
@@ -219,7 +221,7 @@ impl GrantIssuer {
         let now = now();
         let policy = self.policy.read().await;
         let requested = Request { subject: session.subject(source), to, now };
-        let decision = policy.decide(&requested);
+        let decision = policy.decide_with(&requested, &self.consents.current());
         let Decision::Allowed(permit) = &decision else { return Err(Problem::denied(&decision, &requested)) };
         let preferences = self.preferences.of(&session.person);
         if let Some(withholding) = preferences.withholding(&to, request.consented) {
@@ -319,12 +321,12 @@ impl GrantIssuer {
         Ok(())
     }
 
-    /// Returns those of the grants `handles` whose flows `verifier` must cut. These are grants that are revoked or
-    /// unknown, grants whose person or device no longer exists, and grants that the policy in force or the person's
-    /// choices deny now. Live and ended grants are treated alike.
+    /// Returns those grants of `handles` whose flows `verifier` must cut: grants that are revoked or unknown, grants
+    /// whose person or device no longer exists, and grants that the policy in force or the person's choices deny now.
+    /// The function treats grants that have ended like live ones.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub async fn to_cut(&self, verifier: Arc<str>, handles: Vec<Handle>) -> Result<Vec<RevokedGrant>> {
         let account = verifier.clone();
         let read = move |database: &mut Database| {
@@ -335,10 +337,10 @@ impl GrantIssuer {
         };
         let (grants, terms) = self.storage.read_for_verifier(&account, read).await?;
         let policy = self.policy.read().await;
-        let now = now();
+        let (consents, now) = (self.consents.current(), now());
         let may_live = |entry: &Option<GrantEntry>| {
             entry.as_ref().is_some_and(|entry| {
-                permits(&policy.decide(&request_of(entry, now)), entry)
+                permits(&policy.decide_with(&request_of(entry, now), &consents), entry)
                     && !self.preferences.of(&entry.person).ends_flows(&entry.scope(), &entry.to())
             })
         };
@@ -355,15 +357,30 @@ impl GrantIssuer {
     /// Returns the live grants that `policy` denies at `now`, each with the name of its person.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub async fn forbidden(&self, policy: &Compiled, now: u64) -> Result<Vec<(Handle, String)>> {
         // A verifier whose clock is behind may consider grants live a little longer.
         let since = now.saturating_sub(CLOCK_SKEW_MAX.into());
         let live = self.storage.call(move |database| database.grants(since, false)).await?;
+        Ok(self.forbidden_among(&live, policy, now))
+    }
+
+    /// Returns the live grants of a person that the policy in force denies at `now`, each with the name of the person.
+    ///
+    /// # Errors
+    /// Fails if the database cannot be read.
+    pub async fn forbidden_of(&self, person: &str, now: u64) -> Result<Vec<(Handle, String)>> {
+        let (whose, since) = (person.to_owned(), now.saturating_sub(CLOCK_SKEW_MAX.into()));
+        // The thread that writes: a grant whose recording is queued counts.
+        let live = self.storage.call_for(person, move |database| database.live_grants_of(&whose, since)).await?;
+        Ok(self.forbidden_among(&live, &*self.policy.read().await, now))
+    }
+
+    fn forbidden_among(&self, live: &[GrantEntry], policy: &Compiled, now: u64) -> Vec<(Handle, String)> {
         let requests: Vec<_> = live.iter().map(|grant| request_of(grant, now)).collect();
-        let decided = policy.decide_all(&requests);
+        let decided = policy.decide_all_with(&requests, &self.consents.current());
         let forbidden = live.iter().zip(decided).filter(|(grant, decision)| !permits(decision, grant));
-        Ok(forbidden.map(|(grant, _)| (grant.handle, grant.person.clone())).collect())
+        forbidden.map(|(grant, _)| (grant.handle, grant.person.clone())).collect()
     }
 }
 
@@ -389,14 +406,14 @@ impl Allowed<'_> {
     /// something else: a single flow, or the nonces of a pair. Also returns `None` for a session whose handles contain
     /// no holder.
     fn wanted(&self, issue: &Issue<'_>) -> Option<Wanted> {
-        let Permit { receiver, rule, terms, .. } = self.permit;
+        let Permit { receiver, terms, .. } = self.permit;
         if terms.single || terms.suite == GrantSuite::Sha224 || self.session.holder == Holder::default() {
             return None;
         }
         Some(Wanted {
             verifier: receiver.verifier.clone(),
             receiver: receiver.name.clone(),
-            rule: rule.label().to_string(),
+            rule: self.permit.label().to_string(),
             sealing: if terms.sealing.is_sealed() { terms.sealing } else { Sealing::NONE },
             place: Place::new(self.source, &self.scope, issue.flags()),
         })

@@ -1,7 +1,9 @@
-//! Puts policies in force. First, a policy is read from its text and checked, and the policy's own tests are run. Then
-//! the policy is recorded as a version and comes into force, as a whole or not at all.
+//! Puts policies in force. The authority first reads the policy from its text, checks it, and runs the policy's own
+//! tests. Then it records the policy as a version and puts the whole policy in force, or nothing.
 
+pub(crate) mod access;
 pub(crate) mod candidate;
+mod consent_table;
 mod enforcer;
 mod following;
 mod in_force;
@@ -11,6 +13,8 @@ pub mod replay;
 pub(crate) mod score_settings;
 mod scores;
 
+pub(crate) use access::AccessRequests;
+pub(crate) use consent_table::ConsentTable;
 pub(crate) use enforcer::Enforcer;
 pub(crate) use in_force::PolicyInForce;
 pub(crate) use preference_table::PreferenceTable;

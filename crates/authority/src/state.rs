@@ -1,9 +1,9 @@
 //! The running authority: its parts, and the order in which they start. A handler takes the parts that it needs with
 //! [`Part`](crate::http::extractors::Part).
 //!
-//! A task that needs several locks takes them in this order: the lock of the [`Synchroniser`], which it holds during a
-//! run; that of the policy; that of the book of segments; those of the tables of sessions, verifiers and preferences. A
-//! task that holds any other lock takes no further lock.
+//! A task that needs several locks takes them in this order: first the lock of the [`Synchroniser`], which is held
+//! during a run, then the lock of the policy, then the lock of the book of segments, then the locks of the tables of
+//! sessions, verifiers and preferences. A task that holds any other lock takes no further lock.
 
 use crate::cluster::confirm::Confirmation;
 use crate::cluster::contact::Contact;
@@ -25,7 +25,7 @@ use crate::login::{Logins, Passkeys, PasswordCheck, Provider, Renewal, SessionMa
 use crate::metrics::Collector;
 use crate::metrics::counters::Metrics;
 use crate::policy::candidate::{Candidate, into_huge_pages};
-use crate::policy::{Choices, Enforcer, PolicyInForce, PreferenceTable, Scores};
+use crate::policy::{AccessRequests, Choices, ConsentTable, Enforcer, PolicyInForce, PreferenceTable, Scores};
 use crate::push::acknowledgements::Acknowledgements;
 use crate::push::events::Push;
 use crate::push::reports::Reports;
@@ -80,6 +80,8 @@ parts! {
     policy: PolicyInForce,
     preferences: PreferenceTable,
     choices: Choices,
+    consents: ConsentTable,
+    access: AccessRequests,
     grants: GrantIssuer,
     segments: SegmentIssuer,
     lines: RequestLines,
@@ -106,7 +108,7 @@ impl Authority {
     /// the policy no longer allows.
     ///
     /// # Errors
-    /// A file of the directory cannot be read or is not valid, or the database fails.
+    /// Fails if a file of the directory cannot be read or is not valid, or the database fails.
     pub async fn load(directory: Directory) -> Result<Self> {
         let settings = Arc::new(directory.settings()?);
         let members = Members::read(directory.path(), settings.console.url.clone())?;
@@ -154,7 +156,7 @@ impl Authority {
     /// authority alone starts; that of a member comes from the database.
     ///
     /// # Errors
-    /// The database cannot be read or written.
+    /// Fails if the database cannot be read or written.
     async fn bring_up_to_date(&self, found: Option<PolicyChange>) -> Result<()> {
         self.prune().await?;
         // The terms of the scores may have changed.
@@ -194,6 +196,7 @@ impl Authority {
         let verifiers = Arc::<Verifiers>::default();
         let reports = Arc::<Reports>::default();
         let preferences = Arc::<PreferenceTable>::default();
+        let consents = Arc::<ConsentTable>::default();
         let sessions = Arc::<Sessions>::default();
         let lines = Arc::new(RequestLines::new(sessions.clone()));
         let grants = Arc::new(GrantIssuer {
@@ -202,6 +205,7 @@ impl Authority {
             leases: leases.clone(),
             policy: policy.clone(),
             preferences: preferences.clone(),
+            consents: consents.clone(),
             sessions: sessions.clone(),
             storage: storage.clone(),
             audit: audit.clone(),
@@ -231,6 +235,7 @@ impl Authority {
             sessions: sessions.clone(),
             verifiers: verifiers.clone(),
             preferences: preferences.clone(),
+            consents: consents.clone(),
             policy: policy.clone(),
             segments: segments.clone(),
             lines: lines.clone(),
@@ -301,6 +306,19 @@ impl Authority {
             push: push.clone(),
             sync: sync.clone(),
         });
+        let access = Arc::new(AccessRequests {
+            storage: storage.clone(),
+            policy: policy.clone(),
+            consents: consents.clone(),
+            grants: grants.clone(),
+            queue: queue.clone(),
+            sessions: sessions.clone(),
+            push: push.clone(),
+            sync: sync.clone(),
+            enforcer: enforcer.clone(),
+            unexamined: Arc::default(),
+            look: Arc::default(),
+        });
         let metrics = Arc::<Metrics>::default();
         let collector = Arc::new(Collector {
             metrics: metrics.clone(),
@@ -339,6 +357,8 @@ impl Authority {
             policy,
             preferences,
             choices,
+            consents,
+            access,
             grants,
             segments,
             lines,
@@ -357,7 +377,7 @@ impl Authority {
     /// Deletes expired records from the database.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub async fn prune(&self) -> Result<()> {
         let (grants_kept, audit_lifetime) = (self.settings.grants_kept, self.settings.audit_lifetime);
         // The work is done in pieces, so that other work gets its turn in between.

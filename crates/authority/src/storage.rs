@@ -5,6 +5,7 @@
 //! through [`Storage`], on separate threads, because the server's tasks must not wait for a disk. Secrets are stored
 //! only as hashes, except TOTP secrets, the identity provider's refresh tokens and the key of grants' handles.
 
+mod access;
 mod accounts;
 mod audit;
 mod copies;
@@ -31,6 +32,7 @@ mod shared;
 mod thread;
 mod verifiers;
 
+pub use access::{AccessEntry, AccessState, Asked, Decided, NewRequest, Verdict as AccessVerdict, random_number};
 pub use accounts::{Account, AccountEntry, SecondFactor};
 pub use audit::chain::{AuditHash, Head, NotedHead, Trail, Verdict};
 pub use audit::log::AuditLog;
@@ -66,7 +68,7 @@ use std::time::Duration;
 /// The SHA-256 of a bearer token or one-time code. The database stores the hash in place of the token.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 14;
+const SCHEMA_VERSION: i64 = 15;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
@@ -109,7 +111,7 @@ const PIECE: u32 = 500;
 /// many sessions or grants.
 pub struct Database {
     connection: Connection,
-    /// Replicates the transactions, if the authority is a member of a cluster.
+    /// Replicates the transactions; `None` if the authority is in no cluster.
     replica: Option<Replica>,
 }
 
@@ -129,7 +131,7 @@ impl Database {
     /// Creates a database file for the authority with this `identity`, the DER form of its CA certificate.
     ///
     /// # Errors
-    /// The file cannot be created or written.
+    /// Fails if the file cannot be created or written.
     pub fn create(path: &Path, identity: &[u8]) -> Result<()> {
         let mut connection = Connection::open(path).with_context(|| format!("cannot create {}", path.display()))?;
         connection.pragma_update(None, "journal_mode", "WAL")?;
@@ -146,6 +148,8 @@ impl Database {
         transaction.execute_batch(scores::SCHEMA)?;
         transaction.execute_batch(scores::CHANGES)?;
         transaction.execute_batch(replica::SCHEMA)?;
+        transaction.execute_batch(revocation::RECHECKS)?;
+        transaction.execute_batch(access::SCHEMA)?;
         chain::begin(&transaction, identity)?;
         transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
         transaction.commit()?;
@@ -157,8 +161,8 @@ impl Database {
     /// format.
     ///
     /// # Errors
-    /// The file does not exist or cannot be read, its format is too old or too new, or it belongs to a member of a
-    /// cluster.
+    /// Fails if the file does not exist or cannot be read, its format is too old or too new, or it belongs to a member
+    /// of a cluster.
     pub fn open(path: &Path) -> Result<Self> {
         let database = Self::open_file(path)?;
         if let Some((cluster, member)) = replica::membership(&database.connection)? {
@@ -188,10 +192,10 @@ impl Database {
         Self::open_to_read(Path::new(self.connection.path().context("the database has no file")?))
     }
 
-    /// Opens the database of a running server read-only, also if the server is a member of a cluster.
+    /// Opens the database of a running server for reading only. The server may be a member of a cluster.
     ///
     /// # Errors
-    /// The file does not exist or cannot be read.
+    /// Fails if the file does not exist or cannot be read.
     pub fn open_to_read(path: &Path) -> Result<Self> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(path, flags)?;
@@ -203,7 +207,7 @@ impl Database {
     /// Returns a number that changes when another connection has written to the database since the last call.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn version(&self) -> Result<i64> {
         Ok(self.connection.pragma_query_value(None, "data_version", |row| row.get(0))?)
     }
@@ -212,17 +216,17 @@ impl Database {
     /// seconds after they were written. Works in several transactions.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn prune(&mut self, time: u64, grants_kept: u32, audit_lifetime: u32) -> Result<()> {
         while self.prune_some(time, grants_kept, audit_lifetime)? {}
         Ok(())
     }
 
-    /// Performs a part of the work of [`Self::prune`] in two transactions, one of which concerns only this authority, and
-    /// reports whether there is possibly more to delete. Another member may delete the same rows before.
+    /// Performs a part of the work of [`Self::prune`] in two transactions, one of which is not replicated to other
+    /// members. Reports whether there is possibly more to delete. Another member may delete the same rows first.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn prune_some(&mut self, time: u64, grants_kept: u32, audit_lifetime: u32) -> Result<bool> {
         let (now, ended) = (time.cast_signed(), time.cast_signed() - i64::from(grants_kept));
         let was_cut = self.write_local(|transaction| {
@@ -236,15 +240,19 @@ impl Database {
             if grants == PIECE as usize || sessions == PIECE as usize {
                 return Ok(true);
             }
+            if access::prune(transaction, time)? {
+                return Ok(true);
+            }
             Ok(holders::prune(transaction, ended)? || scores::prune(transaction, time)?)
         })?;
         Ok(was_cut || was_full)
     }
 
-    /// Calls `read` with a database that does not change for it, even if other connections write at the same time.
+    /// Calls `read` with a snapshot of the database: `read` sees no changes that other connections write at the same
+    /// time.
     ///
     /// # Errors
-    /// The database cannot be read, or `read` failed.
+    /// Fails if the database cannot be read, or `read` failed.
     pub fn snapshot<T>(&self, read: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         let _unchanged = self.connection.unchecked_transaction()?;
         read(self)

@@ -1,14 +1,14 @@
 //! Synchronises the authority's tables in memory, and the listeners of its push channel, with the database.
 //!
-//! The database is authoritative. Sessions, verifiers and preferences are also held in memory, so that a call needs no
-//! look-up in the database. Code that changes one of them writes the database first and then calls
+//! The database is authoritative. Sessions, verifiers, preferences and consents are also held in memory, so that a call
+//! needs no look-up in the database. Code that changes one of them writes the database first and then calls
 //! [`Synchroniser::run`].
 
 use crate::cluster::confirm::{Confirmation, Followed};
 use crate::leases::Leases;
 use crate::login::Sessions;
 use crate::now;
-use crate::policy::{PolicyInForce, PreferenceTable};
+use crate::policy::{ConsentTable, PolicyInForce, PreferenceTable};
 use crate::push::events::{Listener, Push};
 use crate::push::reports::Reports;
 use crate::push::verifiers::Verifiers;
@@ -26,6 +26,7 @@ pub struct Synchroniser {
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) verifiers: Arc<Verifiers>,
     pub(crate) preferences: Arc<PreferenceTable>,
+    pub(crate) consents: Arc<ConsentTable>,
     pub(crate) policy: Arc<PolicyInForce>,
     pub(crate) segments: Arc<SegmentIssuer>,
     pub(crate) lines: Arc<RequestLines>,
@@ -37,22 +38,22 @@ pub struct Synchroniser {
 }
 
 impl Synchroniser {
-    /// Reads sessions, verifiers and preferences from the database into memory. Announces ended sessions and revoked
-    /// grants, and makes verifiers ask about flows that outlived their grants. Withdraws consent to segments that are
+    /// Reads sessions, verifiers, preferences and consents from the database into memory. Announces ended sessions and
+    /// revoked grants, and makes verifiers ask about flows that outlived their grants. Withdraws consent to segments that are
     /// no longer allowed. Closes the streams of sessions and verifiers that no longer exist. Concurrent calls share one
     /// run that begins after they were made. The caller must not hold a lock of the policy.
     ///
     /// # Errors
-    /// The database cannot be read or written.
+    /// Fails if the database cannot be read or written.
     pub async fn run(&self) -> Result<()> {
         self.runs.run(async || self.run_once().await).await
     }
 
-    /// Does what [`Self::run`] does, and waits until the other members of the cluster have followed, for seven seconds at
-    /// most. Members that have not followed are logged.
+    /// Does what [`Self::run`] does, and waits until the other members of the cluster have followed, for seven seconds
+    /// at most. Logs the members that have not followed.
     ///
     /// # Errors
-    /// The database cannot be read or written.
+    /// Fails if the database cannot be read or written.
     pub async fn run_everywhere(&self) -> Result<()> {
         self.run().await?;
         let followed = self.confirmation.wait().await?;
@@ -62,11 +63,11 @@ impl Synchroniser {
         Ok(())
     }
 
-    /// Waits until the other members of the cluster have followed everything that is recorded here, for seven seconds at
-    /// most.
+    /// Waits until the other members of the cluster have followed everything that this member has recorded, for seven
+    /// seconds at most.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub async fn confirmed(&self) -> Result<Followed> {
         self.confirmation.wait().await
     }
@@ -75,13 +76,15 @@ impl Synchroniser {
         let Self { sessions, verifiers, preferences, push, .. } = self;
         let (sessions, verifiers) = (sessions.clone(), verifiers.clone());
         let (preferences, push) = (preferences.clone(), push.clone());
-        let leases = self.leases.clone();
+        let (leases, consents) = (self.leases.clone(), self.consents.clone());
         // The storage thread does all of this, because its work completes even if the caller is cancelled: each
         // announcement is taken from the database only once.
         let synchronise = move |database: &mut Database| {
             let gone = database.take_ended_sessions()?;
             let (ended, rechecks) = (database.take_unannounced()?, database.take_rechecks()?);
             let choices = database.preferences()?.into_iter().map(|(person, own)| (person, Arc::new(own))).collect();
+            let made = database.consent_changes()?;
+            let given = if made == consents.made() { None } else { Some((made, database.consents()?)) };
             let live: HashMap<_, _> =
                 database.sessions(now())?.into_iter().map(|(token, session)| (token, Arc::new(session))).collect();
             let tokens: HashSet<_> = live.keys().copied().collect();
@@ -89,6 +92,9 @@ impl Synchroniser {
             sessions.replace(live);
             verifiers.replace(ids);
             preferences.replace(choices);
+            if let Some((made, given)) = given {
+                consents.replace(made, given);
+            }
             push.announce_ended(gone);
             leases.remove(&ended, &tokens, now());
             push.announce_revoked(leases.announcements(&ended, now()));

@@ -1,6 +1,7 @@
-//! Client for the authority's HTTPS API: one [`Authority`] per authority or cluster and bearer token, and its
-//! [`EventStream`]. Connections are kept open, so a call costs one round trip. The client makes no decisions about access
-//! and stores nothing. If the authority is in a cluster, calls go to whichever of the cluster's authorities answers.
+//! Client of the authority's HTTPS API. An [`Authority`] makes calls with one bearer token to one authority or cluster,
+//! and an [`EventStream`] receives its events. Connections are kept open, so a call costs one round trip. The client
+//! makes no decisions about access and stores nothing. If the authority is in a cluster, the client sends each call to
+//! an authority of the cluster that answers.
 #![forbid(unsafe_code)]
 
 mod asking;
@@ -19,11 +20,11 @@ pub use cluster::Members;
 pub use events::EventStream;
 
 use api::{
-    Acknowledgement, AnswerRequest, Authorities, BrowserLogin, BrowserLoginStarted, Challenge, Complaint, Confirm,
-    Destinations, DeviceLogin, DeviceLoginStarted, EndpointPlaces, Enrolled, Enrolment, EpochKeys, ExplainRequest,
-    FinishLogin, FlowsToCut, Grant, GrantOwner, GrantRequest, Line, LiveFlows, LoggedOut, Login, LoginMethods,
-    LoginOutcome, PathSegment, PersonExplanation, Problem, Report, Reported, RevokedGrant, SegmentRequest,
-    ServiceLogin, Session, Standing, VerifierConfig,
+    AccessAsked, AccessList, AccessRequest, Acknowledgement, AnswerRequest, Authorities, BrowserLogin,
+    BrowserLoginStarted, Challenge, Complaint, Confirm, Destinations, DeviceLogin, DeviceLoginStarted, EndpointPlaces,
+    Enrolled, Enrolment, EpochKeys, ExplainRequest, FinishLogin, FlowsToCut, Grant, GrantOwner, GrantRequest, Line,
+    LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment, PersonExplanation, Problem, Report, Reported,
+    RevokedGrant, SegmentRequest, ServiceLogin, Session, Standing, VerifierConfig,
 };
 use call::{Call, parse};
 use cluster::{Cluster, Connections};
@@ -57,13 +58,14 @@ pub enum Error {
     /// The authority refused the call for another reason, such as `wrong_password` or `too_many`.
     #[error("{}", .0.title)]
     Refused(Problem),
-    /// There was no answer: no connection was made, the authority's certificate is not trusted, or time ran out.
+    /// No answer arrived: no connection was made, the authority's certificate is not trusted, or the time limit was
+    /// exceeded.
     #[error("cannot reach the authority: {0}")]
     Unreachable(String),
-    /// The answer doesn't fit the request.
+    /// The answer does not match the request.
     #[error("the authority's answer is malformed: {0}")]
     Unusable(&'static str),
-    /// Any other failure, such as an answer that can't be parsed.
+    /// Another failure, such as an answer that can't be parsed.
     #[error("{0}")]
     Other(String),
 }
@@ -78,8 +80,8 @@ impl From<reqwest::Error> for Error {
     }
 }
 
-/// A client of one authority, or of the authorities of a cluster. Clones share their connections, and what they know of
-/// the cluster.
+/// A client of one authority, or of the authorities of a cluster. Clones share their connections, and the list of the
+/// cluster's authorities.
 #[derive(Clone)]
 pub struct Authority {
     cluster: Arc<Cluster>,
@@ -109,8 +111,8 @@ fn base(url: &str) -> Result<Url, Error> {
 }
 
 impl Authority {
-    /// Creates a client of the authority at `url` (`https://…`). The client trusts only the certificates in `ca_pem`,
-    /// or, without `ca_pem`, the system's.
+    /// Creates a client of the authority at `url` (`https://…`). The client trusts only the certificates in `ca_pem`.
+    /// If `ca_pem` is `None`, it trusts the system's certificates.
     ///
     /// # Errors
     ///
@@ -119,9 +121,8 @@ impl Authority {
         Self::over(url, ca_pem, |builder| builder)
     }
 
-    /// Creates a client whose connections belong to the user `uid`, although root makes them. A connection that a user
-    /// causes must not belong to root, because the agent would put root's tokens into its packets. The caller needs
-    /// `CAP_SETUID`.
+    /// Creates a client whose sockets belong to the user `uid`, although root opens them. If such a socket belonged to
+    /// root, the agent would put root's tokens into the packets that the user causes. The caller needs `CAP_SETUID`.
     ///
     /// # Errors
     ///
@@ -154,26 +155,26 @@ impl Authority {
         Ok(Self { cluster: Arc::new(Cluster::new(own, ca_pem.is_some(), connections)), token: None })
     }
 
-    /// Replaces what is known of the cluster by the authorities at these URLs, from an earlier run's [`Self::members`].
-    /// The authority that was named at the start stays one of them. [`Self::destinations`], [`Self::config`] and
-    /// [`Self::authorities`] learn the URLs from each answer.
+    /// Replaces the list of the cluster's authorities by these URLs, which an earlier process got from
+    /// [`Self::members`]. The authority that was named at the start stays in the list. [`Self::destinations`],
+    /// [`Self::config`] and [`Self::authorities`] update the list from each answer.
     pub fn learn(&self, urls: &[String]) {
         self.cluster.learn(urls);
     }
 
-    /// Returns the URLs of the authority in use and of the others in its cluster.
+    /// Returns the URL of the authority in use, and the URLs of all authorities in its cluster.
     pub fn members(&self) -> Members {
         self.cluster.members()
     }
 
-    /// Returns a client of only one authority of the cluster, one that answers. Calls that continue each other need it,
-    /// because what one authority remembers between them, another does not know.
+    /// Returns a client of only one authority of the cluster, which answers at present. A series of calls needs such a
+    /// client if the authority remembers something between the calls, because the other authorities don't know it.
     pub(crate) async fn at_one(&self) -> Result<Self, Error> {
         let url = self.cluster.reachable().await?.unwrap_or_else(|| self.cluster.used());
         Ok(Self { cluster: Arc::new(self.cluster.only(url)), token: self.token.clone() })
     }
 
-    /// Returns a client that has this bearer token, and shares this client's connections.
+    /// Returns a client with this bearer token. It shares this client's connections.
     pub fn with_token(&self, token: &str) -> Self {
         Self { token: Some(token.into()), ..self.clone() }
     }
@@ -197,7 +198,7 @@ impl Authority {
         self.call(&Call::get("v1/login")).await
     }
 
-    /// Starts a login with the identity provider in a browser on this machine.
+    /// Starts a login at the identity provider, in a browser on this machine.
     ///
     /// # Errors
     ///
@@ -206,7 +207,7 @@ impl Authority {
         self.post("v1/login/browser", login).await
     }
 
-    /// Starts a login with the identity provider in a browser anywhere.
+    /// Starts a login at the identity provider, in a browser on any machine.
     ///
     /// # Errors
     ///
@@ -215,7 +216,7 @@ impl Authority {
         self.post("v1/login/device", login).await
     }
 
-    /// Finishes a login with the identity provider, or reports that the person has not logged in there yet.
+    /// Finishes a login at the identity provider, or reports that the person has not logged in there yet.
     ///
     /// # Errors
     ///
@@ -224,7 +225,8 @@ impl Authority {
         self.post("v1/login/finish", login).await
     }
 
-    /// Returns the challenge that a machine has to sign in order to log in.
+    /// Returns a challenge. A machine proves with a signature over the challenge's nonce that it has a service
+    /// account's key.
     ///
     /// # Errors
     ///
@@ -233,7 +235,7 @@ impl Authority {
         self.call(&Call::post("v1/login/challenge")).await
     }
 
-    /// Logs a machine in.
+    /// Logs a machine in with a signed assertion.
     ///
     /// # Errors
     ///
@@ -256,7 +258,7 @@ impl Authority {
         }
     }
 
-    /// Asks for the authorities of the cluster, and returns them.
+    /// Requests and returns the list of the cluster's authorities.
     ///
     /// # Errors
     ///
@@ -298,12 +300,12 @@ impl Authority {
         self.repeatable_post("v1/segments", request).await
     }
 
-    /// Requests a segment for answers to packets that arrived with the segment in `request`.
+    /// Requests a segment for the answers to a packet. `request` contains the segment with which the packet arrived.
     ///
     /// # Errors
     ///
-    /// Fails with [`Error::Denied`] if the segment in `request` does not permit answers. Also fails if the session
-    /// has ended or the authority can't be reached.
+    /// Fails with [`Error::Denied`] if the segment in `request` does not permit answers. Also fails if the session has
+    /// ended or the authority can't be reached.
     pub async fn answer_segment(&self, request: &AnswerRequest) -> Result<PathSegment, Error> {
         self.repeatable_post("v1/segments/answer", request).await
     }
@@ -334,7 +336,7 @@ impl Authority {
         self.post("v1/verifiers/enrol", &Enrolment { code: code.into() }).await
     }
 
-    /// Returns the receivers that this verifier protects, and its settings.
+    /// Returns this verifier's configuration: the receivers that it protects, and its settings.
     ///
     /// # Errors
     ///
@@ -449,6 +451,36 @@ impl Authority {
         EventStream::start(self.clone(), confirms)
     }
 
+    /// Asks for access to a receiver.
+    ///
+    /// # Errors
+    ///
+    /// Fails if nobody can allow what is asked for, if a limit is reached, if the session has ended, or if the authority
+    /// can't be reached.
+    pub async fn ask_access(&self, request: &AccessRequest) -> Result<AccessAsked, Error> {
+        self.authorized_post("v1/access", request).await
+    }
+
+    /// Returns the person's requests for access, and the receivers for which the person can ask.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the session has ended, or if the authority can't be reached.
+    pub async fn access(&self) -> Result<AccessList, Error> {
+        self.get("v1/access").await
+    }
+
+    /// Withdraws a request for access, or the consent that answered it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the person has no such request, if the request has ended, if the session has ended, or if the authority
+    /// can't be reached.
+    pub async fn withdraw_access(&self, id: &str) -> Result<(), Error> {
+        let call = Call::post(&format!("v1/access/{id}/withdraw")).with_token(self.token.as_ref())?;
+        self.cluster.call(&call).await.map(drop)
+    }
+
     async fn get<A: DeserializeOwned>(&self, path: &str) -> Result<A, Error> {
         self.call(&Call::get(path).with_token(self.token.as_ref())?).await
     }
@@ -487,7 +519,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 /// Appends advice if the system does not know the authority's CA.
 fn with_way_out(mut text: String) -> String {
     if ["UnknownIssuer", "BadSignature"].iter().any(|fault| text.contains(fault)) {
-        text.push_str("; give the authority's ca.pem with `--ca`");
+        text.push_str("; name the authority's ca.pem with `--ca`");
     }
     text
 }

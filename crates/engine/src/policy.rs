@@ -1,12 +1,13 @@
-//! The receivers' policy: which subjects are allowed to send to which receivers, and when. A decision depends only on
-//! the policy and the request, and contains the rule that decided. The module `text` parses the file. Nothing here
-//! reads the clock or does IO.
+//! The receivers' policy. It says which subjects are allowed to send to which receivers, and when. A decision depends
+//! only on the policy and the request, and contains the rule that decided. The module `text` parses the file. This
+//! module does not read the clock and does no IO.
 //!
-//! Of the matching rules, the one with the highest priority decides, and among rules of equal priority the last. If no
-//! rule matches, the policy denies.
+//! Of the matching rules, the rule with the highest priority decides. Among rules of equal priority, the last one in
+//! the file decides. If no rule matches, the policy denies.
 
 mod asker;
 mod compile;
+pub mod delegation;
 pub mod diff;
 mod expectation;
 mod explain;
@@ -28,12 +29,13 @@ pub use expectation::{Expectation, Failure, Outcome};
 pub use explain::{Explanation, place, service};
 pub use request::{Request, Subject};
 pub use scope::Scope;
-pub use text::{MOST_TEXT, name_is_valid};
+pub use text::{MOST_TEXT, name_is_valid, parse_service};
 pub use trace::{Reason, Trace};
 pub use window::{When, instant, written};
 
 use crate::document::Faults;
 use crate::model;
+use delegation::{Consented, Delegation};
 use index::Index;
 use ipnet::IpNet;
 use spans::Spans;
@@ -48,9 +50,11 @@ use wire::{Carrier, Destination, Suite};
 pub struct Policy {
     groups: Arc<BTreeMap<String, BTreeSet<String>>>,
     receivers: Vec<Receiver>,
-    /// The receivers by name.
+    /// Indices of the receivers, by name.
     names: BTreeMap<String, usize>,
     rules: Vec<Rule>,
+    /// Rights to decide for receivers of this policy. Virtual networks have none.
+    delegations: Vec<Delegation>,
     expectations: Vec<Expectation>,
     index: Index,
     /// The policies for the receivers of virtual networks, by the network's name.
@@ -64,7 +68,7 @@ pub struct Receiver {
     pub name: String,
     /// Addresses and networks of the receiver, host bits cleared.
     pub prefixes: Vec<IpNet>,
-    /// Services that are protected at these addresses.
+    /// Services that are protected at the receiver's addresses.
     pub services: Vec<model::Service>,
     /// The id of the verifier in front of the receiver; empty in a virtual network, whose paths have several verifiers.
     pub verifier: String,
@@ -95,7 +99,7 @@ pub struct Rule {
     pub who: Vec<Who>,
     /// Receivers to which the rule applies, as indices into the policy's receivers.
     to: Vec<usize>,
-    /// Times at which the rule holds.
+    /// Times at which the rule applies.
     pub when: When,
     /// Terms of the grants that the rule allows.
     pub terms: Terms,
@@ -111,7 +115,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// Returns the priority of rules that state none, chosen so that deny wins over allow.
+    /// Returns the default priority of rules with this action. The default of deny is higher than that of allow.
     pub const fn default_priority(self) -> u16 {
         match self {
             Self::Allow => 100,
@@ -150,7 +154,7 @@ pub enum Granularity {
 /// Suite of a grant's tokens (wire.md §1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantSuite {
-    /// A MAC over destination and time.
+    /// The MAC of this suite over destination and time.
     Mac(Suite),
     /// The published scheme, in which a token opens every service behind the verifier.
     Sha224,
@@ -228,14 +232,17 @@ pub struct Permit<'p> {
     pub receiver: &'p Receiver,
     /// The rule that allows the sender to send.
     pub rule: &'p Rule,
-    /// The rule's terms, with one exception: if a token of the rule's suite would open more than the policy allows, the
-    /// terms have another suite.
+    /// The rule's terms, with one exception: if a token of the rule's suite would admit the sender to more than the
+    /// policy allows, the terms have another suite.
     pub terms: Terms,
     /// Destinations that a grant is allowed to cover.
     pub scope: Scope,
-    /// The next time, if any, at which the policy's decision about a part of `scope` can change. The grant must end by
-    /// then.
+    /// The next time at which the policy's decision about a part of `scope` can change; `None` if it never changes. The
+    /// grant must end by then.
     pub until: Option<u64>,
+    /// The consent that allows the request, if no rule of the policy allows it. In this case, `rule` is the rule of the
+    /// delegation.
+    pub consent: Option<Consented>,
 }
 
 impl Policy {
@@ -253,7 +260,8 @@ impl Policy {
     #[must_use]
     pub fn in_file(mut self, name: &str) -> Self {
         let parts = self.networks.values_mut().flat_map(|part| &mut part.rules);
-        self.rules.iter_mut().chain(parts).for_each(|rule| rule.label = rule.label_in(name));
+        let delegated = self.delegations.iter_mut().map(|delegation| &mut delegation.rule);
+        self.rules.iter_mut().chain(parts).chain(delegated).for_each(|rule| rule.label = rule.label_in(name));
         self
     }
 
@@ -287,7 +295,7 @@ impl Policy {
         }
     }
 
-    /// Returns the first time after `after` at which some rule begins or ceases to apply; `None` if there is none.
+    /// Returns the first time after `after` at which a rule begins or ceases to apply; `None` if there is no such time.
     pub fn next_change(&self, after: u64) -> Option<u64> {
         self.rules.iter().filter_map(|rule| rule.when.next_change(after)).min()
     }
@@ -312,9 +320,10 @@ impl Policy {
         &self.receivers
     }
 
-    /// Returns the class of the rule with this label, or 0 if there is no such rule.
+    /// Returns the class of the rule or consent with this label, or 0 if there is none.
     pub fn class_of(&self, label: &str) -> u8 {
-        self.rules.iter().find(|rule| *rule.label == *label).map_or(0, |rule| rule.terms.class)
+        let of_rule = self.rules.iter().find(|rule| *rule.label == *label).map(|rule| rule.terms.class);
+        of_rule.or_else(|| self.class_by_consent(label)).unwrap_or(0)
     }
 
     /// Returns all rules in the order of the policy file.
@@ -335,10 +344,15 @@ impl Policy {
             Who::Person(person) => Some(person.as_str()),
             _ => None,
         });
-        self.groups.values().flatten().map(String::as_str).chain(named).collect()
+        let delegated = self.delegations.iter().flat_map(|of| of.who().iter().chain(&of.delegates));
+        let delegated = delegated.filter_map(|who| match who {
+            Who::Person(person) => Some(person.as_str()),
+            _ => None,
+        });
+        self.groups.values().flatten().map(String::as_str).chain(named).chain(delegated).collect()
     }
 
-    /// Returns the addresses and ports at which a verifier accepts sealed tunnels: at most one for each address family.
+    /// Returns the addresses and ports at which a verifier accepts sealed tunnels, at most one for each address family.
     pub fn tunnels_of(&self, verifier: &str) -> Vec<SocketAddr> {
         let receiver = self.receivers.iter().find(|receiver| receiver.tunnel && receiver.verifier == verifier);
         let ends = receiver.into_iter().flat_map(|receiver| {
@@ -358,7 +372,7 @@ impl Policy {
         self.groups.contains_key(group)
     }
 
-    /// Reports whether the subject is in a group, according to the policy or to the subject's login.
+    /// Reports whether the subject is in a group. The policy or the subject's login can name the group.
     pub fn is_in(&self, subject: &Subject<'_>, group: &str) -> bool {
         subject.groups.iter().any(|own| own == group)
             || self.groups.get(group).is_some_and(|members| members.contains(subject.person))
@@ -451,7 +465,7 @@ pub(crate) fn normal(to: &Destination) -> Destination {
     Destination { port: if has_ports(to.protocol) { to.port } else { 0 }, ..*to }
 }
 
-/// Returns the prefix with host bits cleared, as used in the computation of the grant's key.
+/// Returns the prefix with host bits cleared. The computation of the grant's key needs the prefix in this form.
 pub(crate) fn masked(prefix: IpNet) -> IpNet {
     IpNet::new(mask(prefix.addr(), prefix.prefix_len()), prefix.prefix_len()).unwrap_or(prefix)
 }

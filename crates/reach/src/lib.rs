@@ -17,6 +17,7 @@
 //! A token never goes to an address that the person's authority does not list as protected, because an application
 //! there would read the token. If a connection fails, [`Error`] says why.
 
+pub mod access;
 pub mod agent;
 mod datagrams;
 mod error;

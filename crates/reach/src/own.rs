@@ -4,9 +4,9 @@
 use crate::folder::{Places, Store};
 use crate::login::{self, LoggedIn, Pending, refused, refused_by};
 use crate::protocol::{
-    Call, Discovered, Finding, Grant, Reply, Request, Rung, RungState, Standing, Status,
+    AccessCall, Call, Discovered, Finding, Grant, Reply, Request, Rung, RungState, Standing, Status,
 };
-use crate::{Error, Session, protocol, resolver};
+use crate::{Error, Session, access, protocol, resolver};
 use api::{Callback, LoginOutcome};
 use client::Authority;
 use engine::agent::{Clock, Consent};
@@ -97,6 +97,7 @@ impl OwnSession {
             Call::Status => self.status().await,
             Call::Discover { domain } => discover(domain.as_deref()).await,
             Call::Grants => self.grants(),
+            Call::Access(call) => self.access(call).await,
             Call::Explain { address, protocol, port } => self.explain(address, protocol, port).await,
             // A client without root has no other way than the packet itself.
             Call::Rungs { .. } => Reply::Rungs {
@@ -237,6 +238,18 @@ impl OwnSession {
             now,
             own: Some(self.dir.clone()),
         }))
+    }
+
+    async fn access(&self, call: AccessCall) -> Reply {
+        let kept = match self.store().load() {
+            Ok(Some(kept)) => kept,
+            Ok(None) => return refused("not_logged_in", "not logged in: run `vouchsafe login`".to_owned()),
+            Err(error) => return refused("broken", error.to_string()),
+        };
+        match kept.caller() {
+            Ok(authority) => access::call(&authority, call).await,
+            Err(error) => refused_by(&error),
+        }
     }
 
     fn grants(&self) -> Reply {

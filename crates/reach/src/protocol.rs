@@ -15,7 +15,7 @@
 //! ```
 
 use crate::organisation::{DEFAULT_ORGANISATION, OrganisationName};
-use api::{Callback, LoginMethods, ServiceKey};
+use api::{AccessList, Callback, LoginMethods, ServiceKey};
 use engine::agent::{Consent, GrantView, consent::ConsentRule};
 use engine::model::{Receiver, Target};
 use ipnet::IpNet;
@@ -149,6 +149,34 @@ pub enum Call {
         /// The destination port.
         port: u16,
     },
+    /// Ask for access to a receiver, or list or withdraw such requests.
+    Access(AccessCall),
+}
+
+/// A call about requests for access to receivers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "access", rename_all = "snake_case")]
+pub enum AccessCall {
+    /// Ask for access.
+    Ask {
+        /// Name of the receiver.
+        receiver: String,
+        /// The services, such as `tcp/22`; all for which the person may ask if empty.
+        #[serde(default)]
+        services: Vec<String>,
+        /// The number of seconds for which the person wants access.
+        lifetime: Option<u32>,
+        /// The reason, for the person who decides.
+        #[serde(default)]
+        reason: String,
+    },
+    /// List the person's requests, and the receivers for which the person can ask.
+    List,
+    /// Withdraw a request, or the consent that answered it.
+    Withdraw {
+        /// The number of the request.
+        id: String,
+    },
 }
 
 /// How a person logs in with an identity provider.
@@ -242,6 +270,8 @@ pub enum Reply {
         /// The authority's time, Unix seconds.
         now: u64,
     },
+    /// Answer to [`AccessCall::List`].
+    Access(AccessList),
     /// Answer to [`Call::Explain`]: the outcome for the first packet.
     Standing(Standing),
     /// Answer to [`Call::Rungs`].
@@ -255,6 +285,7 @@ pub enum Reply {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rung {
     /// `packet`: the packet itself carries the token. `fast_open`: the packet carries it by the carrier `fast_open`.
+    /// `tcp_in_udp`: the packet travels as a datagram, by the carrier `tcp_in_udp`.
     /// `tunnel`: the packet travels in the sealed tunnel to the verifier.
     pub name: String,
     /// The state of the rung in this network.

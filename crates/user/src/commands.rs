@@ -1,6 +1,7 @@
 //! Commands that query or change the user's session and grants. They parse arguments and print answers. The agent does
 //! the work. If no agent runs, the user's own session does it.
 
+mod access;
 mod discover;
 mod login;
 mod ping;
@@ -46,6 +47,9 @@ pub enum SessionCommand {
     /// Manage your grants, and the destinations that your identity may go to
     #[command(subcommand)]
     Grants(GrantsCommand),
+    /// Ask for access to receivers for which somebody else decides
+    #[command(subcommand)]
+    Access(access::AccessCommand),
     /// Show step by step what happens to a first packet
     Ping(ping::PingArguments),
 }
@@ -102,6 +106,7 @@ pub async fn run(command: SessionCommand) -> Result<ExitCode> {
         SessionCommand::Discover(arguments) => discover::run(arguments).await,
         SessionCommand::Status(arguments) => status(arguments).await,
         SessionCommand::Grants(command) => grants(command).await,
+        SessionCommand::Access(command) => access::run(command).await,
         SessionCommand::Ping(arguments) => ping::run(arguments).await,
     }
 }
@@ -121,6 +126,7 @@ pub async fn run_at_agent(mut command: SessionCommand) -> Result<ExitCode> {
         SessionCommand::Grants(
             GrantsCommand::Allow(arguments) | GrantsCommand::Deny(arguments) | GrantsCommand::Forget(arguments),
         ) => &mut arguments.at,
+        SessionCommand::Access(command) => command.at(),
         SessionCommand::Ping(arguments) => &mut arguments.at,
     };
     at.agent_only();

@@ -1,4 +1,5 @@
-//! The console's pages with real content, opened in a real browser and checked by axe-core.
+//! The console's pages with real content, opened in a real browser and checked by axe-core (a program that finds
+//! obstacles for people with disabilities).
 //!
 //! A new page needs a line in [`PAGES`]: the tests then check it with axe-core, walk it by keyboard, and take its
 //! picture.
@@ -20,7 +21,7 @@ use serde_json::{Value, json};
 use crate::approval;
 use crate::driver::{Browser, NAME};
 
-/// The user who looks at a page.
+/// The user who opens a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     /// A visitor who is not logged in.
@@ -53,10 +54,12 @@ pub const PAGES: &[Page] = &[
     page("devices", "/console/devices", Who::Person),
     page("this-device", "/console/network", Who::Person),
     page("grants", "/console/grants", Who::Person),
+    page("access", "/console/access", Who::Person),
     page("identity", "/console/identity", Who::Person),
     page("sessions", "/console/sessions", Who::Person),
     page("security", "/console/security", Who::Person),
     page("second-factor", "/console/security/factor", Who::Person),
+    page("access-requests", "/console/access/requests", Who::Administrator),
     page("administration", "/console/admin", Who::Administrator),
     page("live-flows", "/console/admin/flows", Who::Administrator),
     page("drops", "/console/admin/drops?span=quarter", Who::Administrator),
@@ -77,6 +80,14 @@ const KNOCK: Duration = Duration::from_millis(500);
 pub const PERSON: &str = "ben";
 /// An account that is an administrator.
 pub const ADMINISTRATOR: &str = "olga";
+
+/// Returns a part of a policy by which [`ADMINISTRATOR`] decides whether [`PERSON`] may reach a receiver.
+pub fn delegation(receiver: &str) -> String {
+    format!(
+        "\n[[delegations]]\nname = \"{receiver}\"\nto = \"{receiver}\"\ndelegates = \"person:{ADMINISTRATOR}\"\n\
+         who = \"person:{PERSON}\"\nlifetime_max = \"30d\"\n"
+    )
+}
 
 /// An organisation with a console, accounts, an identity provider, a verifier and an agent. Fields are declared in the
 /// order in which they are dropped.
@@ -103,6 +114,7 @@ impl Scene {
         let network = Network::new(Way::Nat)?;
         let services = Services::start(&network)?;
         let policy = policy("5m").replace("staff = [\"alice\"]", &format!("staff = [\"{PERSON}\"]"));
+        let policy = policy + &delegation("dark");
         let console = format!(
             "\n[console]\nurl = \"{}\"\nadministrators = [\"person:{ADMINISTRATOR}\", \"group:operators\"]\n",
             url()
@@ -117,6 +129,8 @@ impl Scene {
         let verifier = Verifier::start(&network.server, &authority)?;
         let agent = Agent::start(&network.alice)?;
         agent.login(&authority, PERSON)?;
+        let (asked, said) = agent.access("ask", &["dark", "--service", "tcp/7", "--reason", "to look at the logs"])?;
+        ensure!(asked, "the person can't ask for access: {said}");
         let echo: SocketAddr = format!("{FRONT4}:{ECHO}").parse()?;
         let flow = call(&network.alice, echo, SOON).context("the person may use the front")?;
         // A connection attempt without a grant, so that the picture of the drops page is not empty.
@@ -142,7 +156,7 @@ impl Scene {
         }
     }
 
-    /// Opens a page and checks that the browser was not redirected and that the page shows no alert.
+    /// Opens a page. Checks that the browser was not redirected and that the page shows no alert.
     pub fn open(&self, browser: &Browser<'_>, page: &Page) -> Result<()> {
         browser.open(&format!("{}{}", url(), page.path))?;
         let at = browser.url()?;
@@ -295,7 +309,8 @@ pub fn faults(browser: &Browser<'_>) -> Result<Vec<String>> {
     Ok(lines.collect())
 }
 
-/// Walks a page with the Tab key; returns the controls that were not reached or show no sign of having the focus.
+/// Walks a page with the Tab key. Returns the controls that the walk did not reach, and those that show no sign of
+/// having the focus.
 pub fn out_of_reach(browser: &Browser<'_>) -> Result<Vec<String>> {
     let usable = "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']";
     let count = format!(

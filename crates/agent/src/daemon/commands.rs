@@ -13,7 +13,7 @@ use engine::agent::{self, Subject};
 use engine::model::Target;
 use reach::login::refused;
 use reach::organisation::OrganisationName;
-use reach::protocol::{Call, Grant, Interface, Reply, Session, Standing, Status};
+use reach::protocol::{AccessCall, Call, Grant, Interface, Reply, Session, Standing, Status};
 
 use std::collections::BTreeMap;
 use tokio::sync::oneshot;
@@ -46,6 +46,7 @@ impl Daemon {
                 let to = Destination { address: address.to_canonical(), protocol, port };
                 Reply::Rungs { rungs: self.rungs(subject, to) }
             }
+            Call::Access(call) => return self.access(subject, call, reply),
             Call::Discover { domain } => return self.discover(domain.as_deref(), reply),
             Call::Status => self.status(uid),
             Call::Grants => Reply::Grants {
@@ -58,6 +59,18 @@ impl Daemon {
             Call::Treat { process, treatment } => self.treat(uid, process, &treatment),
         };
         let _ = reply.send(answer);
+    }
+
+    /// Passes a call about requests for access on to the user's authority.
+    fn access(&self, subject: Subject, call: AccessCall, reply: oneshot::Sender<Reply>) {
+        let Some(connection) = self.connections.get(&subject) else {
+            drop(reply.send(refused("not_logged_in", "nobody is logged in: run `vouchsafe login`".to_owned())));
+            return;
+        };
+        let authority = connection.authority.clone();
+        tokio::spawn(async move {
+            let _ = reply.send(reach::access::call(&authority, call).await);
+        });
     }
 
     /// Returns a user's grants of all organisations. Their times are by the clock of the default organisation's authority.

@@ -1,6 +1,7 @@
 //! `vouchsafe authority …`: parses the arguments and prints the results. The modules `admin` and `http::server` do the
 //! work.
 
+mod access;
 mod audit;
 mod cluster;
 mod dns;
@@ -49,7 +50,7 @@ impl At {
     }
 }
 
-/// Options of a command that prints a list.
+/// Options of every command that prints a list.
 #[derive(Args, Debug)]
 pub struct List {
     /// The authority's directory
@@ -129,6 +130,9 @@ pub enum AuthorityCommand {
     /// List and reset people's scores, which applications lower by complaints
     #[command(subcommand)]
     Score(score::ScoreCommand),
+    /// List requests for access and consents, and withdraw them
+    #[command(subcommand)]
+    Access(access::AccessCommand),
     /// List the path segments in force: those that the running server issued and that have neither ended nor been
     /// withdrawn
     Segments(segments::SegmentsArgs),
@@ -325,7 +329,7 @@ impl Password {
 /// Runs `command`. Returns exit code 1 if `command` is a query and the answer is no.
 ///
 /// # Errors
-/// The command could not be carried out; the caller then exits with code 2.
+/// Fails if the command could not be carried out; the caller then exits with code 2.
 pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
     match command {
         AuthorityCommand::Init { at, names, listen } => init(&at, names, listen)?,
@@ -356,6 +360,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
                 texts.map(Clone::clone).to_vec()
             })?;
         }
+        AuthorityCommand::Access(command) => return access::run(command).await,
         AuthorityCommand::Score(command) => return score::run(command).await,
         AuthorityCommand::Segments(arguments) => return segments::run(arguments).await,
         AuthorityCommand::Backup { at, file } => {
@@ -438,7 +443,8 @@ async fn revoke(at: &At, which: &Which) -> Result<ExitCode> {
             }
             Which::Person(person) | Which::OwnGrant(person, _) => {
                 println!(
-                    "no person or service {person}: `vouchsafe authority user list` and `service list` list the accounts"
+                    "no person or service {person}: `vouchsafe authority user list` and `service list` list the \
+                     accounts"
                 );
             }
             Which::Session(_) => {
@@ -456,7 +462,7 @@ async fn revoke(at: &At, which: &Which) -> Result<ExitCode> {
     } else {
         println!(
             "{grants} revoked, but the authority is not running: verifiers receive the revocation when it starts. \
-             Until then the grants stay valid until they expire, and flows continue"
+             Until then, unexpired grants stay valid, and flows continue"
         );
     }
     Ok(ExitCode::SUCCESS)

@@ -1,5 +1,5 @@
-//! The frame of every page (head, skip link, navigation, the line that reports the last action), and parts that pages
-//! share: times, action buttons.
+//! The frame of every page (head, skip link, navigation, and the line that reports the last action), and parts that
+//! several pages use: times and action buttons.
 
 use super::ROOT;
 use super::assets::{SCRIPT, STYLE};
@@ -44,6 +44,7 @@ impl Area {
                 ("/devices", "Devices"),
                 ("/network", "This device"),
                 ("/grants", "Grants"),
+                ("/access", "Access"),
                 ("/identity", "Destinations"),
                 ("/sessions", "Sessions"),
                 ("/security", "Security"),
@@ -76,6 +77,11 @@ const DONE: &[(&str, &str)] = &[
         "passkey-removed",
         "The passkey is removed and can no longer be used to log in. Delete it from its device as well.",
     ),
+    ("access-asked", "The request is made. You see here what was decided."),
+    ("access-withdrawn", "Withdrawn. If you had access by it, the access has ended."),
+    ("access-allowed", "Allowed. The person's agents learn of it at once."),
+    ("access-refused", "Refused."),
+    ("consent-withdrawn", "The consent is withdrawn. Flows that rested on it are being cut."),
     ("device-in", "The key is on its way to your network's switch."),
     ("device-out", "This device is logged out, and its grants have ended."),
     ("device-renewed", "Another key is on its way to your network's switch."),

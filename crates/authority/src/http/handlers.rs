@@ -1,5 +1,6 @@
 //! The handlers of the HTTPS API (`api`), and the router that serves the API together with the console.
 
+mod access;
 mod complaints;
 mod state;
 
@@ -16,7 +17,7 @@ use crate::http::turns::RequestQueue;
 use crate::keys::Keyring;
 use crate::leases::Leases;
 use crate::login::{self, Attempt, PasswordCheck, Provider, SessionManager, Sessions, credentials};
-use crate::policy::PolicyInForce;
+use crate::policy::{ConsentTable, PolicyInForce};
 use crate::push::events::Push;
 use crate::push::reports::Reports;
 use crate::push::verifiers::Verifiers;
@@ -89,6 +90,7 @@ pub fn routes() -> OpenApiRouter<Arc<Authority>> {
         .routes(routes!(acknowledge).layer(DefaultBodyLimit::max(HANDLES_LIMIT)))
         .routes(routes!(report).layer(DefaultBodyLimit::max(REPORT_LIMIT)))
         .routes(routes!(explain))
+        .merge(access::routes())
         .merge(complaints::routes())
         .merge(state::routes())
 }
@@ -131,7 +133,7 @@ async fn login_by_password(
 /// Checks the name that a person gives a device.
 ///
 /// # Errors
-/// The name is not 1 to 64 printable characters.
+/// Fails if the name is not 1 to 64 printable characters.
 pub(crate) fn check_device(device: &str) -> Result<(), Problem> {
     if device.is_empty() || device.chars().count() > 64 || device.contains(char::is_control) {
         return Err(Problem::Malformed("a device's name must have 1 to 64 printable characters".into()));
@@ -184,11 +186,12 @@ async fn logout(
 async fn destinations(
     Part(queue): Part<RequestQueue>,
     Part(policy): Part<PolicyInForce>,
+    Part(consents): Part<ConsentTable>,
     Part(members): Part<Members>,
     caller: SessionCaller,
 ) -> Authorized<Destinations> {
     let _turn = queue.turn(&caller.session.person).await;
-    let (subject, now) = (caller.session.subject(caller.peer.address), now());
+    let (subject, now, consents) = (caller.session.subject(caller.peer.address), now(), consents.current());
     let reachable = |policy: &Policy| {
         let receivers = policy.destinations(&subject, now);
         let demanded = receivers.iter().filter_map(|receiver| {
@@ -200,7 +203,9 @@ async fn destinations(
         let closed = policy.closed(&subject, now);
         let closed = convert::receivers(closed.iter().flat_map(|receiver| receiver.entries()));
         let sealed = SealedDestinations { demanded: demanded.collect(), closed, tunnels };
-        (convert::receivers(receivers.iter().flat_map(|receiver| receiver.entries())), sealed)
+        let consented = policy.consented(&subject, &consents, now).into_iter();
+        let consented = consented.filter(|own| receivers.iter().all(|receiver| receiver.name != own.name));
+        (convert::receivers(receivers.iter().flat_map(|receiver| receiver.entries()).chain(consented)), sealed)
     };
     let (destinations, sealed) = policy.with(reachable).await;
     Ok(Json(Destinations { destinations, sealed, authorities: members.authorities(), now }))
@@ -539,6 +544,7 @@ async fn report(
 async fn explain(
     Part(storage): Part<Storage>,
     Part(policy): Part<PolicyInForce>,
+    Part(consents): Part<ConsentTable>,
     Part(queue): Part<RequestQueue>,
     caller: VerifierCaller,
     Body(request): Body<ExplainRequest>,
@@ -562,7 +568,7 @@ async fn explain(
     if !policy.policy().receivers().iter().any(is_own) {
         return Err(Problem::NotFound("receiver of this verifier"));
     }
-    let explanation = policy.decide(&request).explain(&request);
+    let explanation = policy.decide_with(&request, &consents.current()).explain(&request);
     Ok(Json(PersonExplanation { explanation: convert::explanation(explanation), taken }))
 }
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// The reason why a call fails.
 pub enum Problem {
-    /// The body, the query or the path is malformed; with a message for the caller.
+    /// The body, the query or the path of the request is malformed. The text is a message for the caller.
     Malformed(String),
     /// The body exceeds the API's limit.
     TooLarge,
@@ -22,7 +22,8 @@ pub enum Problem {
     TooSlow,
     /// The bearer token is missing or no longer valid.
     NotLoggedIn,
-    /// A verifier's call came with a session's token, or a session's call with a verifier's.
+    /// The token does not fit the call: a session's token with a verifier's call, or a verifier's token with a
+    /// session's call.
     WrongCaller,
     /// The name or the password is wrong; the answer does not distinguish the two.
     WrongPassword,
@@ -43,7 +44,8 @@ pub enum Problem {
     NoBrowserLogin,
     /// The person denied the login.
     LoginDenied,
-    /// The identity provider refused the person, or its answer failed verification; with a message for the person.
+    /// The identity provider refused the person, or its answer failed verification. The text is a message for the
+    /// person.
     ProviderRefused(String),
     /// The identity provider can't be reached or does not work.
     ProviderUnavailable(anyhow::Error),
@@ -51,32 +53,38 @@ pub enum Problem {
     WrongAssertion,
     /// The enrolment code is wrong, used or expired.
     WrongCode,
-    /// The policy denies the request; with the explanation and the problem's type.
+    /// The policy denies the request. Contains the explanation and the problem's type.
     Denied(Explanation, &'static str),
     /// The policy allows the request, but the person withholds their identity from the destination.
     Withheld(Preference),
     /// The policy allows the request, but no grant can be issued.
     CantIssue(engine::issuing::grant::IssueError),
-    /// No path segment can be issued, whether or not the policy allows the request; with a message for the caller.
+    /// No path segment can be issued, whether or not the policy allows the request. The text is a message for the
+    /// caller.
     NoSegment(String),
-    /// The device has another address than at its login, so it may be in another network; with the address at login.
+    /// The device's address differs from its address at login, so the device may be in another network. Contains the
+    /// address at login.
     Moved(IpAddr),
+    /// A request for access, or a decision about one, cannot be taken: status, type and a message for the caller.
+    Access(StatusCode, &'static str, String),
     /// The item does not exist. The text names the kind of item after "no such".
     NotFound(&'static str),
     /// The path exists, but not with this method.
     WrongMethod,
-    /// There were too many attempts; with the time to wait.
+    /// There were too many attempts. Contains the time to wait.
     TooMany(Duration),
-    /// The session or account has too many live grants; with the time until one ends.
+    /// The session or account has too many live grants. Contains the time until one of them ends.
     TooManyGrants(Duration),
     /// The form did not come from a page of the console in the same browser session.
     WrongForm,
     /// The page is for administrators only.
     NotAdministrator,
-    /// The limit on concurrent operations of this kind is reached. The text names them after "too many".
+    /// The limit on concurrent operations of this kind is reached. The text names the operations, and follows "too
+    /// many" in the message.
     Busy(&'static str),
-    /// This member of a cluster has no contact with a majority of etcd, and has not done what was asked. Another member
-    /// possibly can. The log and `cluster status` have the reason, which is not for strangers.
+    /// This member of a cluster has no contact with a majority of etcd, and has not carried out the call. Another
+    /// member possibly can. The log and `cluster status` show the reason; the response does not, because strangers can
+    /// read it.
     NoMajority,
     /// An internal error of the authority.
     Internal(anyhow::Error),
@@ -125,6 +133,7 @@ impl Problem {
                 let title = format!("you chose at the console that your identity must not go to {target}");
                 return (S::FORBIDDEN, "withheld", title);
             }
+            Self::Access(status, kind, why) => return (*status, kind, why.clone()),
             Self::CantIssue(error) => return (S::FORBIDDEN, "cant_issue", error.to_string()),
             Self::NoSegment(why) => return (S::FORBIDDEN, "no_segment", why.clone()),
             Self::Moved(before) => return (S::CONFLICT, "moved", moved(*before)),
@@ -193,8 +202,8 @@ impl Problem {
             Self::NoMajority => (
                 S::SERVICE_UNAVAILABLE,
                 api::Problem::NO_MAJORITY,
-                "this member of the cluster has no contact with a majority, and has changed nothing: try again, or at \
-                 another member",
+                "this member of the cluster has no contact with a majority, and has not carried out the call: try \
+                 again, or call another member",
             ),
             Self::WrongMethod => (S::METHOD_NOT_ALLOWED, "wrong_method", "this method is not allowed here"),
             Self::Internal(_) => (S::INTERNAL_SERVER_ERROR, "internal", "internal error: see the authority's log"),
@@ -203,11 +212,12 @@ impl Problem {
     }
 }
 
-/// Says why a device that has moved gets no key, and what its person can do.
+/// Explains why a device whose address has changed gets no key, and what the person can do.
 pub fn moved(before: IpAddr) -> String {
     format!(
-        "this device was logged in at the address {before} and has another one now, so it may be in another network. Keys \
-         travel in clear, so no key was sent. If you trust this network, log the device out and log it in again"
+        "this device was logged in at the address {before} and has another address now, so it may be in another \
+        network. Keys travel in clear, so no key was sent. If you trust this network, log the device out and log it in \
+        again"
     )
 }
 

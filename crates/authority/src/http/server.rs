@@ -43,8 +43,8 @@ impl Server {
     /// Starts the authority of `directory`. `listen` replaces the configured listen address of the API.
     ///
     /// # Errors
-    /// A server is already running in the directory, a file in it cannot be read or is not valid, or an address cannot
-    /// be bound.
+    /// Fails if a server is already running in the directory, a file in it cannot be read or is not valid, or an
+    /// address cannot be bound.
     pub async fn start(directory: Directory, listen: Option<SocketAddr>) -> Result<Self> {
         let lock = directory.lock()?;
         let tls = tls::server_config(&directory.certificate(), &directory.certificate_key())?;
@@ -135,8 +135,8 @@ impl Server {
         }
     }
 
-    /// Stops the server: sends the endpoints of a member to another one, closes all connections, writes the last audit
-    /// entries, and releases the directory.
+    /// Stops the server: tells the endpoints of a cluster's member to change to another member, closes all connections,
+    /// writes the last audit entries, and releases the directory.
     pub async fn stop(mut self) {
         self.hand_over().await;
         self.tasks.shutdown().await;
@@ -271,6 +271,7 @@ async fn keep_house(authority: Arc<Authority>) -> Result<()> {
             authority.audit.settle_refusals(now() / 60).await?;
             authority.enforcer.follow_time().await?;
             authority.scores.follow_time().await?;
+            authority.access.follow_time().await?;
             if pruned.elapsed() >= PRUNE {
                 pruned = tokio::time::Instant::now();
                 authority.prune().await?;

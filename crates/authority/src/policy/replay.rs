@@ -1,8 +1,10 @@
-//! Replay: a draft of a policy decides recent requests again, both granted and refused ones. A person's devices have
-//! their current tags, not those at the time of the request.
+//! Replay: a draft of a policy decides recent requests again, both granted and refused ones. The decision uses the
+//! present tags of a person's devices, not the tags at the time of the request. Consents count as they were at
+//! that time, within the delegations of the draft.
 
 use crate::storage::{Database, GrantEntry};
 use anyhow::Result;
+use engine::policy::delegation::Consents;
 use engine::policy::{Compiled, Decision, Outcome, Request, Subject, place};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -23,7 +25,7 @@ pub struct Replay {
     pub treated: Vec<Case>,
 }
 
-/// Requests of one person and device for one destination that the draft decides for the same reason.
+/// Requests of one person and device for one destination. The draft decides all of them for the same reason.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Case {
     /// The person who made the requests.
@@ -40,23 +42,36 @@ pub struct Case {
     pub why: String,
 }
 
+/// A draft, and the consents of the time that is decided again.
+struct Draft<'a> {
+    policy: &'a Compiled,
+    consents: Consents,
+}
+
+impl Draft<'_> {
+    fn decide(&self, request: &Request<'_>) -> Decision<'_> {
+        self.policy.decide_with(request, &self.consents)
+    }
+}
+
 type Cases = BTreeMap<(String, String, String, String), (usize, u64)>;
 
 impl Replay {
     /// Lets `draft` decide the requests since the time `since`, in Unix seconds.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn of(draft: &Compiled, database: &Database, since: u64) -> Result<Self> {
         let (grants, refusals) = (database.grants_since(since)?, database.refusals(since)?);
+        let draft = Draft { policy: draft, consents: database.consents_since(since)? };
         let (mut refused, mut allowed, mut treated) = (Cases::new(), Cases::new(), Cases::new());
         for grant in &grants {
             let to = Destination { address: grant.address, protocol: grant.protocol, port: grant.port };
-            note(draft, grant.subject(), &grant.device, to, grant.issued, Outcome::Deny, &mut refused);
-            note_treatment(draft, grant, to, &mut treated);
+            note(&draft, grant.subject(), &grant.device, to, grant.issued, Outcome::Deny, &mut refused);
+            note_treatment(&draft, grant, to, &mut treated);
         }
         for refusal in &refusals {
-            note(draft, refusal.subject(), &refusal.device, refusal.to, refusal.time, Outcome::Allow, &mut allowed);
+            note(&draft, refusal.subject(), &refusal.device, refusal.to, refusal.time, Outcome::Allow, &mut allowed);
         }
         let [refused, allowed, treated] = [refused, allowed, treated].map(listed);
         Ok(Self { grants: grants.len(), refusals: refusals.len(), refused, allowed, treated })
@@ -66,7 +81,7 @@ impl Replay {
 /// Adds a request to `cases` if the draft decides it as `wanted`. A destination that the draft does not protect counts
 /// as allowed.
 fn note(
-    draft: &Compiled,
+    draft: &Draft<'_>,
     subject: Subject<'_>,
     device: &str,
     to: Destination,
@@ -87,7 +102,7 @@ fn note(
 }
 
 /// Adds a grant to `cases` if the draft would issue it with another treatment.
-fn note_treatment(draft: &Compiled, grant: &GrantEntry, to: Destination, cases: &mut Cases) {
+fn note_treatment(draft: &Draft<'_>, grant: &GrantEntry, to: Destination, cases: &mut Cases) {
     let request = Request { subject: grant.subject(), to, now: grant.issued };
     let decision = draft.decide(&request);
     let Decision::Allowed(permit) = &decision else { return };

@@ -27,6 +27,11 @@ impl Operator {
         Self(format!("{person} (console)"))
     }
 
+    /// Returns the operator for a person who makes a call in a session, not at the console.
+    pub(crate) fn in_session(person: &str) -> Self {
+        Self(person.to_owned())
+    }
+
     /// Returns the operator of this process: its user, or the user who became root by sudo.
     pub fn current() -> Self {
         let uid = nix::unistd::getuid();
@@ -190,8 +195,8 @@ pub struct AuditQuery {
     pub until: Option<u64>,
     /// Matches entries whose number is smaller than this number.
     pub before: Option<i64>,
-    /// Limits the search to this many entries, matching or not, so that a search for rare matches does not scan a whole
-    /// trail at once.
+    /// Maximum number of entries that the search reads, matching or not. This limit keeps a search for rare matches
+    /// from reading a whole trail at once.
     pub most: Option<NonZeroU32>,
 }
 
@@ -199,15 +204,15 @@ impl Database {
     /// Writes an event to its audit trail.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn audit(&mut self, event: &AuditEvent, now: u64) -> Result<()> {
         self.write_local(|transaction| event.write(transaction, now))
     }
 
-    /// Writes several events to their audit trails in one transaction.
+    /// Returns the key by which repeated events are counted: the event's name, person and source.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn audit_all(&mut self, events: &[AuditEvent], now: u64) -> Result<()> {
         self.write_local(|transaction| events.iter().try_for_each(|event| event.write(transaction, now)))
     }
@@ -215,7 +220,7 @@ impl Database {
     /// Returns the last `count` entries, oldest first; with `person`, only entries about this person.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn audit_entries(&self, person: Option<&str>, count: u32) -> Result<Vec<AuditEntry>> {
         let mut statement = self.connection.prepare(
             "SELECT * FROM (
@@ -232,7 +237,7 @@ impl Database {
     /// entry.
     ///
     /// # Errors
-    /// The database cannot be read, or `take` failed.
+    /// Fails if the database cannot be read, or `take` failed.
     pub fn find_audit_entries(
         &self,
         query: &AuditQuery,
@@ -271,7 +276,7 @@ impl Database {
     /// Returns the event names that occur among the latest 10 000 entries, sorted.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn audit_events(&self) -> Result<Vec<String>> {
         let mut statement = self.connection.prepare_cached(
             "SELECT DISTINCT event FROM (SELECT event FROM audit ORDER BY id DESC LIMIT 10000) ORDER BY event",
@@ -283,7 +288,7 @@ impl Database {
     /// Passes all entries with a number greater than `after` to `take`, oldest first.
     ///
     /// # Errors
-    /// The database cannot be read, or `take` failed.
+    /// Fails if the database cannot be read, or `take` failed.
     pub fn each_audit_entry(&self, after: i64, mut take: impl FnMut(AuditEntry) -> Result<()>) -> Result<()> {
         let mut statement = self.connection.prepare(
             "SELECT id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash

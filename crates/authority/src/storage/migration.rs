@@ -1,6 +1,6 @@
 //! Converts the database of an earlier version to the current format.
 
-use super::{SCHEMA_VERSION, holders, identities, leases, replica, scores};
+use super::{SCHEMA_VERSION, access, holders, identities, leases, replica, revocation, scores};
 use anyhow::{Context, Result, bail};
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use std::path::Path;
@@ -8,7 +8,8 @@ use std::path::Path;
 /// The earliest format that can be converted.
 const EARLIEST: i64 = 9;
 
-/// Checks the format of the database at `path` and converts an earlier one, completely or not at all.
+/// Checks the format of the database at `path`. Converts an earlier format to the current one, completely or not at
+/// all.
 pub(super) fn run(connection: &mut Connection, path: &Path) -> Result<()> {
     let shown = path.display();
     if version(connection)? == SCHEMA_VERSION {
@@ -48,6 +49,12 @@ pub(super) fn run(connection: &mut Connection, path: &Path) -> Result<()> {
         transaction
             .execute_batch(replica::SCHEMA)
             .with_context(|| format!("cannot convert {shown} from format {found} to 14"))?;
+    }
+    if found < 15 {
+        transaction
+            .execute_batch(revocation::RECHECKS)
+            .and_then(|()| transaction.execute_batch(access::SCHEMA))
+            .with_context(|| format!("cannot convert {shown} from format {found} to 15"))?;
     }
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     transaction.commit()?;

@@ -1,13 +1,13 @@
-//! Removal of the records that are stored under a person's name, so that the next owner of the name does not inherit
-//! them.
+//! Removal of the records under a person's name, so that a later owner of the name does not inherit them.
 
-use super::{devices, preferences, scores};
+use super::{access, devices, preferences, scores};
 use anyhow::Result;
 use rusqlite::Transaction;
 
-/// Deletes a person's devices with their tags, the person's choices, and the person's score.
+/// Deletes a person's devices with their tags, the person's choices, requests and consents, and the person's score.
 pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> {
     devices::forget(transaction, person)?;
     scores::forget(transaction, person)?;
+    access::forget(transaction, person)?;
     preferences::forget(transaction, person)
 }

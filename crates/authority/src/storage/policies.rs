@@ -1,5 +1,5 @@
-//! Policies that are or were in force, as numbered versions; and refused requests, which a draft of a policy can decide
-//! again.
+//! Policies that are or were in force, as numbered versions. Also refused requests, which a draft of a policy can
+//! decide again.
 
 use super::{AuditEvent, Database, Operator, devices, revocation};
 use anyhow::{Context, Result, bail};
@@ -54,8 +54,8 @@ pub struct PolicyChange {
     pub by: Option<Operator>,
     /// A summary of the policy, for the audit trail.
     pub summary: String,
-    /// The version that must be in force, if the operator has compared the change with it; `None` if this can be any
-    /// version.
+    /// The version that must be in force, because the operator has compared the change with it. `None` if any version
+    /// may be in force.
     pub after: Option<i64>,
 }
 
@@ -100,12 +100,11 @@ impl Refusal {
 
 impl Database {
     /// Records a policy, revokes the grants in `forbidden`, and calls `put` to write the policy's file. If one of these
-    /// steps fails, nothing is recorded or revoked. If there are more than 10 000 grants, further transactions follow.
-    /// Returns the version number. A policy with the text of the current
-    /// version keeps its number.
+    /// steps fails, nothing is recorded or revoked. If there are more than 10 000 grants, later transactions revoke the
+    /// rest. Returns the version number. A policy with the text of the current version keeps its number.
     ///
     /// # Errors
-    /// Another version than `after` is in force, `put` failed, or the database cannot be written.
+    /// Fails if another version than `after` is in force, `put` failed, or the database cannot be written.
     pub fn apply_policy(
         &mut self,
         change: &PolicyChange,
@@ -132,7 +131,7 @@ impl Database {
     /// Records the policy with which a server starts, unless it is the version that was recorded last.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn note_policy(&mut self, change: &PolicyChange, now: u64) -> Result<()> {
         let same = last(&self.connection)?.is_some_and(|(_, sha256)| sha256 == digest(&change.text));
         if same { Ok(()) } else { self.write(|transaction| record(transaction, change, now).map(|_| ())) }
@@ -141,7 +140,7 @@ impl Database {
     /// Returns all versions of the policy, newest first.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn policies(&self) -> Result<Vec<PolicyVersion>> {
         let mut statement = self
             .connection
@@ -161,7 +160,7 @@ impl Database {
     /// Returns the number of the version in force.
     ///
     /// # Errors
-    /// No version has been recorded, or the database cannot be read.
+    /// Fails if no version has been recorded, or the database cannot be read.
     pub fn policy_version(&self) -> Result<i64> {
         Ok(last(&self.connection)?.context("no policy has been in force yet")?.0)
     }
@@ -169,7 +168,7 @@ impl Database {
     /// Returns number and text of the version in force.
     ///
     /// # Errors
-    /// No version has been recorded, or the database cannot be read.
+    /// Fails if no version has been recorded, or the database cannot be read.
     pub fn policy_in_force(&self) -> Result<(i64, String)> {
         let version = self.policy_version()?;
         Ok((version, self.policy_text(version)?))
@@ -178,7 +177,7 @@ impl Database {
     /// Returns the text of a version of the policy.
     ///
     /// # Errors
-    /// There is no such version, or the database cannot be read.
+    /// Fails if there is no such version, or the database cannot be read.
     pub fn policy_text(&self, version: i64) -> Result<String> {
         let read = "SELECT text FROM policies WHERE version = ?1";
         let text = self.connection.query_row(read, [version], |row| row.get(0)).optional()?;
@@ -190,7 +189,7 @@ impl Database {
     /// Records a refused request. The tags of the device are not recorded.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn add_refusal(&mut self, refusal: &Refusal) -> Result<()> {
         let Refusal { time, person, device, source, to, .. } = refusal;
         self.write_local(|transaction| {
@@ -214,7 +213,7 @@ impl Database {
     /// Returns the refused requests since `since`, in Unix seconds, oldest first.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn refusals(&self, since: u64) -> Result<Vec<Refusal>> {
         let mut statement = self.connection.prepare(
             "SELECT time, person, device, source, address, protocol, port FROM refusals WHERE time >= ?1 ORDER BY id",
@@ -236,12 +235,17 @@ impl Database {
     }
 }
 
-/// Deletes refusals that are too old or too many.
+/// Deletes refusals that are too old, and the oldest ones if there are too many.
 pub(super) fn prune(transaction: &Transaction<'_>, now: i64) -> Result<()> {
     transaction.execute("DELETE FROM refusals WHERE time <= ?1", [now - REFUSALS_KEPT])?;
     let surplus = "DELETE FROM refusals WHERE id <= (SELECT id FROM refusals ORDER BY id DESC LIMIT 1 OFFSET ?1)";
     transaction.execute(surplus, [MOST_REFUSALS])?;
     Ok(())
+}
+
+/// Returns the number of the version that was recorded last; 0 if there is none.
+pub(super) fn version(connection: &Connection) -> Result<i64> {
+    Ok(last(connection)?.map_or(0, |(version, _)| version))
 }
 
 fn record(transaction: &Transaction<'_>, change: &PolicyChange, now: u64) -> Result<i64> {

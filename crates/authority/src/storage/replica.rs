@@ -2,9 +2,8 @@
 //! committed transactions through a log in etcd ([`Log`]).
 //!
 //! A transaction that changes replicated tables takes the cluster's turn, applies the entries that this member lacks,
-//! runs, appends the rows that it changed as the next entry, and commits. So there is one order of all transactions, and
-//! no transaction is committed that the log does not contain. A process takes the turn before SQLite's lock, always in
-//! this order.
+//! runs, appends the rows that it changed as the next entry, and commits. So all transactions have one order, and the
+//! log contains every committed transaction. A process always takes the turn first and SQLite's lock second.
 
 mod apply;
 mod capture;
@@ -30,12 +29,13 @@ use std::fmt;
 use std::time::{Duration, Instant};
 use wire::Handle;
 
-/// From format 14 on. `replica` has one row if the authority is a member of a cluster: the last entry that was applied
-/// with its id, and the last one that changed what decisions depend on. `applying` is 1 while entries of others are
-/// applied, which contain what triggers have done. `shared` has the files and settings that all members share.
+/// From format 14 on. `replica` has one row if the authority is a member of a cluster. It contains the last applied
+/// entry with its id, and the last entry that changed what decisions depend on. `applying` is 1 while entries of other
+/// members are applied: these entries already contain the effects of triggers. `shared` has the files and settings that
+/// all members share.
 ///
-/// `unannounced`, `untold` and `rechecks` are what this authority has to announce to its listeners, whoever made the
-/// change: triggers add to them. The counters in `recheck_marks` exist for the trigger.
+/// `unannounced`, `untold` and `rechecks` contain what this authority has to announce to its own listeners. Triggers
+/// fill them, whichever member made the change. The counters in `recheck_marks` exist for the trigger.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE replica (
     one INTEGER PRIMARY KEY CHECK (one = 1), cluster TEXT NOT NULL, member TEXT NOT NULL, applied INTEGER NOT NULL,
@@ -116,9 +116,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_m
 /// Error: the cluster cannot record a change now. Handlers answer with status 503.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unavailable {
-    /// The reason.
+    /// The reason why the cluster cannot record a change.
     pub why: String,
-    /// Whether the change was possibly recorded.
+    /// Whether the log may contain the change.
     pub maybe_done: bool,
 }
 
@@ -138,29 +138,30 @@ impl fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
-/// The changes of others in a member's database. Other processes of the same host count as others.
+/// The changes in a member's database that this process did not make. Other members or other processes on this host
+/// made them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// The number of the last entry that is reported; 0 if there is nothing to report.
+    /// The number of the last entry that these changes include; 0 if there are no changes.
     pub to: u64,
-    /// Whether anything may have changed, because a snapshot was applied.
+    /// Whether everything may have changed, because a snapshot was applied.
     pub whole: bool,
-    /// Whether something ended, or what decisions depend on changed.
+    /// Whether a change ended a grant or session, or changed what decisions depend on.
     pub urgent: bool,
-    /// Whether what decisions depend on changed.
+    /// Whether a change concerns what decisions depend on.
     pub decisive: bool,
     /// Whether another policy is in force.
     pub policy: bool,
     /// Whether the table `shared` changed.
     pub shared: bool,
-    /// Whether something changed that the server keeps in memory, or must announce.
+    /// Whether a change concerns data that the server keeps in memory or must announce.
     pub sessions: bool,
     /// The first handles of new grants.
     pub grants: Vec<Handle>,
 }
 
 impl Changes {
-    /// Reports whether there is nothing to report.
+    /// Reports whether there are no changes.
     pub fn is_empty(&self) -> bool {
         self.to == 0
     }
@@ -191,6 +192,7 @@ fn is_in_memory(block: &Block) -> bool {
     match block.table.as_str() {
         "sessions" | "verifiers" | "preferences" | "identities" | "device_tags" | "scores" | "recheck_marks" => true,
         "session_slots" => block.kind == Kind::Set && (sets("ended") || sets("told")),
+        "consent_changes" => true,
         _ => is_revocation(block),
     }
 }
@@ -240,17 +242,17 @@ impl Place {
     }
 }
 
-/// The part of an open database that makes it a member's.
+/// The part of an open database that exists only at a member of a cluster.
 pub(super) struct Replica {
     log: Log,
     recorder: Recorder,
-    /// Tells this open database from others in the key `turn`.
+    /// Identifies this open database in the key `turn`.
     holder: String,
     lease: Option<(i64, Instant)>,
     /// The number of the last entry whose changes this process knows.
     seen: u64,
     changes: Changes,
-    /// How many entries later than others this process uploads a snapshot.
+    /// Number of entries for which this process waits longer than others before it uploads a snapshot.
     patience: u64,
 }
 
@@ -340,7 +342,8 @@ impl Replica {
             Appended::Lost => {
                 *has_turn = false;
                 bail!(Unavailable::now(format!(
-                    "the transaction lost its turn: it took longer than {LEASE} s, or too long for a member that waited"
+                    "the transaction lost its turn: it took longer than {LEASE} s, or another member could not wait \
+                     any longer"
                 )));
             }
             Appended::Unknown(why) => {
@@ -359,7 +362,8 @@ impl Replica {
         Ok(())
     }
 
-    /// Runs a transaction that changes only tables of this member. It needs neither the turn nor etcd.
+    /// Runs a transaction that changes only tables that are not replicated. The transaction needs neither the turn nor
+    /// etcd.
     pub fn write_local<T>(
         &self,
         connection: &mut Connection,
@@ -377,7 +381,7 @@ impl Replica {
         Ok(done)
     }
 
-    /// Applies what others have recorded.
+    /// Applies the entries that other members have recorded.
     pub fn catch_up(&mut self, connection: &mut Connection) -> Result<()> {
         let head = self.log.read_head()?;
         self.follow(connection, &head)
@@ -428,7 +432,9 @@ impl Replica {
                 held = self.log.held_turn()?;
             }
             if Instant::now() >= deadline {
-                bail!(Unavailable::now("other members have had the cluster's turn all the time".into()));
+                bail!(Unavailable::now(
+                    "this member did not get the cluster's turn, because other members had it all the time".into()
+                ));
             }
         }
     }
@@ -459,7 +465,8 @@ impl Replica {
             if place.applied > head.number || place.applied == head.number && place.last != head.id {
                 bail!(Unavailable::now(format!(
                     "etcd's log ends with entry {}, but this member has entry {}: etcd was restored from an old backup. \
-                     docs/cluster.md says how to make a new cluster of the member that has the most; never join an older state",
+                     docs/cluster.md says how to make a new cluster of the member that has the most; never join an \
+                     older state",
                     head.number, place.applied
                 )));
             }
@@ -508,7 +515,7 @@ impl Database {
     /// Opens the database of a member of a cluster, as [`Self::open`] does. Does not wait for etcd.
     ///
     /// # Errors
-    /// The file cannot be opened, or does not belong to this member of this cluster.
+    /// Fails if the file cannot be opened, or does not belong to this member of this cluster.
     pub fn open_member(path: &std::path::Path, log: Log) -> Result<Self> {
         let mut database = Self::open_file(path)?;
         let found = membership(&database.connection)?;
@@ -517,23 +524,23 @@ impl Database {
         ensure!(
             is_own,
             "{} is not the database of member {member} of the cluster {cluster}: `vouchsafe authority cluster join` \
-             makes it so",
+             creates this database",
             path.display()
         );
         database.replica = Some(Replica::attach(&database.connection, log)?);
         Ok(database)
     }
 
-    /// Reports whether this database is open as that of a member of a cluster.
+    /// Reports whether this database is open as the database of a cluster's member.
     pub fn is_member(&self) -> bool {
         self.replica.is_some()
     }
 
-    /// Applies what other members have recorded, and returns what changed since the last call of this function or of
-    /// [`Self::take_changes`].
+    /// Applies the entries that other members have recorded. Returns the changes since the last call of this function
+    /// or of [`Self::take_changes`].
     ///
     /// # Errors
-    /// etcd has no majority, or the database cannot be written.
+    /// Fails if etcd has no majority, or the database cannot be written.
     pub fn catch_up(&mut self) -> Result<Changes> {
         if let Some(replica) = &mut self.replica {
             replica.catch_up(&mut self.connection)?;
@@ -541,12 +548,12 @@ impl Database {
         Ok(self.take_changes())
     }
 
-    /// Returns what others have changed since the last call, as far as this process has applied it.
+    /// Returns the changes by others that this process has applied since the last call.
     pub fn take_changes(&mut self) -> Changes {
         self.replica.as_mut().map(Replica::take_changes).unwrap_or_default()
     }
 
-    /// Reports whether [`Self::take_changes`] would return something.
+    /// Reports whether [`Self::take_changes`] would return any changes.
     pub(super) fn has_changes(&self) -> bool {
         self.replica.as_ref().is_some_and(Replica::has_changes)
     }
@@ -555,16 +562,16 @@ impl Database {
     /// member of a cluster.
     ///
     /// # Errors
-    /// The database cannot be read.
+    /// Fails if the database cannot be read.
     pub fn applied(&self) -> Result<u64> {
         let mut find = self.connection.prepare_cached("SELECT applied FROM replica")?;
         Ok(find.query_row([], |row| row.get::<_, i64>(0)).optional()?.unwrap_or(0).cast_unsigned())
     }
 
-    /// Makes the database that of an authority alone, with the state that this member has.
+    /// Turns the database into that of an authority in no cluster. The state stays as this member has it.
     ///
     /// # Errors
-    /// The database cannot be written.
+    /// Fails if the database cannot be written.
     pub fn forget_cluster(&mut self) -> Result<()> {
         let (_, next) = self.numbering()?;
         self.replica = None;
@@ -576,13 +583,13 @@ impl Database {
     }
 }
 
-/// Returns cluster and member if the database belongs to one.
+/// Returns the names of cluster and member if the database belongs to a cluster.
 pub(super) fn membership(connection: &Connection) -> Result<Option<(String, String)>> {
     let find = "SELECT cluster, member FROM replica";
     Ok(connection.query_row(find, [], |row| Ok((row.get(0)?, row.get(1)?))).optional()?)
 }
 
-/// Returns the number of the last entry that changed what decisions depend on; 0 without a cluster.
+/// Returns the number of the last entry that changed what decisions depend on; 0 if the authority is in no cluster.
 pub(super) fn decisive(transaction: &Transaction<'_>) -> Result<u64> {
     let mut find = transaction.prepare_cached("SELECT decisive FROM replica")?;
     Ok(find.query_row([], |row| row.get::<_, i64>(0)).optional()?.unwrap_or(0).cast_unsigned())

@@ -1,5 +1,5 @@
-//! Revocation of single grants: marks their rows, and triggers queue the announcements to verifiers. Other modules decide
-//! which grants to revoke.
+//! Revocation of single grants. This module marks their rows, and triggers queue the announcements to verifiers. Other
+//! modules decide which grants to revoke.
 
 use super::{AuditEvent, TokenHash};
 use anyhow::Result;
@@ -9,12 +9,26 @@ use rusqlite::{ToSql, Transaction};
 use std::collections::BTreeSet;
 use wire::Handle;
 
-/// Maximum number of grants that one transaction revokes. With their audit entries, they fit into an entry of a cluster's
-/// log.
+/// Maximum number of grants that one transaction revokes. So many revocations, with their audit entries, fit into one
+/// entry of a cluster's log.
 pub(super) const REVOKED_AT_ONCE: u32 = 10_000;
 
 /// The condition in SQL for grants that were not revoked and whose session has not ended.
 pub(super) const HELD: &str = "revoked IS NULL AND ended IS NULL";
+
+/// From format 15 on: triggers that queue rechecks. The statement that fires the triggers resolves conflicts by an
+/// update, and SQLite then ignores an `OR IGNORE` in the triggers. The triggers therefore check themselves whether a
+/// recheck is already queued.
+pub(super) const RECHECKS: &str = "
+DROP TRIGGER rechecks_begin;
+DROP TRIGGER rechecks_go_on;
+CREATE TRIGGER rechecks_begin AFTER INSERT ON recheck_marks
+    WHEN NOT EXISTS (SELECT 1 FROM rechecks WHERE verifier = NEW.verifier)
+    BEGIN INSERT INTO rechecks (verifier) VALUES (NEW.verifier); END;
+CREATE TRIGGER rechecks_go_on AFTER UPDATE OF mark ON recheck_marks
+    WHEN NOT EXISTS (SELECT 1 FROM rechecks WHERE verifier = NEW.verifier)
+    BEGIN INSERT INTO rechecks (verifier) VALUES (NEW.verifier); END;
+";
 
 /// Revokes grants that the policy or the person's choices forbid, each with an audit entry.
 pub(super) fn revoke_forbidden(
@@ -48,8 +62,8 @@ pub(super) fn revoke_of_verifier(transaction: &Transaction<'_>, verifier: &str, 
     Ok(mark(transaction, some, now, &[&verifier, &REVOKED_AT_ONCE])? == REVOKED_AT_ONCE as usize)
 }
 
-/// Queues a recheck for the verifiers for which a person's live sessions had grants: they ask which of their flows to
-/// cut.
+/// Queues a recheck for the verifiers for which a person's live sessions had grants. These verifiers then ask the
+/// authority which of their flows to cut.
 pub(super) fn recheck_of_person(transaction: &Transaction<'_>, person: &str) -> Result<()> {
     let mut recheck = transaction.prepare_cached(
         "INSERT INTO recheck_marks (verifier, mark) SELECT DISTINCT verifier, 1 FROM account_numbers
@@ -61,10 +75,10 @@ pub(super) fn recheck_of_person(transaction: &Transaction<'_>, person: &str) -> 
     Ok(())
 }
 
-/// Revokes the grants that `condition` selects (constant text, with values from `?3` on), including expired grants,
-/// whose flows may still be live. Queues unexpired grants for announcement. Queues a recheck at the verifiers of grants
-/// whose first lease has expired, because the announcement names only handles with which a token can still be made.
-/// Returns the number of revoked grants.
+/// Revokes the grants that the SQL text `condition` selects; its values begin with `?3`. Also revokes expired grants,
+/// because their flows may still be live. Queues unexpired grants for announcement. Queues a recheck at the verifiers
+/// of grants whose first lease has expired, because the announcement names only handles with which a token can still be
+/// made. Returns the number of revoked grants.
 pub(super) fn mark(
     transaction: &Transaction<'_>,
     condition: &'static str,

@@ -1,3 +1,4 @@
+mod access;
 mod choices;
 mod holders;
 mod leases;

@@ -1,7 +1,8 @@
 //! Explains decisions of the policy in words.
 
+use super::delegation::Consented;
 use super::text::protocol_name;
-use super::{Decision, Permit, Request, has_ports};
+use super::{Decision, Request, has_ports};
 use crate::model::Service;
 use std::fmt;
 use wire::Destination;
@@ -13,7 +14,7 @@ pub struct Explanation {
     pub allowed: bool,
     /// Name of the receiver, if the destination belongs to one.
     pub receiver: Option<String>,
-    /// The deciding rule, if one matched.
+    /// Label of the deciding rule, if a rule matched.
     pub rule: Option<String>,
     /// The decision and its reason, in one sentence.
     pub text: String,
@@ -26,9 +27,8 @@ impl Decision<'_> {
         let (receiver, rule) = match self {
             Self::NoReceiver => (None, None),
             Self::DefaultDeny { receiver } => (Some(&receiver.name), None),
-            Self::Denied { receiver, rule } | Self::Allowed(Permit { receiver, rule, .. }) => {
-                (Some(&receiver.name), Some(rule.label().to_string()))
-            }
+            Self::Denied { receiver, rule } => (Some(&receiver.name), Some(rule.label().to_string())),
+            Self::Allowed(permit) => (Some(&permit.receiver.name), Some(permit.label().to_string())),
         };
         let place = DestinationText(&request.to);
         let text = match self {
@@ -41,7 +41,11 @@ impl Decision<'_> {
             }
             Self::Allowed(permit) => {
                 let (receiver, rule) = (&permit.receiver.name, permit.rule.label());
-                format!("{person} may reach {place} (receiver {receiver}): allowed by {rule}")
+                let by = match &permit.consent {
+                    None => rule.to_string(),
+                    Some(Consented { id, by }) => format!("consent {id} of {by} ({rule})"),
+                };
+                format!("{person} may reach {place} (receiver {receiver}): allowed by {by}")
             }
         };
         let allowed = matches!(self, Self::Allowed(_));

@@ -1,5 +1,5 @@
-//! Scope and end of a grant. With a grant's key, its holder can send to the whole scope, so the policy must not deny
-//! any part of the scope, nor allow any part on other terms.
+//! Scope and end of a grant. The holder of a grant's key can send to the whole scope. Therefore the policy must not
+//! deny any part of the scope, and must not allow a part on other terms.
 
 use super::{Action, GrantSuite, Granularity, Permit, Policy, Receiver, Request, Rule, Terms};
 use crate::model::Sealing;
@@ -11,7 +11,7 @@ use wire::Suite;
 pub struct Scope {
     /// The addresses that the grant covers.
     pub prefix: IpNet,
-    /// The one protocol and port that the grant covers; `None` if it covers all.
+    /// The only protocol and port that the grant covers; `None` if the grant covers all.
     pub service: Option<(u8, u16)>,
 }
 
@@ -24,8 +24,8 @@ impl Scope {
 
 impl Policy {
     /// Returns the permit for a grant under `rule`, the rule that decides about `request` and names `receiver`. A wide
-    /// grant is narrowed to one protocol and port if another rule decides otherwise for part of it. The grant ends
-    /// before `rule` ceases to apply, and before another rule begins to apply that decides otherwise.
+    /// grant is narrowed to one protocol and port if another rule decides otherwise for a part of its scope. The grant
+    /// ends before `rule` ceases to apply, and before another rule begins to apply that decides otherwise.
     pub(super) fn permit<'p>(&'p self, request: &Request<'_>, receiver: &'p Receiver, rule: &'p Rule) -> Permit<'p> {
         if rule.terms.suite == GrantSuite::Sha224
             && let Some(permit) = self.permit_pair(request, receiver, rule)
@@ -52,7 +52,7 @@ impl Policy {
         };
         // A tunnel can't travel in a tunnel, even if a rule for all services of its address demands this.
         let sealing = if self.is_tunnel(&request.to) { Sealing::NONE } else { rule.terms.sealing };
-        Permit { receiver, rule, terms: Terms { suite, sealing, ..rule.terms }, scope, until }
+        Permit { receiver, rule, terms: Terms { suite, sealing, ..rule.terms }, scope, until, consent: None }
     }
 
     /// Returns the permit for a pair, which covers all of the receiver's network. Returns `None` if another rule
@@ -69,7 +69,8 @@ impl Policy {
             return None;
         }
         let scope = Scope { prefix: receiver.prefix_of(&request.to)?, service: None };
-        Some(Permit { receiver, rule, terms: rule.terms, scope, until: ends(behind(), rule, request.now) })
+        let until = ends(behind(), rule, request.now);
+        Some(Permit { receiver, rule, terms: rule.terms, scope, until, consent: None })
     }
 
     /// Returns the rules that take precedence over `rule` for part of `scope` and decide otherwise for the subject, at

@@ -2,6 +2,7 @@ use super::*;
 use proptest::prelude::*;
 
 mod cases;
+mod consents;
 mod differences;
 mod hostile;
 

@@ -1,5 +1,6 @@
 //! Parses `policy.toml` into a valid [`Policy`]: resolves names, masks prefixes, and reports contradictions.
 
+mod delegations;
 mod expectations;
 mod networks;
 mod sealing;
@@ -100,7 +101,7 @@ pub(super) fn parse(text: &str, max_lifetime: u32) -> Result<Policy, Faults> {
         let size = text.len();
         return Err(Faults::whole(format!("the policy is too long: {size} bytes of at most {MOST_TEXT}")));
     }
-    Reader::read(text, &["groups", "receivers", "rules", "tests"], |reader, root| {
+    Reader::read(text, &["groups", "receivers", "rules", "delegations", "tests"], |reader, root| {
         let mut policy = Policy::default();
         read_groups(reader, root, &mut policy);
         let verifier_spans = read_receivers(reader, root, &mut policy);
@@ -108,6 +109,7 @@ pub(super) fn parse(text: &str, max_lifetime: u32) -> Result<Policy, Faults> {
             check_overlaps(reader, receivers, spans);
         });
         read_rules(reader, root, &mut policy, max_lifetime);
+        delegations::read(reader, root, &mut policy, max_lifetime);
         expectations::read(reader, root, &mut policy);
         Some(networks::divide(policy))
     })
@@ -119,12 +121,12 @@ pub(super) fn protocol_number(name: &str) -> Option<u8> {
     by_name.or_else(|| name.parse().ok().filter(|number| *number > 0))
 }
 
-/// Parses a port number that a packet may have.
+/// Parses a port number. The number must be one that a packet can have.
 pub(super) fn port_of(text: &str) -> Option<u16> {
     text.parse().ok().filter(|port| *port > 0)
 }
 
-/// Returns the name of an IP protocol, if the policy has a word for it.
+/// Returns the name of an IP protocol, if the policy file has a word for this protocol.
 pub(super) fn protocol_name(protocol: u8) -> Option<&'static str> {
     PROTOCOLS.iter().find(|(_, number)| *number == protocol).map(|(name, _)| *name)
 }
@@ -248,36 +250,40 @@ fn prefix(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<IpNet> {
 }
 
 fn service(reader: &mut Reader<'_>, text: &Spanned<&str>) -> Option<Service> {
-    let word = *text.get_ref();
+    parse_service(text.get_ref()).map_err(|fault| reader.fault(text.span(), fault)).ok()
+}
+
+/// Parses a service, such as `tcp/22`, `udp/443-450`, `icmp` or `all`.
+///
+/// # Errors
+///
+/// Returns a message that says what is wrong with the text, and how to write a service.
+pub fn parse_service(word: &str) -> Result<Service, String> {
     if word == "all" {
-        return Some(Service::ALL);
+        return Ok(Service::ALL);
     }
     let (name, ports) = word.split_once('/').map_or((word, None), |(name, ports)| (name, Some(ports)));
     let Some(protocol) = protocol_number(name) else {
         if let Some((_, service)) = KNOWN_SERVICES.iter().find(|(known, _)| *known == word) {
-            reader.fault(text.span(), format!("`{word}` is not a protocol; write \"{service}\""));
-            return None;
+            return Err(format!("`{word}` is not a protocol; write \"{service}\""));
         }
         let hint = hint(name, PROTOCOLS.iter().map(|(known, _)| *known).chain(["all"]));
-        reader.fault(text.span(), format!("`{}` is not a protocol{hint}", name.escape_debug()));
-        return None;
+        return Err(format!("`{}` is not a protocol{hint}", name.escape_debug()));
     };
     let Some(ports) = ports else {
-        return Some(Service { protocol, first_port: 0, last_port: u16::MAX });
+        return Ok(Service { protocol, first_port: 0, last_port: u16::MAX });
     };
     if !has_ports(protocol) {
-        reader.fault(text.span(), format!("{name} has no ports; write \"{name}\""));
-        return None;
+        return Err(format!("{name} has no ports; write \"{name}\""));
     }
     let (first, last) = ports.split_once('-').unwrap_or((ports, ports));
     match (port_of(first), port_of(last)) {
         (Some(first_port), Some(last_port)) if first_port <= last_port => {
-            Some(Service { protocol, first_port, last_port })
+            Ok(Service { protocol, first_port, last_port })
         }
         _ => {
             let ports = ports.escape_debug();
-            reader.fault(text.span(), format!("`{ports}` is not a port or port range, such as 22 or 443-450"));
-            None
+            Err(format!("`{ports}` is not a port or port range, such as 22 or 443-450"))
         }
     }
 }

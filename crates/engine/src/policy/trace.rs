@@ -23,7 +23,7 @@ pub struct Trace {
     pub grant: Option<String>,
     /// Other matching rules, the strongest first.
     pub beaten: Vec<Reason>,
-    /// Rules that fail to match for one reason only: the subject, the service, or the time.
+    /// Rules that do not match for only one reason: the subject, the service, or the time.
     pub near: Vec<Reason>,
 }
 
@@ -36,7 +36,7 @@ pub struct Reason {
     pub action: &'static str,
     /// Priority of the rule.
     pub priority: u16,
-    /// Reason why the rule decides or does not.
+    /// Reason why the rule decides or does not decide.
     pub why: String,
 }
 
@@ -50,7 +50,7 @@ impl Compiled {
 
 impl Policy {
     /// Returns the reasons for the decision about a request.
-    fn reasons(&self, request: &Request<'_>, decision: &Decision<'_>) -> Trace {
+    pub(super) fn reasons(&self, request: &Request<'_>, decision: &Decision<'_>) -> Trace {
         let explained = decision.explain(request);
         let deciding = decision.rule();
         let misses: Vec<_> = self.rules.iter().filter_map(|rule| Some((rule, self.miss(rule, request)?))).collect();
@@ -79,7 +79,7 @@ impl Policy {
         Trace {
             allowed: explained.allowed,
             receiver: explained.receiver,
-            rule: deciding.map(|rule| reason(rule, "it decides".into())),
+            rule: decision.reason(),
             text: explained.text,
             grant,
             beaten: beaten.collect(),
@@ -112,7 +112,19 @@ impl Policy {
 }
 
 impl<'p> Decision<'p> {
-    /// Returns the rule that decided; `None` if no rule matched or the destination belongs to no receiver.
+    /// Returns the rule or consent that decided, as a reason.
+    fn reason(&self) -> Option<Reason> {
+        if let Self::Allowed(permit) = self
+            && let Some(consent) = &permit.consent
+        {
+            let why = format!("no rule matches, and {} has consented", consent.by);
+            return Some(Reason { rule: permit.label().to_string(), ..reason(permit.rule, why) });
+        }
+        self.rule().map(|rule| reason(rule, "it decides".into()))
+    }
+
+    /// Returns the rule that decided. If a consent decided, returns the rule of its delegation. Returns `None` if no
+    /// rule matched, or if the destination belongs to no receiver.
     pub fn rule(&self) -> Option<&'p Rule> {
         match self {
             Self::NoReceiver | Self::DefaultDeny { .. } => None,

@@ -124,7 +124,7 @@ pub struct Explain {
 /// Runs `command`. Returns exit code 1 if `command` is a query and the answer is no.
 ///
 /// # Errors
-/// The command could not be carried out.
+/// Fails if the command could not be carried out.
 pub async fn run(command: PolicyCommand) -> Result<ExitCode> {
     match command {
         PolicyCommand::Check(file) => return check(&file),
@@ -267,7 +267,9 @@ fn explain(question: &Explain) -> Result<ExitCode> {
             policy.network(name).with_context(|| format!("the policy has no receivers in network `{name}`; {known}"))?
         }
     };
-    let trace = rules.trace(&Request { subject: who.subject(), to, now });
+    // Without a readable database, `explain` still works for a policy file on another machine.
+    let consents = question.at.database().and_then(|database| database.consents_since(now)).unwrap_or_default();
+    let trace = rules.trace_with(&Request { subject: who.subject(), to, now }, &consents);
     if question.json {
         println!("{}", serde_json::to_string_pretty(&trace)?);
     } else {
@@ -305,6 +307,9 @@ fn diff(at: &At, files: &[PathBuf], json: bool) -> Result<ExitCode> {
     let [(before, _), (after, _)] = [directory.read_policy(Some(old))?, directory.read_policy(Some(new))?];
     let changes = compare(&before, &after, now())?;
     let (old, new) = (old.display(), new.display());
+    if !before.delegations().is_empty() || !after.delegations().is_empty() {
+        eprintln!("note: only rules are compared, not delegations and consents");
+    }
     if json {
         println!("{}", serde_json::to_string_pretty(&changes)?);
     } else if changes.is_empty() {

@@ -34,7 +34,7 @@ async fn calls(authority: &Arc<Authority>, id: &str) {
     let (groups, tags) = (Vec::new(), Vec::new());
     let person = "alice".into();
     let request = ExplainRequest { person, device: None, groups, tags, source: None, address, protocol, port };
-    drop(explain(part(authority), part(authority), part(authority), caller(id), Body(request)).await);
+    drop(explain(part(authority), part(authority), part(authority), part(authority), caller(id), Body(request)).await);
 }
 
 /// A thief who uses a verifier's credentials delays neither the authority's own work, such as announcements of

@@ -1,6 +1,6 @@
-//! Records which rows of the replicated tables a transaction changes. Temporary triggers, which exist only on a member's
-//! connection, call an SQL function with each row before and after the change. Only the first state and the last one
-//! count, so a row that is as it was before the transaction is no change.
+//! Records which rows of the replicated tables a transaction changes. Temporary triggers, which exist only on a
+//! member's connection, call an SQL function with each row before and after the change. Only the first and the last
+//! state of a row count. If they are equal, the row has not changed.
 
 use super::entry::{Block, Kind, Value, push};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -17,11 +17,11 @@ pub(super) const AUDIT: &str = "trail, time, event, person, device, source, rece
 
 /// When a change of a table changes decisions.
 enum Decisive {
-    /// Any change does.
+    /// Any change of the table.
     Any,
-    /// New and deleted rows do, and changes of these columns.
+    /// A new row, a deleted row, or a change of one of these columns.
     Columns(&'static [&'static str]),
-    /// A change of this column does. A row that is missing counts as a row with 0.
+    /// A change of this column. A missing row counts as a row with 0 in this column.
     Flag(&'static str),
 }
 
@@ -36,6 +36,7 @@ const DECISIVE: &[(&str, Decisive)] = &[
     ("accounts", Decisive::Columns(&[])),
     ("identities", Decisive::Columns(&["person", "issuer", "subject", "groups", "tags"])),
     ("scores", Decisive::Flag("low")),
+    ("access_requests", Decisive::Flag("allowed")),
 ];
 
 /// A replicated table.
@@ -64,7 +65,7 @@ impl Table {
 /// Returns the replicated tables of a database.
 ///
 /// # Errors
-/// A table has no primary key, or the database cannot be read.
+/// Fails if a table has no primary key, or the database cannot be read.
 pub(super) fn tables(connection: &Connection) -> Result<Vec<Table>> {
     let mut names = connection.prepare("SELECT name FROM main.sqlite_schema WHERE type = 'table' ORDER BY name")?;
     let names = names.query_map([], |row| row.get(0))?.collect::<Result<Vec<String>, _>>()?;
@@ -104,7 +105,7 @@ struct Recording {
     audit: Vec<Vec<Value>>,
 }
 
-/// Records the changes of one connection.
+/// Records the changes that one connection makes.
 pub(super) struct Recorder {
     tables: Arc<[Table]>,
     recording: Arc<Mutex<Recording>>,
@@ -161,12 +162,13 @@ impl Recorder {
         &self.tables
     }
 
-    /// Begins to record. [`Self::end`] must be called at the end of the transaction, however it ends.
+    /// Begins to record changes. The caller must call [`Self::end`] at the end of the transaction, even if the
+    /// transaction fails.
     pub fn begin(&self) {
         *lock(&self.recording) = Recording { is_on: true, ..Recording::default() };
     }
 
-    /// Ends the recording and returns the changes, in the order in which the rows were first touched.
+    /// Ends the recording. Returns the changes in the order in which the transaction first touched the rows.
     pub fn end(&self) -> Captured {
         let Recording { rows, audit, .. } = std::mem::take(&mut *lock(&self.recording));
         let mut captured = Captured { blocks: Vec::new(), audit, decisive: false };
@@ -238,12 +240,12 @@ fn is_decisive(table: &Table, before: Option<&[Value]>, after: Option<&[Value]>)
     }
 }
 
-/// Returns the table with this name, if all the columns are its own.
+/// Returns the table with this name, if it has all of these columns.
 pub(super) fn known<'t>(tables: &'t [Table], name: &str, columns: &[String]) -> Result<&'t Table> {
     let table = tables.iter().find(|table| table.name == name);
-    let table = table.with_context(|| format!("this version has no table {name}"))?;
+    let table = table.with_context(|| format!("this version of vouchsafe knows no table {name}"))?;
     if let Some(unknown) = columns.iter().find(|column| table.position(column).is_none()) {
-        bail!("this version has no column {unknown} in the table {name}");
+        bail!("this version of vouchsafe knows no column {unknown} in the table {name}");
     }
     Ok(table)
 }

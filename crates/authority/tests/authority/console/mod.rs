@@ -1,5 +1,6 @@
 //! The console as a browser sees it, and requests that must not lead to a login or an action.
 
+mod access;
 mod administration;
 mod identity;
 mod pages;

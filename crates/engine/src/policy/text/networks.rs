@@ -6,8 +6,8 @@ use crate::policy::{Policy, Receiver, Rule};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Calls `show` once for each network, and once for the receivers outside of networks, with these receivers and their
-/// spans.
+/// Calls `show` once for each network with the network's receivers and their spans, and once with the receivers outside
+/// of networks.
 pub(super) fn each(
     receivers: &[Receiver],
     spans: &[Range<usize>],
@@ -22,8 +22,8 @@ pub(super) fn each(
     parts.values().for_each(|(receivers, spans)| show(receivers, spans));
 }
 
-/// Moves the receivers of networks out of a policy, into one policy per network that contains the rules naming them.
-/// The original policy keeps all rules, so that a rule's position is still its number.
+/// Moves the receivers of networks out of a policy. Each network gets a policy of its own, with the rules that name its
+/// receivers. The original policy keeps all rules, so that a rule's position is still its number.
 pub(super) fn divide(mut policy: Policy) -> Policy {
     let mut parts: BTreeMap<String, Policy> = BTreeMap::new();
     let mut places: Vec<(Option<String>, usize)> = Vec::new();
@@ -54,6 +54,11 @@ pub(super) fn divide(mut policy: Policy) -> Policy {
             }
         }
         rule.to = own;
+    }
+    // The parser has reported delegations about receivers of networks.
+    for delegation in &mut policy.delegations {
+        let to = std::mem::take(&mut delegation.rule.to).into_iter().map(|receiver| &places[receiver]);
+        delegation.rule.to = to.filter(|(network, _)| network.is_none()).map(|(_, place)| *place).collect();
     }
     for part in parts.values_mut().chain([&mut policy]) {
         part.index = Index::new(&part.receivers);

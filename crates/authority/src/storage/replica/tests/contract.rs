@@ -4,10 +4,12 @@ use super::*;
 use crate::login::Identity;
 use crate::storage::tests::{SESSION, SOURCE, grant};
 use crate::storage::{
-    Account, AuditEvent, Issuance, LeaseTerms, Login, NewComplaint, NewService, Operator, Passkey, PolicyChange, Proof,
-    Recorded, ScoreTerms, Session, TokenHash, Walk, Which, session_number,
+    AccessVerdict, Account, Asked, AuditEvent, Decided, Issuance, LeaseTerms, Login, NewComplaint, NewRequest,
+    NewService, Operator, Passkey, PolicyChange, Proof, Recorded, ScoreTerms, Session, TokenHash, Walk, Which,
+    session_number,
 };
 use engine::issuing::lease::Turn;
+use engine::policy::delegation::RequestId;
 use engine::policy::preference::{Choice, Preference, Preferences};
 use wire::Handle;
 use zeroize::Zeroizing;
@@ -37,6 +39,37 @@ fn renewable(database: &Database, number: u32, session: TokenHash) -> Issuance {
 
 fn policy(text: &str) -> PolicyChange {
     PolicyChange { text: text.into(), note: "apply".into(), by: None, summary: "one".into(), after: None }
+}
+
+fn request_id(number: u32) -> RequestId {
+    RequestId(std::num::NonZeroU32::new(number).unwrap())
+}
+
+fn access_request(number: u32, session: TokenHash, person: &str) -> NewRequest {
+    NewRequest {
+        id: request_id(number),
+        session,
+        person: person.into(),
+        source: SOURCE.parse().unwrap(),
+        receiver: "db".into(),
+        services: vec![engine::model::Service::ALL],
+        lifetime: None,
+        reason: "because".into(),
+    }
+}
+
+/// Returns a decision of carol, by version 2 of the policy.
+fn verdict(until: Option<u64>) -> AccessVerdict {
+    AccessVerdict {
+        session: [2; 32],
+        decider: "carol".into(),
+        by: Operator::current(),
+        version: 2,
+        delegation: "dba".into(),
+        label: "policy.toml:1 delegation dba".into(),
+        allow: until.map(|until| (vec![engine::model::Service::ALL], until)),
+        note: String::new(),
+    }
 }
 
 fn operations() -> Vec<Operation> {
@@ -120,6 +153,27 @@ fn operations() -> Vec<Operation> {
             // A policy whose file cannot be written is not recorded.
             let failed = database.apply_policy(&policy("three"), &[], 118, || anyhow::bail!("a full disk"));
             assert_eq!(failed.unwrap_err().to_string(), "a full disk");
+        }),
+        Box::new(|database| {
+            for (number, session, person) in [(7, [1; 32], "alice"), (8, SESSION, "robot"), (9, [4; 32], "carol")] {
+                let asked = database.ask_access(&access_request(number, session, person), 119).unwrap();
+                assert_eq!(asked, Asked::Done(request_id(number)));
+            }
+        }),
+        Box::new(|database| {
+            for (number, until, person) in [(7, Some(15_000), "alice"), (8, Some(300), "robot")] {
+                let decided = database.decide_access(request_id(number), &verdict(until), 119).unwrap();
+                assert_eq!(decided, Decided::Done { person: person.into() });
+            }
+        }),
+        Box::new(|database| {
+            let again = database.decide_access(request_id(7), &verdict(None), 119).unwrap();
+            assert!(matches!(again, Decided::Already(_)), "{again:?}");
+            assert_eq!(database.expire_consents(&[request_id(8)], 300).unwrap(), ["robot"]);
+        }),
+        Box::new(move |database| {
+            let withdrawn = database.withdraw_access(request_id(9), Some("carol"), &by(), 119).unwrap();
+            assert!(withdrawn.is_some());
         }),
         Box::new(|database| database.change_shared("late", |_| Ok(Some(b"60".to_vec()))).unwrap()),
         // The console session of carol ends, and one of her devices inherits the refresh token.
@@ -222,6 +276,34 @@ fn a_member_reports_what_others_have_changed() {
     assert!(changes.to == 3 && changes.sessions && changes.policy && changes.decisive && changes.urgent, "{changes:?}");
     assert!(second.take_changes().is_empty());
     assert_eq!((second.applied().unwrap(), first.applied().unwrap()), (4, 3));
+}
+
+#[test]
+fn only_a_consent_that_begins_or_ends_changes_the_decisions_of_other_members() {
+    let cluster = Cluster::of(1);
+    let (mut first, mut second) = (cluster.open("a"), cluster.join("b"));
+    first.apply_policy(&policy("one"), &[], 116, || Ok(())).unwrap();
+    log_in(&mut first, [9; 32], "robot", &Proof::Service("00".into()), 117);
+    second.catch_up().unwrap();
+    let id = request_id(7);
+    first.ask_access(&access_request(7, SESSION, "robot"), 118).unwrap();
+    let changes = second.catch_up().unwrap();
+    assert!(!changes.decisive && !changes.sessions && !changes.urgent, "a person can't slow others down: {changes:?}");
+    // A person whose name is not the one who asks decides in the session of a member that is behind.
+    first.connection.execute("UPDATE access_requests SET person = 'alice'", []).unwrap();
+    second.connection.execute("UPDATE access_requests SET person = 'alice'", []).unwrap();
+    let verdict = AccessVerdict { session: [9; 32], decider: "robot".into(), version: 1, ..verdict(Some(900)) };
+    second.apply_policy(&policy("two"), &[], 119, || Ok(())).unwrap();
+    assert_eq!(first.decide_access(id, &verdict, 120).unwrap(), Decided::PolicyChanged, "of another member");
+    let verdict = AccessVerdict { version: 2, ..verdict };
+    assert_eq!(first.decide_access(id, &verdict, 120).unwrap(), Decided::Done { person: "alice".into() });
+    assert!(matches!(second.decide_access(id, &verdict, 120).unwrap(), Decided::Already(_)), "of two members");
+    let changes = second.take_changes();
+    assert!(changes.decisive && changes.sessions && changes.urgent, "{changes:?}");
+    first.withdraw_access(id, None, &Operator::current(), 121).unwrap().unwrap();
+    let changes = second.catch_up().unwrap();
+    assert!(changes.decisive && changes.sessions && changes.urgent, "{changes:?}");
+    assert_eq!(second.consents().unwrap().all().count(), 0);
 }
 
 #[test]
