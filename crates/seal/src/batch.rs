@@ -1,4 +1,4 @@
-//! Records of one tunnel in one buffer, so that one system call can send many of them.
+//! Records of one tunnel in one buffer, so that one system call can send many records.
 
 use crate::keys::Keys;
 use std::ops::Range;
@@ -18,8 +18,9 @@ pub struct Batch {
     bytes: Vec<u8>,
     used: usize,
     runs: Vec<(Range<usize>, usize)>,
-    /// Whether the last run is full: it ends in a shorter record, or has no room for another of its length.
+    /// Whether the last run is full: it ends in a shorter record, or has no room for another record of its length.
     closed: bool,
+    pushed: bool,
 }
 
 /// The messages that one system call sends. Each has `segment` bytes, except the last, which can be shorter.
@@ -36,6 +37,7 @@ impl Batch {
     pub fn clear(&mut self) {
         self.used = 0;
         self.runs.clear();
+        self.pushed = false;
     }
 
     /// Reports whether the batch is empty.
@@ -70,7 +72,13 @@ impl Batch {
         let length = parts.iter().map(|part| part.len()).sum();
         if self.room(length).and_then(|room| fill(room, parts)).is_some() {
             self.lay(length);
+            self.pushed = true;
         }
+    }
+
+    /// Reports whether [`Self::push`] has added a message since the batch was cleared.
+    pub fn has_pushed(&self) -> bool {
+        self.pushed
     }
 
     /// Returns the bytes of the next message, if it has this length.
@@ -101,7 +109,7 @@ impl Batch {
         self.runs.len() - usize::from(!self.closed && !self.runs.is_empty())
     }
 
-    /// Returns the messages of the full runs. Only the last run may not be full.
+    /// Returns the messages of the full runs. All runs are full except possibly the last.
     pub fn full_runs(&self) -> impl Iterator<Item = Run<'_>> {
         self.runs().take(self.full())
     }
@@ -118,7 +126,7 @@ impl Batch {
         }
     }
 
-    /// Returns all messages in runs. The caller sends each run with one system call.
+    /// Returns all messages, grouped into runs. The caller sends each run with one system call.
     pub fn runs(&self) -> impl Iterator<Item = Run<'_>> {
         self.runs
             .iter()
@@ -165,7 +173,7 @@ mod tests {
     fn an_emptied_batch_begins_anew() {
         let mut batch = pushed(&[100, 60]);
         batch.clear();
-        assert!(batch.is_empty());
+        assert!(batch.is_empty() && !batch.has_pushed());
         batch.push(&[&[1; 100]]);
         batch.push(&[&[2; 100]]);
         assert_eq!(shape(&batch), [(200, 100)]);

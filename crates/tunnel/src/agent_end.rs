@@ -279,6 +279,8 @@ const fn owner(key: &Key) -> (u32, u16) {
 impl End for AgentEnd {
     type Tunnel = Key;
 
+    const SENDS_TOKENS: bool = true;
+
     fn route(&mut self, packet: &mut [u8], layout: &Layout, virtio: Virtio, times: Times) -> Option<(Way<Key>, How)> {
         let Some((key, demand)) = self.legs.route(packet, layout, times.0) else {
             self.drops.no_leg += 1;

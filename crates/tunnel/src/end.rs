@@ -1,4 +1,4 @@
-//! The interface between a pump and what decides about its packets.
+//! The interface between a pump and the [`End`] that decides about the pump's packets.
 
 use crate::cut::Cut;
 use crate::packet::{Layout, Virtio};
@@ -8,11 +8,11 @@ use std::net::{IpAddr, SocketAddr};
 use wire::map::FlowKey;
 use wire::seal::{Compression, Part, Suite, Suites, Treatment};
 
-/// The current time on two clocks: milliseconds of a clock that is never set back and goes on while the machine sleeps,
-/// and Unix seconds.
+/// The current time on two clocks. The first is in milliseconds of a clock that is never set back and continues while
+/// the machine sleeps. The second is in Unix seconds.
 pub type Times = (Millis, u32);
 
-/// A datagram to another end.
+/// A datagram that has to be sent to another end of a tunnel.
 pub struct Message {
     /// The destination address and port.
     pub to: SocketAddr,
@@ -38,7 +38,7 @@ pub struct Way<K> {
 pub struct How {
     /// Treatment of the records that carry the packets.
     pub treatment: Treatment,
-    /// Suites from which the one for the records is chosen.
+    /// The suites of which one is chosen for the records.
     pub suites: Suites,
     /// Whether to compress the frame before it is sealed.
     pub compress: Mode,
@@ -60,6 +60,9 @@ pub struct Sealed {
 pub trait End: Send {
     /// The key by which the implementation identifies a tunnel.
     type Tunnel: Copy + PartialEq;
+
+    /// Whether the datagrams that [`Self::poll`] returns have to be sent before any record, because tokens are among them.
+    const SENDS_TOKENS: bool = false;
 
     /// Returns the tunnel for a frame from the device, and how to seal the frame's packets; `None` if the frame is to
     /// be dropped. The implementation is allowed to change the addresses in `packet`.
@@ -93,8 +96,8 @@ pub trait End: Send {
         out: &mut Batch,
     ) -> bool;
 
-    /// Opens a datagram. Returns its tunnel and its content; `None` if the end drops the datagram or has dealt with it
-    /// itself. Appends the end's own answers to `replies`.
+    /// Opens a datagram. Returns its tunnel and its content. Returns `None` if the end drops the datagram, or if the
+    /// datagram concerns only the end itself. Appends the end's own answers to `replies`.
     fn receive<'d>(
         &mut self,
         from: SocketAddr,
@@ -122,25 +125,26 @@ pub trait End: Send {
         None
     }
 
-    /// Called after a frame of this flow was compressed, or came compressed, with its length before and after compression.
+    /// Called after a frame of the flow `_flow` was compressed or decompressed. `_before` is the length of the frame
+    /// before compression, and `_after` the length after compression, both in bytes.
     fn compressed(&mut self, _flow: FlowKey, _before: usize, _after: usize) {}
 
     /// Does the work that is due. Appends to `replies` the datagrams that are to be sent.
     fn poll(&mut self, times: Times, replies: &mut Vec<Message>);
 
-    /// Removes and returns a frame, with its virtio header, that [`Self::route`] put aside because its tunnel was not
-    /// ready, and that can be routed now.
+    /// Removes and returns a frame with its virtio header that can be routed now. [`Self::route`] had put the frame
+    /// aside because its tunnel was not ready.
     fn ready(&mut self, _: Times) -> Option<Vec<u8>> {
         None
     }
 
-    /// Called before [`Self::poll`] if somebody has called [`Pump::wake`](crate::Pump::wake), because something outside of the pump
-    /// changed.
+    /// Called before [`Self::poll`] if somebody has called [`Pump::wake`](crate::Pump::wake) because something outside
+    /// the pump has changed.
     fn woken(&mut self) {}
 }
 
-/// Seals the packets of a frame with `seal`, which reports whether it has sealed a packet. Returns what [`End::seal`]
-/// returns.
+/// Seals the packets of a frame with `seal`, which reports whether it has sealed a packet. Returns the same kind of
+/// result as [`End::seal`].
 pub(crate) fn seal_each(
     (how, lane): (How, u8),
     mut cut: Cut<'_>,
@@ -158,7 +162,7 @@ pub(crate) fn seal_each(
     (bytes, failed)
 }
 
-/// Counts a record that an end dropped; the counters are in the order of [`Dropped::ALL`].
+/// Counts a record that an end dropped. `counters` has one counter for each reason, in the order of [`Dropped::ALL`].
 pub(crate) fn note(counters: &mut [u64; Dropped::ALL.len()], why: Dropped) {
     let index = Dropped::ALL.iter().position(|known| *known == why);
     if let Some(counter) = index.and_then(|index| counters.get_mut(index)) {

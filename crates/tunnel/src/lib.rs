@@ -5,6 +5,7 @@ mod agent_end;
 pub mod cut;
 pub mod device;
 mod end;
+mod fit;
 mod flows;
 mod held;
 mod inside;

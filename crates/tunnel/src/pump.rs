@@ -1,10 +1,11 @@
 //! The loops that move packets between a TUN device and UDP sockets, one on a thread for each queue of the device. They
-//! share an [`End`], which decides what happens to each packet. A thread reads, writes, compresses and decompresses
-//! without the end's lock; it routes, seals and opens with it.
+//! share an [`End`], which decides what happens to each packet. A thread does not hold the end's lock while it reads,
+//! writes, compresses or decompresses. It holds the lock while it routes, seals or opens.
 
 use crate::cut::{Cut, NotCut};
 use crate::device::{Device, FRAME_MAX, VIRTIO_LEN};
 use crate::end::{End, Message, Sealed, Times, Way};
+use crate::fit::Fit;
 use crate::join::Joiner;
 use crate::pack::{Packer, Unpacker};
 use crate::packet::{Layout, TCP, Virtio};
@@ -36,12 +37,13 @@ const RESUMED: usize = 256;
 /// Number of packets that usually arrive together: the records in a datagram of 64 KiB.
 const ADMITTED: usize = 64;
 
-/// Largest number of queues: each seals in a lane of its own (wire.md §9.7).
+/// Maximum number of queues. Each queue seals in a lane of its own (wire.md §9.7).
 pub const QUEUES_MAX: usize = LANES as usize;
 
-/// Returns the number of queues that is used if no other is set: the number of processors, up to the maximum.
+/// Returns the number of queues that is used if no other is set: half the number of processors, but at least one and at
+/// most [`QUEUES_MAX`]. The other half is for the applications, whose work for each byte is about as much.
 pub fn default_queues() -> usize {
-    std::thread::available_parallelism().map_or(1, |processors| processors.get().min(QUEUES_MAX))
+    std::thread::available_parallelism().map_or(1, |processors| (processors.get() / 2).clamp(1, QUEUES_MAX))
 }
 
 /// Counters of the packets that a pump has moved and dropped.
@@ -51,8 +53,8 @@ pub struct Counts {
     pub sealed: AtomicU64,
     /// Number of bytes of packets that were opened.
     pub opened: AtomicU64,
-    /// Number of packets from the device that had no tunnel when they came, or that could not be sealed. Some of the
-    /// former wait, and are sent later.
+    /// Number of packets from the device that could not be sealed, or whose tunnel was not open when they came. Some of
+    /// the latter wait, and are sent later.
     pub not_sealed: AtomicU64,
     /// Number of packets from the device that are too long for the path.
     pub too_long: AtomicU64,
@@ -70,7 +72,7 @@ fn count(counter: &AtomicU64, more: usize) {
     counter.fetch_add(more as u64, Ordering::Relaxed);
 }
 
-/// Bytes of packets that one queue has moved.
+/// Numbers of bytes that one queue has moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Number of bytes of packets that the queue's thread has sealed.
@@ -109,8 +111,8 @@ impl Queue {
 }
 
 impl<E: End + 'static> Pump<E> {
-    /// Starts a pump, with a thread for each of the device's queues. There is either a socket for each queue, or one
-    /// for all: then the first queue's thread receives, and all send.
+    /// Starts a pump, with a thread for each of the device's queues. There is either one socket for each queue, or one
+    /// socket for all queues. With one socket, the thread of the first queue receives, and all threads send.
     ///
     /// # Errors
     ///
@@ -118,7 +120,10 @@ impl<E: End + 'static> Pump<E> {
     pub fn start(device: Vec<Device>, sockets: Vec<Socket>, end: E) -> Result<Self> {
         let (queues, receivers) = (device.len(), sockets.len());
         ensure!((1..=QUEUES_MAX).contains(&queues), "a tunnel's device has 1 to {QUEUES_MAX} queues, not {queues}");
-        ensure!(receivers == 1 || receivers == queues, "{receivers} sockets do not fit {queues} queues");
+        ensure!(
+            receivers == 1 || receivers == queues,
+            "{receivers} sockets for {queues} queues: there must be one socket, or one for each queue"
+        );
         let flags = nix::sys::eventfd::EfdFlags::EFD_NONBLOCK | nix::sys::eventfd::EfdFlags::EFD_CLOEXEC;
         let queue = |_| -> Result<Queue> {
             let wake = EventFd::from_flags(flags).context("cannot make an event descriptor")?;
@@ -147,8 +152,8 @@ impl<E: End + 'static> Pump<E> {
 }
 
 impl<E> Pump<E> {
-    /// Locks the end and returns it, at the latest when the pump has done with the present frame. The pump waits as
-    /// long as the lock is held. Call [`Self::wake`] after a change that makes work due.
+    /// Locks the end and returns it. Waits at most until the pump has finished the present frame. The pump waits as
+    /// long as the caller holds the lock. After a change that makes work due, the caller has to call [`Self::wake`].
     pub fn end(&self) -> MutexGuard<'_, E> {
         self.shared.end.lock()
     }
@@ -159,8 +164,8 @@ impl<E> Pump<E> {
         self.shared.queues.iter().take(1).for_each(Queue::wake);
     }
 
-    /// Reports whether the pump's threads run. If one has ended, the others end too, and the device is gone, so that
-    /// the kernel drops packets that are sent there.
+    /// Reports whether the pump's threads run. If one thread has ended, the others end, too, and the device is gone.
+    /// The kernel then drops packets to the device.
     pub fn is_running(&self) -> bool {
         !self.threads.is_empty() && self.threads.iter().all(|thread| !thread.is_finished())
     }
@@ -216,7 +221,7 @@ pub fn times() -> Times {
 }
 
 struct Loop<E: End> {
-    /// Number of the queue, which is its lane as well.
+    /// Number of the queue, which is also the number of its lane.
     number: u8,
     device: Device,
     socket: Arc<Socket>,
@@ -232,6 +237,7 @@ struct Loop<E: End> {
     polled: Millis,
     packer: Packer,
     unpacker: Unpacker,
+    fit: Fit,
 }
 
 /// If one thread ends, whatever the reason, the others end too: packets on a queue that nobody reads would be lost.
@@ -257,6 +263,7 @@ impl<E: End> Loop<E> {
             polled: 0,
             packer: Packer::default(),
             unpacker: Unpacker::default(),
+            fit: Fit::default(),
         }
     }
 
@@ -266,6 +273,9 @@ impl<E: End> Loop<E> {
         // The first thread does the work that is due at certain times. The others sleep while there are no packets.
         let tends = self.number == 0;
         let patience = if tends { PollTimeout::from(TICK as u16) } else { PollTimeout::NONE };
+        if tends {
+            self.fit.look(self.device.name(), times().0);
+        }
         while !shared.stop.load(Ordering::Relaxed) {
             let mut ready = [
                 PollFd::new(self.device.as_fd(), PollFlags::POLLIN),
@@ -278,17 +288,18 @@ impl<E: End> Loop<E> {
                 Err(error) => return tracing::error!("the tunnel's thread cannot wait for packets: {error}"),
             }
             self.packer.waited(begun);
-            let [has_frames, is_woken, has_datagrams] = ready.each_ref().map(|file| file.any().unwrap_or(false));
+            let [mut has_frames, is_woken, has_datagrams] = ready.each_ref().map(|file| file.any().unwrap_or(false));
             let has_error = ready[2].revents().is_some_and(|events| events.contains(PollFlags::POLLERR));
             let times = times();
             if has_error {
                 self.socket.read_errors(times.0);
             }
+            if has_datagrams {
+                // What came out of a tunnel is often answered at once. The answers need no further `poll`.
+                has_frames |= self.receive(&shared, times);
+            }
             if has_frames && let Err(error) = self.send(&shared, times) {
                 return tracing::error!(device = self.device.name(), "the tunnel's device is gone: {error}");
-            }
-            if has_datagrams {
-                self.receive(&shared, times);
             }
             if is_woken {
                 let _ = queue.wake.read();
@@ -308,10 +319,16 @@ impl<E: End> Loop<E> {
             end.get().woken();
         }
         end.get().poll(times, &mut self.replies);
-        end.release();
-        // The token that opens the tunnel's UDP flow at the verifier is among the replies, and has to go first.
+        // The token that opens a tunnel's UDP flow at the verifier may be among the replies, and has to go first. If
+        // another thread's record went before it, the verifier would drop the record.
+        if !E::SENDS_TOKENS {
+            end.release();
+        }
         self.reply();
-        self.resume(shared, &mut Access::keeping(&shared.end), times);
+        end.keep();
+        self.resume(shared, &mut end, times);
+        drop(end);
+        self.fit.look(self.device.name(), times.0);
     }
 
     /// Sends frames that waited for their tunnel. Other threads must not overtake them. So `end` has to be one that
@@ -332,6 +349,10 @@ impl<E: End> Loop<E> {
         for _ in 0..TURN {
             let Some(length) = self.device.read(&mut self.frame)? else { break };
             self.frame(shared, &mut end, length, times);
+            if self.batch.has_pushed() {
+                // A token or an initiation: no other thread's record may go before it.
+                self.flush(&shared.counts);
+            }
             end.release();
             // Full runs leave at once. The rest waits for the records of the next frame, if there is one.
             if let Some(Way { to, source, .. }) = self.way {
@@ -420,10 +441,11 @@ impl<E: End> Loop<E> {
         flush(&self.socket, &mut self.batch, &mut self.way, counts);
     }
 
-    /// Receives datagrams from the socket, opens them and writes the packets to the device.
-    fn receive(&mut self, shared: &Shared<E>, times: Times) {
+    /// Receives datagrams from the socket, opens them and writes the packets to the device. Returns whether there was a
+    /// packet in them.
+    fn receive(&mut self, shared: &Shared<E>, times: Times) -> bool {
         if !self.socket.receive(&mut self.buffers) {
-            return;
+            return false;
         }
         let (mut end, lane) = (Access::new(&shared.end), self.number);
         let (mut joiner, mut admitted) = (Joiner::default(), Vec::with_capacity(ADMITTED));
@@ -443,6 +465,7 @@ impl<E: End> Loop<E> {
                     Some((tunnel, Received::Block { suite, block })) => {
                         end.release();
                         // Packets that came before the block go before it.
+                        reply(&mut self.replies, &self.socket);
                         not_taken += write(&mut joiner, &mut admitted, &self.device);
                         not_taken += usize::from(joiner.flush(&self.device).is_err());
                         let Some(mut whole) = self.unpacker.unpack(&block) else {
@@ -474,6 +497,9 @@ impl<E: End> Loop<E> {
                 }
             }
             end.release();
+            // A packet that came behind an initiation may be answered at once, and another thread may seal the answer. The
+            // response has to go first: before it, the other end can't open the answer.
+            reply(&mut self.replies, &self.socket);
             not_taken += write(&mut joiner, &mut admitted, &self.device);
         }
         not_taken += usize::from(joiner.flush(&self.device).is_err());
@@ -484,12 +510,17 @@ impl<E: End> Loop<E> {
             self.reply();
             self.resume(shared, &mut end, times);
         }
+        opened > 0
     }
 
     fn reply(&mut self) {
-        for Message { to, source, datagram } in self.replies.drain(..) {
-            self.socket.send_single(&datagram, to, source);
-        }
+        reply(&mut self.replies, &self.socket);
+    }
+}
+
+fn reply(replies: &mut Vec<Message>, socket: &Socket) {
+    for Message { to, source, datagram } in replies.drain(..) {
+        socket.send_single(&datagram, to, source);
     }
 }
 

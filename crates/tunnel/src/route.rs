@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 const RTM_NEWADDR: u16 = 20;
 const RTM_DELADDR: u16 = 21;
 const RTM_GETLINK: u16 = 18;
+const RTM_SETLINK: u16 = 19;
 const RTM_NEWROUTE: u16 = 24;
 const RTM_GETROUTE: u16 = 26;
 const RTM_DELROUTE: u16 = 25;
@@ -23,7 +24,9 @@ const RTA_METRICS: u16 = 8;
 const RTA_MULTIPATH: u16 = 9;
 const RTA_TABLE: u16 = 15;
 const RTAX_MTU: u16 = 2;
+const IFLA_IFNAME: u16 = 3;
 const IFLA_MTU: u16 = 4;
+const IFLA_GSO_MAX_SIZE: u16 = 41;
 const FIB_MATCH: u32 = 0x2000;
 const FRA_IIFNAME: u16 = 3;
 const FRA_PRIORITY: u16 = 6;
@@ -65,9 +68,9 @@ fn address_message(index: u32, address: IpAddr) -> Vec<u8> {
     body
 }
 
-/// Assigns `address`, which the machine has lost, to the tunnel's device (`index` and `device` are its index and name),
-/// so that flows in the tunnel can go on with it. Sockets still send from the address, and packets to it are still
-/// delivered if they come out of this device. On other interfaces the machine does not answer for the address, because
+/// Assigns `address`, which the machine has lost, to the tunnel's device with the index `index` and the name `device`.
+/// So flows in the tunnel can continue: sockets still send from the address, and the kernel still delivers packets to
+/// the address that come out of this device. On other interfaces, the machine does not answer for the address, because
 /// a neighbour possibly has it now.
 ///
 /// # Errors
@@ -83,8 +86,7 @@ pub fn keep_address(index: u32, device: &str, address: IpAddr) -> Result<()> {
         request(RTM_NEWROUTE, MAKE, &local(address, index, TABLE_KEPT))?;
         request(RTM_DELROUTE, 0, &local(address, index, TABLE_LOCAL.into())).or_else(ignore(libc::ESRCH))
     };
-    kept()
-        .with_context(|| format!("cannot keep {address}, which this machine has lost, usable for flows in the tunnel"))
+    kept().with_context(|| format!("cannot keep the lost address {address} for flows in the tunnel"))
 }
 
 /// Removes an address that [`keep_address`] has assigned. Does nothing if the device no longer has the address.
@@ -146,7 +148,7 @@ pub fn add_route(network: &IpNet, index: u32) -> Result<()> {
 }
 
 /// Adds a route that makes a network unreachable unless a better route exists. The route stays when this process ends,
-/// so that packets to the network never leave by another interface.
+/// so that no packet to the network leaves through another interface.
 ///
 /// # Errors
 ///
@@ -168,7 +170,7 @@ fn route(network: &IpNet, kind: u8, metric: u32, device: Option<u32>) -> Result<
     request(RTM_NEWROUTE, MAKE, &body).with_context(|| format!("cannot route {network} to the tunnel's device"))
 }
 
-/// Returns the MTU of the route to an address: that of the route's device, or of the route itself if it has one.
+/// Returns the MTU of the route to an address. If the route has no MTU, returns the MTU of the route's device.
 ///
 /// # Errors
 /// Fails if there is no route, or if the kernel's answer has no device.
@@ -202,6 +204,21 @@ pub fn mtu(to: IpAddr) -> Result<usize> {
     let devices: Vec<u32> = devices.into_iter().map(device_mtu).collect::<Result<_>>()?;
     let device = devices.into_iter().min().context("the route has no device")?;
     Ok(own.map_or(device, |own| own.min(device)) as usize)
+}
+
+/// Limits the super-packets that the kernel sends into a device to this many bytes.
+///
+/// # Errors
+/// Fails if there is no such device, or if the kernel does not take the limit.
+pub fn limit_super_packets(device: &str, bytes: u32) -> Result<()> {
+    // struct ifinfomsg. Without an index, the name tells which device is meant.
+    let mut body = vec![0; 16];
+    let mut name = device.as_bytes().to_vec();
+    name.push(0);
+    attribute(&mut body, IFLA_IFNAME, &name);
+    attribute(&mut body, IFLA_GSO_MAX_SIZE, &bytes.to_ne_bytes());
+    request(RTM_SETLINK, 0, &body)
+        .with_context(|| format!("cannot limit the super-packets of the device {device:?} to {bytes} bytes"))
 }
 
 fn device_mtu(index: u32) -> Result<u32> {

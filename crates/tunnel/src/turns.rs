@@ -70,11 +70,6 @@ impl<'t, E> Access<'t, E> {
         Self { turns, turn: None, keeps: false }
     }
 
-    /// Creates an access that holds the lock until it is dropped.
-    pub fn keeping(turns: &'t Turns<E>) -> Self {
-        Self { turns, turn: None, keeps: true }
-    }
-
     /// Makes the access hold the lock until it is dropped. If the value is not locked now, this begins with the next
     /// [`Self::get`].
     pub fn keep(&mut self) {

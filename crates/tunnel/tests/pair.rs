@@ -193,6 +193,20 @@ fn datagrams_that_are_compressed_as_one_arrive_as_many() {
 }
 
 #[test]
+fn super_packets_fit_one_send_unless_the_machine_forwards() {
+    lab::test(|| {
+        let stage = Stage::new(false, demand(Encrypt));
+        for (forwards, limit) in [("0", "gso_max_size 62000"), ("1", "gso_max_size 65536"), ("0", "gso_max_size 62000")]
+        {
+            stage.client.sysctl("net/ipv4/ip_forward", forwards)?;
+            let shows = || stage.client.ip("-d link show dev vs-seal").is_ok_and(|text| text.contains(limit));
+            assert!(lab::poll(PATIENCE * 3, shows), "forwarding is {forwards}, and there is no {limit}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn a_record_that_is_weaker_than_the_rule_demands_brings_nothing() {
     lab::test(|| {
         let stage = Stage::new(false, demand(Encrypt));

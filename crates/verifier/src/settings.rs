@@ -133,8 +133,8 @@ pub struct Flags {
     /// none, and no tunnels]
     #[arg(long, value_name = "NET", env = "VOUCHSAFE_TUNNEL_POOL", value_delimiter = ',', value_parser = network)]
     pub tunnel_pool: Vec<IpNet>,
-    /// Number of queues of sealed tunnels, each with a thread of its own, 1 to 8 [default: the number of processors, at
-    /// most 8]
+    /// Number of queues of sealed tunnels, each with a thread of its own, 1 to 8 [default: half the number of
+    /// processors, 1 to 8]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_TUNNEL_QUEUES", value_parser = clap::value_parser!(u32).range(TUNNEL_QUEUES))]
     pub tunnel_queues: Option<u32>,
     /// A suite whose tokens are accepted: siphash, aes-cmac or sha224; may be repeated [default: siphash, aes-cmac]
@@ -209,7 +209,7 @@ pub struct Settings {
     pub pool: Vec<IpNet>,
     /// Networks of inside addresses for clients in sealed tunnels.
     pub tunnel_pool: Vec<IpNet>,
-    /// Number of queues of sealed tunnels; `None` for as many as there are processors.
+    /// Number of queues of sealed tunnels; `None` for the usual number.
     pub tunnel_queues: Option<u32>,
     /// The mark of admitted packets; `None` if packets are dropped rather than marked.
     pub mark: Option<Mark>,
