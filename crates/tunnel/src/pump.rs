@@ -295,7 +295,7 @@ impl<E: End> Loop<E> {
                 self.socket.read_errors(times.0);
             }
             if has_datagrams {
-                // What came out of a tunnel is often answered at once. The answers need no further `poll`.
+                // Packets out of a tunnel are often answered at once. The answers need no further `poll`.
                 has_frames |= self.receive(&shared, times);
             }
             if has_frames && let Err(error) = self.send(&shared, times) {
