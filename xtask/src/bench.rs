@@ -14,7 +14,7 @@ use crate::{build, target_dir, tests};
 
 /// The benches of `make bench`, each as package and target. The command line names benches by their target. Each bench
 /// prints one line of JSON: {name: {value, unit, yardstick, ratio, noise, bound, verdict}} (see `measure::Figures`).
-const BENCHES: [(&str, &str); 13] = [
+const BENCHES: [(&str, &str); 14] = [
     ("wire", "overhead"),
     ("engine", "engine"),
     ("engine", "segments"),
@@ -22,6 +22,7 @@ const BENCHES: [(&str, &str); 13] = [
     ("seal", "records"),
     ("tunnel", "seal"),
     ("authority", "asking"),
+    ("authority", "cluster"),
     ("authority", "grants"),
     ("authority", "http"),
     ("authority", "leases"),
@@ -31,14 +32,15 @@ const BENCHES: [(&str, &str); 13] = [
 ];
 
 /// Benches that take too long for `make bench` and run only when they are named: name, package, target, argument.
-const LONG: [(&str, &str, &str, &str); 1] = [("seal-rekey", "tunnel", "seal", "rekey-long")];
+const LONG: [(&str, &str, &str, &str); 2] =
+    [("seal-rekey", "tunnel", "seal", "rekey-long"), ("segments-whole", "engine", "segments", "whole")];
 
 /// Returns the names of all benches, for the command line.
 pub fn targets() -> Vec<&'static str> {
     BENCHES.iter().map(|(_, target)| *target).chain(LONG.iter().map(|(name, ..)| *name)).collect()
 }
 
-/// Runs the benches named in `parts`. If none is named, runs all benches but the long ones.
+/// Runs the benches named in `parts`. If none is named, runs all benches except the long ones.
 pub fn run(parts: &[String]) -> Result<()> {
     let vouchsafe = build::release()?;
     let mut figures = Map::new();

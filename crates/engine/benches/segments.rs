@@ -97,7 +97,11 @@ fn main() {
 fn whole(place: usize, clients: u32, figures: &mut Figures) {
     let needed = u64::from(clients) * u64::from(ENTRIES) * WHOLE_ENTRY_BYTES + ROOM_BESIDE;
     if needed > available() {
-        eprintln!("segments: {clients} clients need {} MiB, and {} are free: left out", needed >> 20, available() >> 20);
+        eprintln!(
+            "segments: {clients} clients need {} MiB, and {} are free: left out",
+            needed >> 20,
+            available() >> 20
+        );
         return;
     }
     eprintln!("segments: loading {clients} clients with {ENTRIES} senders each");

@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
+use tower_layer::Layer;
 
 /// Time limit for a TLS handshake.
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
@@ -29,7 +30,7 @@ const STREAMS: u32 = 32;
 /// Flow-control window in bytes, per HTTP/2 stream and per connection.
 const WINDOW: u32 = 64 * 1024;
 
-/// Serves `router` on the connections that `listener` accepts. Never returns; dropping the future closes all
+/// Serves `router` on the connections that `listener` accepts. Never returns. Dropping the future closes all
 /// connections.
 pub async fn serve(
     listener: TcpListener,
@@ -84,8 +85,10 @@ async fn connection(
     peer: Peer,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     stream.set_nodelay(true)?;
-    let stream = tokio::time::timeout(HANDSHAKE_TIME, acceptor.accept(stream)).await??;
-    let service = TowerToHyperService::new(router.layer(Extension(peer.clone())));
+    // A handshake needs much more memory than an open connection. In a box, this memory is free again afterwards.
+    let stream = Box::pin(tokio::time::timeout(HANDSHAKE_TIME, acceptor.accept(stream))).await??;
+    // The layer goes around the router. `Router::layer` would copy every route, for each connection.
+    let service = TowerToHyperService::new(Extension(peer.clone()).layer(router));
     let mut builder = Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
     let mut http2 = builder.http2();
@@ -95,7 +98,7 @@ async fn connection(
         Some(b"h2") => builder.http2_only(),
         _ => builder.http1_only(),
     };
-    let mut served = std::pin::pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let mut served = Box::pin(builder.serve_connection(TokioIo::new(stream), service));
     tokio::select! {
         served = &mut served => return served,
         () = tokio::time::sleep(UNPROVEN_TIME) => {}

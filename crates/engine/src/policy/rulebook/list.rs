@@ -18,8 +18,8 @@
 //! | 1 each | levels: the priority |
 //! | 3 each | runs of consecutive freshness values: the rank of the first one, and its value |
 //!
-//! There is room for more ranks than are in use, so most changes of an entry copy the block and change a few words of the
-//! copy. Only if there is no room left, or if an entry has a priority or a saying that no other has, or is not the
+//! There is room for more ranks than are in use, so most changes of an entry copy the block and change a few words of
+//! the copy. Only if there is no room left, or if an entry has a priority or a saying that no other has, or is not the
 //! freshest, the list is packed anew.
 
 use super::fetch::fetch;

@@ -372,10 +372,11 @@ proptest! {
             prop_assert_eq!(listed, expected);
         }
         let senders: Vec<_> = (0..40).map(|sender| Scattered::from(Sender(sender))).collect();
-        let strongest = entries.iter().filter(|entry| entry.sender.0 < 40).max_by(|one, other| one.rank().cmp(&other.rank()));
+        let matching = entries.iter().filter(|entry| entry.sender.0 < 40);
+        let strongest = matching.max_by(|one, other| one.rank().cmp(&other.rank())).copied();
         let decided = list.deciding(&senders, list.look(&senders), |_| true);
-        prop_assert_eq!(decided.map(|entry| (entry.priority, entry.revision, entry.action)),
-            strongest.map(|entry| (entry.priority, entry.revision, entry.action)));
+        let of = |entry: Option<Entry>| entry.map(|entry| (entry.priority, entry.revision, entry.action));
+        prop_assert_eq!(of(decided), of(strongest));
     }
 
     #[test]
