@@ -1,15 +1,18 @@
 #!/bin/sh
 # Installs the packages for one purpose on Debian 12 or Ubuntu 24.04:
-#   sh xtask/setup.sh [--list] build|package|demo|bench|test|compare
+#   sh xtask/setup.sh [--list] build|package|package-arm64|demo|bench|test|compare
 # It is plain sh, because xtask itself cannot be linked before gcc is installed. It never prompts, and returns quickly
 # if nothing is missing.
 set -eu
 cd "$(dirname "$0")/.."
 
-# The packages that each purpose adds. `bench` also needs those of `demo`, and `demo` and `package` those of `build`.
+# The packages that each purpose adds. `bench` also needs those of `demo`, `demo` and `package` those of `build`, and
+# `package-arm64` those of `package`.
 # `test` needs everything, except most of the programs that `compare` measures.
 for_build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
 for_package='dpkg-dev git xz-utils'
+# The compiler for arm64, and the emulator that runs the program to make it write its man pages.
+for_arm64='gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user'
 for_demo='util-linux iproute2 nftables ethtool openssh-server openssh-client'
 # The documentation of Perl's modules is the text that the tunnel's bench compresses.
 for_bench='openvswitch-switch iperf3 perl'
@@ -34,6 +37,7 @@ purpose=${1:-test}
 case $purpose in
 build) wanted="$for_build" ;;
 package) wanted="$for_build $for_package" ;;
+package-arm64) wanted="$for_build $for_package $for_arm64" ;;
 demo) wanted="$for_build $for_demo" ;;
 bench)
     wanted="$for_build $for_demo $for_bench $few_vpns"
@@ -44,7 +48,7 @@ compare)
     peers='wireguard-go boringtun nebula tailscale'
     ;;
 test)
-    wanted="$for_build $for_package $for_demo $for_bench $for_test $few_vpns $browser"
+    wanted="$for_build $for_package $for_arm64 $for_demo $for_bench $for_test $few_vpns $browser"
     peers=wireguard-go
     # Node may be installed without a package, or with a package that includes npm.
     command -v node >/dev/null || wanted="$wanted nodejs"
@@ -52,7 +56,7 @@ test)
     # Programs in Go and Java connect under `vouchsafe run`.
     command -v java >/dev/null || wanted="$wanted default-jdk-headless"
     ;;
-*) fail "no such purpose: $purpose; there are build, package, demo, bench, test and compare" ;;
+*) fail "no such purpose: $purpose; there are build, package, package-arm64, demo, bench, test and compare" ;;
 esac
 [ -z "$peers" ] || command -v go >/dev/null || wanted="$wanted golang-go"
 [ $list = no ] || { echo "$wanted"; exit; }
@@ -112,6 +116,44 @@ fi
 command -v cargo >/dev/null || fail "cargo is missing: install Rust from https://rustup.rs"
 # shellcheck disable=SC2086
 [ -z "$peers" ] || sh xtask/peers.sh $peers
+
+# Debian's libraries for arm64 that the program needs, each package below a folder of its own, and `root` with all of
+# them. They come from this machine's mirror, without telling this machine's dpkg of another processor.
+libraries_for_arm64() {
+    parts=${CARGO_TARGET_DIR:-target}/parts/arm64
+    [ "$(. /etc/os-release; echo "$ID")" = debian ] || {
+        say "no libraries for arm64: only Debian has them on the mirror of its other packages"
+        return 0
+    }
+    packages='libc6 libgcc-s1 libelf1 zlib1g libelf-dev zlib1g-dev'
+    # The headers are the same for both processors, and of the version that is installed here.
+    release="$packages $(dpkg-query -W -f '${Version} ' libelf-dev zlib1g-dev libc6)"
+    [ "$(cat "$parts/made" 2>/dev/null)" != "$release" ] || return 0
+    say "fetching libraries for arm64"
+    rm -rf "$parts"
+    mkdir -p "$parts/apt/lists/partial" "$parts/apt/cache/archives/partial" "$parts/root"
+    parts=$(cd "$parts" && pwd)
+    : >"$parts/apt/status"
+    apt_for_arm64() {
+        apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o Dir::State="$parts/apt" \
+            -o Dir::State::status="$parts/apt/status" -o Dir::Cache="$parts/apt/cache" -o Debug::NoLocking=1 \
+            -o APT::Sandbox::User= "$@" </dev/null
+    }
+    apt_for_arm64 update || say "apt-get update complained; trying with the lists at hand"
+    # shellcheck disable=SC2086
+    (cd "$parts/apt" && apt_for_arm64 download $packages) || fail "apt-get could not fetch libraries for arm64"
+    for package in $packages; do
+        dpkg-deb --raw-extract "$parts/apt/${package}_"*.deb "$parts/$package"
+        dpkg-deb --extract "$parts/apt/${package}_"*.deb "$parts/root"
+    done
+    # A link to /lib would lead to this machine's own libraries.
+    find "$parts/root" -type l -lname '/*' | while read -r link; do
+        ln -srfn "$parts/root$(readlink "$link")" "$link"
+    done
+    rm -rf "$parts/apt"
+    echo "$release" >"$parts/made"
+}
+case $purpose in package-arm64 | test) libraries_for_arm64 ;; esac
 [ "$purpose" = test ] || exit 0
 
 if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
@@ -150,11 +192,12 @@ if [ "$(cat "$parts/locked" 2>/dev/null)" != "$locked" ]; then
 fi
 
 # A Debian or Ubuntu of this machine's release, from its mirror, in which the packages are tested. The libraries that the
-# program loads are in it, so that the tests need no network.
+# program loads are in it, and what a server has before anybody protects it, so that the tests need no network.
 base=${CARGO_TARGET_DIR:-target}/parts/debian.tar
 release=$(. /etc/os-release; echo "$VERSION_CODENAME")
 libraries=$(dpkg-query --search '*/libelf.so.1' '*/libz.so.1' '*/libgcc_s.so.1' | cut -d : -f 1 | sort -u | paste -s -d ,)
-wanted="$release $libraries"
+include="$libraries,passwd,systemd,sudo,openssh-server,openssl"
+wanted="$release $include"
 if [ "$(cat "$base.made" 2>/dev/null)" != "$wanted" ]; then
     say "making the system in which packages are tested"
     mirror=$(apt-get --print-uris download base-files | sed -n "s,^'\\(.*\\)/pool/.*,\\1,p")
@@ -162,8 +205,10 @@ if [ "$(cat "$base.made" 2>/dev/null)" != "$wanted" ]; then
     sudo=''
     [ "$(id -u)" = 0 ] || sudo=sudo
     mkdir -p "${base%/*}"
-    $sudo mmdebstrap --quiet --variant=minbase --include="$libraries,passwd,systemd" "$release" "$base" "$mirror" \
+    # A test may just be reading the old one.
+    $sudo mmdebstrap --quiet --format=tar --variant=minbase --include="$include" "$release" "$base.new" "$mirror" \
         || fail "mmdebstrap could not make a system from $mirror"
+    $sudo mv "$base.new" "$base"
     echo "$wanted" >"$base.made"
 fi
 

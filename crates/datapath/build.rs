@@ -54,8 +54,8 @@ fn compile(source: &Path, include: &Path, object: &Path) -> Result<(), Box<dyn E
         // <bpf/…> of the version that libbpf-sys builds.
         .arg("-I")
         .arg(variable("DEP_BPF_INCLUDE"))
-        // Debian's directory of <asm/types.h> for the build machine's architecture.
-        .arg(format!("-I/usr/include/{architecture}-linux-gnu"))
+        // Debian's directory of <asm/types.h> for the build machine's architecture. The types are those of any other.
+        .arg(format!("-I/usr/include/{}-linux-gnu", variable("HOST").split('-').next().unwrap_or_default()))
         .arg("-c")
         .arg(source)
         .arg("-o")

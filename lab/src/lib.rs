@@ -17,6 +17,7 @@ pub mod nat;
 pub mod net;
 pub mod nobody;
 pub mod outsider;
+pub mod package;
 pub mod port;
 pub mod probe;
 pub mod process;

@@ -63,6 +63,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Measure how long a newcomer waits for the demo, in a bare Debian system; needs a mirror (Debian 12, Ubuntu 24.04)
+    Newcomer,
     /// Build the rootless client as static binaries, for x86-64 and arm64 (needs musl-tools and clang)
     Static,
     /// Make the packages in target/package: deb, OCI image, bill of materials; the same commit gives the same bytes
@@ -137,6 +139,7 @@ fn perform(task: Task) -> Result<()> {
         Task::Test { no_kernels, args } => tests::run(no_kernels, &args),
         Task::Kernels(args) => kernels::run(&args),
         Task::Demo { args } => build::scenario("lab", "lab", [&["demo".to_owned()], &args[..]].concat()),
+        Task::Newcomer => run(run::command_as_root("sh").arg("xtask/newcomer.sh")),
         Task::Static => build::rootless(),
         Task::Bench { parts } => bench::run(&parts),
         Task::Compare { args } => build::compare(args),

@@ -5,6 +5,7 @@
 
 mod deb;
 mod documents;
+mod foreign;
 mod image;
 mod program;
 mod sbom;
@@ -16,20 +17,22 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 
+use program::Build;
+
 use crate::run::{command, output, root};
 use crate::target_dir;
 
 /// Options of `package`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Make only these
+    /// Make only these packages
     #[arg(value_enum)]
     only: Vec<Part>,
     /// The processor that the program is for
     #[arg(long, value_enum, default_value = "amd64")]
     arch: Arch,
-    /// Package this program instead of building one
-    #[arg(long, value_name = "FILE", conflicts_with = "arch")]
+    /// Package this program, and build none
+    #[arg(long, value_name = "FILE")]
     binary: Option<PathBuf>,
     /// The folder to write to [default: target/package]
     #[arg(long, value_name = "DIR")]
@@ -37,7 +40,7 @@ pub struct Args {
     /// Number of the package among those of the same version
     #[arg(long, default_value_t = 1)]
     revision: u32,
-    /// Compress little, for tests
+    /// Compress little, for tests; with --twice, also build dependencies only once and optimise nothing
     #[arg(long)]
     quick: bool,
     /// Build the last commit twice, from clones in two folders, and compare
@@ -60,19 +63,36 @@ enum Part {
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Arch {
     Amd64,
+    /// On another processor, `sh xtask/setup.sh package-arm64` installs what the build needs
+    Arm64,
 }
 
 impl Arch {
     fn debian(self) -> &'static str {
         match self {
             Self::Amd64 => "amd64",
+            Self::Arm64 => "arm64",
         }
     }
 
     fn rust(self) -> &'static str {
         match self {
             Self::Amd64 => "x86_64-unknown-linux-gnu",
+            Self::Arm64 => "aarch64-unknown-linux-gnu",
         }
+    }
+
+    /// Returns the processor's number in ELF files.
+    fn elf(self) -> u16 {
+        match self {
+            Self::Amd64 => 62,
+            Self::Arm64 => 183,
+        }
+    }
+
+    /// Reports whether this machine has such a processor.
+    fn is_native(self) -> bool {
+        self.rust().split('-').next() == Some(std::env::consts::ARCH)
     }
 }
 
@@ -81,7 +101,7 @@ struct Job {
     arch: Arch,
     /// Version and revision.
     version: String,
-    /// Unix time that every file gets.
+    /// Unix time that every file in a package gets as its modification time.
     epoch: String,
     /// The program, without symbols.
     program: PathBuf,
@@ -93,7 +113,7 @@ struct Job {
 pub fn run(args: &Args) -> Result<()> {
     let out = args.out.clone().unwrap_or_else(|| target_dir().join("package"));
     if !args.twice {
-        return make(args, root(), &out).map(drop);
+        return make(args, root(), &target_dir().join("package-build"), &out).map(drop);
     }
     let clones = target_dir().join("package-twice");
     let _ = fs::remove_dir_all(&clones);
@@ -104,7 +124,10 @@ pub fn run(args: &Args) -> Result<()> {
         let git = || command("git");
         crate::run::run(git().args(["clone", "--quiet", "--no-hardlinks", "--no-checkout"]).arg(root()).arg(&clone))?;
         crate::run::run(git().arg("-C").arg(&clone).args(["checkout", "--quiet", "--detach", commit.trim()]))?;
-        made.push(make(args, &clone, &clone.join("package"))?);
+        // Paths in the build are the same for both folders. So cargo takes the dependencies of the first, and builds
+        // every crate of the second folder anew, because its files are newer.
+        let target = if args.quick { clones.join("target") } else { clone.join("target") };
+        made.push(make(args, &clone, &target, &clone.join("package"))?);
     }
     let mut differ = Vec::new();
     for (one, other) in made[0].iter().zip(&made[1]) {
@@ -113,23 +136,29 @@ pub fn run(args: &Args) -> Result<()> {
         differ.extend((!same).then(|| format!("{} and {}", one.display(), other.display())));
     }
     ensure!(differ.is_empty(), "not reproducible: {}", differ.join(", "));
-    fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
-    for path in &made[0] {
-        fs::copy(path, out.join(path.file_name().context("a package has no name")?))?;
+    // Packages of a program that is not optimised are not for use.
+    if !args.quick {
+        fs::create_dir_all(&out).with_context(|| out.display().to_string())?;
+        for path in &made[0] {
+            fs::copy(path, out.join(path.file_name().context("a package has no name")?))?;
+        }
     }
     fs::remove_dir_all(&clones).with_context(|| clones.display().to_string())
 }
 
-/// Makes the packages from the checkout `source`, and returns their paths.
-fn make(args: &Args, source: &Path, out: &Path) -> Result<Vec<PathBuf>> {
+/// Makes the packages from the checkout `source`, which is built in the folder `target`, and returns their paths.
+fn make(args: &Args, source: &Path, target: &Path, out: &Path) -> Result<Vec<PathBuf>> {
     fs::create_dir_all(out).with_context(|| format!("could not make {}", out.display()))?;
     let epoch = epoch(source)?;
     let program = out.join(format!("vouchsafe.{}", args.arch.debian()));
     let built = match &args.binary {
         Some(binary) => binary.clone(),
-        None => program::build(source, args.arch, &epoch)?,
+        None => {
+            let profile = if args.twice && args.quick { "demo" } else { "release" };
+            program::build(&Build { source, target, arch: args.arch, profile, epoch: &epoch })?
+        }
     };
-    program::strip(&built, &program)?;
+    program::strip(args.arch, &built, &program)?;
     let version = format!("{}-{}", env!("CARGO_PKG_VERSION"), args.revision);
     let job = Job { arch: args.arch, version, epoch, program, out: out.to_owned(), quick: args.quick };
     let mut made = Vec::new();

@@ -6,7 +6,7 @@ use anyhow::Result;
 use crate::run::{command, run as run_command};
 
 /// The purposes for which packages are installed.
-pub const PURPOSES: [&str; 6] = ["build", "package", "demo", "bench", "test", "compare"];
+pub const PURPOSES: [&str; 7] = ["build", "package", "package-arm64", "demo", "bench", "test", "compare"];
 
 /// Installs the packages for `purpose`.
 pub fn run(purpose: &str) -> Result<()> {
@@ -28,7 +28,8 @@ mod tests {
         let pairs = [
             ["build", "demo"],
             ["build", "package"],
-            ["package", "test"],
+            ["package", "package-arm64"],
+            ["package-arm64", "test"],
             ["demo", "bench"],
             ["bench", "test"],
             ["demo", "compare"],

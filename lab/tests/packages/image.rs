@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use lab::package::package;
 use lab::service::call;
 use lab::{Rootfs, process, test};
 use serde_json::Value;
@@ -13,7 +14,7 @@ use tempfile::TempDir;
 
 use lab::world::SOON;
 
-use super::{echo, is_protected, package, world};
+use super::{echo, is_protected, world};
 
 fn read(path: &Path) -> Result<Value> {
     serde_json::from_slice(&fs::read(path).with_context(|| path.display().to_string())?).context("no JSON")
@@ -30,8 +31,8 @@ fn blob(layout: &Path, descriptor: &Value) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Unpacks an image's archive and returns the path of its only layer.
-fn layer(archive: &Path, to: &Path) -> Result<PathBuf> {
+/// Unpacks an image's archive and returns the path of its only layer, and its configuration.
+pub(super) fn layer(archive: &Path, to: &Path) -> Result<(PathBuf, Value)> {
     process::output(Command::new("tar").arg("-xf").arg(archive).arg("-C").arg(to))?;
     ensure!(read(&to.join("oci-layout"))?["imageLayoutVersion"] == "1.0.0", "no OCI layout");
     let manifest = read(&blob(to, &read(&to.join("index.json"))?["manifests"][0])?)?;
@@ -42,7 +43,7 @@ fn layer(archive: &Path, to: &Path) -> Result<PathBuf> {
     let unpacked = process::output(Command::new("sh").args(["-c", "gzip -dc \"$0\" | sha256sum"]).arg(&layer))?;
     let unpacked = format!("sha256:{}", unpacked.split(' ').next().unwrap_or_default());
     ensure!(config["rootfs"]["diff_ids"][0] == unpacked.as_str(), "{config}");
-    Ok(layer)
+    Ok((layer, config))
 }
 
 /// Returns the capabilities of a role's systemd unit, in lower case and without `CAP_`.
@@ -61,7 +62,7 @@ fn an_image_has_all_that_a_verifier_needs_and_is_made_alike_twice() {
         let (first, second) = (package("image", 1, one.path())?, package("image", 1, other.path())?);
         ensure!(fs::read(&first)? == fs::read(&second)?, "two images of the same program differ");
         let layout = TempDir::new()?;
-        let layer = layer(&first, layout.path())?;
+        let (layer, _) = layer(&first, layout.path())?;
         let root = Rootfs::image(&layer)?;
         ensure!(!root.path().join("bin/sh").exists(), "there is a shell in the image");
         let program = |role: &str| root.program_with(role, "/usr/bin/vouchsafe", &capabilities(role)?);

@@ -1,16 +1,18 @@
 //! The packages, of the program under test: a Debian package in a Debian system, and an image's content as the only root.
 
+mod arm64;
 mod image;
 mod sbom;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use lab::package::package;
 use lab::service::{call, exchange};
 use lab::world::{Agent, Authority, ECHO, FRONT4, Network, SOON, Services, Verifier, Way, policy};
 use lab::{Rootfs, World, process, test};
@@ -34,17 +36,6 @@ const OWN: [&str; 9] = [
 
 fn echo() -> SocketAddr {
     format!("{FRONT4}:{ECHO}").parse().expect("an address")
-}
-
-/// Makes a package of the program under test with `cargo xtask package`.
-fn package(part: &str, revision: u32, out: &Path) -> Result<PathBuf> {
-    let xtask = lab::built().context("no folder of built programs")?.join("xtask");
-    ensure!(xtask.exists(), "no {}: run `cargo build -p xtask`", xtask.display());
-    let mut make = Command::new(xtask);
-    make.args(["package", part, "--quick", "--revision", &revision.to_string(), "--binary"]).arg(lab::vouchsafe());
-    let text = process::output(make.arg("--out").arg(out))?;
-    let path = text.lines().last().and_then(|line| line.split_once(' '));
-    Ok(path.with_context(|| format!("xtask printed {text:?}"))?.1.into())
 }
 
 /// Starts the world with these programs as verifier and agent.

@@ -5,11 +5,10 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, ensure};
+use lab::package::package;
 use lab::{process, test};
 use serde_json::Value;
 use tempfile::TempDir;
-
-use super::package;
 
 /// Prints what is wrong with a document.
 const VALIDATE: &str = "

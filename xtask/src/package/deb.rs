@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use super::tree::Tree;
-use super::{Job, documents, sbom};
+use super::{Job, documents, foreign, sbom};
 use crate::run::{command, output};
 
 /// Where `packaging/systemd` expects the program, and where the package has it.
@@ -81,12 +81,18 @@ fn control(job: &Job, debian: &Path, tree: &Tree) -> Result<()> {
     Ok(())
 }
 
-/// Returns the packages of the libraries that the program loads, as `dpkg-shlibdeps` finds them on this machine.
+/// Returns the packages of the libraries that the program loads, as `dpkg-shlibdeps` finds them on this machine or, for
+/// another processor, among the packages that are unpacked here.
 fn dependencies(job: &Job) -> Result<String> {
     let dir = Tree::new(job.out.join("shlibdeps"))?;
     dir.put("debian/control", 0o644, "Source: vouchsafe\n\nPackage: vouchsafe\nArchitecture: any\n")?;
     let program = job.program.canonicalize()?;
-    let found = output(command("dpkg-shlibdeps").arg("-O").arg(&program).current_dir(dir.path()))?;
+    let mut shlibdeps = command("dpkg-shlibdeps");
+    shlibdeps.env("DEB_HOST_ARCH", job.arch.debian()).current_dir(dir.path());
+    if !job.arch.is_native() {
+        shlibdeps.args(foreign::packages(job.arch)?.iter().map(|package| format!("-S{}", package.display())));
+    }
+    let found = output(shlibdeps.arg("-O").arg(&program))?;
     let line = found.lines().find_map(|line| line.strip_prefix("shlibs:Depends="));
     Ok(line.with_context(|| format!("dpkg-shlibdeps printed {found:?}"))?.to_owned())
 }

@@ -1,12 +1,12 @@
-//! Man pages and completions, which the program writes.
+//! Adds man pages and shell completions to a package. The program under packaging writes them itself.
 
 use std::fs;
 
 use anyhow::{Context, Result};
 
-use super::Job;
 use super::tree::Tree;
-use crate::run::{command, output, run};
+use super::{Job, program};
+use crate::run::{output, run};
 
 /// Completions: the shell, and where Debian has its files.
 const COMPLETIONS: [(&str, &str); 3] = [
@@ -18,7 +18,7 @@ const COMPLETIONS: [(&str, &str); 3] = [
 /// Adds man pages and completions to a tree.
 pub fn add(job: &Job, tree: &Tree) -> Result<()> {
     let man = tree.folder("usr/share/man/man1", 0o755)?;
-    run(command(&job.program).arg("man").arg(&man))?;
+    run(program::command_for(job.arch, &job.program)?.arg("man").arg(&man))?;
     for page in fs::read_dir(&man)? {
         let name = page?.file_name().into_string().ok().context("the name of a man page is not UTF-8")?;
         let path = format!("usr/share/man/man1/{name}");
@@ -27,7 +27,7 @@ pub fn add(job: &Job, tree: &Tree) -> Result<()> {
         tree.gzip(&path)?;
     }
     for (shell, path) in COMPLETIONS {
-        tree.put(path, 0o644, output(command(&job.program).args(["completions", shell]))?)?;
+        tree.put(path, 0o644, output(program::command_for(job.arch, &job.program)?.args(["completions", shell]))?)?;
     }
     Ok(())
 }

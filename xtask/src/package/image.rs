@@ -67,9 +67,9 @@ fn fill(job: &Job, source: &Path, root: &Tree) -> Result<()> {
         root.folder(&format!("usr/{name}"), 0o755)?;
         root.link(name, &format!("usr/{name}"))?;
     }
-    for library in program::libraries(&job.program)? {
-        let name = library.strip_prefix("/usr").or(library.strip_prefix("/")).unwrap_or(&library).display().to_string();
-        root.copy(&library, &format!("usr/{name}"), 0o755)?;
+    for program::Library { path, file } in program::libraries(job.arch, &job.program)? {
+        let name = path.strip_prefix("/usr").or(path.strip_prefix("/")).unwrap_or(&path).display().to_string();
+        root.copy(&file, &format!("usr/{name}"), 0o755)?;
     }
     // glibc asks only files for names of hosts if it finds no such file.
     root.put("etc/nsswitch.conf", 0o644, "passwd: files\ngroup: files\nhosts: files dns\n")?;

@@ -37,7 +37,7 @@ pub fn text(job: &Job, source: &Path) -> Result<String> {
         .filter(|package| package.id != shipped.id)
         .map(|package| component(package, "library", &hashes, linked.contains(&package.id)))
         .collect();
-    for (name, version) in program::packages(&job.program)? {
+    for (name, version) in program::packages(job.arch, &job.program)? {
         let purl =
             format!("pkg:deb/{}/{name}@{}?arch={}", distribution()?, version.replace('+', "%2B"), job.arch.debian());
         components.push(json!({
