@@ -255,7 +255,7 @@ to = "way"
             assert_eq!(faults.lines().count(), 1, "{terms}: {faults}");
         }
         let pair = faults("suite = \"sha224\"\ntreatment = \"encrypt\"");
-        assert!(pair.contains("can't say that they are for a sealed tunnel"), "{pair}");
+        assert!(pair.contains("can't carry the demand for a sealed tunnel"), "{pair}");
     }
 
     #[test]
@@ -280,7 +280,7 @@ to = "way"
         let closed = changed("who = \"group:staff\"\nto = \"way\"", "who = \"person:alice\"\nto = \"way\"");
         assert!(closed.contains("group:staff must send to `printers` through the tunnel `way`"), "{closed}");
         let itself = changed("to = \"printers\"", "to = [\"printers\", \"way\"]");
-        assert!(itself.contains("`way` is a tunnel itself"), "{itself}");
+        assert!(itself.contains("`way` is a tunnel, and a tunnel can't travel in a tunnel"), "{itself}");
         for person in ["person:alice", "group:staff"] {
             let named = encrypt.replacen(
                 "who = \"group:staff\"\nto = \"printers\"",
