@@ -1,4 +1,4 @@
-//! The developer's commands: `cargo xtask help`.
+//! The developer's commands, which `cargo xtask help` lists.
 //!
 //! Each command is one module; this file only declares the command line. Nothing here is part of the product.
 
