@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0 */
-/* The agent's hooks: tc egress puts tokens into first packets, tc ingress notices which UDP flows were answered.
+/* The agent's hooks: tc egress puts tokens into first packets, tc ingress notices which UDP flows were answered. A third program
+ * turns the segments of some connections into datagrams.
  *
  * They touch only TCP SYNs and UDP datagrams to protected destinations from sockets whose owner has logged in (wire.md
  * §4.1, §4.2). Without a grant, the packet goes to user space, which sends it again once the grant has arrived. */
@@ -17,14 +18,12 @@
 #include "handed.h"
 #include "ladder.h"
 #include "steer.h"
+#include "datagrams.h"
 #include "sender.h"
 #include "append.h"
+#include "as_datagram.h"
+#include "conversations.h"
 
-/* Which datagrams carry tokens, wire.md §4.1.3: the first of a flow, and one at these intervals in seconds. */
-enum { UDP_FIRST = 4, UDP_TOKEN_EVERY = 15, UDP_TOKEN_UNANSWERED = 1 };
-/* A verifier may keep a flow for this long after its last datagram. Until then, the flow's ports belong to the
- * subject that used them. */
-enum { UDP_OWNED = 90 /* seconds */ };
 /* Bytes of a token (§3), which follows the magic number in a block. */
 enum { TOKEN_LEN = TAIL_LEN - 4 };
 
@@ -70,13 +69,6 @@ struct {
 	__type(key, struct grant_slot);
 	__type(value, struct grant_entry);
 } grants SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 65536);
-	__type(key, struct flow_key);
-	__type(value, struct conversation);
-} conversations SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -277,8 +269,10 @@ static __always_inline int has_block(context *ctx, const struct packet *p)
 
 	if (p->end - p->payload < TAIL_LEN || load(ctx, p->end - TAIL_LEN, &magic, 4))
 		return 0;
-	return magic == MAGIC || ((magic == STREAM_MAGIC || magic == FAST_OPEN_MAGIC) && p->flow.protocol == IP_TCP &&
-				  p->payload + TAIL_LEN == p->end);
+	if (magic == MAGIC || p->flow.protocol != IP_TCP)
+		return magic == MAGIC;
+	return magic == TCP_IN_UDP_MAGIC ||
+	       ((magic == STREAM_MAGIC || magic == FAST_OPEN_MAGIC) && p->payload + TAIL_LEN == p->end);
 }
 
 static __always_inline int has_no_room(const context *ctx, const struct packet *p, __u32 more)
@@ -302,7 +296,8 @@ static __always_inline int make_token(const struct packet *p, struct grant_entry
 	return 0;
 }
 
-static __noinline int send_token(context *ctx, const struct packet *p, struct grant_entry *grant, __u32 by_fast_open)
+/* `by`: the carrier that the ladder chose, if it did. */
+static __noinline int send_token(context *ctx, const struct packet *p, struct grant_entry *grant, __u32 by)
 {
 	__u32 zero = 0;
 	struct work *work = bpf_map_lookup_elem(&works, &zero);
@@ -311,11 +306,13 @@ static __noinline int send_token(context *ctx, const struct packet *p, struct gr
 	/* The kernel does not find the IP header behind a VLAN tag in the frame. */
 	if (shim && (p->flow.family != 4 || p->network != config.link_header || p->transport != p->network + IPV4_LEN))
 		return refuse(AGENT_FAILED);
-	if (!work || make_token(p, grant, work))
+	if (!work || make_token(p, grant, work) || (by & BY_DATAGRAM && shim))
 		return refuse(AGENT_FAILED);
 	work->carrier = grant->carrier;
+	if (by & BY_DATAGRAM)
+		work->block.magic = TCP_IN_UDP_MAGIC;
 	/* A SYN without room goes by `tail`. */
-	if (by_fast_open && !shim && has_option_room(p))
+	if (by & BY_FAST_OPEN && !shim && has_option_room(p))
 		return append_with_option(ctx, p, work) ? refuse(AGENT_FAILED) : leave(AGENT_TOKENS);
 	if (p->flow.protocol == IP_TCP || !has_no_room(ctx, p, shim ? SHIM_LEN : TAIL_LEN)) {
 		if (shim)
@@ -326,46 +323,6 @@ static __noinline int send_token(context *ctx, const struct packet *p, struct gr
 	bpf_clone_redirect(ctx, ctx->ifindex, 0);
 	work->ahead = 0;
 	return leave(AGENT_ALONE);
-}
-
-/* Reports whether the datagram would ride on another subject's flow, whose port was bound again right after that
- * subject released it. */
-static __always_inline int is_rider(struct conversation *conversation, __u32 subject, __u32 time)
-{
-	/* Another core may already have recorded the next second. */
-	__u32 silence = time - conversation->seen + 1;
-
-	if (conversation->subject != subject)
-		return silence <= UDP_OWNED;
-	if (silence > UDP_TOKEN_EVERY)
-		conversation->answered = conversation->sent = 0;
-	conversation->seen = time;
-	return 0;
-}
-
-/* Reports whether this datagram needs a token (wire.md §4.1.3), and records that it gets one. */
-static __always_inline int udp_needs_token(const struct packet *p, struct conversation *conversation, __u32 subject,
-					   __u32 time)
-{
-	__u32 sent;
-	__s32 every;
-
-	if (!conversation || conversation->subject != subject) {
-		struct conversation new_flow = { .token = time, .sent = 1, .subject = subject, .seen = time };
-
-		bpf_map_update_elem(&conversations, &p->flow, &new_flow, BPF_ANY);
-		return 1;
-	}
-	sent = conversation->sent;
-	if (sent < 0xffff)
-		conversation->sent = ++sent;
-	if (conversation->answered || (sent > UDP_FIRST && sent & (sent - 1))) {
-		every = conversation->answered ? UDP_TOKEN_EVERY : UDP_TOKEN_UNANSWERED;
-		if ((__s32)(time - conversation->token) < every)
-			return 0;
-	}
-	conversation->token = time;
-	return 1;
 }
 
 /* Fast path for most traffic: 1 if the packet can't be a first packet. */
@@ -401,7 +358,7 @@ static __always_inline int insert_token(struct __sk_buff *skb, __u32 *chosen)
 	struct conversation *conversation = 0;
 	struct grant_entry *grant;
 	struct services *services;
-	__u32 zero = 0, time, by_fast_open = 0;
+	__u32 zero = 0, time, by = 0;
 	struct work *work;
 
 	if (is_other(skb))
@@ -455,8 +412,17 @@ static __always_inline int insert_token(struct __sk_buff *skb, __u32 *chosen)
 		way = climb(skb, &p, &slot);
 		if (way & CLIMBED)
 			leave(AGENT_WATCHED);
-		by_fast_open = way & BY_FAST_OPEN;
-		*chosen = way = way & ~(CLIMBED | BY_FAST_OPEN);
+		by = way & (BY_FAST_OPEN | BY_DATAGRAM);
+		way &= ~(CLIMBED | BY_FAST_OPEN | BY_DATAGRAM);
+		*chosen = way | (by & BY_DATAGRAM);
+	}
+	if (by & BY_DATAGRAM) {
+		if (has_conversation(&p, time))
+			return refuse(AGENT_RIDER);
+		if (begin_in_datagrams(&p, slot.subject, skb->ifindex, time))
+			return refuse(AGENT_FAILED);
+	} else if (p.flow.protocol == IP_TCP && helpers()) {
+		end_in_datagrams(&p);
 	}
 	if (way)
 		note_steered(&p, slot.subject, way & ~STEERED);
@@ -468,16 +434,27 @@ static __always_inline int insert_token(struct __sk_buff *skb, __u32 *chosen)
 	if (p.flow.protocol == IP_UDP && !udp_needs_token(&p, conversation, slot.subject, time))
 		return leave(AGENT_CONVERSATION);
 	grant->used = time + grant->skew;
-	return send_token(skb, &p, grant, by_fast_open);
+	return send_token(skb, &p, grant, by);
 }
 
 SEC("tc")
 int insert(struct __sk_buff *skb)
 {
+	struct helping_devices *devices = config.link_header == ETHER_LEN ? helpers() : 0;
 	struct steering *steering = steers();
 	__u32 way = 0;
 	int verdict;
 
+	if (devices) {
+		/* It is a datagram already. */
+		if (skb->ingress_ifindex == devices->back)
+			return TC_ACT_UNSPEC;
+		verdict = departure_of(skb, now());
+		if (verdict == MAY_NOT_DEPART)
+			return refuse(AGENT_RIDER);
+		if (verdict == DEPARTS_AS_DATAGRAM)
+			return bpf_redirect(devices->out, 0);
+	}
 	if (steering) {
 		if (is_tunnels_own(skb, steering))
 			return TC_ACT_UNSPEC;
@@ -487,6 +464,10 @@ int insert(struct __sk_buff *skb)
 	verdict = insert_token(skb, &way);
 	if (!way || verdict != TC_ACT_UNSPEC)
 		return verdict;
+	if (way & BY_DATAGRAM) {
+		devices = helpers();
+		return devices ? bpf_redirect(devices->out, 0) : refuse(AGENT_FAILED);
+	}
 	steering = steers();
 	if (!steering || !steering->device)
 		return refuse(AGENT_NO_TUNNEL);
@@ -506,6 +487,14 @@ int notice(struct __sk_buff *skb)
 	struct flow_key key = {};
 	struct steering *steering = steers();
 
+	if (config.link_header == ETHER_LEN && helpers()) {
+		switch (arrive(skb, now())) {
+		case ARRIVED_AS_DATAGRAM:
+			return TC_ACT_UNSPEC;
+		case MAY_NOT_ARRIVE:
+			return refuse(AGENT_FAILED);
+		}
+	}
 	/* A packet out of the tunnel is no answer from outside. */
 	if (!(steering && skb->ifindex == steering->device) && may_answer(skb, config.link_header))
 		note_answer(skb, config.link_header);
@@ -540,6 +529,21 @@ int notice(struct __sk_buff *skb)
 	if (config.overhear && p.flow.client_port == bpf_htons(DNS_PORT))
 		overhear(skb, &p);
 	return TC_ACT_UNSPEC;
+}
+
+/* Runs at the end of the helping devices where segments come out: turns them into datagrams. */
+SEC("tc")
+int reorder(struct __sk_buff *skb)
+{
+	struct segment s = {};
+	struct datagram_flow *known;
+	struct flow_key key;
+
+	if (read_segment(skb, &s, IP_TCP))
+		return TC_ACT_SHOT;
+	key = s.flow;
+	known = bpf_map_lookup_elem(&datagram_flows, &key);
+	return known ? send_turned(skb, &s, known->interface) : TC_ACT_SHOT;
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -6,7 +6,7 @@
 SEC("xdp.frags")
 int admit(struct xdp_md *ctx)
 {
-	return decide(ctx) ? XDP_PASS : XDP_DROP;
+	return decide(ctx, SIDE_OUTSIDE) ? XDP_PASS : XDP_DROP;
 }
 
 char LICENSE[] SEC("license") = "GPL";

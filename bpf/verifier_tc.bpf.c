@@ -4,14 +4,27 @@
 #include "skb.h"
 #include "admit.h"
 #include "mark.h"
+#include "turn_back.h"
 
 SEC("tc")
 int admit(struct __sk_buff *ctx)
 {
+	enum side side = SIDE_OUTSIDE;
+	int outcome;
+
 	bring_headers_near(ctx);
+	if (config.carriers & CARRIER_TCP_IN_UDP) {
+		outcome = turn_back(ctx);
+		if (outcome == TURNED) {
+			side = SIDE_DATAGRAMS;
+		} else if (outcome != CONTINUE) {
+			count(outcome);
+			return TC_ACT_SHOT;
+		}
+	}
 	if (config.mark_mask)
 		return mark(ctx);
-	return decide(ctx) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
+	return decide(ctx, side) ? TC_ACT_UNSPEC : TC_ACT_SHOT;
 }
 
 char LICENSE[] SEC("license") = "GPL";

@@ -304,7 +304,7 @@ static __always_inline int settle_segment(struct flow *flow, const struct tcp *t
 	return PASS_FLOW;
 }
 
-static __always_inline int settle_fast4(context *ctx, void *data, void *end)
+static __always_inline int settle_fast4(context *ctx, void *data, void *end, enum side side)
 {
 	struct ipv4 *ip = data + ETHER_LEN;
 	struct tcp *tcp = (void *)(ip + 1);
@@ -318,7 +318,7 @@ static __always_inline int settle_fast4(context *ctx, void *data, void *end)
 	if (unlikely((void *)(tcp + 1) > end || ip->version_ihl != 0x45))
 		return CONTINUE;
 	flow.words[0] = *(__u64 *)(data + ETHER_LEN + __builtin_offsetof(struct ipv4, source));
-	flow.words[1] = *(__u32 *)(data + ETHER_LEN + IPV4_LEN) | (__u64)IP_TCP << 32;
+	flow.words[1] = *(__u32 *)(data + ETHER_LEN + IPV4_LEN) | (__u64)(IP_TCP | side << 8) << 32;
 	if (is_open4(flow.key.server))
 		return PASS_NOT_OURS;
 	total_len = bpf_ntohs(ip->total_len);
@@ -330,7 +330,7 @@ static __always_inline int settle_fast4(context *ctx, void *data, void *end)
 
 /* The fast path for IPv6. Only for packets without extension headers, one of which could be a source route to a
  * protected address. */
-static __always_inline int settle_fast6(context *ctx, void *data, void *end)
+static __always_inline int settle_fast6(context *ctx, void *data, void *end, enum side side)
 {
 	struct ipv6 *ip = data + ETHER_LEN;
 	struct tcp *tcp = (void *)(ip + 1);
@@ -353,21 +353,21 @@ static __always_inline int settle_fast6(context *ctx, void *data, void *end)
 	flow.words[1] = addresses[1];
 	flow.words[2] = addresses[2];
 	flow.words[3] = addresses[3];
-	flow.words[4] = *(__u32 *)(data + ETHER_LEN + IPV6_LEN) | (__u64)(IP_TCP | 6 << 8) << 32;
+	flow.words[4] = *(__u32 *)(data + ETHER_LEN + IPV6_LEN) | (__u64)(IP_TCP | 6 << 8 | side << 16) << 32;
 	return settle_segment(bpf_map_lookup_elem(&flows6, &flow.key), tcp, IPV6_LEN, total_len);
 }
 
 /* Fast path for most traffic: packets to addresses that are certainly unprotected, and segments of open TCP flows.
  * Returns the outcome of the full path, or CONTINUE if the full path has to decide. */
-static __always_inline int settle_fast(context *ctx)
+static __always_inline int settle_fast(context *ctx, enum side side)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 
 	if (data + ETHER_LEN > end)
 		return CONTINUE;
 	if (likely(*(__be16 *)(data + 12) == bpf_htons(0x0800)))
-		return settle_fast4(ctx, data, end);
-	return *(__be16 *)(data + 12) == bpf_htons(0x86dd) ? settle_fast6(ctx, data, end) : CONTINUE;
+		return settle_fast4(ctx, data, end, side);
+	return *(__be16 *)(data + 12) == bpf_htons(0x86dd) ? settle_fast6(ctx, data, end, side) : CONTINUE;
 }
 
 /* Parses the common case without a copy: Ethernet, IP without options, TCP or UDP. Returns -1 for everything else. */
@@ -450,21 +450,23 @@ static __always_inline void report(context *ctx, const struct packet *p, int out
 }
 
 /* Decides on a packet, and reports the outcome. */
-static __always_inline int decide_counted(context *ctx, struct packet *p)
+static __always_inline int decide_counted(context *ctx, struct packet *p, enum side side)
 {
 	int form = parse_fast(ctx, p), outcome;
 
 	if (form < 0)
 		form = parse(ctx, p, ETHER_LEN, 0);
+	p->flow.tunnel = side;
 	outcome = decide_parsed(ctx, p, form);
 	report(ctx, p, outcome);
 	return outcome;
 }
 
-/* Reports whether the packet passes. */
-static __always_inline int decide(context *ctx)
+/* Reports whether the packet passes. A segment that came as a datagram never passes unless it is admitted: without the verifier,
+ * it would be none. */
+static __always_inline int decide(context *ctx, enum side side)
 {
-	int outcome = settle_fast(ctx);
+	int outcome = settle_fast(ctx, side);
 	struct packet p;
 
 	if (likely(outcome != CONTINUE)) {
@@ -473,8 +475,8 @@ static __always_inline int decide(context *ctx)
 		return 1;
 	}
 	__builtin_memset(&p, 0, sizeof(p));
-	outcome = decide_counted(ctx, &p);
+	outcome = decide_counted(ctx, &p, side);
 	if (outcome == CONSUMED)
 		return 0;
-	return outcome >= PASS_NOT_OURS || (config.observe && !p.in_stream);
+	return outcome >= PASS_NOT_OURS || (config.observe && !p.in_stream && side == SIDE_OUTSIDE);
 }

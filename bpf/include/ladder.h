@@ -8,8 +8,8 @@
 #include "sender.h"
 #include "skb.h"
 
-/* Bits that climb returns beside the way: user space watches the packet; it goes by the carrier `fast_open`. */
-enum { CLIMBED = 1 << 29, BY_FAST_OPEN = 1 << 28 };
+/* Bits that climb returns beside the way: user space watches the packet; it goes by the carrier `fast_open`, or by `tcp_in_udp`. */
+enum { CLIMBED = 1 << 29, BY_FAST_OPEN = 1 << 28, BY_DATAGRAM = 1 << 27 };
 
 /* An answer acknowledges the SYN and no more than the data that a SYN can have. */
 enum { SYN_LENGTH_MAX = 2048 };
@@ -48,13 +48,13 @@ static __noinline struct first_packet *first_packet_of(const struct packet *p)
 	return first && p->acknowledgement - (first->sequence + 1) <= SYN_LENGTH_MAX ? first : 0;
 }
 
-/* Reports whether a subject's first packet was answered outside of the tunnel. */
+/* Reports whether a subject's first packet was answered outside of the tunnel, also in a datagram. */
 static __noinline int is_answered_outside(const struct packet *p, __u32 subject)
 {
 	struct flow_key key = p->flow;
 	struct first_packet *first = bpf_map_lookup_elem(&first_packets, &key);
 
-	return first && first->subject == subject && first->outside;
+	return first && first->subject == subject && (first->outside || first->datagram);
 }
 
 /* Records that a client goes on in the tunnel: it has had an answer there. */
@@ -70,7 +70,7 @@ static __noinline void note_inside(const struct packet *p, __u32 subject)
 
 /* Chooses the rung of a first packet, and passes a copy of the packet to user space, which sends it again by another rung if
  * no answer comes. Returns 0 if there is one rung only; else CLIMBED, with the way if that is the tunnel. If user space sends the
- * packet, returns only whether it goes by `fast_open`. */
+ * packet, returns only whether it goes by another carrier. */
 static __noinline __u32 climb(context *ctx, const struct packet *p, const struct grant_slot *to)
 {
 	struct grant_slot slot = *to;
@@ -83,7 +83,7 @@ static __noinline __u32 climb(context *ctx, const struct packet *p, const struct
 
 	/* User space sends a packet by the other rung. */
 	if (is_injected(ctx) && ctx->priority & (WISH_LADDER | WISH_OUTSIDE))
-		return ctx->priority & WISH_FAST_OPEN ? BY_FAST_OPEN : 0;
+		return ctx->priority & WISH_FAST_OPEN ? BY_FAST_OPEN : ctx->priority & WISH_DATAGRAM ? BY_DATAGRAM : 0;
 	if (!ladder)
 		return 0;
 	rung = ladder->rung;
@@ -94,6 +94,8 @@ static __noinline __u32 climb(context *ctx, const struct packet *p, const struct
 		header.wish |= LADDER_TREATMENT;
 	if (rung == RUNG_FAST_OPEN)
 		header.wish |= WISH_FAST_OPEN;
+	if (rung == RUNG_TCP_IN_UDP)
+		header.wish |= WISH_DATAGRAM;
 	key = p->flow;
 	first.sent = bpf_ktime_get_boot_ns();
 	first.subject = slot.subject;
@@ -109,6 +111,8 @@ static __noinline __u32 climb(context *ctx, const struct packet *p, const struct
 	bpf_perf_event_output(ctx, &queued, BPF_F_CURRENT_CPU | length << 32, &header, sizeof(header));
 	if (rung == RUNG_FAST_OPEN)
 		return CLIMBED | BY_FAST_OPEN;
+	if (rung == RUNG_TCP_IN_UDP)
+		return CLIMBED | BY_DATAGRAM;
 	return CLIMBED | (rung == RUNG_TUNNEL ? STEERED | WISH_LADDER | LADDER_TREATMENT : 0);
 }
 

@@ -12,6 +12,7 @@ enum { TAIL_LEN = 40, MAGIC = 0x31465356 /* "VSF1" in memory order */ };
 enum { STREAM_MAGIC = 0x31535356 /* "VSS1" in memory order */ };
 /* The block of a SYN to whose header the sender has added a Fast Open option, and that option with its padding (§4.7). */
 enum { FAST_OPEN_MAGIC = 0x314f5356 /* "VSO1" in memory order */, FAST_OPEN_LEN = 12 };
+enum { TCP_IN_UDP_MAGIC = 0x31555356 /* "VSU1": of a SYN that travels as a datagram (§4.8) */ };
 
 /* The shim (wire.md §4.3, §4.4): the inner IPv4 header, its option. */
 enum { IP_IPIP = 4, SHIM_OPTION_LEN = 40, SHIM_LEN = 20 + SHIM_OPTION_LEN, SHIM_OPTION = 0x9e };
@@ -48,7 +49,7 @@ enum advertises_flows { ADVERTISES_NOTHING = 0, ADVERTISES_ADMITTED = 1, ADVERTI
 /* How a flow was opened. */
 enum origin { BY_TOKEN = 0, ADOPTED = 1, FROM_INSIDE = 2, ENDED = 3 /* on a gateway: by a token, and over */ };
 
-enum carrier { CARRIER_TAIL = 1, CARRIER_SHIM = 2, CARRIER_STREAM = 4, CARRIER_FAST_OPEN = 8 };
+enum carrier { CARRIER_TAIL = 1, CARRIER_SHIM = 2, CARRIER_STREAM = 4, CARRIER_FAST_OPEN = 8, CARRIER_TCP_IN_UDP = 16 };
 
 struct agent_config {
 	__u32 link_header; /* bytes: 14, or 0 on links without one */
@@ -78,13 +79,14 @@ enum { WISH_TREATMENT = 0xff, STEERED = 1 << 30, ASKER_LEVELS = 8 };
 
 /* Bits of a wish that the agent's ladder sets. LADDER: the flow is in the tunnel because the ladder chose so; until its client
  * has answered in the tunnel (ANSWERED), an answer from outside takes it out again. OUTSIDE: this packet goes outside.
- * FAST_OPEN: it goes outside by the carrier `fast_open`. */
-enum { WISH_LADDER = 1 << 10, WISH_OUTSIDE = 1 << 11, WISH_ANSWERED = 1 << 12, WISH_FAST_OPEN = 1 << 13 };
+ * FAST_OPEN: it goes outside by the carrier `fast_open`. DATAGRAM: it goes outside by the carrier `tcp_in_udp`. */
+enum { WISH_LADDER = 1 << 10, WISH_OUTSIDE = 1 << 11, WISH_ANSWERED = 1 << 12, WISH_FAST_OPEN = 1 << 13,
+       WISH_DATAGRAM = 1 << 14 };
 
 /* Treatment of flows that the ladder leads into a tunnel: `authenticate`, the weakest that records have. */
 enum { LADDER_TREATMENT = 1 };
 
-enum rung { RUNG_PACKET = 0, RUNG_FAST_OPEN = 1, RUNG_TUNNEL = 2 };
+enum rung { RUNG_PACKET = 0, RUNG_FAST_OPEN = 1, RUNG_TCP_IN_UDP = 2, RUNG_TUNNEL = 3 };
 
 /* By which rung a subject's connections to a destination begin. User space writes it. */
 struct ladder {
@@ -101,6 +103,7 @@ struct first_packet {
 	__u64 inside;
 	__u32 subject; /* who sent it */
 	__u32 sequence; /* the SYN's number, which an answer acknowledges */
+	__u64 datagram; /* answered in a datagram */
 };
 
 struct flow_key {
@@ -110,9 +113,12 @@ struct flow_key {
 	__be16 server_port;
 	__u8 protocol;
 	__u8 family;
-	__u8 tunnel; /* 1: inside a sealed tunnel; no packet outside belongs to the flow (wire.md §6.11.2) */
+	__u8 tunnel; /* one of enum side; no packet of another side belongs to the flow (wire.md §6.11.2) */
 	__u8 reserved;
 };
+
+/* SIDE_TUNNEL: inside a sealed tunnel. SIDE_DATAGRAMS: TCP whose segments are datagrams on the way (wire.md §4.8). */
+enum side { SIDE_OUTSIDE = 0, SIDE_TUNNEL = 1, SIDE_DATAGRAMS = 2 };
 
 struct flow_key4 {
 	__be32 client;

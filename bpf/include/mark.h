@@ -42,7 +42,7 @@ static __always_inline int mark(context *ctx)
 	int outcome;
 
 	__builtin_memset(&p, 0, sizeof(p));
-	outcome = decide_counted(ctx, &p);
+	outcome = decide_counted(ctx, &p, SIDE_OUTSIDE);
 	/* A refused token in a stream would reach the application if the rules let the packet pass without the mark. */
 	if (outcome == CONSUMED || (outcome < PASS_NOT_OURS && p.in_stream))
 		return TC_ACT_SHOT;

@@ -62,7 +62,7 @@ __noinline int sample(context *ctx, const struct packet *p, __u32 reason)
 	room->interface = interface_of(ctx);
 	room->length = length < 0xffff ? length : 0xffff;
 	room->reason = reason;
-	room->observed = !IN_TUNNEL && config.observe && !p->in_stream;
+	room->observed = !IN_TUNNEL && config.observe && !p->in_stream && p->flow.tunnel != SIDE_DATAGRAMS;
 	bpf_ringbuf_submit(room, 0);
 	return 0;
 }

@@ -297,7 +297,7 @@ static __noinline __u32 way_of(context *ctx, __u32 link, __u32 from, __u32 asks)
 	/* The sender's socket does not show in a packet that user space sends again. */
 	wish = is_injected(ctx) ? ctx->priority & (STEERED - 1) : asks & ASKS ? wish_of(ctx, p, asks) : 0;
 	if (demanded)
-		return STEERED | (wish & ~(WISH_LADDER | WISH_OUTSIDE | WISH_FAST_OPEN));
+		return STEERED | (wish & ~(WISH_LADDER | WISH_OUTSIDE | WISH_FAST_OPEN | WISH_DATAGRAM));
 	if (wish & WISH_OUTSIDE)
 		return 0;
 	known = steered_of(p, from);

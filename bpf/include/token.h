@@ -95,6 +95,8 @@ static __always_inline enum carrier carrier_of(context *ctx, const struct packet
 {
 	if (magic == MAGIC)
 		return CARRIER_TAIL;
+	if (magic == TCP_IN_UDP_MAGIC)
+		return p->flow.tunnel == SIDE_DATAGRAMS ? CARRIER_TCP_IN_UDP : 0;
 	if (p->flow.protocol != IP_TCP || p->payload + TAIL_LEN != p->end)
 		return 0;
 	if (magic == STREAM_MAGIC)

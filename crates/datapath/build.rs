@@ -8,13 +8,14 @@ use std::process::Command;
 
 use libbpf_rs::Linker;
 
-const PROGRAMS: [&str; 13] = [
+const PROGRAMS: [&str; 14] = [
     "verifier",
     "verifier_tc",
     "verifier_tunnel",
     "gateway",
     "agent",
     "key_transfer",
+    "tcp_in_udp",
     "proofs",
     "svtep",
     "crossing",

@@ -7,6 +7,8 @@
 mod cdf;
 #[path = "network/connect.rs"]
 mod connect;
+#[path = "network/datagrams.rs"]
+mod datagrams;
 #[path = "network/flood.rs"]
 mod flood;
 #[path = "network/gateway.rs"]
@@ -71,6 +73,7 @@ fn main() {
             ("ls", ls::measure),
             ("throughput", throughput::measure),
             ("gateway", gateway::measure),
+            ("datagrams", datagrams::measure),
             ("tunnel", tunnel::measure),
             ("rootless", rootless::measure),
             ("flood", flood::measure),

@@ -6,8 +6,9 @@ use crate::settings::Settings;
 use anyhow::{Context, Result};
 use datapath::Pins;
 use datapath::agent::{Agent, Queued, interface_of, remove_filters};
-use datapath::interface::Interface;
+use datapath::interface::{Interface, is_helping_device};
 use datapath::tc::{Attachment, supported_attachment};
+use datapath::tcp_in_udp::Devices;
 use engine::agent::insertion::Used;
 use engine::agent::{Frame, Subject};
 use engine::discovery::{Overheard, message};
@@ -21,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::sync::mpsc;
-use wire::map::{AuthorityEnd, GrantEntry, GrantSlot, Owner, Services, agent_counter, owner};
+use wire::map::{AuthorityEnd, GrantEntry, GrantSlot, HelpingDevices, Owner, Services, agent_counter, owner};
 
 /// Maximum number of authorities that transfer keys in band.
 const KEY_ENDS_MAX: usize = 64;
@@ -63,12 +64,11 @@ pub struct Outlets {
 
 /// The agent's state in the kernel.
 pub struct Kernel {
-    /// One set of programs for each length of link header. They share their maps, so the first one's maps serve for
-    /// all.
+    /// One set of programs for each length of link header. All sets share their maps.
     agents: Vec<(u32, Agent)>,
     attached: Vec<(Interface, Result<(), String>)>,
     wanted: Vec<String>,
-    /// Whether to attach to every interface except loopback.
+    /// Whether to attach the kernel programs to every interface except loopback.
     everywhere: bool,
     attachment: Attachment,
     pins: Pins,
@@ -77,10 +77,13 @@ pub struct Kernel {
     injector: Injector,
     outlets: Outlets,
     running: Arc<AtomicBool>,
-    /// Increased to make the threads reopen the buffers of queued packets.
+    /// Counter. Increasing it makes the threads reopen the buffers of queued packets.
     openings: Arc<AtomicU64>,
     signs: Signs,
     addresses: u64,
+    /// The devices through which TCP segments pass before they become datagrams; `None` if the settings don't allow
+    /// this.
+    helping: Option<Devices>,
 }
 
 impl Kernel {
@@ -106,6 +109,7 @@ impl Kernel {
             openings: Arc::default(),
             signs: Signs::default(),
             addresses: addresses(),
+            helping: None,
         };
         for name in kernel.wanted.iter().filter(|name| Interface::named(name).is_err()) {
             tracing::warn!(
@@ -116,10 +120,34 @@ impl Kernel {
         kernel.load(14)?;
         kernel.signs = kernel.signs()?;
         kernel.maps().set_injector(kernel.injector.cookie())?;
+        kernel.help(settings.tcp_in_udp)?;
         if kernel.maps().nonce()? == 0 {
             kernel.maps().set_nonce(getrandom::u32().context("cannot get random numbers")?)?;
         }
         Ok(kernel)
+    }
+
+    /// Makes the devices through which segments pass before they become datagrams, or removes those of an earlier process.
+    fn help(&mut self, wanted: bool) -> Result<()> {
+        let owner = self.pins.name();
+        if !wanted {
+            self.maps().set_helping_devices(&HelpingDevices::default())?;
+            return Devices::remove(&owner);
+        }
+        match Devices::set_up(&owner).and_then(|devices| self.agents[0].1.turn_segments(&devices).map(|()| devices)) {
+            Ok(devices) => self.helping = Some(devices),
+            Err(error) => {
+                self.maps().set_helping_devices(&HelpingDevices::default())?;
+                tracing::error!("TCP connections can't travel as UDP datagrams (tcp_in_udp): {error:#}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Reports whether TCP connections can travel as UDP datagrams.
+    #[cfg(feature = "seal")]
+    pub fn turns_segments(&self) -> bool {
+        self.helping.is_some()
     }
 
     /// Returns the maps, which all programs share.
@@ -199,8 +227,8 @@ impl Kernel {
         Ok(self.agents.len() - 1)
     }
 
-    /// Attaches to new interfaces, and detaches from interfaces that no longer exist. Returns whether this machine's
-    /// addresses have changed.
+    /// Attaches to new interfaces, and detaches from interfaces that no longer exist. Returns whether the addresses of
+    /// this machine have changed.
     ///
     /// # Errors
     ///
@@ -233,8 +261,9 @@ impl Kernel {
         Ok(std::mem::replace(&mut self.addresses, addresses) != addresses)
     }
 
-    /// Reopens the buffers of queued packets if they possibly no longer work. When a CPU goes offline (in a suspend,
-    /// all but one do), the kernel closes the CPU's buffer, and does not open it again when the CPU comes back.
+    /// Reopens the buffers of queued packets if a CPU went offline since they were opened. When a CPU goes offline, the
+    /// kernel closes the CPU's buffer, and does not open it again when the CPU comes back. A suspend takes all CPUs but
+    /// one offline.
     ///
     /// # Errors
     ///
@@ -266,8 +295,8 @@ impl Kernel {
         self.agents[index].1.attach(interface)
     }
 
-    /// Detaches the programs of an earlier process from those interfaces that no longer exist, or that the settings no
-    /// longer select.
+    /// Detaches the programs of an earlier process from interfaces that no longer exist, or that the settings no longer
+    /// select.
     pub fn let_go(&self) {
         let there = match every_interface() {
             Ok(there) => there,
@@ -279,7 +308,8 @@ impl Kernel {
             there.iter().any(|interface| interface.name == name)
                 && (self.everywhere || self.wanted.iter().any(|wanted| wanted == name))
         };
-        for name in self.pins.links() {
+        let is_in_use = |name: &String| self.helping.is_some() && is_helping_device(name);
+        for name in self.pins.links().into_iter().filter(|name| !is_in_use(name)) {
             if !keep(interface_of(&name))
                 && let Err(error) = self.pins.remove_link(&name)
             {
@@ -328,7 +358,7 @@ impl Kernel {
         (self.maps().owners.keys(), self.maps().grants.entries())
     }
 
-    /// Returns the time when a token was last made from an entry, and the number of nonces used by then. Returns
+    /// Returns the time when the agent last made a token from an entry, and the number of nonces used by then. Returns
     /// `None` if there is no such entry.
     pub fn used(&self, slot: &GrantSlot) -> Option<Used> {
         let entry = self.maps().grants.get(slot).ok().flatten()?;
@@ -404,6 +434,7 @@ impl Drop for Kernel {
 pub fn detach(pins: &Pins) -> Result<()> {
     let _lock = pins.lock().context("cannot detach (if the agent is running, stop it first)")?;
     every_interface()?.iter().try_for_each(remove_filters)?;
+    Devices::remove(&pins.name())?;
     pins.remove()
 }
 

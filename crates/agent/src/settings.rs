@@ -46,6 +46,7 @@ const KEYS: &[&str] = &[
     "pro_forma",
     "treatment",
     "tunnel_queues",
+    "tcp_in_udp",
     "danger_export_keys",
     "organisation",
 ];
@@ -125,6 +126,10 @@ pub struct Flags {
     /// 1 to 8]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_AGENT_TUNNEL_QUEUES", value_parser = clap::value_parser!(u32).range(1..=i64::from(LANES)))]
     pub tunnel_queues: Option<u32>,
+    /// Send TCP connections as UDP datagrams to verifiers that accept them, if SYNs with tokens do not get through
+    /// [default: don't]
+    #[arg(long, env = "VOUCHSAFE_AGENT_TCP_IN_UDP")]
+    pub tcp_in_udp: bool,
     /// Let the authority of the organisation with this name speak for the addresses of this network, and no other
     /// organisation's; may be repeated. Users can't change the networks of this organisation [default: users say so]
     #[arg(long, value_name = "NAME=NETWORK", env = "VOUCHSAFE_AGENT_ORGANISATION", value_delimiter = ',')]
@@ -177,6 +182,8 @@ pub struct Settings {
     pub wishes: Vec<Wished>,
     /// Number of queues of sealed tunnels; `None` for the usual number.
     pub tunnel_queues: Option<u32>,
+    /// Whether TCP connections may travel as UDP datagrams (wire.md §4.8).
+    pub tcp_in_udp: bool,
     /// File to which the agent writes the keys of sealed tunnels, for debugging; `None` if it does not write them.
     pub danger_export_keys: Option<PathBuf>,
     /// Organisations, and the networks for which only they may speak, for all users.
@@ -294,12 +301,19 @@ impl Settings {
         if tunnel_queues.is_some() && !cfg!(feature = "seal") {
             bail!("tunnel_queues: this program was built without sealed tunnels: build it with the feature `seal`");
         }
+        let tcp_in_udp = flags.tcp_in_udp || file.tcp_in_udp;
+        if tcp_in_udp && !cfg!(feature = "seal") {
+            bail!(
+                "tcp_in_udp: this program was built without the ladder of carriers: build it with the feature `seal`"
+            );
+        }
         let organisations = organisations(&either(flags.organisation, file.organisation))?;
         let reserved = organisations.values().flatten().copied().collect();
         let wishes = wishes.iter().map(|text| wishes::setting(text)).collect::<Result<_>>()?;
         Ok(Self {
             wishes,
             tunnel_queues,
+            tcp_in_udp,
             danger_export_keys,
             discover: discover.collect::<Result<_>>()?,
             resolvers: resolvers.collect::<Result<_>>()?,
@@ -394,6 +408,7 @@ fn read(text: &str) -> Result<Flags, Faults> {
                 .value("tunnel_queues")
                 .is_some()
                 .then(|| fields.number(reader, "tunnel_queues", 1, 1, u32::from(LANES))),
+            tcp_in_udp: fields.yes(reader, "tcp_in_udp"),
             danger_export_keys,
             organisation,
             pro_forma: fields.yes(reader, "pro_forma"),

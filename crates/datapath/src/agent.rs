@@ -9,17 +9,18 @@ use crate::protected::{Protected, Sealed};
 use crate::run::{self, Ran};
 use crate::table::Table;
 use crate::tc::Attachment;
+use crate::tcp_in_udp::Devices;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapHandle, PerfBuffer};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use wire::map::{
-    AgentConfig, AuthorityEnd, Conversation, FirstPacket, FlowKey, GrantEntry, GrantSlot, Ladder, Owner, QueuedHeader,
-    Services, Steered, Steering, TakenKey, agent_counter,
+    AgentConfig, AuthorityEnd, Conversation, DatagramFlow, FirstPacket, FlowKey, GrantEntry, GrantSlot, HelpingDevices,
+    Ladder, Owner, QueuedHeader, Services, Steered, Steering, TakenKey, agent_counter,
 };
 
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/agent.bpf.o"));
-const PINNED: [&str; 23] = [
+const PINNED: [&str; 25] = [
     "protected4",
     "protected6",
     "open4",
@@ -43,6 +44,8 @@ const PINNED: [&str; 23] = [
     "steered_flows",
     "ladders",
     "first_packets",
+    "helping",
+    "datagram_flows",
 ];
 const SPOTS: [Spot; 2] = [Spot::Insertion, Spot::Notice];
 
@@ -74,12 +77,15 @@ pub struct Agent {
     /// Flows in which the agent accepts keys in band. The value is the time when the flow was opened, in seconds since
     /// boot.
     pub key_flows: Table<FlowKey, u32>,
-    /// The treatment that each sender asks for, by sender, in the form of [`Steered::wish`].
+    /// For each sender, the treatment for which the sender asks, in the form of [`Steered::wish`].
     pub wishes: Table<Owner, u32>,
     /// The rungs by which connections begin, by subject and destination.
     pub ladders: Table<GrantSlot, Ladder>,
     /// The times at which first packets of connections were sent and answered, by flow.
     pub first_packets: Table<FlowKey, FirstPacket>,
+    /// TCP connections whose SYN has left in a UDP datagram.
+    pub datagram_flows: Table<FlowKey, DatagramFlow>,
+    helping: Table<u32, HelpingDevices>,
     sealed: Sealed,
     steering: Table<u32, Steering>,
     clock: Table<u32, u64>,
@@ -134,6 +140,8 @@ impl Agent {
             wishes: object.table("wishes")?,
             ladders: object.table("ladders")?,
             first_packets: object.table("first_packets")?,
+            datagram_flows: object.table("datagram_flows")?,
+            helping: object.table("helping")?,
             sealed: Sealed::new(&object)?,
             steering: object.table("steering")?,
             clock: object.table("clock")?,
@@ -161,6 +169,29 @@ impl Agent {
             self.attachments.pin()?;
         }
         Ok(())
+    }
+
+    /// Attaches the program that turns TCP segments from these devices into UDP datagrams, and lets TCP connections
+    /// travel as datagrams.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not attach the program, or refuses access to a map.
+    pub fn turn_segments(&mut self, devices: &Devices) -> Result<()> {
+        let program = self.object.program(Spot::Reordering.program())?;
+        self.attachments.attach(program.as_fd(), &devices.back, Spot::Reordering)?;
+        self.attachments.pin()?;
+        self.set_helping_devices(&HelpingDevices { out: devices.out.index, back: devices.back.index })
+    }
+
+    /// Sets the devices through which TCP segments pass before they become UDP datagrams. If `devices` contains no
+    /// devices, no connection travels as datagrams.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a map.
+    pub fn set_helping_devices(&self, devices: &HelpingDevices) -> Result<()> {
+        self.helping.set(&0, devices)
     }
 
     /// Detaches from every interface.
@@ -204,7 +235,7 @@ impl Agent {
         self.sealed.entries()
     }
 
-    /// Returns the state by which the programs steer packets into sealed tunnels.
+    /// Returns the state by which the programs decide which packets they steer into sealed tunnels.
     ///
     /// # Errors
     ///
@@ -333,6 +364,15 @@ impl Agent {
     /// Fails if the kernel does not run the program.
     pub fn run(&self, frame: &[u8], repeat: u32) -> Result<Ran> {
         run::run(&self.object.runnable(Spot::Insertion.program())?, frame, repeat)
+    }
+
+    /// Runs the program that turns TCP segments into UDP datagrams on one frame, without sending it.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel does not run the program.
+    pub fn run_reordering(&self, frame: &[u8]) -> Result<Ran> {
+        run::run(&self.object.runnable(Spot::Reordering.program())?, frame, 1)
     }
 
     /// Runs the ingress program `repeat` times on one frame, without delivering it.

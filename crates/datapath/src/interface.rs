@@ -1,4 +1,4 @@
-//! Network interfaces, and which interface lies above which other interface.
+//! Network interfaces, and their relations: which interface lies above which other interface.
 
 use crate::netlink;
 use anyhow::{Context, Result};
@@ -17,6 +17,15 @@ const OFFLOADS: [(&str, u32, u32); 6] = [
     (LARGE_RECEIVE_OFFLOAD, 0x25, 1 << 15),
     ("rx-vlan-offload", 0x25, 1 << 8),
 ];
+
+/// The beginning of the names of helping devices ([`crate::tcp_in_udp`]).
+pub(crate) const HELPING: &str = "vs-udp-";
+
+/// Reports whether a name is that of a helping device ([`crate::tcp_in_udp`]). Packets pass through such a device only
+/// on their way to another interface.
+pub fn is_helping_device(name: &str) -> bool {
+    name.starts_with(HELPING)
+}
 
 /// Name of the offload by which a network card merges received packets.
 pub const LARGE_RECEIVE_OFFLOAD: &str = "large-receive-offload";
@@ -48,7 +57,7 @@ impl Interface {
         Ok(Self { name: name.to_owned(), index, link_header })
     }
 
-    /// Lists every interface except loopback.
+    /// Lists every interface except loopback and the helping devices of [`crate::tcp_in_udp`].
     ///
     /// # Errors
     ///
@@ -56,7 +65,7 @@ impl Interface {
     pub fn all() -> Result<Vec<Self>> {
         let list = nix::net::if_::if_nameindex().context("cannot list the interfaces")?;
         let names = list.iter().map(|entry| entry.name().to_string_lossy().into_owned());
-        names.filter(|name| name != "lo").map(|name| Self::named(&name)).collect()
+        names.filter(|name| name != "lo" && !is_helping_device(name)).map(|name| Self::named(&name)).collect()
     }
 
     /// Returns the name of the interface's kernel driver, if it has one.
@@ -96,6 +105,15 @@ impl Interface {
             answer.is_some() && value.data & bits != 0
         };
         OFFLOADS.iter().filter(|offload| is_on(offload)).map(|(name, ..)| *name).collect()
+    }
+
+    /// Turns off an offload. `command` is the command of linux/ethtool.h that sets this offload.
+    pub(crate) fn turn_off(&self, command: u32) -> Result<()> {
+        let mut value = Value { command, data: 0 };
+        let answer = ask(&self.name, libc::SIOCETHTOOL as _, |request| {
+            request.ifr_ifru.ifru_data = std::ptr::from_mut(&mut value).cast();
+        });
+        answer.map(drop).with_context(|| format!("cannot turn off an offload of {}", self.name))
     }
 }
 

@@ -1,8 +1,7 @@
 //! Loads and attaches the kernel programs of `bpf/`, and gives typed access to their maps.
 //!
-//! This is the only crate that uses BPF. It decides nothing. The crates of the individual roles determine what is
-//! written into which map. The crate `engine` knows what the maps mean for a packet; it reads them through
-//! [`kernel_tables`].
+//! This is the only crate that uses BPF, and it makes no decisions. The crates of the roles determine the entries of
+//! the maps. The crate `engine` decides about packets from these entries, and reads them through [`kernel_tables`].
 
 pub mod agent;
 mod attachments;
@@ -39,6 +38,7 @@ mod stack;
 pub mod svtep;
 pub mod table;
 pub mod tc;
+pub mod tcp_in_udp;
 pub mod transparent;
 pub mod tunnel;
 pub mod verifier;

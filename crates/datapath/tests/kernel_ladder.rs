@@ -24,7 +24,7 @@ const REDIRECT: u32 = 7;
 const SHOT: u32 = 2;
 /// Numbers of rungs.
 const FAST_OPEN: u32 = 1;
-const TUNNEL: u32 = 2;
+const TUNNEL: u32 = 3;
 const CHOSEN: u32 = Steered::LADDER | Steered::LADDER_TREATMENT;
 
 /// The programs, on a machine whose user 0 is logged in and has a grant.

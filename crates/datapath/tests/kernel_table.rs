@@ -158,6 +158,43 @@ fn kernel_and_rust_agree_on_the_published_vectors() {
 }
 
 #[test]
+fn kernel_and_rust_agree_on_every_row_about_segments_in_datagrams() {
+    let config = world::config();
+    let config = VerifierConfig { carriers: config.carriers | Carrier::TcpInUdp as u16, ..config };
+    let (mut failures, mut rows) = (Vec::new(), 0);
+    for hook in Hook::ALL {
+        let mut cases = table::datagrams::cases(hook);
+        // What comes as segments, and datagrams to other ports, have the same outcome as anywhere.
+        cases.extend(table::streams::cases());
+        cases.extend(table::fast_open::cases());
+        cases.extend(table::accounts::cases());
+        check(&mut Deciders::new(hook, config, &world::receivers()), &cases, &mut failures);
+        rows += cases.len();
+    }
+    report(&failures, rows);
+}
+
+#[test]
+fn kernel_drops_segments_in_datagrams_that_it_refuses_also_when_it_observes() {
+    let config = world::config();
+    let carriers = config.carriers | Carrier::TcpInUdp as u16;
+    let config = VerifierConfig { carriers, observe: 1, ..config };
+    let deciders = Deciders::new(Hook::Tc, config, &world::receivers());
+    deciders.set_clock(NOW);
+    for family in world::families() {
+        let mut first = Transport::Tcp.first(&family, &Grant::new(&family, 60), table::CLIENT_PORT, 1);
+        first.token[35] ^= 1;
+        let syn = first.packet.clone().payload(&wire::tail::tcp_in_udp_block(&first.token)).frame();
+        let mut datagram = syn.clone();
+        wire::reorder::to_udp(&mut datagram, &wire::packet::Packet::parse(&syn)).expect("a segment");
+        let code = |frame: &[u8]| deciders.kernel.run(frame, 1).expect("the program runs").code;
+        // As a segment, it would open a connection that the host would not have without the verifier.
+        assert_eq!(code(&datagram), Hook::Tc.code(false), "{}", family.name);
+        assert_eq!(code(&first.frame()), Hook::Tc.code(true), "{}", family.name);
+    }
+}
+
+#[test]
 fn kernel_and_rust_agree_on_every_row_about_shims() {
     // Where shims are accepted, all other cases have the same outcome; one hook's result stands for both.
     let mut others = table::tokens::cases();

@@ -7,6 +7,7 @@
 //! check.
 
 mod connection;
+mod datagrams;
 mod decide;
 mod explain;
 mod flow;
@@ -68,7 +69,8 @@ pub enum Outcome {
     Consumed,
     /// The packet is an ICMP error that quotes an admitted flow: it passes.
     IcmpError,
-    /// The packet is a stranger's: it has no token and belongs to no flow, but everybody may send to its destination.
+    /// The packet is from a stranger: it has no token and belongs to no flow, but everybody may send to its
+    /// destination.
     Stranger,
     /// The packet is dropped.
     Drop(DropReason),
@@ -101,8 +103,8 @@ impl Outcome {
         }
     }
 
-    /// Reports whether the host's stack receives the packet. If `observing` is true, packets that would be dropped also
-    /// pass.
+    /// Reports whether the host's stack receives the packet. If `observing` is true, the stack also receives packets
+    /// that would be dropped.
     pub const fn passes(self, observing: bool) -> bool {
         match self {
             Self::Consumed => false,
@@ -147,8 +149,8 @@ pub struct Verifier {
     pub open_fragments: BTreeMap<(FlowKey, u32), u32>,
     /// State of connections in the server's own stack.
     pub stack: BTreeMap<FlowKey, Stack>,
-    /// Times for which the verifier no longer knows which tokens were used and which grants were revoked, because its
-    /// clock jumped.
+    /// The times for which the verifier no longer knows which tokens were used and which grants were revoked. Such
+    /// times exist if the verifier's clock has jumped.
     pub forgotten: Forgotten,
     /// Whether the program is attached at tc. There, the kernel has already removed the outer VLAN tag, and the program
     /// can't remove a shim behind a second VLAN tag.

@@ -1,5 +1,5 @@
-//! `vouchsafe verifier …`: parses arguments and prints answers. `daemon` does the work; questions go to a running
-//! daemon through its control socket.
+//! `vouchsafe verifier …`: parses arguments and prints answers. The module `daemon` does the work. Questions go to a
+//! running daemon through its control socket.
 
 use crate::control::{self, Request};
 use crate::directory::Directory;
@@ -8,6 +8,7 @@ use crate::{daemon, view};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use datapath::Pins;
+use datapath::tcp_in_udp::Devices;
 use datapath::transparent::Diversion;
 use follower::Enrolment;
 use serde::Serialize;
@@ -54,19 +55,19 @@ pub enum VerifierCommand {
         #[arg(long)]
         again: bool,
     },
-    /// Run the verifier. Protection continues in the kernel when it exits; see `detach`
+    /// Run the verifier. When it exits, protection continues in the kernel; see `detach`
     #[command(after_help = RUN)]
     Run {
         /// The verifier's directory
         #[command(flatten)]
         home: Home,
-        /// The daemon to talk to
+        /// The daemon of this instance
         #[command(flatten)]
         daemon: Daemon,
-        /// The authority to enrol at, if not enrolled yet
+        /// The authority to enrol at, if this verifier is not enrolled yet
         #[command(flatten)]
         at: FirstRun,
-        /// End protection after this time unless `confirm` is run, so that you cannot lock yourself out
+        /// End protection after this time unless `confirm` is run, so that you can't lock yourself out for good
         #[arg(long, value_name = "TIME", value_parser = duration)]
         r#try: Option<u32>,
         /// Settings
@@ -75,10 +76,10 @@ pub enum VerifierCommand {
     },
     /// Keep the protection that `run --try` started
     Confirm(Daemon),
-    /// End protection and stop the daemon, if it runs
+    /// End protection, and stop the daemon if it runs
     Detach(Daemon),
-    /// Show interfaces, keys, tables and the state of the connection to the authority; exit code 1 if a way in is
-    /// unprotected
+    /// Show interfaces, keys, tables and the state of the connection to the authority; exit code 1 if packets can reach
+    /// a protected service unchecked
     Status(Look),
     /// List the admitted flows and the people behind them
     Flows(Look),
@@ -102,7 +103,7 @@ pub enum VerifierCommand {
         #[arg(value_name = "ADDR:PORT", value_parser = endpoint)]
         client: SocketAddr,
     },
-    /// Show whether a packet would pass, or a person would get a grant, and why; exit code 1 if not
+    /// Show whether a packet would pass, or whether a person would get a grant, and why; exit code 1 if not
     #[command(after_help = explain::EXAMPLES)]
     Explain {
         /// The daemon to ask
@@ -128,7 +129,7 @@ pub struct Authority {
     /// The authority's URL, https://HOST:PORT
     #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
     authority: String,
-    /// The CA certificate to trust for it [default: the system's]
+    /// The CA certificate to trust for the authority [default: the system's]
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]
     ca: Option<PathBuf>,
     /// The one-time code that `vouchsafe authority verifier add` printed
@@ -136,13 +137,13 @@ pub struct Authority {
     code: String,
 }
 
-/// The authority to enrol at, if not enrolled yet
+/// The authority to enrol at, if this verifier is not enrolled yet
 #[derive(Args, Debug)]
 pub struct FirstRun {
     /// At the first run: the authority's URL, https://HOST:PORT
     #[arg(long, value_name = "URL", env = "VOUCHSAFE_AUTHORITY")]
     authority: Option<String>,
-    /// At the first run: the CA certificate to trust for it [default: the system's]
+    /// At the first run: the CA certificate to trust for the authority [default: the system's]
     #[arg(long, value_name = "FILE", env = "VOUCHSAFE_CA")]
     ca: Option<PathBuf>,
     /// At the first run: the one-time code that `vouchsafe authority verifier add` printed
@@ -196,7 +197,7 @@ impl Daemon {
         let state = match pins {
             None => "",
             Some(pins) if pins.is_observing() => "; its attached programs keep counting, but drop nothing",
-            Some(_) => "; protection stays in force without it (`vouchsafe verifier detach` ends it)",
+            Some(_) => "; protection stays in force without the daemon (`vouchsafe verifier detach` ends protection)",
         };
         bail!("no verifier listens at {}: is `vouchsafe verifier run` running?{state}", socket.display())
     }
@@ -312,6 +313,7 @@ async fn detach(daemon: &Daemon) -> Result<ExitCode> {
                     tokio::time::sleep(FOLLOW).await;
                 }
             }
+            Devices::remove(&pins.name())?;
             pins.remove()?;
             Diversion::of(&pins.name()).clear()?;
             println!("detached: nothing is protected now");

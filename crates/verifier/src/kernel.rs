@@ -13,6 +13,7 @@ use datapath::coverage::OpenWay;
 use datapath::hook::Mode;
 use datapath::interface::Interface;
 use datapath::ring::Listener;
+use datapath::tcp_in_udp::Answers;
 use datapath::verifier::Verifier;
 
 use std::collections::{BTreeMap, HashSet};
@@ -23,6 +24,7 @@ use wire::map::{EpochKey, SecretEntry, VerifierConfig};
 
 mod attach;
 mod cut;
+mod datagrams;
 mod exposed;
 mod grant_room;
 mod marked;
@@ -41,6 +43,8 @@ const ADOPTED_NAMED: usize = 64;
 pub struct Kernel {
     verifier: Verifier,
     gateway: Option<Gateway>,
+    /// The programs for answers to clients whose segments come as datagrams.
+    answers: Option<Answers>,
     /// Clients in sealed tunnels and their inside addresses.
     lessees: Option<Arc<dyn Lessees>>,
     proving: Option<Box<dyn Proving>>,
@@ -48,23 +52,25 @@ pub struct Kernel {
     settings: Settings,
     config: VerifierConfig,
     attached: BTreeMap<String, (Interface, Mode)>,
-    /// Interfaces that can't be protected, with the reasons; each is logged once.
+    /// Interfaces that the verifier can't protect, with the reasons. The map is kept so that each reason is logged only
+    /// once.
     failed: BTreeMap<String, (u32, String)>,
-    /// Interfaces that are deliberately not attached to, with the reasons; each is logged once.
+    /// Interfaces to which the verifier deliberately does not attach, with the reasons. The map is kept so that each
+    /// reason is logged only once.
     passed_over: BTreeMap<String, String>,
-    /// Ways into this host that no program checks; each is logged once.
+    /// Ways into this host that no program checks. The list is kept so that each way is logged only once.
     open: Vec<OpenWay>,
     /// Whether attachments are to outlive this process.
     lasting: bool,
-    /// Whether the verifier is closed because a revocation found no room: all keys are cleared and no new flow is
-    /// admitted.
+    /// Whether the verifier is closed: its table had no room for a revocation, so all keys are cleared and no new flow
+    /// is admitted.
     closed: AtomicBool,
     written: Mutex<exposed::Written>,
     pair_room: Mutex<pairs::Room>,
     unannounced: Mutex<pairs::Holders>,
     grant_room: Mutex<grant_room::GrantRoom>,
-    /// Lock that a sweep holds. Two sweeps at once would count the inside's flows twice, and one could remove
-    /// revocations that the other still has to carry out.
+    /// Lock that a sweep holds. Two concurrent sweeps would count the flows from inside twice, and one of them could
+    /// remove revocations that the other one still needs.
     sweeping: Mutex<()>,
     drops: Arc<Mutex<Ring>>,
     _sampler: Listener,
@@ -72,7 +78,7 @@ pub struct Kernel {
 
 impl Kernel {
     /// Loads the programs and takes over pinned tables, but attaches nothing. If the kernel program needs to know the
-    /// owner of a grant, the grant's handle is sent to `unknown`.
+    /// owner of a grant, it sends the grant's handle to `unknown`.
     pub fn load(
         pins: Pins,
         settings: Settings,
@@ -82,6 +88,7 @@ impl Kernel {
         unknown: mpsc::Sender<u64>,
     ) -> Result<Self> {
         marked::check(&settings)?;
+        datagrams::check(&settings)?;
         let kernel_config = plan::kernel_config(settings.kernel, seed, config);
         let proving = proving::load(&settings, config, &pins)?;
         let verifier = Verifier::load_for(settings.hook, kernel_config, settings.sizes, Some(pins.clone()))?;
@@ -90,9 +97,11 @@ impl Kernel {
         let pair_room = Mutex::new(pairs::Room::new(settings.sizes.pairs));
         let grant_room = Mutex::new(grant_room::GrantRoom::new(kernel_config.grants_per_account));
         let gateway = Gateway::load(&verifier, &kernel_config, &settings, &pool, &pins, unknown)?;
+        let answers = datagrams::load(&verifier, &settings, &pins)?;
         let kernel = Self {
             verifier,
             gateway,
+            answers,
             lessees: None,
             proving,
             pins,
@@ -116,8 +125,8 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Writes the authority's state to the tables. Revocations come first, so that they are written even if the rest of
-    /// the state can't be written.
+    /// Writes the authority's state to the tables. Writes revocations first, so that they are in force even if the rest
+    /// can't be written.
     pub fn write(&self, config: &api::VerifierConfig, keys: &[api::EpochKey], now: u64) -> Result<()> {
         self.set_clock()?;
         // Keys for epochs of another length would replace those that the loaded programs can use.
@@ -141,15 +150,14 @@ impl Kernel {
         self.protect(&config.receivers)
     }
 
-    /// Reports whether the epoch length and the maximum lifetime with which the programs were loaded are those in
-    /// `config`.
+    /// Reports whether the programs were loaded with the epoch length and the maximum lifetime in `config`.
     pub fn is_loaded_for(&self, config: &api::VerifierConfig) -> bool {
         self.config == plan::kernel_config(self.settings.kernel, self.config.replay_seed, config)
             && self.proofs_are_loaded_for(config)
     }
 
-    /// Reloads the programs after the authority's epoch length or maximum lifetime has changed, because both are fixed
-    /// when the programs are loaded. Attachments are transferred.
+    /// Reloads the programs after the authority's epoch length or maximum lifetime has changed, because both values are
+    /// fixed when a program is loaded. The new programs take over the attachments.
     pub fn reload(&mut self, config: &api::VerifierConfig) -> Result<()> {
         if let Some(proving) = &mut self.proving {
             proving.reload(config)?;
@@ -201,13 +209,13 @@ impl Kernel {
         self.verifier.set_clock(coarse_to_unix())
     }
 
-    /// Adopts the established connections to protected ports that are not in the table of flows yet, except connections
+    /// Adds to the table of flows the established connections to protected ports that it lacks. Leaves out connections
     /// to optional receivers, which need no flow. Returns the number of adopted connections.
     pub fn adopt(&self) -> Result<usize> {
         let sockets = adoption::sockets().context("cannot list this host's sockets")?;
         let now = now() as u32;
         let mut count = 0;
-        let adopts = |socket: &adoption::Socket| !self.is_optional(socket.local);
+        let adopts = |socket: &adoption::Socket| !self.is_optional(socket.local) && !self.is_in_datagrams(socket);
         for socket in adoption::protected_sockets(&sockets, &self.protected()).into_iter().filter(adopts) {
             let (key, flow) = adoption::flow(&socket, now);
             if self.verifier.flows.insert(&key, &flow)? {
@@ -223,5 +231,11 @@ impl Kernel {
             }
         }
         Ok(count)
+    }
+
+    /// Reports whether the verifier has a flow of this connection whose segments travel as datagrams.
+    fn is_in_datagrams(&self, socket: &adoption::Socket) -> bool {
+        let (key, _) = adoption::flow(socket, 0);
+        self.flow(&key.in_datagrams()).is_some()
     }
 }

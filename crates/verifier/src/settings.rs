@@ -1,6 +1,6 @@
-//! The verifier's settings. Each is a flag, an environment variable and a key of `verifier.toml`, of the same name;
-//! only those of the section `[proofs]` are in the file alone. A flag takes precedence over the environment, and the
-//! environment over the file.
+//! The verifier's settings. Each setting has the same name as a flag, as an environment variable and as a key of
+//! `verifier.toml`; the settings in the section `[proofs]` exist only in the file. A flag takes precedence over the
+//! environment, and the environment over the file.
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
@@ -35,24 +35,24 @@ pub struct Flags {
     /// tc [default: auto]
     #[arg(long, value_name = "auto|xdp|tc", env = "VOUCHSAFE_HOOK", value_parser = hook)]
     pub hook: Option<Choice>,
-    /// Shadow mode: count and log what would be dropped, drop nothing
+    /// Shadow mode: count and log the packets that would be dropped, but drop none
     #[arg(long, env = "VOUCHSAFE_OBSERVE", value_parser = FalseyValueParser::new())]
     pub observe: bool,
     /// Protect ports only at the addresses that the policy names, and not at this host's other addresses
     #[arg(long, env = "VOUCHSAFE_ONLY_NAMED", value_parser = FalseyValueParser::new())]
     pub only_named: bool,
-    /// Don't adopt connections that are established when protection starts: cut them
+    /// Cut connections that are established when protection starts, instead of adopting them
     #[arg(long, env = "VOUCHSAFE_NO_ADOPT", value_parser = FalseyValueParser::new())]
     pub no_adopt: bool,
     /// A user besides root who is allowed to run `whois` and to use the identity socket, by name or number; may be
     /// repeated
     #[arg(long, value_name = "USER", env = "VOUCHSAFE_WHOIS_USERS", value_delimiter = ',')]
     pub whois_users: Vec<String>,
-    /// A user of the identity socket whose complaints about the people behind connections to this service are passed on
-    /// to the authority; may be repeated [default: none]
+    /// USER=ADDR:PORT: a user of the identity socket who may complain about the people behind connections to this
+    /// service; may be repeated [default: none]
     #[arg(long, value_name = "USER=ADDR:PORT", env = "VOUCHSAFE_COMPLAINANTS", value_delimiter = ',', value_parser = complainant)]
     pub complainants: Vec<Complainant>,
-    /// UNIX socket at which to answer, over HTTP, who is behind a connection [default: none]
+    /// UNIX socket at which to tell applications, over HTTP, who is behind a connection [default: none]
     #[arg(long, value_name = "PATH", env = "VOUCHSAFE_IDENTITY_SOCKET")]
     pub identity_socket: Option<PathBuf>,
     /// Address at which to serve metrics for Prometheus, in plain HTTP [default: not served]
@@ -77,8 +77,8 @@ pub struct Flags {
     /// Maximum number of flows under one grant [default: 1024]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_FLOWS_PER_GRANT", value_parser = clap::value_parser!(u32).range(FLOWS))]
     pub flows_per_grant: Option<u32>,
-    /// Maximum number of flows that all grants of one account have together; in 64 s, the account can use eight times
-    /// as many tokens [default: 4096]
+    /// Maximum number of flows of one account, under all of its grants together; in 64 s, the account can use eight
+    /// times as many tokens [default: 4096]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_FLOWS_PER_ACCOUNT", value_parser = clap::value_parser!(u32).range(FLOWS))]
     pub flows_per_account: Option<u32>,
     /// Maximum number of grants that one account uses at the same time [default: 1024]
@@ -96,36 +96,37 @@ pub struct Flags {
     /// Idle time after which a TCP flow that its client has closed is forgotten [default: 30s]
     #[arg(long, value_name = "TIME", env = "VOUCHSAFE_CLOSING_IDLE", value_parser = idle)]
     pub closing_idle: Option<u32>,
-    /// Maximum number of dropped packets that are reported, per core and second; all are counted [default: 100]
+    /// Maximum number of dropped packets that are reported, per core and second; all dropped packets are counted
+    /// [default: 100]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_SAMPLES_PER_SECOND", value_parser = clap::value_parser!(u32).range(SAMPLES))]
     pub samples_per_second: Option<u32>,
-    /// A carrier from which tokens are accepted: tail, shim, stream or fast_open; may be repeated [default: tail,
-    /// stream, fast_open]
+    /// A carrier from which tokens are accepted: tail, shim, stream, fast_open or tcp_in_udp; may be repeated [default:
+    /// tail, stream, fast_open]
     #[arg(long, value_name = "CARRIER", env = "VOUCHSAFE_CARRIERS", value_delimiter = ',', value_parser = carrier)]
     pub carriers: Vec<Carrier>,
-    /// An interface behind which the protected hosts are, which makes this a gateway; replies to flows opened there
-    /// need no token; may be repeated [default: none]
+    /// An interface behind which the protected hosts are; makes this verifier a gateway; replies to flows opened from
+    /// inside need no token; may be repeated [default: none]
     #[arg(long, value_name = "IF", env = "VOUCHSAFE_INSIDE", value_delimiter = ',')]
     pub inside: Vec<String>,
     /// On a gateway: protect every address, including those that the policy doesn't name
     #[arg(long, env = "VOUCHSAFE_EVERYTHING", value_parser = FalseyValueParser::new())]
     pub everything: bool,
-    /// A network or address to which `everything` does not apply: only what the policy names is protected there; may be
-    /// repeated
+    /// A network or address to which `everything` does not apply: only the services that the policy names are protected
+    /// there; may be repeated
     #[arg(long, value_name = "NET", env = "VOUCHSAFE_OPEN", value_delimiter = ',', value_parser = network)]
     pub open: Vec<IpNet>,
-    /// A TCP service that everybody may reach, with or without a token; the verifier knows the people who bring one;
-    /// may be repeated [default: none]
+    /// A TCP service that everybody may reach, with or without a token; the verifier knows the people who send one; may
+    /// be repeated [default: none]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_OPTIONAL", value_delimiter = ',', value_parser = service)]
     pub optional: Vec<SocketAddr>,
-    /// On a gateway: a service behind it to which connections are relayed with a header of the PROXY protocol that
-    /// names the person; may be repeated [default: none]
+    /// On a gateway: a service behind the gateway to which connections are relayed, with a header of the PROXY protocol
+    /// that names the person; may be repeated [default: none]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_PROXY_PROTOCOL", value_delimiter = ',', value_parser = service)]
     pub proxy_protocol: Vec<SocketAddr>,
-    /// Maximum number of flows that the inside opened [default: 131072]
+    /// Maximum number of flows opened from inside [default: 131072]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_OUTBOUND", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_outbound: Option<u32>,
-    /// On a gateway: a network of inside addresses, of which each person gets one; to the inside, this address is the
+    /// On a gateway: a network of inside addresses; each person gets one inside address, and the inside sees it as the
     /// address of the person's clients; may be repeated [default: clients' own addresses]
     #[arg(long, value_name = "NET", env = "VOUCHSAFE_POOL", value_delimiter = ',', value_parser = network)]
     pub pool: Vec<IpNet>,
@@ -143,19 +144,19 @@ pub struct Flags {
     /// Room for pairs of the suite sha224, 8 KiB each, if that suite is accepted [default: 1024]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_PAIRS", value_parser = clap::value_parser!(u32).range(MAX_PAIRS))]
     pub max_pairs: Option<u32>,
-    /// Take every token of the suite sha224 that a secret of now yields, as the published scheme does: without having
-    /// been told of its pair, and as often as it comes
+    /// Accept every token of the suite sha224 that a current secret yields, as the published scheme does: also if the
+    /// verifier does not know the token's pair, and also if the token was used before
     #[arg(long, env = "VOUCHSAFE_LS_STATELESS", value_parser = FalseyValueParser::new())]
     pub ls_stateless: bool,
-    /// On a gateway: another gateway of this verifier, which learns this gateway's flows, so that they pass there, too;
-    /// may be repeated
+    /// On a gateway: another gateway of this verifier, to which this gateway advertises its flows, so that they pass at
+    /// that gateway, too; may be repeated
     #[arg(long, value_name = "HOST:PORT", env = "VOUCHSAFE_PEERS", value_delimiter = ',', value_parser = peer)]
     pub peers: Vec<String>,
     /// On a gateway: the address at which to listen to other gateways [default: none]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_PEER_LISTEN")]
     pub peer_listen: Option<SocketAddr>,
-    /// The verdict on packets: drop those that are not admitted, or mark those that are admitted, so that rules of
-    /// nftables can match them [default: drop]
+    /// The verdict on packets: `drop` drops packets that are not admitted; `mark` drops none and marks admitted
+    /// packets, so that rules of nftables can match them [default: drop]
     #[arg(long, value_name = "drop|mark", env = "VOUCHSAFE_VERDICT", value_parser = verdict)]
     pub verdict: Option<Verdict>,
     /// The mark of admitted packets, and the bits of a packet's mark that the verifier uses [default:
@@ -185,13 +186,13 @@ pub struct Settings {
     pub hook: Choice,
     /// Whether to only observe and drop nothing.
     pub observe: bool,
-    /// Whether to protect only the addresses that the policy names.
+    /// Whether to protect ports only at the addresses that the policy names.
     pub only_named: bool,
     /// Whether to adopt established connections when protection starts.
     pub adopt: bool,
     /// Users besides root who are allowed to make `whois` requests and to use the identity socket.
     pub whois_users: Vec<String>,
-    /// Users of the identity socket who may complain, and about which service's connections.
+    /// Users of the identity socket who may complain, and the services about whose connections they may complain.
     pub complainants: Vec<Complainant>,
     /// Path of the identity socket; `None` if there is none.
     pub identity_socket: Option<PathBuf>,
@@ -199,13 +200,13 @@ pub struct Settings {
     pub metrics: Option<SocketAddr>,
     /// Sizes of the tables.
     pub sizes: Sizes,
-    /// Interfaces behind which the protected hosts are; empty if this is no gateway.
+    /// Interfaces behind which the protected hosts are; empty if this verifier is not a gateway.
     pub inside: Vec<String>,
     /// Optional receivers: TCP services that everybody may reach.
     pub optional: Vec<SocketAddr>,
     /// Services behind this gateway to which connections are relayed with a header of the PROXY protocol.
     pub proxy_protocol: Vec<SocketAddr>,
-    /// Networks of inside addresses; empty if the inside sees clients' own addresses.
+    /// Networks of inside addresses; empty if the inside sees the clients' own addresses.
     pub pool: Vec<IpNet>,
     /// Networks of inside addresses for clients in sealed tunnels.
     pub tunnel_pool: Vec<IpNet>,
@@ -215,20 +216,21 @@ pub struct Settings {
     pub mark: Option<Mark>,
     /// Addresses of the other gateways of this verifier.
     pub peers: Vec<String>,
-    /// Address at which this gateway listens to the others.
+    /// Address at which this gateway listens to the other gateways of this verifier; `None` if it does not listen.
     pub peer_listen: Option<SocketAddr>,
-    /// `None` to protect only the addresses and services that the policy names. Otherwise, every service at every
-    /// address is protected, except in these networks, in which only the services that the policy names are protected.
+    /// If `None`, the verifier protects only the addresses and services that the policy names. Otherwise, it protects
+    /// every service at every address outside these networks; in these networks, it protects only the services that the
+    /// policy names.
     pub everything_but: Option<Vec<IpNet>>,
     /// Settings for checking proofs; `None` if proofs are not checked.
     pub proofs: Option<ProofsSettings>,
-    /// The kernel program's configuration. The parts that come from the authority and from the verifier's directory are
-    /// still missing.
+    /// The kernel program's configuration. It lacks the parts that come from the authority and from the verifier's
+    /// directory.
     pub kernel: wire::map::VerifierConfig,
 }
 
 impl Flags {
-    /// Fills in each setting that is missing here from `other`, and returns the result.
+    /// Returns these settings, completed from `other`: each setting that is missing here is taken from `other`.
     pub fn or(self, other: Self) -> Self {
         let list = |first: Vec<String>, second| if first.is_empty() { second } else { first };
         Self {
@@ -287,10 +289,12 @@ impl Flags {
         let mark = (self.verdict == Some(Verdict::Mark)).then(|| self.mark.unwrap_or(MARK));
         let takes_pairs = self.suites.contains(&GrantSuite::Sha224);
         let optional = !self.optional.is_empty();
+        // Only at tc, programs see super-packets and answers.
+        let at_tc = mark.is_some() || self.carriers.contains(&Carrier::TcpInUdp);
         Settings {
             interfaces: self.interface,
             hook: match self.hook.unwrap_or_default() {
-                Choice::Auto if mark.is_some() => Choice::Only(Hook::Tc),
+                Choice::Auto if at_tc => Choice::Only(Hook::Tc),
                 choice => choice,
             },
             mark,
@@ -409,7 +413,13 @@ mod tests {
         assert_eq!(carriers(""), all);
         assert_eq!(carriers("carriers = \"shim\""), Carrier::Shim as u16);
         assert_eq!(carriers("carriers = [\"shim\", \"tail\"]"), 3);
-        assert!(faults("carriers = [\"pigeon\"]").contains("`carriers` accepts only tail, shim, stream or fast_open"));
+        assert!(
+            faults("carriers = [\"pigeon\"]")
+                .contains("`carriers` accepts only tail, shim, stream, fast_open or tcp_in_udp")
+        );
+        let at = |text: &str| parse(text).expect("valid").1.settings().hook;
+        assert_eq!(at("carriers = [\"tail\", \"tcp_in_udp\"]"), Choice::Only(Hook::Tc));
+        assert_eq!(at("carriers = \"tail\""), Choice::Auto);
     }
 
     #[test]

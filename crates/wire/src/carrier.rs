@@ -11,16 +11,19 @@ pub enum Carrier {
     /// The token is in an option of an IPv4 header, which is wrapped in another IPv4 header.
     Shim = 2,
     /// The token is in the first bytes of a TCP stream, which are the whole payload of the SYN. A process without
-    /// privileges can send it.
+    /// privileges can send such a token.
     Stream = 4,
-    /// The token is the payload of a SYN without data, to whose header the sender adds a TCP Fast Open option: some
-    /// firewalls drop data in a SYN without it.
+    /// The token is the payload of a SYN without data. The sender adds a TCP Fast Open option to the SYN's header,
+    /// because some firewalls drop data in a SYN without this option.
     FastOpen = 8,
+    /// The token is appended to a SYN, whose header is then reordered so that it forms a UDP header. All segments of
+    /// the connection travel in this form, because some firewalls let only UDP through.
+    TcpInUdp = 16,
 }
 
 impl Carrier {
     /// Every carrier.
-    pub const ALL: [Self; 4] = [Self::Tail, Self::Shim, Self::Stream, Self::FastOpen];
+    pub const ALL: [Self; 5] = [Self::Tail, Self::Shim, Self::Stream, Self::FastOpen, Self::TcpInUdp];
 
     /// Returns the name used in configuration and logs.
     pub const fn name(self) -> &'static str {
@@ -29,6 +32,7 @@ impl Carrier {
             Self::Shim => "shim",
             Self::Stream => "stream",
             Self::FastOpen => "fast_open",
+            Self::TcpInUdp => "tcp_in_udp",
         }
     }
 

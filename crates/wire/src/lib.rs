@@ -21,6 +21,7 @@ pub mod mac;
 pub mod map;
 pub mod packet;
 pub mod proof;
+pub mod reorder;
 mod replay_window;
 pub mod routing;
 pub mod seal;

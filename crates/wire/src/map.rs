@@ -23,8 +23,8 @@ mod stack;
 mod svtep;
 
 pub use agent::{
-    ASKS, ASKS_BY_CGROUP, AgentConfig, Conversation, FirstPacket, GrantEntry, GrantSlot, KEEPS_FLOWS, Ladder, Owner,
-    QueuedHeader, Steered, Steering, agent_counter, owner,
+    ASKS, ASKS_BY_CGROUP, AgentConfig, Conversation, DatagramFlow, FirstPacket, GrantEntry, GrantSlot, HelpingDevices,
+    KEEPS_FLOWS, Ladder, Owner, QueuedHeader, Steered, Steering, agent_counter, owner,
 };
 pub use class_set::ClassSet;
 pub use config::VerifierConfig;

@@ -1,5 +1,6 @@
-//! The carriers `tail`, a token after the payload of a first packet (wire.md §4.1, §4.2, §4.5), `stream`, a token in the
-//! first bytes of a TCP stream (§4.6), and `fast_open`, a token behind an option that the sender adds (§4.7).
+//! Three carriers (wire.md §4.1, §4.2, §4.5 to §4.7): `tail` puts a token after the payload of a first packet, `stream`
+//! puts it into the first bytes of a TCP stream, and `fast_open` puts it behind an option that the sender adds. A SYN
+//! of the carrier `tcp_in_udp` has a block like that of `tail` (§4.8).
 //!
 //! A transport checksum stays in the form in which it arrived, complete or partial (see [`crate::checksum`]).
 
@@ -14,6 +15,8 @@ pub const MAGIC: [u8; 4] = *b"VSF1";
 pub const STREAM_MAGIC: [u8; 4] = *b"VSS1";
 /// The first bytes of the block of `fast_open`.
 pub const FAST_OPEN_MAGIC: [u8; 4] = *b"VSO1";
+/// The first bytes of the block of `tcp_in_udp`.
+pub const TCP_IN_UDP_MAGIC: [u8; 4] = *b"VSU1";
 /// Length of the option that `fast_open` adds to the TCP header, with its padding.
 pub const FAST_OPEN_LEN: usize = 12;
 /// Length of the longest TCP header.
@@ -40,6 +43,11 @@ pub fn fast_open_block(token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
     with_magic(FAST_OPEN_MAGIC, token)
 }
 
+/// Returns the block with which `tcp_in_udp` carries a token.
+pub fn tcp_in_udp_block(token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
+    with_magic(TCP_IN_UDP_MAGIC, token)
+}
+
 /// Returns the option that `fast_open` adds: a TCP Fast Open option (RFC 7413) with the first bytes of the tag in place
 /// of a cookie, and padding.
 pub fn fast_open_option(token: &[u8; TOKEN_LEN]) -> [u8; FAST_OPEN_LEN] {
@@ -55,7 +63,8 @@ fn with_magic(magic: [u8; 4], token: &[u8; TOKEN_LEN]) -> [u8; BLOCK_LEN] {
     block
 }
 
-/// Returns the token in a packet's payload and its carrier, if there is a token.
+/// Returns the token in a packet's payload and its carrier, if there is a token. The caller has to check that the
+/// packet came as a UDP datagram if and only if the carrier is `tcp_in_udp`.
 pub fn find<'a>(frame: &'a [u8], packet: &Packet) -> Option<(&'a [u8; TOKEN_LEN], Carrier)> {
     if packet.form != Form::Whole || packet.fragment != Fragment::Whole || !fills_ip(frame, packet) {
         return None;
@@ -64,6 +73,7 @@ pub fn find<'a>(frame: &'a [u8], packet: &Packet) -> Option<(&'a [u8; TOKEN_LEN]
     let (rest, token) = payload.split_last_chunk::<TOKEN_LEN>()?;
     match rest.last_chunk() {
         Some(&MAGIC) => Some((token, Carrier::Tail)),
+        Some(&TCP_IN_UDP_MAGIC) if packet.opens() => Some((token, Carrier::TcpInUdp)),
         Some(&STREAM_MAGIC) if rest.len() == STREAM_MAGIC.len() && packet.opens() => Some((token, Carrier::Stream)),
         Some(&FAST_OPEN_MAGIC)
             if rest.len() == FAST_OPEN_MAGIC.len() && packet.opens() && ends_with_option(frame, packet) =>

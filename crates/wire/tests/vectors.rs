@@ -7,7 +7,7 @@ use wire::packet::Packet;
 use wire::shim::Content;
 use wire::{
     Carrier, ClientKey, Destination, DropReason, Epoch, Flags, GrantHeader, GrantKey, Handle, Holder, LsToken,
-    MasterKey, Pair, Suite, Token, VerifierKey, tail,
+    MasterKey, Pair, Suite, Token, VerifierKey, reorder, tail,
 };
 
 fn vectors() -> Value {
@@ -194,4 +194,32 @@ fn options_and_blocks_are_added_and_removed_as_published() {
         assert_eq!(made[..plain.len()], plain, "{name}");
     }
     assert_eq!(rows.len(), 20);
+}
+
+/// Test vectors that `data/tcp_in_udp.py` made. A row without a segment is a datagram that carries none.
+#[test]
+fn segments_and_datagrams_become_each_other_as_published() {
+    let all: Value = serde_json::from_str(include_str!("data/tcp_in_udp.json")).expect("tcp_in_udp.json is JSON");
+    let rows = all["frames"].as_array().expect("rows");
+    for row in rows {
+        let frame = |field: &str| hex::decode(row[field].as_str().expect(field)).expect("hex");
+        let (datagram, name) = (frame("datagram"), &row["name"]);
+        let parsed = Packet::parse(&datagram);
+        if row["segment"].is_null() {
+            assert_eq!(reorder::flags(&datagram, &parsed), None, "{name}");
+            assert_eq!(reorder::to_tcp(&mut datagram.clone(), &parsed), None, "{name}");
+            continue;
+        }
+        let (segment, back) = (frame("segment"), frame("back"));
+        let mut made = segment.clone();
+        assert_eq!(reorder::to_udp(&mut made, &Packet::parse(&segment)), Some(()), "{name}");
+        assert_eq!(made, datagram, "{name}");
+        assert_eq!(reorder::flags(&datagram, &parsed), Some(Packet::parse(&back).tcp_flags), "{name}");
+        assert_eq!(Some(reorder::ends_in_block(&datagram, &parsed)), row["block"].as_bool(), "{name}");
+        assert_eq!(reorder::to_tcp(&mut made, &parsed), Some(()), "{name}");
+        assert_eq!(made, back, "{name}");
+        let found = tail::find(&back, &Packet::parse(&back)).map(|(_, carrier)| carrier);
+        assert_eq!(found == Some(Carrier::TcpInUdp), row["block"].as_bool().expect("block"), "{name}");
+    }
+    assert_eq!(rows.len(), 35);
 }

@@ -142,7 +142,7 @@ pub fn journey(input: &[u8]) {
         action => return assert_eq!(sent, frame, "{action:?} leaves the frame alone"),
     }
     let (added, clear) = match carrier {
-        Carrier::Tail | Carrier::Stream | Carrier::FastOpen => {
+        Carrier::Tail | Carrier::Stream | Carrier::FastOpen | Carrier::TcpInUdp => {
             (BLOCK_LEN, sums_are_clear(frame, &packet) && sums_are_clear(&sent, &Packet::parse(&sent)))
         }
         Carrier::Shim => (SHIM_LEN, header_sum_is_clear(frame, &packet)),

@@ -97,6 +97,13 @@ fn wrong(
             let header = Tcp { options, ..Tcp::syn(1024 + number, to.port()) };
             syn.tcp(header).payload(&tail::fast_open_block(&token)).frame()
         }
+        Carrier::TcpInUdp => {
+            let token = block.last_chunk().context("a block has a token")?;
+            let segment = syn.payload(&tail::tcp_in_udp_block(token)).frame();
+            let mut datagram = segment.clone();
+            wire::reorder::to_udp(&mut datagram, &wire::packet::Packet::parse(&segment)).context("a segment")?;
+            datagram
+        }
         Carrier::Shim => {
             syn.shimmed(&Content::Token(*block.last_chunk().context("a block has a token")?).encode()).frame()
         }

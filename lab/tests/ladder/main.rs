@@ -1,6 +1,7 @@
 //! The ladder of carriers through middleboxes between real stacks: connections arrive within a second by the rung that
 //! the box lets through, the next connection takes that rung at once, and the first rung again once the box is gone.
 
+mod datagrams;
 mod stage;
 mod translators;
 
@@ -335,7 +336,8 @@ fn a_syn_proxy_is_named_and_gets_nothing() {
         let (router, home) = (&stage.network.internet, "home");
         router.sysctl("net/netfilter/nf_conntrack_tcp_loose", "0")?;
         let proxy = format!(
-            "iifname \"{home}\" ip daddr {FRONT4} tcp dport {ECHO} ct state invalid,untracked synproxy mss 1460 wscale 7 timestamp sack-perm"
+            "iifname \"{home}\" ip daddr {FRONT4} tcp dport {ECHO} ct state invalid,untracked synproxy mss 1460 wscale \
+             7 timestamp sack-perm"
         );
         let untracked = format!(
             "chain u {{ type filter hook prerouting priority raw; policy accept;

@@ -65,13 +65,32 @@ impl Stage {
 
     /// Starts the world, with further flags for the verifier.
     pub fn with(flags: &[&str]) -> Result<Self> {
+        Self::start(POLICY, flags, &[])
+    }
+
+    /// Starts the world with an agent that may send segments as datagrams, and with further flags for the verifier.
+    pub fn in_datagrams(flags: &[&str]) -> Result<Self> {
+        Self::start(POLICY, flags, &["--tcp-in-udp"])
+    }
+
+    /// Does what [`Self::in_datagrams`] does, with a policy that has no tunnel.
+    pub fn in_datagrams_without_tunnel(flags: &[&str]) -> Result<Self> {
+        let tunnel = POLICY.find("[[receivers]]\nname = \"tunnel\"").context("the policy has a tunnel")?;
+        let rules = POLICY.find("[[rules]]").context("the policy has rules")?;
+        let without = [&POLICY[..tunnel], &POLICY[rules..]].concat().replace(", \"tunnel\"]", "]");
+        Self::start(&without, flags, &["--tcp-in-udp"])
+    }
+
+    fn start(policy: &str, flags: &[&str], of_agent: &[&str]) -> Result<Self> {
         let network = Network::new(Way::Nat)?;
         let services = Services::start(&network)?;
         let values = [("FRONT4", FRONT4), ("FRONT6", FRONT6), ("DARK4", DARK4), ("DARK6", DARK6)];
-        let policy = values.iter().fold(POLICY.to_owned(), |text, (name, value)| text.replace(name, value));
+        let policy = values.iter().fold(policy.to_owned(), |text, (name, value)| text.replace(name, value));
         let authority = Authority::start(&network.authority, &policy)?;
         let verifier = Verifier::start_with(&network.server, &authority, &[&POOL[..], flags].concat())?;
-        let agent = Agent::start(&network.alice)?;
+        let of_agent = [&["--interface", "eth0"][..], of_agent].concat();
+        let of_agent: Vec<_> = of_agent.into_iter().map(str::to_owned).collect();
+        let agent = Agent::start_with(&network.alice, &of_agent)?;
         agent.login(&authority, "alice")?;
         Ok(Self { agent, verifier, authority, services, network })
     }

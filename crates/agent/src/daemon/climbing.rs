@@ -25,7 +25,7 @@ mod with_tunnels {
     use tokio::task::{JoinHandle, spawn_blocking};
     use wire::map::{self, FirstPacket, FlowKey, GrantEntry, GrantSlot, Steered};
     use wire::packet::{Packet, TCP};
-    use wire::Carrier;
+    use wire::{Carrier, Flags, GrantHeader};
 
     /// The daemon's state for the ladder.
     #[derive(Default)]
@@ -86,7 +86,8 @@ mod with_tunnels {
         /// Determines which rungs a destination has. Called when the kernel has a grant for the destination.
         pub(in crate::daemon) fn note_rungs(&mut self, slot: &GrantSlot, entry: &GrantEntry) {
             let Some(subject) = self.agent.holder(slot) else { return };
-            let verifier = self.sealing.sealed().alternative(subject, slot.destination());
+            let tunnel = self.sealing.sealed().alternative(subject, slot.destination());
+            let verifier = tunnel.or_else(|| self.without_tunnel(slot, entry));
             match verifier.filter(|_| has_rungs(slot, entry)) {
                 Some(verifier) => {
                     let written = self.climbing.placed.get(slot).and_then(|placed| placed.written);
@@ -95,6 +96,13 @@ mod with_tunnels {
                 }
                 None => self.forget_rungs(slot),
             }
+        }
+
+        /// Returns what stands for the verifier of a destination that no tunnel leads to, if there are other rungs.
+        fn without_tunnel(&self, slot: &GrantSlot, entry: &GrantEntry) -> Option<SocketAddr> {
+            let header = GrantHeader::decode(&entry.header).ok()?;
+            let may = self.kernel.turns_segments() && !header.flags.has(Flags::SEALED);
+            may.then(|| SocketAddr::new(slot.destination().address, 0))
         }
 
         pub(in crate::daemon) fn forget_rungs(&mut self, slot: &GrantSlot) {
@@ -162,6 +170,7 @@ mod with_tunnels {
             let rung = match u32::from(frame.wish()) {
                 wish if wish & Steered::TREATMENT != 0 => Rung::Tunnel,
                 wish if wish & Steered::FAST_OPEN != 0 => Rung::FastOpen,
+                wish if wish & Steered::DATAGRAM != 0 => Rung::TcpInUdp,
                 _ => Rung::Packet,
             };
             let parsed = Packet::parse(frame.bytes());
@@ -187,6 +196,7 @@ mod with_tunnels {
             let wish = match rung {
                 Rung::Packet => Steered::OUTSIDE,
                 Rung::FastOpen => Steered::OUTSIDE | Steered::FAST_OPEN,
+                Rung::TcpInUdp => Steered::OUTSIDE | Steered::DATAGRAM,
                 Rung::Tunnel => Steered::LADDER | Steered::LADDER_TREATMENT,
             };
             if rung == Rung::Tunnel
@@ -214,6 +224,7 @@ mod with_tunnels {
             let network = Network(network);
             let is_user = |uid| self.kept.get(&uid).is_some_and(|kept| kept.has_session());
             self.climbing.ladder.take_over((now(), unix()), network, &paths, is_user);
+            self.climbing.ladder.allow_tcp_in_udp(self.kernel.turns_segments());
             self.climbing.network = Follower::resume(gateway.clone(), network);
             self.climbing.stored = gateway;
             self.climbing.inherited = inherited;
@@ -275,7 +286,11 @@ mod with_tunnels {
             self.climbing.ladder.lose(|first| !matches!(table.get(&first.flow), Ok(Some(known)) if first.is(&known)));
             let heard = |first: &First, side: Side| {
                 let known = table.get(&first.flow).ok().flatten().filter(|known| first.is(known))?;
-                let at = if side == Side::Outside { known.outside } else { known.inside };
+                let at = match side {
+                    Side::Outside => known.outside,
+                    Side::Datagrams => known.datagram,
+                    Side::Inside => known.inside,
+                };
                 (at != 0).then(|| Duration::from_nanos(at))
             };
             let due = self.climbing.ladder.tick(now(), heard);
@@ -303,7 +318,9 @@ mod with_tunnels {
                 };
                 Shown { name: rung.name().to_owned(), state, begins_again }
             };
-            self.climbing.ladder.states(now(), &path).into_iter().map(shown).collect()
+            let ladder = &self.climbing.ladder;
+            let has = |rung: Rung| ladder.rungs(&path).any(|one| one == rung);
+            ladder.states(now(), &path).into_iter().filter(|(rung, _)| has(*rung)).map(shown).collect()
         }
     }
 

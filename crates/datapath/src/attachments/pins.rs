@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 const BPF_FILE_SYSTEM: &str = "/sys/fs/bpf";
 const GATEWAY: &str = "gateway";
 const PROOFS: &str = "proofs";
+const TCP_IN_UDP: &str = "tcp_in_udp";
 
 /// A directory in the BPF file system. Maps and links that are pinned in it outlive the process that made them.
 #[derive(Clone, Debug)]
@@ -66,8 +67,8 @@ impl Pins {
         self.0.join("maps").join(name)
     }
 
-    /// Returns the path at which a link is pinned. Names of VLAN interfaces contain dots, which the BPF file system
-    /// does not allow, so dots become colons, which no interface name contains.
+    /// Returns the path at which a link is pinned. The names of VLAN interfaces contain dots, which the BPF file system
+    /// forbids. Colons replace the dots, because no interface name contains a colon.
     pub(super) fn link(&self, name: &str) -> PathBuf {
         self.0.join("links").join(name.replace('.', ":"))
     }
@@ -90,8 +91,8 @@ impl Pins {
     }
 
     /// Returns the id of the process that holds the lock of [`Self::lock`]. The function reads the kernel's list of
-    /// locks. It does not try to take the lock, because then a daemon that starts at the same moment could fail to take
-    /// the lock.
+    /// locks. It does not try to take the lock, because a daemon that starts at the same moment could then fail to take
+    /// it.
     pub fn holder(&self) -> Option<u32> {
         let about = fs::metadata(&self.0).ok()?;
         let (device, inode) = (about.dev(), about.ino());
@@ -202,6 +203,24 @@ impl Pins {
         Self::make(self.0.join(PROOFS))
     }
 
+    /// Returns the directory, inside this one, where the programs for answers in datagrams and their table are pinned.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the directory can't be made.
+    pub fn tcp_in_udp(&self) -> Result<Self> {
+        Self::make(self.0.join(TCP_IN_UDP))
+    }
+
+    /// Removes the pins of the programs for answers in datagrams from this directory, if there are any.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a pin can't be read, written or removed.
+    pub fn remove_tcp_in_udp(&self) -> Result<()> {
+        self.remove_inner(TCP_IN_UDP)
+    }
+
     /// Removes a gateway's pins from this directory, if there are any.
     ///
     /// # Errors
@@ -244,6 +263,7 @@ impl Pins {
     pub fn remove(&self) -> Result<()> {
         self.remove_gateway()?;
         self.remove_proofs()?;
+        self.remove_tcp_in_udp()?;
         for name in self.links() {
             self.remove_link(&name)?;
         }

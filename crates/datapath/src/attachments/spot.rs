@@ -27,6 +27,10 @@ pub enum Spot {
     Tenant,
     /// A tunnel endpoint's program at tc ingress of the underlay's interface.
     Underlay,
+    /// The verifier's program at tc egress: leads the answers to clients whose segments came as datagrams to helping devices.
+    Answers,
+    /// A program of the agent or the verifier at tc ingress of a helping device: turns segments into datagrams.
+    Reordering,
     /// An agent's program at tc egress: inserts tokens.
     Insertion,
     /// An agent's program at tc ingress: records answers.
@@ -47,6 +51,8 @@ impl Spot {
             Self::HandingOver => "hand_over",
             Self::Tenant => "encapsulate",
             Self::Underlay => "decapsulate",
+            Self::Answers => "answer",
+            Self::Reordering => "reorder",
             Self::Insertion => "insert",
             Self::Notice => "notice",
         }
@@ -62,15 +68,25 @@ impl Spot {
         }
     }
 
-    /// Reports whether the program of a filter at this spot is pinned, so that a later process finds the filter. An
-    /// agent's program is not: a later agent replaces the filter without looking for it.
+    /// Reports whether the program of a filter at this spot is pinned. A later process finds the filter by this pin. An
+    /// agent's program is not pinned: a later agent replaces the filter without looking for it.
     pub(super) const fn pins_filter(self) -> bool {
         !matches!(self, Self::Insertion | Self::Notice)
     }
 
-    /// Returns the interface to which a pin belongs, and the spot if the pin is of a filter.
+    /// Returns the interface to which a pin belongs. Also returns the spot, if the pin belongs to a filter.
     pub(super) fn of_pin(pin: &str) -> (&str, Self) {
-        let spots = [Self::Sealed, Self::Outward, Self::Own, Self::Inward, Self::Tenant, Self::Underlay].into_iter();
+        let spots = [
+            Self::Sealed,
+            Self::Outward,
+            Self::Own,
+            Self::Inward,
+            Self::Tenant,
+            Self::Underlay,
+            Self::Answers,
+            Self::Reordering,
+        ]
+        .into_iter();
         let named = |spot: Self| Some((pin.strip_suffix(spot.program())?.strip_suffix(' ')?, spot));
         spots.filter_map(named).next().unwrap_or((pin, Self::Admission(Hook::Tc)))
     }
@@ -90,8 +106,9 @@ impl Spot {
             | Self::Greeting
             | Self::Tenant
             | Self::Underlay
+            | Self::Reordering
             | Self::Notice => AttachPoint::TcxIngress,
-            Self::Own | Self::HandingOver | Self::Insertion => AttachPoint::TcxEgress,
+            Self::Own | Self::HandingOver | Self::Answers | Self::Insertion => AttachPoint::TcxEgress,
         }
     }
 

@@ -5,6 +5,7 @@ pub mod admission;
 pub mod agent;
 pub mod attacks;
 pub mod clocks;
+pub mod datagrams;
 pub mod fast_open;
 pub mod forms;
 pub mod optional;

@@ -1,11 +1,12 @@
-//! The ladder of carriers: in which way the first packet of a connection travels, if the path does not let every way
-//! through.
+//! The ladder of carriers: the ways (*rungs*) in which the first packet of a connection can travel. Some paths let only
+//! some of them through.
 //!
-//! The agent watches the first packets of connections. If one stays unanswered, the agent sends it again by the next
-//! rung, each time with a fresh token, and the first answer wins. It remembers what worked, so that the next connection
-//! does not wait. The ladder never changes what a verifier checks: each rung carries a token of the same grant.
+//! The agent watches the first packets of connections. If a first packet gets no answer, the agent sends it again by
+//! the next rung, with a new token, and uses the first answer that arrives. The agent remembers the result for each
+//! path, so that the next connection need not wait. The ladder never changes what a verifier checks: each rung carries
+//! a token of the same grant.
 //!
-//! The memory of each subject is its own, so nobody can fill or spoil another's.
+//! Each subject has separate results, so nobody can fill or spoil the results of another subject.
 
 mod kept;
 mod memory;
@@ -27,7 +28,8 @@ const WAIT_MAX: Duration = Duration::from_secs(3);
 const GIVE_UP: Duration = Duration::from_secs(10);
 /// How often a connection is looked at whose first packet was sent by several rungs.
 const LOOK: Duration = Duration::from_millis(20);
-/// One connection in this number tries the best rung, although it is bad.
+/// One in this many connections begins with the best rung even if the best rung is bad, to find out whether this rung
+/// works again.
 pub const TRY_AGAIN: u32 = 50;
 /// Maximum number of connections of a subject that are watched at a time. Further connections have the rung that the
 /// memory names, and are not raced.
@@ -40,19 +42,22 @@ pub enum Rung {
     Packet = 0,
     /// In the packet itself, with a TCP Fast Open option: by the carrier `fast_open`.
     FastOpen = 1,
+    /// As a UDP datagram, by the carrier `tcp_in_udp`. All other segments of the connection also travel as datagrams.
+    TcpInUdp = 2,
     /// In the sealed tunnel to the verifier, which travels by UDP.
-    Tunnel = 2,
+    Tunnel = 3,
 }
 
 impl Rung {
     /// All rungs, in order.
-    pub const ALL: [Self; 3] = [Self::Packet, Self::FastOpen, Self::Tunnel];
+    pub const ALL: [Self; 4] = [Self::Packet, Self::FastOpen, Self::TcpInUdp, Self::Tunnel];
 
     /// Returns the rung's name in output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Packet => "packet",
             Self::FastOpen => "fast_open",
+            Self::TcpInUdp => "tcp_in_udp",
             Self::Tunnel => "tunnel",
         }
     }
@@ -61,41 +66,58 @@ impl Rung {
     pub const fn side(self) -> Side {
         match self {
             Self::Packet | Self::FastOpen => Side::Outside,
+            Self::TcpInUdp => Side::Datagrams,
             Self::Tunnel => Side::Inside,
         }
     }
 }
 
-/// The side of the tunnel on which an answer arrives. Two rungs with the same side carry the same packet, so an answer
-/// does not show to which rung it belongs.
+/// The form in which an answer arrives. Rungs with the same side send the packet in the same form, so an answer does
+/// not show to which of these rungs it belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Side {
-    /// Outside of the tunnel.
+    /// Outside of the tunnel, in the usual form.
     Outside,
+    /// Outside of the tunnel, as a UDP datagram.
+    Datagrams,
     /// In the tunnel.
     Inside,
 }
 
 impl Side {
-    const ALL: [Self; 2] = [Self::Outside, Self::Inside];
+    const ALL: [Self; 3] = [Self::Outside, Self::Datagrams, Self::Inside];
 }
 
-/// Identifies the network in which this machine is; for example, a hash of the gateway's hardware address and of the
-/// prefix.
+/// Identifies a network in which this machine is or was. The number can be, for example, a hash of the gateway's
+/// hardware address and of the prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Network(pub u64);
 
-/// The connections of a subject to a verifier, from a network, in an address family. Each path has a record of its own.
+/// The connections of a subject to a verifier, from one network and in one address family. The agent keeps separate
+/// results for each path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Path {
     /// The subject whose connections these are.
     pub subject: Subject,
     /// The network in which this machine is.
     pub network: Network,
-    /// The verifier, identified by the address of its tunnel.
+    /// The verifier, identified by the address of its tunnel. If it has no tunnel, the server's address with port 0.
     pub verifier: SocketAddr,
     /// Whether the connections use IPv6.
     pub ipv6: bool,
+}
+
+impl Path {
+    /// Returns the rungs of the path, in order. `tcp_in_udp`: whether [`Rung::TcpInUdp`] is among them.
+    fn rungs(&self, tcp_in_udp: bool) -> impl Iterator<Item = Rung> + use<> {
+        let has_tunnel = self.verifier.port() != 0;
+        let is_there = move |rung: &Rung| match rung {
+            Rung::Packet | Rung::FastOpen => true,
+            Rung::TcpInUdp => tcp_in_udp,
+            Rung::Tunnel => has_tunnel,
+        };
+        Rung::ALL.into_iter().filter(is_there)
+    }
 }
 
 /// The rung with which the next connection begins.
@@ -103,20 +125,21 @@ pub struct Path {
 pub struct Choice {
     /// The rung.
     pub rung: Rung,
-    /// If not 0: one in this many connections begins with the best rung instead, to find out whether that rung works
-    /// again.
+    /// If it is not 0, one in this many connections begins with the best rung instead, to find out whether the best
+    /// rung works again.
     pub every: u32,
 }
 
 /// The state of a rung on a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Its latest first packet was answered.
+    /// The latest first packet by this rung was answered.
     Works,
-    /// Its latest first packets were not answered, while another rung's was. The duration is the time for which
-    /// connections begin with another rung; zero if the next one begins with this rung.
+    /// The latest first packets by this rung were not answered, although another rung's packet was. The duration is the
+    /// time for which connections still begin with another rung. It is zero if the next connection begins with this
+    /// rung.
     Blocked(Duration),
-    /// Nothing is known.
+    /// Nothing is known about the rung.
     NotTried,
 }
 
@@ -132,7 +155,7 @@ struct Watch<C> {
     path: Path,
     connection: C,
     tries: Vec<Try>,
-    /// When the next rung is due.
+    /// Time at which the packet has to be sent by the next rung.
     next: Duration,
     wait: Duration,
     is_answered: bool,
@@ -145,22 +168,35 @@ pub struct Ladder<C> {
     watches: Vec<Watch<C>>,
     /// Time of the latest [`Ladder::tick`].
     looked: Duration,
+    /// Whether [`Rung::TcpInUdp`] may be tried.
+    tcp_in_udp: bool,
 }
 
 impl<C> Default for Ladder<C> {
     fn default() -> Self {
-        Self { network: Network::default(), memory: Memory::default(), watches: Vec::new(), looked: Duration::ZERO }
+        Self {
+            network: Network::default(),
+            memory: Memory::default(),
+            watches: Vec::new(),
+            looked: Duration::ZERO,
+            tcp_in_udp: false,
+        }
     }
 }
 
 impl<C: Clone> Ladder<C> {
+    /// Sets whether TCP connections may travel as datagrams. The default is that they may not.
+    pub fn allow_tcp_in_udp(&mut self, allow: bool) {
+        self.tcp_in_udp = allow;
+    }
+
     /// Returns the network in which this machine is.
     pub fn network(&self) -> Network {
         self.network
     }
 
-    /// Sets the network in which this machine is. If it is another one than before, no rung counts as bad any more, and
-    /// connections that were begun in the earlier network are no longer watched. Returns whether it is another one.
+    /// Sets the network in which this machine is. If the network has changed, no rung counts as bad any more, and
+    /// connections that began in the earlier network are no longer watched. Returns whether the network has changed.
     pub fn moved(&mut self, network: Network) -> bool {
         if std::mem::replace(&mut self.network, network) == network {
             return false;
@@ -174,18 +210,24 @@ impl<C: Clone> Ladder<C> {
     pub fn choice(&self, now: Duration, path: &Path) -> Choice {
         let is_good = |rung: &Rung| !self.memory.is_bad(now, path, *rung);
         // Even a bad rung: it may have been the one that was answered.
-        if let Some(rung) = self.memory.unclear(path) {
+        if let Some(rung) = self.memory.unclear(path).filter(|rung| path.rungs(self.tcp_in_udp).any(|one| one == *rung))
+        {
             return Choice { rung, every: 0 };
         }
-        match Rung::ALL.into_iter().find(is_good) {
+        match path.rungs(self.tcp_in_udp).find(is_good) {
             Some(Rung::Packet) | None => Choice { rung: Rung::Packet, every: 0 },
             Some(rung) => Choice { rung, every: TRY_AGAIN },
         }
     }
 
-    /// Returns what is known about each rung.
+    /// Returns the state of each rung, including rungs that the path does not have.
     pub fn states(&self, now: Duration, path: &Path) -> [(Rung, State); Rung::ALL.len()] {
         Rung::ALL.map(|rung| (rung, self.memory.state(now, path, rung)))
+    }
+
+    /// Returns the rungs of a path, in order.
+    pub fn rungs(&self, path: &Path) -> impl Iterator<Item = Rung> + use<C> {
+        path.rungs(self.tcp_in_udp)
     }
 
     /// Begins to watch a connection whose first packet has just been sent by `rung`. Does nothing if too many
@@ -200,27 +242,28 @@ impl<C: Clone> Ladder<C> {
         self.watches.push(Watch { path, connection, tries, next: now + wait, wait, is_answered: false });
     }
 
-    /// Forgets a subject who has logged out.
+    /// Forgets the results and connections of a subject who has logged out.
     pub fn forget(&mut self, subject: Subject) {
         self.memory.forget(subject);
         self.watches.retain(|watch| watch.path.subject != subject);
     }
 
-    /// No longer watches the connections whose answers the caller can't see any more.
+    /// Stops watching connections whose answers the caller can't see any more. `is_lost` returns true for such a
+    /// connection.
     pub fn lose(&mut self, is_lost: impl Fn(&C) -> bool) {
         self.watches.retain(|watch| !is_lost(&watch.connection));
     }
 
-    /// To be called when a connection's own stack sends the first packet again by `rung`. Returns the other rungs by
-    /// which this packet was sent, so that the caller sends it by these, too. Returns `None` if the connection is not
-    /// watched.
+    /// The caller calls this method when the operating system sends the first packet of a connection again by `rung`.
+    /// Returns the other rungs by which this packet was sent. The caller then sends the packet again by these rungs,
+    /// too. Returns `None` if the connection is not watched.
     pub fn repeated(&self, rung: Rung, is_it: impl Fn(&C) -> bool) -> Option<Vec<Rung>> {
         let watch = self.watches.iter().find(|watch| is_it(&watch.connection))?;
         let tried = |other: &Rung| watch.tries.iter().any(|one| one.rung == *other);
         Some(Rung::ALL.into_iter().filter(|other| *other != rung && tried(other)).collect())
     }
 
-    /// Returns when [`Self::tick`] has to be called; `None` if no connection is watched.
+    /// Returns the time at which the caller has to call [`Self::tick`]; `None` if no connection is watched.
     pub fn timeout(&self) -> Option<Duration> {
         // Until a second packet is due, nobody needs to know whether the first one was answered.
         let due = |watch: &Watch<C>| match watch.tries.len() {
@@ -231,11 +274,11 @@ impl<C: Clone> Ladder<C> {
         self.watches.iter().map(due).min()
     }
 
-    /// Does what is due, and returns the first packets to send now, each with its rung. `heard` returns when the answer
-    /// to a connection's first packet came on a side, if it came.
+    /// Does the work that is due. Returns the first packets to send now, each with its rung. `heard` returns the time
+    /// at which the answer to a connection's first packet arrived on a side, if it has arrived.
     pub fn tick(&mut self, now: Duration, heard: impl Fn(&C, Side) -> Option<Duration>) -> Vec<(Rung, C)> {
         self.looked = now;
-        let (mut due, memory) = (Vec::new(), &mut self.memory);
+        let (mut due, memory, tcp_in_udp) = (Vec::new(), &mut self.memory, self.tcp_in_udp);
         self.watches.retain_mut(|watch| {
             let answers: Vec<_> =
                 Side::ALL.into_iter().filter_map(|side| Some((side, heard(&watch.connection, side)?))).collect();
@@ -253,7 +296,9 @@ impl<C: Clone> Ladder<C> {
             }
             if now >= watch.next {
                 watch.next = now + watch.wait;
-                due.extend(watch.climb(now, memory).into_iter().map(|rung| (rung, watch.connection.clone())));
+                due.extend(
+                    watch.climb(now, memory, tcp_in_udp).into_iter().map(|rung| (rung, watch.connection.clone())),
+                );
             }
             true
         });
@@ -264,12 +309,12 @@ impl<C: Clone> Ladder<C> {
 impl<C> Watch<C> {
     /// Returns the rungs by which to send the first packet now: the next rung that is not bad, and the rung before it
     /// once more, because one packet may just have been lost.
-    fn climb(&mut self, now: Duration, memory: &Memory) -> Vec<Rung> {
+    fn climb(&mut self, now: Duration, memory: &Memory, tcp_in_udp: bool) -> Vec<Rung> {
         let again = self.tries.last().map(|one| one.rung);
         let untried = |rung: &Rung| self.tries.iter().all(|one| one.rung != *rung);
         // If all others are bad, none is left out: the bad one may work again.
         let is_good = |rung: &Rung| !memory.is_bad(now, &self.path, *rung);
-        let rest: Vec<_> = Rung::ALL.into_iter().filter(untried).collect();
+        let rest: Vec<_> = self.path.rungs(tcp_in_udp).filter(untried).collect();
         let next = rest.iter().copied().find(is_good).or(rest.first().copied());
         let rungs: Vec<_> = again.into_iter().filter(|_| next.is_some()).chain(next).collect();
         self.tries.extend(rungs.iter().map(|rung| Try { rung: *rung, at: now }));

@@ -19,7 +19,7 @@ const IPV6_LEN: usize = 40;
 /// Decides about an Ethernet frame, or an IP packet out of a sealed tunnel, at `now` (Unix seconds), and reports each
 /// check to the observer. If a token admits the frame, removes the token from it.
 pub fn decide(tables: &mut impl TablesMut, observer: &mut impl Observer, frame: &mut Vec<u8>, now: u32) -> Outcome {
-    let mut decision = Decision { tables, observer, now };
+    let mut decision = Decision { tables, observer, now, is_turned: false };
     let outcome = decision.packet(frame).unwrap_or_else(Outcome::Drop);
     if outcome != Outcome::NotOurs || !decision.tables.in_tunnel() {
         return outcome;
@@ -34,10 +34,12 @@ pub(super) struct Decision<'a, T, O> {
     pub(super) tables: &'a mut T,
     pub(super) observer: &'a mut O,
     pub(super) now: u32,
+    /// Whether the packet came as a datagram, and was turned into a segment (wire.md §4.8).
+    is_turned: bool,
 }
 
 impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
-    /// Reports to the observer a check that does not decide by itself about the packet.
+    /// Reports a check to the observer. The result of this check alone does not decide about the packet.
     pub(super) fn note(&mut self, name: &'static str, passed: bool, text: impl FnOnce() -> String) {
         self.observer.check(name, passed, text);
     }
@@ -55,6 +57,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
     }
 
     fn packet(&mut self, frame: &mut Vec<u8>) -> Result<Outcome, DropReason> {
+        self.is_turned = self.turn_back(frame)?;
         let packet = if self.tables.in_tunnel() { Packet::parse_ip(frame) } else { Packet::parse(frame) };
         if packet.form == Form::NotIp {
             self.note("packet", true, || "neither IPv4 nor IPv6".into());
@@ -122,6 +125,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             return self.later(frame, &packet, key);
         }
         let found = tail::find(frame, &packet);
+        let found = found.filter(|(_, carrier)| *carrier != Carrier::TcpInUdp || self.is_turned);
         let taken = found.filter(|(_, carrier)| self.takes(*carrier));
         let Some((bytes, carrier)) = taken.map(|(bytes, carrier)| (*bytes, carrier)) else {
             self.note("token", false, || match found {
@@ -151,11 +155,11 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
     /// Returns the key of the packet's flow, on this side of the tunnel.
     fn key(&self, packet: &Packet) -> Result<FlowKey, DropReason> {
         let key = FlowKey::to_server(packet).ok_or(DropReason::Malformed)?;
-        Ok(key.within(self.tables.in_tunnel()))
+        Ok(if self.is_turned { key.in_datagrams() } else { key.within(self.tables.in_tunnel()) })
     }
 
     /// Reports whether the verifier accepts tokens in this carrier. Inside a tunnel, it accepts `tail` only (§6.11.1).
-    fn takes(&self, carrier: Carrier) -> bool {
+    pub(super) fn takes(&self, carrier: Carrier) -> bool {
         if self.tables.in_tunnel() { carrier == Carrier::Tail } else { self.tables.config().takes(carrier) }
     }
 

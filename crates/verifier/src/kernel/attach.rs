@@ -1,12 +1,13 @@
 //! Attaches the programs to interfaces and follows interfaces that appear and disappear.
 
-use super::Kernel;
+use super::{Kernel, datagrams};
 use crate::gateway::Gateway;
 use crate::view;
 use anyhow::Result;
 use datapath::coverage::{self, OpenWay};
 use datapath::hook::Mode;
 use datapath::interface::{Interface, Layer, layers};
+use datapath::tcp_in_udp::Answers;
 use datapath::transparent::Diversion;
 use std::collections::BTreeMap;
 
@@ -22,9 +23,10 @@ struct Wanted {
 }
 
 impl Kernel {
-    /// Removes the attachments that an earlier process left. Otherwise [`Self::attach`] would reuse them, and they would
-    /// stay when this process ends, even if it protects only for a trial (`--try`). No packet is checked until `attach`
-    /// is called, so call this only if the earlier process did nothing but observe.
+    /// Removes the attachments that an earlier process left. Without this call, [`Self::attach`] would reuse these
+    /// attachments. They would then stay after the end of this process, even if this process protects only on trial
+    /// (`--try`). No packet is checked until `attach` is called. Therefore the caller must call this method only if the
+    /// earlier process only observed.
     pub fn begin_anew(&self) -> Result<()> {
         self.pins.links().iter().try_for_each(|name| self.pins.remove_link(name))
     }
@@ -86,8 +88,8 @@ impl Kernel {
             || self.attached.keys().any(|name| wanted.iter().all(|there| there.name != *name))
     }
 
-    /// Attaches to interfaces that have appeared. Detaches from interfaces that are gone, and from those whose frames
-    /// now also pass through another protected interface.
+    /// Attaches to interfaces that have appeared. Detaches from interfaces that are gone, and from interfaces whose
+    /// frames now also pass through another protected interface.
     pub fn attach_changed(&mut self) -> Result<()> {
         if let Some(gateway) = self.gateway.as_mut().filter(|gateway| gateway.has_changed()) {
             gateway.attach_changed(self.lasting)?;
@@ -103,6 +105,9 @@ impl Kernel {
         for name in self.attached.keys().filter(unwanted).cloned().collect::<Vec<_>>() {
             self.attached.remove(&name);
             self.verifier.forget(&name);
+            if let Some(answers) = &mut self.answers {
+                answers.forget(&name);
+            }
             if let Some(gateway) = &mut self.gateway {
                 gateway.forget_outside(&name);
             }
@@ -215,9 +220,16 @@ impl Kernel {
             gateway.attach_outside(interface)?;
         }
         let mode = self.verifier.attach(interface)?;
+        // Without it, connections in datagrams get no answers. What is protected stays protected.
+        if let Some(answers) = &mut self.answers
+            && let Err(error) = answers.attach(interface)
+        {
+            tracing::error!(interface = interface.name, "no connection travels as datagrams here: {error:#}");
+        }
         if self.lasting {
             self.verifier.pin_links()?;
             self.gateway.iter().try_for_each(Gateway::last)?;
+            self.answers.iter().try_for_each(Answers::last)?;
         }
         let (name, driver, observe) = (&interface.name, interface.driver(), self.settings.observe);
         let (hook, mode_name, why) = (mode.hook().name(), mode.name(), self.verifier.reason(name));
@@ -227,10 +239,12 @@ impl Kernel {
         Ok(())
     }
 
-    /// Pins the attachments, so that they outlive this process. Removes pinned attachments that are no longer wanted.
+    /// Pins the attachments, so that they outlive this process. Removes pinned attachments that the settings no longer
+    /// select.
     pub fn last(&mut self) -> Result<()> {
         self.verifier.pin_links()?;
         self.gateway.iter().try_for_each(Gateway::last)?;
+        self.answers.iter().try_for_each(Answers::last)?;
         self.proving.as_mut().map_or(Ok(()), |proving| proving.last())?;
         self.lasting = true;
         if self.settings.interfaces.is_empty() {
@@ -258,6 +272,7 @@ impl Kernel {
             proving.end();
         }
         self.attached.clear();
+        datagrams::end(&mut self.answers, &self.pins)?;
         self.pins.remove()?;
         Diversion::of(&self.pins_name()).clear()
     }

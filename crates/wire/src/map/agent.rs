@@ -10,11 +10,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub struct AgentConfig {
     /// Length of the link header on the interface, in bytes: 14, or 0 on links without a link header.
     pub link_header: u32,
-    /// 1 if the program is attached by TCX.
+    /// 1 if the program is attached by TCX, otherwise 0.
     pub tcx: u32,
-    /// 1 if the table of owners contains at least one cgroup.
+    /// 1 if the table of owners contains at least one cgroup, otherwise 0.
     pub match_cgroups: u32,
-    /// 1 if the program passes copies of name servers' answers to user space.
+    /// 1 if the program passes copies of name servers' answers to user space, otherwise 0.
     pub overhear: u32,
 }
 
@@ -27,8 +27,8 @@ pub struct Steering {
     pub cookie: u64,
     /// Index of the device through which steered packets enter the tunnels; 0 if there is no such device.
     pub device: u32,
-    /// 1 from the time when the first sealed prefix or the first wish was set. While it is 0, the programs steer no
-    /// packets.
+    /// 1 as soon as a sealed prefix or a wish has been set for the first time, otherwise 0. While it is 0, the programs
+    /// steer no packets.
     pub seals: u32,
     /// A combination of the bits [`KEEPS_FLOWS`], [`ASKS`] and [`ASKS_BY_CGROUP`].
     pub asks: u32,
@@ -66,26 +66,29 @@ impl Steered {
     /// Bit of [`Self::wish`]: the flow is in the tunnel because the agent's ladder chose this way. In the header of a
     /// queued packet, the bit marks the copy of a first packet that was sent.
     pub const LADDER: u32 = 1 << 10;
-    /// Bit of the priority of a packet that user space sends: the packet goes outside of the tunnel, unless the rule
+    /// Bit of the priority of a packet that user space sends: the packet travels outside of the tunnel, unless the rule
     /// demands otherwise.
     pub const OUTSIDE: u32 = 1 << 11;
     /// Bit of [`Self::wish`]: the flow's client has had an answer in the tunnel. The program sets the bit.
     pub const ANSWERED: u32 = 1 << 12;
     /// Bit of the priority of a packet that user space sends: the packet's token travels by the carrier `fast_open`. In
-    /// the header of the copy of a first packet, the bit says that the first packet was sent in this way.
+    /// the header of the copy of a first packet, the bit says that the first packet was sent by this carrier.
     pub const FAST_OPEN: u32 = 1 << 13;
+    /// Bit of the priority of a packet that user space sends, and of the header of the copy of a first packet: the packet
+    /// travels by the carrier `tcp_in_udp`.
+    pub const DATAGRAM: u32 = 1 << 14;
     /// Treatment of flows that the ladder leads into a tunnel: `authenticate`, the weakest that records have.
     pub const LADDER_TREATMENT: u32 = 1;
 }
 
-/// The rung by which a subject's connections to a destination begin.
+/// The rung with which a subject's connections to a destination begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Ladder {
-    /// 0: the first packet itself carries the token. 1: the first packet carries it by the carrier `fast_open`. 2: the
-    /// first packet travels in the tunnel.
+    /// 0: the first packet itself carries the token. 1: the first packet carries it by the carrier `fast_open`. 2: by the
+    /// carrier `tcp_in_udp`. 3: the first packet travels in the tunnel.
     pub rung: u32,
-    /// One in this many connections begins with rung 0 instead; 0 if none does.
+    /// One in this many connections begins with rung 0 instead; 0 if no connection does.
     pub every: u32,
     /// Number of connections that the program has counted.
     pub count: u32,
@@ -93,20 +96,52 @@ pub struct Ladder {
     pub reserved: u32,
 }
 
-/// When the first packet of a connection was sent and answered, in nanoseconds since boot; 0 if it was not.
+/// The times at which the first packet of a connection was sent and answered, in nanoseconds since boot. A time is 0 if
+/// the event has not happened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FirstPacket {
-    /// When it was sent.
+    /// Time at which the first packet was sent.
     pub sent: u64,
-    /// When it was answered outside of the tunnel.
+    /// Time at which the first packet was answered outside of the tunnel.
     pub outside: u64,
-    /// When the client first went on in the tunnel.
+    /// Time at which the client sent the next packet after its first packet in the tunnel.
     pub inside: u64,
-    /// Number of the subject that sent it.
+    /// Number of the subject that sent the first packet.
     pub subject: u32,
-    /// The SYN's sequence number, which an answer acknowledges.
+    /// Sequence number of the first packet, a SYN. An answer acknowledges it.
     pub sequence: u32,
+    /// Time at which the first packet was answered in a UDP datagram (wire.md §4.8).
+    pub datagram: u64,
+}
+
+/// The pair of devices through which TCP segments pass before they become UDP datagrams (wire.md §4.8).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct HelpingDevices {
+    /// Index of the device into which the programs send the segments; 0 if there is no such device.
+    pub out: u32,
+    /// Index of the device out of which the segments come.
+    pub back: u32,
+}
+
+/// A TCP connection whose SYN has left in a UDP datagram.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct DatagramFlow {
+    /// Index of the interface through which the connection's datagrams leave.
+    pub interface: u32,
+    /// Number of the subject whose connection this is.
+    pub subject: u32,
+    /// The SYN's sequence number.
+    pub sequence: u32,
+    /// Time of the connection's last datagram, Unix seconds.
+    pub seen: u32,
+    /// State of the connection: 0 if no answer has arrived yet; 1 if the first answer arrived in a datagram; 2 if the
+    /// first answer arrived in another form; 3 if one end has sent FIN or RST.
+    pub state: u32,
+    /// Reserved; zero.
+    pub reserved: u32,
 }
 
 /// The owner of a packet, or a sender who asks for a treatment. The agent's program determines it from the packet's
@@ -126,7 +161,7 @@ pub struct Owner {
 pub mod owner {
     /// A user id.
     pub const USER: u32 = 1;
-    /// A cgroup id, which is that of the socket's cgroup or of a cgroup above it.
+    /// A cgroup id: that of the socket's cgroup or of a cgroup above it.
     pub const CGROUP: u32 = 2;
     /// Packets without a local socket.
     pub const FORWARDED: u32 = 3;
@@ -181,7 +216,7 @@ pub struct GrantEntry {
     /// Time when the program last made a token from the entry, in Unix seconds of the authority's clock; 0 if the
     /// program never made one.
     pub used: u32,
-    /// 1 if the program sends the packets without a token.
+    /// 1 if the program sends the packets without a token, otherwise 0.
     pub plain: u8,
     /// The number of the suite with which tokens are made.
     pub suite: u8,
@@ -197,7 +232,7 @@ pub struct GrantEntry {
     pub header: [u8; 16],
     /// The grant key, or the client key in an entry for a pair; padded with zeros.
     pub key: [u8; 32],
-    /// In an entry for a pair: how many of the pair's nonces had been used when the program last made a token from the
+    /// In an entry for a pair: number of the pair's nonces that were used when the program last made a token from the
     /// entry.
     pub spent: u32,
     /// Reserved; zero.
@@ -210,9 +245,9 @@ pub struct GrantEntry {
 pub struct Conversation {
     /// Time when the flow's last token was sent, Unix seconds.
     pub token: u32,
-    /// 1 once a packet of the flow has arrived from the other end.
+    /// 1 if a packet of the flow has arrived from the other end, otherwise 0.
     pub answered: u16,
-    /// Number of datagrams of the flow since it began, at most 65 535, not counting those without a grant.
+    /// Number of datagrams of the flow since it began, at most 65 535. Datagrams without a grant are not counted.
     pub sent: u16,
     /// Number of the subject to which the flow belongs.
     pub subject: u32,
@@ -233,8 +268,8 @@ pub struct QueuedHeader {
     pub length: u32,
     /// Payload bytes of each datagram if the packet is a super-packet (GSO), otherwise 0.
     pub segment: u16,
-    /// The wish of the packet's sender, as in [`Steered::wish`]. When user space sends the packet again, the kernel
-    /// program does not see the sender's socket. So user space states the wish as the packet's priority.
+    /// The wish of the packet's sender, in the form of [`Steered::wish`]. When user space sends the packet again, the
+    /// kernel program does not see the sender's socket. So user space states the wish as the packet's priority.
     pub wish: u16,
     /// EtherType of the VLAN tag that the kernel keeps outside the packet data, big-endian; 0 if there is none.
     pub vlan_proto: [u8; 2],
@@ -244,38 +279,41 @@ pub struct QueuedHeader {
 
 /// Indices of the agent's counters.
 pub mod agent_counter {
-    /// Packets that need no token, except those that [`CONVERSATION`] counts.
+    /// Number of packets that need no token, except the packets that [`CONVERSATION`] counts.
     pub const OTHER: u32 = 0;
-    /// Tokens that the program put into packets.
+    /// Number of tokens that the program put into packets.
     pub const TOKENS: u32 = 1;
-    /// Datagrams that carried only a token, each sent ahead of a datagram that had no room for a token.
+    /// Number of datagrams that contained only a token. Each of them was sent before a datagram that had no room for a
+    /// token.
     pub const ALONE: u32 = 2;
-    /// Packets queued until their grant arrives.
+    /// Number of packets that were queued until their grant arrives.
     pub const QUEUED: u32 = 3;
-    /// Packets that could not be queued.
+    /// Number of packets that could not be queued.
     pub const QUEUE_FAILED: u32 = 4;
-    /// Packets to protected destinations that the program sent without a token.
+    /// Number of packets to protected destinations that the program sent without a token.
     pub const PLAIN: u32 = 5;
-    /// Packets that needed no token because the verifier knew their UDP flow.
+    /// Number of packets that needed no token because the verifier knew their UDP flow.
     pub const CONVERSATION: u32 = 6;
-    /// Packets that could not be changed, and were dropped.
+    /// Number of packets that could not be changed and were dropped.
     pub const FAILED: u32 = 7;
-    /// Datagrams that were dropped because they would have used another subject's flow.
+    /// Number of datagrams that were dropped because they would have used another subject's flow.
     pub const RIDER: u32 = 8;
-    /// First packets to authorities to which the program added the support option.
+    /// Number of first packets to authorities to which the program added the support option.
     pub const SUPPORT: u32 = 9;
-    /// Client keys received in band.
+    /// Number of client keys received in band.
     pub const KEYS: u32 = 10;
-    /// Packets that the program sent to the device of the sealed tunnels.
+    /// Number of packets that the program sent to the device of the sealed tunnels.
     pub const STEERED: u32 = 11;
-    /// Packets that were dropped because they may travel only in a sealed tunnel, and the program could not send them
-    /// there.
+    /// Number of packets that were dropped because they may travel only in a sealed tunnel, and the program could not
+    /// send them there.
     pub const NO_TUNNEL: u32 = 12;
-    /// Packets that were dropped because they arrived outside of the sealed tunnel in which their flow has to travel.
+    /// Number of packets that were dropped because they arrived outside of the sealed tunnel in which their flow has to
+    /// travel.
     pub const UNSEALED: u32 = 13;
-    /// First packets that user space watches, because their connections may travel by more than one rung.
+    /// Number of first packets that user space watches, because their connections may travel by more than one rung.
     pub const WATCHED: u32 = 14;
-    /// First packets for the tunnel that were dropped because an answer from outside had come before.
+    /// Number of first packets for the tunnel that were dropped because an answer had already arrived outside of the
+    /// tunnel.
     pub const LATE: u32 = 15;
     /// Number of entries in the table of counters.
     pub const COUNT: u32 = 16;

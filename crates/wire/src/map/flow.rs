@@ -1,7 +1,7 @@
 //! The tables of flows.
 
 use super::{address_bytes, address_of};
-use crate::packet::Packet;
+use crate::packet::{Packet, TCP};
 use core::net::IpAddr;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -21,7 +21,8 @@ pub struct FlowKey {
     pub protocol: u8,
     /// Family of the addresses: 4 or 6.
     pub family: u8,
-    /// 1 if the flow is inside a sealed tunnel. Packets outside of the tunnel do not belong to such a flow (wire.md
+    /// The flow's side: 0 if the flow is outside of sealed tunnels, 1 if it is inside one, 2 if its segments travel as
+    /// UDP datagrams (wire.md §4.8). A packet belongs to the flow only if the packet is on the same side (wire.md
     /// §6.11.2).
     pub tunnel: u8,
     /// Reserved; zero.
@@ -43,10 +44,15 @@ impl FlowKey {
         }
     }
 
-    /// Returns the key of another flow between the same two ends: inside a sealed tunnel if `tunnel`, otherwise
-    /// outside.
+    /// Returns the key of the flow between the same two ends that is inside a sealed tunnel (if `tunnel` is true) or
+    /// outside (otherwise).
     pub const fn within(self, tunnel: bool) -> Self {
         Self { tunnel: tunnel as u8, ..self }
+    }
+
+    /// Returns the key of the TCP flow between the same two ends whose segments travel as UDP datagrams (wire.md §4.8).
+    pub const fn in_datagrams(self) -> Self {
+        Self { tunnel: 2, protocol: TCP, ..self }
     }
 
     /// Returns the key of the flow to which a packet to the server belongs. Returns `None` if the parser did not find
@@ -88,7 +94,7 @@ pub struct FlowKey4 {
     pub server_port: [u8; 2],
     /// Number of the IP protocol.
     pub protocol: u8,
-    /// 1 if the flow is inside a sealed tunnel.
+    /// The flow's side, with the same values as [`FlowKey::tunnel`].
     pub tunnel: u8,
     /// Reserved; zero.
     pub reserved: [u8; 2],
@@ -122,14 +128,14 @@ impl FlowKey4 {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Flow {
-    /// Handle of the grant that admitted the flow; 0 if none did.
+    /// Handle of the grant that admitted the flow; 0 if no grant did.
     pub handle: u64,
     /// Number of bytes in the IP packets to the server since the flow was admitted. The number is approximate if the
     /// interface has several receive queues.
     pub bytes: u64,
     /// Number of packets to the server since the flow was admitted.
     pub packets: u64,
-    /// Time when the flow was admitted, Unix seconds. TCP: time of the last SYN of its client.
+    /// Time when the flow was admitted, Unix seconds. For TCP: time of the last SYN of the flow's client.
     pub since: u32,
     /// Time of the flow's last packet, Unix seconds.
     pub seen: u32,
@@ -143,12 +149,12 @@ pub struct Flow {
     pub inside: u32,
     /// Account and session to which the grant that admitted the flow was issued (wire.md §3.9); 0 if unknown.
     pub holder: u32,
-    /// TCP: the next sequence number expected from the client.
+    /// For TCP: the next sequence number that is expected from the client.
     pub next: u32,
-    /// TCP, on gateways: the initial sequence number of the server, plus one.
+    /// For TCP on gateways: the initial sequence number of the server, plus one.
     pub answer: u32,
-    /// UDP: time of the last token, Unix seconds. TCP: sequence number of a FIN that arrived before the data that
-    /// precedes it; 0 if there is none.
+    /// For UDP: time of the last token, Unix seconds. For TCP: sequence number of a FIN that arrived before the data
+    /// that precedes it, or 0 if there is no such FIN.
     pub proved: u32,
 }
 
@@ -176,10 +182,10 @@ pub mod origin {
     pub const TOKEN: u8 = 0;
     /// The flow was established before protection started.
     pub const ADOPTED: u8 = 1;
-    /// The inside of a gateway opened the flow; packets from outside are the answers.
+    /// The flow was opened from inside a gateway. Packets from outside are the answers.
     pub const INSIDE: u8 = 2;
     /// On a gateway: a client opened the flow with a token, and the flow has ended. The entry stays as long as the
-    /// inside keeps sending in the flow.
+    /// inside continues to send packets in the flow.
     pub const ENDED: u8 = 3;
 }
 

@@ -99,7 +99,7 @@ fn the_next_rung_is_raced_and_remembered() {
     assert_eq!(first, ALL_TRIED);
     assert_eq!(road.connect(path(1, 1), false), [(Rung::Tunnel, 0)]);
     assert_eq!(road.ladder.choice(road.now, &path(1, 1)), Choice { rung: Rung::Tunnel, every: TRY_AGAIN });
-    let [(_, packet), (_, fast_open), (_, tunnel)] = road.ladder.states(road.now, &path(1, 1));
+    let [(_, packet), (_, fast_open), _, (_, tunnel)] = road.ladder.states(road.now, &path(1, 1));
     for state in [packet, fast_open] {
         assert!(matches!(state, State::Blocked(left) if left > HOUR / 2), "{state:?}");
     }
@@ -107,8 +107,44 @@ fn the_next_rung_is_raced_and_remembered() {
     // Another network, another person: nothing is known there.
     for other in [path(1, 2), path(2, 1), Path { ipv6: true, ..path(1, 1) }] {
         assert_eq!(road.ladder.choice(road.now, &other).rung, Rung::Packet);
-        assert_eq!(road.ladder.states(road.now, &other).map(|(_, state)| state), [State::NotTried; 3]);
+        assert_eq!(road.ladder.states(road.now, &other).map(|(_, state)| state), [State::NotTried; 4]);
     }
+}
+
+#[test]
+fn segments_travel_as_datagrams_only_if_that_is_allowed_and_before_the_tunnel_is_tried() {
+    let open = [Rung::TcpInUdp, Rung::Tunnel];
+    let begin = [(Rung::Packet, 0), (Rung::Packet, 250), (Rung::FastOpen, 250), (Rung::FastOpen, 500)];
+    let mut road = Road::new(&open);
+    assert_eq!(road.connect(path(1, 1), false), ALL_TRIED);
+    let mut road = Road::new(&open);
+    road.ladder.allow_tcp_in_udp(true);
+    assert_eq!(road.connect(path(1, 1), false), [&begin[..], &[(Rung::TcpInUdp, 500)]].concat());
+    for _ in 0..3 {
+        assert_eq!(road.connect(path(1, 1), false), [(Rung::TcpInUdp, 0)]);
+    }
+    let [(_, packet), (_, fast_open), (_, datagrams), (_, tunnel)] = road.ladder.states(road.now, &path(1, 1));
+    for state in [packet, fast_open] {
+        assert!(matches!(state, State::Blocked(left) if left > HOUR / 2), "{state:?}");
+    }
+    assert_eq!([datagrams, tunnel], [State::Works, State::NotTried]);
+    // A setting that is taken back is not used any more.
+    road.ladder.allow_tcp_in_udp(false);
+    assert_eq!(road.ladder.choice(road.now, &path(1, 1)).rung, Rung::Tunnel);
+}
+
+#[test]
+fn a_path_without_a_tunnel_ends_with_datagrams() {
+    let on = Path { verifier: "192.0.2.20:0".parse().expect("an address"), ..path(1, 1) };
+    let mut road = Road::new(&[]);
+    road.ladder.allow_tcp_in_udp(true);
+    let all =
+        [(Rung::Packet, 0), (Rung::Packet, 250), (Rung::FastOpen, 250), (Rung::FastOpen, 500), (Rung::TcpInUdp, 500)];
+    assert_eq!(road.connect(on, false), all);
+    assert!(road.ladder.rungs(&on).eq([Rung::Packet, Rung::FastOpen, Rung::TcpInUdp]));
+    road.open = vec![Rung::TcpInUdp];
+    assert_eq!(road.connect(on, false), all);
+    assert_eq!(road.connect(on, false), [(Rung::TcpInUdp, 0)]);
 }
 
 #[test]
@@ -116,14 +152,14 @@ fn a_rung_that_only_another_one_of_its_side_could_have_answered_is_found_out() {
     let mut road = Road::new(&[Rung::FastOpen, Rung::Tunnel]);
     let raced = [(Rung::Packet, 0), (Rung::Packet, 250), (Rung::FastOpen, 250)];
     assert_eq!(road.connect(path(1, 1), false), raced);
-    let [(_, packet), (_, fast_open), _] = road.ladder.states(road.now, &path(1, 1));
+    let [(_, packet), (_, fast_open), ..] = road.ladder.states(road.now, &path(1, 1));
     assert_eq!([packet, fast_open], [State::NotTried; 2], "it can't be told which of them was answered");
     assert_eq!(road.connect(path(1, 1), false), [(Rung::FastOpen, 0)]);
     assert_eq!(road.connect(path(1, 1), false), raced, "its second silent packet");
     for _ in 0..3 {
         assert_eq!(road.connect(path(1, 1), false), [(Rung::FastOpen, 0)]);
     }
-    let [(_, packet), (_, fast_open), (_, tunnel)] = road.ladder.states(road.now, &path(1, 1));
+    let [(_, packet), (_, fast_open), _, (_, tunnel)] = road.ladder.states(road.now, &path(1, 1));
     assert!(matches!(packet, State::Blocked(left) if left > HOUR / 2), "{packet:?}");
     assert_eq!([fast_open, tunnel], [State::Works, State::NotTried]);
     assert_eq!(road.ladder.choice(road.now, &path(1, 1)), Choice { rung: Rung::FastOpen, every: TRY_AGAIN });
