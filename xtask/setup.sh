@@ -21,7 +21,7 @@ for_test='python3 python3-venv conntrack tcpdump tshark bind9-dnsutils nmap curl
 few_vpns='openvpn wireguard-tools wireguard-go'
 all_vpns="$few_vpns openssl charon-systemd strongswan-swanctl libcharon-extra-plugins libstrongswan-standard-plugins \
     libstrongswan-extra-plugins ocserv openconnect softether-vpnserver softether-vpnclient softether-vpncmd tinc fastd nebula \
-    n2n vtun quicktun socat fwknop-server fwknop-client"
+    n2n vtun quicktun socat ppp xl2tpd fwknop-server fwknop-client"
 browser='chromium chromium-driver'
 # VPNs that are built at their current releases; see peers.sh.
 peers=''
@@ -95,7 +95,7 @@ if [ -n "$missing" ]; then
         for new in $missing; do
             case $new in
             openssh-server) services='ssh.socket ssh.service' ;;
-            fwknop-server | openvpn | ocserv | tinc | fastd | nebula | n2n | vtun) services="$new.service" ;;
+            fwknop-server | openvpn | ocserv | tinc | fastd | nebula | n2n | vtun | xl2tpd) services="$new.service" ;;
             charon-systemd) services='strongswan.service' ;;
             softether-vpnserver | softether-vpnclient) services="$new.service" ;;
             nginx | haproxy) services="$new.service" ;;

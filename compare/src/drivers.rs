@@ -8,6 +8,7 @@ mod nebula;
 mod ocserv;
 mod openvpn;
 mod plain;
+mod ppp;
 mod proofs;
 mod quicktun;
 mod rootless;
@@ -63,6 +64,7 @@ pub fn all() -> Vec<Box<dyn Driver>> {
         quicktun::variants(),
         ssh::variants(),
         socat::variants(),
+        ppp::variants(),
         faulty::variants(),
     ];
     lists.into_iter().flatten().collect()

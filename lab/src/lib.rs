@@ -1,5 +1,5 @@
 //! Networks in one machine: namespaces, links, NATs, processes, handmade packets and captures. Each of these is removed
-//! when it is dropped.
+//! when its value is dropped.
 //!
 //! The scenarios (demo, benches, end-to-end tests) are built from these parts. They run the product as a process, and
 //! observe its output and its effect on packets. Needs root.
@@ -67,7 +67,7 @@ pub fn poll(within: Duration, mut condition: impl FnMut() -> bool) -> bool {
 /// Returns the path of the binary under test: `$VOUCHSAFE_BIN`, or else the binary that cargo built next to this one.
 ///
 /// # Panics
-/// If there is no such binary; the message says how to build it.
+/// Panics if there is no such binary; the message says how to build it.
 pub fn vouchsafe() -> PathBuf {
     find_vouchsafe().expect("no vouchsafe binary: set VOUCHSAFE_BIN or run `cargo build -p vouchsafe`")
 }

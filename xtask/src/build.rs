@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use crate::run::{cargo, command, command_as_root, run};
 use crate::target_dir;
 
-/// Builds the binary `vouchsafe` for the tests and returns its path. It builds all tests together with it, because
-/// cargo would otherwise build many dependencies twice, with different features.
+/// Builds the binary `vouchsafe` for the tests and returns its path. Builds the binary and all tests in one run of
+/// cargo, because separate runs would build many dependencies twice, with different features.
 pub fn for_tests() -> Result<PathBuf> {
     run(&mut cargo(["build", "--workspace", "--bins", "--tests"]))?;
     Ok(target_dir().join("debug/vouchsafe"))
@@ -44,7 +44,7 @@ pub fn scenario(package: &str, program: &str, args: impl IntoIterator<Item = Str
     Err(error).with_context(|| format!("could not start {}", program.display()))
 }
 
-/// Builds the comparison and, if the comparison is to run, also the product as it is shipped. Then replaces this
+/// Builds the comparison and, if its arguments ask for a run, also `vouchsafe` as it is shipped. Then replaces this
 /// process by the comparison.
 pub fn compare(args: Vec<String>) -> Result<()> {
     let runs = args.first().is_some_and(|word| word == "run" || word == "check");
@@ -68,7 +68,7 @@ pub fn compare(args: Vec<String>) -> Result<()> {
     Err(error).with_context(|| format!("could not start {}", program.display()))
 }
 
-/// Returns the search path for programs with the VPNs that `xtask/peers.sh` has built before all others.
+/// Returns the search path for programs. It begins with the folders of the VPNs that `xtask/peers.sh` has built.
 pub fn with_peers() -> OsString {
     let mut path = target_dir().join("parts/peers").into_os_string();
     if let Some(usual) = std::env::var_os("PATH") {
@@ -116,7 +116,9 @@ pub fn rootless() -> Result<()> {
         let mut build =
             cargo(["build", "--release", "--package", "vouchsafe", "--no-default-features", "--target", target]);
         build.envs(settings.iter().copied());
-        run(&mut build).with_context(|| format!("is the target there? `rustup target add {target}`"))?;
+        run(&mut build).with_context(|| {
+            format!("could not build for {target}; if this target is not installed, run `rustup target add {target}`")
+        })?;
         println!("{}", target_dir().join(target).join("release/vouchsafe").display());
     }
     Ok(())

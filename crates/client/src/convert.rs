@@ -22,8 +22,8 @@ pub fn receivers(receivers: &[api::Receiver]) -> Vec<Receiver> {
 }
 
 /// Returns the receivers for which an agent has to handle the person's packets, and the names of those receivers whose
-/// packets must travel in a sealed tunnel. Both include the `closed` receivers: the person is not allowed to send to
-/// them now, and at other times only in a tunnel.
+/// packets must travel in a sealed tunnel. Both include the receivers in `closed`. The person is not allowed to send to
+/// these receivers now, and only in a tunnel at other times.
 pub fn reachable(answer: &api::Destinations) -> (Vec<Receiver>, BTreeSet<String>) {
     let api::SealedDestinations { demanded, closed, .. } = &answer.sealed;
     let all = [receivers(&answer.destinations), receivers(closed)].concat();
@@ -37,44 +37,44 @@ pub fn grant_request(request: &GrantRequest) -> api::GrantRequest {
     api::GrantRequest { address, protocol, port, consented: *consented, in_band: false }
 }
 
-/// Converts the grant in an answer. The length of the answer's header shows which of two kinds the grant is: a pair of
-/// the suite `sha224`, or a grant as in wire.md §3.
+/// Converts the grant in an answer. The length of the header shows the grant's kind: a pair of the suite `sha224`, or a
+/// grant as in wire.md §3.
 ///
 /// # Errors
 ///
 /// Fails with the reason why no token can be made from the grant.
 pub fn grant(answer: &api::Grant) -> Result<Grant, Unusable> {
-    let expires = u32::try_from(answer.expires).map_err(|_| Unusable::Malformed("its expiry is out of range"))?;
+    let expires =
+        u32::try_from(answer.expires).map_err(|_| Unusable::Malformed("the grant's expiry is out of range"))?;
     let secret = match bytes(&answer.header).map(Pair::from_bytes) {
         Some(pair) => {
-            let key = bytes(&answer.key).ok_or(Unusable::Malformed("its client key is malformed"))?;
+            let key = bytes(&answer.key).ok_or(Unusable::Malformed("the grant's client key is malformed"))?;
             Secret::Pair(pair, ClientKey::new(key))
         }
         None => {
             let header = bytes(&answer.header).and_then(|bytes| GrantHeader::decode(&bytes).ok());
-            let header = header.ok_or(Unusable::Malformed("its header is malformed"))?;
-            let key = bytes(&answer.key).ok_or(Unusable::Malformed("its key is malformed"))?;
+            let header = header.ok_or(Unusable::Malformed("the grant's header is malformed"))?;
+            let key = bytes(&answer.key).ok_or(Unusable::Malformed("the grant's key is malformed"))?;
             Secret::Grant(header, GrantKey::new(key))
         }
     };
     let carrier = Carrier::from_name(&answer.carrier);
-    let carrier = carrier.ok_or(Unusable::Malformed("this agent does not support its carrier"))?;
+    let carrier = carrier.ok_or(Unusable::Malformed("this agent does not support the grant's carrier"))?;
     let sealing = match &answer.sealing {
-        Some(terms) => {
-            sealing(&terms.demand).ok_or(Unusable::Malformed("this agent does not understand its demand"))?
-        }
+        Some(terms) => sealing(&terms.demand)
+            .ok_or(Unusable::Malformed("this agent does not understand the grant's demand for a sealed tunnel"))?,
         None => Sealing::NONE,
     };
     let is_sealed = matches!(&secret, Secret::Grant(header, _) if header.flags.has(Flags::SEALED));
     if is_sealed != sealing.is_sealed() {
-        return Err(Unusable::Malformed("its header and its demand disagree about the sealed tunnel"));
+        return Err(Unusable::Malformed("the grant's header and its demand disagree about the sealed tunnel"));
     }
     let tunnels = answer.sealing.as_ref().map(|terms| terms.tunnels.clone()).unwrap_or_default();
     let (receiver, rule) = (answer.receiver.clone(), answer.rule.clone());
     Ok(Grant { secret, prefix: answer.prefix, receiver, rule, carrier, sealing, tunnels, expires })
 }
 
-/// Converts a rule's demand for sealed tunnels; `None` if this version does not know one of the names in it.
+/// Converts a rule's demand for sealed tunnels. Returns `None` if this version does not know a name in the demand.
 pub fn sealing(demand: &api::Sealing) -> Option<Sealing> {
     let api::Sealing { treatment, compress, suites, forward_secrecy, rekey } = demand;
     Sealing::from_names(treatment, compress.as_deref(), suites.iter().map(String::as_str), *forward_secrecy, *rekey)
@@ -84,7 +84,7 @@ fn bytes<const N: usize>(text: &str) -> Option<[u8; N]> {
     hex::decode(text).ok()?.try_into().ok()
 }
 
-/// Converts an event; `None` if it does not concern agents.
+/// Converts an event. Returns `None` if the event does not concern agents.
 pub fn event(event: &api::Event) -> Option<Event> {
     match event {
         api::Event::Hello => Some(Event::Hello),
@@ -112,14 +112,15 @@ pub fn segment_request(request: &SegmentRequest) -> api::SegmentRequest {
     api::SegmentRequest { network: network.clone(), sender, sending, to, sender_port }
 }
 
-/// Creates the request for a segment for answers to packets that arrived with the segment `shown`.
+/// Creates a request for a segment that permits answers. `shown` is the segment with which the packets arrived.
 pub fn answer_request(shown: &Given) -> api::AnswerRequest {
     let Ends { sending, receiving, sender, receiver } = shown.ends;
     let (option, hops) = (hex::encode(shown.option()), shown.hops.clone());
     api::AnswerRequest { vni: shown.vni.number(), sending, receiving, sender, receiver, option, hops }
 }
 
-/// Converts the segment in an answer, for packets from `sender` to `receiver` that the endpoint `sending` sends.
+/// Converts the segment in an answer. The segment is for packets from `sender` to `receiver` that the tunnel endpoint
+/// `sending` sends.
 ///
 /// # Errors
 ///
@@ -136,7 +137,7 @@ pub fn segment(
     Given::from_option(&option, vni, ends, answer.hops.clone())
 }
 
-/// Converts the segment in an answer by UDP (wire.md §8.13.4) to `request`.
+/// Converts the segment in the answer by UDP (wire.md §8.13.4) to `request`.
 pub(crate) fn segment_by_udp(reply: &GivenReply<'_>, request: &SegmentRequest) -> Result<Given, DropReason> {
     let (sending, sender, receiver) = (request.sending, request.sender, request.to.address);
     let ends = Ends { sending, receiving: reply.receiving, sender, receiver };

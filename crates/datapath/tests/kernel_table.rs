@@ -164,7 +164,7 @@ fn kernel_and_rust_agree_on_every_row_about_segments_in_datagrams() {
     let (mut failures, mut rows) = (Vec::new(), 0);
     for hook in Hook::ALL {
         let mut cases = table::datagrams::cases(hook);
-        // What comes as segments, and datagrams to other ports, have the same outcome as anywhere.
+        // Segments, and datagrams to other ports, have the same outcome as in the other tables.
         cases.extend(table::streams::cases());
         cases.extend(table::fast_open::cases());
         cases.extend(table::accounts::cases());

@@ -19,8 +19,9 @@ impl Outlets {
     /// Opens the sockets for the endpoint with this address and MTU.
     pub fn open(address: IpAddr, mtu: u32) -> Result<Self> {
         let underlay = UdpSocket::bind(SocketAddr::new(address, 0));
-        let underlay =
-            underlay.with_context(|| format!("cannot send from {address}: is it this host's (see `ip address`)?"))?;
+        let underlay = underlay.with_context(|| {
+            format!("cannot send from {address}: check whether this host has the address (see `ip address`)")
+        })?;
         // A full queue drops packets, as any queue may.
         underlay.set_nonblocking(true)?;
         Ok(Self { underlay, address, mtu: mtu as usize, frames: PacketSocket::new()? })
@@ -28,7 +29,8 @@ impl Outlets {
 
     /// Sends a tunnelled packet from the endpoint `from` to the endpoint `to`. Does nothing if `from` is not the
     /// address for which the sockets were opened, if `to` is the same address, or if the packet would be fragmented on
-    /// the way to the verifier. The tenant then sends its packet again, and the kernel program handles it.
+    /// the path to the verifier. In these cases, the tenant sends its packet again, and the kernel program handles that
+    /// packet.
     pub fn send(&self, from: IpAddr, to: IpAddr, datagram: &[u8]) -> Result<()> {
         let headers = if to.is_ipv4() { HEADERS.0 } else { HEADERS.1 };
         if from != self.address || from == to || datagram.len() + headers > self.mtu {

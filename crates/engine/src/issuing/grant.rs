@@ -9,9 +9,8 @@ use wire::{
     Carrier, ClientKey, Destination, Epoch, Flags, GrantHeader, Handle, Holder, Pair, ServerSecret, VerifierKey,
 };
 
-/// Seconds by which a grant's lifetime stays below the maximum that verifiers accept, because a verifier checks
-/// lifetimes by its own clock (wire.md §6.4). If this margin is more than half of the maximum, half of the maximum is
-/// the margin.
+/// Number of seconds by which a grant's lifetime stays below the maximum that verifiers accept. The margin is needed
+/// because a verifier checks lifetimes by its own clock (wire.md §6.4). It is at most half of the maximum.
 pub const CLOCK_MARGIN: u32 = 30;
 
 /// A request for a grant, with the data from which the grant is issued.
@@ -20,7 +19,7 @@ pub struct Issue<'a> {
     pub terms: Terms,
     /// Destinations that the grant is allowed to cover.
     pub scope: Scope,
-    /// The time at which the grant has to end, unless its terms end it earlier; `None` if only the terms limit its
+    /// The latest time at which the grant may end. The terms can end it earlier. `None` if only the terms limit its
     /// lifetime.
     pub until: Option<u64>,
     /// The destination to which the requester wants to send.
@@ -62,9 +61,9 @@ pub enum IssueError {
     /// The rule binds grants to the source address, but the requester's address and the destination are of different
     /// families.
     SourceFamily,
-    /// The rule demands a sealed tunnel, but its suite is `sha224`, whose pairs can't state that demand.
+    /// The rule demands a sealed tunnel, but its suite is `sha224`, whose pairs can't contain this demand.
     SealedPair,
-    /// The time doesn't fit the format's 32 bits.
+    /// The time does not fit into the 32 bits that the format has.
     Time,
 }
 
@@ -72,9 +71,12 @@ impl fmt::Display for IssueError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::SourceFamily => {
-                "the rule binds grants to your address: reach the authority over the receiver's address family"
+                "the rule binds grants to your address, which is not of the receiver's address family: reach the \
+                 authority by IPv4 or IPv6 as you reach the receiver"
             }
-            Self::SealedPair => "the rule demands a sealed tunnel, and tokens of suite \"sha224\" can't say so",
+            Self::SealedPair => {
+                "the rule demands a sealed tunnel, but tokens of suite \"sha224\" can't carry this demand"
+            }
             Self::Time => "the authority's clock is beyond the times that grants can express",
         })
     }
@@ -106,7 +108,7 @@ impl Issue<'_> {
     ///
     /// # Errors
     ///
-    /// Returns why the grant can't be issued.
+    /// Returns the reason why the grant can't be issued.
     pub fn issue(&self) -> Result<Issued, IssueError> {
         let (terms, scope) = (self.terms, self.scope);
         if terms.bind_source && self.source.is_ipv4() != self.to.address.is_ipv4() {
@@ -166,8 +168,8 @@ impl Issued {
         &self.secret
     }
 
-    /// Returns the pair that has to be announced to the verifier before it accepts the pair's tokens; `None` for a
-    /// grant, which needs no announcement.
+    /// Returns the pair if the grant is a pair. The verifier accepts a pair's tokens only after the authority has
+    /// announced the pair. Other grants need no announcement.
     pub const fn pair(&self) -> Option<Pair> {
         match self.secret {
             Secret::Pair(pair, _) => Some(pair),

@@ -220,7 +220,7 @@ impl Kernel {
             gateway.attach_outside(interface)?;
         }
         let mode = self.verifier.attach(interface)?;
-        // Without it, connections in datagrams get no answers. What is protected stays protected.
+        // Without this program, connections in datagrams get no answers. Services stay protected.
         if let Some(answers) = &mut self.answers
             && let Err(error) = answers.attach(interface)
         {
