@@ -21,7 +21,7 @@ pub enum AgentCommand {
     },
     /// The commands about a person's session at the agent
     #[command(flatten)]
-    Session(SessionCommand),
+    Session(Box<SessionCommand>),
 }
 
 /// Runs a command. Returns exit code 1 if the command is a question and the answer is no, or if there is nothing to
@@ -47,6 +47,6 @@ pub async fn run(command: AgentCommand) -> Result<ExitCode> {
                 Ok(ExitCode::FAILURE)
             }
         },
-        AgentCommand::Session(command) => user::commands::run_at_agent(command).await,
+        AgentCommand::Session(command) => user::commands::run_at_agent(*command).await,
     }
 }

@@ -562,12 +562,11 @@ impl Daemon {
         let authorities = connection.map(|connection| connection.authority.members().all).unwrap_or_default();
         if let Some(sealed) = received
             && let Some(session) = self.kept_session_mut(subject)
+            && (session.receivers != receivers || session.sealed != sealed || session.authorities != authorities)
         {
-            if session.receivers != receivers || session.sealed != sealed || session.authorities != authorities {
-                (session.receivers, session.sealed) = (receivers, sealed);
-                session.authorities = authorities;
-                self.save(subject.user());
-            }
+            (session.receivers, session.sealed) = (receivers, sealed);
+            session.authorities = authorities;
+            self.save(subject.user());
         }
     }
 

@@ -51,7 +51,9 @@ impl At {
 }
 
 /// Options of every command that prints a list.
+// Clap would name a group after this type, and a variant `List` of a command has the same name.
 #[derive(Args, Debug)]
+#[group(skip)]
 pub struct List {
     /// The authority's directory
     #[command(flatten)]
