@@ -86,6 +86,11 @@ static __always_inline void forget(context *ctx, const struct feed *feed)
 		*bucket = (struct replay_bucket){};
 }
 
+static __always_inline int decide_outside(context *ctx)
+{
+	return decide(ctx, SIDE_OUTSIDE);
+}
+
 static __always_inline int turn(context *ctx, int decides)
 {
 	__u32 zero = 0;
@@ -93,7 +98,7 @@ static __always_inline int turn(context *ctx, int decides)
 
 	if (!feed || take(ctx, feed))
 		return XDP_ABORTED;
-	feed->admitted += timed(ctx, decides ? decide : 0, &feed->nanoseconds);
+	feed->admitted += timed(ctx, decides ? decide_outside : 0, &feed->nanoseconds);
 	if (decides && feed->forgets)
 		forget(ctx, feed);
 	return XDP_PASS;

@@ -111,7 +111,8 @@ pub const OSLV_TABLE_3: [(&str, &str); 4] = [
     ("automatically", "Tinc"),
 ];
 
-/// OSLV's Table 5: total effort for a full mesh of N nodes, and its printed value for ten.
+/// OSLV's Table 5: for each program, the formula for the total effort of a full mesh of N nodes, and the value that the
+/// paper prints for N = 10.
 pub const OSLV_TABLE_5: [(&str, &str, u32); 14] = [
     ("PPP_over_SSH", "N(3N - 2)", 280),
     ("Stunnel", "N(4N - 3)", 370),

@@ -83,7 +83,7 @@ fn style() -> Result<()> {
             findings.push(format!("{name}: {lines} lines; divide it by duty, a file has at most {LONG_FILE}"));
         }
     }
-    ensure!(findings.is_empty(), "style: these must not be in the tree:\n  {}", findings.join("\n  "));
+    ensure!(findings.is_empty(), "style: correct these findings:\n  {}", findings.join("\n  "));
     Ok(())
 }
 

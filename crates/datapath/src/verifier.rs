@@ -522,7 +522,7 @@ impl Verifier {
         ring::open(&[&self.samples], each)
     }
 
-    /// Returns the loaded object, whose tables a gateway's programs share.
+    /// Returns the loaded BPF object. A gateway's own programs use its tables, too.
     pub(crate) fn object(&self) -> &Loaded {
         &self.object
     }

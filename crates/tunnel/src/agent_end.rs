@@ -155,7 +155,7 @@ impl AgentEnd {
         }
     }
 
-    /// Sends packets of the tunnel's subject to this destination into the tunnel of `leg` from now on.
+    /// From now on, sends the packets to destination `to` into the tunnel of `leg`, if they are of this tunnel's subject.
     pub fn set_leg(&mut self, to: Destination, leg: Leg) {
         self.legs.set(to, leg);
     }

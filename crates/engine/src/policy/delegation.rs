@@ -31,9 +31,9 @@ const CONSENT: &str = ", consent ";
 pub struct Delegation {
     /// Unique name of the delegation. Consents refer to it.
     pub name: String,
-    /// The services that consents may cover; `None` for all services of each receiver.
+    /// The people who may decide.
     pub delegates: Vec<Who>,
-    /// The services that consents may cover; `None` if all services of each receiver.
+    /// The services that consents may cover; `None` for all services of each receiver.
     pub services: Option<Vec<Service>>,
     /// The longest time for which a consent lasts, in seconds.
     pub lifetime_max: u32,

@@ -376,7 +376,7 @@ fn read_question(words: &[String]) -> Result<(Asker, wire::Destination)> {
     let (who, to) = text
         .split_once("->")
         .or_else(|| text.split_once(' '))
-        .context("no destination: write WHO -> WHAT, such as alice 203.0.113.10:22")?;
+        .context("no destination: write WHO WHAT, such as `alice 203.0.113.10:22`")?;
     let who = who.trim().parse::<Asker>().map_err(anyhow::Error::msg)?;
     Ok((who, destination(to.trim()).map_err(anyhow::Error::msg)?))
 }

@@ -123,8 +123,9 @@ pub(super) fn encode(value: &impl Serialize) -> Result<Vec<u8>> {
     ensure!(plain.len() <= PLAIN_MAX, "the change is too large for the cluster's log");
     let mut packed = vec![0; 4 + zstd_safe::compress_bound(plain.len())];
     packed[..4].copy_from_slice(&u32::try_from(plain.len())?.to_be_bytes());
-    let length = zstd_safe::compress(&mut packed[4..], &plain, LEVEL)
-        .map_err(|code| anyhow::anyhow!("cannot compress: {}", zstd_safe::get_error_name(code)))?;
+    let length = zstd_safe::compress(&mut packed[4..], &plain, LEVEL).map_err(|code| {
+        anyhow::anyhow!("cannot compress data for the cluster's log: {}", zstd_safe::get_error_name(code))
+    })?;
     packed.truncate(4 + length);
     Ok(packed)
 }

@@ -1,4 +1,4 @@
-//! Parsing of `[[delegations]]`: the rights to decide for receivers.
+//! Parsing of `[[delegations]]`: the rights to decide who may reach a receiver.
 
 use super::{DEFAULT_LIFETIME, FILE, LEAST_LIFETIME, check_name, receiver, service, subject};
 use crate::document::{Fields, Reader, texts};
