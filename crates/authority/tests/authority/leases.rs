@@ -144,7 +144,8 @@ async fn a_database_of_format_11_is_brought_to_this_one() {
     let before = rusqlite::Connection::open(stage.directory.database()).unwrap();
     before
         .execute_batch(
-            "DROP TRIGGER grants_are_announced; DROP TRIGGER ends_are_told; DROP TRIGGER passkeys_end;
+            "DROP TABLE access_requests; DROP TABLE consent_changes;
+             DROP TRIGGER grants_are_announced; DROP TRIGGER ends_are_told; DROP TRIGGER passkeys_end;
              DROP TABLE unannounced; DROP TABLE untold; DROP TABLE recheck_marks; DROP TABLE shared;
              DROP TRIGGER provider_sessions_end; DROP TABLE replica;
              CREATE INDEX grants_to_announce ON grants (handle) WHERE announced = 0;
