@@ -14,6 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use crate::net::Namespace;
+use crate::poll;
 use crate::process::{self, Process};
 
 /// Interval at which a thread checks whether to end.
@@ -139,7 +140,16 @@ impl Drop for Echo {
 /// Opens a listener with room for a burst of connections, because the standard library's backlog is only 128.
 fn listener(port: u16) -> Result<TcpListener> {
     use nix::sys::socket::{Backlog, listen};
-    let listener = TcpListener::bind(("::", port))?;
+    let mut bound = TcpListener::bind(("::", port));
+    // The thread of an earlier listener may not have closed it yet.
+    let _ = poll(Duration::from_secs(60), || {
+        let is_taken = bound.as_ref().is_err_and(|error| error.kind() == ErrorKind::AddrInUse);
+        if is_taken {
+            bound = TcpListener::bind(("::", port));
+        }
+        !is_taken
+    });
+    let listener = bound?;
     listen(&listener, Backlog::new(4096)?)?;
     Ok(listener)
 }
