@@ -80,7 +80,7 @@ fn a_consent_opens_a_receiver_until_it_is_withdrawn() {
         ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
         ensure!(knock(front).is_err(), "the receiver is still open");
 
-        // The same by the command line, withdrawn by the person.
+        // Now alice asks on the command line, and withdraws the consent herself.
         by_command(&agent).context("by commands")
     });
 }

@@ -238,7 +238,7 @@ impl AccessRequests {
             let policy = policy.policy();
             let mut own = policy.delegated_to(&subject);
             let Some(first) = own.find(|delegation| policy.concerns(delegation, &entry.receiver)) else {
-                // The same answer as for a request that does not exist: it must not tell who asks for what.
+                // A request that does not exist gets the same answer. So the answer does not reveal who asks for which receiver.
                 return Err(no_request());
             };
             let (delegation, allow) = match allow {
