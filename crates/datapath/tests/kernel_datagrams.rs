@@ -6,21 +6,15 @@ mod held;
 mod world;
 
 use datapath::agent::Agent;
-use datapath::clock;
-use datapath::tc::Attachment;
-use engine::model::protected;
+use held::SUBJECT;
 use lab::forge::{Packet, Tcp, flag};
 use wire::map::{
-    Conversation, DatagramFlow, FlowKey, GrantSlot, HelpingDevices, KEEPS_FLOWS, Ladder, Owner, Steered, agent_counter,
-    owner,
+    Conversation, DatagramFlow, FlowKey, GrantSlot, HelpingDevices, KEEPS_FLOWS, Ladder, Steered, agent_counter,
 };
 use wire::packet::{TCP, UDP};
 use wire::{Carrier, Destination, reorder, tail};
 use world::{Family, Grant, NOW, families};
 
-const SUBJECT: u32 = 7;
-/// Owner of the socket that packets belong to in a test run.
-const ROOT: Owner = Owner { kind: owner::USER, reserved: 0, id: 0 };
 /// Devices to which packets are only sent when a program has ended.
 const HELPING: HelpingDevices = HelpingDevices { out: 998, back: 997 };
 const TUNNEL_DEVICE: u32 = 999;
@@ -40,15 +34,7 @@ const SYN: u32 = 0x8000_0000;
 
 /// The programs, on a machine whose user 0 is logged in, has a grant, and begins connections with this rung.
 fn agent(family: &Family, rung: u32) -> Agent {
-    let kernel = Agent::load(14, false, Attachment::Clsact, None).unwrap_or_else(|error| panic!("{error:#}"));
-    let protected = protected::entries(&world::receivers()).expect("few spans");
-    let entries: Vec<_> =
-        protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
-    kernel.protect(&entries).expect("maps take prefixes");
-    kernel.set_clock(clock::boot_reading(NOW.into()).wrapping_add(200_000_000)).expect("clock");
-    kernel.owners.set(&ROOT, &SUBJECT).expect("owners");
-    kernel.set_asks(KEEPS_FLOWS).expect("steering");
-    kernel.set_tunnel(TUNNEL_DEVICE, 0).expect("steering");
+    let kernel = held::logged_in(KEEPS_FLOWS, TUNNEL_DEVICE);
     kernel.set_helping_devices(&HELPING).expect("devices");
     let (to, grant) = (Destination { address: family.server, protocol: TCP, port: 22 }, Grant::new(family, 30));
     kernel.grants.set(&GrantSlot::new(SUBJECT, &to), &held::entry(&grant, &to, NOW + 100)).expect("grants");

@@ -5,18 +5,14 @@ mod held;
 mod world;
 
 use datapath::agent::Agent;
-use datapath::clock;
-use datapath::tc::Attachment;
 use engine::model::protected;
+use held::SUBJECT;
 use lab::forge::{Packet, Tcp, flag};
-use wire::map::{FirstPacket, FlowKey, GrantSlot, KEEPS_FLOWS, Ladder, Owner, Steered, agent_counter, owner};
+use wire::map::{FirstPacket, FlowKey, GrantSlot, KEEPS_FLOWS, Ladder, Steered, agent_counter};
 use wire::packet::TCP;
 use wire::{Carrier, Destination, tail};
 use world::{Family, Grant, NOW, families};
 
-const SUBJECT: u32 = 7;
-/// Owner of the socket that packets belong to in a test run.
-const ROOT: Owner = Owner { kind: owner::USER, reserved: 0, id: 0 };
 /// The tunnels' device. The packet is only sent there when the program has ended.
 const DEVICE: u32 = 999;
 const UNSPEC: u32 = u32::MAX;
@@ -29,15 +25,7 @@ const CHOSEN: u32 = Steered::LADDER | Steered::LADDER_TREATMENT;
 
 /// The programs, on a machine whose user 0 is logged in and has a grant.
 fn agent(family: &Family) -> Agent {
-    let kernel = Agent::load(14, false, Attachment::Clsact, None).unwrap_or_else(|error| panic!("{error:#}"));
-    let protected = protected::entries(&world::receivers()).expect("few spans");
-    let entries: Vec<_> =
-        protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
-    kernel.protect(&entries).expect("maps take prefixes");
-    kernel.set_clock(clock::boot_reading(NOW.into()).wrapping_add(200_000_000)).expect("clock");
-    kernel.owners.set(&ROOT, &SUBJECT).expect("owners");
-    kernel.set_asks(KEEPS_FLOWS).expect("steering");
-    kernel.set_tunnel(DEVICE, 0).expect("steering");
+    let kernel = held::logged_in(KEEPS_FLOWS, DEVICE);
     let (to, grant) = (Destination { address: family.server, protocol: TCP, port: 22 }, Grant::new(family, 30));
     kernel.grants.set(&GrantSlot::new(SUBJECT, &to), &held::entry(&grant, &to, NOW + 100)).expect("grants");
     kernel

@@ -5,19 +5,15 @@ mod held;
 mod world;
 
 use datapath::agent::Agent;
-use datapath::clock;
-use datapath::tc::Attachment;
-use engine::model::{Treatment, protected};
+use engine::model::Treatment;
+use held::{ROOT, SUBJECT};
 use lab::forge::{Packet, Tcp};
 use wire::Destination;
-use wire::map::{ASKS, Conversation, FlowKey, GrantSlot, KEEPS_FLOWS, Owner, Steered, agent_counter, owner};
+use wire::map::{ASKS, Conversation, FlowKey, GrantSlot, KEEPS_FLOWS, Steered, agent_counter};
 use wire::packet::{TCP, UDP};
 use world::{Family, Grant, NOW, families};
 
-const SUBJECT: u32 = 7;
 const OTHER: u32 = 8;
-/// Owner of the socket that packets belong to in a test run.
-const ROOT: Owner = Owner { kind: owner::USER, reserved: 0, id: 0 };
 /// The tunnels' device. The packet is only sent there when the program has ended.
 const DEVICE: u32 = 999;
 const REDIRECT: u32 = 7;
@@ -26,16 +22,8 @@ const WISH: u32 = Treatment::Encrypt as u32;
 
 /// The programs, on a machine whose user 0 is logged in and asks for encryption.
 fn agent() -> Agent {
-    let kernel = Agent::load(14, false, Attachment::Clsact, None).unwrap_or_else(|error| panic!("{error:#}"));
-    let protected = protected::entries(&world::receivers()).expect("few spans");
-    let entries: Vec<_> =
-        protected.iter().map(|entry| (entry.prefix.network(), entry.prefix.prefix_len(), entry.services)).collect();
-    kernel.protect(&entries).expect("maps take prefixes");
-    kernel.set_clock(clock::boot_reading(NOW.into()).wrapping_add(200_000_000)).expect("clock");
-    kernel.owners.set(&ROOT, &SUBJECT).expect("owners");
+    let kernel = held::logged_in(ASKS | KEEPS_FLOWS, DEVICE);
     kernel.wishes.set(&ROOT, &WISH).expect("wishes");
-    kernel.set_asks(ASKS | KEEPS_FLOWS).expect("steering");
-    kernel.set_tunnel(DEVICE, 0).expect("steering");
     kernel
 }
 
