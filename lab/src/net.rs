@@ -146,6 +146,12 @@ impl Namespace {
             .with_context(|| format!("cannot set {key}={value} in {}", self.name))
     }
 
+    /// Makes TCP use CUBIC, the kernel's own default, whatever the machine is set to. BBR sends by timers at the rate that
+    /// it has estimated. On a path without a slow link, a measurement would show its timers.
+    pub fn use_cubic(&self) -> Result<()> {
+        self.sysctl("net/ipv4/tcp_congestion_control", "cubic")
+    }
+
     /// Turns an offload of `device` on or off, for instance `tx` (checksums). While `tx` is on, packets leave a veth
     /// with partial checksums.
     pub fn offload(&self, device: &str, feature: &str, on: bool) -> Result<()> {

@@ -19,6 +19,7 @@ pub mod pump;
 mod random;
 pub mod route;
 pub mod socket;
+mod spin;
 mod steer;
 pub mod sum;
 mod too_long;

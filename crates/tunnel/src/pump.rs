@@ -10,12 +10,13 @@ use crate::join::Joiner;
 use crate::pack::{Packer, Unpacker};
 use crate::packet::{Layout, TCP, Virtio};
 use crate::socket::{Buffers, Socket};
+use crate::spin::Spin;
 use crate::too_long;
 use crate::turns::{Access, Turns};
 use anyhow::{Context, Result, ensure};
 use engine::tunnel::{Millis, Received};
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, PollTimeout};
 use nix::sys::eventfd::EventFd;
 use nix::time::{ClockId, clock_gettime};
 use seal::{Batch, Mode};
@@ -238,6 +239,7 @@ struct Loop<E: End> {
     packer: Packer,
     unpacker: Unpacker,
     fit: Fit,
+    spin: Spin,
 }
 
 /// If one thread ends, whatever the reason, the others end too: packets on a queue that nobody reads would be lost.
@@ -264,6 +266,7 @@ impl<E: End> Loop<E> {
             packer: Packer::default(),
             unpacker: Unpacker::default(),
             fit: Fit::default(),
+            spin: Spin::new(Instant::now()),
         }
     }
 
@@ -283,7 +286,7 @@ impl<E: End> Loop<E> {
                 PollFd::new(self.socket.as_fd(), PollFlags::POLLIN),
             ];
             let begun = Instant::now();
-            match poll(&mut ready[..if self.receives { 3 } else { 2 }], patience) {
+            match self.spin.wait(&mut ready[..if self.receives { 3 } else { 2 }], patience) {
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(error) => return tracing::error!("the tunnel's thread cannot wait for packets: {error}"),
             }
@@ -348,6 +351,7 @@ impl<E: End> Loop<E> {
         let mut end = Access::new(&shared.end);
         for _ in 0..TURN {
             let Some(length) = self.device.read(&mut self.frame)? else { break };
+            self.spin.moved(length);
             self.frame(shared, &mut end, length, times);
             if self.batch.has_pushed() {
                 // A token or an initiation: no other thread's record may go before it.
@@ -505,6 +509,7 @@ impl<E: End> Loop<E> {
         not_taken += usize::from(joiner.flush(&self.device).is_err());
         count(&shared.counts.not_taken, not_taken);
         shared.opened(lane, opened);
+        self.spin.moved(opened);
         if end.keeps() {
             // The answer to the other end's response goes first. A token that is due goes before the first record.
             self.reply();

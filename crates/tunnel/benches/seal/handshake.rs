@@ -8,6 +8,7 @@ use engine::model::Treatment;
 use engine::tunnel::{Chance, Initiator, Packet, Received};
 use measure::{Bound, Figures, Yardstick, median};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use tunnel::{End, Key, Layout, Leg, Message, Sealed, Times, VerifierEnd, times};
 use wire::Destination;
@@ -182,6 +183,7 @@ pub fn first_answer(figures: &mut Figures, round_trip: f64) -> Result<()> {
         socket.set_read_timeout(Some(Duration::from_secs(2)))?;
         let key = Key { subject: account, ..stage::key() };
         let to = Destination { address: SERVER.parse()?, protocol: UDP, port: ECHO };
+        stage.opener.store(account, Relaxed);
         let mut end = stage.agent.end();
         end.set_tunnel(key, stage::terms(account), tunnel::times());
         end.set_leg(to, Leg { tunnel: key, demand: demand(Treatment::Encrypt) });

@@ -148,7 +148,8 @@ pub fn network(with_nat: bool) -> (Namespace, Namespace, Namespace) {
     for (host, four, six) in [(&client, "10.1.0.254", "fd01::ff"), (&server, "192.0.2.254", "2001:db8:2::ff")] {
         host.route("default", four).expect("a route");
         host.route("default", six).expect("a route");
-        // A new namespace may have been given the machine's own setting.
+        // A new namespace may have been given the machine's own settings.
+        host.use_cubic().expect("the kernel's default");
         host.sysctl("net/ipv4/ip_forward", "0").expect("a host that forwards nothing");
         host.sysctl("net/ipv6/conf/all/forwarding", "0").expect("a host that forwards nothing");
     }
