@@ -13,6 +13,8 @@ mod datagrams;
 mod flood;
 #[path = "network/gateway.rs"]
 mod gateway;
+#[path = "network/ladder.rs"]
+mod ladder;
 #[path = "network/lane.rs"]
 mod lane;
 #[path = "network/ls.rs"]
@@ -30,7 +32,7 @@ mod throughput;
 mod tunnel;
 
 use anyhow::Result;
-use lab::world::{Agent, Authority, Network, Verifier, Way, policy};
+use lab::world::{AUTHORITY, AUTHORITY_PORT, Agent, Authority, Network, Verifier, Way, policy};
 
 /// A network with Vouchsafe in it and Alice logged in.
 pub struct Guarded {
@@ -47,18 +49,24 @@ pub struct Guarded {
 impl Guarded {
     /// Starts the network with these flags for the verifier.
     pub fn new(flags: &[&str]) -> Result<Self> {
-        Self::within(Network::new(Way::Direct)?, flags)
+        Self::within(Network::new(Way::Direct)?, flags, "")
+    }
+
+    /// Starts the network with an authority that accepts requests by UDP.
+    pub fn with_line() -> Result<Self> {
+        let line = format!("segments = \"{AUTHORITY}:{AUTHORITY_PORT}\"\n");
+        Self::within(Network::new(Way::Direct)?, &[], &line)
     }
 
     /// Starts the network with the verifier on a gateway before the server.
     pub fn behind_gateway(flags: &[&str]) -> Result<Self> {
-        Self::within(Network::behind_gateway(Way::Direct)?, &[&["--inside", "eth1"], flags].concat())
+        Self::within(Network::behind_gateway(Way::Direct)?, &[&["--inside", "eth1"], flags].concat(), "")
     }
 
-    fn within(network: Network, flags: &[&str]) -> Result<Self> {
-        let authority = Authority::start(&network.authority, &policy("5m"))?;
-        // Benches open thousands of connections with one grant.
-        let flags = [&["--flows-per-grant", "1000000"], flags].concat();
+    fn within(network: Network, flags: &[&str], configuration: &str) -> Result<Self> {
+        let authority = Authority::start_with(&network.authority, &policy("5m"), configuration)?;
+        // Benches open thousands of connections with one grant of one account.of one account.
+        let flags = [&["--flows-per-grant", "1000000", "--flows-per-account", "1000000"], flags].concat();
         let verifier = Verifier::start_with(network.front(), &authority, &flags)?;
         let agent = Agent::start(&network.alice)?;
         agent.login(&authority, "alice")?;
@@ -74,6 +82,7 @@ fn main() {
             ("throughput", throughput::measure),
             ("gateway", gateway::measure),
             ("datagrams", datagrams::measure),
+            ("ladder", ladder::measure),
             ("tunnel", tunnel::measure),
             ("rootless", rootless::measure),
             ("flood", flood::measure),
