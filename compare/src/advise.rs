@@ -71,22 +71,22 @@ choices! {
 choices! {
     /// The system of the clients' devices.
     Platform:
-    /// Linux.
+    /// The devices run Linux.
     Linux "Linux",
-    /// Windows.
+    /// The devices run Windows.
     Windows "Windows",
-    /// macOS.
+    /// The devices run macOS.
     MacOs "macOS",
-    /// Android.
+    /// The devices run Android.
     Android "Android",
-    /// iOS.
+    /// The devices run iOS.
     Ios "iOS",
 }
 
 choices! {
     /// The use that suffers first when remote access is slow.
     Slow:
-    /// Large transfers.
+    /// Large transfers suffer first.
     Transfers "large transfers must not take long",
     /// Calls, remote desktops, controllers.
     Delay "delay and jitter must be low",
@@ -131,7 +131,7 @@ pub struct Answers {
 /// The kind of access to use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Recommendation {
-    /// Vouchsafe alone.
+    /// Use Vouchsafe and no tunnel.
     Vouchsafe,
     /// A tunnel. The text is the name of the tunnel that ranks first in the run.
     Tunnel(Option<String>),
@@ -212,13 +212,15 @@ fn reasons_against(answers: &Answers) -> Vec<String> {
     let mut reasons = Vec::new();
     if answers.secret_addresses {
         reasons.push(
-            "Observers must not learn whom clients talk with: Vouchsafe leaves addresses as they are, a tunnel hides them."
+            "Observers must not learn whom clients talk with: Vouchsafe leaves addresses as they are, a tunnel hides \
+             them."
                 .to_owned(),
         );
     }
     if answers.reach != Reach::Services {
         reasons.push(format!(
-            "Since {}, packets must travel between networks: Vouchsafe admits flows to services and gives no inside address.",
+            "Since {}, packets must travel between networks: Vouchsafe admits flows to services and gives no inside \
+             address.",
             answers.reach
         ));
     }
@@ -256,12 +258,13 @@ fn in_favour(answers: &Answers) -> String {
     let why = match (answers.encryption, answers.path) {
         (Encryption::All, _) => "all applications encrypt by themselves, so that a tunnel would encrypt a second time",
         (_, Path::Own) => {
-            "the path is your own, and a changed packet is noticed, so that access is what is left to decide"
+            "the path is your own, and a changed packet is noticed, so that only access has to be decided"
         }
         (_, Path::Untrusted) => "nothing on the path needs more than a decision about access",
     };
     format!(
-        "Confidentiality and integrity: {why}. What is left of a VPN is who may reach what, and Vouchsafe decides that."
+        "Confidentiality and integrity: {why}. The remaining task of a VPN is to decide who may reach what, and \
+         Vouchsafe does this."
     )
 }
 
@@ -273,7 +276,7 @@ fn candidate(answers: &Answers, results: Option<&Results>, argument: &mut Vec<St
     };
     let ranking = rank::rank(results, &needs(answers));
     let Some(first) = ranking.places.first() else {
-        argument.push("No solution of this run has all that is a must here.".to_owned());
+        argument.push("No solution of this run meets all conditions (musts).".to_owned());
         return None;
     };
     let ties: Vec<_> =

@@ -29,7 +29,7 @@ pub struct Coming {
     pub name: String,
     /// Number of the round, from 0.
     pub round: u32,
-    /// Time of the turn's transfers in seconds, if they have the full length that the plan says.
+    /// Time that the turn's transfers would take at the plan's full length, in seconds.
     pub transfers: f64,
 }
 
@@ -42,7 +42,7 @@ pub struct Spent {
     pub seconds: f64,
     /// Part of `seconds` for measurements that later rounds do not repeat.
     pub once: f64,
-    /// Part of `seconds` for transfers, at the length that they had in this turn.
+    /// The part of `seconds` that the turn's transfers took.
     pub transfers: f64,
 }
 
@@ -156,7 +156,8 @@ mod tests {
     fn transfers_become_shorter_before_rounds_are_left_out() {
         let mut budget = Budget::new(Some(Duration::from_secs(1000)));
         budget.took(spent("a", 60.0, 30.0));
-        // 940 s are left, of which 902.4 are planned with: for 5 turns of 20 s and their transfers, far more than enough.
+        // 940 s are left, of which 902.4 are planned with: for 5 turns of 20 s and their transfers, far more than
+        // enough.
         assert_eq!(budget.choose(&coming(&["a"], 1..6), 6).scale, 1.0);
         let tight = Budget { whole: Some(60.0 + 125.0 / PLANNED), ..budget.clone() };
         let choice = tight.choose(&coming(&["a"], 1..6), 6);

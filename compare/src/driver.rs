@@ -121,9 +121,9 @@ pub trait Driver: Send + Sync {
         Duration::ZERO
     }
 
-    /// Returns the name of another variant of the same programs that differs from this one only by its cipher. Both
-    /// variants then answer alike after a restart of the server and after a change of the client's address. A run that
-    /// contains the other variant therefore measures these two changes for the other variant only.
+    /// Returns the name of another variant of the same programs that differs from this one only by its cipher. The
+    /// cipher does not change how a solution recovers from a restart of the server or from a change of the client's
+    /// address. So a run that contains the other variant measures these two recoveries for the other variant only.
     fn differs_by_cipher_from(&self) -> Option<&'static str> {
         None
     }

@@ -69,7 +69,7 @@ struct From {
     /// The folder of a run's results
     #[arg(long, value_name = "DIR", default_value = RESULTS)]
     from: PathBuf,
-    /// Figures of the product's bench, which the report shows beside one paper's, if the file exists
+    /// File with the figures of Vouchsafe's bench; if it exists, the report shows them next to a paper's figures
     #[arg(long, value_name = "FILE", default_value = "target/bench/summary.json")]
     bench: PathBuf,
     /// Print a table in Markdown, and write nothing

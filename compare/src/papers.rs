@@ -25,7 +25,7 @@ pub const OSLV_FIGURE_3: [Published; 4] = [
     Published { name: "jitter of UDP tunnels", value: "40 to 60 % lower" },
 ];
 
-/// OSLV, Figure 3, panel by panel as the text tells it.
+/// OSLV, Figure 3: what the paper's text says about each panel of the figure.
 pub const OSLV_PANELS: [Published; 4] = [
     Published {
         name: "a, overhead",
@@ -36,8 +36,8 @@ pub const OSLV_PANELS: [Published; 4] = [
     Published { name: "d, jitter", value: "lowest with FreeS/WAN" },
 ];
 
-/// The content that OSLV's Tables 2 and 3 would have today, according to the programs' documentation: the family of
-/// solutions, how its ciphers are chosen, and how its routes are set.
+/// The content that OSLV's Tables 2 and 3 would have today, according to the programs' documentation. Each row has a
+/// family of solutions, how its ciphers are chosen, and how its routes are set.
 pub const TODAY: [(&str, &str, &str); 19] = [
     ("Vouchsafe", "fixed list; by rule", "none needed; the server's own address"),
     ("fwknop", "AES, or GnuPG's", "none needed; the server's own address"),
@@ -170,8 +170,9 @@ pub const CSRA_TABLES_2_3: [(&str, f64, f64); 4] = [
     ("3DES, SHA-1, forward secrecy", 684.797, 663.11),
 ];
 
-/// LS, Figures 3 and 4: 90th percentiles in ms, in this order: two round trips to the controller, a first packet with a
-/// controller that only forwards, and a first packet with the complete method.
+/// LS, Figures 3 and 4: 90th percentiles in ms. The first is that of two round trips to the controller. The second is
+/// that of a first packet with a controller that only forwards. The third is that of a first packet with the complete
+/// method.
 pub const LS_FIGURES_3_4: [(&str, [f64; 3]); 4] = [
     ("3a: key transfer, router's switch", [83.0, 86.0, 87.0]),
     ("3b: key transfer, client's switch", [83.0, 82.0, 83.0]),

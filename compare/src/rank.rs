@@ -1,8 +1,8 @@
 //! Ranks the solutions of a run by a person's needs.
 //!
-//! Each criterion gives every solution a value from 0 to 1, and the weights combine the values. A solution is placed
-//! after another only if the difference is larger than the intervals of the measured values allow; otherwise they tie.
-//! A higher weight never lowers a solution that is best in the criterion, see [`rank`].
+//! Each criterion gives every solution a value from 0 to 1, and the weights combine the values. Two solutions tie
+//! unless the difference between them is larger than the uncertainty of the measured values. If a solution is best in a
+//! criterion, a higher weight of this criterion never lowers the solution's place, see [`rank`].
 
 pub mod oslv;
 pub mod presets;
@@ -49,7 +49,7 @@ pub struct Place {
 pub struct Ranking {
     /// The solutions that meet all musts, best first.
     pub places: Vec<Place>,
-    /// The other solutions, each with the musts that it does not meet.
+    /// The solutions that are not ranked, each with the user's conditions (*musts*) that it does not meet.
     pub excluded: Vec<(String, Vec<String>)>,
 }
 

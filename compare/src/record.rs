@@ -108,7 +108,7 @@ pub enum Record {
     },
     /// A measured value.
     Sample {
-        /// The solution.
+        /// Name of the solution.
         solution: String,
         /// The measured quantity.
         quantity: Quantity,
@@ -119,7 +119,7 @@ pub enum Record {
     },
     /// A property that was tried.
     Observation {
-        /// The solution.
+        /// Name of the solution.
         solution: String,
         /// The property that was tried.
         property: Property,
@@ -130,7 +130,7 @@ pub enum Record {
     },
     /// One measured value of a study.
     Cell {
-        /// The study.
+        /// Name of the study.
         study: String,
         /// Name of the table's row: the thing that was measured.
         row: String,
@@ -140,30 +140,30 @@ pub enum Record {
         unit: String,
         /// The round, from 0.
         round: u32,
-        /// The value.
+        /// The measured value.
         value: f64,
     },
     /// A solution that can't be measured here.
     Skipped {
-        /// The solution.
+        /// Name of the solution.
         solution: String,
         /// The missing programs with their packages, or another obstacle.
         reason: String,
     },
     /// A measurement that failed.
     Failed {
-        /// The solution.
+        /// Name of the solution.
         solution: String,
         /// Name of the measurement.
         what: String,
         /// The round, from 0.
         round: u32,
-        /// The error.
+        /// The error message.
         error: String,
     },
     /// All measurements of a solution in a round are done.
     Done {
-        /// The solution.
+        /// Name of the solution.
         solution: String,
         /// The round, from 0.
         round: u32,

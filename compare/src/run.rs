@@ -168,7 +168,11 @@ pub fn run(order: &Order<'_>, dir: &Path, stop: &AtomicBool, mut say: impl FnMut
             return Ok(());
         }
         if choice.rounds != rounds || choice.scale < 1.0 {
-            say(&format!("to end in time: {} rounds, transfers of {:.0} %", choice.rounds, choice.scale * 100.0));
+            say(&format!(
+                "to end in time: {} rounds, with transfers shortened to {:.0} %",
+                choice.rounds,
+                choice.scale * 100.0
+            ));
         }
         rounds = choice.rounds.max(round + 1);
         for part in &able {

@@ -69,7 +69,8 @@ impl Scene {
         self.number
     }
 
-    /// Makes [`End::Client`] mean the client `number`, which gets a host on the path if it has none yet.
+    /// Selects a client: from now on, [`End::Client`] means the client `number`. If this client has no host on the path
+    /// yet, makes one.
     ///
     /// # Errors
     /// Fails if the host can't be made.

@@ -90,8 +90,8 @@ pub fn same(results: &Results) -> Finding {
 }
 
 /// Checks that a tunnel without a cipher is faster than a tunnel with Camellia, which costs as much processor time as
-/// all ciphers did when the papers were written. The rates are compared round by round: the cost of system calls limits
-/// both tunnels, and changes from round to round by more than the cipher costs.
+/// all ciphers did when the papers were written. The rates are compared round by round, because the cost of system
+/// calls limits both tunnels. This cost changes from round to round by more than the cipher costs.
 pub fn cipher(results: &Results) -> Finding {
     let rate = Contrast::of(results, "openvpn-udp-none", "openvpn-udp-camellia", &[Quantity::TcpUp]);
     let evidence = format!("one stream, {} times the rate with Camellia and SHA-512", rate.shown());
@@ -99,8 +99,8 @@ pub fn cipher(results: &Results) -> Finding {
 }
 
 /// Checks that the default cipher, for which processors have instructions, costs processor time at both ends. The
-/// evidence also has the rates, which need not differ: a packet's way through the TUN device costs many times as much
-/// as its encryption.
+/// evidence also has the rates. They need not differ, because passing a packet through the TUN device costs many times
+/// as much as encrypting it.
 pub fn aided_cipher(results: &Results) -> Finding {
     let (none, aes) = ("openvpn-udp-none", "openvpn-udp");
     let work = Contrast::of(results, aes, none, &[Quantity::CpuClient, Quantity::CpuServer]);

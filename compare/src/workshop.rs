@@ -56,9 +56,9 @@ impl Workshop {
         self.steps
     }
 
-    /// Returns the steps that this workshop needed in addition to those of `fewer`, a workshop with one client less:
-    /// the additional keys and commands, and the files that are new or have a different number of lines. A file in
-    /// which only a random key differs does not count.
+    /// Returns the steps that this workshop needed in addition to those of `fewer`, a workshop with one client less.
+    /// These are the additional keys and commands, the new files, and the files that have a different number of lines.
+    /// A file in which only a random key differs does not count.
     pub fn steps_since(&self, fewer: &Self) -> Steps {
         let edited = self.lines.iter().filter(|(file, lines)| fewer.lines.get(*file) != Some(*lines)).count();
         Steps {

@@ -1,5 +1,5 @@
-//! PPP, in L2TP by xl2tpd or in TLS by socat. Both need a kernel with PPP. Nobody has run them here yet, because the
-//! machines that the comparison was written on lack it.
+//! PPP, in L2TP by xl2tpd or in TLS by socat. Both need a kernel with PPP. Nobody has run these drivers yet, because
+//! the kernels of the developers' machines have no PPP.
 
 use anyhow::Result;
 

@@ -1,5 +1,5 @@
-//! Vouchsafe's virtual networks: a tunnel endpoint on the client and one on the gateway, and in each packet between them a
-//! proof that its receiver consents. Client and server are tenants of one network.
+//! Vouchsafe's virtual networks. There is a tunnel endpoint on the client and one on the gateway. Each packet between
+//! the two contains a proof that its receiver consents. Client and server are tenants of one network.
 
 use anyhow::{Context, Result};
 use lab::world::{AUTHORITY, AUTHORITY_PORT, Instance};

@@ -1,4 +1,5 @@
-//! Vouchsafe's client without root: `vouchsafe run` of a program that opens sockets and passes them to the measurements.
+//! Vouchsafe's client without root: `vouchsafe run` of a program that opens sockets and passes them to the
+//! measurements.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -24,8 +25,8 @@ pub fn broker() -> Option<PathBuf> {
     dirs.map(|dir| dir.join(BROKER)).find(|path| path.is_file())
 }
 
-/// Makes a home for the unprivileged user, with the programs that they run, and sets [`Scene::broker`] to a socket in
-/// this home.
+/// Makes a home for the unprivileged user, with the programs that this user runs, and sets [`Scene::broker`] to a
+/// socket in this home.
 ///
 /// # Errors
 /// Fails if the home can't be made, or a program can't be copied.

@@ -1,7 +1,8 @@
 //! Tailscale: both ends log in at a coordination server on the path, and the gateway routes the network behind it.
 //!
-//! The coordination server is Tailscale's own for tests, because theirs is a service on the internet. It runs on its
-//! own host. So it does not restart with the gateway, and its memory does not count as the gateway's.
+//! The coordination server is the one that Tailscale wrote for tests, because the one for users is a service on the
+//! internet. It runs on a host of its own, so it does not restart with the gateway, and its memory does not count as
+//! the gateway's.
 
 use anyhow::Result;
 use lab::{Namespace, Process};

@@ -1,5 +1,5 @@
-//! Vouchsafe itself, with its defaults: a verifier on the gateway, an agent or a program without privileges on the client,
-//! and an authority beside them.
+//! Vouchsafe itself, with its defaults: a verifier on the gateway, an agent or a program without privileges on the
+//! client, and an authority.
 
 use anyhow::{Context, Result, ensure};
 use lab::world::{AUTHORITY, AUTHORITY_PORT, Instance};

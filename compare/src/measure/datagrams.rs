@@ -38,8 +38,8 @@ impl Sent {
     }
 }
 
-/// Sends datagrams with payloads of `length` bytes, `rate` per second, for the time `span`; an infinite rate means that
-/// they are sent as fast as the socket accepts them. Then waits until no more arrive.
+/// Sends datagrams with payloads of `length` bytes, `rate` per second, for the time `span`. If the rate is infinite,
+/// sends them as fast as the socket accepts them. Then waits until no more arrive.
 ///
 /// # Errors
 ///

@@ -22,7 +22,7 @@ const DATA: usize = 350;
 /// An attack on the path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attack {
-    /// No attack.
+    /// The path does not attack.
     None,
     /// Flips a bit in each data packet to the gateway, and adapts the outer checksums to the change.
     Flip,

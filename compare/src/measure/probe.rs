@@ -52,9 +52,9 @@ pub fn first_answer(client: &Way, server: Ipv4Addr, within: Duration) -> Option<
     None
 }
 
-/// Sends `count` small datagrams of one flow, and returns their round-trip times in microseconds. Each datagram is sent
-/// after the answer to the datagram before it, at the earliest the time `pace` after that datagram. Leaves out
-/// datagrams that are not answered within a second, and the first three answered datagrams.
+/// Sends `count` small datagrams of one flow, and returns their round-trip times in microseconds. Sends each datagram
+/// when the previous one was answered, but not earlier than `pace` after the previous one. Leaves out datagrams that
+/// are not answered within a second, and the first three answered datagrams.
 ///
 /// # Errors
 /// Fails if at most three datagrams were answered, or if a datagram can't be sent.

@@ -167,9 +167,9 @@ fn under(
     Ok((emulator.attacked(), services.arrived()))
 }
 
-/// Tries, as a stranger would, to get an answer. If the solution has a TCP port, the stranger connects to it; if it has
-/// a UDP port, the stranger sends noise and copies of the client's first packets to it; if it has no port, the stranger
-/// sends TCP and UDP packets to the server behind it. Observes whether anything answers.
+/// Tries, as a stranger would, to get an answer. If the solution has a TCP port, the stranger connects to this port. If
+/// the solution has a UDP port, the stranger sends noise and copies of the client's first packets to this port. If the
+/// solution has no port, the stranger sends TCP and UDP packets to the server. Observes whether anything answers.
 ///
 /// # Errors
 ///

@@ -32,7 +32,7 @@ pub struct Added {
     pub later: f64,
 }
 
-/// Measures what the solution adds to the client's packets in a flow of datagrams that are answered.
+/// Measures the bytes that the solution adds to the client's packets, in a flow of datagrams that the server answers.
 ///
 /// # Errors
 ///

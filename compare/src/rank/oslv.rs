@@ -1,5 +1,5 @@
-//! The heuristic of Khanvilkar and Khokhar (2004): rank the solutions in each attribute of their Figure 3, and order them
-//! by the weighted mean of the ranks.
+//! The heuristic of Khanvilkar and Khokhar (2004): rank the solutions in each attribute of their Figure 3, and order
+//! them by the weighted mean of the ranks.
 
 use crate::claims::{Claims, Plane, Transport};
 use crate::quantity::{Better, Quantity};
@@ -73,7 +73,7 @@ impl Contrast {
 }
 
 /// Returns the means of a quantity over the tunnels over UDP and over TCP; `None` if one group is empty. Only tunnels
-/// in processes count, because those in the kernel would hide the difference.
+/// in processes count, because the speed of tunnels in the kernel would hide the difference.
 pub fn udp_and_tcp(results: &Results, quantity: Quantity) -> Option<Contrast> {
     let of = |transport| {
         let belongs = move |claims: &Claims| claims.transport == transport && claims.plane == Plane::Process;

@@ -86,7 +86,10 @@ impl FromStr for Must {
         match name.parse()? {
             Criterion::Property(property) => Ok(Self::Property(property)),
             Criterion::Feature(feature) => Ok(Self::Feature(feature)),
-            _ => bail!("`{name}` has many values, so it can be weighted but not be a must"),
+            _ => bail!(
+                "`{name}` is not a property that a solution has or lacks: give it a weight, but do not name it in \
+                 `must`"
+            ),
         }
     }
 }

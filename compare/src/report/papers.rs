@@ -15,7 +15,7 @@ use crate::stats::Summary;
 /// Returns the report's section about the papers.
 pub fn section(results: &Results) -> Markup {
     html! {
-        p { "Values marked “paper” are the papers’ own and were not measured here; all others are of this run." }
+        p { "Values marked “paper” come from the papers; this run did not measure them. All other values come from this run." }
         ul { @for (name, title) in PAPERS { li { b { (name) } ": " (title) } } }
         (oslv::section(results))
         (csra::section(results))

@@ -18,8 +18,8 @@ pub fn themed(svg: &str) -> String {
     })
 }
 
-/// The style sheet. The three colours of bars are Okabe and Ito's, which people with any colour vision can tell apart;
-/// in the dark style, they are lighter.
+/// The style sheet. The three colours of bars are from the palette of Okabe and Ito, which people with any colour
+/// vision can tell apart. In the dark style, they are lighter.
 pub const SHEET: &str = "
 :root { color-scheme: light dark; --paper: #fff; --text: #1a1a1a; --grid: #d0d0d0; --soft: #f2f4f6;
   --one: #0072b2; --two: #d55e00; --three: #009e73; }

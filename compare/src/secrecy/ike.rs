@@ -114,9 +114,10 @@ pub fn attempt(frames: &[Seen], shared_key: &[u8], exchanged: &[u8]) -> Result<A
         opened |= session.open(guess)?.is_some();
     }
     let evidence = format!(
-        "the secret of the exchange, from an end's log, opens the recorded login; of {} secrets made of the shared key {}",
+        "the secret of the key exchange, taken from the log of one end, opens the recorded login; of the {} secrets \
+         that can be computed from the shared key, {}",
         guesses.len(),
-        if opened { "one does, too" } else { "none does" }
+        if opened { "one opens it, too" } else { "none opens it" }
     );
     Ok(Attempt { opened, evidence })
 }

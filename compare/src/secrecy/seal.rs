@@ -12,7 +12,8 @@ use crate::measure::emulator::Seen;
 /// Length of an epoch in seconds, the authority's default.
 const EPOCH: u32 = 3600;
 
-/// Tries to open a recorded session with the authority's master key, from which the key of the client's grant follows.
+/// Tries to open a recorded session with the authority's master key, from which the key of the client's grant can be
+/// computed.
 ///
 /// # Errors
 /// Fails if no handshake was recorded, or if the master key does not prove the recorded initiation.
@@ -44,8 +45,8 @@ pub fn attempt(
     let early = handshake.early().is_some();
     let opened = handshake.take(answer, &Shared::none()).is_some();
     let evidence = format!(
-        "the master key gives the grant's key, which proves the recorded initiation{}; the response and the keys of the session \
-         {} from it",
+        "the grant's key, computed from the master key, proves the recorded initiation{}; the response and the keys \
+         of the session {} from the grant's key",
         if early { " and opens records sent before the response" } else { "" },
         if opened { "follow" } else { "do not follow" }
     );

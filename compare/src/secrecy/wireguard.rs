@@ -79,8 +79,8 @@ impl State {
         Ok(text)
     }
 
-    /// Reports whether the second message's confirmation or data open with the secret of the ephemeral keys, and that of the
-    /// client's static and the server's ephemeral key.
+    /// Reports whether the confirmation in the second message, or the data, can be opened with two secrets: `ephemeral`
+    /// is that of the two ephemeral keys, and `half` that of the client's static and the server's ephemeral key.
     fn opens(&self, ephemeral: &Key, half: &Key, confirmation: &[u8], data: &[u8]) -> Result<bool> {
         let [chain] = kdf(&self.chain, ephemeral);
         let [chain] = kdf(&chain, half);
@@ -130,8 +130,8 @@ pub fn attempt(frames: &[Seen], port: u16, client: &Key, server: &Key) -> Result
         opened |= state.opens(&secret, &shared(client, theirs)?, &second[44..60], data)?;
     }
     let evidence = format!(
-        "both ends' private keys open the client's name and the time in the first message; of the {} secrets that they give, {} \
-         the second message or data",
+        "the private keys of both ends open the client's name and the time in the first message; of the {} secrets \
+         that can be computed from these keys, {} the second message or data",
         substitutes.len(),
         if opened { "one opens" } else { "none opens" }
     );

@@ -31,7 +31,8 @@ const PORT: u16 = 9004;
 const WARM: Duration = Duration::from_millis(300);
 /// The row without a gateway.
 pub const DIRECT: &str = "direct";
-/// The other rows: the scenario of the paper, and the solution by which it is repeated.
+/// The other rows of the table: for each, the scenario of the paper, and the solution with which this study repeats the
+/// scenario.
 pub const THROUGH: [(&str, &str); 5] = [
     ("gateway that forwards", "plain"),
     ("IPsec, user space", "ipsec"),

@@ -1,6 +1,6 @@
 //! LS, Figures 3 and 4: the round-trip time of a flow's first datagram, measured many times, without and with tokens.
-//! The agent is in the client's kernel and asks no controller, so this is the paper's validation without the way to a
-//! controller.
+//! The agent's program runs in the client's kernel and asks no controller. So this study measures the paper's
+//! validation without the time that packets need to and from a controller.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! LS, Figures 3 and 4 as published: a switch whose controller puts tokens of SHA-224 into shims (Figure 4), and tells
+//! LS, Figures 3 and 4 as published. The controller of a switch puts tokens of SHA-224 into shims (Figure 4), and tells
 //! the authority that it accepts keys (Figure 3). The controller is beside the switch, not 40 ms away as in the paper.
 //!
 //! Figure 4 sends first datagrams, as the paper does. For Figure 3, the paper had the authority's host refuse
@@ -112,8 +112,8 @@ fn start_agent(
     Ok(agent)
 }
 
-/// Returns the round-trip times of first datagrams, in microseconds. They come from these ports, because a port that comes
-/// twice would continue a flow.
+/// Returns the round-trip times of first datagrams, in microseconds. They come from these ports, because a port that
+/// comes twice would continue a flow.
 fn datagrams(client: &Namespace, first_port: u16, count: usize) -> Result<Vec<f64>> {
     let to: SocketAddr = format!("{FRONT4}:{ECHO}").parse()?;
     client.enter(|| {

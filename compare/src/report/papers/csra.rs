@@ -17,7 +17,7 @@ pub fn section(results: &Results) -> Markup {
                 tr { th { (medium) } td { (encryption) } td { (authentication) } td { (now) } td { (now_too) } }
             } }
         } }
-        p { "What changed: encryption that goes with the medium lost its place to tunnels and TLS that go over any, and passwords to certificates, single sign-on and passkeys. Of the paper's ciphers none is recommended any more." }
+        p { "What changed: then, each medium had its own encryption; now, tunnels and TLS work over any medium. Certificates, single sign-on and passkeys have replaced passwords. None of the paper's ciphers is recommended any more." }
         h3 { "CSRA, Tables 2 and 3: cipher, forward secrecy, and new keys" }
         div.wide { table {
             thead { tr { th { "paper, IPsec in hardware" } th { "Table 2: 30 s runs, Kb/s" } th { "Table 3: 10 min, new key every 120 s, Kb/s" } } }
@@ -25,7 +25,7 @@ pub fn section(results: &Results) -> Markup {
         } }
         (cells(results, CIPHERS, "this run"))
         p { (spread(results)) " " (cost_of_keys(results)) }
-        p { "A stream of this run is shorter than the paper's, and keys are renewed every second instead of every 120 s: up to five times in a run, as there; how often, is in the table. " code { "run ciphers --paper-lengths" } " takes the paper's times. Without a group in the proposal, IKEv2 derives new keys from the first exchange; the paper calls the exchange of its phase 2 perfect forward secrecy. The paper measured no exchanges." }
+        p { "A stream of this run is shorter than the paper's. Keys are renewed every second instead of every 120 s: up to five times in a run, as in the paper. The table shows how often. " code { "run ciphers --paper-lengths" } " takes the paper's times. Without a group in the proposal, IKEv2 derives new keys from the first exchange. The paper calls the exchange of its phase 2 perfect forward secrecy. The paper measured no exchanges." }
     }
 }
 
@@ -45,8 +45,9 @@ fn spread(results: &Results) -> String {
         return String::new();
     }
     format!(
-        "What changed: in the paper the slowest and the fastest cipher differ by {} %, because a link and a processor made for \
-         encryption limited all; here, where general processors limit, the fastest is {} times as fast as the slowest.",
+        "What changed: in the paper, the slowest and the fastest cipher differ by {} %, because a link and a processor \
+         made for encryption limited all ciphers. In this run, general processors limit them, and the fastest is {} times \
+         as fast as the slowest.",
         rounded((most(&published) - 1.0) * 100.0),
         rounded(most(&rates))
     )
@@ -62,7 +63,8 @@ fn cost_of_keys(results: &Results) -> String {
     // Both ciphers lose the same.
     let published = published.iter().sum::<f64>() / published.len() as f64;
     format!(
-        "In the paper, renewal with forward secrecy costs {} % of the rate; here, {row} moves {} % {} with a new key each second.",
+        "In the paper, renewal with forward secrecy costs {} % of the rate. In this run, {row} moves {} % {} data with a \
+         new key each second.",
         rounded(published),
         rounded(loss(steady, renewed).abs()),
         if renewed < steady { "less" } else { "more" }

@@ -46,7 +46,7 @@ fn figure_3(results: &Results) -> Markup {
     let solutions = results.solutions.iter().filter(|one| one.claims.family != "none");
     html! {
         h3 { "OSLV, Figure 3: overhead, bandwidth, latency, jitter" }
-        p { "What the paper’s text says of the four panels; the values of their bars are not in it:" }
+        p { "The paper’s text says the following about the four panels. It does not give the values of their bars." }
         ul { @for panel in OSLV_PANELS { li { (panel.name) ": " (panel.value) } } }
         div.wide { table {
             thead { tr {
@@ -70,13 +70,13 @@ fn figure_3(results: &Results) -> Markup {
             }
         }
         @if let Some(kernel) = kernel {
-            p { "All of these are tunnels in processes. Tunnels in the kernel move " (rounded(kernel.first / kernel.second)) " times as much by one stream as those in processes, on average; the paper saw FreeS/WAN, in the kernel, lead in latency and jitter." }
+            p { "All these tunnels are in processes. On average, one stream through a tunnel in the kernel moves " (rounded(kernel.first / kernel.second)) " times as much data as through a tunnel in a process. In the paper, FreeS/WAN, a tunnel in the kernel, was the best in latency and jitter." }
         }
         p { "What changed: " (match bandwidth.map(|contrast| contrast.percent()) {
             Some(change) if change >= 80.0 => "the lead of UDP channels is as large as it was.",
-            Some(change) if change > 0.0 => "UDP channels still lead on a clean path, by less than the paper's 80 %: TCP's implementations cope better with each other than those of 2004.",
-            Some(_) => "on a clean path UDP channels no longer lead: a stream is written in large pieces, while datagrams cost a system call each. The lead returns where the path loses packets.",
-            None => "this run has not both kinds of channels.",
+            Some(change) if change > 0.0 => "on a clean path, UDP channels still lead, but by less than the paper's 80 %. TCP inside TCP works better with today's implementations than with those of 2004.",
+            Some(_) => "on a clean path, UDP channels no longer lead: a stream is written in large pieces, while each datagram costs a system call. UDP channels lead again if the path loses packets.",
+            None => "this run does not contain both kinds of channels.",
         }) }
     }
 }
@@ -112,7 +112,7 @@ pub fn leaders(results: &Results, list: &[(String, f64)]) -> Vec<String> {
             rounded(first),
             rounded(second)
         ),
-        None => format!("{what}: whether they lead is not known, because this run has not both kinds."),
+        None => format!("{what}: whether they lead is not known, because this run does not contain both kinds."),
     };
     let mut said = vec![
         sentence(
@@ -131,13 +131,13 @@ pub fn leaders(results: &Results, list: &[(String, f64)]) -> Vec<String> {
     if let Some((name, _, first)) = tunnels.first() {
         let place = if first.plane == Plane::Kernel { "in the kernel" } else { "in a process" };
         let channel = if first.transport == Transport::Udp { "UDP" } else { "TCP" };
-        said.push(format!("The first of the tunnels is {name}, {place} and by {channel}."));
+        said.push(format!("The best of the tunnels is {name}: it runs {place}, over {channel}."));
     }
     if let Some((name, _)) = list.first()
         && claims(name).is_some_and(|claims| claims.transport == Transport::None)
     {
         said.push(format!(
-            "Before all tunnels is {name}, which has no channel of its own; the paper knew nothing of that kind."
+            "{name} is ahead of all tunnels. It has no channel of its own; the paper contains no such solution."
         ));
     }
     said
@@ -173,7 +173,7 @@ fn tables_1_to_3(results: &Results) -> Markup {
             thead { tr { th { "this run, by documentation" } th { "ciphers (Table 2)" } th { "routes (Table 3)" } } }
             tbody { @for family in families { @if let Some((_, ciphers, routes)) = today(family) { tr { th { (family) } td { (ciphers) } td { (routes) } } } } }
         } }
-        p { "What changed: pluggable ciphers gave way to a fixed few, so that an easy change of cipher (Table 2) is no longer thought of as a strength; WireGuard, Nebula and fastd fix theirs or offer two or three. Routes (Table 3) come from the server or from what a peer is allowed, where they were written by hand; meshes that find them by themselves, tinc alone then, became a kind of their own." }
+        p { "What changed: few fixed ciphers have replaced pluggable ones, so an easy change of cipher (Table 2) is no longer regarded as a strength. WireGuard, Nebula and fastd have one cipher, or offer two or three. Then, routes (Table 3) were written by hand; now, they come from the server or from the addresses that a peer may use. Meshes that find routes by themselves are a kind of their own now; then, tinc was the only one." }
     }
 }
 
@@ -197,8 +197,8 @@ fn table_4(results: &Results) -> Markup {
                 td { (one.name) } @for property in four { td { (one.holds(property).map_or("not tried", yes)) } }
             } } }
         } }
-        p { "What changed: the paper read documentation, this run tried. " @if fails.is_empty() { "Every solution of this run that encrypts notices a flipped bit." } @else {
-            "These encrypt and still deliver changed packets: " (fails.join(", ")) "; the paper lists vtun without integrity, too."
+        p { "What changed: the paper relied on documentation; this run tried the properties. " @if fails.is_empty() { "Every solution of this run that encrypts notices a flipped bit." } @else {
+            "These solutions encrypt, but deliver changed packets: " (fails.join(", ")) ". In the paper, too, vtun has no integrity."
         } }
     }
 }
@@ -218,7 +218,7 @@ fn table_5(results: &Results) -> Markup {
                 td.number { (shown(median(results, &one.name, Quantity::EffortNext), "")) }
             } } }
         } }
-        p { "What changed: the paper joins every node with every other by hand, so that effort grows with N²; here clients join one server, and it grows with N. The steps are those that this program's own scripts took." }
+        p { "What changed: in the paper, every node is joined with every other by hand, so the effort grows with N². In this run, clients join one server, and the effort grows with N. The counted steps are those of this program's own scripts." }
     }
 }
 
