@@ -32,11 +32,12 @@ const CALLERS: usize = 128;
 pub struct Command {
     /// The user in whose session the daemon carries out the call.
     pub uid: u32,
-    /// The organisation that a login, or its end, concerns; `None` for the default one.
+    /// The organisation at which the user logs in or out; `None` for the default organisation.
     pub organisation: Option<OrganisationName>,
-    /// With a login: the networks for which the organisation may speak; empty to leave them as they are.
+    /// At a login: the networks for which the organisation's authority may speak. If empty, these networks stay as they
+    /// are.
     pub networks: Vec<IpNet>,
-    /// The call.
+    /// The call that the daemon carries out.
     pub call: Call,
     /// Channel for the answer.
     pub reply: oneshot::Sender<Reply>,

@@ -44,7 +44,7 @@ impl Injector {
         setsockopt(&self.socket, sockopt::Mark, &subject.number())
             .context("cannot set the owner's mark on the packet socket")?;
         setsockopt(&self.socket, sockopt::Priority, &frame.wish().into())
-            .context("cannot set the sender's wish on the packet socket")?;
+            .context("cannot set the treatment of a queued packet on the packet socket")?;
         self.socket
             .send(frame.interface, ready.ether_type, &ready.bytes)
             .with_context(|| format!("cannot send a queued packet on interface {}", frame.interface))

@@ -37,11 +37,12 @@ impl KeyFile {
         let file = file.with_context(|| format!("danger_export_keys: cannot open {}", path.display()))?;
         let about = file.metadata()?;
         if !about.is_file() || about.nlink() != 1 {
-            bail!("danger_export_keys: {} must be a regular file without other names", path.display());
+            bail!("danger_export_keys: {} must be a regular file without hard links", path.display());
         }
         if about.uid() != nix::unistd::geteuid().as_raw() || about.mode() & OTHERS != 0 {
             bail!(
-                "danger_export_keys: others can access {}, and the keys in it: delete it, and the agent makes a new one",
+                "danger_export_keys: other users can read {} or the keys in it: delete the file, and the agent makes \
+                 a new one",
                 path.display()
             );
         }

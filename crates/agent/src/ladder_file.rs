@@ -1,6 +1,6 @@
-//! Keeps the ladder's results in a file, so that they outlive the agent. For each path, the file contains the results
-//! of the path's rungs. It also contains the network in which this machine was at the last write. Only root can read
-//! the file, because it shows which verifiers the users reach, and from which networks.
+//! Stores in a file which ways to send first packets (*rungs*) worked on each path. So these results remain after a
+//! restart of the agent. The file also names the network in which this machine was at the last write. Only root can
+//! read the file, because it shows which verifiers the users reach, and from which networks.
 
 use crate::network::Gateway;
 use anyhow::{Context, Result, ensure};
@@ -37,7 +37,8 @@ pub struct Kept {
 /// with each connection, and because each write waits for the disk.
 #[derive(Debug, Default)]
 pub struct Pace {
-    /// The earliest time at which the file may be written [`AT_ONCE`] times in a row, if it is not written before.
+    /// A time that each write moves later by the pause between writes. A write is allowed unless this time would be
+    /// more than [`AT_ONCE`] pauses in the future.
     rested_at: Duration,
 }
 

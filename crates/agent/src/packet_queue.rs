@@ -1,5 +1,5 @@
 //! The queue for packets between the threads that read them from the kernel and the daemon's loop. If packets of
-//! several users wait, the users take turns: the loop gets one packet of each.
+//! several users wait, the loop takes one packet of each user in turn.
 
 use engine::agent::{Frame, Turns};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -32,7 +32,7 @@ impl PacketQueue {
         Self(Arc::new(Shared { turns: Mutex::new(Turns::new(ROOM)), filled: Notify::new() }))
     }
 
-    /// Appends a packet. If the queue is full, drops a packet of the user who has the most packets in it.
+    /// Appends a packet. If the queue is full, drops a packet of the user who has the most packets in the queue.
     pub fn push(&self, packet: QueuedPacket) {
         self.turns().push(packet.slot.subject, packet);
         self.0.filled.notify_one();

@@ -1,5 +1,5 @@
-//! The agent's part in sealed tunnels (wire.md §9): the receivers whose packets the kernel steers into the tunnels'
-//! device, the choice of the tunnel for each packet, and the grants that open tunnels.
+//! The agent's part in sealed tunnels (wire.md §9). This module knows the receivers whose packets the kernel steers
+//! into the tunnels' device. It chooses the tunnel for each packet, and keeps the grants that open tunnels.
 
 mod wanted;
 
@@ -47,8 +47,8 @@ pub struct Sealed {
     clocks: BTreeMap<Subject, Clock>,
     /// For each subject, the receivers to which the subject is allowed to send only sealed packets.
     demanded: BTreeMap<Subject, Vec<Receiver>>,
-    /// Destinations whose grant admits packets in a tunnel only, although the authority's list does not contain them
-    /// yet, because the rule has just changed.
+    /// Destinations whose grant admits packets only in a tunnel, but which are not in the authority's list yet, because
+    /// the rule has just changed.
     unlisted: BTreeSet<(Subject, Destination)>,
     /// Receivers that an earlier process steered into tunnels. `None` as soon as the list of every session is known.
     inherited: Option<Vec<Receiver>>,
@@ -57,8 +57,8 @@ pub struct Sealed {
     /// For each destination, the handle of its grant.
     places: BTreeMap<(Subject, Destination), Handle>,
     services: BTreeMap<(Subject, SocketAddr), Wanted>,
-    /// For each subject, the tunnels that the policy lets the subject reach. The subject is absent until the authority
-    /// has named them.
+    /// For each subject, the tunnels that the policy lets the subject reach. There is no entry for a subject until the
+    /// authority has named these tunnels.
     reachable: BTreeMap<Subject, Vec<SocketAddr>>,
     /// Whether any sender asks for a treatment.
     asked: bool,
@@ -175,8 +175,8 @@ impl Sealed {
         maps.seal(&entries)
     }
 
-    /// Stores a grant. If packets to the grant's destination have to travel in a tunnel, or if any sender asks for a
-    /// treatment, assigns these packets to the grant's tunnel.
+    /// Stores a grant. Assigns packets to the grant's destination to the grant's tunnel if they have to travel in a
+    /// tunnel, or if any sender asks for a treatment.
     pub fn granted(&mut self, maps: &Maps, subject: Subject, to: Destination, grant: &Grant) -> Result<()> {
         let Secret::Grant(header, _) = &grant.secret else { return Ok(()) };
         if grant.tunnels.is_empty() && !grant.sealing.is_sealed() {
@@ -278,7 +278,7 @@ impl Sealed {
         self.clocks.get(&subject).map_or_else(|| times().1, |clock| wanted::unix(clock, now()))
     }
 
-    /// Returns the tunnels for which the caller has to request a grant now. Each is given by its subject and the
+    /// Returns the tunnels for which the caller has to request a grant now. Each tunnel is given by its subject and the
     /// destination of its UDP packets. The caller has to call [`Self::opened`] or [`Self::failed`] for each of them.
     pub fn due(&mut self) -> Vec<(Subject, Destination)> {
         // A verifier that refuses a tunnel refuses it with another handshake, too: it needs another grant.
@@ -324,8 +324,8 @@ impl Sealed {
         self.services.iter_mut().filter(|((of, _), _)| *of == subject).for_each(|(_, wanted)| wanted.reached());
     }
 
-    /// Assigns a tunnel to packets that were dropped for lack of a tunnel, if the agent has a grant for these packets.
-    /// Returns the subjects and destinations of packets without a grant.
+    /// Processes the subjects and destinations whose packets the kernel dropped because they had no tunnel. If the
+    /// agent has a grant for them, assigns the grant's tunnel to their next packets. Returns those without a grant.
     pub fn unknown(&mut self, maps: &Maps, holder: impl Fn(&GrantSlot) -> Option<Subject>) -> Vec<GrantSlot> {
         let Some(pump) = &self.running else { return Vec::new() };
         let mut end = pump.end();
@@ -427,7 +427,8 @@ impl Sealed {
             if !self.kept.contains(lost) {
                 route::keep_address(index, DEVICE, *lost)?;
                 self.kept.insert(*lost);
-                tracing::info!(address = %lost, "this machine has lost the address; its flows in tunnels go on");
+                tracing::info!(address = %lost, "this machine has lost the address; the tunnels' flows from this \
+                                                 address continue");
             }
         }
         Ok(())

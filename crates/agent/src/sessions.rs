@@ -22,7 +22,8 @@ pub struct Kept {
     /// The session with the default organisation, if there is one.
     #[serde(default)]
     pub session: Option<KeptSession>,
-    /// The only networks for which the default organisation may speak; `None` for all that no other organisation has.
+    /// The only networks for which the default organisation may speak. `None` if it may speak for all networks that no
+    /// other organisation has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub networks: Option<Vec<IpNet>>,
     /// The user's other organisations.
@@ -30,8 +31,8 @@ pub struct Kept {
     pub organisations: BTreeMap<OrganisationName, KeptOrganisation>,
 }
 
-/// The stored state of one of a user's organisations. It outlives the session, so that no other organisation can claim
-/// the networks meanwhile.
+/// The stored state of one of a user's organisations. The state remains after the session has ended, so that no other
+/// organisation can claim its networks.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub struct KeptOrganisation {
     /// Number of the organisation in this process, at least 1.
@@ -39,7 +40,7 @@ pub struct KeptOrganisation {
     pub number: u16,
     /// The only networks for which the organisation may speak.
     pub networks: Vec<IpNet>,
-    /// The session, if there is one.
+    /// The session with this organisation, if there is one.
     #[serde(default)]
     pub session: Option<KeptSession>,
 }
@@ -94,7 +95,7 @@ impl Kept {
         }
     }
 
-    /// Returns the place of the session with the organisation with this number; `None` if there is no such
+    /// Returns the session with the organisation of this number, for the caller to change; `None` if there is no such
     /// organisation.
     pub fn session_mut(&mut self, number: u16) -> Option<&mut Option<KeptSession>> {
         match number {

@@ -76,7 +76,7 @@ pub struct Flags {
     /// be repeated
     #[arg(long, value_name = "PATH=USER", env = "VOUCHSAFE_AGENT_CGROUP", value_delimiter = ',')]
     pub cgroup: Vec<String>,
-    /// Whether packets to destinations for which a user has no rule carry tokens: allow or deny [default: allow]
+    /// Whether a packet carries a token if its user has no rule for its destination: allow or deny [default: allow]
     #[arg(long, value_name = "CONSENT", env = "VOUCHSAFE_AGENT_DEFAULT")]
     pub default: Option<String>,
     /// Permit logins to this authority only; may be repeated [default: any]
@@ -97,8 +97,8 @@ pub struct Flags {
     /// Address at which to serve metrics for Prometheus, in plain HTTP [default: not served]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_METRICS")]
     pub metrics: Option<SocketAddr>,
-    /// Address at which to listen as the controller of OpenFlow 1.3 switches; if set, only interfaces named with
-    /// --interface are used [default: do not listen]
+    /// Listen at this address as the controller of OpenFlow 1.3 switches; only interfaces named with --interface are
+    /// then used [default: do not listen]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_AGENT_SWITCHES")]
     pub switches: Option<SocketAddr>,
     /// Use TLS with switches, with this certificate [default: no TLS]
@@ -122,16 +122,16 @@ pub struct Flags {
     /// dscp:N=TREATMENT, user:NAME=TREATMENT or cgroup:PATH=TREATMENT; may be repeated [default: none]
     #[arg(long, value_name = "KIND:NAME=TREATMENT", env = "VOUCHSAFE_AGENT_TREATMENT")]
     pub treatment: Vec<String>,
-    /// Number of queues of sealed tunnels, each with a thread of its own, 1 to 8 [default: half the number of processors,
-    /// 1 to 8]
+    /// Number of queues of sealed tunnels, each with a thread of its own, 1 to 8 [default: half the number of
+    /// processors, 1 to 8]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_AGENT_TUNNEL_QUEUES", value_parser = clap::value_parser!(u32).range(1..=i64::from(LANES)))]
     pub tunnel_queues: Option<u32>,
     /// Send TCP connections as UDP datagrams to verifiers that accept them, if SYNs with tokens do not get through
     /// [default: don't]
     #[arg(long, env = "VOUCHSAFE_AGENT_TCP_IN_UDP")]
     pub tcp_in_udp: bool,
-    /// Let the authority of the organisation with this name speak for the addresses of this network, and no other
-    /// organisation's; may be repeated. Users can't change the networks of this organisation [default: users say so]
+    /// Let only the authority of the organisation with this name speak for the addresses of this network; may be
+    /// repeated. Users can't change the networks of this organisation [default: users choose the networks]
     #[arg(long, value_name = "NAME=NETWORK", env = "VOUCHSAFE_AGENT_ORGANISATION", value_delimiter = ',')]
     pub organisation: Vec<String>,
     /// For debugging only: write the keys of all sealed tunnels to this file, so that `vouchsafe inspect --keys` can

@@ -1,6 +1,6 @@
 //! Senders who ask for a treatment in a sealed tunnel. The configuration names such senders by DSCP, user or cgroup.
-//! Each command of `vouchsafe run --treatment` is such a sender, too, in a cgroup of its own. A sender's wish can only
-//! raise the treatment that the rule demands, never lower it.
+//! Each command of `vouchsafe run --treatment` is such a sender, too, in a cgroup of its own. The treatment that a
+//! sender asks for (its *wish*) can only be stronger than what the rule demands, never weaker.
 
 use crate::owners::{cgroup, root, user};
 use anyhow::{Context, Result, bail};
@@ -133,7 +133,8 @@ impl Wishes {
         if self.commands.len() >= COMMANDS.0 || of_user >= COMMANDS.1 {
             bail!("too many commands with a treatment run already: wait for one to end");
         }
-        let owner = fs::metadata(format!("/proc/{process}")).with_context(|| format!("no process {process}"))?.uid();
+        let owner =
+            fs::metadata(format!("/proc/{process}")).with_context(|| format!("there is no process {process}"))?.uid();
         if user != 0 && owner != user {
             bail!("process {process} is not yours");
         }
@@ -144,8 +145,8 @@ impl Wishes {
         let now = Path::new(now.trim_start_matches('/'));
         if now.components().count() >= DEPTH {
             bail!(
-                "the process's cgroup {} is too deep: the agent finds wishes of cgroups to a depth of {DEPTH} only; start \
-                 the command in another cgroup, such as a new login session's",
+                "the process's cgroup {} is nested too deeply: the agent supports treatments only for cgroups up to \
+                 depth {DEPTH}. Start the command in another cgroup, for example in a new login session",
                 now.display()
             );
         }

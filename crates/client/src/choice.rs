@@ -44,7 +44,7 @@ pub(crate) struct Choice {
     hosts: Vec<Host>,
     /// The index of the authority in use.
     current: usize,
-    /// The earliest time at which a cluster that does not answer is asked again.
+    /// The earliest time of the next request to a cluster of which no authority answers.
     next_trial: Duration,
 }
 
@@ -69,8 +69,8 @@ struct Host {
 enum State {
     /// The authority answers, or no request was sent to it yet.
     Up,
-    /// The authority answers, but until this time it counts as unable: it could not carry out a request that needs the
-    /// cluster's majority.
+    /// The authority answers, but could not carry out a request that needs the cluster's majority. Until the time
+    /// `until`, other authorities are preferred.
     Unable { until: Duration },
     /// The authority did not answer. The pause before the next request ends at `until`.
     Down { until: Duration },

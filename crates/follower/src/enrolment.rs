@@ -24,7 +24,7 @@ pub struct Enrolment {
 }
 
 impl Enrolment {
-    /// Returns a client of the authority that has the token.
+    /// Returns a client of the authority. The client sends this enrolment's token.
     ///
     /// # Errors
     ///

@@ -25,7 +25,7 @@ pub enum Error {
     NoGrant {
         /// The destination.
         to: SocketAddr,
-        /// The reason.
+        /// The reason why there is no grant.
         why: String,
     },
     /// None of the SYNs to the destination was answered.
@@ -70,12 +70,15 @@ pub enum Error {
     NotSent,
     /// A verifier can't remove the token, because the socket has the TCP option named here, which covers sequence
     /// numbers. The address is the destination.
-    #[error("{0} covers the sequence numbers that the verifier changes, so a token can't be sent: turn it off for {1}")]
+    #[error(
+        "the TCP option {0} covers the sequence numbers that the verifier changes, so a token can't be sent: turn \
+             {0} off for {1}"
+    )]
     Signed(&'static str, SocketAddr),
     /// The host's name has no address.
     #[error("cannot find an address for {host}: {why}")]
     NoAddress {
-        /// The name.
+        /// The host name.
         host: String,
         /// The resolver's reason.
         why: String,

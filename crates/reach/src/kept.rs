@@ -36,7 +36,7 @@ pub struct KeptSession {
 }
 
 impl KeptSession {
-    /// Returns a client of the session's authority, or of its cluster, that has the session's token.
+    /// Returns a client of the session's authority, or of its cluster. The client sends the session's token.
     ///
     /// # Errors
     ///

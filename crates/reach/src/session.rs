@@ -48,7 +48,7 @@ impl Default for Timeouts {
 pub enum Way {
     /// The agent of this machine, at which the user is logged in. This process makes ordinary connections.
     Agent,
-    /// This process.
+    /// This process, with the user's own session.
     Own,
 }
 
@@ -138,9 +138,9 @@ impl Session {
         }
     }
 
-    /// Declares that the person has chosen every destination of this session, and so consents to those destinations for
-    /// which the person's choice is `ask`. Without this call, the authority denies grants for these destinations,
-    /// because a program or a web page may have chosen them.
+    /// Declares that the person, and not a program, chooses the destinations of this session. So the person consents to
+    /// destinations for which their choice at the console is `ask`. Without this call, the authority denies grants for
+    /// these destinations, because a program or a web page may have chosen them.
     pub fn consent(&self) {
         if let Inner::Own(own) = &*self.0 {
             own.consents.store(true, Ordering::Relaxed);

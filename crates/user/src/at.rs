@@ -24,7 +24,7 @@ pub struct At {
     /// The organisation that the command concerns.
     #[arg(skip)]
     organisation: Option<OrganisationName>,
-    /// The networks for which it may speak, if the command states them.
+    /// The networks for which the organisation's authority may speak, if the command states them.
     #[arg(skip)]
     networks: Vec<IpNet>,
     /// Whether the command belongs to `vouchsafe agent` and needs an agent.
@@ -93,7 +93,7 @@ impl std::fmt::Debug for At {
 }
 
 impl At {
-    /// Makes the command concern an organisation, and sets the networks for which it may speak.
+    /// Sets the organisation that the command is about, and the networks for which the organisation may speak.
     pub fn set_organisation(&mut self, organisation: Option<OrganisationName>, networks: Vec<IpNet>) {
         (self.organisation, self.networks) = (organisation, networks);
     }

@@ -90,7 +90,7 @@ fn an_agent_that_cannot_keep_the_keys_to_itself_does_not_start() {
         let path = keys.to_str().context("a path")?;
         let started = Stage::with("5m", "2m", &["--danger-export-keys", path]);
         let error = started.err().context("the agent started")?;
-        ensure!(format!("{error:#}").contains("others can access"), "{error:#}");
+        ensure!(format!("{error:#}").contains("other users can read"), "{error:#}");
         ensure!(fs::read_to_string(&keys)?.is_empty(), "keys in a file that others can read");
         Ok(())
     });

@@ -1,5 +1,5 @@
-//! The ladder of carriers in the daemon's loop: handles copies of first packets that the kernel program has sent, and
-//! sends first packets again by another rung.
+//! The ladder in the daemon's loop. The kernel program passes a copy of each first packet to the daemon. If the first
+//! packet gets no answer in time, the daemon sends the copy in another way (by the next *rung*).
 
 use super::Daemon;
 use engine::agent::Subject;
@@ -37,7 +37,7 @@ mod with_tunnels {
         pace: Pace,
         /// The latest write to the file.
         writing: Option<JoinHandle<()>>,
-        /// Destinations that had more than one rung in an earlier process of the agent.
+        /// Destinations for which an earlier process of the agent had more than one rung.
         inherited: BTreeSet<GrantSlot>,
         /// Destinations with more than one rung.
         placed: BTreeMap<GrantSlot, Placed>,
@@ -141,7 +141,8 @@ mod with_tunnels {
                     self.climbing.placed.entry(*slot).and_modify(|placed| placed.written = Some(choice));
                 }
                 Err(error) => {
-                    tracing::error!(to = ?slot.destination(), "cannot set the rung of connections: {error:#}");
+                    tracing::error!(to = ?slot.destination(), "cannot store in the kernel by which rung connections \
+                                                               begin: {error:#}");
                 }
             }
         }
@@ -202,15 +203,16 @@ mod with_tunnels {
             if rung == Rung::Tunnel
                 && let Err(error) = self.open_way(&first.slot)
             {
-                tracing::warn!(to = ?first.slot.destination(), "cannot try the tunnel: {error:#}");
+                tracing::warn!(to = ?first.slot.destination(), "cannot send the first packet again through the \
+                                                                tunnel: {error:#}");
                 return;
             }
             tracing::debug!(to = ?first.slot.destination(), rung = rung.name(), "no answer yet: sent the first packet again");
             self.kernel.send(subject, &first.frame.clone().asking(wish as u16));
         }
 
-        /// Removes the ladder entries that an earlier process left in the kernel: the tunnels of that process are gone,
-        /// and nobody watches its connections. Takes over what that process has learned about paths.
+        /// Removes the ladder entries that an earlier process left in the kernel, because the tunnels of that process
+        /// are gone and no process watches its connections. Loads what that process has learned about paths.
         pub(in crate::daemon) fn restore_ladder(&mut self) {
             let mut inherited = BTreeSet::new();
             let ladders = &self.kernel.maps().ladders;
@@ -231,8 +233,8 @@ mod with_tunnels {
             self.follow_network();
         }
 
-        /// Renews the grants of destinations with several rungs that an earlier process left. Only an answer of the
-        /// authority names the tunnel of such a destination.
+        /// Renews the grants of destinations for which an earlier process had several rungs. The renewal is necessary
+        /// because only an answer of the authority names the tunnel of such a destination.
         pub(in crate::daemon) fn renew_for_ladder(&mut self, entries: &[(GrantSlot, GrantEntry)]) {
             let (mut renewed, climbed) = (BTreeSet::new(), std::mem::take(&mut self.climbing.inherited));
             for (slot, entry) in entries.iter().filter(|(slot, _)| climbed.contains(slot)) {
@@ -268,12 +270,13 @@ mod with_tunnels {
             }
         }
 
-        /// Returns the time at which the caller has to call [`Self::climb`]; `None` if it need not.
+        /// Returns the time at which the caller has to call [`Self::climb`]; `None` if no call is needed.
         pub(in crate::daemon) fn climbs_at(&self) -> Option<Duration> {
             self.climbing.ladder.timeout()
         }
 
-        /// Sends first packets by another rung if their time has come, and records which first packets were answered.
+        /// Sends each first packet whose time has come by its next rung, and records which first packets were answered.
+        /// Does nothing before the time that [`Self::climbs_at`] returns.
         pub(in crate::daemon) fn climb(&mut self) {
             if self.climbs_at().is_some_and(|at| at <= now()) {
                 self.climb_now();

@@ -1,6 +1,6 @@
 //! Discovery (wire.md §7): finds records that users or the configuration name, processes records that the agent
-//! overhears, and displays both. A record has only one effect: the agent sends one request to the authority that the
-//! record names, if a user has logged in there.
+//! overhears, and displays both. A record has only one effect. If a user has logged in at the authority that the record
+//! names, the agent sends one request to this authority.
 
 use super::{Daemon, Message, now};
 use engine::agent::Subject;

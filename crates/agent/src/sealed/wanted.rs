@@ -1,5 +1,5 @@
-//! A tunnel that flows need, and the times at which to request grants for it: only one request at a time, with a
-//! growing pause after each failure.
+//! A tunnel that flows need, and the times at which to request grants for it. Only one request is open at a time, and
+//! the pause grows after each failure.
 
 use engine::agent::Clock;
 use engine::model::Sealing;

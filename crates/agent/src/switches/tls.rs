@@ -29,7 +29,7 @@ pub struct Files {
 }
 
 impl Files {
-    /// Combines the three settings. Returns `None` if none of them is present.
+    /// Combines the three settings for TLS. Returns `None` if none of the three is present.
     ///
     /// # Errors
     ///

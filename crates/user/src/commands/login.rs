@@ -27,8 +27,8 @@ const AGAIN: Duration = Duration::from_secs(10);
 pub struct LoginArguments {
     #[command(flatten)]
     pub(super) at: At,
-    /// The domain to log in to: DNS names the domain's authority, whose certificate must be for a name of the domain;
-    /// takes precedence over --authority
+    /// The domain to log in to. A DNS record names the domain's authority, and the authority's certificate must be for
+    /// a name in this domain; takes precedence over --authority
     #[arg(required_unless_present = "authority")]
     domain: Option<String>,
     /// The authority to log in to
@@ -65,8 +65,8 @@ pub struct LoginArguments {
     /// --network has to say for which addresses its authority may speak
     #[arg(long, value_name = "NAME", env = "VOUCHSAFE_ORGANISATION")]
     organisation: Option<OrganisationName>,
-    /// Let the authority speak for the addresses of this network, and of no others that are not named; may be repeated
-    /// [default: as before; an organisation without a name may speak for all that no other organisation has]
+    /// Let the authority speak only for the networks that this option names; may be repeated [default: as before; an
+    /// organisation without a name may speak for all that no other organisation has]
     #[arg(long, value_name = "NETWORK")]
     network: Vec<IpNet>,
 }
