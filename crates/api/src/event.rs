@@ -52,7 +52,7 @@ pub enum Event {
     },
     /// The session ended (sent to sessions only).
     LoggedOut,
-    /// The authority is about to stop, or to give up its role in the cluster: the client opens its event stream at
+    /// The authority is about to stop, or to give up its role in the cluster. The client opens its event stream at
     /// another authority, and sends its calls there.
     RoleChange {
         /// The URL of the authority to prefer; missing if the client should choose.
@@ -114,8 +114,8 @@ pub struct Acknowledgement {
 /// Maximum number of handles in one [`LiveFlows`] or [`Acknowledgement`].
 pub const LIVE_FLOWS_MAX: usize = 4096;
 
-/// `POST /v1/verifier/flows` of a verifier: asks which live flows the verifier must cut. This call also finds flows
-/// that outlived their grants: [`Event::Revoked`] does not name grants that have ended.
+/// `POST /v1/verifier/flows` of a verifier: asks which live flows the verifier must cut. This call is also for flows
+/// whose grants have ended, because [`Event::Revoked`] does not name such grants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -131,8 +131,8 @@ pub struct LiveFlows {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct FlowsToCut {
     /// The grants whose flows the verifier cuts: those that were revoked (before or after they ended), those whose
-    /// person or device no longer exists, those that the policy would no longer allow, and those that the authority
-    /// does not know. The `expires` of an unknown grant is 0.
+    /// person or device no longer exists, and those that the policy would no longer allow. They also include grants
+    /// that the authority does not know. The `expires` of an unknown grant is 0.
     pub cut: Vec<RevokedGrant>,
 }
 

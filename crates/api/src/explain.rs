@@ -44,8 +44,9 @@ pub struct PersonExplanation {
     /// The policy's decision.
     #[serde(flatten)]
     pub explanation: Explanation,
-    /// The facts on which the decision is based: one readable line each for groups, tags and source address. The line
-    /// of an unknown fact says that the fact is unknown. Groups and tags that only the authority knows are not named.
+    /// The facts on which the decision is based: one readable line about groups, one about tags, and one about the
+    /// source address. The line of an unknown fact says that the fact is unknown. Groups and tags that only the
+    /// authority knows are not named.
     pub taken: Vec<String>,
 }
 

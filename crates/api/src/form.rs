@@ -12,7 +12,7 @@ pub(crate) fn whole<'de, D: Deserializer<'de>, T: TryFrom<u32>>(from: D) -> Resu
     let number = f64::deserialize(from)?;
     let is_whole = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
     let whole = is_whole.then_some(number as u32).and_then(|whole| T::try_from(whole).ok());
-    whole.ok_or_else(|| D::Error::custom(format_args!("{number} is not a whole number of this range")))
+    whole.ok_or_else(|| D::Error::custom(format_args!("{number} is not a whole number in the permitted range")))
 }
 
 /// Reads a whole number, written as 6 or as 6.0; `null` becomes `None`.

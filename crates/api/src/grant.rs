@@ -113,9 +113,9 @@ pub struct SealedDestinations {
     /// The receivers to which packets must travel in a tunnel. The key is the receiver's name, and the value is the
     /// treatment that the policy's rule demands.
     pub demanded: BTreeMap<String, String>,
-    /// Receivers to which the person is not allowed to send now, although a rule with a treatment would allow it: the
-    /// rule's time window is closed, or another rule denies. The agent sends no packets to these receivers, because the
-    /// packets would travel unencrypted outside a tunnel.
+    /// Receivers to which the person is not allowed to send now, although a rule with a treatment names them. Either
+    /// the rule's time window is closed, or another rule denies. The agent sends no packets to these receivers, because
+    /// the packets would travel unencrypted outside a tunnel.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub closed: Vec<Receiver>,
     /// Addresses and UDP ports at which the verifiers' tunnels begin.

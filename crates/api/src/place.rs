@@ -4,8 +4,8 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
 
-/// The answer to `GET /v1/verifier/places` of a verifier: the entries of `networks.toml` about tunnel endpoints for
-/// which this verifier is the last verifier on a path.
+/// The answer to `GET /v1/verifier/places` of a verifier. It contains the entries of `networks.toml` about some tunnel
+/// endpoints: those for which this verifier is the last verifier on a path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct EndpointPlaces {

@@ -160,7 +160,7 @@ pub struct Reported {
 fn whole<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let number = f64::deserialize(from)?;
     let is_whole = number.fract() == 0.0 && (0.0..=MOST as f64).contains(&number);
-    let wrong = || D::Error::custom(format_args!("{number} is not a whole number of this range"));
+    let wrong = || D::Error::custom(format_args!("{number} is not a whole number in the permitted range"));
     is_whole.then_some(number as u64).ok_or_else(wrong)
 }
 

@@ -48,8 +48,8 @@ pub struct SealedFlow {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suite: Option<String>,
     /// The compression ratio in hundredths: the size of the flow's packets that were compressed, in both directions,
-    /// divided by their size in records. A value of 250 means that compression made them 2.5 times shorter. Missing if
-    /// no packet was compressed.
+    /// divided by their size in records. A value of 250 means that compression made the packets 2.5 times shorter.
+    /// Missing if no packet was compressed.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "crate::form::some_whole")]
     #[cfg_attr(feature = "schema", schema(maximum = 4294967295_i64))]
     pub ratio: Option<u32>,

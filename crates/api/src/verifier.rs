@@ -54,8 +54,8 @@ pub struct VerifierConfig {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(value_type = Vec<String>, example = json!(["203.0.113.10:4499"])))]
     pub tunnels: Vec<SocketAddr>,
-    /// The URLs of the authorities that serve the same verifiers, among them the answering one; empty if it is alone. See
-    /// [`Authorities`](crate::Authorities).
+    /// The URLs of the authorities of the cluster, including the answering authority; empty if the answering authority
+    /// is in no cluster. See [`Authorities`](crate::Authorities).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub authorities: Vec<String>,
     /// The current time by the authority's clock, in Unix seconds.
@@ -76,8 +76,8 @@ pub struct LivePair {
     pub issued: u64,
     /// The time at which the pair ends, in Unix seconds.
     pub expires: u32,
-    /// The account and session to which the pair was issued (wire.md §3.9); the pair's handle does not contain account
-    /// and session. 0 if there are none.
+    /// The number of the account and session to which the pair was issued (wire.md §3.9); 0 if there are none. The
+    /// pair's handle does not contain this number.
     #[serde(default)]
     pub holder: u32,
 }

@@ -1,8 +1,8 @@
 //! Grants per second over TLS: the real server on loopback, sessions of a thousand machines, persistent connections
 //! with one call in flight each.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is the same server and client with a call
-//! that is authenticated and then refused as malformed: the cost of TLS, HTTP and JSON without a decision and without
+//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is a call to the same server that is
+//! authenticated and then refused as malformed. Such a call costs TLS, HTTP and JSON, but no decision and no access to
 //! the database. Client and server share the processors; the processor time of each is reported.
 
 use api::GrantRequest;

@@ -1,8 +1,8 @@
 //! The bytes that a person's day at work adds to the database, and the cost of a renewal.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. Beside the day's figure stands that of the same day if every
-//! renewal is recorded like a new grant. The renewal's yardstick is what the engine does for a grant: the decision and the MACs. It
-//! is measured right beside the renewal, for the same request.
+//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick of the day is the same day if every
+//! renewal is recorded like a new grant. The yardstick of a renewal is the engine's work for a grant, which consists of
+//! the decision and the MACs. The bench measures both in turn, for the same requests.
 
 use api::GrantOwner;
 use authority::keys::{Keyring, MasterKeys};
@@ -52,7 +52,8 @@ impl World {
             write!(
                 text,
                 "[[receivers]]\nname = \"server-{number}\"\naddress = \"203.0.113.{number}\"\nservices = \"tcp/22\"\n\
-                 verifier = \"edge-{number}\"\n[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \"server-{number}\"\n"
+                 verifier = \"edge-{number}\"\n[[rules]]\naction = \"allow\"\nwho = \"everyone\"\nto = \
+                 \"server-{number}\"\n"
             )
             .expect("text grows");
         }

@@ -1,7 +1,7 @@
 //! Several authorities that share their state over etcd (docs/cluster.md). Each of these *members* has a whole copy of
-//! the database; `storage/replica.rs` replicates its transactions. This module makes an authority a member, keeps the
-//! list of the running members, applies changes that other members made, and waits until the other members have applied
-//! a change.
+//! the database; `storage/replica.rs` replicates its transactions. This module makes an authority a member, and keeps
+//! the list of the running members. It applies changes that other members made, and waits until other members have
+//! applied a change.
 
 pub mod bundle;
 pub mod config;

@@ -147,7 +147,7 @@ impl ClusterConfig {
         let within = |file: &Option<PathBuf>| file.as_ref().map(|file| path.join(file));
         let (ca, certificate, key) = (within(&self.ca), within(&self.certificate), within(&self.key));
         Etcd::connect(&etcd::Settings { endpoints: self.endpoints.clone(), ca, certificate, key })
-            .with_context(|| format!("cannot use etcd as {} says", path.join(FILE).display()))
+            .with_context(|| format!("cannot use etcd with the settings in {}", path.join(FILE).display()))
     }
 
     /// Makes the handle to the cluster's log. Does not wait for etcd. `path` is the authority's directory.

@@ -10,8 +10,8 @@ use zeroize::Zeroizing;
 pub const MASTER_KEYS: &str = "master.key";
 /// Name of the text of `networks.toml` in the table `shared`.
 pub const NETWORKS: &str = "networks.toml";
-/// Key in the table `shared`. The value is the time for which a member may renew a lease after the cluster has recorded
-/// the lease's end, in seconds as a decimal number. The storage also reads this value.
+/// Key in the table `shared`. The value is a number of seconds, in decimal: the time for which a member may renew a
+/// lease after the cluster has recorded the lease's end. The storage also reads this value.
 pub const LATE: &str = "late";
 
 /// Seconds by which a member learns late of a change without having lost contact.

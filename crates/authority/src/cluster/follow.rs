@@ -65,8 +65,7 @@ pub struct FollowerState {
     wake: Notify,
     /// Whether a round failed after it had taken changes. The next round must then treat everything as changed.
     missed: AtomicBool,
-    /// Whether the endpoints have to read their destinations again, and the time at which the authority last told them
-    /// to.
+    /// Whether the endpoints have to read their destinations again.
     untold: AtomicBool,
     told: Mutex<Option<Instant>>,
     /// The time of the last round that was started because a caller presented an unknown token.
@@ -168,8 +167,8 @@ impl Follower {
     /// Fails if etcd does not answer, or a change cannot be put in force here. The member then has no contact.
     pub async fn refresh(self: &Arc<Self>) -> Result<()> {
         let follower = self.clone();
-        // The run is a task of its own: a caller that is cancelled must not cancel it, because each change is taken from
-        // the database only once.
+        // The run is a task of its own: a caller that is cancelled must not cancel it, because each change is taken
+        // from the database only once.
         tokio::spawn(async move { follower.state.rounds.run(async || follower.round().await).await }).await?
     }
 
@@ -332,7 +331,8 @@ impl Follower {
         tokio::task::spawn_blocking(publish).await?
     }
 
-    /// Stores a snapshot in etcd, from which members that were away for long continue, and removes old entries of the log.
+    /// Stores a snapshot in etcd, from which members that were away for long continue, and removes old entries of the
+    /// log.
     async fn upload_snapshot(&self) -> Result<()> {
         if !self.contact.may_record() || !self.storage.call(|database| database.snapshot_is_due()).await? {
             return Ok(());
@@ -345,8 +345,8 @@ impl Follower {
         tokio::task::spawn_blocking(upload).await?
     }
 
-    /// Adds this member to the cluster's list of members, and makes the others keep ended sessions and revoked grants for
-    /// as long as this member may renew leases without contact.
+    /// Adds this member to the cluster's list of members, and makes the others keep ended sessions and revoked grants
+    /// for as long as this member may renew leases without contact.
     async fn make_known(&self, cluster: &Cluster) -> Result<()> {
         let (name, url) = (cluster.config().name.clone(), cluster.config().url.clone());
         let grace = self.settings.grace;

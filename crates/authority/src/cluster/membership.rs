@@ -79,7 +79,7 @@ pub struct Cluster {
     published: Mutex<Published>,
     /// The time at which etcd last stored the state of this member.
     stored: Mutex<Option<Instant>>,
-    /// The states of all running members, this member's first.
+    /// The states of all running members, beginning with this member's state.
     live: Mutex<Vec<MemberState>>,
     /// The names of all members, as this member's database lists them.
     known: Mutex<Option<BTreeSet<String>>>,
@@ -122,8 +122,8 @@ impl Members {
         self.cluster.as_ref()
     }
 
-    /// Returns the URLs of the running members, this member's first. An authority in no cluster returns at most its own
-    /// URL.
+    /// Returns the URLs of the running members, beginning with this member's URL. An authority in no cluster returns at
+    /// most its own URL.
     pub fn urls(&self) -> Vec<String> {
         let Some(cluster) = &self.cluster else { return self.url.clone().into_iter().collect() };
         let others = cluster.others().into_iter().map(|member| member.url);
@@ -146,8 +146,8 @@ impl Members {
         behind.map(|member| member.url.clone())
     }
 
-    /// Reports whether this authority does the work that only one member does for all members. This is the first
-    /// running member in the order of names. An authority in no cluster does all work.
+    /// Reports whether this authority does the work that only one member does for all members. The first running member
+    /// in the order of names does this work. An authority in no cluster does all work.
     pub fn is_first(&self) -> bool {
         let Some(cluster) = &self.cluster else { return true };
         cluster.others().iter().all(|member| cluster.config.name < member.name)
@@ -180,7 +180,7 @@ impl Cluster {
         change(&mut lock(&self.own));
     }
 
-    /// Returns the states of the running members as they were last read, this member's first.
+    /// Returns the states of the running members as they were last read, beginning with this member's state.
     pub fn live(&self) -> Vec<MemberState> {
         let others = self.others();
         std::iter::once(self.own()).chain(others).collect()
@@ -285,10 +285,10 @@ impl Cluster {
         *lock(&self.known) = Some(known);
     }
 
-    /// Checks that this member is in contact with the cluster. The conditions are: the member belongs to the cluster,
-    /// etcd stores its state, its clock is right, and no other member has log entries that etcd does not show to this
-    /// member. `head` is the number of the last entry that etcd shows. `others` are the states of other members, which
-    /// were read before `head`.
+    /// Checks that this member is in contact with the cluster. There are four conditions: the member belongs to the
+    /// cluster, etcd stores its state, its clock is right, and etcd shows it all log entries that other members have.
+    /// `head` is the number of the last entry that etcd shows. `others` are the states of other members, which were
+    /// read before `head`.
     ///
     /// # Errors
     /// Fails if one of these conditions does not hold; the error says which, and the way out.

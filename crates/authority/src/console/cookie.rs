@@ -1,6 +1,6 @@
-//! The console's cookies. Because of the prefix of their names, browsers accept them only from this host over TLS,
-//! never from a subdomain. Scripts cannot read the cookies. Browsers do not send them with requests that pages of other
-//! sites cause by embedding content or posting forms.
+//! The console's cookies. The prefix of their names makes browsers accept them only from this host over TLS, never from
+//! a subdomain. Scripts cannot read the cookies. Browsers do not send them with requests that pages of other sites
+//! cause by embedding content or posting forms.
 
 use axum::http::header::{COOKIE, SET_COOKIE};
 use axum::http::{HeaderMap, HeaderValue};

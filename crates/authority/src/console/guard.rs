@@ -2,8 +2,8 @@
 //! rendered for this browser, and adds the security headers to every response.
 //!
 //! The guard accepts a form only under two conditions. The browser must report that a page of this origin sent it. And
-//! the form must contain the token that is bound to the browser's session or, before a login, to the cookie that the
-//! login page set.
+//! the form must contain a token that is bound to the browser's session. Before a login, the token is bound to the
+//! cookie that the login page set.
 
 use super::ROOT;
 use super::cookie::Cookie;

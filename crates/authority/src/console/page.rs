@@ -87,7 +87,7 @@ const DONE: &[(&str, &str)] = &[
     ("device-renewed", "Another key is on its way to your network's switch."),
     (
         "device-not-renewed",
-        "This connection takes no keys: close the other pages of this site, and try again in a minute.",
+        "No key can be sent on this connection: close the other pages of this site, and try again in a minute.",
     ),
     ("sessions-ended", "All your other sessions and their grants have ended."),
 ];

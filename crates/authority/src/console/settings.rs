@@ -34,7 +34,7 @@ impl Default for ConsoleSettings {
 /// A person or group with administrator rights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Administrator {
-    /// One person.
+    /// The person with this name.
     Person(String),
     /// The members of a group of the policy or of the identity provider.
     Group(String),

@@ -22,7 +22,7 @@ pub enum Verdict {
     Send,
     /// Send a truncated answer, which makes the client retry by TCP. The answer is no longer than the query.
     Shorten,
-    /// Send nothing.
+    /// Do not send the answer.
     Drop,
 }
 

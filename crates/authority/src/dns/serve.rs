@@ -24,8 +24,8 @@ const MOST_QUESTIONS: u32 = 100;
 const SILENCE: Duration = Duration::from_secs(5);
 /// Interval at which the server checks whether the files changed.
 const LOOK: Duration = Duration::from_secs(1);
-const NO_ZONE: &str = "[dns] sets no `zone`: the file with the domain's other records. For another name server, \
-                       `vouchsafe authority dns --record` prints the record";
+const NO_ZONE: &str = "[dns] has no `zone`: set it to the file with the domain's other records. If another name \
+                       server serves the domain, `vouchsafe authority dns --record` prints the record for it";
 
 /// A running name server. Dropping this value stops the name server.
 pub struct Server {

@@ -90,7 +90,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 pub enum Caller {
     /// A logged-in person.
     Session(SessionCaller),
-    /// A verifier.
+    /// The caller is a verifier.
     Verifier(VerifierCaller),
 }
 

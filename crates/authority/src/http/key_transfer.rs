@@ -1,6 +1,6 @@
-//! Client keys in band (wire.md §5.4). The authority asks `vouchsafe transfer`, the process that has the kernel
-//! programs, to send a key on the connection on which the client requested the grant. If this process is unavailable,
-//! the client gets the key in the HTTPS response.
+//! Client keys in band (wire.md §5.4). The process `vouchsafe transfer` has the kernel programs. The authority asks it
+//! to send a key on the connection on which the client requested the grant. If this process is unavailable, the client
+//! gets the key in the HTTPS response.
 
 use crate::http::peer::Peer;
 use anyhow::{Context, Result, bail};

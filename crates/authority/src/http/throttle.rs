@@ -32,8 +32,8 @@ pub enum Key {
     Newcomers,
     /// The first login attempts from one network.
     Newcomer(IpAddr),
-    /// Second factors that are checked before the password, for one network. Because of this check, a source can log in
-    /// although other attempts have emptied the buckets for logins.
+    /// Second factors from one network that are checked before the password. With a right second factor, a source can
+    /// log in even if other attempts have emptied the buckets for logins.
     EarlyFactor(IpAddr),
     /// Login attempts from one source, except attempts on accounts to which the source is familiar. Attackers behind
     /// the same address must not lock the owner of such an account out.

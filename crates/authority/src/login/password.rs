@@ -71,8 +71,8 @@ pub struct PasswordCheck {
     audit: Arc<AuditLog>,
     throttle: Arc<Throttle>,
     slots: Arc<PasswordSlots>,
-    /// The password hash that is verified for an unknown person. Because of this verification, response times do not
-    /// reveal which names exist.
+    /// The password hash that is verified for an unknown person, so that response times do not reveal which names
+    /// exist.
     nobodys_password: String,
 }
 

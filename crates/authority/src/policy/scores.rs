@@ -60,8 +60,8 @@ impl Scores {
         }
     }
 
-    /// Ends the low scores that have recovered, and evaluates the grants again if a score has become low or is no longer
-    /// low since the last evaluation. The server calls this every second.
+    /// Ends the low scores that have recovered. If any score has become low or ceased to be low since the last
+    /// evaluation, evaluates the grants again. The server calls this every second.
     ///
     /// # Errors
     /// Fails if the database cannot be read or written.
@@ -82,8 +82,8 @@ impl Scores {
         self.storage.call(move |database| database.settle_scores(terms, all, now())).await
     }
 
-    /// Begins to evaluate the grants in a task of its own, which goes on if the caller is cancelled, and waits for it for
-    /// a while. If the task fails, [`Self::follow_time`] tries again.
+    /// Begins to evaluate the grants in a task of its own, which goes on if the caller is cancelled, and waits for it
+    /// for a while. If the task fails, [`Self::follow_time`] tries again.
     async fn evaluate_in_time(&self) {
         let scores = self.clone();
         let evaluation = tokio::spawn(async move {
@@ -92,7 +92,7 @@ impl Scores {
             }
         });
         if tokio::time::timeout(PATIENCE, evaluation).await.is_err() {
-            tracing::warn!("answered a complaint before all grants that it ends were revoked");
+            tracing::warn!("answered a complaint before all grants that the complaint ends were revoked");
         }
     }
 

@@ -28,7 +28,7 @@ struct Pair {
     receiver: IpAddr,
 }
 
-/// The fields that distinguish a segment from other segments with the same network, sender and receiver. It also
+/// The fields that distinguish a segment from other segments with the same network, sender and receiver. The key also
 /// contains the sender, which all of these segments have in common.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Key {

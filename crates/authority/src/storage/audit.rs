@@ -209,7 +209,7 @@ impl Database {
         self.write_local(|transaction| event.write(transaction, now))
     }
 
-    /// Returns the key by which repeated events are counted: the event's name, person and source.
+    /// Writes events to their audit trails, in one transaction.
     ///
     /// # Errors
     /// Fails if the database cannot be written.

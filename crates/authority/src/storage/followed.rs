@@ -18,7 +18,7 @@ pub struct FollowedGrant {
     pub owner: GrantOwner,
     /// The pair, if the grant is a pair.
     pub pair: Option<LivePair>,
-    /// The data with which the grant is renewed, if it can be.
+    /// The data with which the grant is renewed; `None` if it can't be renewed.
     pub resumed: Option<Resumed>,
 }
 

@@ -1,6 +1,6 @@
-//! Account numbers and session slots. A handle identifies its holder by them (wire.md §3.9), so that verifiers can
-//! enforce budgets. This module also counts the grants of each account for the limits. Counting the rows in the table
-//! of grants would take the longer, the more grants an account has.
+//! Account numbers and session slots. A handle identifies its holder by these two numbers (wire.md §3.9), so that
+//! verifiers can enforce budgets. This module also counts the grants of each account for the limits. Counting rows of
+//! the table of grants instead would be slow for an account with many grants.
 //!
 //! An account's number is never reused. A session's slot within the account is free again only when no grant of the
 //! session can be in use, and when the end of the session has been announced. Otherwise verifiers would mistake the new
@@ -30,11 +30,12 @@ const RECORDS_AT_ONCE: u64 = 100_000;
 const SLOTS: usize = 256;
 
 /// In `session_slots`, `until` is the time at which the last grant of an ended session has expired for verifiers too.
-/// `told` becomes 0 with the end of a session that had grants, which puts the session into the queue `untold`. A slot that is free again is NULL. `unnamed` is 1 for
-/// sessions with grants from before format 10, whose handles contain no holder. `unexpired` counts unexpired grants,
-/// including revoked ones, and some expired ones, which [`charge`] subtracts. `paced` is the time, in Unix seconds, up to
-/// which the account has used its rate of records. `lease` is the longest lease of the session's grants, in seconds. The
-/// default is the longest lifetime that a grant from before format 12 can have.
+/// `told` becomes 0 with the end of a session that had grants, which puts the session into the queue `untold`. A slot
+/// that is free again is NULL. `unnamed` is 1 for sessions with grants from before format 10, whose handles contain no
+/// holder. `unexpired` counts unexpired grants, including revoked ones, and some expired ones, which [`charge`]
+/// subtracts. `paced` is the time, in Unix seconds, up to which the account has used its rate of records. `lease` is
+/// the longest lease of the session's grants, in seconds. The default is the longest lifetime that a grant from before
+/// format 12 can have.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE account_numbers (
     account INTEGER PRIMARY KEY AUTOINCREMENT, person TEXT UNIQUE, last_slot INTEGER NOT NULL,

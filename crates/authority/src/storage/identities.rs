@@ -12,8 +12,9 @@ use zeroize::Zeroizing;
 /// The issuer of service accounts in the table: an empty text. The subject of a service account is its public key.
 pub(super) const SERVICE: &str = "";
 
-/// `login` in `provider_sessions` is the token's hash of the session that began at the provider: the session itself, or
-/// the console session from which a device was logged in. Only one session of a login has the refresh token.
+/// `login` in `provider_sessions` is the hash of the token of the session that began at the provider. This is the
+/// session itself or, for a device's session, the console session from which the device was logged in. Only one session
+/// of a login has the refresh token.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE identities (
     person TEXT PRIMARY KEY, issuer TEXT NOT NULL, subject TEXT NOT NULL, groups TEXT NOT NULL,
@@ -25,8 +26,8 @@ CREATE TABLE provider_sessions (
 CREATE INDEX provider_sessions_of_subject ON provider_sessions (subject);
 ";
 
-/// When a session ends, another session of the same login gets the refresh token, so that the provider is asked about the
-/// person as long as a session of the login lives.
+/// When a session ends, another session of the same login gets the refresh token. So the authority can ask the provider
+/// about the person as long as the login has a live session.
 pub(super) const LOGINS: &str = "
 CREATE INDEX provider_sessions_of_login ON provider_sessions (login);
 CREATE TRIGGER provider_sessions_end AFTER DELETE ON sessions BEGIN

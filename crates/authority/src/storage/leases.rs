@@ -117,7 +117,7 @@ pub(super) fn renewable(row: &Row<'_>, column: usize) -> rusqlite::Result<Option
 
 impl Database {
     /// Returns the key of the grants' handles, and the number for the next grant. In a cluster, each member gets a
-    /// random number before a free range, so that different members use different numbers.
+    /// random number with many unused numbers after it, so that different members use different numbers.
     ///
     /// # Errors
     /// Fails if the database cannot be read.

@@ -71,8 +71,8 @@ impl Database {
 
     /// Examines a limited number of a person's unexpired grants after the position `from`, and revokes those that the
     /// choices forbid. Returns the number of revoked grants, and the position at which the next call continues, or
-    /// `None` at the end. The first call also makes verifiers ask about flows that outlived their grants: the number of
-    /// expired grants is unlimited, so the authority does not examine them here.
+    /// `None` at the end. The number of expired grants is unlimited, so this method does not examine them. Instead, the
+    /// first call makes verifiers ask which flows of expired grants they have to cut.
     ///
     /// # Errors
     /// Fails if the database cannot be written.

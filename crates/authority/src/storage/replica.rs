@@ -1,9 +1,10 @@
 //! A member of a cluster of authorities. Each member has a whole copy of the database, and the members replicate
 //! committed transactions through a log in etcd ([`Log`]).
 //!
-//! A transaction that changes replicated tables takes the cluster's turn, applies the entries that this member lacks,
-//! runs, appends the rows that it changed as the next entry, and commits. So all transactions have one order, and the
-//! log contains every committed transaction. A process always takes the turn first and SQLite's lock second.
+//! Only one member at a time has the *turn*: the right to append an entry to the log. A transaction that changes
+//! replicated tables takes the turn, applies the entries that this member lacks, runs, appends the changed rows as the
+//! next entry, and commits. So all transactions have one order, and the log contains every committed transaction. A
+//! process always takes the turn first and SQLite's lock second.
 
 mod apply;
 mod capture;
@@ -307,7 +308,7 @@ impl Replica {
         self.follow(connection, &turn.head)?;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let place = Place::read(&transaction)?;
-        ensure!(place.applied == turn.head.number, Unavailable::now("this member lost its turn".into()));
+        ensure!(place.applied == turn.head.number, Unavailable::now("this member lost its turn to write".into()));
         self.recorder.begin();
         let worked = work(&transaction);
         let captured = self.recorder.end();
@@ -342,8 +343,8 @@ impl Replica {
             Appended::Lost => {
                 *has_turn = false;
                 bail!(Unavailable::now(format!(
-                    "the transaction lost its turn: it took longer than {LEASE} s, or another member could not wait \
-                     any longer"
+                    "the transaction lost its turn to write to the cluster's log: it took longer than {LEASE} s, or \
+                     another member could not wait any longer"
                 )));
             }
             Appended::Unknown(why) => {
@@ -362,8 +363,8 @@ impl Replica {
         Ok(())
     }
 
-    /// Runs a transaction that changes only tables that are not replicated. The transaction needs neither the turn nor
-    /// etcd.
+    /// Runs a transaction that changes only tables that are not replicated. The transaction needs neither the turn to
+    /// write to the cluster's log nor etcd.
     pub fn write_local<T>(
         &self,
         connection: &mut Connection,
@@ -433,7 +434,9 @@ impl Replica {
             }
             if Instant::now() >= deadline {
                 bail!(Unavailable::now(
-                    "this member did not get the cluster's turn, because other members had it all the time".into()
+                    "this member did not get its turn to write to the cluster's log, because other members were \
+                     writing all the time"
+                        .into()
                 ));
             }
         }
@@ -558,8 +561,8 @@ impl Database {
         self.replica.as_ref().is_some_and(Replica::has_changes)
     }
 
-    /// Returns the number of the last entry of the cluster's log that the database contains; 0 if the authority is not a
-    /// member of a cluster.
+    /// Returns the number of the last entry of the cluster's log that the database contains; 0 if the authority is not
+    /// a member of a cluster.
     ///
     /// # Errors
     /// Fails if the database cannot be read.

@@ -39,8 +39,8 @@ CREATE TABLE complaints (
 ";
 
 /// From format 13 on. `due` is the time at which a low score recovers to the bound, or at which a score that is not low
-/// is forgotten. The table `score_changes` has one row with two counters: how many times a score has become low or
-/// ceased to be low, and how many of these changes were made before the last evaluation of the grants.
+/// is forgotten. The table `score_changes` has one row with two counters. The first counts how many times a score has
+/// become low or ceased to be low. The second is the value of the first at the last evaluation of the grants.
 pub(super) const CHANGES: &str = "
 ALTER TABLE scores ADD COLUMN due INTEGER NOT NULL DEFAULT 0;
 DROP INDEX low_scores;
@@ -119,7 +119,7 @@ pub enum Complained {
 /// An entry of the list of scores.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ScoreEntry {
-    /// The person.
+    /// Name of the person.
     pub person: String,
     /// The score, from 0 to 100.
     pub score: u32,

@@ -192,7 +192,7 @@ async fn a_cut_that_no_entry_tells_of_shows() {
         )
         .unwrap();
     connection.execute("DELETE FROM audit WHERE trail = 'acts' AND id <= ?1", [first]).unwrap();
-    assert!(broken(&stage).contains("without an entry about it"));
+    assert!(broken(&stage).contains("no entry records the removal"));
 }
 
 #[tokio::test]

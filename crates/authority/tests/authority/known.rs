@@ -90,7 +90,7 @@ async fn an_explanation_takes_what_is_known_and_says_what_is_not() {
 
     let unknown = ask(about("eve")).await;
     assert!(!unknown.explanation.allowed);
-    assert!(told(&unknown, "tags:").contains("unknown without a device"), "{unknown:?}");
+    assert!(told(&unknown, "tags:").contains("no device is given"), "{unknown:?}");
     assert!(told(&unknown, "source address:").contains("unknown"), "{unknown:?}");
 
     // The request itself contains the tags, the groups or the source.

@@ -48,7 +48,7 @@ pub enum ClusterCommand {
         #[arg(long = "etcd", value_name = "URL")]
         etcd: Vec<String>,
     },
-    /// Make this member an authority alone, which keeps its copy of the state; stop its server first
+    /// Turn this member into an authority that is in no cluster and keeps its copy of the state; stop its server first
     Leave {
         /// The authority's directory
         #[command(flatten)]
@@ -56,7 +56,8 @@ pub enum ClusterCommand {
         /// Leave although etcd does not answer: the copy may lack the latest changes
         #[arg(long)]
         without_etcd: bool,
-        /// Leave although there are other members, which must not go on: this authority goes on with the state
+        /// Leave although there are other members. They must not continue to run: only this authority continues with
+        /// the state
         #[arg(long)]
         keep_state: bool,
     },
@@ -65,7 +66,7 @@ pub enum ClusterCommand {
         /// The authority's directory
         #[command(flatten)]
         at: At,
-        /// Remove the member even if it is there
+        /// Remove the member even if it is running
         #[arg(long)]
         force: bool,
         /// The name of the member
@@ -82,7 +83,7 @@ pub enum ClusterCommand {
     },
 }
 
-/// The files by which members and etcd know each other
+/// The files with which members and etcd authenticate each other
 #[derive(Args, Debug)]
 pub struct EtcdTls {
     /// The CA certificates that etcd's certificates must be signed by [default: those of the system]
@@ -118,8 +119,8 @@ pub struct InitArguments {
 /// Moves the state of the authority to another store
 #[derive(Args, Debug)]
 pub struct MigrateArguments {
-    /// `etcd` makes the authority the first member of a cluster, as `cluster init` does; `sqlite` makes a member an
-    /// authority alone, as `cluster leave` does
+    /// `etcd` makes the authority the first member of a cluster, as `cluster init` does; `sqlite` takes a member out of
+    /// its cluster, as `cluster leave` does
     #[arg(long, value_name = "STORE")]
     to: Store,
     /// The options of `cluster init`, without which `--to etcd` fails
@@ -147,7 +148,8 @@ pub struct MigrateOptions {
     /// Leave although etcd does not answer: the copy may lack the latest changes
     #[arg(long)]
     without_etcd: bool,
-    /// Leave although there are other members, which must not go on: this authority goes on with the state
+    /// Leave although there are other members. They must not continue to run: only this authority continues with the
+    /// state
     #[arg(long)]
     keep_state: bool,
 }
@@ -157,7 +159,7 @@ pub struct MigrateOptions {
 pub enum Store {
     /// A cluster over etcd
     Etcd,
-    /// This authority alone
+    /// An authority in no cluster, with its state in an SQLite file
     Sqlite,
 }
 
@@ -225,7 +227,8 @@ async fn leave(at: At, without_etcd: bool, keep_state: bool) -> Result<ExitCode>
     println!("this authority was member {name}, and is in no cluster now; it keeps accounts, policy, grants and keys");
     if let Some(why) = unknown {
         println!(
-            "etcd did not answer ({why}): this copy may lack the latest changes, and the others still list {name}"
+            "etcd did not answer ({why}): this copy may lack the latest changes, and the other members still list \
+             {name}"
         );
     }
     if keep_state {

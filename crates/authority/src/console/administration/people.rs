@@ -26,7 +26,8 @@ const MOST_SHOWN: usize = 100;
 /// A person or service that may log in.
 struct Person {
     name: String,
-    /// The keeper of the account in words: this authority, a service account, or the issuer of the identity provider.
+    /// The kind of account, in words: an account of this authority, a service account, or the issuer of the identity
+    /// provider.
     kind: String,
     groups: Vec<String>,
     /// Whether the account has a second factor. `None` for services and for people of the identity provider.

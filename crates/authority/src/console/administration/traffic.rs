@@ -1,5 +1,6 @@
-//! The picture of who reaches what: senders on the left, receivers on the right, and between them bands whose thickness
-//! is the number of live flows. The server draws it as an SVG, which needs no script, and repeats it as a table.
+//! The picture of who reaches what. Senders are on the left, and receivers on the right. The thickness of a band
+//! between two of them is the number of live flows. The server draws it as an SVG, which needs no script, and repeats
+//! it as a table.
 //!
 //! The page counts flows by grant before it looks up the owners of the grants, and it draws only the largest senders
 //! and receivers. So its size does not depend on the number of flows.

@@ -101,7 +101,7 @@ enum Stage {
 pub struct Question {
     /// The origin of the login.
     pub requester: Requester,
-    /// The person as whom the agent would be logged in.
+    /// The person in whose name the agent would be logged in.
     pub person: String,
     /// The digits that the agent's command shows as well.
     pub comparison: String,
@@ -111,7 +111,7 @@ pub struct Question {
 pub struct Answered {
     /// The origin of the login.
     pub requester: Requester,
-    /// The person as whom the agent would be logged in.
+    /// The person in whose name the agent would be logged in.
     pub person: String,
     /// The URL to which the browser continues, if the person approved. Secret.
     pub onward: Option<Zeroizing<String>>,

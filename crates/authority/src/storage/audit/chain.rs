@@ -290,7 +290,7 @@ impl Database {
         let was_cut = was_cut.collect::<Result<Vec<_>>>()?.contains(&true);
         if was_cut && said.as_ref() != Some(&cuts) {
             return Ok(Verdict::Broken(format!(
-                "the beginning: entries were removed without an entry about it ({cuts})"
+                "the beginning: entries were removed, and no entry records the removal ({cuts})"
             )));
         }
         Ok(Verdict::Whole(entries))

@@ -15,7 +15,7 @@ pub struct AuditDedup<S>(Mutex<Counts<S>>);
 
 struct Counts<S> {
     by_subject: HashMap<(S, u64), u64>,
-    /// Number of events of subjects for which there was no room.
+    /// Number of events whose subjects have no counter of their own, because there are too many subjects.
     others: u64,
 }
 

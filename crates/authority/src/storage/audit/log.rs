@@ -68,8 +68,10 @@ impl AuditLog {
         match left_out.others {
             0 => Ok(()),
             others => {
-                let detail =
-                    format!("{others} more refusals, of too many persons and sources, were not recorded individually");
+                let detail = format!(
+                    "{others} more refusals were not recorded individually, because too many persons and sources \
+                     caused refusals"
+                );
                 self.write(AuditEvent::new("denied").detail(detail)).await
             }
         }

@@ -70,8 +70,8 @@ fn record_again(transaction: &Transaction<'_>, row: &[Value]) -> Result<()> {
     chain::append_again(transaction, &trail, time.cast_unsigned(), &event, fields)
 }
 
-/// Applies changes of rows. If a unique index refuses a change, tries it again after the other changes: one of them
-/// takes the value away from the row that has it.
+/// Applies changes of rows. If a unique index refuses a change, because another row has the value at that moment,
+/// applies the change again after the others, which take the value away from that row.
 pub(super) fn changes(transaction: &Transaction<'_>, tables: &[Table], blocks: &[Block]) -> Result<()> {
     let mut waiting = Vec::new();
     for Block { table, kind, columns, rows } in blocks {
@@ -194,8 +194,8 @@ impl<'c> Replacement<'c> {
         Ok(())
     }
 
-    /// Puts the snapshot in the place of the replicated tables. Does not write rows that have not changed, so that
-    /// nothing is announced for them again.
+    /// Replaces the content of the replicated tables by the snapshot. Does not write rows that have not changed, so
+    /// that nothing is announced for them again.
     pub fn finish(self, place: &Place, cluster: &str, member: &str) -> Result<()> {
         let Self { transaction, tables } = self;
         transaction.execute("DELETE FROM replica", [])?;

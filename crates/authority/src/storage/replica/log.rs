@@ -1,5 +1,6 @@
-//! The cluster's log in etcd. The key `head` has the number and the id of the last entry, the keys `log/…` have the
-//! entries, and the key `turn` is the right to append the next entry. All names are below `/vouchsafe/CLUSTER/`.
+//! The cluster's log in etcd. The keys `log/…` contain the entries. The key `head` contains the number and the id of
+//! the last entry. The key `turn` stands for the right to append the next entry. All names are below
+//! `/vouchsafe/CLUSTER/`.
 
 use super::Unavailable;
 use super::entry::{self, Entry};
@@ -15,7 +16,8 @@ use std::time::{Duration, Instant};
 pub(super) const ENTRY_MAX: usize = 1 << 20;
 /// Number of entries that are read in one request.
 const TOGETHER: u64 = 16;
-/// Minimum time for which writes fail at once after etcd has not answered. Meanwhile the storage thread does local work.
+/// Minimum time for which writes fail at once after etcd has not answered. Meanwhile the storage thread does local
+/// work.
 const REST: Duration = Duration::from_secs(1);
 /// Time after which the outcome of an append remains unknown.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -249,7 +251,7 @@ impl Log {
         if !self.rests()
             && let Err(error) = self.delete_turn(turn.revision)
         {
-            tracing::debug!("cannot give the cluster's turn back: {error}");
+            tracing::debug!("cannot give back the turn to write to the cluster's log: {error}");
         }
     }
 
@@ -258,8 +260,8 @@ impl Log {
         let sealed = self.seal(&format!("log {number}"), &entry::encode(entry)?)?;
         if sealed.len() > ENTRY_MAX {
             bail!(
-                "the change is too large for one entry of the cluster's log: it has {} bytes, and {ENTRY_MAX} are \
-                 possible. Make it in several parts",
+                "the change is too large for one entry of the cluster's log: it has {} bytes, but at most {ENTRY_MAX} \
+                 are possible. Divide the change into several",
                 sealed.len()
             );
         }
@@ -342,7 +344,7 @@ impl Log {
         self.resting().is_some()
     }
 
-    /// Fails if etcd has recently not answered. So the storage thread does not wait for etcd again at once.
+    /// Fails if etcd did not answer a short time ago, so that the storage thread does not wait for etcd again.
     pub(super) fn check_rest(&self) -> Result<(), Unavailable> {
         self.resting().map_or(Ok(()), |why| Err(Unavailable::now(why)))
     }

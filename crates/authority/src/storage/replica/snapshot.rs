@@ -15,8 +15,8 @@ use std::path::Path;
 
 /// Number of entries after which a member uploads a snapshot.
 pub(super) const EVERY: u64 = 2000;
-/// Number of entries before the snapshot that stay in the log. Because of them, a member that is only slow need not
-/// read the snapshot.
+/// Number of entries before the snapshot that stay in the log, so that a member that is only slow need not read the
+/// snapshot.
 pub(super) const KEPT: u64 = 1000;
 /// Approximate size in bytes of the rows of one piece, before it is compressed.
 const PIECE: usize = 768 << 10;
