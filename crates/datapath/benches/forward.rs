@@ -5,7 +5,7 @@
 //! Prints one JSON object, which `cargo xtask bench` collects.
 //!
 //! The time that the sender needs does not count: the sender first fills the ring with a burst of frames, and then the
-//! clock starts. The clock runs for whole batches of these waiting frames, while they are verified, sent, and
+//! clock starts. The clock runs for whole batches of these waiting frames. In this time, they are verified, sent, and
 //! dropped at the far end of the veth pair. Bursts with verification and bursts without alternate. For XDP, the kernel
 //! itself injects frames, 64 at a time, as the driver of a network card would, and the frames leave through the same
 //! veth pair. Their proofs are of suite siphash; the program computes each proof once and then remembers it.

@@ -255,7 +255,7 @@ impl Agent {
         self.steering.set(&0, &steering)
     }
 
-    /// Sets [`Steering::asks`], which determines whether the programs look up the wishes of senders.
+    /// Sets [`Steering::asks`], which determines whether the programs look up the treatments that senders ask for.
     ///
     /// # Errors
     ///

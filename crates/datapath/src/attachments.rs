@@ -40,8 +40,8 @@ impl Attachments {
 
     /// Attaches a program, or replaces the program of an attachment that an earlier process pinned. If that attachment
     /// is at another hook, it is removed after the new attachment was pinned. In between, each packet passes both
-    /// programs: the first program removes a SYN's token, the second program drops the SYN, and the client sends the
-    /// SYN again.
+    /// programs. The first program removes a SYN's token, so the second program drops the SYN. The client then sends
+    /// the SYN again.
     pub(crate) fn attach(&mut self, program: BorrowedFd<'_>, interface: &Interface, spot: Spot) -> Result<Mode> {
         let attached = match self.pinned(interface, spot) {
             Some(mut old) if old.is_at(spot.hook()) => {
@@ -151,8 +151,8 @@ impl Attachments {
     }
 
     /// Takes over all attachments of `old`, whether they are pinned or not. `program` returns the program for a hook.
-    /// It replaces the old program in place, so that no packet passes unchecked. Drops attachments whose interface no
-    /// longer exists.
+    /// The returned program replaces the old program in place, so that no packet passes unchecked. Drops attachments
+    /// whose interface no longer exists.
     pub(crate) fn succeed<'a>(&mut self, old: &mut Self, program: impl Fn(Hook) -> Result<Program<'a>>) -> Result<()> {
         let mut gone = Vec::new();
         for (pin, attached) in &mut old.attached {

@@ -33,7 +33,8 @@ pub struct OpenWay {
 /// Returns the interfaces through which packets bypass the verifier, although it is attached to a related interface.
 /// `checkpoints` are the indices of the verifier's interfaces. There are two kinds of such interfaces. One kind is a
 /// port of a bridge if the verifier checks only other ports of the bridge. The other kind is an interface above a
-/// checked interface if it gets frames directly from other interfaces above the same one, as with macvlan and ipvlan.
+/// checked interface, such as a macvlan or ipvlan interface. Other interfaces above the same checked interface can send
+/// frames directly to it.
 pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> {
     let by_index: BTreeMap<u32, &Layer> = layers.iter().map(|layer| (layer.index, layer)).collect();
     let is_checked = |index: u32| {
@@ -48,7 +49,7 @@ pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> 
             // all other frames between siblings, and all of ipvlan's, bypass the interface below.
             let why = format!(
                 "unprotected: not all frames from other interfaces on {lower} pass through {lower}; name {name} as \
-                 `interface` instead of {lower}, or set its mode to private"
+                 `interface` instead of {lower}, or set the mode of {name} to private"
             );
             return layer.link.is_some_and(is_checked).then_some(OpenWay { name, why });
         }
@@ -57,7 +58,7 @@ pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> 
         let is_open =
             !checkpoints.contains(&master.index) && !is_checked(layer.index) && others.into_iter().any(is_checked);
         let why =
-            format!("unprotected: its frames reach {0}, and a verifier checks other ports of {0} only", master.name);
+            format!("unprotected: its frames reach {0}, but a verifier checks only other ports of {0}", master.name);
         is_open.then_some(OpenWay { name, why })
     };
     layers.iter().filter(|layer| layer.up && !checkpoints.contains(&layer.index)).filter_map(open).collect()
@@ -66,8 +67,8 @@ pub fn open_ways(layers: &[Layer], checkpoints: &BTreeSet<u32>) -> Vec<OpenWay> 
 /// A reason why packets that arrive at an interface do not follow the routing rules for this interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Detour {
-    /// For routing rules, the packets arrive at this interface, which is above the interface at which they really
-    /// arrive.
+    /// The routing rules treat the packets as if they arrived at this interface, although they arrive at an interface
+    /// below it.
     Above(String),
     /// A bridge or switch forwards the frames to an inside interface without routing. The inside interface can also be
     /// its port.
@@ -79,7 +80,8 @@ pub enum Detour {
         /// The bridge or switch.
         by: String,
     },
-    /// A master of another kind (VRF, for example) routes the packets by its own rules, which come first.
+    /// A master of another kind (VRF, for example) routes the packets by rules of its own. The kernel applies these
+    /// rules first.
     Routed {
         /// The interface at which the packets arrive.
         outside: String,

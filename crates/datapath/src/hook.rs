@@ -53,7 +53,7 @@ pub enum Choice {
     /// XDP if the driver runs it and the interface is not virtual, otherwise tc.
     #[default]
     Auto,
-    /// This hook on every interface. XDP runs in generic mode if the driver does not support it.
+    /// Use this hook on every interface. XDP runs in generic mode if the driver does not support it.
     Only(Hook),
 }
 
@@ -69,8 +69,8 @@ impl Choice {
         }
     }
 
-    /// Reports whether unpinned attachments at every hook that this setting permits end together with the process that
-    /// made them.
+    /// Reports whether an unpinned attachment ends together with the process that made it, at every hook that this
+    /// setting permits.
     pub fn ends_with_process(self) -> bool {
         match self {
             Self::Auto => Hook::Tc.ends_with_process(),

@@ -1,5 +1,5 @@
-//! Addresses at which this host itself receives packets: those of its interfaces, their broadcast addresses, and the
-//! other entries in the local routing table (`ip route add local …`, anycast).
+//! Addresses at which this host itself receives packets. They are the addresses of its interfaces, their broadcast
+//! addresses, and the other entries of the local routing table (`ip route add local …`, anycast).
 
 use crate::netlink::{attribute, dump};
 use anyhow::{Context, Result};

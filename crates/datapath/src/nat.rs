@@ -121,10 +121,12 @@ pub(crate) fn reclaim(object: &Loaded, now: u32) -> Result<u32> {
 pub(crate) fn bind_received(object: &Loaded, mut received: ReceivedAddress) -> Result<ReceivedAddress> {
     let program = object.runnable("bind_received")?;
     let input = ProgramInput { context_in: Some(received.as_mut_bytes()), ..ProgramInput::default() };
-    let result = program.test_run(input).context("cannot run the program that gives received flows their addresses")?;
+    let result = program
+        .test_run(input)
+        .context("cannot run the program that assigns inside addresses to flows of peer gateways")?;
     anyhow::ensure!(
         result.return_value == 0,
-        "the program that gives received flows their addresses failed: {}",
+        "the program that assigns inside addresses to flows of peer gateways failed: {}",
         result.return_value
     );
     Ok(received)

@@ -53,8 +53,8 @@ pub struct Proofs {
     withdrawn: Table<WithdrawalKey, u32>,
     /// The classes of IPv4 receivers that contain a receiver that has possibly withdrawn consent.
     withdrawn4: Table<u32, ClassSet>,
-    /// Held while both tables of withdrawals change, because void segments would pass if a class were missing
-    /// meanwhile.
+    /// Held while a withdrawal changes `withdrawn` and `withdrawn4`. If a class were missing from `withdrawn4` in
+    /// between, packets with void segments would pass.
     withdrawing: Mutex<()>,
     generation: Table<u32, u32>,
     clock: Table<u32, u64>,

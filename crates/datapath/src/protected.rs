@@ -1,5 +1,5 @@
-//! Protected prefixes in the look-up tables of the kernel programs, and the classes of addresses for which no look-up
-//! is needed.
+//! The protected prefixes in the look-up tables of the kernel programs, and the sets of address classes (see
+//! [`ClassSet`]) for which the programs need no look-up.
 
 use crate::attachments::Pins;
 use crate::object::Loaded;
@@ -14,9 +14,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The maps of protected prefixes.
 pub struct Protected {
-    /// IPv4 prefixes.
+    /// The protected IPv4 prefixes.
     pub four: Table<Prefix4, Services>,
-    /// IPv6 prefixes.
+    /// The protected IPv6 prefixes.
     pub six: Table<Prefix6, Services>,
     open4: Table<u32, ClassSet>,
     open6_networks: Table<u32, ClassSet>,

@@ -1,6 +1,6 @@
-//! Makes room for revoked grants. If the table is full, the account with the most entries is shut out: one entry that
-//! stands for all grants of the account replaces its other entries. When there is room again, the account gets its own
-//! entries back.
+//! Makes room for revoked grants. If the table is full, the account with the most entries is shut out. One entry, which
+//! stands for all grants of the account, then replaces the account's other entries. When there is room again, the
+//! account gets its own entries back.
 
 use crate::verifier::Verifier;
 use anyhow::Result;

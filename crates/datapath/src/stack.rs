@@ -15,7 +15,8 @@ pub fn layout() -> StackLayout {
         let layout = Btf::from_vmlinux().ok().and_then(|btf| read(&btf));
         if layout.is_none() {
             tracing::info!(
-                "the kernel has no type information (BTF), so its sockets are not consulted about connections"
+                "the kernel has no type information (BTF), so the verifier can't look up connections in the kernel's \
+                 sockets"
             );
         }
         layout.unwrap_or_default()

@@ -372,7 +372,7 @@ impl Verifier {
     }
 
     /// Sets the offset from the programs' clock to Unix time, in nanoseconds (see [`crate::clock`]). If this makes the
-    /// clock jump, first records which times the programs have forgotten: the times for which they no longer know which
+    /// clock jump, first records the times that the programs have forgotten. For these times, they no longer know which
     /// tokens were used and which grants were revoked.
     ///
     /// # Errors

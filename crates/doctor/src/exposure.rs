@@ -39,7 +39,7 @@ fn optional_of(pins: &Pins) -> Option<Check> {
 
 fn open_to_everybody(verifier: &str, services: &[SocketAddr]) -> Option<Check> {
     let all: Vec<_> = services.iter().map(|service| format!("tcp {service}")).collect();
-    let found = format!("{verifier}: everybody may reach, with or without a token: {}", all.join(", "));
+    let found = format!("{verifier}: everybody may reach these services, with or without a token: {}", all.join(", "));
     (!all.is_empty()).then(|| Check::ok("optional", found))
 }
 
@@ -56,7 +56,10 @@ fn ways(pins: &Pins) -> Check {
 fn covered(verifier: &str, open: &[OpenWay]) -> Check {
     let all: Vec<_> = open.iter().map(|way| format!("{} is {}", way.name, way.why)).collect();
     if all.is_empty() {
-        return Check::ok("ways in", format!("{verifier}: no unprotected path past its attachments is known"));
+        return Check::ok(
+            "ways in",
+            format!("{verifier}: no path into this host is known that bypasses its attachments"),
+        );
     }
     let remedy = "have the verifier protect these interfaces, too, or detach them from the protected ones";
     Check::missing("ways in", format!("{verifier}: {}", all.join("; ")), remedy)

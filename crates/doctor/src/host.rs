@@ -113,8 +113,8 @@ pub(crate) fn file_system() -> Check {
     Check::warn("bpffs", "not mounted at /sys/fs/bpf", remedy)
 }
 
-/// Checks the requirements of sealed tunnels on an agent's host: the driver for their device, and a reverse path filter
-/// that accepts the packets that come out of the device.
+/// Checks the requirements of sealed tunnels on an agent's host. There must be a driver for their device, and the
+/// reverse path filter must accept the packets that come out of the device.
 pub(crate) fn tunnels() -> Check {
     let filter = fs::read_to_string("/proc/sys/net/ipv4/conf/all/rp_filter").unwrap_or_default();
     tunnel_needs(Path::new("/dev/net/tun").exists(), filter.trim())

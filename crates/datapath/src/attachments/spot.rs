@@ -27,7 +27,8 @@ pub enum Spot {
     Tenant,
     /// A tunnel endpoint's program at tc ingress of the underlay's interface.
     Underlay,
-    /// The verifier's program at tc egress: leads the answers to clients whose segments came as datagrams to helping devices.
+    /// The verifier's program at tc egress. If a client's segments arrived as datagrams, sends the answers to this
+    /// client into a helping device.
     Answers,
     /// A program of the agent or the verifier at tc ingress of a helping device: turns segments into datagrams.
     Reordering,
@@ -133,8 +134,8 @@ impl Spot {
         }
     }
 
-    /// Returns the flags for an attachment at this spot. Admission runs before other programs, whose verdict could keep
-    /// a packet from it.
+    /// Returns the flags for an attachment at this spot. The programs for admission run first, because the verdict of
+    /// an earlier program could keep a packet from them.
     pub(super) const fn flags(self) -> u32 {
         if matches!(self, Self::Admission(Hook::Tc) | Self::Sealed) { libbpf_sys::BPF_F_BEFORE } else { 0 }
     }

@@ -77,7 +77,8 @@ pub struct Ring<T> {
     entries: NonNull<T>,
     /// Number of entries, a power of two, minus one.
     mask: u32,
-    /// Position of this process's end, which only this process writes.
+    /// This process's position in the ring. It is a copy, which suffices because only this process changes the
+    /// position.
     own: u32,
     _mapping: Mapping,
     types: PhantomData<T>,
