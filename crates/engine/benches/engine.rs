@@ -1,14 +1,14 @@
-//! Measures what a decision costs (with and without the grant's MAC), how much memory a rulebook takes, how long
-//! loading and changes take, and how a writer affects readers. The rulebooks have a thousand to a million receivers
-//! with a thousand entries each.
+//! Measures what a decision costs, with and without the grant's MAC. Also measures how much memory a rulebook takes,
+//! how long loading and changes take, and how a writer affects readers. The rulebooks have a thousand to a million
+//! receivers with a thousand entries each.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. For comparison, it also measures a walk over as much
-//! memory as the entries take, in huge pages as for the entries: a chain of single reads, in which each address depends
-//! on the previous read. Every request is made once, for a random receiver and sender, so that the caches contain what
-//! they would contain in real use. Each request is timed separately; `engine.clock_ns` is the cost of the clock, which
-//! is not subtracted. Only `engine.issue_ns` is measured differently: its requests, most of which are allowed, are made
-//! in batches of 32, and a batch is timed as a whole. `issue_alone_ns`, `issue_p50_ns` and `issue_p99_ns` are for
-//! single requests.
+//! Prints one JSON object, which `cargo xtask bench` collects. For comparison, it also measures a chain of single
+//! reads, in which each address depends on the previous read. The chain covers as much memory as the entries take, and
+//! this memory is in huge pages, too. Every request is made once, for a random receiver and sender, so that the caches
+//! contain what they would contain in real use. Each request is timed separately; `engine.clock_ns` is the cost of the
+//! clock, which is not subtracted. Only `engine.issue_ns` is measured differently. Most of its requests are allowed.
+//! They are made in batches of 32, and each batch is timed as a whole. `issue_alone_ns`, `issue_p50_ns` and
+//! `issue_p99_ns` are for single requests.
 
 #[path = "engine/world.rs"]
 mod world;

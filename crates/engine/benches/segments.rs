@@ -3,10 +3,10 @@
 //! allowed and requests that are denied are measured separately. The times include neither the network nor the seal of
 //! requests.
 //!
-//! Repeats the measurement in Table I of the SVLAN paper, with a smaller database: the paper has up to a million
-//! clients with a thousand authorized senders each (10⁹ entries), this bench has a million entries in all. With the
-//! argument `whole`, it uses the paper's database: every client is a receiver, too, with a thousand senders in its list.
-//! A million of them take some 8 GB and two minutes; sizes that do not fit in memory are left out.
+//! Repeats the measurement in Table I of the SVLAN paper, with a smaller database. The paper has up to a million
+//! clients with a thousand authorized senders each (10⁹ entries). This bench has a million entries in all. With the
+//! argument `whole`, it uses the paper's database: every client is a receiver, too, with a thousand senders in its
+//! list. A million of them take some 8 GB and two minutes; sizes that do not fit in memory are left out.
 //!
 //! Prints one JSON object, which `cargo xtask bench` collects. For comparison, it also measures a walk over as much
 //! memory as the rules take. The clients are drawn at random, so that the caches contain what they would contain in

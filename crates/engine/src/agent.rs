@@ -155,7 +155,7 @@ pub enum Output {
 /// Configuration of the agent that applies to all sessions.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// Whether a person's identity is allowed to go to destinations for which the person has no rule of their own.
+    /// Whether a person's identity may go to a destination if the person has no rule of their own for it.
     pub default: Consent,
     /// Owners that are not users (cgroups, forwarded packets), each with the subject whose identity the owner's packets
     /// carry.
@@ -245,9 +245,9 @@ impl Agent {
     }
 
     /// Sets the networks for which an organisation of a user may speak, and ends what the user's sessions may no longer
-    /// do. With `None`, forgets the organisation: a default organisation may then speak for every address that no other
-    /// organisation has, and any other organisation for none. The caller makes sure that no two organisations of a user
-    /// have an address in common.
+    /// do. With `None`, forgets the organisation. If it is the default organisation, it may then speak for every
+    /// address that no other organisation has. Any other organisation may then speak for no address. The caller makes
+    /// sure that no two organisations of a user have an address in common.
     pub fn set_networks(&mut self, subject: Subject, networks: Option<Vec<IpNet>>) {
         self.organisations.set(subject, networks);
         self.confine(subject);
@@ -258,14 +258,14 @@ impl Agent {
         self.organisations.may_claim(subject, prefix)
     }
 
-    /// Returns the subject whose session gives tokens to a user's packets to the destination in `slot`; `None` if no
-    /// organisation of the user may speak for the destination, or if there is no session with this organisation.
+    /// Returns the subject whose session gives tokens to a user's packets to the destination in `slot`. Returns `None`
+    /// if no organisation of the user may speak for the destination, or if there is no session with this organisation.
     pub fn holder(&self, slot: &GrantSlot) -> Option<Subject> {
         let subject = self.organisations.at(slot.subject, slot.destination().address)?;
         self.sessions.contains_key(&subject).then_some(subject)
     }
 
-    /// Reports whether `subject` is the one whose session gives tokens to its user's packets to an address.
+    /// Reports whether the session of `subject` is the one that gives tokens to the user's packets to `address`.
     pub fn speaks_for(&self, subject: Subject, address: IpAddr) -> bool {
         self.organisations.at(subject.number, address) == Some(subject)
     }
@@ -347,9 +347,9 @@ impl Agent {
         }
     }
 
-    /// Takes the authority's answer: the receivers that the person is allowed to reach, and the names of the receivers
-    /// whose packets must travel in a sealed tunnel. `receivers` is `None` if the authority didn't answer. Ignores
-    /// receivers for which the organisation may not speak.
+    /// Processes the authority's answer. It contains the receivers that the person is allowed to reach, and the names
+    /// of the receivers whose packets must travel in a sealed tunnel. `receivers` is `None` if the authority didn't
+    /// answer. Ignores receivers for which the organisation may not speak.
     ///
     /// # Errors
     ///

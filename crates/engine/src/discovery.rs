@@ -1,5 +1,5 @@
-//! Discovery by DNS (wire.md §7): the record by which a domain names its authority and the networks that the authority
-//! protects; the queries for records; overheard records; and the cache of all results.
+//! Discovery by DNS (wire.md §7). By a record, a domain names its authority and the networks that the authority
+//! protects. This module has the record, the queries for records, overheard records, and the cache of all results.
 //!
 //! A record is only a hint. Nothing here causes a machine to protect, trust or call anything.
 

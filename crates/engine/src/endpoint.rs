@@ -1,6 +1,6 @@
-//! Handles tenants' packets that the tunnel endpoint's kernel programs could not send (wire.md §8): requests segments
-//! from the authority, queues packets until the answer arrives, changes the kernel's tables, and sends ICMP errors to
-//! tenants. Returns effects as values, and reads no clock.
+//! Handles tenants' packets that the tunnel endpoint's kernel programs could not send (wire.md §8). Requests segments
+//! from the authority, and queues packets until the answer arrives. Changes the kernel's tables, and sends ICMP errors
+//! to tenants. Returns effects as values, and reads no clock.
 //!
 //! The number of queued packets and open requests per tenant is bounded.
 

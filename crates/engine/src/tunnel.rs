@@ -73,7 +73,7 @@ pub enum Dropped {
     BadTag,
     /// The record's counter was used before, or is older than the window of remembered counters.
     Replayed,
-    /// A limit of wire.md §9.10 is reached, or there is no room.
+    /// A limit of wire.md §9.10 is reached, or this end has no room for the record.
     Limit,
 }
 

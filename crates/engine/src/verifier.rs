@@ -2,9 +2,8 @@
 //! time.
 //!
 //! The kernel program (`bpf/verifier.bpf.c`) decides in the same way; the case table and the differential fuzzer of
-//! `datapath` compare the two. One function, [`decide`], makes all decisions of this module: over the in-memory tables
-//! of [`Verifier`] or over the kernel's own maps, and without explanation or with an [`Observer`] that explains each
-//! check.
+//! `datapath` compare the two. One function, [`decide`], makes all decisions of this module. It works with the
+//! in-memory tables of [`Verifier`] or with the kernel's own maps. An [`Observer`] can explain each check.
 
 mod connection;
 mod datagrams;

@@ -1,5 +1,5 @@
-//! Receivers, senders and requests for the bench, all computed from their numbers, so that making a request touches
-//! none of the memory that the decision uses.
+//! Receivers, senders and requests for the bench. All of them are computed from their numbers, so that making a request
+//! touches none of the memory that the decision uses.
 
 use engine::issuing::grant::{Issue, Issued};
 use engine::model::Service;
@@ -179,8 +179,8 @@ impl World {
         issue.issue().ok()
     }
 
-    /// Makes the change with the number `number`: an even one adds an entry to some receiver's list, and the next odd
-    /// one removes the same entry again.
+    /// Makes the change with the number `number`. A change with an even number adds an entry to some receiver's list.
+    /// The change with the next odd number removes this entry.
     pub fn change(&self, book: &mut Rulebook, number: usize) {
         let mut chance = Chance(number as u64 / 2);
         let receiver = self.receiver(chance.below(self.receivers));

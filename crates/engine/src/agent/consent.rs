@@ -65,8 +65,8 @@ impl ConsentRules {
         self.0.push(ConsentRule { target, consent });
     }
 
-    /// Reports whether [`Self::set`] can store a rule for this target: there is room for one more rule, or the new rule
-    /// replaces an earlier rule for the same target.
+    /// Reports whether [`Self::set`] can store a rule for this target. This is the case if the limit is not reached, or
+    /// if the new rule replaces an earlier rule for the same target.
     pub fn have_room_for(&self, target: &Target) -> bool {
         self.0.len() < RULES_MAX || self.0.iter().any(|rule| rule.target == *target)
     }

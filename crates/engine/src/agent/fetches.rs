@@ -1,4 +1,4 @@
-//! A session's open requests for grants. Their number is limited: one person gets only a share of the agent's
+//! A session's open requests for grants. Their number is limited. So one person gets only a share of the agent's
 //! resources, even if a program scans all protected destinations, or if an authority never answers.
 
 use super::FetchId;
@@ -18,8 +18,8 @@ const PAUSE: Duration = Duration::from_millis(250);
 const PAUSE_WAITING: Duration = Duration::from_secs(4);
 pub const PAUSE_IDLE: Duration = Duration::from_secs(30);
 
-/// The addresses and service that the agent expects a grant to cover, because the latest grant for the same receiver
-/// did.
+/// The addresses and service of the latest grant for a receiver. The agent expects the next grant for this receiver to
+/// cover the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Guess {
     pub prefix: IpNet,

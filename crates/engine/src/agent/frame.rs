@@ -1,6 +1,5 @@
-//! Frames that wait for a grant, and the work that is necessary before they can be sent again: completing the checksum,
-//! and cutting a super-packet into datagrams (UDP segmentation offload). The network card does this work for frames
-//! that do not wait.
+//! Frames that wait for a grant. Before such a frame is sent again, this module completes its checksum, and cuts a
+//! super-packet into datagrams (UDP segmentation offload). The network card does this work for frames that do not wait.
 
 use std::net::IpAddr;
 use wire::checksum::{fold, is_partial, pseudo_header, sum};
@@ -20,7 +19,7 @@ pub struct Frame {
     bare: bool,
     /// VLAN tag to insert between the addresses and the EtherType.
     tag: Option<[u8; 4]>,
-    /// The sender's wish for a treatment, as in `wire::map::Steered`.
+    /// The treatment that the sender asks for, in the form of [`wire::map::Steered::wish`].
     wish: u16,
     bytes: Vec<u8>,
 }
@@ -68,12 +67,12 @@ impl Frame {
         Self { tag, ..self }
     }
 
-    /// Adds the sender's wish for a treatment, in the form of [`wire::map::Steered::wish`].
+    /// Sets the treatment that the sender asks for, in the form of [`wire::map::Steered::wish`].
     pub fn asking(self, wish: u16) -> Self {
         Self { wish, ..self }
     }
 
-    /// Returns the sender's wish for a treatment.
+    /// Returns the treatment that the sender asks for, in the form of [`wire::map::Steered::wish`].
     pub fn wish(&self) -> u16 {
         self.wish
     }

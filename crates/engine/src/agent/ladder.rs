@@ -80,7 +80,7 @@ pub enum Side {
     Outside,
     /// Outside of the tunnel, as a UDP datagram.
     Datagrams,
-    /// In the tunnel.
+    /// The answer arrives in the tunnel.
     Inside,
 }
 
@@ -123,7 +123,7 @@ impl Path {
 /// The rung with which the next connection begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The rung.
+    /// The rung with which the connection begins.
     pub rung: Rung,
     /// If it is not 0, one in this many connections begins with the best rung instead, to find out whether the best
     /// rung works again.
@@ -139,7 +139,7 @@ pub enum State {
     /// time for which connections still begin with another rung. It is zero if the next connection begins with this
     /// rung.
     Blocked(Duration),
-    /// Nothing is known about the rung.
+    /// There are no results for this rung.
     NotTried,
 }
 
@@ -275,7 +275,7 @@ impl<C: Clone> Ladder<C> {
     }
 
     /// Does the work that is due. Returns the first packets to send now, each with its rung. `heard` returns the time
-    /// at which the answer to a connection's first packet arrived on a side, if it has arrived.
+    /// at which the first answer arrived in the form [`Side`], if one has arrived.
     pub fn tick(&mut self, now: Duration, heard: impl Fn(&C, Side) -> Option<Duration>) -> Vec<(Rung, C)> {
         self.looked = now;
         let (mut due, memory, tcp_in_udp) = (Vec::new(), &mut self.memory, self.tcp_in_udp);

@@ -1,7 +1,7 @@
 //! The organisations of each user, and the networks for which each organisation may speak.
 //!
 //! A user may be logged in to the authorities of several organisations at once. Authorities of different organisations
-//! do not trust each other, so no authority decides for which addresses it may speak: the networks come from the user
+//! do not trust each other, so no authority decides for which addresses it may speak. The networks come from the user
 //! or from the administrator of the machine. An address belongs to at most one organisation of a user, and only this
 //! organisation's session gives tokens for it.
 

@@ -1,6 +1,6 @@
-//! Cache of the results of discovery. It contains the results of the agent's own queries, also if a domain has no
-//! record, and overheard records. An attacker can forge an answer that the agent overhears. Therefore overheard records
-//! have a table of their own and never change the results of queries.
+//! Cache of the results of discovery. It contains overheard records and the results of the agent's own queries,
+//! including the result that a domain has no record. An attacker can forge an answer that the agent overhears.
+//! Therefore overheard records have a table of their own and never change the results of queries.
 
 use super::domain::Domain;
 use super::message::{Answer, Overheard};

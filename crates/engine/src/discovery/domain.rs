@@ -15,7 +15,10 @@ pub struct Domain(String);
 
 /// Error: this text is not a domain name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not a domain: write it like example.org, and a name with other than ASCII letters in its xn--… form")]
+#[error(
+    "{0:?} is not a domain: write a name such as example.org; if the name has letters beyond ASCII, write its xn--… \
+     form"
+)]
 pub struct NoDomain(String);
 
 impl Domain {

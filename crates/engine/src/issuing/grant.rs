@@ -10,7 +10,7 @@ use wire::{
 };
 
 /// Number of seconds by which a grant's lifetime stays below the maximum that verifiers accept. The margin is needed
-/// because a verifier checks lifetimes by its own clock (wire.md §6.4). It is at most half of the maximum.
+/// because a verifier checks lifetimes by its own clock (wire.md §6.4). The margin is at most half of the maximum.
 pub const CLOCK_MARGIN: u32 = 30;
 
 /// A request for a grant, with the data from which the grant is issued.
@@ -71,13 +71,13 @@ impl fmt::Display for IssueError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::SourceFamily => {
-                "the rule binds grants to your address, which is not of the receiver's address family: reach the \
-                 authority by IPv4 or IPv6 as you reach the receiver"
+                "the rule binds grants to your address, but you reach the authority over another IP version than the \
+                 receiver: reach both over IPv4 or both over IPv6"
             }
             Self::SealedPair => {
                 "the rule demands a sealed tunnel, but tokens of suite \"sha224\" can't carry this demand"
             }
-            Self::Time => "the authority's clock is beyond the times that grants can express",
+            Self::Time => "the authority's clock is later than the latest time that a grant can express",
         })
     }
 }

@@ -1,6 +1,6 @@
-//! The handles of a grant that is recorded once and renewed without another record. Such a grant has a number. The
-//! grant has another handle in each epoch. The lower half of a handle is an encryption of the grant's number and of the
-//! number of epochs since the grant's first epoch. So the authority finds the grant of a handle without a record of the
+//! The handles of a grant that is recorded once and renewed without another record. Such a grant has one number, and a
+//! different handle in each epoch. The lower half of a handle is an encryption of the grant's number and of the number
+//! of epochs since the grant's first epoch. So the authority finds the grant of a handle without a record of the
 //! handle, and nobody else can see that two handles belong to one grant.
 
 use wire::{Epoch, Handle, Suite};

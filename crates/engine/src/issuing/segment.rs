@@ -86,7 +86,7 @@ impl fmt::Display for GiveError {
                  last must be the receiving endpoint's"
             ),
             Self::Family => f.write_str("sender and receiver, or their endpoints, are of different address families"),
-            Self::Time => f.write_str("the authority's clock is beyond the times that segments can express"),
+            Self::Time => f.write_str("the authority's clock is later than the latest time that a segment can express"),
             Self::Withdrawn => f.write_str("consent was withdrawn; request again when earlier segments have expired"),
             Self::NoConsent => f.write_str("the sender did not consent to answers"),
             Self::Expired => f.write_str("the segment to be answered has expired"),

@@ -22,7 +22,7 @@ pub struct Protected {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{count} separate port ranges apply to {prefix}, but at most {SERVICES_MAX} are possible: join neighbouring ports \
-     into ranges, or protect every port of it (services = [\"all\"])"
+     into ranges, or protect all of its ports (services = [\"all\"])"
 )]
 pub struct TooManySpans {
     /// The prefix to which too many port ranges apply.
@@ -76,7 +76,7 @@ fn walk<'a, E>(
 }
 
 /// Returns `entries` with `services` added in each of `networks`. If more than [`SERVICES_MAX`] port ranges apply to a
-/// prefix, the function repeatedly joins the two ranges of one protocol with the smallest gap between them; this also
+/// prefix, the function repeatedly joins the two ranges of one protocol with the smallest gap between them. This also
 /// protects the ports in the gap. If there are still too many ranges, and no two of them have the same protocol, it
 /// protects every service of the prefix. The `bool` says whether the function has joined ranges or protected every
 /// service.

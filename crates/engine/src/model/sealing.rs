@@ -52,7 +52,7 @@ impl From<seal::Treatment> for Treatment {
     }
 }
 
-/// Whether blocks of packets are compressed before they are sealed. Compression reveals something about the content: if
+/// Whether blocks of packets are compressed before they are sealed. Compression reveals something about the content. If
 /// an attacker chooses a part of a block, the length of the compressed block shows whether the chosen text also occurs
 /// elsewhere in the block (CRIME). So compression is a choice about the data, not a degree of protection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -160,7 +160,8 @@ impl Sealing {
                     && (other.compress.is_none() || self.compress == other.compress))
     }
 
-    /// Returns this demand, raised by a sender's wish. Where the wish asks for less than the demand, the demand stays.
+    /// Returns this demand, made stricter where a sender's `wish` is stricter. Ignores the parts of the wish that are
+    /// weaker than the demand.
     #[must_use]
     pub fn raised(&self, wish: &Wish) -> Self {
         let treatment = self.treatment.max(wish.treatment);
@@ -245,7 +246,7 @@ impl Wish {
         Ok(wish)
     }
 
-    /// Returns the wish in the form of the kernel's tables, which know no suites, forward secrecy and re-keying.
+    /// Returns the wish in the form of the kernel's tables. This form leaves out suites, forward secrecy and re-keying.
     pub fn bits(&self) -> u32 {
         let compress = match self.compress {
             None | Some(Compress::Never) => 0,

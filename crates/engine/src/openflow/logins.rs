@@ -2,8 +2,8 @@
 //! controller puts the support option on their connections to the authority, takes client keys out of the authority's
 //! answers, and keeps one key for each device.
 //!
-//! A key transfer does not prove its origin. The controller accepts it only if its sender knows the connection: both
-//! sequence numbers have to be near those of the handshake, and the packet has to come through the port of the switch
+//! A key transfer does not prove its origin. The controller accepts it only if its sender knows the connection. Both
+//! sequence numbers have to be near those of the handshake. The packet also has to come through the switch's port
 //! through which the authority's answer to the SYN came. INVARIANT: packets from other hosts create no entry.
 
 #[cfg(test)]
@@ -31,12 +31,12 @@ const CONNECTIONS_OF_PORT_MAX: usize = 64;
 const DEVICES_OF_PORT_MAX: usize = 64;
 /// Seconds for which a SYN that is sent again goes without the option (wire.md §5.4.1).
 const AGAIN: u32 = 60;
-/// Seconds after its opening, or after the last transfer that was taken, for which transfers are taken on a connection.
+/// Time during which a connection accepts transfers, after its opening or after its last accepted transfer, in seconds.
 const CONNECTION_LIFE: u16 = 3600;
 /// Seconds after which the controller forgets a key that was not replaced. A transfer doesn't say when its pair ends.
 const KEY_LIFE: u32 = 24 * 3600;
-/// Maximum number of bytes that client and authority may have sent on a connection, since its opening or the last transfer
-/// that was taken, when a transfer is taken.
+/// Maximum number of bytes that the client may have sent on a connection, since its opening or its last accepted
+/// transfer, for a further transfer to be accepted. The second limit is that of the authority's bytes.
 const CLIENT_SENT_MAX: u32 = 1 << 22;
 const AUTHORITY_SENT_MAX: u32 = 1 << 26;
 /// Number of refused packets after which the switch sends no further packets of protocol 4 up for this client and
@@ -86,11 +86,11 @@ struct Connection {
     opened: u32,
     /// Time at which the connection was opened or the last transfer was accepted.
     used: u32,
-    /// Sequence number of the SYN. After the first transfer, the number before the one that the last transfer
+    /// Sequence number of the SYN. After a key transfer: one less than the sequence number that the latest transfer
     /// acknowledged.
     from: u32,
-    /// The port through which the authority's answer came, and the answer's sequence number. After the first transfer,
-    /// the number before the sequence number of the last transfer.
+    /// The port through which the authority's answer came, and the answer's sequence number. After a key transfer: one
+    /// less than the sequence number of the latest transfer.
     answer: Option<(u32, u32)>,
     refused: u32,
 }
@@ -282,8 +282,8 @@ impl Logins {
         }
     }
 
-    /// Takes the key out of a packet, or passes the packet on unchanged if it is not one that this controller waits for. A
-    /// browser may use one connection all day, so each new key extends the connection's life.
+    /// Takes the key out of a packet, or passes the packet on unchanged if it is not one that this controller waits
+    /// for. A browser may use one connection all day, so each new key extends the connection's life.
     fn transferred(&mut self, origin: Origin, frame: &[u8], packet: &Packet, now: u32) -> Fate {
         let taken = self.connection_of(origin, frame, packet, now).and_then(|(ends, opened, transfer)| {
             let mut changed = frame.to_vec();
@@ -354,7 +354,8 @@ impl Logins {
         Fate::Forward { rules, frames: vec![frame.to_vec()] }
     }
 
-    /// Gives a device its key. A transfer whose key is zero ends the login. Returns false if the transfer changes nothing.
+    /// Gives a device its key. A transfer whose key is zero ends the login. Returns false if the transfer changes
+    /// nothing.
     fn take(&mut self, device: Device, realm: usize, transfer: KeyTransfer, now: u32) -> bool {
         self.held.retain(|_, held| held.is_live(now));
         let place = (device.origin.datapath, device.address);

@@ -28,7 +28,7 @@ pub enum Event {
     Elevated {
         /// The port at which the packet arrived.
         in_port: u32,
-        /// The packet.
+        /// The packet that the switch sent up.
         frame: Vec<u8>,
     },
     /// The switch sent up a copy of a name server's answer.

@@ -1,6 +1,6 @@
 //! Comparison of two policies: finds out which subjects gain or lose access to which destinations. The comparison is
-//! exact, not sampled: it divides destinations, times and subjects into classes within which neither policy makes a
-//! difference, and evaluates one member of each class.
+//! exact, not sampled. It divides destinations, times and subjects into classes within which neither policy makes a
+//! difference. Then it evaluates one member of each class.
 //!
 //! Of the rules that match a subject by name, by a group of the login, by a tag or by the address, the strongest
 //! decides. So in each policy one attribute of the subject decides, and at most two attributes matter for a difference

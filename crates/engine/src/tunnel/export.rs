@@ -27,7 +27,7 @@ impl Opens {
 }
 
 impl Initiator {
-    /// Calls `take` with each phase secret that this end has now, with the records that the secret opens, and with the
+    /// Calls `take` with each phase secret that this end has now, the kind of records that the secret opens, and the
     /// index in these records. Everybody who has these secrets can read all packets of the tunnel. Must be called only
     /// for the export of wire.md §9.14.
     pub fn danger_secrets<'i>(&'i self, mut take: impl FnMut(Opens, Index, &'i PhaseSecret)) {

@@ -170,8 +170,8 @@ impl Responder {
     }
 
     /// Returns the tunnel for packets to a holder. As long as the initiator is not confirmed, the tunnel can send only
-    /// a few bytes to it. These bytes are enough for a first answer without another round trip, and too few to help an
-    /// attacker who forges the initiator's address.
+    /// a few bytes to the initiator. These bytes are enough for a first answer without another round trip, and too few
+    /// to help an attacker who forges the initiator's address.
     pub fn of(&self, holder: Holder) -> Option<TunnelId> {
         self.newest.get(&holder).or_else(|| self.pending.get(&holder)).copied()
     }

@@ -33,8 +33,8 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         if opens && reorder::ends_in_block(frame, &packet) {
             let taken = self.has_flow(&datagrams);
             self.require("datagram", !taken, DropReason::NoToken, || match taken {
-                true => "it carries a SYN, but a flow of datagrams has these addresses and ports".into(),
-                false => "it carries a SYN".into(),
+                true => "the datagram carries a SYN, but a flow of datagrams has these addresses and ports".into(),
+                false => "the datagram carries a SYN".into(),
             })?;
         } else if opens || flags.is_none() || !has_flow {
             let passes = !has_flow && services.covers(UDP, packet.destination_port);
@@ -43,13 +43,17 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             }
             self.note("datagram", false, || match has_flow {
                 true => {
-                    "a TCP connection in datagrams has these addresses and ports, and this is no segment of it".into()
+                    "these addresses and ports belong to a TCP connection in datagrams, but the packet is no segment \
+                     of this connection"
+                        .into()
                 }
-                false => "a TCP service in datagrams has this port, and this is no segment of an admitted flow".into(),
+                false => "this port belongs to a protected TCP service, but the packet is no segment of an admitted \
+                          flow"
+                    .into(),
             });
             return Err(DropReason::NoToken);
         } else {
-            self.note("datagram", true, || "it carries a segment of a TCP connection".into());
+            self.note("datagram", true, || "the datagram carries a segment of a TCP connection".into());
         }
         reorder::to_tcp(frame, &packet).ok_or(DropReason::Malformed)?;
         Ok(true)

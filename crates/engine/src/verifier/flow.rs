@@ -51,8 +51,8 @@ pub fn relation(config: &VerifierConfig, key: &FlowKey, flow: &Flow, claim: (Han
     }
 }
 
-/// Reports whether the client's last token is recent enough. Only UDP flows that a client opened need further tokens: a
-/// TCP client sends one token, in the SYN, and a flow that no client opened needs none.
+/// Reports whether the client's last token is recent enough. Only UDP flows that a client opened need further tokens. A
+/// TCP client sends one token, in the SYN. A flow that no client opened needs no token.
 pub fn is_proved(config: &VerifierConfig, key: &FlowKey, flow: &Flow, now: u32) -> bool {
     // Signed: the clock may have been set back since.
     key.protocol != UDP || !flow.by_grant() || now.wrapping_sub(flow.proved) as i32 <= config.udp_renewal as i32

@@ -129,7 +129,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         });
         let known = secrets.iter().flatten().count() > 0;
         self.require("epoch", known, DropReason::UnknownEpoch, || match known {
-            true => "the pair was not announced; this verifier tries the secrets of now".into(),
+            true => "the pair was not announced; this verifier tries its current secrets".into(),
             false => "this verifier has no keys".into(),
         })?;
         let right = |(_, secret): &&(u64, ServerSecret)| token.proves(&ClientKey::of(token.pair, secret.bytes()));
@@ -160,7 +160,9 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             return Ok(());
         }
         self.require("memory", false, reason, || {
-            format!("this verifier's clock was set back, so it no longer knows whether this was {what} before")
+            format!(
+                "this verifier's clock was set back, so the verifier no longer knows whether this was {what} before"
+            )
         })
     }
 

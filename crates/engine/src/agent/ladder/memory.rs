@@ -99,9 +99,9 @@ impl Memory {
         }
     }
 
-    /// Records a doubt about a rung. The rung's first packet was not answered in time. Then an answer came after the
-    /// packet had also been sent by `other`, but it does not show to which rung it belongs. If `other` was answered
-    /// alone before, `rung` has failed. Otherwise, the next connection begins with `other`.
+    /// Records that `rung` has possibly failed. Its first packet was not answered in time, so the packet was also sent
+    /// by `other`. The answer that then arrived does not show which of the two it answers. If an earlier answer has
+    /// shown that `other` works, `rung` counts as failed. Otherwise, the next connection begins with `other`.
     pub fn doubted(&mut self, now: Duration, path: &Path, rung: Rung, other: Rung) {
         let works = self.record(path, other).works == Some(true);
         let known = self.known(now, path);
@@ -119,7 +119,7 @@ impl Memory {
         self.changed |= differs;
     }
 
-    /// Records that a rung's first packet was not answered, although another rung's was.
+    /// Records that a rung's first packet was not answered, although the packet was answered by another rung.
     pub fn failed(&mut self, now: Duration, path: &Path, rung: Rung) {
         let record = &mut self.known(now, path).rungs[rung as usize];
         let before = *record;

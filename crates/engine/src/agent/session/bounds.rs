@@ -7,8 +7,8 @@ use ipnet::IpNet;
 use std::net::IpAddr;
 
 impl Session {
-    /// Sends a packet without identity, because no session of the user's may give it a token. Lets further packets to
-    /// the destination pass for some time, too.
+    /// Sends a packet without identity, because none of the user's sessions is allowed to give it a token. Lets further
+    /// packets to the destination pass for some time, too.
     pub fn pass(&mut self, unix: u64, place: Destination, frame: Option<Frame>, outputs: &mut Outputs) {
         self.go_plain(place, unix + FOREIGN, Why::Foreign, outputs);
         if let Some(frame) = frame {
@@ -16,9 +16,9 @@ impl Session {
         }
     }
 
-    /// Gives up everything for addresses that the session may no longer speak for: receivers for which `may_claim` is
-    /// false, and destinations for whose addresses `owns` is false. Drops queued packets to them; the programs that sent
-    /// these packets send them again.
+    /// Removes everything about addresses for which the session may no longer speak: receivers for which `may_claim` is
+    /// false, and destinations for whose addresses `owns` is false. Drops packets that are queued for these
+    /// destinations; the programs that sent these packets send them again.
     pub fn confine(
         &mut self,
         may_claim: impl Fn(&IpNet) -> bool,

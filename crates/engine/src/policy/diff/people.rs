@@ -24,8 +24,8 @@ pub(super) struct People<'p> {
     classes: Vec<Vec<&'p str>>,
     /// Descriptions of the further attributes.
     qualities: Vec<String>,
-    /// For each class and then for each quality, the rules of each policy that apply to it, by rank. Rules for everyone
-    /// are left out.
+    /// The rules of each policy that apply to a class or to a further attribute, as positions in the order of strength.
+    /// The classes come first, then `qualities`. Rules for everyone are left out.
     traits: Vec<[Vec<usize>; 2]>,
     profiles: Vec<Profile>,
 }

@@ -50,7 +50,7 @@ pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut 
             if outcome != Some(Outcome::Allow) {
                 reader.fault(
                     word.span(),
-                    "only what is allowed has a treatment: remove `treatment`, or expect \"allow\"",
+                    "only an allowed request has a treatment: remove `treatment`, or expect \"allow\"",
                 );
             }
             choice(reader, &word, &treatments)

@@ -54,7 +54,10 @@ pub(super) fn read(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, suite: Gran
         reader.fault(value.span(), format!("{why}: remove `treatment`, or choose another suite"));
     }
     for (key, why) in [
-        ("bind_source", "a sealed tunnel hides the sender's address: bind the rule that leads to the tunnel instead"),
+        (
+            "bind_source",
+            "a sealed tunnel hides the sender's address: set `bind_source` in the rule that allows the tunnel instead",
+        ),
         ("carrier", "in a sealed tunnel tokens always travel by tail: remove `carrier`"),
     ] {
         if let Some(value) = fields.value(key) {
@@ -147,7 +150,7 @@ pub(super) fn check(reader: &mut Reader<'_>, policy: &Policy, demands: &[Demand]
             }
             if let Some(who) = rule.who.iter().find(|who| !may_reach(policy, who, tunnel)) {
                 let why =
-                    format!("{who} must send to `{name}` through the tunnel `{way}`, which no rule lets them reach");
+                    format!("{who} must send to `{name}` through the tunnel `{way}`, but no rule lets them reach it");
                 reader.fault(span.clone(), format!("{why}: add a rule that allows {who} to reach `{way}`"));
             }
         }

@@ -123,8 +123,8 @@ impl Responder {
         self.reschedule(id, now);
     }
 
-    /// Brings a tunnel's time in the schedule forward if the tunnel has earlier work. If the work was postponed, the
-    /// schedule looks at the tunnel once too often.
+    /// Moves a tunnel forward in the schedule if the tunnel's next work is due earlier than scheduled. If the work is
+    /// due later, the schedule keeps the old time, and the responder looks at the tunnel once in vain.
     pub(super) fn reschedule(&mut self, id: TunnelId, now: Millis) {
         let Some(tunnel) = self.tunnels.get_mut(&id) else { return };
         let due = tunnel.work().max(now + 1);
