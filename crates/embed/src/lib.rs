@@ -1,7 +1,7 @@
 //! The C interface of [`reach`] and, in `identity`, of [`whois`]; `include/vouchsafe.h` describes it.
 //!
-//! The pointers that each function takes must be valid as the header's contract says. Each function catches a panic
-//! before it reaches the caller's frames.
+//! Callers have to pass valid pointers, as the header explains. If the Rust code panics, the function catches the
+//! panic, so that it does not reach the caller's code.
 
 mod identity;
 
@@ -118,7 +118,8 @@ pub unsafe extern "C" fn vouchsafe_udp_send(flow: *mut Datagrams, bytes: *const 
 ///
 /// # Safety
 ///
-/// `flow` must come from [`vouchsafe_udp`] and must not be closed; `bytes` must point to room for `length` bytes.
+/// `flow` must come from [`vouchsafe_udp`] and must not be closed; `bytes` must point to at least `length` writable
+/// bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vouchsafe_udp_receive(flow: *mut Datagrams, bytes: *mut c_void, length: usize) -> i64 {
     let receive = || {
@@ -202,7 +203,7 @@ fn set_errno(number: c_int) {
 }
 
 fn missing() -> Error {
-    Error::Folder("a pointer is NULL that must not be: see vouchsafe.h".to_owned())
+    Error::Folder("a pointer that must not be NULL is NULL: see vouchsafe.h".to_owned())
 }
 
 /// Reads a text from the caller; returns `None` for null.

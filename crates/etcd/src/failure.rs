@@ -33,8 +33,8 @@ pub enum Failure {
     Unclear(String),
     /// etcd refused the call. Every other member would refuse it, too.
     Refused(String),
-    /// etcd reported that its database is full. etcd reports this for calls that it has refused. It also reports it for
-    /// the call that exceeded the quota, although it has carried out that call.
+    /// etcd reported that its database is full. etcd reports this error for calls that it has refused, but also for the
+    /// call that exceeded the quota, although it has carried out that call.
     Full,
     /// The answer is longer than the limit.
     TooLong,
@@ -61,8 +61,8 @@ const TOO_LONG: &str = "the answer is too long";
 /// Classifies an error of reqwest.
 pub fn of_connection(error: &reqwest::Error) -> Failure {
     let why = chain(error);
-    // A handshake that failed for a certificate's sake can look like a failure to read the answer, because in TLS 1.3 the
-    // client sends its request before the server has checked the client's certificate.
+    // A handshake that failed for a certificate's sake can look like a failure to read the answer, because in TLS 1.3
+    // the client sends its request before the server has checked the client's certificate.
     let alerts = ["Certificate", "UnknownCA", "AccessDenied"];
     let is_handshake = why
         .split_once("received fatal alert: ")
@@ -103,8 +103,8 @@ pub fn grpc_error(answer: &Value) -> Option<(i64, &str)> {
 pub fn of_grpc(code: i64, message: &str) -> Failure {
     let says = |part: &str| message.contains(part);
     match code {
-        // Members check these before they propose the call to Raft. The last one is the gateway's: it could not connect to
-        // its own member.
+        // Members check these before they propose the call to Raft. The last one is the gateway's: it could not connect
+        // to its own member.
         UNAVAILABLE
             if says("no leader")
                 || says("not capable")

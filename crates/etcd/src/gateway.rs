@@ -17,8 +17,8 @@ pub const CALL_TIME: Duration = Duration::from_secs(3);
 /// Maximum time to connect to a member. Also the maximum time to wait for the beginning of a member's answer to a read,
 /// before the next member is asked.
 pub const ATTEMPT_TIME: Duration = Duration::from_millis(700);
-/// Maximum time to wait for the beginning of the answer to a change. The answer to a change that is under way when etcd's
-/// leader ends may never come; the caller then looks the change up.
+/// Maximum time to wait for the beginning of the answer to a change. The answer to a change that is under way when
+/// etcd's leader ends may never come; the caller then looks the change up.
 const CHANGE_TIME: Duration = Duration::from_millis(1500);
 /// Pause after all members failed, before the first one is asked again.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -58,7 +58,10 @@ impl Gateway {
     pub fn new(settings: &Settings) -> Result<Self> {
         let count = settings.endpoints.len();
         ensure!(count > 0, "etcd's settings name no endpoint: give at least one URL, such as https://HOST:2379");
-        ensure!(count <= MOST_ENDPOINTS, "etcd's settings name {count} endpoints, and at most {MOST_ENDPOINTS} may be");
+        ensure!(
+            count <= MOST_ENDPOINTS,
+            "etcd's settings name {count} endpoints, but at most {MOST_ENDPOINTS} are possible"
+        );
         let endpoints = settings.endpoints.iter().map(|url| endpoint(url)).collect::<Result<Vec<_>>>()?;
         ensure!(
             settings.ca.is_none() && settings.certificate.is_none()
@@ -108,8 +111,8 @@ impl Gateway {
         while !call.deadline.saturating_duration_since(Instant::now()).is_zero() {
             for (index, endpoint) in self.in_order().map(|(index, endpoint)| (index, endpoint.to_owned())) {
                 let left = call.deadline.saturating_duration_since(Instant::now());
-                // A change is only sent if there is time enough to connect. Otherwise, when the time is over, nobody would
-                // know whether it was sent.
+                // A change is only sent if there is time enough to connect. Otherwise, when the time is over, nobody
+                // would know whether it was sent.
                 if call.once && left <= ATTEMPT_TIME {
                     break;
                 }

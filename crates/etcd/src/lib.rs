@@ -135,13 +135,13 @@ impl Etcd {
         answer.and_then(|answer| messages::read_txn(&answer)).map_err(|failure| failure.into_error(once))
     }
 
-    /// Grants a lease that ends after `ttl_seconds`, unless it is kept alive. etcd extends times that are shorter than
-    /// its election.
+    /// Grants a lease that ends after `ttl_seconds`, unless it is kept alive. If `ttl_seconds` is shorter than an
+    /// election of etcd, etcd makes the lease longer.
     ///
     /// # Errors
     ///
-    /// Fails if etcd can't be reached, or if its database is full. A lease that was granted although the call fails ends
-    /// after its time.
+    /// Fails if etcd can't be reached, or if its database is full. If etcd granted the lease although the call failed,
+    /// the lease ends after `ttl_seconds`.
     pub fn grant_lease(&self, ttl_seconds: u32) -> Result<i64, Error> {
         // The lease gets its number here, so that the call may be sent again.
         let number = (RandomState::new().build_hasher().finish() >> 1).max(1);
@@ -183,8 +183,8 @@ impl Etcd {
         Watch::open(&self.worker, prefix, from_revision)
     }
 
-    /// Returns the status of each endpoint, in the order of the settings. Endpoints that can't be reached are in the list,
-    /// with the reason.
+    /// Returns the status of each endpoint, in the order of the settings. Endpoints that can't be reached are in the
+    /// list, with the reason.
     ///
     /// # Errors
     ///

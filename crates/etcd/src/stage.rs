@@ -29,7 +29,7 @@ const READY: &str = "ready to serve client requests";
 /// The members to start, and their settings.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
-    /// The members: where each one runs.
+    /// The place where each member runs.
     pub places: Vec<Place>,
     /// Whether members and clients need certificates of the stage's CA (mTLS). If not, they use HTTP without TLS.
     pub tls: bool,
@@ -44,8 +44,8 @@ pub struct Plan {
 /// The place where a member runs.
 #[derive(Clone, Debug, Default)]
 pub struct Place {
-    /// Words in front of the command, such as `ip netns exec NAME`. This program must replace itself by the command, as
-    /// `ip netns exec` does. Otherwise, the member could not be killed.
+    /// Words in front of the command, such as `ip netns exec NAME`. These words must start a program that replaces
+    /// itself by the command, as `ip netns exec` does. Otherwise, the member could not be killed.
     pub prefix: Vec<String>,
     /// Address for clients; if `None`, a free loopback address of this stage.
     pub client: Option<SocketAddr>,
@@ -60,7 +60,7 @@ impl Plan {
     }
 }
 
-/// Running members.
+/// The running members of a test.
 pub struct Stage {
     plan: Plan,
     folder: TempDir,

@@ -54,7 +54,7 @@ pub struct KeyValue {
 /// in `failure`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Txn {
-    /// The comparisons.
+    /// Conditions of the transaction.
     pub compare: Vec<Compare>,
     /// Operations that etcd carries out if all comparisons hold. They must not change the same key twice.
     pub success: Vec<Op>,

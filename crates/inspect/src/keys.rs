@@ -45,9 +45,9 @@ pub struct KeyFile {
 }
 
 impl KeyFile {
-    /// Reads a file of lines such as `TO_RESPONDER 8f1c2a90 SECRET`. A line contains the kind of records that the
-    /// secret opens, the index in the headers of these records in 8 hex digits, and the secret in 64 hex digits. Empty
-    /// lines and lines that begin with `#` are ignored.
+    /// Reads a file of lines such as `TO_RESPONDER 8f1c2a90 SECRET`. The first word of a line is the kind of records
+    /// that the secret opens. The second is the index in the headers of these records, in 8 hex digits. The third is
+    /// the secret, in 64 hex digits. Empty lines and lines that begin with `#` are ignored.
     ///
     /// # Errors
     /// Fails if the file can't be read, or if a line is malformed. The error names the malformed line.

@@ -1,9 +1,9 @@
 //! Shared parts of the benchmarks: figures with yardsticks, and the table that `cargo xtask bench` makes of them.
 //!
-//! Machines differ by a factor of two, and other work on them comes and goes. So a figure is compared with a yardstick
-//! that the same run measures: an empty program, an echo, a plain copy, a walk over memory. A bound limits the ratio of
-//! the figure to its yardstick. A yardstick that varies within the run shows that the machine was too noisy for a
-//! verdict.
+//! Machines differ by a factor of two, and other work on them comes and goes. So each figure is compared with a
+//! yardstick that the same run measures, such as an empty program, an echo, a plain copy or a walk over memory. A bound
+//! limits the ratio of the figure to its yardstick. A yardstick that varies within the run shows that the machine was
+//! too noisy for a verdict.
 //!
 //! ```
 //! use measure::{Bound, Figures, Yardstick};
@@ -56,7 +56,8 @@ impl Yardstick {
         Self { middle: value, noise: 0.0 }
     }
 
-    /// Returns a yardstick whose middle is `factor` times as large, with the same noise, for a figure in another unit.
+    /// Returns a copy of the yardstick for a figure in another unit: its middle value is multiplied by `factor`, and
+    /// its noise is the same.
     pub fn scaled(&self, factor: f64) -> Self {
         Self { middle: self.middle * factor, noise: self.noise }
     }
@@ -94,10 +95,10 @@ impl Figures {
         self.judge(name, unit, value, yardstick, value / yardstick.middle, 0.0, bound);
     }
 
-    /// Adds a figure that was sampled in pairs: each pair is a sample of the figure, and a sample of its yardstick
-    /// taken right beside it. A disturbance changes both samples of a pair, so the pairs' ratios vary less than the
-    /// yardstick does. If the mean ratio misses the bound, but by no more than twice its standard error, the verdict is
-    /// `too noisy`.
+    /// Adds a figure that was sampled in pairs. Each pair has a sample of the figure, and a sample of its yardstick
+    /// that was taken at nearly the same time. A disturbance changes both samples of a pair, so the pairs' ratios vary
+    /// less than the yardstick does. If the mean ratio misses the bound, but by no more than twice its standard error,
+    /// the verdict is `too noisy`.
     ///
     /// # Panics
     ///

@@ -8,7 +8,7 @@ use crate::Figures;
 pub type Part<E> = (&'static str, fn(&mut Figures) -> Result<(), E>);
 
 /// Runs the parts that the command line names or, if it names none, all parts except `only_named`. Prints their figures
-/// and ends the process, with exit code 2 if a part could not measure. The other parts' figures are printed in any case.
+/// and ends the process, with exit code 2 if a part failed. The other parts' figures are printed in any case.
 pub fn run_parts<E: Display>(parts: &[Part<E>], only_named: &[&str]) -> ! {
     let mut figures = Figures::default();
     let mut failed = false;

@@ -1,9 +1,10 @@
 //! Measures how long it takes in user space to parse a packet and to verify its proof, for packets in batches and for
 //! single packets. The yardstick is the time that AES alone takes for as many blocks as a proof covers. With 1000 keys,
-//! the expanded keys do not fit into the first-level cache. The yardstick then also reads one expanded key per packet.
+//! the expanded keys do not fit into the first-level cache. In this case, the yardstick also reads one expanded key per
+//! packet.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. The packets and keys fit into the caches of one core.
-//! Rounds of the measurement and of the yardstick alternate.
+//! Prints one JSON object, which `cargo xtask bench` collects. All packets and keys fit into the other caches of one
+//! core. Rounds of the measurement and of the yardstick alternate.
 
 use aes::cipher::{BlockCipherEncrypt, KeyInit};
 use engine::verifier::proofs::{Outcome, Verifier};

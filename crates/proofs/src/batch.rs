@@ -54,7 +54,7 @@ pub enum Means {
     Wide,
     /// The processor's AES instructions.
     Native,
-    /// Library code.
+    /// Code of a library, without special instructions of the processor.
     Library,
 }
 

@@ -21,8 +21,8 @@ const SPARSE: usize = 8;
 
 impl<K> Keys<K> {
     /// Builds a table of keys by authority and epoch. The epochs of an authority's keys must differ in their low 8
-    /// bits, which are those that travel in packets. `any` takes the place of a missing key. Keys beyond the first 16
-    /// million are left out.
+    /// bits, which are those that travel in packets. Callers use `any` in place of a missing key. Keys beyond the first
+    /// 16 million are left out.
     pub fn new(keys: impl ExactSizeIterator<Item = ((u32, Epoch), K)>, any: K) -> Self {
         let count = keys.len().min((1 << NUMBER) - 2);
         let bits = (count * SPARSE + 2).next_power_of_two().trailing_zeros();

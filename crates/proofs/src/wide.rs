@@ -282,8 +282,7 @@ impl Wide {
     }
 
     /// Checks up to 32 packets. The first result has one bit for each packet, which is set if the packet has the plain
-    /// form and its fields are valid. The second result also has one bit for each packet, which is set if the packet's
-    /// proof is right, too.
+    /// form and its fields are valid. In the second result, a packet's bit is set if the packet's proof is also right.
     pub fn verify(self, keys: &Keys<Expanded>, frames: &[&mut [u8]], limits: Limits<'_>) -> (u32, u32) {
         // SAFETY: a `Wide` exists only if the processor has the features.
         unsafe { verify(keys, frames, limits) }

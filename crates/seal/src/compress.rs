@@ -1,4 +1,4 @@
-//! Compression of blocks, of which only those are sent compressed that become shorter (wire.md §9.3.2, §9.4). The
+//! Compression of blocks. A block is sent compressed only if compression makes it shorter (wire.md §9.3.2, §9.4). The
 //! compressor keeps no data from one block to the next. The lengths of one flow's compressed blocks therefore reveal
 //! nothing about the content of another flow.
 

@@ -18,7 +18,8 @@ const PATIENCE_OF_COMPLAINTS: Duration = Duration::from_secs(8);
 /// Longest answer that is read.
 const ANSWER_MAX: usize = 64 * 1024;
 
-/// A connection that the application has accepted. The application keeps this value as long as it may want to ask again.
+/// A connection that the application has accepted. The application keeps this value as long as it may want to ask
+/// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Connection {
     /// The client's address and port.
@@ -48,9 +49,9 @@ impl Connection {
 pub enum Misconduct {
     /// A login failed. The verifier takes off 5 points by default.
     FailedLogin,
-    /// The person sent too many requests. The default is 10 points.
+    /// The person sent too many requests. The verifier takes off 10 points by default.
     Flood,
-    /// The person abused the service. The default is 20 points.
+    /// The person abused the service. The verifier takes off 20 points by default.
     Abuse,
 }
 
@@ -109,7 +110,7 @@ impl Verifier {
     /// # Errors
     ///
     /// Fails as `docs/identity.md` says. A complaint that failed with [`Error::Unreachable`], or with status 504, may
-    /// count nevertheless: an application does not repeat it.
+    /// have been counted nevertheless: do not repeat it.
     pub fn complain(&self, connection: &Connection, about: Misconduct, points: Option<u32>) -> Result<u32, Error> {
         let mut fields = format!("X-Vouchsafe-About: {}\r\nContent-Length: 0\r\n", about.name());
         if let Some(points) = points {
