@@ -1,6 +1,6 @@
-//! Measures sealed tunnels between two namespaces: throughput, processors' time and round trips, in comparison with the
-//! same path without a tunnel, with wireguard-go and with OpenVPN; compression on a slow path; re-keying; memory and
-//! forged handshakes at the verifier.
+//! Measures sealed tunnels between two namespaces. Compares throughput, processor time and round trips with those of
+//! the same path without a tunnel, with wireguard-go and with OpenVPN. Also measures compression on a slow path,
+//! re-keying, and the cost of idle tunnels and forged handshakes at the verifier.
 //!
 //! Prints one JSON object, which `cargo xtask bench` collects. Needs root and the packages of `xtask/setup.sh bench`.
 //! Arguments choose parts. The part `rekey-long` takes a quarter of an hour and only runs when it is named.

@@ -130,8 +130,8 @@ impl AgentEnd {
         }
     }
 
-    /// Sets the clock of the authority of a subject's organisation. Grants end, and tokens and initiations are dated, by
-    /// this clock, so that a wrong clock on this machine does no harm.
+    /// Sets the clock of the authority of a subject's organisation. The tunnels of that subject use this clock to end
+    /// grants and to date tokens and initiations. So a wrong clock on this machine does no harm.
     pub fn set_clock(&mut self, of: (u32, u16), clock: Clock) {
         if self.clocks.insert(of, clock) != Some(clock) {
             let own = self.tunnels.iter_mut().filter(|(key, _)| owner(key) == of);
@@ -139,7 +139,7 @@ impl AgentEnd {
         }
     }
 
-    /// Closes all tunnels except those for which `is_wanted` returns true and those that a leg uses. The next
+    /// Closes all tunnels except those for which `is_wanted` returns true and those that a [`Leg`] uses. The next
     /// [`End::poll`] tells the verifiers that the tunnels have ended.
     pub fn retain_tunnels(&mut self, is_wanted: impl Fn(&Key) -> bool, times: Times) {
         let used = self.legs.tunnels();
@@ -155,7 +155,8 @@ impl AgentEnd {
         }
     }
 
-    /// From now on, sends the packets to destination `to` into the tunnel of `leg`, if they are of this tunnel's subject.
+    /// From now on, sends the packets to destination `to` into the tunnel of `leg`, if they are of this tunnel's
+    /// subject.
     pub fn set_leg(&mut self, to: Destination, leg: Leg) {
         self.legs.set(to, leg);
     }
@@ -207,7 +208,7 @@ impl AgentEnd {
         self.legs.sources(times.0)
     }
 
-    /// Removes and returns a subject and a destination whose packets were dropped for lack of a leg.
+    /// Removes and returns a subject and a destination whose packets were dropped because no leg was set for them.
     pub fn unknown(&mut self) -> Option<(u32, Destination)> {
         self.legs.unknown()
     }

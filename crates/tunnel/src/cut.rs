@@ -1,5 +1,5 @@
 //! Cuts super-packets into packets that each fit into a record. Does not copy payload, and does not compute checksums
-//! over it: the record's tag protects the payload, so the packets travel with partial checksums (wire.md §9.4).
+//! over it. The record's tag protects the payload, so the packets travel with partial checksums (wire.md §9.4).
 
 use crate::packet::{Layout, TCP, UDP, Virtio};
 use crate::sum;

@@ -61,7 +61,8 @@ pub trait End: Send {
     /// The key by which the implementation identifies a tunnel.
     type Tunnel: Copy + PartialEq;
 
-    /// Whether the datagrams that [`Self::poll`] returns have to be sent before any record, because tokens are among them.
+    /// Whether the datagrams that [`Self::poll`] returns have to be sent before any record, because tokens are among
+    /// them.
     const SENDS_TOKENS: bool = false;
 
     /// Returns the tunnel for a frame from the device, and how to seal the frame's packets; `None` if the frame is to
@@ -85,8 +86,8 @@ pub trait End: Send {
         out: &mut Batch,
     ) -> (usize, usize);
 
-    /// Seals the blocks of a compressed frame in this lane, and appends the records to `out`. Returns `false` if the frame has to be
-    /// sent uncompressed, packet by packet.
+    /// Seals the blocks of a compressed frame in this lane, and appends the records to `out`. Returns `false` if the
+    /// frame has to be sent uncompressed, packet by packet.
     fn seal_block<'p>(
         &mut self,
         tunnel: Self::Tunnel,
@@ -119,8 +120,8 @@ pub trait End: Send {
         times: Times,
     ) -> bool;
 
-    /// Returns the flow of the frame that [`Self::route`] or [`Self::admit`] has accepted last, if the end counts what is
-    /// compressed.
+    /// Returns the flow of the frame that [`Self::route`] or [`Self::admit`] has accepted last. Returns `None` if this
+    /// end does not count compressed frames.
     fn latest(&self) -> Option<FlowKey> {
         None
     }

@@ -127,8 +127,8 @@ impl Legs {
         self.legs.retain(|(subject, to), _| is_wanted(*subject, to) || used.contains(&(*subject, *to)));
     }
 
-    /// Removes the legs into the tunnels of a subject's organisation, and the flows that used them. Once the subject has
-    /// no legs, removes its other flows, too.
+    /// Removes the legs into the tunnels of a subject's organisation, and the flows that used them. Once the subject
+    /// has no legs, removes its other flows, too.
     pub fn forget(&mut self, subject: u32, organisation: u16) {
         self.tunnels = None;
         let is_gone = |leg: &Leg| (leg.tunnel.subject, leg.tunnel.organisation) == (subject, organisation);
@@ -155,7 +155,7 @@ impl Legs {
         used.map(|(key, _)| key.client().0).collect()
     }
 
-    /// Removes and returns a subject and a destination whose packets were dropped for lack of a leg.
+    /// Removes and returns a subject and a destination whose packets were dropped because no leg was set for them.
     pub fn unknown(&mut self) -> Option<(u32, Destination)> {
         self.unknown.pop()
     }

@@ -12,7 +12,8 @@ use std::time::Instant;
 use wire::packet::tcp_flags;
 use wire::seal::Compression;
 
-/// Number of flows whose habits are remembered. A further flow takes the place of another, which costs that one a sample.
+/// Number of flows whose habits are remembered. A further flow takes the place of another, which costs that one a
+/// sample.
 const FLOWS: usize = 4096;
 
 /// Compresses the blocks of one thread.
@@ -26,7 +27,7 @@ pub struct Packer {
 /// Memory that only a thread with blocks to compress needs.
 struct State {
     compressor: Compressor,
-    /// For each flow, its habit. The flow is identified by its hash under a secret key.
+    /// The compression history of each flow. A flow is identified by its hash under a secret key.
     habits: Vec<(u32, Habit)>,
     hasher: RandomState,
 }

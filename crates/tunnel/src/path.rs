@@ -1,7 +1,7 @@
 //! The maximum length of datagrams on the paths to other ends. The route gives a first value. ICMP errors about the
 //! tunnel's own datagrams (RFC 1191, RFC 8201) give a more exact one.
 //!
-//! The kernel also stores a length for each path, but this length is of no use here: it can come from an ICMP error
+//! The kernel also stores a length for each path. This length is of no use here, because it can come from an ICMP error
 //! that the tunnel sent to an application on this machine. Packets of applications have to be shorter than the tunnel's
 //! datagrams, because they have to fit into a record.
 

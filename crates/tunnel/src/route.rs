@@ -69,9 +69,9 @@ fn address_message(index: u32, address: IpAddr) -> Vec<u8> {
 }
 
 /// Assigns `address`, which the machine has lost, to the tunnel's device with the index `index` and the name `device`.
-/// So flows in the tunnel can continue: sockets still send from the address, and the kernel still delivers packets to
-/// the address that come out of this device. On other interfaces, the machine does not answer for the address, because
-/// a neighbour possibly has it now.
+/// So flows in the tunnel can continue. Sockets still send from the address. Packets to the address that come out of
+/// this device are still delivered. On other interfaces, the machine does not answer for the address, because a
+/// neighbour possibly has it now.
 ///
 /// # Errors
 /// Fails if the kernel does not add the address, a rule or a route.

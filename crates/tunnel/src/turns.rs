@@ -4,9 +4,9 @@ use crate::line::{Head, Line};
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A value whose lock is given in turn. The threads of the queues lock the value for every frame. With an ordinary
-/// lock, such a thread would take the lock again before a waiting thread has woken up. The waiting thread would then
-/// wait as long as there is traffic.
+/// A value behind a lock that threads get in the order of their arrival. The threads of the queues lock the value for
+/// every frame. With an ordinary lock, such a thread would take the lock again before a waiting thread has woken up.
+/// The waiting thread would then wait as long as there is traffic.
 pub struct Turns<E> {
     value: Mutex<E>,
     /// Held by the thread that is next to lock `value`.

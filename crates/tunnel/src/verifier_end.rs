@@ -26,9 +26,9 @@ pub trait Knowledge: Send {
     fn with_tables(&self, work: &mut dyn FnMut(&dyn Tables));
 
     /// Returns the demand of a rule for the packets of `flow`. It is the rule of the grant that has admitted the flow.
-    /// If no grant has, it is the rule of the grant whose handle is `token`. The token with this handle is not verified
-    /// yet, but the handle belongs to `account`, which is also the account of the flow's tunnel. Returns `None` if
-    /// there is neither grant nor handle, or if the verifier does not know the rule yet.
+    /// If no grant has admitted the flow, it is the rule of the grant whose handle is `token`. The token with this
+    /// handle is not verified yet, but the handle belongs to `account`, which is also the account of the flow's tunnel.
+    /// Returns `None` if there is neither grant nor handle, or if the verifier does not know the rule yet.
     fn demanded(&self, flow: &FlowKey, token: Option<Handle>, account: u32) -> Option<Sealing>;
 }
 

@@ -134,7 +134,7 @@ fn a_check_compares_tenants_with_the_authority_which_lists_their_segments() {
                 ),
                 "no tenant has it",
             ),
-            (tenant.replace("192.0.2.6", "192.0.2.10"), "no network of this name, or none of its addresses"),
+            (tenant.replace("192.0.2.6", "192.0.2.10"), "no network of this name, or places no address of the network"),
             (
                 tenant.replace("10.0.0.1\"", "10.0.0.0/24\"")
                     + "\n[[places]]\nnetwork = \"blue\"\naddress = \"10.0.0.1\"\nendpoint = \"192.0.2.10\"\ninterface = 1",

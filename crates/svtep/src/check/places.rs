@@ -100,8 +100,8 @@ fn has_place(
     let (network, vni) = (&tenant.tenant.network, tenant.tenant.vni.number());
     let known = places.0.get(network.as_str()).and_then(|places| places.first()).with_context(|| {
         format!(
-            "the authority has no network of this name, or none of its addresses behind this endpoint{}. Correct \
-             `network` here, or add a [[places]] table to networks.toml there",
+            "the authority has no network of this name, or places no address of the network behind this endpoint{}. \
+             Correct `network` here, or add a [[places]] table to networks.toml there",
             hint(network, places.0.keys().copied())
         )
     })?;
@@ -139,8 +139,8 @@ fn has_place(
     let may_ask = asked_by.iter().any(|who| who.strip_prefix("person:").is_none_or(|person| person == service));
     ensure!(
         may_ask,
-        "at the authority only {} may request its segments, and `service_key` is the key of {service}: use another \
-        key, or correct `asked_by` in networks.toml there",
+        "the authority lets only {} request segments for this address, but `service_key` is the key of {service}: use \
+         another key, or correct `asked_by` in networks.toml there",
         asked_by.join(", ")
     );
     Ok(())

@@ -27,7 +27,7 @@ pub struct Measured {
     pub cpu: f64,
 }
 
-/// A path on which all programs are running that a measurement needs.
+/// A path, with all the programs that a measurement needs.
 pub struct Path {
     /// Name of the path in the figures.
     pub name: &'static str,

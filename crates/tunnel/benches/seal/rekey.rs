@@ -1,8 +1,8 @@
 //! Measures throughput by suite, forward secrecy and re-keying, as published for IPsec by Bollinger.
 //!
 //! A run takes a second, far less than the time between two re-keyings. So a run with an interval by time begins
-//! shortly before its tunnel is due to re-key, and contains one re-keying: as many as a whole interval. The bench
-//! counts the re-keyings of each run.
+//! shortly before its tunnel is due to re-key. It contains one re-keying, as a whole interval does. The bench counts
+//! the re-keyings of each run.
 
 use crate::stage::{self, SERVER, Stage, demand};
 use anyhow::{Context, Result, ensure};
