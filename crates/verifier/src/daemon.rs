@@ -73,8 +73,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let cold_start = pins.live_links()?.is_empty() || pins.is_observing();
     if !cold_start && trial.is_some() {
         bail!(
-            "cannot try: protection is already in force. Use `vouchsafe verifier run` without --try, or end \
-             protection first with `vouchsafe verifier detach`"
+            "cannot protect on trial: protection is already in force. Use `vouchsafe verifier run` without --try, or \
+             end protection first with `vouchsafe verifier detach`"
         );
     }
     if trial.is_some() && settings.hook == Choice::Auto && !settings.hook.ends_with_process() {

@@ -1,5 +1,5 @@
-//! The verifier as a gateway: the interfaces that lead inside, the programs that record there which flows the inside
-//! opens, and the inside addresses of clients.
+//! The verifier as a gateway. This module has the interfaces that lead inside, the programs there that record the flows
+//! that the inside opens, and the inside addresses of clients.
 
 use crate::addresses::Addresses;
 use crate::settings::Settings;

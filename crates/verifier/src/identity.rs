@@ -1,7 +1,8 @@
 //! Tells applications who is behind a connection: the owner of the grant that admitted it.
 //!
-//! Nothing is remembered between two answers. An answer is about the flow that has these addresses and ports now. If
-//! the flow gets another owner while the verifier asks the authority, the verifier does not give the answer.
+//! An answer is about the flow that has these addresses and ports now. The verifier remembers nothing from one answer
+//! to the next. If the flow gets another owner while the verifier asks the authority, the verifier does not give the
+//! answer.
 
 pub mod complaints;
 pub mod endpoint;
@@ -17,7 +18,8 @@ use std::time::Duration;
 use wire::map::{Flow, FlowKey};
 
 /// Longest time from a client's last SYN to the moment when the server's application gets the connection: enough for
-/// the server to send its answer five times (after 1, 3, 7 and 15 s). A client whose handshake takes longer is not known.
+/// the server to send its answer five times (after 1, 3, 7 and 15 s). A client whose handshake takes longer is not
+/// known.
 const HANDSHAKE: u64 = 20;
 /// Largest difference of two readings of one clock in whole seconds.
 const ROUNDING: u64 = 2;
@@ -49,7 +51,7 @@ impl Connection {
 /// The person behind a connection, and the terms on which the connection was admitted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The person.
+    /// Name of the person.
     pub person: String,
     /// The person's device.
     pub device: String,

@@ -15,8 +15,8 @@ pub use engine::verifier::keys_until;
 pub const KEY_SLOTS: u32 = 256;
 const CLOCK_SKEW_MAX: u64 = engine::verifier::CLOCK_SKEW_MAX as u64;
 
-/// Returns the configuration with which the kernel program is loaded: `set` (the part from the settings), completed
-/// with the replay seed, and with the epoch length and the maximum lifetime in the authority's `config`.
+/// Returns the configuration with which the kernel program is loaded. It is `set`, the part from the settings, with
+/// three more values: the replay seed, and the epoch length and the maximum lifetime from the authority's `config`.
 pub fn kernel_config(set: VerifierConfig, replay_seed: u64, config: &api::VerifierConfig) -> VerifierConfig {
     VerifierConfig { replay_seed, epoch_length: config.epoch_length, max_lifetime: config.max_lifetime, ..set }
 }

@@ -61,7 +61,7 @@ pub fn prepare(settings: &Settings, instance: &str) -> Result<Listeners> {
         );
         ensure!(
             !settings.observe,
-            "`observe` and `proxy_protocol` exclude each other, because the relay refuses connections without identity"
+            "`observe` and `proxy_protocol` exclude each other: the relay refuses connections whose person is unknown"
         );
     }
     let listen = |service: &SocketAddr| Ok((*service, transparent::listen(*service)?));

@@ -1,5 +1,5 @@
 //! The verifier's settings. Each setting has the same name as a flag, as an environment variable and as a key of
-//! `verifier.toml`; the settings in the section `[proofs]` exist only in the file. A flag takes precedence over the
+//! `verifier.toml`. The settings in the section `[proofs]` exist only in the file. A flag takes precedence over the
 //! environment, and the environment over the file.
 
 use clap::Args;
@@ -58,7 +58,8 @@ pub struct Flags {
     /// Address at which to serve metrics for Prometheus, in plain HTTP [default: not served]
     #[arg(long, value_name = "ADDR:PORT", env = "VOUCHSAFE_METRICS")]
     pub metrics: Option<SocketAddr>,
-    /// Room for admitted flows of each family, 120 bytes each for IPv4 and 144 for IPv6 [default: 262144]
+    /// Room for this number of admitted flows of each address family; an IPv4 flow takes 120 bytes, an IPv6 flow 144
+    /// [default: 262144]
     #[arg(long, value_name = "N", env = "VOUCHSAFE_MAX_FLOWS", value_parser = clap::value_parser!(u32).range(MAX_FLOWS))]
     pub max_flows: Option<u32>,
     /// Room for grants in use, 120 bytes each [default: 65536]

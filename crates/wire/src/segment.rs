@@ -81,7 +81,8 @@ pub struct Segment {
     pub suite: Suite,
     /// Number of proofs that travel with the segment.
     pub count: u8,
-    /// Number of verifiers that have already checked their proofs. It selects the verifier that checks its proof next.
+    /// Number of verifiers that have already checked their proofs. This number selects the verifier that checks its
+    /// proof next.
     pub pointer: u8,
     /// The segment's flags.
     pub flags: SegmentFlags,

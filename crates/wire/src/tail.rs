@@ -1,6 +1,6 @@
-//! Three carriers (wire.md §4.1, §4.2, §4.5 to §4.7): `tail` puts a token after the payload of a first packet, `stream`
-//! puts it into the first bytes of a TCP stream, and `fast_open` puts it behind an option that the sender adds. A SYN
-//! of the carrier `tcp_in_udp` has a block like that of `tail` (§4.8).
+//! Three carriers (wire.md §4.1, §4.2, §4.5 to §4.7). `tail` puts a token after the payload of a first packet. `stream`
+//! puts the token into the first bytes of a TCP stream. `fast_open` puts it behind an option that the sender adds. A
+//! SYN of the carrier `tcp_in_udp` has a block like that of `tail` (§4.8).
 //!
 //! A transport checksum stays in the form in which it arrived, complete or partial (see [`crate::checksum`]).
 
@@ -137,9 +137,9 @@ pub fn append(frame: &mut [u8], packet: &Packet, block: &[u8; BLOCK_LEN]) -> Opt
     Some(end)
 }
 
-/// Adds a Fast Open option to the header of a SYN without data, and a block with the token behind it. Returns the frame's
-/// new length. After `packet.end`, `frame` must have room for both and nothing else. Returns `None` if the packet can't
-/// carry both, or if `frame` has too little room.
+/// Adds a Fast Open option to the header of a SYN without data, and a block with the token behind it. Returns the
+/// frame's new length. After `packet.end`, `frame` must have room for both and nothing else. Returns `None` if the
+/// packet can't carry both, or if `frame` has too little room.
 pub fn append_with_option(frame: &mut [u8], packet: &Packet, token: &[u8; TOKEN_LEN]) -> Option<usize> {
     let longest = packet.transport.checked_add(TCP_HEADER_MAX - FAST_OPEN_LEN)?;
     if packet.form != Form::Whole || !packet.opens() || packet.payload != packet.end || packet.payload > longest {

@@ -52,8 +52,8 @@ mod running {
             }
             if self.running.as_ref().is_some_and(|running| !running.is_running()) {
                 tracing::error!(
-                    "a thread of the sealed tunnels has ended, and nobody reaches receivers through them: starting it \
-                     again"
+                    "a thread of the sealed tunnels has ended, and nobody reaches receivers through the tunnels: \
+                     starting the thread again"
                 );
                 self.running = None;
             }

@@ -163,7 +163,8 @@ impl Question {
                 (StatusCode::UNAUTHORIZED, [("www-authenticate", "Vouchsafe")], why).into_response()
             }
             (Self::Person, Answer::Unnamed) => {
-                (StatusCode::SERVICE_UNAVAILABLE, "the authority does not say whose grant it is\n").into_response()
+                (StatusCode::SERVICE_UNAVAILABLE, "the authority does not name the owner of the connection's grant\n")
+                    .into_response()
             }
         }
     }
@@ -179,7 +180,8 @@ fn says(values: [&str; 5]) -> HeaderMap {
     headers
 }
 
-/// Encodes a text as a header's value: printable ASCII as it is, every other byte, `%`, and spaces at the ends as `%XX`.
+/// Encodes a text as a header's value: printable ASCII as it is, every other byte, `%`, and spaces at the ends as
+/// `%XX`.
 fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let last = text.len().saturating_sub(1);

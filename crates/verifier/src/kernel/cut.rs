@@ -113,8 +113,8 @@ impl Kernel {
         tracing::warn!(
             account,
             room = self.settings.sizes.revoked,
-            "no room for more revoked grants or ended sessions, so the account with the most of them is shut out until \
-             there is room, or all of them have expired. Raise --max-revoked and restart"
+            "no room for more revoked grants or ended sessions: the account with the most of these entries is shut out \
+             until there is room, or until all its entries have expired. Raise --max-revoked and restart"
         );
     }
 

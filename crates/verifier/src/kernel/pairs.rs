@@ -136,8 +136,8 @@ impl Room {
 /// Number of pairs whose holders a stateless verifier knows.
 const HOLDERS_MAX: usize = 1 << 18;
 
-/// The holders of pairs at a stateless verifier, which admits pairs without this table. It knows by it which pairs end
-/// with a session.
+/// The holders of pairs at a stateless verifier. Such a verifier admits pairs without this table. It uses the table
+/// only to find the pairs that end with a session.
 #[derive(Default)]
 pub(super) struct Holders(HashMap<u64, (u32, u64)>);
 

@@ -64,7 +64,8 @@ impl std::fmt::Display for Mark {
 }
 
 pub(super) fn mark(text: &str) -> Result<Mark, String> {
-    const WANTED: &str = "MARK/MASK, such as 0x56000000/0xffff0000: nine or more bits in a row, of which the mark leaves the lowest eight 0";
+    const WANTED: &str = "MARK/MASK, such as 0x56000000/0xffff0000: the mask is nine or more bits in a row, and the \
+                          mark has zeros in the lowest eight of these bits";
     let number = |text: &str| match text.strip_prefix("0x") {
         Some(hex) => u32::from_str_radix(hex, 16).ok(),
         None => text.parse().ok(),
@@ -91,7 +92,7 @@ pub(super) fn service(text: &str) -> Result<SocketAddr, String> {
 pub struct Complainant {
     /// The user, by name or number.
     pub user: String,
-    /// The service.
+    /// The service about whose connections the user may complain.
     pub service: SocketAddr,
 }
 

@@ -101,7 +101,7 @@ fn what_protects_is_not_tried() {
         verifier.end().await;
         let mut verifier = stage.spawn(&["--try", "1h"]).await;
         assert_eq!(verifier.end().await.code(), Some(2));
-        verifier.says("cannot try: protection is already in force").await;
+        verifier.says("cannot protect on trial: protection is already in force").await;
         assert_eq!(stage.links().unwrap(), ["eth0"]);
         assert!(!stage.connects(SSH));
     });

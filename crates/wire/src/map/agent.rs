@@ -50,8 +50,9 @@ pub const ASKS_BY_CGROUP: u32 = 2;
 pub struct Steered {
     /// Number of the subject that opened the flow.
     pub subject: u32,
-    /// The wish of the flow's sender. The bits in [`Self::TREATMENT`] are the number of the treatment, as in records,
-    /// or 0 if the sender asks for none. The bits [`Self::COMPRESS`] and [`Self::COMPRESS_ALWAYS`] ask for compression.
+    /// The treatment and compression that the flow's sender asks for (the *wish*). The bits in [`Self::TREATMENT`] are
+    /// the number of the treatment, as in records, or 0 if the sender asks for none. The bits [`Self::COMPRESS`] and
+    /// [`Self::COMPRESS_ALWAYS`] ask for compression.
     pub wish: u32,
 }
 
@@ -69,13 +70,13 @@ impl Steered {
     /// Bit of the priority of a packet that user space sends: the packet travels outside of the tunnel, unless the rule
     /// demands otherwise.
     pub const OUTSIDE: u32 = 1 << 11;
-    /// Bit of [`Self::wish`]: the flow's client has had an answer in the tunnel. The program sets the bit.
+    /// Bit of [`Self::wish`]: the flow's client has received an answer in the tunnel. The program sets the bit.
     pub const ANSWERED: u32 = 1 << 12;
     /// Bit of the priority of a packet that user space sends: the packet's token travels by the carrier `fast_open`. In
     /// the header of the copy of a first packet, the bit says that the first packet was sent by this carrier.
     pub const FAST_OPEN: u32 = 1 << 13;
-    /// Bit of the priority of a packet that user space sends, and of the header of the copy of a first packet: the packet
-    /// travels by the carrier `tcp_in_udp`.
+    /// Bit of the priority of a packet that user space sends, and of the header of the copy of a first packet: the
+    /// packet travels by the carrier `tcp_in_udp`.
     pub const DATAGRAM: u32 = 1 << 14;
     /// Treatment of flows that the ladder leads into a tunnel: `authenticate`, the weakest that records have.
     pub const LADDER_TREATMENT: u32 = 1;
@@ -85,8 +86,9 @@ impl Steered {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Ladder {
-    /// 0: the first packet itself carries the token. 1: the first packet carries it by the carrier `fast_open`. 2: by the
-    /// carrier `tcp_in_udp`. 3: the first packet travels in the tunnel.
+    /// The rung (the way in which the agent tries to send a first packet). 0: the packet itself carries the token. 1:
+    /// the packet carries the token by the carrier `fast_open`. 2: by the carrier `tcp_in_udp`. 3: the packet travels
+    /// in the tunnel.
     pub rung: u32,
     /// One in this many connections begins with rung 0 instead; 0 if no connection does.
     pub every: u32,
@@ -245,7 +247,8 @@ pub struct GrantEntry {
 pub struct Conversation {
     /// Time when the flow's last token was sent, Unix seconds.
     pub token: u32,
-    /// 1 if a packet of the flow has arrived from the other end, otherwise 0.
+    /// 1 when a packet of the flow arrives from the other end. Each further second in which the flow sends without an
+    /// answer adds 1, up to 3, and then it becomes 0. 0 also if no packet has arrived yet.
     pub answered: u16,
     /// Number of datagrams of the flow since it began, at most 65 535. Datagrams without a grant are not counted.
     pub sent: u16,

@@ -5,9 +5,9 @@ use core::net::{IpAddr, Ipv6Addr};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A set of classes. A class is a 16-bit number that many addresses, handles or accounts have in common. The kernel
-/// programs use four of these sets: the classes of addresses in which no address is protected, the classes of handles
-/// in which a handle is revoked, the classes of accounts in which a session has ended, and the classes of receivers in
-/// which a receiver has withdrawn consent.
+/// programs use four of these sets. The first contains the classes of addresses in which no address is protected. The
+/// second contains the classes of handles in which a handle is revoked. The third contains the classes of accounts in
+/// which a session has ended. The fourth contains the classes of receivers in which a receiver has withdrawn consent.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ClassSet {

@@ -21,9 +21,9 @@ pub struct FlowKey {
     pub protocol: u8,
     /// Family of the addresses: 4 or 6.
     pub family: u8,
-    /// The flow's side: 0 if the flow is outside of sealed tunnels, 1 if it is inside one, 2 if its segments travel as
-    /// UDP datagrams (wire.md §4.8). A packet belongs to the flow only if the packet is on the same side (wire.md
-    /// §6.11.2).
+    /// The way in which the flow's packets travel (its *side*): 0 outside of sealed tunnels, 1 inside one, 2 as UDP
+    /// datagrams that carry TCP segments (wire.md §4.8). A packet belongs to the flow only if the packet is on the same
+    /// side (wire.md §6.11.2).
     pub tunnel: u8,
     /// Reserved; zero.
     pub reserved: u8,
@@ -169,8 +169,8 @@ impl Flow {
         matches!(self.origin, origin::TOKEN | origin::ENDED)
     }
 
-    /// Returns the entry that a gateway keeps for the flow after the flow has ended at `now` (Unix seconds). Because of
-    /// this entry, packets from the inside do not open the flow again as an outbound flow.
+    /// Returns the entry that a gateway keeps for the flow after the flow has ended at `now` (Unix seconds). The entry
+    /// keeps packets from the inside from opening the flow again as an outbound flow.
     pub const fn over(self, now: u32) -> Self {
         Self { origin: origin::ENDED, stage: stage::OVER, seen: now, inside: 0, inside_port: [0; 2], ..self }
     }

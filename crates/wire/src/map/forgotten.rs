@@ -37,9 +37,9 @@ impl Span {
     }
 }
 
-/// The times for which a verifier no longer knows what happened. It rejects tokens made at these times, and grants that
-/// end at these times. The verifier's tables drop a token or a revocation when its time has passed. If the clock is
-/// then set back to that time, this record takes the place of the dropped entries.
+/// The times for which a verifier no longer knows what happened. The verifier rejects tokens made at these times, and
+/// grants that end at these times. The verifier's tables drop a token or a revocation when its time has passed. If the
+/// clock is then set back to that time, this record takes the place of the dropped entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Forgotten {
@@ -59,8 +59,8 @@ pub struct Forgotten {
 }
 
 impl Forgotten {
-    /// Reports whether the verifier has forgotten `time`. If so, it can no longer tell whether a token made at `time` was
-    /// used, or whether a grant whose end time is `time` was revoked.
+    /// Reports whether the verifier has forgotten `time`. If so, it can no longer tell whether a token made at `time`
+    /// was used, or whether a grant whose end time is `time` was revoked.
     pub fn contains(&self, time: u32) -> bool {
         self.spans.iter().any(|span| span.from <= time && time < span.until)
     }

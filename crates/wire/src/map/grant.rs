@@ -6,8 +6,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// Length of the window in which a grant's tokens are counted, in seconds: the time for which a token can be valid,
 /// rounded up to a power of two.
 pub const TOKEN_WINDOW: u32 = 64;
-/// Maximum number of tokens of a grant that a verifier accepts in a window, for each flow that the grant is allowed to
-/// have. The limit prevents a grant from filling the replay table.
+/// In a window, a verifier accepts at most this many tokens of a grant for each flow that the grant is allowed to have.
+/// The limit prevents a grant from filling the replay table.
 pub const TOKENS_PER_FLOW: u32 = 8;
 
 /// State of a grant that has admitted at least one packet.

@@ -12,7 +12,7 @@ use crate::mac::{self, MAC_LEN};
 pub const INITIATION_LEN: usize = 80;
 /// Length of a response in bytes.
 pub const RESPONSE_LEN: usize = 64;
-const _: () = assert!(RESPONSE_LEN <= INITIATION_LEN, "an answer is no longer than what asked for it");
+const _: () = assert!(RESPONSE_LEN <= INITIATION_LEN, "a response is no longer than an initiation");
 /// Number of bytes of a response that its tag covers.
 pub(super) const RESPONSE_HEAD_LEN: usize = RESPONSE_LEN - MAC_LEN;
 const HEAD_LEN: usize = INITIATION_LEN - MAC_LEN;
