@@ -42,7 +42,7 @@ impl fmt::Debug for Place {
 pub enum Operation {
     /// Looks a key up.
     Lookup(TableId, Vec<u8>),
-    /// Stores a value if the flags (`BPF_ANY`, `BPF_NOEXIST`, `BPF_EXIST`) and the room in the table permit it.
+    /// Stores a value if the flags (`BPF_ANY`, `BPF_NOEXIST`, `BPF_EXIST`) permit it and the table is not full.
     Update(TableId, Vec<u8>, Vec<u8>, u64),
     /// Deletes a key.
     Delete(TableId, Vec<u8>),

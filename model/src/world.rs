@@ -34,9 +34,9 @@ pub struct Tables {
     pub grants: TableId,
     /// Each account's use of shared tables.
     pub accounts: TableId,
-    /// Revoked grants.
+    /// The table of revoked grants.
     pub revoked: TableId,
-    /// Ended sessions.
+    /// The table of ended sessions.
     pub ended: TableId,
     /// Tokens that have been used.
     pub replays: TableId,

@@ -1,5 +1,5 @@
-//! Checks the structure of the code: the crates of the workspace use only the crates that they may use, and the files
-//! of a crate do not import each other.
+//! Checks the structure of the code. The crates of the workspace may use only certain other crates, and the files of a
+//! crate must not import each other in a cycle.
 
 mod cycles;
 

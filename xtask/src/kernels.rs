@@ -1,7 +1,7 @@
 //! Runs the datapath's tests in Debian 12's 6.1 kernel, the oldest supported one, booted in an emulated machine.
 //!
-//! This needs no root, KVM or disk image: the kernel comes from Debian's package, and everything else is in one
-//! initramfs with busybox, the test binaries and the libraries that they load.
+//! This needs no root, KVM or disk image. The kernel comes from Debian's package. One initramfs contains busybox, the
+//! test binaries and the libraries that they load.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::{self, File};

@@ -11,8 +11,8 @@ use anyhow::{Context, Result, ensure};
 use super::{Arch, foreign};
 use crate::run::{command, forget_outer_cargo, is_root, output, run};
 
-/// Shows source, dependencies and results at fixed paths, which compilers write into the program, in a mount namespace of
-/// its own.
+/// Shows source, dependencies and results at fixed paths, which compilers write into the program, in a mount namespace
+/// of its own.
 const AT_FIXED_PATHS: &str = r#"
 mount -t tmpfs -o mode=755 none /mnt
 mkdir /mnt/source /mnt/cargo /mnt/target
@@ -43,7 +43,7 @@ pub struct Build<'a> {
 
 /// A library that a program loads.
 pub struct Library {
-    /// The path under which the program finds it.
+    /// The path under which the program finds the library.
     pub path: PathBuf,
     /// The library's file on this machine.
     pub file: PathBuf,
