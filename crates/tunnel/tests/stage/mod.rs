@@ -100,7 +100,8 @@ pub fn terms(account: u32) -> Terms {
         flags: Flags::PORT,
         epoch: epoch.on_wire(),
         prefix_length: 32,
-        expires: times().1 + 600,
+        // A bench waits ten minutes for a re-keying.
+        expires: times().1 + 1800,
         handle: Holder::new(account, 1).expect("small").handle(verifier_key, 7),
     };
     Terms {
