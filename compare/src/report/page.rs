@@ -34,20 +34,20 @@ pub fn render(results: &Results) -> Result<String> {
             body {
                 h1 { "VPNs and Vouchsafe, measured side by side" }
                 p { (results.date) " on " (results.machine) ". " (results.solutions.len()) " solutions." }
-                p { "Every figure is the median of the run's rounds, in which the solutions took turns; beneath it is the interval in which the true median lies in 19 of 20 cases, if there were at least six rounds. What ties with the best is bold." }
+                p { "Every figure is the median of the run's rounds. In each round, the solutions took turns. Beneath the figure is an interval: if there were at least six rounds, it contains the true median in 19 of 20 cases. Figures that tie with the best figure are bold." }
                 (contents())
                 (honesty(results))
                 @for attribute in Attribute::ALL {
                     h2 id=(attribute.name()) { (attribute.name()) }
                     @for (quantity, svg) in plots.iter().filter(|(quantity, _)| quantity.attribute() == attribute) {
                         figure { (PreEscaped(svg)) figcaption {
-                            (quantity.title()) ", " (quantity.unit()) ". Bars from top: no transport of its own, UDP, TCP; the thin line is the interval."
+                            (quantity.title()) ", " (quantity.unit()) ". Bars from the top: solutions without a transport of their own, by UDP, by TCP. The thin line is the interval."
                         } }
                     }
                     (tables::attribute(results, attribute))
                 }
                 h2 id="security" { "Security, as observed" }
-                p { "Seen in captures and by attacks of this run, never taken from documentation. Where nobody has written an attempt with stolen keys, forward secrecy is only among the claims below." }
+                p { "This run saw these properties in captures and by attacks; none is taken from documentation. For solutions without an attempt with stolen keys, forward secrecy is only among the claims below." }
                 (tables::security(results))
                 h2 id="features" { "Features, as claimed" }
                 (features(results))
@@ -101,7 +101,7 @@ fn honesty(results: &Results) -> Markup {
         p { "Vouchsafe stands here for its default treatment, a token by tail. Its sealed tunnels and virtual networks are solutions of their own below." }
         ul {
             @for feature in lacks { @if has(feature) > 0 { li { (feature.name()) ": Vouchsafe does not claim it, " (others_do(has(feature))) "." } } }
-            @for (property, count) in fails { li { (property.title()) ": not with Vouchsafe, as observed; of the others, " (others_do(count)) "." } }
+            @for (property, count) in fails { li { (property.title()) ": no for Vouchsafe, as observed; yes for " (count) " of the others." } }
             @for (quantity, names) in slower { li { (quantity.title()) ": " (names) "." } }
         }
     }

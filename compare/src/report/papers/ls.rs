@@ -31,7 +31,7 @@ pub fn section(results: &Results) -> Markup {
         h3 { "LS, section 5.4: bytes of headers" }
         p { "Paper: " @for published in LS_HEADERS { (published.name) " " (published.value) "; " } "this run measures " (shown(median(results, "ipsec", Quantity::WireLater), "bytes")) " for IPsec alone in each packet, and for Vouchsafe:" }
         ul { @for one in &ours { li { (one.name) ": " (shown(median(results, &one.name, Quantity::WireFirst), "bytes")) " in a flow's first packet, " (shown(median(results, &one.name, Quantity::WireLater), "")) " in later ones." } } }
-        p { "What changed: the token shrank from 60 bytes to 40 with the tail, and a shim is needed only for the published scheme. L2TP needs PPP, which this machine's kernel may lack; IPsec now protects packets without it." }
+        p { "What changed: by the carrier `tail`, a token has 40 bytes instead of 60. Only the published scheme needs a shim. L2TP needs PPP, which this machine's kernel may lack. Today, IPsec protects packets without L2TP." }
     }
 }
 
@@ -46,7 +46,7 @@ fn first_packets(results: &Results, ours: &[&Solution]) -> Markup {
             thead { tr { th { "paper, 90th percentile of 1 000 tries, ms" } th { "two round trips to the controller" } th { "forwarding only" } th { "whole" } } }
             tbody { @for (name, cells) in LS_FIGURES_3_4 { tr { td { (name) } @for cell in cells { td.number { (cell) } } } } }
         } }
-        p { "As published, with the controller beside the switch: tokens of SHA-224 by shim (4), and connections to the authority whose SYN announces that keys are taken and whose answer comes up, too (3)." }
+        p { "As published, but with the controller beside the switch. Figure 4: tokens of SHA-224 in shims. Figure 3: connections to the authority; the controller gets their SYN, announces in it that it accepts keys, and also gets the answer." }
         (cells(results, SWITCHED, "this run"))
         @if results.bench.keys().any(|name| name.starts_with("ls.fig")) {
             div.wide { table {
@@ -54,13 +54,13 @@ fn first_packets(results: &Results, ours: &[&Solution]) -> Markup {
                 tbody { @for (place, name, modes) in SWITCH { tr { td { (place) } @for mode in modes { td.number { (figure(name, mode)) } } } } }
             } }
         } @else {
-            p { "With a controller and a switch as in the paper, " code { "cargo xtask bench" } " measures it; " code { "report" } " takes its figures up." }
+            p { code { "cargo xtask bench" } " measures first packets with a controller and a switch, as in the paper. Then, " code { "report" } " shows its figures here." }
         }
-        p { "Without a controller: round trips of first datagrams, each of a new flow, 1 000 tries in a full round." }
+        p { "Without a controller: round trips of datagrams, each of which is the first of a new flow. A full round has 1 000 tries." }
         (cells(results, FIRST_PACKETS, "this run"))
-        p { "What changed: the paper's 80 ms were the way to the controller, which each flow's first packet went twice. An agent in the client's kernel makes tokens from a grant that it has, so that a first packet takes hardly longer than any other. With a controller the way there still decides; what validation adds to it is below a millisecond, as in the paper." }
+        p { "What changed: the paper's 80 ms come from the way to the controller, which each flow's first packet went twice. An agent in the client's kernel makes tokens from a grant that it already has, so a first packet takes hardly longer than any other packet. With a controller, the time of the way to the controller still decides. Validation adds less than a millisecond, as in the paper." }
         @if !ours.is_empty() {
-            p { "A grant is fetched once for each destination; with the login before it, this is the time to the first answer: " @for one in ours { (one.name) " " (shown(median(results, &one.name, Quantity::Connect), "ms")) "; " } }
+            p { "The agent fetches a grant once for each destination. Time from the start of the agent to the first answer, with login and grant: " @for one in ours { (one.name) " " (shown(median(results, &one.name, Quantity::Connect), "ms")) "; " } }
         }
     }
 }
@@ -71,9 +71,9 @@ fn downloads(results: &Results) -> Markup {
     let (kernel, process) = (at("IPsec, kernel"), at("IPsec, user space"));
     let ipsec = kernel.or(process);
     let place = if kernel.is_some() {
-        "IPsec is the kernel's, as in the paper."
+        "IPsec runs in the kernel, as in the paper."
     } else {
-        "IPsec is in user space here, where each packet costs system calls, because this kernel has no ESP; the paper's was in the kernel, so that its factor is smaller."
+        "IPsec runs in user space, because this kernel has no ESP, and each packet costs system calls. In the paper, IPsec ran in the kernel, so the paper's factor is smaller."
     };
     html! {
         h3 { "LS, Figure 5: HTTPS downloads by one to five clients" }
@@ -84,8 +84,8 @@ fn downloads(results: &Results) -> Markup {
         p { "This run: the median client’s rate, by the number of clients." }
         (cells(results, DOWNLOADS, "scenario"))
         @if ipsec.is_some() {
-            p { "What changed: with five clients Vouchsafe moves " (ratio(at("Vouchsafe"), ipsec)) " as much as IPsec (paper: 2.5 to 2.9 times) and " (ratio(at("Vouchsafe"), at("direct"))) " as much as the direct way (paper: 0.92 to 0.99 times); the gateway that only forwards moves " (ratio(at("gateway that forwards"), at("direct"))) ". " (place) " Since then processors got instructions for TLS's cipher, and there is no cable here: one client moves " (ratio(at_one("direct"), Some(21.6))) " as much as in the paper with five." }
+            p { "What changed: with five clients, Vouchsafe moves " (ratio(at("Vouchsafe"), ipsec)) " as much as IPsec (paper: 2.5 to 2.9 times) and " (ratio(at("Vouchsafe"), at("direct"))) " as much as the direct way (paper: 0.92 to 0.99 times). A gateway that only forwards moves " (ratio(at("gateway that forwards"), at("direct"))) " as much as the direct way. " (place) " Today's processors have instructions for TLS's cipher, and this run uses no cable: a single client moves " (ratio(at_one("direct"), Some(21.6))) " as much as each of the paper's five clients." }
         }
-        p { "Limits: all hosts share this machine's processors, so that clients, server and gateway take time from each other, while the paper's limited one gateway. Vouchsafe's verifier is on the gateway here and on the server in the paper. TLS 1.3 with AES-256-GCM; a download is measured while it runs, and not to the end of a file." }
+        p { "Limits of this comparison: all hosts of this run share one machine's processors, so clients, server and gateway take time from each other. In the paper, one gateway was the limit. Vouchsafe's verifier is on the gateway in this run, and on the server in the paper. This run uses TLS 1.3 with AES-256-GCM, and measures a download while it runs, not to the end of a file." }
     }
 }

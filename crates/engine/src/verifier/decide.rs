@@ -69,9 +69,9 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         if route.unknown || !route.addresses().is_empty() {
             let leads = route.unknown || route.addresses().iter().any(|hop| self.tables.services(*hop).is_some());
             self.require("source route", !leads, DropReason::Malformed, || match (leads, route.unknown) {
-                (true, true) => "it has a source route that the verifier cannot follow".into(),
-                (true, false) => "its source route leads to a protected address".into(),
-                (false, _) => "its source route leads to no protected address".into(),
+                (true, true) => "the verifier cannot follow the source route".into(),
+                (true, false) => "the source route leads to a protected address".into(),
+                (false, _) => "the source route leads to no protected address".into(),
             })?;
         }
         let Some(services) = self.tables.services(destination) else {
@@ -107,7 +107,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         }
         // Routing rules don't see the ports behind any fragment header: the packet would go around a gateway's relay.
         if packet.atomic && packet.protocol == TCP {
-            self.note("fragment", false, || "it is TCP and whole, but has a fragment header".into());
+            self.note("fragment", false, || "the packet is TCP and whole, but has a fragment header".into());
             return Err(DropReason::Fragment);
         }
         let key = self.key(&packet)?;
@@ -130,7 +130,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let Some((bytes, carrier)) = taken.map(|(bytes, carrier)| (*bytes, carrier)) else {
             self.note("token", false, || match found {
                 None => "the payload ends without a token".into(),
-                Some((_, carrier)) => format!("no tokens by the carrier `{}` are taken here", carrier.name()),
+                Some((_, carrier)) => format!("this verifier accepts no tokens by the carrier `{}`", carrier.name()),
             });
             return match found {
                 _ if admitted => Ok(Outcome::Flow),
@@ -202,7 +202,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
             return Ok(Outcome::NotOurs);
         }
         if self.tables.at_tc() && packet.network != ETHERNET_LEN {
-            self.note("shim", false, || "behind a second VLAN tag, it cannot be removed at tc".into());
+            self.note("shim", false, || "a program at tc cannot remove a shim behind a second VLAN tag".into());
             return Err(DropReason::Malformed);
         }
         if packet.protocol != UDP && !packet.opens() {
@@ -319,22 +319,22 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
     }
 
     /// Decides about a TCP packet without a token that belongs to no admitted flow. It passes if everybody may send to
-    /// its destination (wire.md §6.12). A SYN passes only if no flow has its addresses and ports: otherwise its sender's
-    /// connection would bear the name of the flow's person. A fragment header hides the port from the rules that lead
-    /// connections to a gateway's relay. No stranger needs any IPv6 extension header.
+    /// its destination (wire.md §6.12). A SYN passes only if no flow has its addresses and ports: otherwise its
+    /// sender's connection would bear the name of the flow's person. A fragment header hides the port from the rules
+    /// that lead connections to a gateway's relay. No stranger needs any IPv6 extension header.
     fn stranger(&mut self, packet: &Packet, key: &FlowKey, reason: DropReason) -> Result<Outcome, DropReason> {
         if !self.is_optional(key) {
             return Err(reason);
         }
         let plain = !packet.ipv6() || packet.transport == packet.network + IPV6_LEN;
         self.require("stranger", plain, reason, || match plain {
-            true => "its header shows its ports".into(),
+            true => "the packet's header shows its ports".into(),
             false => "a packet with extension headers needs a token".into(),
         })?;
         let taken = packet.opens() && self.live_flow(key).is_some();
         self.require("stranger", !taken, reason, || match taken {
-            true => "a flow has these addresses and ports, and keeps them".into(),
-            false => "it needs no token".into(),
+            true => "these addresses and ports belong to a flow that has not ended".into(),
+            false => "the packet needs no token".into(),
         })?;
         Ok(Outcome::Stranger)
     }
@@ -389,7 +389,9 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let proved = is_proved(self.tables.config(), key, &flow, now);
         if !proved {
             let (age, renewal) = (now.saturating_sub(flow.proved), self.tables.config().udp_renewal);
-            self.note("renewal", false, || format!("its last token arrived {age} s ago; one is due every {renewal} s"));
+            self.note("renewal", false, || {
+                format!("the flow's last token arrived {age} s ago; one is due every {renewal} s")
+            });
         }
         proved.then_some(flow)
     }
