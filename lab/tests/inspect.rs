@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use lab::capture::pcap;
-use lab::forge::{Packet, Tcp};
+use lab::forge::{Packet, Tcp, flag};
 use lab::mint::{Mint, now};
 use lab::service::{ask, call, exchange};
 use lab::world::{
@@ -19,7 +19,8 @@ use lab::world::{
 use lab::{Capture, poll, process, test, vouchsafe};
 use serde_json::Value;
 use wire::shim::Content;
-use wire::{ClientKey, Destination, Epoch, LsToken, MasterKey, Pair, ServerSecret, Token, tail};
+use wire::token::TOKEN_LEN;
+use wire::{ClientKey, Destination, Epoch, LsToken, MasterKey, Pair, ServerSecret, Token, reorder, tail};
 
 const SOON: Duration = Duration::from_secs(20);
 /// Length of an epoch in seconds, the authority's default.
@@ -90,6 +91,7 @@ fn every_form_reads_the_same_here_and_in_wireshark() {
         frames.extend(contents.iter().map(|content| syn.shimmed(&content.encode()).frame()));
         frames.push(Packet::new(front, alice).udp(53, 40_001).payload(&answer()).frame());
         frames.push(syn.frame());
+        frames.extend(other_carriers(&syn, block4.last_chunk().context("a token")?)?);
         let dir = tempfile::tempdir()?;
         let file = dir.path().join("forms.pcap");
         fs::write(&file, pcap(&frames))?;
@@ -102,6 +104,12 @@ fn every_form_reads_the_same_here_and_in_wireshark() {
             ("shim", "token"),
             ("null", "discovery"),
             ("null", "null"),
+            ("stream", "token"),
+            ("fast_open", "token"),
+            ("tcp_in_udp", "token"),
+            // The same block in a segment that travels as one, and a later segment of the connection in datagrams.
+            ("null", "null"),
+            ("null", "null"),
         ];
         for (packet, (carrier, content)) in ours.iter().zip(expected) {
             ensure!(text(packet, "carrier") == carrier && text(packet, "content") == content, "{packet}");
@@ -110,6 +118,9 @@ fn every_form_reads_the_same_here_and_in_wireshark() {
         ensure!(ours[3]["remarks"].to_string().contains("replayed: packet 1"), "{}", ours[3]);
         ensure!(ours[5]["remarks"].to_string().contains("no_token"), "{}", ours[5]);
         ensure!(ours[4]["record"] == RECORD, "{}", ours[4]);
+        ensure!([6, 7, 8].map(|at| ours[at]["added"].as_u64()) == [40, 52, 40].map(Some), "{ours:#?}");
+        let in_datagrams: Vec<_> = (0..ours.len()).filter(|at| ours[*at]["datagram"] == true).collect();
+        ensure!(in_datagrams == [8, 10] && ours[10]["protocol"] == "tcp" && ours[10]["flow"] == 1, "{ours:#?}");
 
         let token = Token::decode(block4.last_chunk().context("a token")?, false).ok().context("a token")?;
         let theirs = dissected(
@@ -138,6 +149,24 @@ fn every_form_reads_the_same_here_and_in_wireshark() {
         ensure!(tail::BLOCK_LEN == 40 && ours[0]["added"] == 40 && ours[3]["added"] == 60);
         Ok(())
     });
+}
+
+/// Returns packets with a token by the carriers of which few packets are seen: `stream`, `fast_open`, and `tcp_in_udp`.
+/// Then returns the segment that the last of these carries, and a later segment, in a datagram, too.
+fn other_carriers(syn: &Packet, token: &[u8; TOKEN_LEN]) -> Result<[Vec<u8>; 5]> {
+    let plain = syn.frame();
+    let mut option = [&plain[..], &[0; tail::FAST_OPEN_ADDS]].concat();
+    let added = tail::append_with_option(&mut option, &wire::packet::Packet::parse(&plain), token);
+    option.truncate(added.context("no room for an option")?);
+    let turned = |segment: &[u8]| -> Result<Vec<u8>> {
+        let mut datagram = segment.to_vec();
+        reorder::to_udp(&mut datagram, &wire::packet::Packet::parse(segment)).context("no segment")?;
+        Ok(datagram)
+    };
+    let segment = syn.clone().payload(&tail::tcp_in_udp_block(token)).frame();
+    let later = syn.clone().tcp(Tcp::new(40_000, 443, flag::ACK | flag::PSH)).payload(b"data").frame();
+    let in_stream = syn.clone().payload(&tail::stream_block(token)).frame();
+    Ok([in_stream, option, turned(&segment)?, segment, turned(&later)?])
 }
 
 /// `vouchsafe inspect` and the dissector read the published messages of a tunnel alike, and the keys that an end

@@ -9,6 +9,9 @@
 local vouchsafe = Proto("vouchsafe", "Vouchsafe")
 
 local TAIL_LENGTH, TOKEN_LENGTH, CLOCK_SKEW = 40, 36, 30
+local CARRIERS = { VSF1 = "tail", VSS1 = "stream", VSO1 = "fast_open", VSU1 = "tcp_in_udp" }
+local IN_SEGMENTS, IN_DATAGRAMS, IN_TURNED = { tail = true, stream = true, fast_open = true }, { tail = true }, { tcp_in_udp = true }
+local UDP_HEADER, TCP_HEADER = 8, 20
 local OPTION_TYPE, OPTION_AT, IP_IN_IP = 0x9e, 20, 4
 local SUITES = { [1] = "sha224", [2] = "aes-cmac", [3] = "siphash" }
 local KINDS = { [1] = "support", [2] = "key transfer", [3] = "token of LS", [4] = "token" }
@@ -139,13 +142,29 @@ local function shim(option, root, pinfo)
     end
 end
 
-local function tail(payload, root, pinfo)
+-- Shows the block at the end of a payload, if it is of one of these carriers.
+local function tail(payload, root, pinfo, carriers)
     if not payload or payload.len < TAIL_LENGTH then return end
     local block = payload.range(payload.len - TAIL_LENGTH, TAIL_LENGTH)
-    if block(0, 4):string() ~= "VSF1" then return end
-    local tree = root:add(vouchsafe, block, "Vouchsafe, tail")
-    tree:add(f.carrier, block, "tail")
+    local carrier = CARRIERS[block(0, 4):string()]
+    if not carrier or not carriers[carrier] then return end
+    if (carrier == "stream" or carrier == "fast_open") and payload.len ~= TAIL_LENGTH then return end
+    local tree = root:add(vouchsafe, block, "Vouchsafe, " .. carrier)
+    tree:add(f.carrier, block, carrier)
     token(block(4, TOKEN_LENGTH), tree, pinfo)
+end
+
+local function bit(number, at)
+    return math.floor(number / at) % 2 == 1
+end
+
+-- Reports whether a datagram has the form of a TCP segment that is a SYN (wire.md 4.8.2). Its payload begins with the data
+-- offset and the flags.
+local function is_turned_syn(payload)
+    if not payload or payload.len < TCP_HEADER - UDP_HEADER + TAIL_LENGTH then return false end
+    local offset, flags = math.floor(payload.range(0, 1):uint() / 16) * 4, payload.range(1, 1):uint()
+    return offset >= TCP_HEADER and offset + TAIL_LENGTH <= payload.len + UDP_HEADER and bit(flags, 2) and not bit(flags, 16)
+        and not bit(flags, 32)
 end
 
 -- Tunnels of this capture: the keys are both ends of a datagram, in either order.
@@ -244,10 +263,10 @@ function vouchsafe.dissector(buffer, pinfo, root)
         and buffer(inner.offset + OPTION_AT, 1):uint() == OPTION_TYPE then
         shim(buffer(inner.offset + OPTION_AT, 40), root, pinfo)
     elseif udp_payload() then
-        tail(udp_payload(), root, pinfo)
+        tail(udp_payload(), root, pinfo, is_turned_syn(udp_payload()) and IN_TURNED or IN_DATAGRAMS)
         sealed(udp_payload(), root, pinfo)
     elseif syn() and syn().value and not ack().value then
-        tail(tcp_payload(), root, pinfo)
+        tail(tcp_payload(), root, pinfo, IN_SEGMENTS)
     end
     for _, record in ipairs({ txt() }) do
         if record.value:sub(1, 12) == "v=vouchsafe1" then

@@ -48,8 +48,9 @@ pub struct Found {
     pub packet: Packet,
 }
 
-/// Returns the part of a frame that belongs to Vouchsafe; `None` if there is none. Sealed tunnels are not included.
-pub fn find(frame: &[u8], packet: &Packet) -> Option<Found> {
+/// Returns the part of a frame that belongs to Vouchsafe; `None` if there is none. Sealed tunnels are not included. If
+/// `in_datagram` is true, the frame is a segment that travelled as a UDP datagram (wire.md §4.8).
+pub fn find(frame: &[u8], packet: &Packet, in_datagram: bool) -> Option<Found> {
     if let Some(opened) = shim::open(frame, packet) {
         let (packet, content) = match opened {
             Ok((inner, content)) => (inner, in_shim(&content, packet.ipv6())),
@@ -57,7 +58,9 @@ pub fn find(frame: &[u8], packet: &Packet) -> Option<Found> {
         };
         return Some(Found { carrier: Some(Carrier::Shim), added: SHIM_LEN, content, packet });
     }
-    if let Some((bytes, carrier)) = tail::find(frame, packet) {
+    if let Some((bytes, carrier)) = tail::find(frame, packet)
+        && (carrier == Carrier::TcpInUdp) == in_datagram
+    {
         let content = Token::decode(bytes, packet.ipv6()).map_or_else(malformed, |token| token_content(&token));
         let added = if carrier == Carrier::FastOpen { FAST_OPEN_ADDS } else { BLOCK_LEN };
         return Some(Found { carrier: Some(carrier), added, content, packet: *packet });

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 
 use wire::packet::{Form, Fragment, Packet, TCP, UDP};
+use wire::reorder;
 
 use crate::capture::Frame;
 use crate::content::{self, Content};
@@ -29,6 +30,8 @@ pub struct Flows {
     tokens: HashMap<String, u64>,
     /// Destinations that tokens were sent to.
     guarded: HashSet<(u8, SocketAddr)>,
+    /// Connections whose segments travel as datagrams: the client's end, and the server's.
+    datagrams: HashSet<(SocketAddr, SocketAddr)>,
     tunnels: Tunnels,
 }
 
@@ -43,14 +46,20 @@ impl Flows {
 
     /// Explains a packet from its own content and from the packets before it. Packets have to be passed in their order.
     pub fn explain(&mut self, frame: &Frame) -> Explained {
-        if self.opened.len() + self.tokens.len() + self.guarded.len() > MOST {
+        if self.opened.len() + self.tokens.len() + self.guarded.len() + self.datagrams.len() > MOST {
             *self = Self { tunnels: std::mem::take(&mut self.tunnels), ..Self::default() };
         }
         let outer = Packet::parse(&frame.bytes);
-        let found = content::find(&frame.bytes, &outer);
+        let segment = self.segment(&frame.bytes, &outer);
+        let (bytes, outer) = match &segment {
+            Some(segment) => (segment, Packet::parse(segment)),
+            None => (&frame.bytes, outer),
+        };
+        let found = content::find(bytes, &outer, segment.is_some());
         let packet = found.as_ref().map_or(outer, |found| found.packet);
         let mut explained = about(frame, &packet);
-        explained.tunnel = self.tunnels.find(&frame.bytes, &packet);
+        explained.datagram = segment.is_some();
+        explained.tunnel = self.tunnels.find(bytes, &packet);
         let flow = flow(&packet);
         if let Some(found) = found {
             explained.carrier = found.carrier.map(|carrier| carrier.name());
@@ -72,6 +81,21 @@ impl Flows {
             self.opened.get(&(protocol, from, to)).or_else(|| self.opened.get(&(protocol, to, from))).copied()
         });
         explained
+    }
+
+    /// Returns the segment that a datagram carries (wire.md §4.8), if it opens a connection of this kind, or belongs
+    /// to one that an earlier packet opened.
+    fn segment(&mut self, frame: &[u8], packet: &Packet) -> Option<Vec<u8>> {
+        let (_, from, to) = flow(packet)?;
+        reorder::flags(frame, packet)?;
+        if reorder::ends_in_block(frame, packet) {
+            self.datagrams.insert((from, to));
+        } else if !self.datagrams.contains(&(from, to)) && !self.datagrams.contains(&(to, from)) {
+            return None;
+        }
+        let mut segment = frame.to_vec();
+        reorder::to_tcp(&mut segment, packet)?;
+        Some(segment)
     }
 
     /// Returns the objections of a verifier that has no keys and the capture's clock.
@@ -143,6 +167,7 @@ fn about(frame: &Frame, packet: &Packet) -> Explained {
         protocol: protocol(packet),
         tcp_flags: if packet.protocol == TCP { names(packet.tcp_flags) } else { Vec::new() },
         length: frame.length,
+        datagram: false,
         carrier: None,
         added: 0,
         content: None,

@@ -22,7 +22,11 @@ pub struct Explained {
     pub tcp_flags: Vec<&'static str>,
     /// Bytes on the wire, with the link-layer header.
     pub length: usize,
-    /// The carrier: `tail`, `stream` or `shim`.
+    /// Whether this is a TCP segment that travelled as a UDP datagram (wire.md §4.8). Protocol and flags are the
+    /// segment's.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub datagram: bool,
+    /// The carrier: `tail`, `stream`, `fast_open`, `tcp_in_udp` or `shim`.
     pub carrier: Option<&'static str>,
     /// Number of bytes that the carrier added to the packet.
     pub added: usize,

@@ -27,6 +27,9 @@ impl fmt::Display for Lines<'_> {
         if !packet.tcp_flags.is_empty() {
             write!(f, " {}", packet.tcp_flags.join(","))?;
         }
+        if packet.datagram {
+            write!(f, " in a UDP datagram")?;
+        }
         writeln!(f, "  {} bytes", packet.length)?;
         let mut say = |text: &str| writeln!(f, "       {text}");
         if let Some(content) = &packet.content {

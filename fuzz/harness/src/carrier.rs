@@ -7,7 +7,8 @@ use engine::model::Secret;
 use engine::verifier::Outcome;
 use wire::checksum;
 use wire::map::GrantSlot;
-use wire::packet::{Form, Packet, TCP, UDP};
+use wire::packet::{Form, Packet, TCP, UDP, tcp_flags};
+use wire::reorder;
 use wire::shim::{self, Content, OPTION_LEN, SHIM_LEN};
 use wire::tail::{self, BLOCK_LEN};
 use wire::token::TOKEN_LEN;
@@ -76,6 +77,66 @@ pub fn shim(input: &[u8]) {
     if header_sum_is_clear(frame, &packet) {
         assert_eq!(carrying[..packet.end], frame[..packet.end]);
     }
+}
+
+/// Turns a datagram into the segment that it carries and back, and a segment into a datagram and back (wire.md §4.8).
+/// The input is the frame.
+pub fn reordered(frame: &[u8]) {
+    let packet = Packet::parse(frame);
+    let mut segment = frame.to_vec();
+    match reorder::to_tcp(&mut segment, &packet) {
+        Some(()) => {
+            let turned = Packet::parse(&segment);
+            assert_eq!((turned.form, turned.protocol, turned.end), (Form::Whole, TCP, packet.end));
+            assert_eq!(turned.opens(), reorder::flags(frame, &packet).is_some_and(reorder::opens));
+            let mut back = segment.clone();
+            reorder::to_udp(&mut back, &turned).expect("a segment");
+            assert_turned(frame, &packet, &segment, &turned);
+            assert_same(frame, &back, &packet);
+        }
+        None => assert_eq!(segment, frame, "what carries no segment is not touched"),
+    }
+    let mut datagram = frame.to_vec();
+    if reorder::to_udp(&mut datagram, &packet).is_none() {
+        return assert_eq!(datagram, frame, "what can't be turned is not touched");
+    }
+    let turned = Packet::parse(&datagram);
+    assert_eq!((turned.form, turned.protocol, turned.end), (Form::Whole, UDP, packet.end));
+    assert_eq!(reorder::flags(&datagram, &turned), Some(packet.tcp_flags & !tcp_flags::URG));
+    let has_block = tail::find(frame, &packet).is_some_and(|(_, carrier)| carrier == Carrier::TcpInUdp);
+    assert_eq!(reorder::ends_in_block(&datagram, &turned), has_block);
+    assert_turned(&datagram, &turned, frame, &packet);
+    let mut back = datagram.clone();
+    reorder::to_tcp(&mut back, &turned).expect("a datagram that carries a segment");
+    // An urgent pointer is lost.
+    let mut sent = frame.to_vec();
+    sent[packet.transport + 13] &= !tcp_flags::URG;
+    sent[packet.transport + 18..packet.transport + 20].fill(0);
+    assert_same(&sent, &back, &packet);
+}
+
+/// Checks that a datagram's checksum is right if and only if that of the segment is that it carries.
+fn assert_turned(datagram: &[u8], udp: &Packet, segment: &[u8], tcp: &Packet) {
+    assert_eq!(
+        sum_is_right(datagram, udp),
+        sum_is_right(segment, tcp),
+        "a right checksum stays right, a wrong one wrong"
+    );
+}
+
+/// Checks that two frames are the same, apart from checksums: one's complement has two representations of zero, and an
+/// urgent pointer changes the segment's.
+fn assert_same(one: &[u8], other: &[u8], packet: &Packet) {
+    let without = |frame: &[u8]| {
+        let mut frame = frame.to_vec();
+        if !packet.ipv6() {
+            frame[packet.network + 10..packet.network + 12].fill(0);
+        }
+        let field = packet.transport + if packet.protocol == TCP { 16 } else { 6 };
+        frame[field..field + 2].fill(0);
+        frame
+    };
+    assert_eq!(without(one), without(other));
 }
 
 /// Reports whether the IPv4 header's checksum is one that a sender computes. One's complement has two representations

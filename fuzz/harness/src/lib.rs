@@ -17,7 +17,7 @@ mod verifying;
 mod world;
 
 pub use asking::{ask, asked};
-pub use carrier::{journey, queued, shim, tail};
+pub use carrier::{journey, queued, reordered, shim, tail};
 pub use formats::{grant_header, option, packet, quoted, token};
 pub use names::answer;
 pub use people::relayed;
@@ -39,6 +39,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("tail", tail),
     ("option", option),
     ("shim", shim),
+    ("reordered", reordered),
     ("verifier", verifier),
     ("proof", proof),
     ("ask", ask),

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use wire::seal::{BlockHead, Compression, Counter, Direction, Index, RecordHeader, Unknown};
 use wire::shim::{self, Content, SHIM_LEN};
-use wire::{Destination, Epoch, Flags, GrantHeader, Handle, MasterKey, Suite, Token, tail};
+use wire::{Destination, Epoch, Flags, GrantHeader, Handle, MasterKey, Suite, Token, reorder, tail};
 
 const NOW: u32 = 1_800_000_000;
 
@@ -139,6 +139,29 @@ fn write_shims(name: &str, plain: &[u8], carrying: Option<&[u8]>) {
     write("verifier", &format!("{name}-shim"), [again.concat(), operation(4, &support), vec![1]].concat());
 }
 
+/// Writes a frame as it is and, if it is a segment, in a datagram, and with a block for datagrams and with urgent data.
+fn write_datagrams(name: &str, frame: &[u8]) {
+    write("reordered", name, frame);
+    let packet = wire::packet::Packet::parse(frame);
+    let turned = |frame: &[u8]| {
+        let mut datagram = frame.to_vec();
+        reorder::to_udp(&mut datagram, &packet).map(|()| datagram)
+    };
+    let Some(datagram) = turned(frame) else { return };
+    write("reordered", &format!("{name}-datagram"), datagram);
+    let mut urgent = frame.to_vec();
+    urgent[packet.transport + 13] |= 32;
+    urgent[packet.transport + 19] = 1;
+    write("reordered", &format!("{name}-urgent"), urgent);
+    if packet.opens() && frame.len() >= packet.payload + tail::BLOCK_LEN {
+        let mut block = frame.to_vec();
+        let at = packet.end - tail::BLOCK_LEN;
+        block[at..at + 4].copy_from_slice(&tail::TCP_IN_UDP_MAGIC);
+        write("reordered", &format!("{name}-block"), &block);
+        write("reordered", &format!("{name}-block-datagram"), turned(&block).expect("a segment"));
+    }
+}
+
 #[test]
 #[ignore = "writes the corpus"]
 fn write_packets() {
@@ -162,6 +185,7 @@ fn write_packets() {
         if name.ends_with("-syn") {
             write("journey", &format!("{name}-padded"), [&[1][..], &plain, &[0; 9]].concat());
         }
+        write_datagrams(&name, carrying.as_ref().unwrap_or(&plain));
         write("tail", &name, [&[0x13; 36][..], carrying.as_ref().unwrap_or(&plain)].concat());
         if name.starts_with("ipv4") {
             let parsed = wire::packet::Packet::parse(&plain);
@@ -237,6 +261,11 @@ fn write_asking() {
         ("answers", "datagram"),
         ("wrong_requests", "datagram"),
         ("wrong_answers", "datagram"),
+        ("grant_requests", "question"),
+        ("grant_requests", "datagram"),
+        ("grant_answers", "reply"),
+        ("grant_answers", "datagram"),
+        ("wrong_grant_answers", "datagram"),
     ];
     for (list, field) in fields {
         for (index, case) in ask[list].as_array().expect("cases").iter().enumerate() {
