@@ -57,6 +57,23 @@ static __always_inline void note_answer(struct flow *flow, const struct packet *
 		flow->answer = p->sequence + 1;
 }
 
+/* Records the same for a client whose segments come as datagrams (wire.md §4.8). If the client has sent its SYN in both ways, the
+ * answer is to both. */
+__noinline int note_answer_in_datagrams(const struct flow_key *answers, const struct packet *p)
+{
+	struct flow_key key;
+	struct flow *flow;
+
+	if (!answers || !p)
+		return 0;
+	key = *answers;
+	key.tunnel = SIDE_DATAGRAMS;
+	flow = find_flow(&key);
+	if (flow && flow->origin == BY_TOKEN)
+		note_answer(flow, p);
+	return 0;
+}
+
 __noinline int note_opened(const struct flow_key *answers, const struct packet *p)
 {
 	struct flow new_flow = { .origin = FROM_INSIDE };
@@ -102,6 +119,8 @@ static __always_inline int note(context *ctx, struct packet *p)
 	if (!services || !covers(services, key.protocol, is_icmp(p, ICMP_ECHO, ICMPV6_ECHO) ? 0 : bpf_ntohs(key.server_port)))
 		return 0;
 	p->time = now();
+	if (config.carriers & CARRIER_TCP_IN_UDP && key.protocol == IP_TCP)
+		note_answer_in_datagrams(&key, p);
 	flow = find_flow(&key);
 	if (flow) {
 		if (flow->origin == FROM_INSIDE)

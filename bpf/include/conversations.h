@@ -7,6 +7,9 @@
 
 /* Which datagrams carry tokens, wire.md §4.1.3: the first of a flow, and one at these intervals in seconds. */
 enum { UDP_FIRST = 4, UDP_TOKEN_EVERY = 15, UDP_TOKEN_UNANSWERED = 1 };
+/* Number of seconds in which an answered flow may send without another answer. After that it is unanswered: a translator
+ * may have given it another port, which the verifier does not know. */
+enum { UDP_PATIENCE = 3 };
 /* A verifier may keep a flow for this long after its last datagram. Until then, the flow's ports belong to the
  * subject that used them. */
 enum { UDP_OWNED = 90 /* seconds */ };
@@ -29,6 +32,8 @@ static __always_inline int is_rider(struct conversation *conversation, __u32 sub
 		return silence <= UDP_OWNED;
 	if (silence > UDP_TOKEN_EVERY)
 		conversation->answered = conversation->sent = 0;
+	else if (silence > 1 && conversation->answered)
+		conversation->answered = conversation->answered < UDP_PATIENCE ? conversation->answered + 1 : 0;
 	conversation->seen = time;
 	return 0;
 }

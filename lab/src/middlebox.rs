@@ -63,17 +63,17 @@ impl Drop for Rules<'_> {
 }
 
 /// A box in user space that removes the data from IPv4 SYNs that a namespace forwards from a device, so that the server
-/// acknowledges only the SYN. The box's rules stay until the namespace is deleted, but once this value is dropped, the
-/// box forwards nothing.
-pub struct Stripper {
+/// acknowledges only the SYN. Dropping this value removes the box and its rules.
+pub struct Stripper<'a> {
+    namespace: &'a Namespace,
     stripped: Arc<AtomicU64>,
     end: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Stripper {
+impl<'a> Stripper<'a> {
     /// Starts the box for packets that arrive on `device`.
-    pub fn start(namespace: &Namespace, device: &str) -> Result<Self> {
+    pub fn start(namespace: &'a Namespace, device: &str) -> Result<Self> {
         let rules = format!(
             "table ip stripper {{ chain p {{ type filter hook prerouting priority mangle; policy accept;
                 iifname \"{device}\" tcp flags & (syn | ack) == syn meta mark set {MARK}
@@ -93,7 +93,7 @@ impl Stripper {
             let (stripped, end) = (stripped.clone(), end.clone());
             move || strip_all(tun, &out, &stripped, &end)
         });
-        Ok(Self { stripped, end, thread: Some(thread) })
+        Ok(Self { namespace, stripped, end, thread: Some(thread) })
     }
 
     /// Returns the number of SYNs from which the box has removed data.
@@ -102,8 +102,13 @@ impl Stripper {
     }
 }
 
-impl Drop for Stripper {
+impl Drop for Stripper<'_> {
     fn drop(&mut self) {
+        let no_rules = self.namespace.run(["nft", "delete", "table", "ip", "stripper"]);
+        let no_way = self.namespace.ip(&format!("rule del fwmark {MARK} table {MARK}"));
+        if let Err(error) = no_rules.map(drop).and(no_way.map(drop)) {
+            eprintln!("lab: could not remove the rules of a middlebox: {error:#}");
+        }
         self.end.store(true, Relaxed);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

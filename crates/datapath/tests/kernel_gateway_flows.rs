@@ -5,11 +5,12 @@ mod gateway;
 #[allow(dead_code, reason = "the table's rows are its other user")]
 mod world;
 
-use gateway::{Client, MACS, Stage, admission_sees, both};
+use gateway::{Client, MACS, PASS, Stage, admission_sees, both};
 use lab::forge::{Packet, Tcp, flag};
 use std::net::IpAddr;
 use wire::map::{Flow, origin, stage, taken};
 use wire::packet::UDP;
+use wire::{Carrier, reorder};
 use world::{NOW, address};
 
 /// A client whose SYN was admitted must know the number of the server's answer, which it knows only if it received that
@@ -39,6 +40,43 @@ fn kernel_opens_a_connection_once_its_client_has_the_answer() {
             for (guess, expected) in [(0, stage::OPENING), (ANSWER, stage::OPENING), (ANSWER + 1, stage::OPEN)] {
                 let seen = admission_sees(&stage, &client, segment(guess));
                 assert_eq!((seen.stage, seen.answer), (expected, ANSWER + 1), "{shown}, {guess}");
+            }
+        }
+    }
+}
+
+/// The answer to a client whose segments come as datagrams is recorded for that client's flow, and for no other flow
+/// between the same ports. A gateway that does not take such segments ignores their flows.
+#[test]
+fn kernel_opens_a_connection_in_datagrams_once_its_client_has_the_answer() {
+    const ANSWER: u32 = 1_000_000;
+    for takes in [true, false] {
+        let carriers = if takes { Carrier::TcpInUdp as u16 } else { 0 };
+        let stage = Stage::taking(carriers);
+        for six in [false, true] {
+            let client = Client::new(7, six);
+            let key = client.key().in_datagrams();
+            let opening = Flow { stage: stage::OPENING, next: 1, ..stage.flow_there(&client) };
+            assert!(stage.verifier.flows.insert(&key, &opening).unwrap());
+            let answer = Tcp { sequence: ANSWER, ..Tcp::new(22, client.port, flag::SYN | flag::ACK) };
+            let back = Packet::new(client.server, client.address).ethernet(MACS[1], MACS[0]);
+            stage.outward(&back.tcp(answer).frame()).expect("goes out");
+            let flow = stage.verifier.flows.get(&key).unwrap().unwrap();
+            let expected = if takes { ANSWER + 1 } else { 0 };
+            assert_eq!((flow.stage, flow.answer), (stage::OPENING, expected), "IPv6: {six}");
+            assert_eq!(stage.flow_at(&client), None, "an answer opens no flow of segments");
+            if !takes {
+                continue;
+            }
+            // The client's segments reach admission as datagrams.
+            for (guess, expected) in [(ANSWER, stage::OPENING), (ANSWER + 1, stage::OPEN)] {
+                let segment = Tcp { acknowledgement: guess, ..Tcp::new(client.port, 22, flag::ACK) };
+                let mut datagram = client.packet().tcp(segment).frame();
+                let whole = wire::packet::Packet::parse(&datagram);
+                reorder::to_udp(&mut datagram, &whole).expect("a segment");
+                assert_eq!(stage.verifier.run(&datagram, 1).unwrap().code, PASS);
+                let flow = stage.verifier.flows.get(&key).unwrap().unwrap();
+                assert_eq!(flow.stage, expected, "IPv6: {six}, {guess}");
             }
         }
     }

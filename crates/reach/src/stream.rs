@@ -19,7 +19,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
-use wire::tail::BLOCK_LEN;
+use wire::tail::{BLOCK_LEN, stream_block};
+use wire::token::TOKEN_LEN;
 
 /// The bytes at the beginning of a stream that carry a token.
 pub type Block = [u8; BLOCK_LEN];
@@ -28,6 +29,8 @@ pub type Block = [u8; BLOCK_LEN];
 const WAIT_MIN: Duration = Duration::from_millis(250);
 /// Maximum wait for the answer to a SYN: after 1 s, stacks send the SYN again without its data.
 const WAIT_MAX: Duration = Duration::from_millis(900);
+/// Time in which a middlebox has to answer.
+const PROBED: Duration = Duration::from_millis(500);
 
 /// Parameters of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -40,8 +43,8 @@ pub struct Plan {
     pub round_trip: Option<Duration>,
 }
 
-/// Opens a connection on a new socket. `block` returns the block for each SYN; its argument is the SYN's number, from
-/// 0. Returns the socket, in blocking mode, and the round-trip time.
+/// Opens a connection on a new socket. `block` returns the block for each SYN; its argument is the SYN's number,
+/// counted from zero. Returns the socket, in blocking mode, and the round-trip time.
 ///
 /// # Errors
 ///
@@ -103,6 +106,25 @@ pub fn connect_on(
         system::disconnect(socket);
     }
     done
+}
+
+/// Reports whether a SYN to a protected destination is answered although no verifier has let it through. Then a
+/// middlebox answers in the server's place, or no verifier protects the server. The SYN looks like one with a token
+/// in the stream, but the token is not valid. A verifier drops such a SYN, also if it only observes. A middlebox that
+/// terminates TCP answers it.
+///
+/// # Errors
+///
+/// Returns why no such SYN could be sent.
+pub fn answers_without_verifier(to: SocketAddr) -> Result<bool, Error> {
+    let block = stream_block(&[0; TOKEN_LEN]);
+    let plan = Plan { to, deadline: Instant::now() + PROBED, round_trip: None };
+    match connect(&plan, |_| Ok(block)) {
+        Ok(_) | Err(Error::NotTaken { .. }) => Ok(true),
+        Err(Error::Silence { .. }) => Ok(false),
+        Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::ConnectionRefused => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -92,7 +92,7 @@ impl Kernel {
         let kernel_config = plan::kernel_config(settings.kernel, seed, config);
         let proving = proving::load(&settings, config, &pins)?;
         let verifier = Verifier::load_for(settings.hook, kernel_config, settings.sizes, Some(pins.clone()))?;
-        let sampler = sampler::start(&verifier, drops.clone())?;
+        let sampler = sampler::start(&verifier, drops.clone(), settings.observe)?;
         let pool = addresses::pool(&settings.pool)?;
         let pair_room = Mutex::new(pairs::Room::new(settings.sizes.pairs));
         let grant_room = Mutex::new(grant_room::GrantRoom::new(kernel_config.grants_per_account));
@@ -165,7 +165,7 @@ impl Kernel {
         let kernel_config = plan::kernel_config(self.settings.kernel, self.config.replay_seed, config);
         let mut verifier =
             Verifier::load_for(self.settings.hook, kernel_config, self.settings.sizes, Some(self.pins.clone()))?;
-        let sampler = sampler::start(&verifier, self.drops.clone())?;
+        let sampler = sampler::start(&verifier, self.drops.clone(), self.settings.observe)?;
         verifier.succeed(&mut self.verifier)?;
         (self.verifier, self.config, self._sampler) = (verifier, kernel_config, sampler);
         let (epoch_length, max_lifetime) = (kernel_config.epoch_length, kernel_config.max_lifetime);

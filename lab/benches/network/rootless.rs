@@ -26,9 +26,10 @@ const PROXY: &str = "127.0.0.1:1081";
 const PATH: &str = "10gbit";
 
 /// A Python program that measures in microseconds how long connects, or the sending of many bytes, take. It runs with
-/// and without `vouchsafe run`.
+/// and without `vouchsafe run`. A fifth argument is the port of a proxy, or `pass:` or `pipe:` and the path of
+/// `vouchsafe`, whose command `connect` then makes the connection.
 const PROGRAM: &str = r#"
-import socket, sys, time
+import socket, subprocess, sys, time
 what, host, port, count = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 if what == "connect":
     for _ in range(count):
@@ -37,9 +38,30 @@ if what == "connect":
         s.connect((host, port))
         print((time.perf_counter() - began) * 1e6)
         s.close()
+elif sys.argv[5:] and sys.argv[5].startswith("pipe:"):
+    words, chunk = [sys.argv[5][5:], "connect", host, str(port)], bytes(1 << 20)
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+    # The pipe has room for less, so afterwards the connection is there.
+    child.stdin.write(chunk[:1 << 17])
+    began = time.perf_counter()
+    for _ in range(count >> 20):
+        left = memoryview(chunk)
+        while left:
+            left = left[child.stdin.write(left):]
+    child.stdin.close()
+    child.stdout.read(1)
+    print((time.perf_counter() - began) * 1e6)
+    child.wait()
 else:
-    proxy, chunk = len(sys.argv) > 5, bytes(1 << 20)
-    s = socket.create_connection(("127.0.0.1", int(sys.argv[5])) if proxy else (host, port))
+    how, chunk = "".join(sys.argv[5:]), bytes(1 << 20)
+    proxy = how.isdigit()
+    if how.startswith("pass:"):
+        ours, theirs = socket.socketpair()
+        child = subprocess.Popen([how[5:], "connect", "--pass-fd", host, str(port)], stdout=theirs)
+        s = socket.socket(fileno=socket.recv_fds(ours, 16, 1)[1][0])
+        assert child.wait() == 0
+    else:
+        s = socket.create_connection(("127.0.0.1", int(how)) if proxy else (host, port))
     if proxy:
         s.sendall(b"\x05\x01\x00")
         s.recv(2)
@@ -119,6 +141,11 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
             .run(["tc", "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", PATH, "burst", "1m", "latency", "5ms"])?;
     }
     compare("rootless.run.throughput", &words, true, Bound::AtLeast(0.99))?;
+    let by = |way: &str| format!("{way}:{}", nobody.path("vouchsafe").display());
+    let (pass, pipe) = (by("pass"), by("pipe"));
+    // The program owns the socket that `connect` passes, as ssh does. Through a pipe, `connect` copies the bytes.
+    compare("rootless.connect.throughput", &[&words[..], &[pass.as_str()]].concat(), false, Bound::AtLeast(0.99))?;
+    compare("rootless.connect_pipe.throughput", &[&words[..], &[pipe.as_str()]].concat(), false, Bound::AtLeast(0.9))?;
     compare("rootless.socks5.throughput", &through_proxy, false, Bound::AtLeast(0.9))?;
     Ok(())
 }

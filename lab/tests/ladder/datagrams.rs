@@ -115,6 +115,42 @@ fn a_path_without_a_tunnel_needs_none_and_datagrams_of_applications_go_on() {
     });
 }
 
+/// Everything from outside reaches the gateway in datagrams. The server sees segments only.
+#[test]
+fn a_gateway_takes_such_connections_for_the_hosts_behind_it() {
+    test(|| {
+        let stage = Stage::in_datagrams_behind_gateway(&TAKES)?;
+        let (alice, mallory) = (&stage.network.alice, &stage.network.mallory);
+        let filter = only_udp(&stage.network.internet)?;
+        for host in [FRONT4, FRONT6] {
+            learn(&stage, host)?;
+            let outside = stage.observe()?;
+            let inside = Capture::start(&stage.network.server, "eth0")?;
+            let mut stream = call(alice, at(host), PATIENCE)?;
+            carry(&mut stream, 4 << 20)?;
+            for (cable, wrong) in [(&outside, "tcp"), (&inside, "udp")] {
+                cable.settle()?;
+                let lines = cable.lines(&format!("host {host} and {wrong} and port {ECHO}"))?;
+                ensure!(lines.is_empty(), "{host}: {wrong}: {:#?}", &lines[..lines.len().min(9)]);
+            }
+            ensure!(call(mallory, at(host), SECOND).is_err(), "Mallory gets in without a grant");
+        }
+        let flows = stage.verifier.flows()?;
+        ensure!(flows.iter().any(|flow| flow["person"] == "alice"), "{flows:#?}");
+        ensure!(stage.services.echo.datagrams() == 0, "an application has got a segment as a datagram");
+        // A revocation ends such a connection, too.
+        let mut open = call(alice, at(FRONT4), PATIENCE)?;
+        exchange(&mut open).context("the open connection")?;
+        open.set_read_timeout(Some(SECOND))?;
+        stage.authority.revoke("alice")?;
+        ensure!(poll(SECOND * 10, || exchange(&mut open).is_err()), "a revoked person's connection goes on");
+        ensure!(call(alice, at(FRONT4), SECOND).is_err(), "a revoked person connects");
+        stage.agent.login(&stage.authority, "alice")?;
+        drop(filter);
+        stage.recovers(FRONT4)
+    });
+}
+
 #[test]
 fn a_verifier_that_does_not_take_datagrams_is_reached_by_the_tunnel() {
     test(|| {

@@ -75,19 +75,25 @@ impl Stage {
 
     /// Does what [`Self::in_datagrams`] does, with a policy that has no tunnel.
     pub fn in_datagrams_without_tunnel(flags: &[&str]) -> Result<Self> {
-        let tunnel = POLICY.find("[[receivers]]\nname = \"tunnel\"").context("the policy has a tunnel")?;
-        let rules = POLICY.find("[[rules]]").context("the policy has rules")?;
-        let without = [&POLICY[..tunnel], &POLICY[rules..]].concat().replace(", \"tunnel\"]", "]");
-        Self::start(&without, flags, &["--tcp-in-udp"])
+        Self::start(&without_tunnel()?, flags, &["--tcp-in-udp"])
+    }
+
+    /// Does what [`Self::in_datagrams_without_tunnel`] does, with the verifier on a gateway before the server.
+    pub fn in_datagrams_behind_gateway(flags: &[&str]) -> Result<Self> {
+        let flags = [&["--inside", "eth1"], flags].concat();
+        Self::within(Network::behind_gateway(Way::Nat)?, &without_tunnel()?, &flags, &["--tcp-in-udp"])
     }
 
     fn start(policy: &str, flags: &[&str], of_agent: &[&str]) -> Result<Self> {
-        let network = Network::new(Way::Nat)?;
+        Self::within(Network::new(Way::Nat)?, policy, &[&POOL[..], flags].concat(), of_agent)
+    }
+
+    fn within(network: Network, policy: &str, flags: &[&str], of_agent: &[&str]) -> Result<Self> {
         let services = Services::start(&network)?;
         let values = [("FRONT4", FRONT4), ("FRONT6", FRONT6), ("DARK4", DARK4), ("DARK6", DARK6)];
         let policy = values.iter().fold(policy.to_owned(), |text, (name, value)| text.replace(name, value));
         let authority = Authority::start(&network.authority, &policy)?;
-        let verifier = Verifier::start_with(&network.server, &authority, &[&POOL[..], flags].concat())?;
+        let verifier = Verifier::start_with(network.front(), &authority, flags)?;
         let of_agent = [&["--interface", "eth0"][..], of_agent].concat();
         let of_agent: Vec<_> = of_agent.into_iter().map(str::to_owned).collect();
         let agent = Agent::start_with(&network.alice, &of_agent)?;
@@ -166,6 +172,13 @@ impl Stage {
     pub fn counter(&self, name: &str) -> Result<u64> {
         self.agent.status()?["counters"][name].as_u64().with_context(|| format!("no counter {name}"))
     }
+}
+
+/// Returns the policy without the tunnel.
+fn without_tunnel() -> Result<String> {
+    let tunnel = POLICY.find("[[receivers]]\nname = \"tunnel\"").context("the policy has a tunnel")?;
+    let rules = POLICY.find("[[rules]]").context("the policy has rules")?;
+    Ok([&POLICY[..tunnel], &POLICY[rules..]].concat().replace(", \"tunnel\"]", "]"))
 }
 
 /// Reports whether a connection began with the tunnel, by its number of SYNs outside. A connection that begins outside has

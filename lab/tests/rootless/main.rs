@@ -189,14 +189,21 @@ fn a_machine_or_socket_that_can_not_send_tokens_is_named() {
 fn a_verifier_that_does_not_take_streams_is_named() {
     test(|| {
         let mut stage = Stage::new()?;
-        stage.verifier.kill()?;
-        stage.verifier.run(&["--carriers", "tail"])?;
-        let before = stage.verifier.counters()?;
-        let nobody = stage.alice()?;
-        let refused = nobody.vouchsafe(["connect", "--wait", "2", FRONT4, "7"]).output()?;
-        ensure!(said(&refused).contains("carriers"), "{}", said(&refused));
-        let since = stage.verifier.counters()?.since(&before);
-        ensure!(since.contains_key(DropReason::NoToken.name()), "{since:?}");
+        // One that only observes refuses such a token, too, and says so: the application would read it.
+        for flags in [&["--carriers", "tail"][..], &["--carriers", "tail", "--observe"]] {
+            stage.verifier.kill()?;
+            stage.verifier.run(flags)?;
+            let (before, connections) = (stage.verifier.counters()?, stage.services.echo.connections());
+            let nobody = stage.alice()?;
+            let refused = nobody.vouchsafe(["connect", "--wait", "2", FRONT4, "7"]).output()?;
+            ensure!(said(&refused).contains("carriers"), "{}", said(&refused));
+            let since = stage.verifier.counters()?.since(&before);
+            ensure!(since.contains_key(DropReason::NoToken.name()), "{since:?}");
+            ensure!(stage.services.echo.connections() == connections, "the server got the token");
+            let warned = || stage.verifier.log().contains("although this verifier only observes");
+            let observes = flags.contains(&"--observe");
+            ensure!(poll(SOON, || warned() || !observes) && warned() == observes, "{}", stage.verifier.log());
+        }
         Ok(())
     });
 }

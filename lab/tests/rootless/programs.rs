@@ -235,6 +235,22 @@ fn curl_and_a_static_program_fetch_a_page() {
 }
 
 #[test]
+fn ssh_connects_by_itself() {
+    test(|| {
+        let stage = Stage::new()?;
+        let nobody = stage.alice()?;
+        let key = nobody.write("key", std::fs::read(stage.services.sshd.key())?, 0o600)?;
+        for host in [FRONT4, FRONT6] {
+            let mut ssh = nobody.supervised(["ssh", "-F", "none", "-o", "BatchMode=yes", "-o", "LogLevel=ERROR"]);
+            ssh.args(["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-i"]).arg(&key);
+            let text = succeed(ssh.args(["-l", "root", host, "echo $SSH_CONNECTION"]))?;
+            ensure!(text.contains(host), "{text}");
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn python_talks_tcp_and_udp() {
     test(|| {
         let stage = Stage::new()?;

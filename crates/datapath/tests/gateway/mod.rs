@@ -68,6 +68,14 @@ impl Stage {
         Self::with(verifier, &config, &pool)
     }
 
+    /// Starts a gateway without a pool that also takes these carriers.
+    pub fn taking(carriers: u16) -> Self {
+        let plain = world::config();
+        let config = VerifierConfig { max_outbound: 1000, carriers: plain.carriers | carriers, ..plain };
+        let verifier = Verifier::load(Hook::Tc, config, SIZES, None).unwrap_or_else(|error| panic!("{error:#}"));
+        Self::with(verifier, &config, &[])
+    }
+
     pub fn of_size(flows: u32) -> Self {
         let config = VerifierConfig { max_outbound: 1000, ..world::config() };
         let sizes = Sizes { flows, ..SIZES };

@@ -140,12 +140,23 @@ pub fn rows() -> Vec<Row> {
             (answered(9, 60, 60), true),
             // Without the silence, the token would be recent enough.
             (answered(9, 0, 15), true),
+            // The flow sends, and nothing comes back.
+            (waiting(2, 5, 1), false),
+            (waiting(3, 5, 0), false),
+            (waiting(3, 5, -1), false),
+            (waiting(3, 5, 1), true),
+            (waiting(3, 5, 9), true),
+            (waiting(3, 0, 1), false),
         ] {
             let Conversation { token, answered, sent, seen, .. } = flow;
             let name = format!(
                 "datagram {} of an {} flow, {} s after the last token and {} s after the last datagram",
                 u32::from(sent) + 1,
-                if answered == 1 { "answered" } else { "unanswered" },
+                match answered {
+                    0 => "unanswered".to_owned(),
+                    1 => "answered".to_owned(),
+                    seconds => format!("answered ({seconds})"),
+                },
                 i64::from(NOW) - i64::from(token),
                 i64::from(NOW) - i64::from(seen)
             );
@@ -292,6 +303,11 @@ fn flow(sent: u16, token: i32, seen: i32) -> Conversation {
 
 fn answered(sent: u16, token: i32, seen: i32) -> Conversation {
     Conversation { answered: 1, ..flow(sent, token, seen) }
+}
+
+/// Returns an answered flow that has sent for this many seconds since its last answer, the one of the answer included.
+fn waiting(seconds: u16, token: i32, seen: i32) -> Conversation {
+    Conversation { answered: seconds, ..flow(9, token, seen) }
 }
 
 fn is_failed(action: &Action) -> bool {

@@ -3,19 +3,26 @@
 
 use wire::map::Conversation;
 
-/// Interval between the tokens of a flow that has had an answer, in seconds. If a flow sent no datagram for this long,
-/// its next datagram counts as the first datagram of a new flow.
+/// Interval in seconds between the tokens of a flow that the server has answered. If a flow sent no datagram for this
+/// long, its next datagram counts as the first datagram of a new flow.
 pub const UDP_TOKEN_EVERY: u32 = 15;
 /// Interval between tokens of a flow without an answer, in seconds.
 pub const UDP_TOKEN_UNANSWERED: u32 = 1;
 /// Number of datagrams at the beginning of a flow that all carry tokens.
 pub const UDP_FIRST: u16 = 4;
 
+/// Number of seconds in which an answered flow may send without another answer. After that, the flow is unanswered: an
+/// address translator may have given it another port, which the verifier does not know.
+pub const UDP_PATIENCE: u16 = 3;
+
 /// Records that a datagram is sent on the flow at the time `now`, in seconds of any clock.
 pub fn note(flow: &mut Conversation, now: u32) {
     // Another core may already have recorded the next second.
-    if now.wrapping_sub(flow.seen).wrapping_add(1) > UDP_TOKEN_EVERY {
+    let silence = now.wrapping_sub(flow.seen).wrapping_add(1);
+    if silence > UDP_TOKEN_EVERY {
         (flow.answered, flow.sent) = (0, 0);
+    } else if silence > 1 && flow.answered > 0 {
+        flow.answered = if flow.answered < UDP_PATIENCE { flow.answered + 1 } else { 0 };
     }
     flow.seen = now;
 }
@@ -71,9 +78,33 @@ mod tests {
     fn an_answered_flow_in_use_has_a_token_every_fifteen_seconds() {
         let mut flow = new_flow();
         tokens(&mut flow, 100, 10);
-        flow.answered = 1;
-        let at: Vec<u32> = (100..161).filter(|now| !tokens(&mut flow, *now, 10).is_empty()).collect();
+        let is_due = |now: &u32| {
+            flow.answered = 1;
+            !tokens(&mut flow, *now, 10).is_empty()
+        };
+        let at: Vec<u32> = (100..161).filter(is_due).collect();
         assert_eq!(at, [115, 130, 145, 160]);
+    }
+
+    #[test]
+    fn a_flow_whose_answers_cease_has_a_token_each_second_from_the_third_on() {
+        let mut flow = new_flow();
+        tokens(&mut flow, 100, 10);
+        flow.answered = 1;
+        let at: Vec<u32> = (100..107).filter(|now| !tokens(&mut flow, *now, 10).is_empty()).collect();
+        assert_eq!(at, [103, 104, 105, 106]);
+        flow.answered = 1;
+        assert!(tokens(&mut flow, 107, 10).is_empty(), "an answer ends that");
+    }
+
+    #[test]
+    fn seconds_without_a_datagram_do_not_count() {
+        let mut flow = new_flow();
+        tokens(&mut flow, 100, 10);
+        flow.answered = 1;
+        let at: Vec<u32> =
+            [100, 104, 108, 112].into_iter().filter(|now| !tokens(&mut flow, *now, 1).is_empty()).collect();
+        assert_eq!(at, [112]);
     }
 
     #[test]
@@ -82,6 +113,7 @@ mod tests {
         tokens(&mut flow, 100, 10);
         flow.answered = 1;
         assert!(tokens(&mut flow, 114, 10).is_empty());
+        flow.answered = 1;
         assert_eq!(tokens(&mut flow, 129, 10), [1, 2, 3, 4, 8]);
     }
 

@@ -119,7 +119,7 @@ fn info(socket: BorrowedFd<'_>) -> Option<[u8; INFO_LEN]> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Plan, connect};
+    use super::super::{Plan, answers_without_verifier, connect};
     use super::*;
     use std::io::Read;
     use std::net::TcpListener;
@@ -132,6 +132,7 @@ mod tests {
         let plan = Plan { to, deadline: Instant::now() + Duration::from_secs(2), round_trip: None };
         let outcome = connect(&plan, |_| Ok([0x55; 40]));
         assert!(matches!(outcome, Err(Error::NotTaken { .. })), "{:?}", outcome.err());
+        assert!(answers_without_verifier(to).expect("a SYN"), "nobody is noticed to answer");
         let (mut stream, _) = listener.accept().expect("the SYN was a SYN");
         stream.set_read_timeout(Some(Duration::from_secs(2))).expect("a timeout");
         let read = stream.read(&mut [0; 100]);
@@ -158,6 +159,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a listener");
         let to = listener.local_addr().expect("an address");
         drop(listener);
+        assert!(!answers_without_verifier(to).expect("a SYN"), "a closed port answers nothing");
         let plan = Plan { to, deadline: Instant::now() + Duration::from_secs(2), round_trip: None };
         match connect(&plan, |_| Ok([0x55; 40])) {
             Err(Error::Io { source, .. }) => assert_eq!(source.raw_os_error(), Some(libc::ECONNREFUSED)),

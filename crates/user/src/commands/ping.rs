@@ -149,6 +149,11 @@ async fn follow(steps: &mut Steps, arguments: PingArguments) -> Result<ExitCode>
                     let code = answer(steps, to, &arguments, true).await?;
                     if !arguments.udp {
                         print_rungs(steps, &arguments.at, to).await?;
+                        // On another rung, no box on the way sees a SYN that it could answer.
+                        let is_direct = steps.rungs.first().is_none_or(|rung| rung.state != RungState::Blocked);
+                        if code == ExitCode::SUCCESS && is_direct {
+                            print_impostor(steps, to).await?;
+                        }
                     }
                     Ok(code)
                 }
@@ -178,6 +183,21 @@ fn print_grant(steps: &mut Steps, grant: &Grant, asked: bool, now: u64, in_strea
     let handle = grant.handle.get(..8).unwrap_or(&grant.handle);
     let carrier = if in_stream { Carrier::Stream.name() } else { &grant.carrier };
     steps.print("token", &format!("{} by {carrier}, handle {handle}…", grant.suite));
+}
+
+/// Shows whether something other than the server answers. The agent can't see this in an answer to a token.
+async fn print_impostor(steps: &mut Steps, to: SocketAddr) -> Result<()> {
+    match tokio::task::spawn_blocking(move || reach::stream::answers_without_verifier(to)).await? {
+        Ok(true) => steps.print(
+            "path",
+            "a SYN that every verifier drops was answered: a middlebox answers in the server's place (a transparent proxy \
+             or a SYN proxy), or no verifier protects the server. A middlebox gets the data that you send, and the \
+             server does not: try another network",
+        ),
+        Ok(false) => {}
+        Err(error) => tracing::debug!("cannot test whether a middlebox answers in the server's place: {error}"),
+    }
+    Ok(())
 }
 
 /// Shows by which rungs of the ladder first packets have arrived.

@@ -8,7 +8,8 @@ use datapath::tcp_in_udp::{Answers, Devices};
 use datapath::verifier::Verifier;
 use wire::Carrier;
 
-/// If the settings allow TCP segments in datagrams, checks that the other settings permit this.
+/// If the settings allow TCP segments in datagrams, checks that the other settings permit this. Gateways may take such
+/// segments, because the answers of the hosts behind them leave by the same interface.
 pub(super) fn check(settings: &Settings) -> Result<()> {
     let takes = settings.kernel.takes(Carrier::TcpInUdp);
     ensure!(
@@ -16,14 +17,21 @@ pub(super) fn check(settings: &Settings) -> Result<()> {
         "the carrier `tcp_in_udp` requires `hook = \"tc\"`: programs at XDP see no answers. Set `hook` to \"tc\", or \
          remove `tcp_in_udp` from `carriers`"
     );
-    ensure!(
-        !takes || settings.inside.is_empty(),
-        "gateways do not take the carrier `tcp_in_udp`: remove it from `carriers`, or run a verifier on each host"
-    );
+    // Each of these finds a connection by the addresses and ports of its segments. A connection in datagrams has
+    // another key there.
+    let (shares_flows, relays) = (!settings.peers.is_empty(), !settings.proxy_protocol.is_empty());
+    for (setting, is_set) in [("pool", !settings.pool.is_empty()), ("peers", shares_flows), ("proxy_protocol", relays)]
+    {
+        ensure!(
+            !takes || !is_set,
+            "the carrier `tcp_in_udp` and `{setting}` exclude each other: remove `tcp_in_udp` from `carriers`, or \
+             remove `{setting}`"
+        );
+    }
     ensure!(
         !takes || settings.mark.is_none(),
-        "the carrier `tcp_in_udp` and `verdict = \"mark\"` exclude each other: rules would see segments that nobody has \
-         sent as such. Remove one of them"
+        "the carrier `tcp_in_udp` and `verdict = \"mark\"` exclude each other: rules of the packet filter would see \
+         TCP segments where the clients sent datagrams. Remove one of them"
     );
     Ok(())
 }
