@@ -20,7 +20,7 @@ use crate::switches::{News, Switches};
 use crate::{now, unix};
 use anyhow::{Context, Result};
 use api::Destinations;
-use client::{Authority, Error, convert};
+use client::{Authority, Error, Way, convert};
 use datapath::Pins;
 use discovery::Discovery;
 use engine::agent::insertion::Used;
@@ -28,7 +28,7 @@ use engine::agent::{Agent, Clock, FetchId, Login, Output, Refusal, Subject, Unus
 use engine::discovery::{Answer, Domain};
 use engine::model::GrantRequest;
 use engine::openflow::logins::Realm;
-use events::Report;
+use events::{Connection, Report};
 use ipnet::IpNet;
 use login::Started;
 use organisations::Place;
@@ -60,7 +60,7 @@ const BATCH: usize = 64;
 enum Message {
     Login(Place, Box<LoggedIn>, oneshot::Sender<Reply>),
     LoginStarted(u32, Started, Reply, oneshot::Sender<Reply>),
-    Grant(Subject, FetchId, Timed<Result<api::Grant, Error>>),
+    Grant(Subject, FetchId, Timed<Result<(api::Grant, Way), Error>>),
     Destinations(Subject, u64, Timed<Result<Destinations, Error>>),
     Reported(Subject, u64, Report),
     Discovered(Domain, Answer),
@@ -68,25 +68,6 @@ enum Message {
     TakeKeysFrom(Vec<SocketAddrV4>, Vec<Realm>),
     #[cfg(feature = "seal")]
     Tunnel(Subject, u64, Destination, Result<api::Grant, Error>),
-}
-
-/// A session's connection to its authority.
-struct Connection {
-    authority: Authority,
-    /// Number of this login. It distinguishes answers to requests of this login from answers to requests of an earlier
-    /// one.
-    login: u64,
-    events: JoinHandle<()>,
-    /// Why the latest call failed, or why the event stream is down; `None` if the call succeeded and the stream is up.
-    trouble: Option<String>,
-    /// Networks that the authority claims, and for which it may not speak.
-    refused: Vec<IpNet>,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.events.abort();
-    }
 }
 
 /// A client that waits for the authority's answer.
@@ -317,6 +298,7 @@ impl Daemon {
             Ok(true) => {
                 self.agent.moved();
                 self.tunnels_moved();
+                self.connections.values().for_each(|connection| connection.asker.renew_line());
             }
             Ok(false) => {}
             Err(error) => tracing::warn!("cannot follow changes of interfaces: {error:#}"),
@@ -397,7 +379,7 @@ impl Daemon {
             let (value, requested) = (Err(Error::Other("there is no connection to the authority".to_owned())), now());
             return self.answered(subject, id, Timed { value, requested, answered: requested });
         };
-        let (authority, messages) = (connection.authority.clone(), self.messages.clone());
+        let (asker, messages) = (connection.asker.clone(), self.messages.clone());
         self.answers.renewals += u64::from(self.agent.has_grant_for(subject, &request.to));
         let kept = self.kept_session(subject);
         let in_band = kept.is_some_and(|session| self.settings.key_transfer.contains(&session.authority));
@@ -405,9 +387,10 @@ impl Daemon {
         self.note_fetch(id, request.to);
         let request = convert::grant_request(&request);
         tokio::spawn(async move {
+            let in_band = |grant| (grant, Way::Https);
             let answer = match keys {
-                Some(keys) => timed(key_transfer::ask(&authority, &request, &keys)).await,
-                None => timed(authority.grant(&request)).await,
+                Some(keys) => timed(key_transfer::ask(asker.authority(), &request, &keys)).await.map_ok(in_band),
+                None => timed(asker.grant(&request)).await,
             };
             let _ = messages.send(Message::Grant(subject, id, answer)).await;
         });
@@ -429,7 +412,10 @@ impl Daemon {
                 self.started.insert(uid, started);
                 let _ = reply.send(answer);
             }
-            Message::Grant(subject, id, answer) => self.answered(subject, id, answer),
+            Message::Grant(subject, id, answer) => {
+                let answer = self.note_way(subject, answer);
+                self.answered(subject, id, answer);
+            }
             Message::Destinations(subject, login, answer) => {
                 if self.is_current(subject, login) {
                     self.destinations(subject, answer);

@@ -1,4 +1,4 @@
-//! Lines: a session requests path segments by UDP on a line (wire.md §8.13).
+//! Lines: a session requests path segments and grants by UDP on a line (wire.md §8.13, §8.14).
 
 use serde::{Deserialize, Serialize};
 use wire::ask::{LineKey, LineNumber};
@@ -15,6 +15,10 @@ pub struct Line {
     pub line: u64,
     /// The line's key, 32 bytes, hex. Secret.
     pub key: String,
+    /// Whether the authority accepts requests for grants on the line. Missing if the authority is too old to know such
+    /// requests.
+    #[serde(default)]
+    pub grants: bool,
     /// The latest time at which the line ends: the end of the session, in Unix seconds.
     pub expires: u64,
     /// The current time by the authority's clock, in Unix seconds.

@@ -1,14 +1,15 @@
-//! Path segments per second by UDP on one core (wire.md §8.13). The real server runs on loopback: its answering thread
-//! alone on the first processor, its other threads and the client on the second. The client's requests are sealed in
-//! advance.
+//! Path segments and renewed grants per second by UDP on one core (wire.md §8.13, §8.14). The real server runs on
+//! loopback: its answering thread alone on the first processor, its other threads and the client on the second. The
+//! client's requests are sealed in advance.
 //!
 //! The authority sends several answers as one large datagram, and the client receives this datagram whole (udp(7),
 //! UDP_GRO). On loopback without UDP_GRO, the processor of the answering thread would have to split it. On a real
 //! network, the network card splits it.
 //!
-//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is an echo server that makes the same two
-//! system calls in the same loop, and returns as many bytes as an answer has.
+//! Prints one JSON object, which `cargo xtask bench` collects. The yardstick is an echo server with the same loop and
+//! the same two system calls. It returns as many bytes as an answer has.
 
+use api::GrantRequest;
 use authority::batch::{self, Answers, Batches};
 use authority::storage::{Database, NewService, Operator, Proof, Session};
 use authority::{Directory, Server, now};
@@ -24,8 +25,10 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use wire::Holder;
+use tokio::net::{TcpListener, TcpSocket};
+use wire::ask::grant::{GrantAnswer, GrantQuestion};
 use wire::ask::{ANSWER_LEN, LineKey, LineNumber, Question, Reply, Request};
+use wire::{Destination, Holder};
 
 const SESSIONS: usize = 1024;
 const RECEIVERS: u32 = 64;
@@ -40,16 +43,28 @@ const WARM: usize = 100_000;
 const LOST: Duration = Duration::from_millis(50);
 /// The client decrypts one in this many answers.
 const OPENED: u64 = 1009;
-/// Minimum ratio to the echo's rate.
+/// Minimum ratios of the rates of segments and of grants to the echo's rate.
 const BOUND: f64 = 0.8;
+const GRANTS_BOUND: f64 = 0.6;
 /// Number of turns of the echo and of the authority, which alternate.
 const TURNS: usize = 5;
+/// Number of requests of each kind that a source sends in one turn.
+const OF_TURN: usize = (WARM + COUNTED) / TURNS / SOURCES;
 
-/// A session's line for requests.
+/// A session's line for requests, and the destinations of its requests.
 struct Line {
     number: LineNumber,
     key: LineKey,
-    question: [u8; wire::ask::QUESTION_LEN],
+    segment: [u8; wire::ask::QUESTION_LEN],
+    grant: Destination,
+}
+
+impl Line {
+    /// Returns the question for a grant, as it is asked now.
+    fn grant(&self) -> [u8; wire::ask::QUESTION_LEN] {
+        let question = GrantQuestion { to: self.grant, consented: false, time: now() as u32 };
+        question.encode().expect("it can be asked")
+    }
 }
 
 /// Result of a measurement.
@@ -79,7 +94,7 @@ fn main() {
     pin(Pid::this(), 1);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("tokio");
     let server = runtime.block_on(Server::start(directory.clone(), None)).expect("the server starts");
-    let address = server.segments().expect("accepting requests for segments by UDP");
+    let address = server.segments().expect("accepting requests by UDP");
     let lines = runtime.block_on(lines(&directory, server.address(), &tokens));
 
     let echo = batch::bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a socket");
@@ -104,51 +119,69 @@ fn main() {
     let answering = thread("segments");
     pin(answering, 0);
 
-    eprintln!("asking: sealing {} requests", WARM + COUNTED);
-    let requests = sealed(&lines);
     let opened = |source: usize, counter: u64, answer: &[u8]| {
         let line = &lines[asks(source, counter)];
         let mut answer = answer.to_vec();
         let (_, reply) = line.key.open_answer(&mut answer).expect("an answer to this line");
-        let reply = Reply::decode(reply).expect("it says something");
+        *reply
+    };
+    let segment = |source: usize, counter: u64, answer: &[u8]| {
+        let reply = opened(source, counter, answer);
+        let reply = Reply::decode(&reply).expect("it says something");
         assert!(matches!(reply, Reply::Given(_)), "{reply:?}");
     };
-    let (mut echoes, mut asked) = (Vec::new(), Vec::new());
+    let grant = |source: usize, counter: u64, answer: &[u8]| match GrantAnswer::decode(&opened(source, counter, answer))
+    {
+        Some(GrantAnswer::Given(_)) => {}
+        Some(GrantAnswer::Refused { reason, text }) => panic!("{}: {text}", reason.name()),
+        None => panic!("it says nothing"),
+    };
+    let (mut echoes, mut asked, mut granted) = (Vec::new(), Vec::new(), Vec::new());
+    let (in_request, in_answer) = (|bytes: &[u8]| counter(bytes, 12), |bytes: &[u8]| counter(bytes, 4));
     for turn in 0..TURNS {
         eprintln!("asking: turn {} of {TURNS}", turn + 1);
-        // The counter is 8 bytes further into a request than into an answer, and an echo returns the request.
-        echoes.push(measure(echoed, &requests, turn, echo_thread, |bytes| bytes.get(12..20), |_, _, _| {}));
-        asked.push(measure(address, &requests, turn, answering, |bytes| bytes.get(4..12), opened));
+        let first = (2 * turn * OF_TURN) as u64;
+        let requests = sealed(&lines, first, |line| line.segment);
+        // An echo returns the request, in which the counter has another place than in an answer.
+        echoes.push(measure(echoed, &requests, first, echo_thread, in_request, |_, _, _| {}));
+        asked.push(measure(address, &requests, first, answering, in_answer, segment));
+        drop(requests);
+        let first = first + OF_TURN as u64;
+        let requests = sealed(&lines, first, Line::grant);
+        granted.push(measure(address, &requests, first, answering, in_answer, grant));
     }
     ends.store(true, Ordering::Relaxed);
     echo.join().expect("the echo ends");
     runtime.block_on(server.stop());
-    report(&asked, &echoes);
+    let mut figures = Figures::default();
+    report(&mut figures, "getsegment", &asked, &echoes, BOUND);
+    report(&mut figures, "grant", &granted, &echoes, GRANTS_BOUND);
+    figures.print();
 }
 
-fn report(asked: &[Measured], echoes: &[Measured]) {
-    let mut figures = Figures::default();
+/// Adds the figures about requests of one kind. `least` is the minimum ratio of their rate to the echo's rate.
+fn report(figures: &mut Figures, kind: &str, asked: &[Measured], echoes: &[Measured], least: f64) {
     let each = |turns: &[Measured], of: fn(&Measured) -> f64| turns.iter().map(of).collect::<Vec<_>>();
     let mut figure = |name: &str, unit: &str, of: fn(&Measured) -> f64, bound: Bound| {
-        figures.add(name, unit, mean_of_middle(&each(asked, of)), &Yardstick::new(each(echoes, of)), bound);
+        let (name, value) = (format!("{kind}.udp_{name}"), mean_of_middle(&each(asked, of)));
+        figures.add(&name, unit, value, &Yardstick::new(each(echoes, of)), bound);
     };
-    figure("getsegment.udp_per_s", "1/s", |turn| turn.per_second, Bound::AtLeast(BOUND));
-    figure("getsegment.udp_median_us", "us", |turn| turn.median * 1e6, Bound::None);
-    figure("getsegment.udp_p99_us", "us", |turn| turn.p99 * 1e6, Bound::None);
-    figure("getsegment.udp_own_us", "us", |turn| turn.own * 1e6, Bound::None);
-    figure("getsegment.udp_kernel_us", "us", |turn| turn.kernel * 1e6, Bound::None);
+    figure("per_s", "1/s", |turn| turn.per_second, Bound::AtLeast(least));
+    figure("median_us", "us", |turn| turn.median * 1e6, Bound::None);
+    figure("p99_us", "us", |turn| turn.p99 * 1e6, Bound::None);
+    figure("own_us", "us", |turn| turn.own * 1e6, Bound::None);
+    figure("kernel_us", "us", |turn| turn.kernel * 1e6, Bound::None);
     let busy = |turns| mean_of_middle(&each(turns, |turn| turn.per_second * (turn.own + turn.kernel)));
     let limit = |busy: f64| if busy > 0.9 { "its own core" } else { "who asks, on the other core" };
     let (busy, echo) = (busy(asked), busy(echoes));
     eprintln!(
-        "asking: {} of {COUNTED} were lost; the thread was busy {:.0} % of the time (echo {:.0} %): its limit is {} (echo: {})",
+        "asking: {kind}: {} of {COUNTED} were lost; the thread was busy {:.0} % of the time (echo {:.0} %): its limit is {} (echo: {})",
         asked.iter().map(|turn| turn.lost).sum::<usize>(),
         busy * 100.0,
         echo * 100.0,
         limit(busy),
         limit(echo),
     );
-    figures.print();
 }
 
 const NETWORKS: &str = r#"
@@ -171,14 +204,18 @@ to = "192.0.2.2"
 verifiers = ["edge-1", "edge-2"]
 "#;
 
-/// Returns a policy with every machine in one group, and each receiver for one group.
+/// Returns a policy with every machine in one group. For each group there is one receiver in a virtual network, and one
+/// behind a verifier.
 fn policy() -> String {
     let groups: String = (0..RECEIVERS).map(|number| format!("g{number} = []\n")).collect();
     let receiver = |number| {
         format!(
             "[[receivers]]\nname = \"r{number}\"\naddress = \"{}\"\nservices = [\"tcp/443\"]\nnetwork = \"blue\"\n\
-             [[rules]]\naction = \"allow\"\nwho = \"group:g{number}\"\nto = \"r{number}\"\nreply = true\n",
-            receiver(number)
+             [[rules]]\naction = \"allow\"\nwho = \"group:g{number}\"\nto = \"r{number}\"\nreply = true\n\
+             [[receivers]]\nname = \"s{number}\"\naddress = \"{}\"\nservices = \"tcp/22\"\nverifier = \"edge\"\n\
+             [[rules]]\naction = \"allow\"\nwho = \"group:g{number}\"\nto = \"s{number}\"\n",
+            receiver(number),
+            server(number)
         )
     };
     let receivers: String = (0..RECEIVERS).map(receiver).collect();
@@ -187,6 +224,10 @@ fn policy() -> String {
 
 fn receiver(number: u32) -> IpAddr {
     Ipv4Addr::from_bits(0x0a01_0000 | number).into()
+}
+
+fn server(number: u32) -> IpAddr {
+    Ipv4Addr::from_bits(0xcb00_7100 | number).into()
 }
 
 /// Creates sessions in the database, as a login would.
@@ -208,12 +249,40 @@ fn log_in(directory: &Directory) -> Vec<String> {
     (0..SESSIONS).map(one).collect()
 }
 
+/// Forwards connections to the authority at `to`, from the address of a source: the authority answers requests for
+/// grants only if they come from the address from which the session got its line. Returns the address to connect to.
+async fn relay(source: usize, to: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a listener");
+    let address = listener.local_addr().expect("its address");
+    tokio::spawn(async move {
+        while let Ok((mut near, _)) = listener.accept().await {
+            let socket = TcpSocket::new_v4().expect("a socket");
+            socket.bind((source_address(source), 0).into()).expect("the source's address");
+            let mut far = socket.connect(to).await.expect("the authority");
+            tokio::spawn(async move {
+                let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+            });
+        }
+    });
+    address
+}
+
+/// Gets a line for each session, and its first grant, which the requests then renew.
 async fn lines(directory: &Directory, address: SocketAddr, tokens: &[String]) -> Vec<Line> {
     let ca = std::fs::read(directory.ca()).expect("the CA's certificate");
-    let caller = Authority::new(&format!("https://{address}"), Some(&ca)).expect("a client");
+    let mut callers = Vec::new();
+    for source in 0..SOURCES {
+        let url = format!("https://{}", relay(source, address).await);
+        callers.push(Authority::new(&url, Some(&ca)).expect("a client"));
+    }
     let mut lines = Vec::new();
     for (machine, token) in tokens.iter().enumerate() {
-        let line = caller.with_token(token).line().await.expect("a line");
+        let caller = callers[machine % SOURCES].with_token(token);
+        let to = Destination { address: server(machine as u32 % RECEIVERS), protocol: 6, port: 22 };
+        let Destination { address, protocol, port } = to;
+        let request = GrantRequest { address, protocol, port, consented: false, in_band: false };
+        caller.grant(&request).await.expect("a grant");
+        let line = caller.line().await.expect("a line");
         let question = Question {
             network: "blue",
             sender: Ipv4Addr::from_bits(0x0a00_0000 | machine as u32).into(),
@@ -224,8 +293,8 @@ async fn lines(directory: &Directory, address: SocketAddr, tokens: &[String]) ->
             sender_port: 0,
         };
         let key = hex::decode(line.key).expect("hex").try_into().expect("32 bytes");
-        let question = question.encode().expect("it can be asked");
-        lines.push(Line { number: LineNumber(line.line), key: LineKey::new(key), question });
+        let segment = question.encode().expect("it can be asked");
+        lines.push(Line { number: LineNumber(line.line), key: LineKey::new(key), segment, grant: to });
     }
     lines
 }
@@ -236,29 +305,34 @@ fn asks(source: usize, counter: u64) -> usize {
     source + SOURCES * (counter as usize % (SESSIONS / SOURCES))
 }
 
-/// Seals the requests of each source in the order of their counters.
-fn sealed(lines: &[Line]) -> Vec<Vec<Request>> {
+/// Seals the requests of one turn for each source, in the order of their counters. `first` is the last counter that was
+/// used before.
+fn sealed(lines: &[Line], first: u64, question: impl Fn(&Line) -> [u8; wire::ask::QUESTION_LEN]) -> Vec<Vec<Request>> {
     let request = |source: usize, counter: u64| {
         let line = &lines[asks(source, counter)];
-        line.key.seal_request(line.number, counter, &line.question).expect("sealed")
+        line.key.seal_request(line.number, counter, &question(line)).expect("sealed")
     };
-    let each = ((WARM + COUNTED) / SOURCES) as u64;
-    (0..SOURCES).map(|source| (1..=each).map(|counter| request(source, counter)).collect()).collect()
+    let counters = first + 1..=first + OF_TURN as u64;
+    (0..SOURCES).map(|source| counters.clone().map(|counter| request(source, counter)).collect()).collect()
 }
 
-/// Sends the requests of one turn, with a limited number in flight. `counter` finds the counter in an answer.
+/// Returns the counter at this place of a datagram.
+fn counter(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u64::from_be_bytes(*bytes))
+}
+
+/// Sends the requests of one turn, with a limited number in flight. `counter` finds the counter in an answer. `first`
+/// is the last counter that was used before.
 fn measure(
     to: SocketAddr,
     requests: &[Vec<Request>],
-    turn: usize,
+    first: u64,
     answering: Pid,
-    counter: impl Fn(&[u8]) -> Option<&[u8]>,
+    counter: impl Fn(&[u8]) -> Option<u64>,
     opened: impl Fn(usize, u64, &[u8]),
 ) -> Measured {
-    let each = (WARM + COUNTED) / TURNS / SOURCES;
-    let (first, warm) = (turn * each, WARM / TURNS / SOURCES);
-    let requests: Vec<_> = requests.iter().map(|requests| &requests[first..first + each]).collect();
-    let mut sources: Vec<_> = (0..SOURCES as u8).map(|source| Source::new(source, to, each)).collect();
+    let (each, warm) = (OF_TURN, WARM / TURNS / SOURCES);
+    let mut sources: Vec<_> = (0..SOURCES).map(|source| Source::new(source, to, each)).collect();
     let mut taken = Vec::with_capacity(COUNTED);
     let (mut lost, mut heard) = (0, Instant::now());
     let mut counting = None;
@@ -266,7 +340,7 @@ fn measure(
     let mut sent = MultiHeaders::<SockaddrStorage>::preallocate(UNDER_WAY, None);
     let mut rooms = [[0; ANSWER_LEN * UNDER_WAY]; UNDER_WAY];
     while sources.iter().any(|source| source.next < each || source.under_way > 0) {
-        for (place, (source, requests)) in sources.iter_mut().zip(&requests).enumerate() {
+        for (place, (source, requests)) in sources.iter_mut().zip(requests).enumerate() {
             let lengths: Vec<usize> = {
                 let mut slices: Vec<_> = rooms.iter_mut().map(|room| [IoSliceMut::new(room)]).collect();
                 let flags = MsgFlags::MSG_DONTWAIT;
@@ -277,9 +351,10 @@ fn measure(
                 heard = Instant::now();
             }
             for answer in rooms.iter().zip(&lengths).flat_map(|(room, length)| room[..*length].chunks(ANSWER_LEN)) {
-                let counter = counter(answer).and_then(|bytes| bytes.try_into().ok()).map(u64::from_be_bytes);
-                let counter = counter.expect("an answer has a counter");
-                let place_in_turn = counter as usize - first;
+                let counter = counter(answer).expect("an answer has a counter");
+                // An answer of an earlier part of the turn was given up as lost.
+                let Some(place_in_turn) = counter.checked_sub(first) else { continue };
+                let place_in_turn = place_in_turn as usize;
                 if place_in_turn > warm {
                     taken.push((heard - source.sent_at[place_in_turn]).as_secs_f64());
                 }
@@ -338,12 +413,16 @@ struct Source {
 }
 
 impl Source {
-    fn new(number: u8, to: SocketAddr, requests: usize) -> Self {
-        let socket = UdpSocket::bind((Ipv4Addr::new(127, 0, 1, number + 1), 0)).expect("a socket");
+    fn new(number: usize, to: SocketAddr, requests: usize) -> Self {
+        let socket = UdpSocket::bind((source_address(number), 0)).expect("a socket");
         socket.connect(to).expect("connected");
         setsockopt(&socket, sockopt::UdpGroSegment, &true).expect("several in one datagram");
         Self { socket, next: 0, under_way: 0, sent_at: vec![Instant::now(); requests + 1] }
     }
+}
+
+fn source_address(number: usize) -> Ipv4Addr {
+    Ipv4Addr::new(127, 0, 1, number as u8 + 1)
 }
 
 fn pin(thread: Pid, processor: usize) {

@@ -1,9 +1,8 @@
 //! Conversions between the messages of the API and the types of `engine`, which makes the decisions.
 
 use engine::issuing::grant::Issued;
-use engine::model::{Given, Receiver, Sealing, Secret, Service};
+use engine::model::{Given, Grant, Receiver, Sealing, Secret, Service};
 use engine::policy::{Explanation, Permit};
-use std::net::SocketAddr;
 use wire::{DropReason, Ends, SegmentFlags, Vni};
 
 /// Converts receivers into the form that the API's messages contain.
@@ -19,22 +18,22 @@ pub fn receivers(receivers: impl IntoIterator<Item = Receiver>) -> Vec<api::Rece
     receivers.into_iter().map(receiver).collect()
 }
 
-/// Returns an issued grant in the form in which the client receives it. `tunnels` are the addresses at which the
-/// grant's verifier accepts sealed tunnels.
-pub fn grant(issued: &Issued, permit: &Permit<'_>, tunnels: Vec<SocketAddr>, now: u64) -> api::Grant {
-    let (header, key) = match issued.secret() {
+/// Returns a grant that was issued at `now` in the form in which the client receives it.
+pub fn grant(grant: &Grant, now: u64) -> api::Grant {
+    let (header, key) = match &grant.secret {
         Secret::Grant(header, key) => (hex::encode(header.encode()), hex::encode(key.bytes())),
         Secret::Pair(pair, key) => (hex::encode(pair.bytes()), hex::encode(key.bytes())),
     };
     api::Grant {
         header,
         key,
-        prefix: issued.scope.prefix,
-        receiver: permit.receiver.name.clone(),
-        rule: permit.label().to_string(),
-        carrier: issued.carrier.name().into(),
-        sealing: (!tunnels.is_empty()).then(|| api::GrantSealing { demand: sealing(&permit.terms.sealing), tunnels }),
-        expires: issued.expires.into(),
+        prefix: grant.prefix,
+        receiver: grant.receiver.clone(),
+        rule: grant.rule.clone(),
+        carrier: grant.carrier.name().into(),
+        sealing: (!grant.tunnels.is_empty())
+            .then(|| api::GrantSealing { demand: sealing(&grant.sealing), tunnels: grant.tunnels.clone() }),
+        expires: grant.expires.into(),
         now,
     }
 }

@@ -14,19 +14,44 @@ use crate::storage::{
 };
 use crate::{Settings, convert, now};
 use anyhow::Result;
-use api::{Event, Grant, GrantOwner, GrantRequest, LivePair, RevokedGrant};
+use api::{Event, GrantOwner, GrantRequest, LivePair, RevokedGrant};
 use engine::issuing::grant::{Issue, Issued};
-use engine::model::Sealing;
-use engine::policy::{Compiled, Decision, Explanation, GrantSuite, Permit, Request, Scope};
+use engine::model::{Grant, Sealing};
+use engine::policy::{Compiled, Decision, Explanation, GrantSuite, Permit, Policy, Request, Scope};
 use engine::verifier::CLOCK_SKEW_MAX;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use wire::{Destination, Epoch, Flags, Handle, Holder, VerifierKey};
 
+/// A grant that was issued, and the time of its issue in Unix seconds.
+pub struct IssuedGrant {
+    /// The grant.
+    pub grant: Grant,
+    /// The time of the issue.
+    pub now: u64,
+}
+
+impl IssuedGrant {
+    /// Returns the grant in the form in which the client receives it over HTTPS.
+    pub fn for_client(&self) -> api::Grant {
+        convert::grant(&self.grant, self.now)
+    }
+}
+
+/// The result of [`GrantIssuer::renew_at_once`].
+pub enum AtOnce {
+    /// The session gets another lease of a grant that it has.
+    Renewed(Box<IssuedGrant>, Arc<Session>),
+    /// [`GrantIssuer::issue`] has to answer the request.
+    Later,
+    /// The request is allowed, but the caller can't pass such a grant on.
+    Unfit,
+}
+
 /// A recorded grant, and the confirmations that its verifier is expected to send.
 struct RecordedGrant<'a> {
-    grant: Grant,
+    grant: IssuedGrant,
     handle: Handle,
     expected: Expected<'a>,
     confirmations: usize,
@@ -40,7 +65,7 @@ const TRIES: usize = 32;
 
 /// A grant that the policy allows.
 struct Decided {
-    grant: Grant,
+    grant: IssuedGrant,
     owner: GrantOwner,
     verifier: String,
     to: Destination,
@@ -58,7 +83,7 @@ enum Course {
 /// A request that the policy allows, with the data from which a grant is issued.
 struct Allowed<'a> {
     session: &'a Session,
-    permit: &'a Permit<'a>,
+    permit: Permit<'a>,
     scope: Scope,
     to: Destination,
     source: IpAddr,
@@ -103,12 +128,40 @@ impl GrantIssuer {
         token: TokenHash,
         request: &GrantRequest,
         source: IpAddr,
-    ) -> Result<Grant, Problem> {
+    ) -> Result<IssuedGrant, Problem> {
         let RecordedGrant { grant, handle, expected, confirmations } = self.record(token, request, source).await?;
         if !expected.wait(confirmations).await {
             tracing::warn!(%handle, "a verifier has not acknowledged this grant in time; a first packet may be lost");
         }
         Ok(grant)
+    }
+
+    /// Issues another lease of a grant that the session has, if the authority has nothing to record, to announce or to
+    /// wait for. `fits` says whether the caller can pass on a grant for this permit. The caller needs no turn, because
+    /// the function does not wait: the lease begins before a change of the person's choices that comes meanwhile.
+    pub fn renew_at_once(
+        &self,
+        policy: &Compiled,
+        token: TokenHash,
+        request: &GrantRequest,
+        source: IpAddr,
+        fits: impl FnOnce(&Permit<'_>, &Policy) -> bool,
+    ) -> AtOnce {
+        let basis = self.storage.basis();
+        let Some(session) = self.sessions.get(&token) else { return AtOnce::Later };
+        let Ok(allowed) = self.allow(policy, &session, request, source) else { return AtOnce::Later };
+        if !fits(&allowed.permit, policy.policy()) {
+            return AtOnce::Unfit;
+        }
+        let Ok(Some((issued, _, Course::Renew { is_announced: true, .. }))) = self.renew(&token, &allowed) else {
+            return AtOnce::Later;
+        };
+        let grant = allowed.grant(&issued, policy.policy());
+        drop(allowed);
+        if self.storage.basis() != basis || !self.contact.may_renew() {
+            return AtOnce::Later;
+        }
+        AtOnce::Renewed(Box::new(grant), session)
     }
 
     async fn record(
@@ -217,26 +270,38 @@ impl GrantIssuer {
         request: &GrantRequest,
         source: IpAddr,
     ) -> Result<Decided, Problem> {
-        let to = destination(request);
-        let now = now();
         let policy = self.policy.read().await;
-        let requested = Request { subject: session.subject(source), to, now };
-        let decision = policy.decide_with(&requested, &self.consents.current());
-        let Decision::Allowed(permit) = &decision else { return Err(Problem::denied(&decision, &requested)) };
-        let preferences = self.preferences.of(&session.person);
-        if let Some(withholding) = preferences.withholding(&to, request.consented) {
-            return Err(Problem::Withheld(*withholding));
-        }
-        let verifier = &permit.receiver.verifier;
-        let scope = preferences.narrowed(permit.scope, &to);
-        let verifier_key = self.keyring.issuing_key(verifier, Epoch::at(now, self.settings.epoch_length))?;
-        let allowed = Allowed { session, permit, scope, to, source, verifier_key, now };
+        let allowed = self.allow(&policy, session, request, source)?;
         let (issued, owner, course) = match self.renew(&token, &allowed)? {
             Some(renewed) => renewed,
             None => self.begin(token, &allowed)?,
         };
-        let grant = convert::grant(&issued, permit, policy.policy().tunnels_of(verifier), now);
-        Ok(Decided { grant, owner, verifier: verifier.clone(), to, course })
+        let grant = allowed.grant(&issued, policy.policy());
+        Ok(Decided { grant, owner, verifier: allowed.permit.receiver.verifier.clone(), to: allowed.to, course })
+    }
+
+    /// Decides whether `policy` and the person's choices allow a request.
+    fn allow<'a>(
+        &self,
+        policy: &'a Compiled,
+        session: &'a Session,
+        request: &GrantRequest,
+        source: IpAddr,
+    ) -> Result<Allowed<'a>, Problem> {
+        let (to, now) = (destination(request), now());
+        let requested = Request { subject: session.subject(source), to, now };
+        let permit = match policy.decide_with(&requested, &self.consents.current()) {
+            Decision::Allowed(permit) => permit,
+            denied => return Err(Problem::denied(&denied, &requested)),
+        };
+        let preferences = self.preferences.of(&session.person);
+        if let Some(withholding) = preferences.withholding(&to, request.consented) {
+            return Err(Problem::Withheld(*withholding));
+        }
+        let scope = preferences.narrowed(permit.scope, &to);
+        let epoch = Epoch::at(now, self.settings.epoch_length);
+        let verifier_key = self.keyring.issuing_key(&permit.receiver.verifier, epoch)?;
+        Ok(Allowed { session, permit, scope, to, source, verifier_key, now })
     }
 
     /// Issues the next lease of the grant that the session has for such a request. Returns `None` if it has none, or if
@@ -406,7 +471,7 @@ impl Allowed<'_> {
     /// something else: a single flow, or the nonces of a pair. Also returns `None` for a session whose handles contain
     /// no holder.
     fn wanted(&self, issue: &Issue<'_>) -> Option<Wanted> {
-        let Permit { receiver, terms, .. } = self.permit;
+        let Permit { receiver, terms, .. } = &self.permit;
         if terms.single || terms.suite == GrantSuite::Sha224 || self.session.holder == Holder::default() {
             return None;
         }
@@ -420,7 +485,23 @@ impl Allowed<'_> {
     }
 
     fn owner(&self, issued: &Issued) -> GrantOwner {
-        convert::owner(issued, self.permit, &self.session.person, &self.session.device, self.now)
+        convert::owner(issued, &self.permit, &self.session.person, &self.session.device, self.now)
+    }
+
+    /// Returns an issued grant in the form in which its holder gets it.
+    fn grant(&self, issued: &Issued, policy: &Policy) -> IssuedGrant {
+        let Permit { receiver, terms, .. } = &self.permit;
+        let grant = Grant {
+            secret: issued.secret().clone(),
+            prefix: issued.scope.prefix,
+            receiver: receiver.name.clone(),
+            rule: self.permit.label().to_string(),
+            carrier: issued.carrier,
+            sealing: terms.sealing,
+            tunnels: policy.tunnels_of(&receiver.verifier),
+            expires: issued.expires,
+        };
+        IssuedGrant { grant, now: self.now }
     }
 }
 

@@ -58,6 +58,7 @@ impl Collector {
             connections: self.connection_limit.count(),
             turned_away: self.connection_limit.turned_away(),
             datagrams: self.datagrams.counts(),
+            grant_datagrams: self.datagrams.grants.counts(),
             heads: Vec::new(),
             cluster: self.members.cluster().map(|cluster| ClusterSnapshot {
                 members: cluster.live().len(),

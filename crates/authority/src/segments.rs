@@ -5,12 +5,14 @@ mod account;
 pub mod batch;
 mod book;
 mod datagrams;
+mod granting;
 mod keys;
 mod lines;
 pub(crate) mod listed;
 
 pub use datagrams::Answering;
 pub(crate) use datagrams::DatagramService;
+pub(crate) use granting::GrantService;
 pub(crate) use lines::RequestLines;
 
 use crate::cluster::contact::Contact;

@@ -65,8 +65,8 @@ pub struct Settings {
     /// Id of a verifier. From the console, people may send their client keys for this verifier to their network's
     /// switch. Default none.
     pub key_transfer_for: Option<String>,
-    /// Address that receives requests for segments of virtual networks by UDP. Default none: sessions request segments
-    /// over HTTPS.
+    /// Address that receives requests for grants and for segments of virtual networks by UDP. Default none: sessions
+    /// send their requests over HTTPS.
     pub segments: Option<SocketAddr>,
     /// Number of seconds for which a member of a cluster renews leases after it has lost contact with a majority of etcd.
     /// Default 15 minutes.
@@ -139,7 +139,7 @@ impl Settings {
              #key_transfer = \"/run/vouchsafe-transfer/socket\"\n\n\
              # The verifier whose client keys people may send to their network's switch: docs/openflow.md.\n\
              #key_transfer_for = \"edge\"\n\n\
-             # Where to accept requests for segments by UDP; over HTTPS only if this key is absent.\n\
+             # Where to accept requests for grants and segments by UDP; over HTTPS only if this key is absent.\n\
              #segments = \"[::]:8443\"\n\n\
              # Several authorities over one etcd: docs/cluster.md.\n#[cluster]\n\
              # How long this one renews leases after it has lost contact with a majority of etcd.\n#grace = \"15m\"\n\n\

@@ -30,7 +30,7 @@ use crate::push::acknowledgements::Acknowledgements;
 use crate::push::events::Push;
 use crate::push::reports::Reports;
 use crate::push::verifiers::Verifiers;
-use crate::segments::{DatagramService, RequestLines, SegmentIssuer};
+use crate::segments::{DatagramService, GrantService, RequestLines, SegmentIssuer};
 use crate::single_flight::SingleFlight;
 use crate::storage::{AuditLog, Database, PolicyChange, Storage, Unavailable};
 use crate::sync::Synchroniser;
@@ -222,6 +222,8 @@ impl Authority {
             push.clone(),
             contact.clone(),
         ));
+        let queue = Arc::new(RequestQueue::new(throttle.clone()));
+        let granting = GrantService::new(grants.clone(), queue.clone(), throttle.clone(), policy.clone());
         let datagrams = Arc::new(DatagramService::new(
             segments.clone(),
             lines.clone(),
@@ -229,6 +231,7 @@ impl Authority {
             policy.clone(),
             audit.clone(),
             storage.clone(),
+            Arc::new(granting),
         ));
         let sync = Arc::new(Synchroniser {
             storage: storage.clone(),
@@ -297,7 +300,6 @@ impl Authority {
             enforcer: enforcer.clone(),
             round: tokio::sync::Mutex::default(),
         });
-        let queue = Arc::new(RequestQueue::new(throttle.clone()));
         let choices = Arc::new(Choices {
             storage: storage.clone(),
             preferences: preferences.clone(),

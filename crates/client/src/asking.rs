@@ -1,8 +1,12 @@
-//! Requests path segments by UDP, on a line that the authority issues over HTTPS (wire.md §8.13). If the authority has
-//! no lines or does not answer by UDP, requests go over HTTPS.
+//! Requests path segments and grants by UDP. Such requests need a *line*: a number and a key, which the authority
+//! issues over HTTPS (wire.md §8.13, §8.14). If the authority issues no lines or does not answer by UDP, requests go
+//! over HTTPS.
 
-use crate::convert;
-use crate::{Authority, Error};
+mod grants;
+
+pub use grants::Way;
+
+use crate::{Authority, Error, convert, owner};
 use api::Problem;
 use engine::model::{Given, SegmentRequest};
 use reqwest::Url;
@@ -28,9 +32,9 @@ const PAUSE: Duration = Duration::from_secs(300);
 /// The error for an answer that contains no segment for the addresses of the request.
 const NO_SEGMENT: Error = Error::Unusable("the answer contains no valid segment");
 
-/// Requests segments from an authority: by UDP if that works, otherwise over HTTPS. All clones of an `Asker` use the
-/// same line. Each authority of a cluster issues its own lines. If the client begins to use another authority, the
-/// asker requests a line from that authority.
+/// Requests segments and grants from an authority: by UDP if that works, otherwise over HTTPS. All clones of an `Asker`
+/// use the same line. Each authority of a cluster issues its own lines. If the client begins to use another authority,
+/// the asker requests a line from that authority.
 #[derive(Clone)]
 pub struct Asker {
     authority: Authority,
@@ -51,6 +55,10 @@ struct Line {
     url: Url,
     channel: Arc<Channel>,
     reader: AbortHandle,
+    /// Whether the authority accepts requests for grants on this line.
+    takes_grants: bool,
+    /// The time of the authority's clock in Unix seconds when the line was opened, and that moment.
+    clock: (u64, Instant),
 }
 
 struct Channel {
@@ -93,10 +101,12 @@ impl Asker {
         };
         if let Some((line, question)) = line {
             let tries = if self.authority.cluster.are_several() { TRIES_IN_CLUSTER } else { WAITS.len() };
-            if let Some(reply) = line.channel.ask(&question, &WAITS[..tries]).await {
-                return answer(&reply, request);
+            match line.channel.ask(&question, &WAITS[..tries]).await.map(|reply| answer(&reply, request)) {
+                // Over HTTPS, another authority of the cluster can answer.
+                Some(Err(Error::Refused(problem))) if problem.is_no_majority() => {}
+                Some(answer) => return answer,
+                None => self.give_up(&line).await,
             }
-            self.give_up(&line).await;
         }
         let answer = self.authority.segment(&convert::segment_request(request)).await?;
         convert::segment(&answer, request.sending, request.sender, request.to.address).map_err(|_| NO_SEGMENT)
@@ -124,7 +134,7 @@ impl Asker {
         match self.open().await {
             Ok(line) => state.line = Some(Arc::new(line)),
             Err(error) => {
-                tracing::debug!("there is no line, so requests for segments go over HTTPS: {error}");
+                tracing::debug!("there is no line, so requests go over HTTPS: {error}");
                 let is_lasting = matches!(&error, Error::Refused(problem) if problem.status == 404);
                 state.not_before = Some(Instant::now() + if is_lasting { PAUSE } else { WAITS[0] });
             }
@@ -134,21 +144,25 @@ impl Asker {
 
     async fn open(&self) -> Result<Line, Error> {
         let broken = || Error::Other("the authority's answer is malformed: no valid line for requests by UDP".into());
-        let (line, url) = self.authority.line_of().await?;
+        let (line, url, remote) = self.authority.line_of().await?;
+        let clock = (line.now, Instant::now());
         let (number, key) = line.read().ok_or_else(broken)?;
-        let (host, _) = crate::host(&url);
         let unreachable = |error: std::io::Error| {
             Error::Unreachable(format!(
                 "cannot open a socket for requests by UDP to port {} of the authority: {error}",
                 line.port
             ))
         };
-        let mut addresses = tokio::net::lookup_host((host, line.port)).await.map_err(unreachable)?;
-        let address =
-            addresses.next().ok_or_else(|| Error::Unreachable("the authority's name has no address".into()))?;
+        // The authority answers requests for grants only if they come from the address from which the client got the
+        // line. So they have to go to the address at which the authority gave it.
+        let unknown = || Error::Unreachable("the address at which the authority answered is not known".into());
+        let address = SocketAddr::new(remote.ok_or_else(unknown)?.ip(), line.port);
         let own = if address.is_ipv4() { IpAddr::from(Ipv4Addr::UNSPECIFIED) } else { Ipv6Addr::UNSPECIFIED.into() };
-        let socket = UdpSocket::bind(SocketAddr::new(own, 0)).await.map_err(unreachable)?;
-        socket.connect(address).await.map_err(unreachable)?;
+        let bind = || std::net::UdpSocket::bind(SocketAddr::new(own, 0));
+        let socket = owner::as_user(self.authority.owner, bind).map_err(unreachable)?;
+        socket.set_nonblocking(true).map_err(unreachable)?;
+        socket.connect(address).map_err(unreachable)?;
+        let socket = UdpSocket::from_std(socket).map_err(unreachable)?;
         let channel = Arc::new(Channel {
             socket,
             number,
@@ -158,7 +172,7 @@ impl Asker {
             answered: AtomicBool::new(false),
         });
         let reader = tokio::spawn(channel.clone().read()).abort_handle();
-        Ok(Line { url, channel, reader })
+        Ok(Line { url, channel, reader, takes_grants: line.grants, clock })
     }
 
     /// Drops a line on which no answer arrived in time. If the line had worked before, the next request for a segment
@@ -171,13 +185,9 @@ impl Asker {
         }
         state.line = None;
         if line.channel.answered.load(Ordering::Relaxed) {
-            tracing::info!(
-                "the authority no longer answers by UDP: this client requests segments and another line over HTTPS"
-            );
+            tracing::info!("the authority no longer answers by UDP: the next request and another line go over HTTPS");
         } else {
-            tracing::warn!(
-                "the authority does not answer by UDP: this client requests segments over HTTPS for some minutes"
-            );
+            tracing::warn!("the authority does not answer by UDP: requests go over HTTPS for some minutes");
             state.not_before = Some(Instant::now() + PAUSE);
         }
     }
@@ -216,7 +226,7 @@ impl Channel {
             asked.counters.push(counter);
             let request = self.key.seal_request(self.number, counter, question)?;
             if let Err(error) = self.socket.send(&request).await {
-                tracing::debug!("cannot send a request for a segment: {error}");
+                tracing::debug!("cannot send a request by UDP: {error}");
             }
             match tokio::time::timeout(*wait, answers.recv()).await {
                 Ok(answer) => return answer,
@@ -288,9 +298,9 @@ fn answer(reply: &[u8; REPLY_LEN], request: &SegmentRequest) -> Result<Given, Er
                 Refusal::Denied | Refusal::NoRule | Refusal::NoReceiver | Refusal::NoSegment => {
                     Error::Denied(problem(403))
                 }
-                Refusal::Busy => Error::Refused(problem(503)),
                 Refusal::NotLoggedIn => Error::NotLoggedIn,
                 Refusal::Internal => Error::Refused(problem(500)),
+                _ => Error::Refused(problem(503)),
             })
         }
     }

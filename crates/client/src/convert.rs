@@ -1,10 +1,14 @@
 //! Converts between the messages of the API and the types with which `engine` makes decisions.
 
 use engine::agent::{Event, Unusable};
-use engine::model::{Given, Grant, GrantRequest, Receiver, Sealing, Secret, SegmentRequest, Service};
+use engine::model::{
+    Compress, Given, Grant, GrantRequest, Receiver, Sealing, Secret, SegmentRequest, Service, Treatment,
+};
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use wire::ask::GivenReply;
+use wire::ask::grant::{GrantReply, TunnelTerms};
+use wire::grant::mask;
 use wire::{Carrier, ClientKey, DropReason, Ends, Flags, GrantHeader, GrantKey, Handle, Pair, Vni};
 
 /// Converts the protected receivers of an answer.
@@ -67,7 +71,9 @@ pub fn grant(answer: &api::Grant) -> Result<Grant, Unusable> {
     };
     let is_sealed = matches!(&secret, Secret::Grant(header, _) if header.flags.has(Flags::SEALED));
     if is_sealed != sealing.is_sealed() {
-        return Err(Unusable::Malformed("the grant's header and its demand disagree about the sealed tunnel"));
+        return Err(Unusable::Malformed(
+            "the grant's header and the rest of the answer disagree on whether the grant needs a sealed tunnel",
+        ));
     }
     let tunnels = answer.sealing.as_ref().map(|terms| terms.tunnels.clone()).unwrap_or_default();
     let (receiver, rule) = (answer.receiver.clone(), answer.rule.clone());
@@ -135,6 +141,39 @@ pub fn segment(
     let option = hex::decode(&answer.option).map_err(|_| DropReason::Malformed)?;
     let ends = Ends { sending, receiving: answer.receiving, sender, receiver };
     Given::from_option(&option, vni, ends, answer.hops.clone())
+}
+
+/// Converts the grant in the answer by UDP (wire.md §8.14.2) to `request`. Returns `None` if the grant can't be for the
+/// request's destination.
+pub(crate) fn grant_by_udp(reply: &GrantReply<'_>, request: &api::GrantRequest) -> Option<api::Grant> {
+    let GrantReply { now, header, key, carrier, receiver, rule, tunnel } = reply;
+    let (address, length) = (request.address.to_canonical(), header.prefix_length);
+    if header.flags.has(Flags::IPV6) != address.is_ipv6() {
+        return None;
+    }
+    let sealing = |terms: &TunnelTerms| {
+        let demand = api::Sealing {
+            treatment: terms.treatment.map_or(Treatment::None, Treatment::from).name().into(),
+            compress: terms.compress.checked_sub(1).map(|index| Compress::ALL[usize::from(index)].name().into()),
+            suites: terms.suites.iter().map(|suite| suite.name().into()).collect(),
+            forward_secrecy: terms.forward_secrecy,
+            rekey: terms.rekey,
+        };
+        let ipv4 = terms.ipv4.map(|(address, port)| SocketAddr::from((address, port)));
+        let ipv6 = terms.ipv6.map(|(address, port)| SocketAddr::from((address, port)));
+        api::GrantSealing { demand, tunnels: ipv4.into_iter().chain(ipv6).collect() }
+    };
+    Some(api::Grant {
+        header: hex::encode(header.encode()),
+        key: hex::encode(key.bytes()),
+        prefix: format!("{}/{length}", mask(address, length)).parse().ok()?,
+        receiver: (*receiver).into(),
+        rule: (*rule).into(),
+        carrier: carrier.name().into(),
+        sealing: tunnel.as_ref().map(sealing),
+        expires: header.expires.into(),
+        now: (*now).into(),
+    })
 }
 
 /// Converts the segment in the answer by UDP (wire.md §8.13.4) to `request`.
@@ -206,6 +245,50 @@ mod tests {
         ] {
             assert!(matches!(grant(&broken), Err(Unusable::Malformed(_))), "{:?}", broken.sealing);
         }
+    }
+
+    fn request(address: &str) -> api::GrantRequest {
+        let address = address.parse().unwrap();
+        api::GrantRequest { address, protocol: 6, port: 22, consented: false, in_band: false }
+    }
+
+    fn by_udp(prefix_length: u8, flags: Flags, tunnel: Option<TunnelTerms>) -> GrantReply<'static> {
+        let header =
+            GrantHeader { suite: Suite::Siphash, flags, epoch: 0, prefix_length, expires: 7, handle: Handle(5) };
+        let key = GrantKey::new([7; 16]);
+        GrantReply { now: 1, header, key, carrier: Carrier::Tail, receiver: "lab", rule: "policy.toml:1 lab", tunnel }
+    }
+
+    #[test]
+    fn a_grant_by_udp_is_the_one_that_https_gives() {
+        let grant = grant_by_udp(&by_udp(32, Flags::PORT, None), &request("192.0.2.1")).unwrap();
+        assert_eq!(serde_json::to_value(&grant).unwrap(), serde_json::to_value(answer()).unwrap());
+        let wide = grant_by_udp(&by_udp(28, Flags::PORT, None), &request("192.0.2.17")).unwrap();
+        assert_eq!(wide.prefix, "192.0.2.16/28".parse().unwrap());
+        let terms = TunnelTerms {
+            treatment: Some(wire::seal::Treatment::Encrypt),
+            compress: 0,
+            suites: wire::seal::Suites(0b110),
+            forward_secrecy: true,
+            rekey: 120,
+            ipv4: Some(([203, 0, 113, 10].into(), 4499)),
+            ipv6: None,
+        };
+        let flags = Flags::PORT.with(Flags::SEALED);
+        let grant = grant_by_udp(&by_udp(32, flags, Some(terms)), &request("192.0.2.1")).unwrap();
+        assert_eq!(serde_json::to_value(&grant).unwrap(), serde_json::to_value(sealed("encrypt")).unwrap());
+        let always = TunnelTerms { compress: 3, treatment: None, ..terms };
+        let grant = grant_by_udp(&by_udp(32, Flags::PORT, Some(always)), &request("::ffff:192.0.2.1")).unwrap();
+        let demand = grant.sealing.unwrap().demand;
+        assert_eq!((demand.treatment.as_str(), demand.compress.as_deref()), ("none", Some("always")));
+    }
+
+    #[test]
+    fn a_grant_by_udp_for_the_other_family_is_not_taken() {
+        assert!(grant_by_udp(&by_udp(32, Flags::PORT, None), &request("2001:db8::1")).is_none());
+        assert!(grant_by_udp(&by_udp(64, Flags::IPV6, None), &request("192.0.2.1")).is_none());
+        let six = grant_by_udp(&by_udp(64, Flags::IPV6, None), &request("2001:db8::1")).unwrap();
+        assert_eq!(six.prefix, "2001:db8::/64".parse().unwrap());
     }
 
     #[test]

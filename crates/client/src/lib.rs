@@ -15,7 +15,7 @@ mod owner;
 mod sending;
 mod tls;
 
-pub use asking::Asker;
+pub use asking::{Asker, Way};
 pub use cluster::Members;
 pub use events::EventStream;
 
@@ -26,12 +26,13 @@ use api::{
     LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment, PersonExplanation, Problem, Report, Reported,
     RevokedGrant, SegmentRequest, ServiceLogin, Session, Standing, VerifierConfig,
 };
-use call::{Call, parse};
+use call::{Call, parse, read};
 use cluster::{Cluster, Connections};
 use owner::{Elsewhere, OwnedBy};
 use reqwest::{ClientBuilder, StatusCode, Url};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,6 +87,8 @@ impl From<reqwest::Error> for Error {
 pub struct Authority {
     cluster: Arc<Cluster>,
     token: Option<Arc<str>>,
+    /// The user who owns this client's sockets; `None` for the user of this process.
+    owner: Option<u32>,
 }
 
 /// Returns the host and the port of an authority's URL.
@@ -129,7 +132,7 @@ impl Authority {
     /// Fails as [`Self::new`] does.
     pub fn of_user(url: &str, ca_pem: Option<&[u8]>, uid: u32) -> Result<Self, Error> {
         let own = |builder: ClientBuilder| builder.connector_layer(OwnedBy(uid)).dns_resolver(Arc::new(Elsewhere));
-        Self::over(url, ca_pem, own)
+        Ok(Self { owner: Some(uid), ..Self::over(url, ca_pem, own)? })
     }
 
     fn over(
@@ -152,7 +155,8 @@ impl Authority {
             connections(builder).build()
         };
         let connections = Connections { patient: http(PING)?, quick: http(PING_IN_CLUSTER)? };
-        Ok(Self { cluster: Arc::new(Cluster::new(own, ca_pem.is_some(), connections)), token: None })
+        let cluster = Cluster::new(own, ca_pem.is_some(), connections);
+        Ok(Self { cluster: Arc::new(cluster), token: None, owner: None })
     }
 
     /// Replaces the list of the cluster's authorities by these URLs, which an earlier process got from
@@ -171,7 +175,7 @@ impl Authority {
     /// client if the authority remembers something between the calls, because the other authorities don't know it.
     pub(crate) async fn at_one(&self) -> Result<Self, Error> {
         let url = self.cluster.reachable().await?.unwrap_or_else(|| self.cluster.used());
-        Ok(Self { cluster: Arc::new(self.cluster.only(url)), token: self.token.clone() })
+        Ok(Self { cluster: Arc::new(self.cluster.only(url)), ..self.clone() })
     }
 
     /// Returns a client with this bearer token. It shares this client's connections.
@@ -320,11 +324,13 @@ impl Authority {
         Ok(self.line_of().await?.0)
     }
 
-    /// Requests a line, and returns it with the URL of the authority that serves it.
-    pub(crate) async fn line_of(&self) -> Result<(Line, Url), Error> {
+    /// Requests a line. Returns it with the URL of the authority that serves it, and with the address at which that
+    /// authority answered.
+    pub(crate) async fn line_of(&self) -> Result<(Line, Url, Option<SocketAddr>), Error> {
         let call = Call::post("v1/segments/line").repeatable().with_token(self.token.as_ref())?;
-        let (url, _, body) = self.cluster.call(&call).await?;
-        Ok((parse(&body)?, url))
+        let (url, response) = self.cluster.send(&call).await?;
+        let remote = response.remote_addr();
+        Ok((parse(&read(response).await?)?, url, remote))
     }
 
     /// Enrols a verifier with its one-time code. The answer contains a token for [`Self::with_token`].

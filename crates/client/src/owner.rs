@@ -56,6 +56,16 @@ where
     }
 }
 
+/// Opens a socket, which belongs to the user with this id; `None` stands for the user of this process.
+///
+/// # Errors
+///
+/// Fails if `open` failed, or if this process may not act as that user.
+pub fn as_user<T>(uid: Option<u32>, open: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+    let _acting = uid.map(Acting::start).transpose().map_err(std::io::Error::other)?;
+    open()
+}
+
 /// A guard; while it exists, the thread opens sockets as another user.
 struct Acting {
     before: Uid,

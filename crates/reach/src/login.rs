@@ -1,8 +1,8 @@
 //! Logging in at an authority, for the agent and for a user's own session. Starts and finishes a login with an identity
 //! provider, and makes a session from the result.
 //!
-//! A login with an identity provider has two halves, and only the caller that started it can finish it. The callback
-//! from a browser is useless to anyone else, because only the caller knows the code verifier.
+//! Only the caller that started a login with an identity provider can finish it. The callback from a browser is useless
+//! to anyone else, because only this caller knows the code verifier.
 
 use crate::kept::KeptSession;
 use crate::protocol::{LoginStarted, LoginWay, Reply};
@@ -32,6 +32,14 @@ pub struct Timed<T> {
     pub requested: Duration,
     /// Time since boot at which the value arrived.
     pub answered: Duration,
+}
+
+impl<T, E> Timed<Result<T, E>> {
+    /// Converts the value, unless it is an error.
+    pub fn map_ok<U>(self, convert: impl FnOnce(T) -> U) -> Timed<Result<U, E>> {
+        let Self { value, requested, answered } = self;
+        Timed { value: value.map(convert), requested, answered }
+    }
 }
 
 /// Runs `work`, and records when it began and ended.

@@ -60,8 +60,9 @@ impl OwnSession {
         if organisation.is_some() || !networks.is_empty() {
             return refused(
                 "needs_agent",
-                "a session of your own is with one organisation, and may speak for every address: only the agent has \
-                 several at once, and none runs here. For another session, give it a folder with --session-dir"
+                "your own session is with one organisation, whose authority may speak for every address: only the \
+                 agent can have several organisations at once, and no agent runs here. For another session, name \
+                 another folder with --session-dir"
                     .to_owned(),
             );
         }
@@ -111,8 +112,8 @@ impl OwnSession {
             ),
             Call::Rule { .. } => refused(
                 "needs_agent",
-                "rules apply to the agent, which puts tokens into every program's packets, and no agent runs here. \
-                Your own session sends tokens only for `vouchsafe connect`, `run` and `proxy`"
+                "only the agent has rules, because it puts tokens into the packets of all programs, and no agent runs \
+                here. Your own session sends tokens only for `vouchsafe connect`, `run` and `proxy`"
                     .to_owned(),
             ),
         }
@@ -221,6 +222,7 @@ impl OwnSession {
                     authorities,
                     trouble,
                     expires,
+                    grants_by: Default::default(),
                     destinations,
                 });
             }

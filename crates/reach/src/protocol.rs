@@ -438,8 +438,20 @@ pub struct Session {
     pub trouble: Option<String>,
     /// End of the session, Unix seconds.
     pub expires: u64,
+    /// The numbers of grants that the agent got for the session.
+    #[serde(default)]
+    pub grants_by: GrantWays,
     /// The receivers that the person may reach.
     pub destinations: Vec<Receiver>,
+}
+
+/// Numbers of grants, by the way by which they came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantWays {
+    /// Grants that came by UDP.
+    pub udp: u64,
+    /// Grants that came over HTTPS.
+    pub https: u64,
 }
 
 /// An interface of the agent.

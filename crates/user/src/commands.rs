@@ -14,7 +14,7 @@ use clap::{Args, Subcommand};
 use engine::agent::Consent;
 use engine::model::Target;
 use ipnet::IpNet;
-use reach::protocol::{Call, Reply, Status};
+use reach::protocol::{Call, GrantWays, Reply, Status};
 use shell::table::Table;
 use shell::{print, println};
 use std::io::Write;
@@ -189,6 +189,10 @@ async fn status(arguments: StatusArguments) -> Result<ExitCode> {
         match &session.trouble {
             None => println!("authority {in_use}: reachable"),
             Some(trouble) => println!("authority {in_use}: {trouble}"),
+        }
+        let GrantWays { udp, https } = session.grants_by;
+        if udp + https > 0 {
+            println!("grants received: {udp} by UDP, {https} over HTTPS");
         }
         let others: Vec<_> = session.authorities.iter().filter(|url| *url != in_use).cloned().collect();
         if !others.is_empty() {

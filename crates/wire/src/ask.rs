@@ -1,12 +1,15 @@
-//! Requests for path segments, and the answers to these requests (wire.md §8.13). Each request and each answer is one
-//! datagram. This module decides neither whether a request is new nor how to answer it.
+//! Requests for path segments and for grants, and the answers to these requests (wire.md §8.13, §8.14). Each request
+//! and each answer is one datagram. This module decides neither whether a request is new nor how to answer it.
 //!
 //! Every request has the same length, and every answer is shorter. An attacker who sends requests from a forged address
 //! therefore can't make the authority send more bytes to that address than the attacker sends.
 
+pub mod grant;
+
 use crate::segment::{PROOFS_MAX, Vni};
 use core::net::{IpAddr, Ipv6Addr};
 use core::str;
+use grant::GrantQuestion;
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
@@ -14,7 +17,7 @@ use zeroize::{Zeroize, ZeroizeOnDrop};
 pub const REQUEST_LEN: usize = 256;
 /// Length of an answer in bytes.
 pub const ANSWER_LEN: usize = 252;
-const _: () = assert!(ANSWER_LEN <= REQUEST_LEN, "whoever asks in another's name sends that one no more than it sent");
+const _: () = assert!(ANSWER_LEN <= REQUEST_LEN, "an answer to a forged source address is no longer than the request");
 /// Length of a question, the sealed part of a request, in bytes.
 pub const QUESTION_LEN: usize = REQUEST_LEN - REQUEST_HEAD_LEN - TAG_LEN;
 /// Length of a reply, the sealed part of an answer, in bytes.
@@ -35,9 +38,9 @@ const GIVEN_HEAD_LEN: usize = 28;
 const _: () =
     assert!(GIVEN_HEAD_LEN + OPTION_MAX + 16 * PROOFS_MAX as usize == REPLY_LEN, "there is room for the longest");
 
-/// An encoded request for a segment.
+/// An encoded request.
 pub type Request = [u8; REQUEST_LEN];
-/// An encoded answer to a request for a segment.
+/// An encoded answer to a request.
 pub type Answer = [u8; ANSWER_LEN];
 
 /// The number that identifies a line. It is random and reveals nothing about the line's owner.
@@ -165,7 +168,28 @@ pub fn envelope(datagram: &[u8]) -> Option<Envelope> {
     is_one.then_some(envelope)
 }
 
-/// The question in a request: whether the authority allows this sender in a virtual network to send to this receiver.
+/// The content of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked<'a> {
+    /// The client requests a segment.
+    Segment(Question<'a>),
+    /// The client requests a grant.
+    Grant(GrantQuestion),
+}
+
+impl<'a> Asked<'a> {
+    /// Parses the sealed part of a request. Returns `None` if it is not a valid question. Every question has exactly
+    /// one encoding.
+    pub fn decode(bytes: &'a [u8; QUESTION_LEN]) -> Option<Self> {
+        if bytes[0] == GrantQuestion::KIND {
+            return GrantQuestion::decode(bytes).map(Self::Grant);
+        }
+        Question::decode(bytes).map(Self::Segment)
+    }
+}
+
+/// The question in a request for a segment: whether the authority allows this sender in a virtual network to send to
+/// this receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Question<'a> {
     /// The virtual network's name: 1 to [`NAME_MAX`] printable ASCII characters.
@@ -230,7 +254,7 @@ impl<'a> Question<'a> {
     }
 }
 
-/// The content of an answer: a segment, or a refusal.
+/// The content of an answer to a request for a segment: a segment, or a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply<'a> {
     /// The authority issues the segment.
@@ -260,7 +284,8 @@ pub struct GivenReply<'a> {
     pub hops: &'a [[u8; 16]],
 }
 
-/// Reason why the authority issues no segment. The list is numbered, and new reasons are only added at its end.
+/// Reason why the authority issues no segment or no grant. The list is numbered, and new reasons are only added at its
+/// end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Refusal {
@@ -272,20 +297,49 @@ pub enum Refusal {
     NoReceiver = 3,
     /// No segment is possible for this sender and receiver, whatever the policy says.
     NoSegment = 4,
-    /// Too many issued segments have not expired yet, or too many requests arrive at once.
+    /// Too many issued segments have not expired yet, or too many requests are in progress.
     Busy = 5,
     /// The session ended.
     NotLoggedIn = 6,
     /// The authority failed internally.
     Internal = 7,
+    /// The person withholds their identity from the destination.
+    Withheld = 8,
+    /// The policy allows the grant, but no grant can be issued.
+    CantIssue = 9,
+    /// The session or its account has too many grants.
+    TooMany = 10,
+    /// The authority has no contact with the majority of its cluster.
+    NoMajority = 11,
+    /// The request came from another address than the one from which the session got the line.
+    OtherAddress = 12,
+    /// The time in the request is not the present time.
+    Stale = 13,
+    /// The grant does not fit into an answer, or the session has to request it over HTTPS for another reason.
+    OverHttps = 14,
 }
 
 impl Refusal {
     /// All refusals, in the order of their numbers.
-    pub const ALL: [Self; 7] =
-        [Self::Denied, Self::NoRule, Self::NoReceiver, Self::NoSegment, Self::Busy, Self::NotLoggedIn, Self::Internal];
+    pub const ALL: [Self; 14] = [
+        Self::Denied,
+        Self::NoRule,
+        Self::NoReceiver,
+        Self::NoSegment,
+        Self::Busy,
+        Self::NotLoggedIn,
+        Self::Internal,
+        Self::Withheld,
+        Self::CantIssue,
+        Self::TooMany,
+        Self::NoMajority,
+        Self::OtherAddress,
+        Self::Stale,
+        Self::OverHttps,
+    ];
 
-    /// Returns the refusal's name. Over HTTPS, the answer to the same question has this name as its problem type.
+    /// Returns the refusal's name. Over HTTPS, the answer to the same question has this name as its problem type. The
+    /// last three refusals exist by UDP only.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Denied => "denied",
@@ -295,6 +349,13 @@ impl Refusal {
             Self::Busy => "busy",
             Self::NotLoggedIn => "not_logged_in",
             Self::Internal => "internal",
+            Self::Withheld => "withheld",
+            Self::CantIssue => "cant_issue",
+            Self::TooMany => "too_many",
+            Self::NoMajority => "no_majority",
+            Self::OtherAddress => "other_address",
+            Self::Stale => "stale",
+            Self::OverHttps => "over_https",
         }
     }
 }

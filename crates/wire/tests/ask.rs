@@ -1,16 +1,19 @@
-//! Requests for segments by datagram: vectors made without this crate's code, and properties that hold for every input
-//! (wire.md §8.13).
+//! Requests for segments and grants by datagram: vectors made without this crate's code, and properties that hold for
+//! every input (wire.md §8.13, §8.14).
 
 use proptest::prelude::*;
 use serde_json::Value;
 use std::net::IpAddr;
 use wire::Vni;
+use wire::ask::grant::{GrantAnswer, GrantQuestion, GrantReply, NAMES_MAX, TunnelTerms};
 use wire::ask::{
-    ANSWER_LEN, GivenReply, LineKey, LineNumber, NAME_MAX, OPTION_MAX, QUESTION_LEN, Question, REPLY_LEN, REQUEST_LEN,
-    Refusal, Reply, TEXT_MAX, envelope,
+    ANSWER_LEN, Asked, GivenReply, LineKey, LineNumber, NAME_MAX, OPTION_MAX, QUESTION_LEN, Question, REPLY_LEN,
+    REQUEST_LEN, Refusal, Reply, TEXT_MAX, envelope,
 };
 use wire::geneve::{ENCAPSULATION_MAX, HEADER_LEN};
+use wire::seal::{Suites, Treatment};
 use wire::segment::PROOFS_MAX;
+use wire::{Carrier, Destination, GrantHeader, GrantKey};
 
 fn vectors(name: &str) -> Vec<Value> {
     let all: Value = serde_json::from_str(include_str!("data/ask.json")).expect("ask.json is JSON");
@@ -92,6 +95,119 @@ fn answers_are_as_others_make_them() {
 }
 
 #[test]
+fn requests_for_grants_are_as_others_make_them() {
+    for case in vectors("grant_requests") {
+        let question = GrantQuestion {
+            to: Destination {
+                address: address(&case, "address"),
+                protocol: number(&case, "protocol") as u8,
+                port: number(&case, "port") as u16,
+            },
+            consented: case["consented"].as_bool().expect("a flag"),
+            time: number(&case, "time") as u32,
+        };
+        let plain = question.encode().expect("it can be asked");
+        assert_eq!(plain[..], bytes(&case, "question"), "{case}");
+        assert_eq!(Asked::decode(&plain), Some(Asked::Grant(question)));
+        assert_eq!(Question::decode(&plain), None, "it is no request for a segment");
+        let (line, counter) = (LineNumber(number(&case, "line")), number(&case, "counter"));
+        let mut request = key(&case).seal_request(line, counter, &plain).expect("it is sealed");
+        assert_eq!(request[..], bytes(&case, "datagram"), "{case}");
+        let envelope = envelope(&request).expect("it is a request");
+        assert_eq!(key(&case).open_request(envelope, &mut request), Some(&plain));
+    }
+}
+
+/// Reads the terms of tunnels of a vector.
+fn terms(case: &Value) -> Option<TunnelTerms> {
+    let terms = case["tunnel"].as_object().map(|_| &case["tunnel"])?;
+    let port = |end: &Value| end[1].as_u64().expect("a port") as u16;
+    let end = |family: &str| Some(&terms[family]).filter(|end| end.is_array());
+    Some(TunnelTerms {
+        treatment: Treatment::ALL.into_iter().find(|treatment| *treatment as u64 == number(terms, "treatment")),
+        compress: number(terms, "compress") as u8,
+        suites: Suites(number(terms, "suites") as u8),
+        forward_secrecy: terms["forward"].as_bool().expect("a flag"),
+        rekey: number(terms, "rekey") as u32,
+        ipv4: end("ipv4").map(|end| (end[0].as_str().expect("text").parse().expect("an address"), port(end))),
+        ipv6: end("ipv6").map(|end| (end[0].as_str().expect("text").parse().expect("an address"), port(end))),
+    })
+}
+
+#[test]
+fn answers_with_grants_are_as_others_make_them() {
+    for case in vectors("grant_answers") {
+        let reply = GrantReply {
+            now: number(&case, "now") as u32,
+            header: GrantHeader::decode(&bytes(&case, "header").try_into().expect("16 bytes")).expect("a header"),
+            key: GrantKey::new(bytes(&case, "grant_key").try_into().expect("16 bytes")),
+            carrier: Carrier::from_number(number(&case, "carrier") as u8).expect("a carrier"),
+            receiver: text(&case, "receiver"),
+            rule: text(&case, "rule"),
+            tunnel: terms(&case),
+        };
+        let plain = GrantAnswer::Given(reply.clone()).encode().expect("there is room");
+        assert_eq!(plain[..], bytes(&case, "reply"), "{case}");
+        let Some(GrantAnswer::Given(read)) = GrantAnswer::decode(&plain) else { panic!("{case}") };
+        assert_eq!((read.now, read.header, read.carrier), (reply.now, reply.header, reply.carrier));
+        assert_eq!((read.receiver, read.rule, read.tunnel), (reply.receiver, reply.rule, reply.tunnel));
+        assert_eq!(read.key.bytes(), reply.key.bytes());
+        assert_eq!(Reply::decode(&plain), None, "it is no answer with a segment");
+        let counter = number(&case, "counter");
+        let mut answer = key(&case).seal_answer(counter, &plain).expect("it is sealed");
+        assert_eq!(answer[..], bytes(&case, "datagram"), "{case}");
+        assert_eq!(key(&case).open_answer(&mut answer), Some((counter, &plain)));
+    }
+}
+
+#[test]
+fn an_answer_that_is_no_grant_and_no_refusal_is_not_taken() {
+    for case in vectors("wrong_grant_answers") {
+        let mut datagram = bytes(&case, "datagram");
+        let key = key(&case);
+        let (_, reply) = key.open_answer(&mut datagram).expect("it is sealed with the line's key");
+        assert!(GrantAnswer::decode(reply).is_none(), "{case}");
+    }
+    for case in vectors("answers").iter().filter(|case| case["reason"].is_string()) {
+        let reply: [u8; REPLY_LEN] = bytes(case, "reply").try_into().expect("a reply");
+        let Some(GrantAnswer::Refused { reason, text: said }) = GrantAnswer::decode(&reply) else { panic!("{case}") };
+        assert_eq!((reason.name(), said), (text(case, "reason"), text(case, "text")));
+    }
+}
+
+/// Returns a grant's reply with these names and terms.
+fn reply<'a>(receiver: &'a str, rule: &'a str, tunnel: Option<TunnelTerms>) -> GrantReply<'a> {
+    let header = hex::decode("131007200000000f0102030405060708").expect("hex").try_into().expect("16 bytes");
+    let (header, key) = (GrantHeader::decode(&header).expect("a header"), GrantKey::new([7; 16]));
+    GrantReply { now: 5, header, key, carrier: Carrier::Tail, receiver, rule, tunnel }
+}
+
+#[test]
+fn what_does_not_fit_is_not_encoded() {
+    let name = "n".repeat(NAMES_MAX);
+    assert!(reply(&name, "", None).encode().is_some() && reply("", &name, None).encode().is_some());
+    assert!(reply(&name, "1", None).encode().is_none() && reply("1", &name, None).encode().is_none());
+    let long = "n".repeat(300);
+    assert!(reply(&long, "", None).encode().is_none());
+    let stream = GrantReply { carrier: Carrier::Stream, ..reply("git", "1", None) };
+    assert!(stream.encode().is_none());
+    let terms = TunnelTerms {
+        treatment: None,
+        compress: 0,
+        suites: Suites::ALL,
+        forward_secrecy: true,
+        rekey: 120,
+        ipv4: Some(([192, 0, 2, 1].into(), 0)),
+        ipv6: None,
+    };
+    assert!(reply("git", "1", Some(terms)).encode().is_none(), "port 0");
+    assert!(reply("git", "1", Some(TunnelTerms { ipv4: None, compress: 4, ..terms })).encode().is_none());
+    assert!(reply("git", "1", Some(TunnelTerms { ipv4: None, ..terms })).encode().is_some());
+    let to = Destination { address: [192, 0, 2, 1].into(), protocol: 0, port: 22 };
+    assert!(GrantQuestion { to, consented: false, time: 0 }.encode().is_none());
+}
+
+#[test]
 fn a_request_that_is_none_or_not_the_lines_own_or_senseless_is_told_apart() {
     for case in vectors("wrong_requests") {
         let mut datagram = bytes(&case, "datagram");
@@ -99,7 +215,7 @@ fn a_request_that_is_none_or_not_the_lines_own_or_senseless_is_told_apart() {
             None => "not_ours",
             Some(envelope) => match key(&case).open_request(envelope, &mut datagram) {
                 None => "forged",
-                Some(question) => Question::decode(question).map_or("malformed", |_| "asked"),
+                Some(question) => Asked::decode(question).map_or("malformed", |_| "asked"),
             },
         };
         assert_eq!(outcome, text(&case, "outcome"), "{case}");
@@ -193,12 +309,56 @@ proptest! {
     }
 
     #[test]
+    fn a_question_for_a_grant_is_read_as_it_was_written(
+        address in addresses(), protocol in 1u8.., port: u16, consented: bool, time: u32,
+        change in (0usize..QUESTION_LEN, 1u8..),
+    ) {
+        let question = GrantQuestion { to: Destination { address, protocol, port }, consented, time };
+        let mut plain = question.encode().expect("it can be asked");
+        prop_assert_eq!(Asked::decode(&plain), Some(Asked::Grant(question)));
+        plain[change.0] ^= change.1;
+        if let Some(read) = GrantQuestion::decode(&plain) {
+            prop_assert_eq!(read.encode(), Some(plain), "one form only");
+        }
+    }
+
+    #[test]
+    fn an_answer_with_a_grant_has_one_form(
+        receiver in "[ -~é]{0,60}", rule in "[ -~é]{0,60}", treatment in 0usize..3, compress in 0u8..4, suites: u8,
+        forward_secrecy: bool, rekey: u32, ipv4: Option<([u8; 4], u16)>, ipv6: Option<([u8; 16], u16)>,
+        has_tunnel: bool, change in (0usize..REPLY_LEN, 1u8..),
+    ) {
+        prop_assume!(receiver.len() + rule.len() <= NAMES_MAX);
+        let terms = TunnelTerms {
+            treatment: treatment.checked_sub(1).map(|index| Treatment::ALL[index]),
+            compress,
+            suites: Suites(suites),
+            forward_secrecy,
+            rekey,
+            ipv4: ipv4.filter(|(_, port)| *port != 0).map(|(address, port)| (address.into(), port)),
+            ipv6: ipv6.filter(|(_, port)| *port != 0).map(|(address, port)| (address.into(), port)),
+        };
+        let mut plain = reply(&receiver, &rule, has_tunnel.then_some(terms)).encode().expect("there is room");
+        let Some(GrantAnswer::Given(read)) = GrantAnswer::decode(&plain) else { panic!("it is read") };
+        prop_assert_eq!((read.receiver, read.rule, read.tunnel), (&*receiver, &*rule, has_tunnel.then_some(terms)));
+        prop_assert_eq!(read.encode(), Some(plain));
+        plain[change.0] ^= change.1;
+        if let Some(read) = GrantAnswer::decode(&plain) {
+            prop_assert_eq!(read.encode(), Some(plain), "one form only");
+        }
+    }
+
+    #[test]
     fn noise_is_no_question_and_no_reply_or_has_one_form(
         question in proptest::array::uniform32(any::<u8>()), reply in proptest::array::uniform32(any::<u8>()),
     ) {
         let mut plain = [0; QUESTION_LEN];
         plain[..32].copy_from_slice(&question);
         if let Some(read) = Question::decode(&plain) {
+            prop_assert_eq!(read.encode(), Some(plain));
+        }
+        plain[0] = 2;
+        if let Some(read) = GrantQuestion::decode(&plain) {
             prop_assert_eq!(read.encode(), Some(plain));
         }
         let mut plain = [0; REPLY_LEN];

@@ -1,11 +1,13 @@
-//! Requests for segments by UDP: the sealed request, and the content of requests and replies.
+//! Requests for segments and grants by UDP: the sealed request, and the content of requests and replies.
 
 use engine::issuing::lines::{Lines, Unanswered};
 use std::net::{IpAddr, Ipv4Addr};
-use wire::ask::{LineKey, LineNumber, QUESTION_LEN, Question, REPLY_LEN, Reply, envelope};
+use wire::ask::grant::GrantAnswer;
+use wire::ask::{Asked, LineKey, LineNumber, QUESTION_LEN, REPLY_LEN, Reply, envelope};
 
 /// Number of the line in the published vectors.
 const LINE: LineNumber = LineNumber(0x1122_3344_5566_7788);
+const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Checks that a request is accepted only once and only if it is unchanged. Also checks that the content of a request
 /// or reply encodes to the same bytes if it can be decoded.
@@ -13,9 +15,12 @@ pub fn ask(input: &[u8]) {
     asked(input);
     let key = || LineKey::new(std::array::from_fn(|index| index as u8));
     if let Some(plain) = padded::<QUESTION_LEN>(input) {
-        if let Some(question) = Question::decode(&plain) {
-            assert_eq!(question.encode(), Some(plain), "one form only");
-        }
+        let encoded = match Asked::decode(&plain) {
+            Some(Asked::Segment(question)) => question.encode(),
+            Some(Asked::Grant(question)) => question.encode(),
+            None => Some(plain),
+        };
+        assert_eq!(encoded, Some(plain), "one form only");
         let sealed = key().seal_request(LINE, 7, &plain).expect("it is sealed");
         let mut opened = sealed;
         let outside = envelope(&sealed).expect("it is a request");
@@ -25,12 +30,16 @@ pub fn ask(input: &[u8]) {
         if let Some(reply) = Reply::decode(&plain) {
             assert_eq!(reply.encode(), Some(plain), "one form only");
         }
+        if let Some(answer) = GrantAnswer::decode(&plain) {
+            assert_eq!(answer.encode(), Some(plain), "one form only");
+        }
         let mut sealed = key().seal_answer(7, &plain).expect("it is sealed");
         assert_eq!(key().open_answer(&mut sealed), Some((7, &plain)));
     }
     if let Some((_, reply)) = key().open_answer(&mut input.to_vec()) {
         let reply = *reply;
         assert!(Reply::decode(&reply).is_none_or(|read| read.encode() == Some(reply)));
+        assert!(GrantAnswer::decode(&reply).is_none_or(|read| read.encode() == Some(reply)));
     }
 }
 
@@ -38,8 +47,8 @@ pub fn ask(input: &[u8]) {
 /// answered; `None` if it is answered. Checks that a repetition of the request is not answered.
 pub fn asked(input: &[u8]) -> Option<Unanswered> {
     let mut lines = Lines::default();
-    assert!(lines.give((), LINE, LineKey::new(std::array::from_fn(|index| index as u8))));
-    let mut read = || lines.read(&mut input.to_vec(), IpAddr::V4(Ipv4Addr::LOCALHOST), 0).map(drop);
+    assert!(lines.give((), LINE, LineKey::new(std::array::from_fn(|index| index as u8)), LOCAL));
+    let mut read = || lines.read(&mut input.to_vec(), LOCAL, 0).map(drop);
     let (first, second) = (read(), read());
     match first {
         Ok(()) => assert_eq!(second, Err(Unanswered::Repeated)),

@@ -1,11 +1,11 @@
 //! Measures connect times: with the grant in the kernel's cache, and on first contact.
 
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use lab::Namespace;
-use lab::world::{DARK4, Network, Way};
+use lab::world::{AUTHORITY, DARK4, Network, Way};
+use lab::{Namespace, poll};
 use measure::{Bound, Figures, Yardstick, median, quantile};
 
 use crate::Guarded;
@@ -13,6 +13,12 @@ use crate::Guarded;
 /// Server port for connects with a grant that is already in the kernel's cache.
 pub const PORT: u16 = 9000;
 const COLD_PORTS: std::ops::Range<u16> = 9100..9140;
+/// Server ports for connects that wait until the agent has a line.
+const EARLY_PORTS: std::ops::Range<u16> = 9200..9300;
+/// UDP port of an echo on the authority's host.
+const ECHO: u16 = 7;
+/// Maximum time of a first connect whose grant comes by UDP, in addition to a round trip to the authority and a connect.
+const COLD_UDP_US: f64 = 200.0;
 /// Rounds of connects. Each part of the run has enough of them that its 99th percentile rests on some twenty connects;
 /// with three, the yardstick would move by a quarter from part to part.
 const ROUNDS: usize = 600;
@@ -55,7 +61,63 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     }
     let resent = lab::counter::Stack::read(&guarded.network.alice)?.syn_retransmissions()?;
     ensure!(resent == 0, "{resent} SYNs were sent again");
+    drop(guarded);
+    cold_by_udp(figures)
+}
+
+/// Measures the time of a connect on first contact, if the grant comes by UDP. Each connect stands beside a round trip to
+/// the authority's host and a connect with the grant in the kernel's cache.
+fn cold_by_udp(figures: &mut Figures) -> Result<()> {
+    let guarded = Guarded::with_line()?;
+    let network = &guarded.network;
+    listen(&network.server, &COLD_PORTS.chain(EARLY_PORTS).chain([PORT]).collect::<Vec<_>>())?;
+    let echo = network.authority.enter(|| UdpSocket::bind((AUTHORITY, ECHO))).context("an echo")?;
+    std::thread::spawn(move || {
+        let mut room = [0; 512];
+        while let Ok((length, from)) = echo.recv_from(&mut room) {
+            let _ = echo.send_to(&room[..length], from);
+        }
+    });
+    let by_udp =
+        || Ok::<_, anyhow::Error>(guarded.agent.status()?["session"]["grants_by"]["udp"].as_u64().unwrap_or(0));
+    let mut early = EARLY_PORTS;
+    let has_line = poll(PATIENCE, || {
+        early.next().is_some_and(|port| connects(&network.alice, port, 1).is_ok()) && by_udp().is_ok_and(|udp| udp > 0)
+    });
+    ensure!(has_line, "no grant comes by UDP");
+    connects(&network.alice, PORT, 5)?;
+    round_trips(&network.alice, 5)?;
+    let before = by_udp()?;
+    let (mut cold, mut warm, mut trips) = (Vec::new(), Vec::new(), Vec::new());
+    for port in COLD_PORTS {
+        cold.extend(connects(&network.alice, port, 1)?);
+        warm.extend(connects(&network.alice, PORT, 5)?);
+        trips.extend(round_trips(&network.alice, 5)?);
+    }
+    let came = by_udp()? - before;
+    ensure!(came >= COLD_PORTS.len() as u64, "only {came} grants came by UDP");
+    let [cold, warm, trip] = [&cold, &warm, &trips].map(|times| median(times));
+    figures.count("cold_connect.udp_ms", "ms", cold / 1000.0, None);
+    figures.count("cold_connect.udp_round_trip_us", "us", trip, None);
+    figures.count("cold_connect.udp_above_us", "us", cold - trip - warm, Some(COLD_UDP_US));
     Ok(())
+}
+
+/// Returns the duration of each of `count` round trips to the authority's host, in microseconds.
+fn round_trips(client: &Namespace, count: usize) -> Result<Vec<f64>> {
+    client.enter(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0")?;
+        socket.connect((AUTHORITY, ECHO))?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        let mut room = [0; wire::ask::REQUEST_LEN];
+        let trip = |_| -> Result<f64> {
+            let began = Instant::now();
+            socket.send(&room)?;
+            socket.recv(&mut room)?;
+            Ok(began.elapsed().as_secs_f64() * 1e6)
+        };
+        (0..count).map(trip).collect()
+    })
 }
 
 /// Accepts and closes all connections to these ports, until this process ends.

@@ -180,6 +180,7 @@ impl Daemon {
             authorities,
             trouble: connection.and_then(|connection| connection.trouble.clone()),
             expires: session.expires,
+            grants_by: connection.map(|connection| connection.ways).unwrap_or_default(),
             destinations: self.agent.receivers(subject).to_vec(),
         })
     }

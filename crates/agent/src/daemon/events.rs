@@ -1,11 +1,39 @@
 //! Connections to authorities, and the events that authorities push.
 
-use super::{Connection, Daemon, Message};
+use super::{Daemon, Message};
 use crate::now;
-use client::{Authority, Error, convert};
+use api::Grant;
+use client::{Asker, Authority, Error, Way, convert};
 use engine::agent::{Event, Subject};
+use ipnet::IpNet;
+use reach::login::Timed;
+use reach::protocol::GrantWays;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::task::JoinHandle;
+
+/// A session's connection to its authority.
+pub(super) struct Connection {
+    pub authority: Authority,
+    /// Requests grants from the authority.
+    pub asker: Asker,
+    /// Number of this login. It distinguishes answers to requests of this login from answers to requests of an earlier
+    /// one.
+    pub login: u64,
+    events: JoinHandle<()>,
+    /// Why the latest call failed, or why the event stream is down; `None` if the call succeeded and the stream is up.
+    pub trouble: Option<String>,
+    /// Networks that the authority claims, and for which it may not speak.
+    pub refused: Vec<IpNet>,
+    /// The numbers of grants of this login.
+    pub ways: GrantWays,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.events.abort();
+    }
+}
 
 /// A report from the task that follows an authority's events. The task sends the next report only after the daemon's
 /// loop has handled this one. So an authority that sends events without end has at most one report in the queue.
@@ -58,7 +86,24 @@ impl Daemon {
                 }
             }
         });
-        self.connections.insert(subject, Connection { authority, login, events, trouble: None, refused: Vec::new() });
+        let (asker, refused, ways) = (Asker::new(authority.clone()), Vec::new(), GrantWays::default());
+        let connection = Connection { authority, asker, login, events, trouble: None, refused, ways };
+        self.connections.insert(subject, connection);
+    }
+
+    /// Counts the grant in an answer by the way by which it came.
+    pub(super) fn note_way(
+        &mut self,
+        subject: Subject,
+        answer: Timed<Result<(Grant, Way), Error>>,
+    ) -> Timed<Result<Grant, Error>> {
+        if let (Ok((_, way)), Some(connection)) = (&answer.value, self.connections.get_mut(&subject)) {
+            match way {
+                Way::Udp => connection.ways.udp += 1,
+                Way::Https => connection.ways.https += 1,
+            }
+        }
+        answer.map_ok(|(grant, _)| grant)
     }
 
     pub(super) fn reported(&mut self, subject: Subject, report: Report) {
@@ -66,6 +111,10 @@ impl Daemon {
             Update::Event(event) => {
                 self.note(subject, &Ok(()));
                 if let Some(event) = event {
+                    // The stream is new: the authority was restarted, or it is another one.
+                    if let (Event::Hello, Some(connection)) = (&event, self.connections.get(&subject)) {
+                        connection.asker.renew_line();
+                    }
                     self.agent.event(now(), subject, &event);
                 }
             }

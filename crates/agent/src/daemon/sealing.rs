@@ -55,8 +55,8 @@ mod with_tunnels {
             Ok(())
         }
 
-        /// Applies the treatments that senders ask for: those in the configuration, and those of commands that an
-        /// earlier process knew.
+        /// Applies the treatments that senders ask for. These come from the configuration, and from commands whose
+        /// treatments an earlier process of the agent stored in the kernel.
         pub(in crate::daemon) fn start_wishes(&mut self) {
             let known = self.kernel.maps().wishes.entries();
             self.sealing.wishes = Wishes::new(self.settings.wishes.clone(), &known);
@@ -100,7 +100,8 @@ mod with_tunnels {
             self.sealing.requested.insert(id, to);
         }
 
-        /// Prepares the steering of a grant's packets before the first of them is sent.
+        /// Stores the grant in an answer, so that the kernel can steer the grant's packets before the first of them is
+        /// sent.
         pub(in crate::daemon) fn note_answer(
             &mut self,
             subject: Subject,
@@ -170,7 +171,10 @@ mod with_tunnels {
         pub(in crate::daemon) fn tend_tunnels(&mut self) {
             self.sealing.sealed.revive(self.kernel.maps());
             if let Err(error) = self.sealing.sealed.keep_addresses() {
-                tracing::warn!("cannot keep a lost address, so flows in tunnels from it end: {error:#}");
+                tracing::warn!(
+                    "cannot keep an address that this machine has lost, so the tunnels' flows from this address end: \
+                     {error:#}"
+                );
             }
             if self.sealing.wishes.sweep() {
                 self.write_wishes();
@@ -196,11 +200,10 @@ mod with_tunnels {
                     self.sealing.sealed.failed(subject, to, true);
                     continue;
                 };
-                let (authority, messages, login) =
-                    (connection.authority.clone(), self.messages.clone(), connection.login);
+                let (asker, messages, login) = (connection.asker.clone(), self.messages.clone(), connection.login);
                 let request = convert::grant_request(&GrantRequest { to, consented: false });
                 tokio::spawn(async move {
-                    let answer = authority.grant(&request).await;
+                    let answer = asker.grant(&request).await.map(|(grant, _)| grant);
                     let _ = messages.send(Message::Tunnel(subject, login, to, answer)).await;
                 });
             }

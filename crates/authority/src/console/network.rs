@@ -1,12 +1,11 @@
 //! The page on which a person logs in the device that they browse with. The device must be behind a switch whose
-//! controller accepts client keys (wire.md §5.4.4). The device needs no software of Vouchsafe: the authority sends the
-//! key in a packet of the connection on which the person sends the form, and the switch takes the key out of the
-//! packet.
+//! controller accepts client keys (wire.md §5.4.4). The device needs no software of Vouchsafe. The authority sends the
+//! key in a packet of the connection on which the person sends the form. The switch takes the key out of this packet.
 //!
 //! The device gets a session like an agent's. Its bearer token stays in a cookie of the browser, by which the page
 //! renews the key. The key itself travels in clear, so the authority sends one only after the person has asked for it
-//! on this page: the support option alone, which anybody on the path can forge, has no effect. The person trusted the
-//! network in which they asked, so the page renews the key only at the address that the device had then.
+//! on this page. The support option alone has no effect, because anybody on the path can forge it. The person trusted
+//! the network in which they asked, so the page renews the key only at the address that the device had then.
 
 use super::ROOT;
 use super::browser::browser;
@@ -22,7 +21,7 @@ use crate::login::credentials::token_hash;
 use crate::now;
 use crate::state::Authority;
 use crate::storage::{Database, Proof, Session, TokenHash};
-use api::{Grant, GrantRequest};
+use api::GrantRequest;
 use axum::Router;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
@@ -206,7 +205,7 @@ async fn send_key(authority: &Authority, here: &Here, peer: &Peer) -> Result<boo
     let Destination { address, protocol, port } = to.ok_or(Problem::Malformed(NO_KEY.into()))?;
     let request = GrantRequest { address, protocol, port, consented: true, in_band: true };
     let turn = authority.queue.turn(&here.session.person).await;
-    let mut grant: Grant = authority.grants.issue(&turn, here.token, &request, peer.address).await?;
+    let mut grant = authority.grants.issue(&turn, here.token, &request, peer.address).await?.for_client();
     if grant.header.len() != 2 * wire::ls::PAIR_LEN {
         return Err(Problem::Malformed(NO_KEY.into()));
     }

@@ -227,7 +227,7 @@ async fn grant(
         return Err(Problem::Malformed("protocol 0 is not valid: 6 is TCP, 17 is UDP".into()));
     }
     let turn = queue.turn(&caller.session.person).await;
-    let mut grant = grants.issue(&turn, caller.token, &request, caller.peer.address).await?;
+    let mut grant = grants.issue(&turn, caller.token, &request, caller.peer.address).await?.for_client();
     if request.in_band && key_transfer.take_over(&caller.peer, &mut grant).await {
         tracing::debug!(person = caller.session.person, "sending the key in band");
     }
@@ -267,7 +267,7 @@ async fn answer_segment(
     segments.issue_answer(caller.token, &request, caller.peer.address).await.map(Json)
 }
 
-/// Open a line for segment requests by UDP; it replaces the session's previous line
+/// Open a line for requests for grants and segments by UDP; it replaces the session's previous line
 #[utoipa::path(
     post, path = "/v1/segments/line", security(("session" = [])), responses((status = 200, body = Line), Problem)
 )]
@@ -277,7 +277,7 @@ async fn line(
     caller: SessionCaller,
 ) -> Authorized<Line> {
     let _turn = queue.turn(&caller.session.person).await;
-    lines.open(caller.token, caller.session.expires).map(Json)
+    lines.open(caller.token, caller.session.expires, caller.peer.address).map(Json)
 }
 
 #[derive(Deserialize)]

@@ -93,7 +93,7 @@ impl Server {
                     }
                 });
                 tasks.spawn(keep_account(authority.datagrams.clone()));
-                tracing::info!(%address, "accepting requests for segments by UDP");
+                tracing::info!(%address, "accepting requests for grants and segments by UDP");
                 Some((answering, address))
             }
             None => None,
@@ -115,7 +115,7 @@ impl Server {
         self.metrics
     }
 
-    /// Returns the address that receives segment requests by UDP; `None` if they are not served.
+    /// Returns the address that receives requests by UDP; `None` if they are not served.
     pub fn segments(&self) -> Option<SocketAddr> {
         self.segments.as_ref().map(|(_, address)| *address)
     }

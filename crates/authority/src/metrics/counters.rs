@@ -50,6 +50,8 @@ pub struct Snapshot {
     pub turned_away: u64,
     /// Number of UDP requests for segments, by outcome.
     pub datagrams: Vec<(&'static str, u64)>,
+    /// Number of answers by UDP to requests for grants, by outcome.
+    pub grant_datagrams: Vec<(&'static str, u64)>,
     /// The heads of the audit trails.
     pub heads: Vec<Head>,
     /// The cluster, if the authority is a member of one.
@@ -89,6 +91,12 @@ pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
         "segment_datagrams",
         "Requests for segments by UDP: given, the reason for a refusal, or the reason for no answer",
         datagrams,
+    );
+    let answers = snapshot.grant_datagrams.iter().map(|(result, count)| (label("result", *result), *count));
+    page.counters(
+        "grant_datagrams",
+        "Answers by UDP to requests for grants: given, or the reason for a refusal",
+        answers,
     );
     if let Some(cluster) = &snapshot.cluster {
         page.gauge("cluster_members", "Members of the cluster that are there", cluster.members as f64);

@@ -6,7 +6,7 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 use std::io::{IoSlice, IoSliceMut};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use wire::ask::{ANSWER_LEN, Answer, REQUEST_LEN};
 
@@ -108,13 +108,14 @@ impl Batches {
         Ok(self.from.len())
     }
 
-    /// Returns the received datagrams with their source addresses, in the order of their indices.
-    pub fn datagrams(&mut self) -> impl Iterator<Item = (&mut [u8], IpAddr)> {
+    /// Returns the received datagrams with their sources, in the order of their indices. A source is in the form of the
+    /// socket's address family.
+    pub fn datagrams(&mut self) -> impl Iterator<Item = (&mut [u8], SocketAddr)> {
         let mut rooms: Vec<_> = self.rooms.iter_mut().map(Some).collect();
         self.from.iter().map(move |(source, room, length)| {
             let room = rooms.get_mut(*room).and_then(Option::take);
             let datagram = room.and_then(|room| room.get_mut(..*length)).unwrap_or_default();
-            (datagram, source.ip().to_canonical())
+            (datagram, *source)
         })
     }
 
@@ -139,24 +140,40 @@ impl Batches {
                 Err(error) => {
                     tracing::debug!("cannot send answers: {error}");
                     if matches!(error, Errno::EIO | Errno::EINVAL | Errno::EMSGSIZE) {
-                        self.send_apart(&message[0], first.as_ref());
+                        message[0].chunks(ANSWER_LEN).for_each(|answer| send_whole(&self.socket, answer, first.as_ref()));
                     }
                     done += 1;
                 }
             }
         }
     }
+}
 
-    /// Sends answers one by one, with segmentation turned off. Some routes do not support segmentation, and refuse even
-    /// a single answer that might be segmented. This is the case with IPsec, on links with the smallest MTUs, and
-    /// before Linux 6.11 on interfaces without transmit checksum offload.
-    fn send_apart(&self, answers: &[u8], to: Option<&SockaddrStorage>) {
-        for answer in answers.chunks(ANSWER_LEN) {
-            let (slice, whole) = ([IoSlice::new(answer)], [ControlMessage::UdpGsoSegments(&0)]);
-            if let Err(error) = sendmsg(self.socket.as_raw_fd(), &slice, &whole, FLAGS, to) {
-                tracing::debug!("cannot send an answer: {error}");
-            }
-        }
+/// Sends single answers from the socket of a [`Batches`], also from other threads.
+pub struct Sender(UdpSocket);
+
+impl Sender {
+    /// Creates a sender for a socket that [`bind`] created.
+    ///
+    /// # Errors
+    /// Fails if the process has too many open files.
+    pub fn new(socket: &UdpSocket) -> std::io::Result<Self> {
+        socket.try_clone().map(Self)
+    }
+
+    /// Sends an answer. An answer that cannot be sent is lost, like any datagram.
+    pub fn send(&self, answer: &Answer, to: SocketAddr) {
+        send_whole(&self.0, answer, Some(&to.into()));
+    }
+}
+
+/// Sends one answer, with segmentation turned off. Some routes do not support segmentation, and refuse even a single
+/// answer that might be segmented. This is the case with IPsec, on links with the smallest MTUs, and before Linux 6.11
+/// on interfaces without transmit checksum offload.
+fn send_whole(socket: &UdpSocket, answer: &[u8], to: Option<&SockaddrStorage>) {
+    let (slice, whole) = ([IoSlice::new(answer)], [ControlMessage::UdpGsoSegments(&0)]);
+    if let Err(error) = sendmsg(socket.as_raw_fd(), &slice, &whole, FLAGS, to) {
+        tracing::debug!("cannot send an answer: {error}");
     }
 }
 
@@ -234,7 +251,7 @@ mod tests {
                 left -= come;
                 let mut answers = Answers::default();
                 for (place, (request, source)) in batches.datagrams().enumerate() {
-                    assert!(source.is_loopback());
+                    assert!(source.ip().is_loopback());
                     if request.len() == REQUEST_LEN {
                         let mut answer = [0; ANSWER_LEN];
                         answer[..2].copy_from_slice(&request[..2]);

@@ -1,8 +1,9 @@
 //! Answers requests for segments that arrive by UDP (wire.md §8.13). One thread receives requests, decides them and
-//! sends the answers, batch by batch.
+//! sends the answers, batch by batch. The thread also receives requests for grants, which `granting` answers.
 
 use super::account::{self, Account, Details, Full};
-use super::batch::{self, Answers, Batches};
+use super::batch::{self, Answers, Batches, Sender};
+use super::granting::{GrantDatagram, GrantService, Later};
 use super::lines::RequestLines;
 use super::{Refusal, Requester, SegmentIssuer, to_of};
 use crate::http::problems::Problem;
@@ -19,8 +20,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Instant;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use wire::ask::{GivenReply, REPLY_LEN, Refusal as Reason, Reply, TEXT_MAX};
+use wire::ask::{Asked, GivenReply, Question, REPLY_LEN, Refusal as Reason, Reply, TEXT_MAX};
 
 /// A handle of the thread that answers requests. The thread ends soon after the handle is dropped.
 pub struct Answering {
@@ -36,7 +38,8 @@ impl Drop for Answering {
 
 impl Answering {
     /// Starts a thread that serves requests at this address. Returns the handle, the bound address, and a receiver that
-    /// gets the error if the thread fails.
+    /// gets the error if the thread fails. Must be called from an asynchronous task, whose runtime runs the tasks that
+    /// answer requests for new grants.
     ///
     /// # Errors
     /// Fails if the address cannot be bound, or the thread cannot be started.
@@ -45,18 +48,19 @@ impl Answering {
         service: Arc<DatagramService>,
     ) -> Result<(Self, SocketAddr, oneshot::Receiver<anyhow::Error>)> {
         let socket =
-            batch::bind(address).with_context(|| format!("cannot listen for requests for segments on {address}"))?;
+            batch::bind(address).with_context(|| format!("cannot listen for requests by UDP on {address}"))?;
         let address = socket.local_addr()?;
         let _ = service.lines.port.set(address.port());
         let ends = Arc::new(AtomicBool::new(false));
         let (failed, failure) = oneshot::channel();
         let ended = ends.clone();
+        let (sender, runtime) = (Sender::new(&socket)?, Handle::current());
         let thread = std::thread::Builder::new().name("segments".into()).spawn(move || {
             let (mut batches, started) = (Batches::new(socket), Instant::now());
+            let mut later = Later::new(sender, runtime);
             while !ended.load(Ordering::Relaxed) {
-                if let Err(error) = service.answer_batch(&mut batches, started) {
-                    let _ =
-                        failed.send(anyhow::Error::new(error).context("cannot receive requests for segments by UDP"));
+                if let Err(error) = service.answer_batch(&mut batches, &mut later, started) {
+                    let _ = failed.send(anyhow::Error::new(error).context("cannot receive requests by UDP"));
                     return;
                 }
             }
@@ -73,11 +77,12 @@ impl Answering {
     }
 }
 
-/// A request of a batch that is authentic and will be answered.
+/// A request of a batch for a segment that is authentic and will be answered.
 struct InBatch<'d> {
     index: usize,
     source: IpAddr,
     request: LineRequest<'d, TokenHash>,
+    question: Question<'d>,
 }
 
 /// An issued segment with the policy's permit, or the reason why the segment is refused.
@@ -91,8 +96,9 @@ struct Counts {
     unanswered: [AtomicU64; Unanswered::ALL.len()],
 }
 
-/// Answers requests for segments that arrive by UDP.
+/// Receives requests by UDP, and answers those for segments.
 pub struct DatagramService {
+    pub(crate) grants: Arc<GrantService>,
     pub(crate) issuer: Arc<SegmentIssuer>,
     pub(crate) lines: Arc<RequestLines>,
     pub(crate) sessions: Arc<Sessions>,
@@ -112,12 +118,14 @@ impl DatagramService {
         policy: Arc<PolicyInForce>,
         audit: Arc<AuditLog>,
         storage: Arc<Storage>,
+        grants: Arc<GrantService>,
     ) -> Self {
         let (account, counts) = Default::default();
-        Self { issuer, lines, sessions, policy, audit, storage, account, counts }
+        Self { grants, issuer, lines, sessions, policy, audit, storage, account, counts }
     }
 
-    /// Returns the number of requests for each outcome, with the outcome's name.
+    /// Returns the number of requests for segments for each outcome, with the outcome's name. Includes the datagrams
+    /// that get no answer.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         let Counts { given, refused, unanswered } = &self.counts;
         let refused = Reason::ALL.iter().zip(refused).map(|(reason, count)| (reason.name(), count));
@@ -126,21 +134,30 @@ impl DatagramService {
         all.map(|(name, count)| (name, count.load(Ordering::Relaxed))).collect()
     }
 
-    fn answer_batch(&self, batches: &mut Batches, started: Instant) -> std::io::Result<()> {
+    fn answer_batch(&self, batches: &mut Batches, later: &mut Later, started: Instant) -> std::io::Result<()> {
         if batches.receive()? == 0 {
             return Ok(());
         }
-        let mut batch = Vec::with_capacity(batch::MOST);
+        let (mut batch, mut grants) = (Vec::with_capacity(batch::MOST), Vec::new());
         let passed = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         let mut lines = self.lines.lock();
-        for (index, (datagram, source)) in batches.datagrams().enumerate() {
+        for (index, (datagram, from)) in batches.datagrams().enumerate() {
+            let source = from.ip().to_canonical();
             match lines.read(datagram, source, passed) {
-                Ok(request) => batch.push(InBatch { index, source, request }),
+                Ok(request) => match request.asked {
+                    Asked::Segment(question) => batch.push(InBatch { index, source, request, question }),
+                    Asked::Grant(question) => {
+                        let LineRequest { holder, key, counter, is_from_opener, .. } = request;
+                        grants.push(GrantDatagram { index, from, holder, key, counter, is_from_opener, question });
+                    }
+                },
                 Err(why) => count(&self.counts.unanswered[why as usize]),
             }
         }
         drop(lines);
         let answers = self.answers(&batch);
+        batches.send(&answers);
+        let answers = self.grants.answer(grants, later);
         batches.send(&answers);
         Ok(())
     }
@@ -156,10 +173,10 @@ impl DatagramService {
         let (networks, now) = (self.issuer.networks(), now());
         let sessions = || self.sessions.get_all(batch.iter().map(|one| &one.request.holder));
         let begun = sessions();
-        let decide = |(InBatch { request, .. }, session): (&InBatch<'_>, &Option<Arc<Session>>)| {
+        let decide = |(InBatch { request, question, .. }, session): (&InBatch<'_>, &Option<Arc<Session>>)| {
             let requester =
                 Requester { token: request.holder, session: session.as_ref().ok_or(Refusal::NotLoggedIn)?, now };
-            self.issuer.give(&policy, &networks, requester, &request.question)
+            self.issuer.give(&policy, &networks, requester, question)
         };
         let decided: Vec<Decided<'_>> = batch.iter().zip(&begun).map(decide).collect();
         for (((one, decided), begun), session) in batch.iter().zip(decided).zip(&begun).zip(&sessions()) {
@@ -175,7 +192,7 @@ impl DatagramService {
     }
 
     fn reply(&self, one: &InBatch<'_>, session: &Arc<Session>, decided: Decided<'_>, now: u64) -> [u8; REPLY_LEN] {
-        let InBatch { source, request: LineRequest { holder, question, .. }, .. } = one;
+        let InBatch { source, request: LineRequest { holder, .. }, question, .. } = one;
         let (account, token, source) = (&self.account, *holder, *source);
         // A segment that cannot be recorded is not issued.
         let given = match decided {

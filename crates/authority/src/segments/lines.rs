@@ -1,4 +1,4 @@
-//! Lines. With the number and the key of a line, a session requests segments by UDP (wire.md §8.13).
+//! Lines. With the number and the key of a line, a session requests segments and grants by UDP (wire.md §8.13, §8.14).
 
 use crate::http::problems::Problem;
 use crate::login::{Sessions, credentials};
@@ -6,6 +6,7 @@ use crate::now;
 use crate::storage::TokenHash;
 use api::Line;
 use engine::issuing::lines::Lines;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use wire::ask::{LineKey, LineNumber};
 
@@ -23,18 +24,19 @@ impl RequestLines {
         Self { sessions, lines: Mutex::default(), port: OnceLock::new() }
     }
 
-    /// Opens a line for the session with this token. The new line replaces the session's earlier line.
+    /// Opens a line for the session with this token, which called from the address `opener`. The new line replaces the
+    /// session's earlier line.
     ///
     /// # Errors
     /// Fails if the authority serves no requests by UDP, the session has ended, or the system provides no randomness.
-    pub fn open(&self, token: TokenHash, expires: u64) -> Result<Line, Problem> {
+    pub fn open(&self, token: TokenHash, expires: u64, opener: IpAddr) -> Result<Line, Problem> {
         let port = *self
             .port
             .get()
-            .ok_or(Problem::NotFound("line: this authority accepts requests for segments over HTTPS only"))?;
+            .ok_or(Problem::NotFound("line: this authority accepts requests over HTTPS only"))?;
         let key = credentials::random::<32>()?;
         let mut line = u64::from_be_bytes(credentials::random()?);
-        while !self.lock().give(token, LineNumber(line), LineKey::new(key)) {
+        while !self.lock().give(token, LineNumber(line), LineKey::new(key), opener) {
             line = u64::from_be_bytes(credentials::random()?);
         }
         // The session may have ended before its line existed and could be removed.
@@ -42,7 +44,7 @@ impl RequestLines {
             self.keep(|holder| *holder != token);
             return Err(Problem::NotLoggedIn);
         }
-        Ok(Line { port, line, key: hex::encode(key), expires, now: now() })
+        Ok(Line { port, line, key: hex::encode(key), grants: true, expires, now: now() })
     }
 
     /// Removes the lines of the sessions for which `is_kept` returns false.

@@ -15,7 +15,7 @@ use tokio::task::{JoinHandle, yield_now};
 async fn ask(authority: &Authority, token: TokenHash) -> Result<Grant, Problem> {
     let session = authority.sessions.get(&token).ok_or(Problem::NotLoggedIn)?;
     let turn = authority.queue.turn(&session.person).await;
-    authority.grants.issue(&turn, token, &git(), SOURCE).await
+    authority.grants.issue(&turn, token, &git(), SOURCE).await.map(|issued| issued.for_client())
 }
 
 /// Begins work in another task, and runs it until it waits.

@@ -26,14 +26,14 @@ fn wanted(network: &str, port: u16) -> SegmentRequest {
 }
 
 /// A line, and a socket for requests.
-struct Caller {
-    socket: UdpSocket,
-    number: LineNumber,
-    key: LineKey,
+pub struct Caller {
+    pub socket: UdpSocket,
+    pub number: LineNumber,
+    pub key: LineKey,
 }
 
 impl Caller {
-    async fn of(authority: &Authority) -> Self {
+    pub async fn of(authority: &Authority) -> Self {
         let Line { port, line, key, .. } = authority.line().await.unwrap();
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         socket.connect(("127.0.0.1", port)).await.unwrap();
@@ -55,7 +55,7 @@ impl Caller {
         self.key.seal_request(self.number, counter, &question.encode().unwrap()).unwrap()
     }
 
-    async fn send(&self, datagram: &[u8]) {
+    pub async fn send(&self, datagram: &[u8]) {
         self.socket.send(datagram).await.unwrap();
     }
 
@@ -73,9 +73,14 @@ impl Caller {
     }
 }
 
-/// Waits until the server has counted this many requests with this result.
+/// Waits until the server has counted this many requests for segments with this result.
 async fn counted(stage: &Stage, result: &str, count: u64) {
-    let line = format!("vouchsafe_authority_segment_datagrams_total{{result=\"{result}\"}} {count}\n");
+    counted_in(stage, "segment_datagrams", result, count).await;
+}
+
+/// Waits until one of the server's counters has this value.
+pub async fn counted_in(stage: &Stage, counter: &str, result: &str, count: u64) {
+    let line = format!("vouchsafe_authority_{counter}_total{{result=\"{result}\"}} {count}\n");
     let begun = Instant::now();
     loop {
         let page = crate::metrics::page(stage).await;

@@ -10,6 +10,7 @@ mod cluster;
 mod console;
 mod dns;
 mod endings;
+mod granting;
 mod known;
 mod leases;
 mod listed;

@@ -1,4 +1,4 @@
-//! Lines for requests by datagram: their holders, replay protection and rate limits (wire.md §8.13).
+//! Lines for requests by datagram: their holders, replay protection and rate limits (wire.md §8.13, §8.14).
 //!
 //! Only a request with a valid seal changes any state. A request for an unknown line costs one look-up, and any other
 //! datagram at most one attempt to open a seal. The rate of a source address counts only requests with a valid seal, so
@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use wire::ReplayWindow;
-use wire::ask::{LineKey, LineNumber, Question, envelope};
+use wire::ask::{Asked, LineKey, LineNumber, envelope};
 use wire::grant::mask;
 
 /// Number of requests that a line may make at once, and the microseconds until it may make one more.
@@ -28,6 +28,8 @@ pub struct Lines<H> {
 struct Line<H> {
     holder: H,
     key: LineKey,
+    /// The address from which the holder got the line.
+    opener: IpAddr,
     /// Counters that were used already, each reduced by 1, because counters begin at 1 and the window's numbers begin
     /// at 0.
     seen: ReplayWindow<16>,
@@ -42,8 +44,10 @@ pub struct LineRequest<'d, H> {
     pub key: LineKey,
     /// The request's counter, which the answer repeats.
     pub counter: u64,
+    /// Whether the request came from the address from which the holder got the line.
+    pub is_from_opener: bool,
     /// The content of the request.
-    pub question: Question<'d>,
+    pub asked: Asked<'d>,
 }
 
 /// Reason why a datagram gets no answer.
@@ -88,16 +92,17 @@ impl<H> Default for Lines<H> {
 }
 
 impl<H: Copy + Ord> Lines<H> {
-    /// Issues a line to a holder, and removes the line that the holder had before. If a line with this number exists
-    /// already, changes nothing and returns `false`.
-    pub fn give(&mut self, holder: H, number: LineNumber, key: LineKey) -> bool {
+    /// Issues a line to a holder at the address `opener`, and removes the line that the holder had before. If a line
+    /// with this number exists already, changes nothing and returns `false`.
+    pub fn give(&mut self, holder: H, number: LineNumber, key: LineKey, opener: IpAddr) -> bool {
         if self.lines.contains_key(&number) {
             return false;
         }
         if let Some(before) = self.numbers.insert(holder, number) {
             self.lines.remove(&before);
         }
-        self.lines.insert(number, Line { holder, key, seen: ReplayWindow::default(), pace: Pace::default() });
+        let (seen, pace) = (ReplayWindow::default(), Pace::default());
+        self.lines.insert(number, Line { holder, key, opener, seen, pace });
         true
     }
 
@@ -134,13 +139,15 @@ impl<H: Copy + Ord> Lines<H> {
         let number = number.ok_or(Unanswered::Repeated)?;
         let question = line.key.open_request(envelope, datagram).ok_or(Unanswered::Forged)?;
         line.seen.note(number);
+        let is_from_opener = source == line.opener;
         let source = mask(source, if source.is_ipv4() { 32 } else { 64 });
         if !line.pace.allows(OF_LINE, now) || !paced(&mut self.sources, source, now) {
             return Err(Unanswered::TooMany);
         }
         line.pace.charge(OF_LINE, now);
-        let question = Question::decode(question).ok_or(Unanswered::Malformed)?;
-        Ok(LineRequest { holder: line.holder, key: line.key.clone(), counter: envelope.counter, question })
+        let asked = Asked::decode(question).ok_or(Unanswered::Malformed)?;
+        let (holder, key, counter) = (line.holder, line.key.clone(), envelope.counter);
+        Ok(LineRequest { holder, key, counter, is_from_opener, asked })
     }
 }
 

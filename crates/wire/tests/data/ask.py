@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes ask.json: vectors and cases for docs/wire.md §8.13, without any code of the project.
+"""Writes ask.json: vectors and cases for docs/wire.md §8.13 and §8.14, without any code of the project.
 
 Needs the `cryptography` package. Byte strings are hex. A wrong request has an outcome: `not_ours` (not one of our requests),
 `forged` (not sealed with the line's key) or `malformed` (sealed with it, but not a valid question). A wrong answer is one that
@@ -15,7 +15,8 @@ from vectors import write
 KEY, OTHER_KEY = bytes(range(32)), bytes(range(100, 132))
 LINE, OTHER_LINE = 0x1122334455667788, 0x99AABBCCDDEEFF00
 REQUEST, ANSWER = 0, 1
-REFUSALS = ["denied", "no_rule", "no_receiver", "no_segment", "busy", "not_logged_in", "internal"]
+REFUSALS = ["denied", "no_rule", "no_receiver", "no_segment", "busy", "not_logged_in", "internal", "withheld", "cant_issue",
+            "too_many", "no_majority", "other_address", "stale", "over_https"]
 
 
 def packed(address):
@@ -65,6 +66,32 @@ def answer(plain, counter=1, key=KEY, head=None, way=ANSWER):
     return head + ChaCha20Poly1305(key).encrypt(nonce(way, counter), plain, head)
 
 
+def grant_question(address="203.0.113.10", protocol=6, port=22, time=1_800_000_000, flags=0, padding=b""):
+    text = struct.pack(">BBHI", 2, protocol, port, time) + packed(address) + bytes([flags])
+    return padded(text, 220 - len(padding)) + padding
+
+
+def header(suite=3, flags=1, epoch=7, prefix=32, expires=1_800_000_300, handle=0x0102030405060708, version=1):
+    return struct.pack(">BBBBIQ", version << 4 | suite, flags, epoch, prefix, expires, handle)
+
+
+def terms(treatment=2, compress=0, suites=7, forward=True, rekey=120, ipv4=None, ipv6=None, present=True, flags=None):
+    flags = (1 if present else 0) | (2 if forward else 0) if flags is None else flags
+    def end(pair, family):
+        if pair is None:
+            return bytes(6 if family == 4 else 18)
+        return ipaddress.ip_address(pair[0]).packed + struct.pack(">H", pair[1])
+    return struct.pack(">BBBBI", flags, treatment, compress, suites, rekey) + end(ipv4, 4) + end(ipv6, 6)
+
+
+def grant(head=None, carrier=1, receiver="git", rule="policy.toml:17 staff may use git", now=1_800_000_000,
+          key=bytes(range(16)), tunnel=bytes(32), lengths=None, kind=128, padding=b""):
+    names = [name.encode() if isinstance(name, str) else name for name in (receiver, rule)]
+    lengths = lengths or [len(name) for name in names]
+    text = struct.pack(">BBBBI", kind, carrier, *lengths, now) + (head or header()) + key + tunnel + b"".join(names)
+    return padded(text, 224 - len(padding)) + padding
+
+
 def requests():
     cases = []
     for counter, fields in [
@@ -104,6 +131,72 @@ def answers():
     return cases
 
 
+def grant_requests():
+    cases = []
+    for counter, fields in [
+        (1, {}),
+        (2, dict(address="2001:db8::10", protocol=17, port=65535, time=2**32 - 1, consented=True)),
+        (2**64 - 1, dict(address="0.0.0.0", protocol=255, port=0, time=0)),
+    ]:
+        row = dict(address="203.0.113.10", protocol=6, port=22, time=1_800_000_000, consented=False) | fields
+        plain = grant_question(row["address"], row["protocol"], row["port"], row["time"], int(row["consented"]))
+        cases.append(dict(line=LINE, key=KEY.hex(), counter=counter, **row, question=plain.hex(),
+                          datagram=request(plain, counter).hex()))
+    return cases
+
+
+def grant_answers():
+    cases = []
+    for counter, head, fields, tunnel in [
+        (1, {}, {}, None),
+        (7, dict(suite=2, flags=0x2b, epoch=255, prefix=128, expires=2**32 - 1, handle=2**64 - 1),
+         dict(carrier=2, receiver="r" * 64, rule="x" * 88, now=2**32 - 1, key=bytes(range(200, 216))),
+         dict(treatment=1, compress=3, suites=4, forward=False, rekey=3600, ipv4=("198.51.100.7", 4499),
+              ipv6=("2001:db8::7", 65535))),
+        (8, dict(flags=0x41), dict(receiver="é"), dict(ipv4=("198.51.100.7", 1))),
+        (2**64 - 1, dict(prefix=0), dict(receiver="", rule="", key=bytes(16)),
+         dict(treatment=0, compress=1, suites=0, rekey=0, ipv6=("::", 1))),
+    ]:
+        plain = grant(header(**head), **fields, tunnel=terms(**tunnel) if tunnel else bytes(32))
+        row = dict(carrier=1, receiver="git", rule="policy.toml:17 staff may use git", now=1_800_000_000,
+                   key=bytes(range(16))) | fields
+        row |= dict(grant_key=row.pop("key").hex(), header=header(**head).hex())
+        whole = dict(treatment=2, compress=0, suites=7, forward=True, rekey=120, ipv4=None, ipv6=None)
+        cases.append(dict(key=KEY.hex(), counter=counter, **row, tunnel=whole | tunnel if tunnel else None,
+                          reply=plain.hex(), datagram=answer(plain, counter).hex()))
+    return cases
+
+
+def wrong_grant_answers():
+    rows = [
+        ("a segment", given(option=bytes.fromhex("ff538109") + bytes(range(36)))),
+        ("an unknown kind", grant(kind=129)),
+        ("no carrier", grant(carrier=0)),
+        ("a carrier that the authority does not name", grant(carrier=4)),
+        ("an unknown carrier", grant(carrier=3)),
+        ("a header of another version", grant(header(version=2))),
+        ("a header of an unknown suite", grant(header(suite=1))),
+        ("a header with a reserved flag", grant(header(flags=0x81))),
+        ("a header with too long a prefix", grant(header(prefix=33))),
+        ("a receiver's name longer than there is room", grant(lengths=[153, 0])),
+        ("a rule longer than there is room", grant(receiver="", lengths=[0, 153])),
+        ("names that are cut", grant(lengths=[3, 3])),
+        ("a receiver's name that is not UTF-8", grant(receiver=b"\xff")),
+        ("a rule that is not UTF-8", grant(rule=b"\xc3")),
+        ("padding that is not zero", grant(padding=b"\1")),
+        ("terms that are not there", grant(tunnel=terms(present=False, ipv4=("198.51.100.7", 4499)))),
+        ("no terms, but a treatment", grant(tunnel=terms(flags=0))),
+        ("an unknown flag of terms", grant(tunnel=terms(flags=7))),
+        ("an unknown treatment", grant(tunnel=terms(treatment=3))),
+        ("an unknown compression", grant(tunnel=terms(compress=4))),
+        ("an IPv4 address without a port", grant(tunnel=terms(ipv4=("198.51.100.7", 0)))),
+        ("an IPv6 address without a port", grant(tunnel=terms(ipv6=("2001:db8::7", 0)))),
+        ("an unknown reason", refused(15, "no")),
+        ("padding behind a text", refused(1, "no", padding=b"\1")),
+    ]
+    return [dict(name=name, key=KEY.hex(), datagram=answer(plain).hex()) for name, plain in rows]
+
+
 def changed(datagram, at, value=1):
     return datagram[:at] + bytes([datagram[at] ^ value]) + datagram[at + 1:]
 
@@ -122,7 +215,12 @@ def wrong_requests():
         ("another counter in front", "forged", whole[:12] + struct.pack(">Q", 2) + whole[20:]),
         ("all zero behind the head", "forged", whole[:20] + bytes(236)),
         ("an unknown kind", "malformed", request(question(kind=0))),
-        ("a kind that is not there yet", "malformed", request(question(kind=2))),
+        ("a kind that is not there yet", "malformed", request(question(kind=3))),
+        ("a request for a segment as one for a grant", "malformed", request(question(kind=2))),
+        ("a grant for protocol 0", "malformed", request(grant_question(protocol=0))),
+        ("a grant with an unknown flag", "malformed", request(grant_question(flags=2))),
+        ("a grant with both flags", "malformed", request(grant_question(flags=3))),
+        ("padding behind a request for a grant", "malformed", request(grant_question(padding=b"\1"))),
         ("protocol 0", "malformed", request(question(protocol=0))),
         ("no name", "malformed", request(question(network=""))),
         ("a name of 65 bytes", "malformed", request(question(network="n" * 65))),
@@ -155,7 +253,8 @@ def wrong_answers():
         ("more hops than proofs", answer(given(option=option, count=6))),
         ("a reserved byte", answer(given(option=option, zero=1))),
         ("padding that is not zero", answer(given(option=option, padding=b"\1"))),
-        ("an unknown reason", answer(refused(8, "no"))),
+        ("an unknown reason", answer(refused(15, "no"))),
+        ("a grant", answer(grant())),
         ("a text longer than there is room", answer(refused(1, "no", length=223))),
         ("a text that is not UTF-8", answer(refused(1, b"\xff"))),
         ("a text that is cut", answer(refused(1, "nono", length=2))),
@@ -165,8 +264,10 @@ def wrong_answers():
 
 
 def main():
-    out = dict(about="Vectors and cases for docs/wire.md §8.13, made by ask.py.", requests=requests(), answers=answers(),
-               wrong_requests=wrong_requests(), wrong_answers=wrong_answers())
+    out = dict(about="Vectors and cases for docs/wire.md §8.13 and §8.14, made by ask.py.", requests=requests(),
+               answers=answers(), wrong_requests=wrong_requests(), wrong_answers=wrong_answers(),
+               grant_requests=grant_requests(), grant_answers=grant_answers(),
+               wrong_grant_answers=wrong_grant_answers())
     write("ask.json", out)
     print(f"ask.json: " + ", ".join(f"{len(rows)} {name}" for name, rows in list(out.items())[1:]))
 

@@ -1,6 +1,8 @@
 use super::*;
 use serde_json::Value;
-use wire::ask::Request;
+use wire::Destination;
+use wire::ask::grant::GrantQuestion;
+use wire::ask::{Question, Request};
 
 const HOME: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 const SECOND: u64 = 1_000_000;
@@ -12,7 +14,7 @@ fn key(number: u64) -> LineKey {
 /// Creates lines 1 and 2, of holders 10 and 20.
 fn lines() -> Lines<u32> {
     let mut lines = Lines::default();
-    assert!(lines.give(10, LineNumber(1), key(1)) && lines.give(20, LineNumber(2), key(2)));
+    assert!(lines.give(10, LineNumber(1), key(1), HOME) && lines.give(20, LineNumber(2), key(2), HOME));
     lines
 }
 
@@ -31,13 +33,30 @@ fn a_request_is_its_holders_and_is_taken_once_from_wherever() {
     let mut lines = lines();
     let mut first = request(1, 1);
     let received = lines.read(&mut first, HOME, 0).unwrap_or_else(|why| panic!("{why:?}"));
-    assert_eq!(
-        (received.holder, received.counter, received.question.port, received.question.network),
-        (10, 1, 22, "blue")
-    );
+    let Asked::Segment(question) = received.asked else { panic!("{:?}", received.asked) };
+    assert_eq!((received.holder, received.counter, question.port, question.network), (10, 1, 22, "blue"));
     assert_eq!(received.key.bytes(), key(1).bytes());
     assert_eq!(read(&mut lines, request(2, 1), HOME, 0), Ok(20));
     assert_eq!(read(&mut lines, request(1, 2), IpAddr::from([203, 0, 113, 9]), 0), Ok(10));
+}
+
+/// A request for a grant names no address of its sender. So the caller has to know whether the source of the datagram
+/// is the address that a handshake has proven when the line was opened.
+#[test]
+fn a_request_from_the_lines_own_address_is_told_from_one_with_another_source() {
+    let mut lines = lines();
+    let to = Destination { address: IpAddr::from([203, 0, 113, 10]), protocol: 6, port: 22 };
+    let question = GrantQuestion { to, consented: true, time: 7 };
+    for (counter, source, is_own) in [
+        (1, HOME, true),
+        (2, IpAddr::from([192, 0, 2, 2]), false),
+        (3, IpAddr::from([0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]), false),
+        (4, HOME, true),
+    ] {
+        let mut datagram = key(1).seal_request(LineNumber(1), counter, &question.encode().unwrap()).unwrap();
+        let received = lines.read(&mut datagram, source, 0).unwrap_or_else(|why| panic!("{why:?}"));
+        assert_eq!((received.is_from_opener, received.asked), (is_own, Asked::Grant(question)), "{source}");
+    }
 }
 
 #[test]
@@ -108,7 +127,7 @@ fn all_lines_at_one_address_have_a_share_and_other_addresses_theirs() {
     let mut lines = Lines::default();
     let more = 2 + OF_SOURCE.0 / OF_LINE.0;
     for line in 1..=more {
-        assert!(lines.give(line as u32, LineNumber(line), key(line)));
+        assert!(lines.give(line as u32, LineNumber(line), key(line), HOME));
     }
     let mut answered = 0;
     for line in 1..=more {
@@ -147,9 +166,9 @@ fn sources_take_no_more_memory_than_they_may() {
 #[test]
 fn a_line_ends_with_its_holder_or_when_that_gets_another() {
     let mut lines = lines();
-    assert!(!lines.give(30, LineNumber(1), key(9)), "it is somebody's");
+    assert!(!lines.give(30, LineNumber(1), key(9), HOME), "it is somebody's");
     assert_eq!(read(&mut lines, request(1, 1), HOME, 0), Ok(10));
-    assert!(lines.give(10, LineNumber(3), key(3)));
+    assert!(lines.give(10, LineNumber(3), key(3), HOME));
     assert_eq!(read(&mut lines, request(1, 2), HOME, 0), Err(Unanswered::NoLine));
     assert_eq!(read(&mut lines, request(3, 1), HOME, 0), Ok(10));
     lines.keep(|holder| *holder == 20);
@@ -165,7 +184,7 @@ fn whatever_is_wrong_with_a_request_is_told_apart() {
         let bytes = |field: &str| hex::decode(case[field].as_str().unwrap()).unwrap();
         let mut lines = Lines::default();
         let number = LineNumber(case["line"].as_u64().unwrap());
-        assert!(lines.give(1, number, LineKey::new(bytes("key").try_into().unwrap())));
+        assert!(lines.give(1, number, LineKey::new(bytes("key").try_into().unwrap()), HOME));
         let mut datagram = bytes("datagram");
         let why = lines.read(&mut datagram, HOME, 0).err().map(Unanswered::name);
         let is_expected =

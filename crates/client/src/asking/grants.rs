@@ -1,0 +1,151 @@
+//! Requests grants by UDP (wire.md §8.14). If no answer comes within a short time, the client also sends the request over
+//! HTTPS, and uses the answer that arrives first.
+
+use super::{Asker, Line};
+use crate::{Error, convert};
+use api::{Grant, GrantRequest, Problem};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use wire::Destination;
+use wire::ask::grant::{GrantAnswer, GrantQuestion};
+use wire::ask::{REPLY_LEN, Refusal};
+
+/// Time to wait for an answer by UDP before the client sends the request over HTTPS, too.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// Time after which an answer by UDP counts as lost. The authority waits up to 500 ms for a verifier.
+const LOST: Duration = Duration::from_secs(2);
+
+/// The way by which an answer came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// By UDP, on a line.
+    Udp,
+    /// Over HTTPS.
+    Https,
+}
+
+impl Asker {
+    /// Requests a grant, by UDP if there is a line, otherwise as [`Authority::grant`](crate::Authority::grant) does.
+    /// Returns the way by which the grant came.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Authority::grant`](crate::Authority::grant) does.
+    pub async fn grant(&self, request: &GrantRequest) -> Result<(Grant, Way), Error> {
+        let mut by_https = pin!(async { self.authority.grant(request).await.map(|grant| (grant, Way::Https)) });
+        if let Some(mut by_udp) = self.ask_for_grant(request) {
+            // Requests over HTTPS do this, too.
+            self.authority.cluster.tend();
+            let reply = match timeout(PATIENCE, &mut by_udp).await {
+                Ok(reply) => reply,
+                Err(_) => tokio::select! {
+                    reply = &mut by_udp => reply,
+                    answer = &mut by_https => return answer,
+                },
+            };
+            if let Some(answer) = self.read(reply.ok().flatten(), request) {
+                return answer;
+            }
+        }
+        by_https.await
+    }
+
+    /// Gets another line in the background, because the present one possibly does not work any more: this host is in
+    /// another network, or the authority was restarted.
+    pub fn renew_line(&self) {
+        let asker = self.clone();
+        tokio::spawn(async move {
+            {
+                let mut state = asker.state.lock().await;
+                state.line = None;
+                state.not_before = None;
+            }
+            asker.ready().await;
+        });
+    }
+
+    /// Sends a request by UDP, once. Returns the task that waits for the answer. The task goes on if the caller stops
+    /// waiting, and gives the line up if no answer comes. Returns `None` if there is no line, or if the request can't be
+    /// sent by UDP; then gets a line in the background.
+    fn ask_for_grant(&self, request: &GrantRequest) -> Option<JoinHandle<Option<[u8; REPLY_LEN]>>> {
+        // A key in band follows the connection on which the client requested the grant.
+        if request.in_band {
+            return None;
+        }
+        // If the state is locked, a line is being opened.
+        let line = self.state.try_lock().ok()?.current(self.authority.cluster.used());
+        let Some(line) = line else {
+            let asker = self.clone();
+            tokio::spawn(async move { asker.ready().await });
+            return None;
+        };
+        let GrantRequest { address, protocol, port, consented, .. } = *request;
+        let to = Destination { address, protocol, port };
+        let question = GrantQuestion { to, consented, time: line.time() };
+        let question = question.encode().filter(|_| line.takes_grants)?;
+        let asker = self.clone();
+        Some(tokio::spawn(async move {
+            let reply = line.channel.ask(&question, &[LOST]).await;
+            if reply.is_none() {
+                asker.give_up(&line).await;
+            }
+            reply
+        }))
+    }
+
+    /// Reads an answer by UDP. Returns `None` if the client has to send the request over HTTPS: no answer came, or the
+    /// authority refuses for a reason that does not hold there, or the answer over HTTPS says more.
+    fn read(&self, reply: Option<[u8; REPLY_LEN]>, request: &GrantRequest) -> Option<Result<(Grant, Way), Error>> {
+        let reply = reply?;
+        let (reason, text) = match GrantAnswer::decode(&reply)? {
+            GrantAnswer::Given(given) => {
+                let grant = convert::grant_by_udp(&given, request)?;
+                return Some(Ok((grant, Way::Udp)));
+            }
+            GrantAnswer::Refused { reason, text } => (reason, text),
+        };
+        tracing::debug!(reason = reason.name(), "the authority refuses a grant by UDP");
+        let problem = |status| {
+            let (title, detail) = match text.split_once('\n') {
+                Some((title, rule)) => (title, Some(rule.to_owned())),
+                None => (text, None),
+            };
+            Problem { r#type: reason.name().into(), title: title.into(), status, detail }
+        };
+        match reason {
+            Refusal::Denied | Refusal::NoRule | Refusal::NoReceiver | Refusal::Withheld | Refusal::CantIssue => {
+                Some(Err(Error::Denied(problem(403))))
+            }
+            Refusal::TooMany => Some(Err(Error::Refused(problem(429)))),
+            Refusal::OtherAddress | Refusal::Stale => {
+                self.renew_line();
+                None
+            }
+            Refusal::NoSegment
+            | Refusal::Busy
+            | Refusal::NotLoggedIn
+            | Refusal::Internal
+            | Refusal::NoMajority
+            | Refusal::OverHttps => None,
+        }
+    }
+}
+
+impl Line {
+    /// Returns the present time by the authority's clock, in Unix seconds.
+    fn time(&self) -> u32 {
+        let (time, since) = self.clock;
+        u32::try_from(time.saturating_add(since.elapsed().as_secs())).unwrap_or(u32::MAX)
+    }
+}
+
+impl super::State {
+    /// Returns the line, unless the client has begun to use another authority.
+    fn current(&mut self, used: reqwest::Url) -> Option<Arc<Line>> {
+        self.follow(used);
+        self.line.clone()
+    }
+}
