@@ -207,6 +207,47 @@ fn neither_authority_can_say_that_it_protects_the_others_addresses() {
 }
 
 #[test]
+fn an_authority_that_names_members_at_anothers_addresses_makes_the_agent_connect_to_none() {
+    test(|| {
+        let mut stage = Stage::logged_in()?;
+        let port = AUTHORITY_PORT + 1;
+        let [at_home, at_acme] =
+            [&stage.home, &stage.acme].map(|organisation| Echo::start(&organisation._server, port));
+        let (at_home, at_acme) = (at_home?, at_acme?);
+        // The agent stores the members that the authority named, and knows them after a restart. Their own authority is
+        // dead, so that the agent looks for one that answers.
+        stage.agent.kill()?;
+        stage.acme.authority.kill()?;
+        let file = stage.client.dir().join("agent-state").join(format!("{}.json", nix::unistd::getuid()));
+        let mut kept: serde_json::Value = serde_json::from_slice(&fs::read(&file)?)?;
+        ensure!(kept["organisations"]["acme"]["session"]["person"] == "alice", "{kept}");
+        let member = |address: &str| format!("https://{address}:{port}");
+        let named = serde_json::json!([stage.acme.authority.url(), member(HOME), member(ACME)]);
+        kept["organisations"]["acme"]["session"]["authorities"] = named;
+        fs::write(&file, serde_json::to_vec(&kept)?)?;
+        stage.agent.run()?;
+        ensure!(poll(SOON, || at_acme.connections() > 0), "the agent looks for no other member: {}", stage.agent.log());
+        let status = stage.agent.status()?;
+        let why = status["organisations"][1]["refused_members"][0].as_str().unwrap_or_default().to_owned();
+        ensure!(why.contains("acme") && why.contains(HOME) && why.contains("--network"), "{status}");
+        // The agent has tried all members meanwhile.
+        let before = at_acme.connections();
+        ensure!(poll(SOON * 2, || at_acme.connections() > before), "the agent tries no member again");
+        ensure!(at_home.connections() == 0, "the agent connected to {HOME}: {}", stage.agent.log());
+        stage.reach(&stage.home)?;
+
+        // A login at an authority that is at another organisation's address is refused, whoever named the authority.
+        stage.acme.authority.run()?;
+        let home = format!("{AUTHORITY}/32");
+        let (done, text) = stage.log_in_to_acme(&["--network", ACME_NETWORK, "--network", &home])?;
+        ensure!(done, "{text}");
+        let (done, text) = stage.agent.try_login_with(&stage.home.authority, "alice", &[])?;
+        ensure!(!done && text.contains("acme") && text.contains(AUTHORITY), "{text}");
+        Ok(())
+    });
+}
+
+#[test]
 fn a_login_that_takes_anothers_addresses_is_refused_and_the_refusal_names_both() {
     test(|| {
         let stage = Stage::new()?;

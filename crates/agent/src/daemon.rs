@@ -7,6 +7,7 @@ mod events;
 mod login;
 mod organisations;
 mod sealing;
+mod territory;
 
 use crate::control;
 use crate::kernel::{Kernel, Outlets};
@@ -39,6 +40,7 @@ use shell::signals::Signals;
 use std::collections::BTreeMap;
 use std::net::SocketAddrV4;
 use std::time::Duration;
+use territory::Territory;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until};
@@ -93,6 +95,7 @@ struct Daemon {
     /// Logins with an identity provider that users have started but not finished, at most one per user.
     started: BTreeMap<u32, Started>,
     waiters: Vec<Waiter>,
+    territory: Territory,
     discovery: Discovery,
     messages: mpsc::Sender<Message>,
     queued: PacketQueue,
@@ -102,12 +105,12 @@ struct Daemon {
     climbing: climbing::Climbing,
 }
 
-/// Runs the daemon until a signal ends it. The programs and the grants stay in the kernel after that, so that flows
-/// continue and new flows can still begin. The next daemon takes over the programs and grants.
+/// Runs the daemon until a signal ends it. Leaves the programs and the grants in the kernel, so that flows continue and
+/// new flows can still begin. The next daemon takes over the programs and grants.
 ///
 /// # Errors
 ///
-/// Fails if the daemon can't start, for instance because another one runs with the same instance.
+/// Fails if the daemon can't start, for instance because a daemon of the same instance runs already.
 pub async fn run(settings: Settings) -> Result<()> {
     let sessions = Sessions::open(settings.dir.clone())?;
     // Take the lock before touching anything that a running daemon depends on: its socket, its programs, its injector.
@@ -228,6 +231,7 @@ impl Daemon {
             offset => Clock::at(Duration::from_nanos(offset) + now(), now()),
         };
         let agent = Agent::new(settings.agent.clone(), clock);
+        let territory = Territory::new(settings.organisations.clone());
         let mut daemon = Self {
             settings,
             keys: Keys::new(kernel.maps().keys_taken()?),
@@ -244,6 +248,7 @@ impl Daemon {
             discovery: Discovery::default(),
             messages,
             queued,
+            territory,
             #[cfg(feature = "seal")]
             sealing: sealing::Sealing::default(),
             #[cfg(feature = "seal")]
@@ -280,7 +285,8 @@ impl Daemon {
 
     fn resume(&mut self, subject: Subject, session: KeptSession) {
         let uid = subject.user();
-        match Authority::of_user(&session.authority, session.ca.as_deref().map(str::as_bytes), uid) {
+        let (ca, limits) = (session.ca.as_deref().map(str::as_bytes), self.limits(subject));
+        match Authority::of_user(&session.authority, ca, uid, limits) {
             Ok(authority) => {
                 self.connect(subject, session.knowing(authority));
                 let KeptSession { expires, receivers, sealed, skew, .. } = session;

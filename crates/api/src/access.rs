@@ -1,4 +1,5 @@
-//! Requests for access to a receiver, about which people decide to whom the policy delegates this.
+//! Requests for access to a receiver. A delegate, a person to whom the policy delegates the decision, decides about
+//! each request.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +10,8 @@ use serde::{Deserialize, Serialize};
 pub struct AccessRequest {
     /// Name of the receiver.
     pub receiver: String,
-    /// The services in the notation of the policy file, such as `tcp/22`; all for which the person may ask if empty.
+    /// The services in the notation of the policy file, such as `tcp/22`. If empty, the request is for all services for
+    /// which the person may ask.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(max_items = 16))]
     pub services: Vec<String>,
@@ -35,8 +37,11 @@ pub struct AccessAsked {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 pub struct AccessList {
-    /// The caller's latest requests, newest first.
+    /// A page of the caller's requests, newest first.
     pub requests: Vec<AccessEntry>,
+    /// The place at which the list of older requests goes on, for the parameter `before`. Absent if there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
     /// The receivers for which the caller can ask.
     pub requestable: Vec<Requestable>,
     /// The authority's time, in Unix seconds.
@@ -61,7 +66,7 @@ pub struct AccessEntry {
     pub id: String,
     /// Name of the receiver.
     pub receiver: String,
-    /// The services that were allowed, or otherwise those that the person asks for.
+    /// The services in the decision if the request was allowed, otherwise the services for which the person asks.
     pub services: Vec<String>,
     /// The reason that the person gave.
     pub reason: String,

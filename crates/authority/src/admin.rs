@@ -320,7 +320,8 @@ async fn put_in_force(directory: &Directory, candidate: Candidate, note: String,
             let summary = format!("{} in force", candidate.summary());
             let change = PolicyChange { summary, text: candidate.text, note, by, after: None };
             let put = || if replaces { directory.replace_policy(&change.text) } else { Ok(()) };
-            let version = evaluating(directory)?.apply_policy(&change, &[], now(), put)?;
+            let addresses = |name: &str| candidate.policy.policy().prefixes_of(name);
+            let version = evaluating(directory)?.apply_policy(&change, &[], now(), &addresses, put)?;
             Ok(format!(
                 "version {version}: {}; the authority is not running: the policy takes effect when it starts",
                 change.summary

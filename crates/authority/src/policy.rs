@@ -3,8 +3,10 @@
 
 pub(crate) mod access;
 pub(crate) mod candidate;
+mod consent_end;
 mod consent_table;
 mod enforcer;
+mod examinations;
 mod following;
 mod in_force;
 mod preference_table;

@@ -36,6 +36,8 @@ use crate::storage::{AuditLog, Database, PolicyChange, Storage, Unavailable};
 use crate::sync::Synchroniser;
 use crate::{Directory, Settings, now};
 use anyhow::{Context, Result};
+use engine::policy::Policy;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 
@@ -161,9 +163,20 @@ impl Authority {
         self.prune().await?;
         // The terms of the scores may have changed.
         self.scores.settle(true).await?;
-        if let Some(change) = found {
-            self.storage.call(move |database| database.note_policy(&change, now())).await?;
-        }
+        let names = self.storage.call(|database| database.access_receivers()).await?;
+        let prefixes = |policy: &Policy| {
+            let known = names.into_iter().filter_map(|name| policy.prefixes_of(&name).map(|prefixes| (name, prefixes)));
+            known.collect::<HashMap<_, _>>()
+        };
+        let (prefixes, version) = (self.policy.with(prefixes).await, self.enforcer.version.load(Ordering::SeqCst));
+        let note = move |database: &mut Database| {
+            if let Some(change) = found {
+                database.note_policy(&change, now(), &|name| prefixes.get(name).cloned())?;
+            }
+            let version = if version == 0 { database.policy_version()? } else { version };
+            database.note_receivers(version, &prefixes)
+        };
+        self.storage.call(note).await?;
         let issuer = self.settings.provider.as_ref().map(|provider| provider.issuer.clone());
         let end_others = move |database: &mut Database| database.end_of_other_issuers(issuer.as_deref(), now());
         self.storage.call(end_others).await?;
@@ -318,8 +331,7 @@ impl Authority {
             push: push.clone(),
             sync: sync.clone(),
             enforcer: enforcer.clone(),
-            unexamined: Arc::default(),
-            look: Arc::default(),
+            examinations: Arc::default(),
         });
         let metrics = Arc::<Metrics>::default();
         let collector = Arc::new(Collector {

@@ -12,6 +12,7 @@ mod copies;
 mod devices;
 mod followed;
 mod grants;
+mod groups;
 mod holders;
 mod identities;
 mod leases;
@@ -22,6 +23,7 @@ mod persons;
 mod policies;
 mod preferences;
 mod reach;
+mod receivers;
 mod replica;
 mod resumption;
 mod revocation;
@@ -32,7 +34,10 @@ mod shared;
 mod thread;
 mod verifiers;
 
-pub use access::{AccessEntry, AccessState, Asked, Decided, NewRequest, Verdict as AccessVerdict, random_number};
+pub use access::{
+    AccessEntry, AccessMark, AccessPage, AccessState, Asked, Decided, NewRequest, Unexamined, Verdict as AccessVerdict,
+    random_number,
+};
 pub use accounts::{Account, AccountEntry, SecondFactor};
 pub use audit::chain::{AuditHash, Head, NotedHead, Trail, Verdict};
 pub use audit::log::AuditLog;
@@ -68,7 +73,7 @@ use std::time::Duration;
 /// The SHA-256 of a bearer token or one-time code. The database stores the hash in place of the token.
 pub type TokenHash = [u8; 32];
 
-const SCHEMA_VERSION: i64 = 15;
+const SCHEMA_VERSION: i64 = 16;
 const SCHEMA: &str = "
 CREATE TABLE accounts (
     person TEXT PRIMARY KEY, password TEXT NOT NULL, totp BLOB, totp_step INTEGER NOT NULL DEFAULT 0,
@@ -150,6 +155,7 @@ impl Database {
         transaction.execute_batch(replica::SCHEMA)?;
         transaction.execute_batch(revocation::RECHECKS)?;
         transaction.execute_batch(access::SCHEMA)?;
+        transaction.execute_batch(access::FORMAT_16)?;
         chain::begin(&transaction, identity)?;
         transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
         transaction.commit()?;

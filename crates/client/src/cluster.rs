@@ -1,12 +1,13 @@
 //! The authorities that serve a client: their URLs, the one in use, and how well each of them answers.
 //!
 //! The list comes from the authorities' own answers. A forged list can't make the client send its token to a stranger.
-//! Before the client sends a request, the server at the URL has to present a certificate of the CA that the client
-//! trusts for the first authority, and this CA belongs to the cluster. A client that trusts the system's CAs instead
-//! has no such protection, because these CAs certify everybody. Therefore it accepts only URLs whose host is the first
-//! authority's host or a name below that host.
+//! The client sends a request only to a server with a certificate of the CA that it trusts for the first authority.
+//! This CA belongs to the cluster. A client that trusts the system's CAs has no such protection, because these CAs
+//! certify everybody. Therefore, such a client accepts only URLs whose host is the first authority's host or a name
+//! below that host.
 
 use crate::Error;
+use crate::bounds::Gate;
 use crate::call::{Call, Failure, attempt};
 use crate::choice::Choice;
 use engine::discovery::AuthorityUrl;
@@ -59,8 +60,10 @@ pub(crate) struct Connections {
 pub(crate) struct Cluster {
     choice: Mutex<Choice>,
     own: Url,
-    /// Whether the client trusts only the certificates that its user gave it.
+    /// Whether the client trusts only the certificates that the caller passed, and not those of the system.
     is_pinned: bool,
+    /// Decides at which addresses the client may connect.
+    pub(crate) gate: Gate,
     connections: Connections,
     began: Instant,
     used: watch::Sender<Used>,
@@ -68,20 +71,23 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    pub fn new(own: Url, is_pinned: bool, connections: Connections) -> Self {
+    pub fn new(own: Url, is_pinned: bool, gate: Gate, connections: Connections) -> Self {
         let used = watch::Sender::new(Used { url: own.clone(), is_alive: true });
         let choice = Mutex::new(Choice::new(own.clone(), Duration::ZERO));
-        Self { choice, own, is_pinned, connections, began: Instant::now(), used, is_measuring: AtomicBool::new(false) }
+        let (began, is_measuring) = (Instant::now(), AtomicBool::new(false));
+        Self { choice, own, is_pinned, gate, connections, began, used, is_measuring }
     }
 
     /// Returns a cluster that consists of the authority at `url` only.
     pub fn only(&self, url: Url) -> Self {
-        Self::new(url, self.is_pinned, self.connections.clone())
+        Self::new(url, self.is_pinned, self.gate.clone(), self.connections.clone())
     }
 
-    /// Replaces all authorities except the first by those at `urls`. Leaves out URLs that are malformed, and URLs whose
-    /// servers the client could not authenticate.
+    /// Replaces all authorities except the first by those at `urls`. Leaves out URLs that are malformed, URLs whose
+    /// servers the client could not authenticate, and URLs at addresses to which the client must not connect.
     pub fn learn(&self, urls: &[String]) {
+        let hosts: Vec<_> = urls.iter().filter_map(|url| Some(crate::host(&Url::parse(url).ok()?).0)).collect();
+        self.gate.keep(|host| hosts.iter().any(|known| known == host) || host == crate::host(&self.own).0);
         let accepted = urls.iter().take(api::AUTHORITIES_MAX).filter_map(|text| self.accept(text));
         let accepted: Vec<_> = accepted.collect();
         self.change(|choice, now| choice.learn(accepted, now));
@@ -96,7 +102,12 @@ impl Cluster {
                  a name below that host"
             );
         }
-        is_covered.then_some(url)
+        (is_covered && self.gate.check(&url).is_ok()).then_some(url)
+    }
+
+    /// Returns the reasons why the client does not connect to some authorities.
+    pub fn refused(&self) -> Vec<String> {
+        self.gate.reasons()
     }
 
     /// Returns the present time in the form that [`Choice`] uses.
@@ -145,8 +156,10 @@ impl Cluster {
         Members { in_use: shown(choice.used()), all }
     }
 
-    /// Creates a call's request to the authority at `url`.
+    /// Creates a call's request to the authority at `url`. Fails with [`Error::Unreachable`] if the client must not
+    /// connect to this address.
     pub fn request(&self, url: &Url, call: &Call) -> Result<RequestBuilder, Error> {
+        self.gate.check(url).map_err(Error::Unreachable)?;
         let Connections { patient, quick } = &self.connections;
         call.to(if self.are_several() { quick } else { patient }, url)
     }
@@ -200,8 +213,10 @@ impl Cluster {
     async fn measure(&self, url: &Url) {
         // The first request may have to make a connection, so that only the second one measures.
         for is_measured in [false, true] {
-            let Ok(request) = self.request(url, &Call::health()) else { return };
             let started = self.now();
+            let Ok(request) = self.request(url, &Call::health()) else {
+                return self.change(|choice, now| choice.failed(url, started, now));
+            };
             let outcome = attempt(request.timeout(MEASURING_TIME)).await;
             let took = self.now() - started;
             if !self.note(url, started, &outcome) {
@@ -235,7 +250,7 @@ mod tests {
         let tls = crate::tls::config(Some(ca.as_bytes())).unwrap();
         let client = reqwest::Client::builder().tls_backend_preconfigured(tls).build().unwrap();
         let connections = Connections { patient: client.clone(), quick: client };
-        Cluster::new(Url::parse(own).unwrap(), is_pinned, connections)
+        Cluster::new(Url::parse(own).unwrap(), is_pinned, Gate::default(), connections)
     }
 
     fn learnt(cluster: &Cluster, urls: &[&str]) -> Vec<String> {

@@ -6,6 +6,7 @@
 
 mod asking;
 mod assertion;
+mod bounds;
 mod call;
 mod choice;
 mod cluster;
@@ -16,6 +17,7 @@ mod sending;
 mod tls;
 
 pub use asking::{Asker, Way};
+pub use bounds::Bounds;
 pub use cluster::Members;
 pub use events::EventStream;
 
@@ -26,6 +28,7 @@ use api::{
     LiveFlows, LoggedOut, Login, LoginMethods, LoginOutcome, PathSegment, PersonExplanation, Problem, Report, Reported,
     RevokedGrant, SegmentRequest, ServiceLogin, Session, Standing, VerifierConfig,
 };
+use bounds::Gate;
 use call::{Call, parse, read};
 use cluster::{Cluster, Connections};
 use owner::{Elsewhere, OwnedBy};
@@ -121,26 +124,30 @@ impl Authority {
     ///
     /// Fails if the URL or a certificate is malformed, or if there are no certificates to trust.
     pub fn new(url: &str, ca_pem: Option<&[u8]>) -> Result<Self, Error> {
-        Self::over(url, ca_pem, |builder| builder)
+        Self::over(base(url)?, ca_pem, Gate::default(), |builder| builder)
     }
 
     /// Creates a client whose sockets belong to the user `uid`, although root opens them. If such a socket belonged to
     /// root, the agent would put root's tokens into the packets that the user causes. The caller needs `CAP_SETUID`.
+    /// The client connects only to authorities at addresses that `bounds` does not refuse.
     ///
     /// # Errors
     ///
     /// Fails as [`Self::new`] does.
-    pub fn of_user(url: &str, ca_pem: Option<&[u8]>, uid: u32) -> Result<Self, Error> {
-        let own = |builder: ClientBuilder| builder.connector_layer(OwnedBy(uid)).dns_resolver(Arc::new(Elsewhere));
-        Ok(Self { owner: Some(uid), ..Self::over(url, ca_pem, own)? })
+    pub fn of_user(url: &str, ca_pem: Option<&[u8]>, uid: u32, bounds: Arc<dyn Bounds>) -> Result<Self, Error> {
+        let url = base(url)?;
+        let gate = Gate::new(&url, bounds);
+        let resolver = Arc::new(Elsewhere(gate.clone()));
+        let own = |builder: ClientBuilder| builder.connector_layer(OwnedBy(uid)).dns_resolver(resolver.clone());
+        Ok(Self { owner: Some(uid), ..Self::over(url, ca_pem, gate, own)? })
     }
 
     fn over(
-        url: &str,
+        own: Url,
         ca_pem: Option<&[u8]>,
+        gate: Gate,
         connections: impl Fn(ClientBuilder) -> ClientBuilder,
     ) -> Result<Self, Error> {
-        let own = base(url)?;
         let tls = tls::config(ca_pem)?;
         let http = |ping: Duration| {
             let builder = reqwest::Client::builder()
@@ -155,7 +162,7 @@ impl Authority {
             connections(builder).build()
         };
         let connections = Connections { patient: http(PING)?, quick: http(PING_IN_CLUSTER)? };
-        let cluster = Cluster::new(own, ca_pem.is_some(), connections);
+        let cluster = Cluster::new(own, ca_pem.is_some(), gate, connections);
         Ok(Self { cluster: Arc::new(cluster), token: None, owner: None })
     }
 
@@ -171,14 +178,21 @@ impl Authority {
         self.cluster.members()
     }
 
-    /// Returns a client of only one authority of the cluster, which answers at present. A series of calls needs such a
-    /// client if the authority remembers something between the calls, because the other authorities don't know it.
+    /// Returns the reasons why the client does not connect to some authorities of the cluster, because of its
+    /// [`Bounds`].
+    pub fn refused(&self) -> Vec<String> {
+        self.cluster.refused()
+    }
+
+    /// Returns a client that uses a single authority of the cluster, one that answers at present. A series of calls
+    /// needs such a client if an authority has to remember something between the calls. The other authorities of the
+    /// cluster don't remember it.
     pub(crate) async fn at_one(&self) -> Result<Self, Error> {
         let url = self.cluster.reachable().await?.unwrap_or_else(|| self.cluster.used());
         Ok(Self { cluster: Arc::new(self.cluster.only(url)), ..self.clone() })
     }
 
-    /// Returns a client with this bearer token. It shares this client's connections.
+    /// Returns a client with this bearer token. The new client shares this client's connections.
     pub fn with_token(&self, token: &str) -> Self {
         Self { token: Some(token.into()), ..self.clone() }
     }
@@ -431,8 +445,8 @@ impl Authority {
     ///
     /// # Errors
     ///
-    /// Fails if the authority refuses the complaint (status 404 if it keeps no scores or does not know the grant, 429 if
-    /// the application has complained too much), does not know this verifier, or can't be reached.
+    /// Fails if the authority refuses the complaint (status 404 if it keeps no scores or does not know the grant, 429
+    /// if the application has complained too much), does not know this verifier, or can't be reached.
     pub async fn complain(&self, complaint: &Complaint) -> Result<Standing, Error> {
         self.authorized_post("v1/verifier/complaints", complaint).await
     }
@@ -451,8 +465,8 @@ impl Authority {
         EventStream::start(self.clone(), Confirm::Nothing)
     }
 
-    /// Returns the stream of events for a verifier that acknowledges the events selected by `confirms`, with
-    /// [`Self::acknowledge`].
+    /// Returns the stream of events for a verifier. With [`Self::acknowledge`], the verifier acknowledges the events
+    /// that `confirms` selects.
     pub fn confirmed_events(&self, confirms: Confirm) -> EventStream {
         EventStream::start(self.clone(), confirms)
     }
@@ -461,19 +475,34 @@ impl Authority {
     ///
     /// # Errors
     ///
-    /// Fails if nobody can allow what is asked for, if a limit is reached, if the session has ended, or if the authority
-    /// can't be reached.
+    /// Fails if nobody can allow what is asked for, if a limit is reached, if the session has ended, or if the
+    /// authority can't be reached.
     pub async fn ask_access(&self, request: &AccessRequest) -> Result<AccessAsked, Error> {
         self.authorized_post("v1/access", request).await
     }
 
-    /// Returns the person's requests for access, and the receivers for which the person can ask.
+    /// Returns the person's latest requests for access, and the receivers for which the person can ask.
     ///
     /// # Errors
     ///
     /// Fails if the session has ended, or if the authority can't be reached.
     pub async fn access(&self) -> Result<AccessList, Error> {
         self.get("v1/access").await
+    }
+
+    /// Returns a page of the person's older requests for access. `next` is the value of [`AccessList::next`] on the
+    /// page before.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `next` is malformed, if the session has ended, or if the authority can't be reached.
+    pub async fn access_before(&self, next: &str) -> Result<AccessList, Error> {
+        if !next.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
+            return Err(Error::Other(
+                "the start of the page is malformed: use the value of `next` on the page before".into(),
+            ));
+        }
+        self.get(&format!("v1/access?before={next}")).await
     }
 
     /// Withdraws a request for access, or the consent that answered it.

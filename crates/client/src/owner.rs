@@ -5,7 +5,10 @@
 //! this id only while it is polled: a poll opens sockets, but no files. Names are resolved in a separate task: threads
 //! that the resolver starts during a poll would keep the changed id.
 
-use nix::unistd::{Uid, setfsuid};
+use crate::bounds::Gate;
+use nix::unistd::Uid;
+#[cfg(target_os = "linux")]
+use nix::unistd::setfsuid;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -66,6 +69,12 @@ pub fn as_user<T>(uid: Option<u32>, open: impl FnOnce() -> std::io::Result<T>) -
     open()
 }
 
+/// Other systems have no such id: it never becomes that of another user.
+#[cfg(not(target_os = "linux"))]
+fn setfsuid(_: Uid) -> Uid {
+    Uid::from_raw(u32::MAX)
+}
+
 /// A guard; while it exists, the thread opens sockets as another user.
 struct Acting {
     before: Uid,
@@ -87,15 +96,17 @@ impl Drop for Acting {
 }
 
 /// A DNS resolver that looks up each name in a separate task. The look-up therefore does not run as the user on whose
-/// behalf the connection is made.
-pub struct Elsewhere;
+/// behalf the connection is made. Returns only addresses that the gate admits.
+pub struct Elsewhere(pub(crate) Gate);
 
 impl Resolve for Elsewhere {
     fn resolve(&self, name: Name) -> Resolving {
+        let gate = self.0.clone();
         Box::pin(async move {
             let host = name.as_str().to_owned();
             let found = tokio::spawn(async move { tokio::net::lookup_host((host, 0)).await.map(Vec::from_iter) });
-            Ok(Box::new(found.await??.into_iter()) as Addrs)
+            let admitted = gate.admit(name.as_str(), found.await??)?;
+            Ok(Box::new(admitted.into_iter()) as Addrs)
         })
     }
 }

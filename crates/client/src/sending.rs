@@ -2,8 +2,8 @@
 //!
 //! Some calls can be carried out twice without harm. If an authority does not answer such a call quickly, the client
 //! also sends the call to a second authority, and uses the answer that arrives first. The client sends any other call
-//! to an authority that has just answered, and to a second authority only if the first one certainly did not carry out
-//! the call.
+//! to an authority that has just answered. It tries a second authority only if the first one certainly did not carry
+//! out the call.
 
 use crate::Error;
 use crate::call::{Call, Failure, attempt, read};
@@ -155,7 +155,14 @@ impl Cluster {
 
     fn start(&self, call: &Call, url: Url, tried: &mut Vec<Url>) -> Result<Request, Error> {
         tried.push(url.clone());
-        let response = Box::pin(attempt(self.request(&url, call)?));
+        let response: Pin<Box<dyn Future<Output = Result<Response, Failure>> + Send>> = match self.request(&url, call) {
+            Ok(request) => Box::pin(attempt(request)),
+            // Another authority of the cluster may be at an address to which the client may connect.
+            Err(error @ Error::Unreachable(_)) => {
+                Box::pin(std::future::ready(Err(Failure::Unreached { error, is_unsent: true })))
+            }
+            Err(error) => return Err(error),
+        };
         Ok(Request { url, started: self.now(), response })
     }
 
@@ -165,7 +172,10 @@ impl Cluster {
         let cluster = self.clone();
         let Request { url, started, response } = request;
         tokio::spawn(async move {
-            let silent = || Failure::Unreached { error: Error::Unreachable("it is silent".into()), is_unsent: false };
+            let silent = || Failure::Unreached {
+                error: Error::Unreachable("the authority does not answer".into()),
+                is_unsent: false,
+            };
             let outcome = timeout(REST, response).await.unwrap_or_else(|_| Err(silent()));
             cluster.note(&url, started, &outcome);
         });

@@ -19,7 +19,8 @@ pub async fn call(authority: &Authority, call: AccessCall) -> Reply {
                 let text = format!("request {}: whoever decides for {} has to allow it", asked.id, request.receiver);
                 Ok(Reply::Done { text })
             }
-            AccessCall::List => authority.access().await.map(Reply::Access),
+            AccessCall::List { before: None } => authority.access().await.map(Reply::Access),
+            AccessCall::List { before: Some(next) } => authority.access_before(&next).await.map(Reply::Access),
             AccessCall::Withdraw { id } => {
                 // The number becomes a part of the call's path.
                 if id.len() != 8 || !id.chars().all(|digit| digit.is_ascii_hexdigit()) {

@@ -30,10 +30,11 @@ pub struct Request {
     /// The user whose session the call concerns; the calling user if absent. Only root may name another user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<u32>,
-    /// The organisation that a login, or its end, concerns; the user's default organisation if absent.
+    /// The organisation at which the user logs in or out; the user's default organisation if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub organisation: Option<OrganisationName>,
-    /// With a login: the only networks for which the organisation may speak. Empty to leave them as they are.
+    /// At a login: the only networks for which the organisation's authority may speak. If empty, these networks stay as
+    /// they are.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<IpNet>,
     /// The call.
@@ -161,7 +162,7 @@ pub enum AccessCall {
     Ask {
         /// Name of the receiver.
         receiver: String,
-        /// The services, such as `tcp/22`; all for which the person may ask if empty.
+        /// The services, such as `tcp/22`. If empty, the request is for all services for which the person may ask.
         #[serde(default)]
         services: Vec<String>,
         /// The number of seconds for which the person wants access.
@@ -171,7 +172,11 @@ pub enum AccessCall {
         reason: String,
     },
     /// List the person's requests, and the receivers for which the person can ask.
-    List,
+    List {
+        /// The place at which the list of older requests goes on; absent for the latest requests.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        before: Option<String>,
+    },
     /// Withdraw a request, or the consent that answered it.
     Withdraw {
         /// The number of the request.
@@ -185,7 +190,7 @@ pub enum AccessCall {
 pub enum LoginWay {
     /// In a browser on this machine, which the authority redirects to the client at this port of 127.0.0.1.
     Browser {
-        /// The port.
+        /// The port at which the client waits for the browser.
         port: u16,
     },
     /// In a browser on any machine, with a code that the person enters there.
@@ -265,7 +270,7 @@ pub enum Reply {
         grants: Vec<Grant>,
         /// The user's rules.
         rules: Vec<ConsentRule>,
-        /// Whether tokens are allowed in packets to destinations for which the user has no rule.
+        /// Whether a packet may carry a token if the user has no rule for its destination.
         default: Consent,
         /// The authority's time, Unix seconds.
         now: u64,
@@ -276,7 +281,7 @@ pub enum Reply {
     Standing(Standing),
     /// Answer to [`Call::Rungs`].
     Rungs {
-        /// The rungs, in the order in which they are tried.
+        /// The ways in which the first packet can travel (*rungs*), in the order in which the agent tries them.
         rungs: Vec<Rung>,
     },
 }
@@ -284,9 +289,9 @@ pub enum Reply {
 /// A way in which a first packet can travel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rung {
-    /// `packet`: the packet itself carries the token. `fast_open`: the packet carries it by the carrier `fast_open`.
-    /// `tcp_in_udp`: the packet travels as a datagram, by the carrier `tcp_in_udp`.
-    /// `tunnel`: the packet travels in the sealed tunnel to the verifier.
+    /// `packet`: the packet itself carries the token. `fast_open`: the packet carries the token by the carrier
+    /// `fast_open`. `tcp_in_udp`: the packet travels as a datagram, by the carrier `tcp_in_udp`. `tunnel`: the packet
+    /// travels in the sealed tunnel to the verifier.
     pub name: String,
     /// The state of the rung in this network.
     pub state: RungState,
@@ -303,7 +308,7 @@ pub enum RungState {
     Works,
     /// The latest first packets by this rung were not answered, although another rung's packet was.
     Blocked,
-    /// Nothing is known about the rung.
+    /// There are no results for this rung.
     NotTried,
 }
 
@@ -322,7 +327,7 @@ pub struct Status {
     pub interfaces: Vec<Interface>,
     /// Counters of the kernel program, by name.
     pub counters: BTreeMap<String, u64>,
-    /// Whether tokens are allowed in packets to destinations for which the user has no rule.
+    /// Whether a packet may carry a token if the user has no rule for its destination.
     pub default: Consent,
     /// Domains whose records name an authority.
     pub discovered: Vec<Discovered>,
@@ -353,15 +358,19 @@ impl Status {
 pub struct Organisation {
     /// The organisation's name.
     pub name: String,
-    /// The only networks for which its authority may speak. Absent for a default organisation that may speak for every
-    /// address that no other organisation has.
+    /// The only networks for which the organisation's authority may speak. Absent for a default organisation that may
+    /// speak for every address that no other organisation has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub networks: Option<Vec<IpNet>>,
     /// The session; absent if the user is not logged in there.
     pub session: Option<Session>,
-    /// Networks that its authority has claimed, and for which it may not speak. The agent ignores such claims.
+    /// Networks that the organisation's authority lists as its own, although it is not allowed to speak for them. The
+    /// agent ignores these networks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<IpNet>,
+    /// The reasons why the agent does not connect to some members of the authority's cluster.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub refused_members: Vec<String>,
 }
 
 /// Numbers of bytes that the thread of one queue of the sealed tunnels has moved.
@@ -531,21 +540,21 @@ pub enum Standing {
     },
     /// The policy denies the grant.
     Denied {
-        /// The reason.
+        /// The authority's reason for the denial.
         why: String,
     },
     /// The packet gets a token.
     Granted {
         /// Whether the agent has requested the grant just now.
         asked: bool,
-        /// The grant.
+        /// The grant that the next token is made from.
         grant: Grant,
         /// The authority's time, Unix seconds.
         now: u64,
     },
     /// The authority gave no usable answer, and the packet is queued.
     Failed {
-        /// The error.
+        /// The error message.
         why: String,
     },
 }

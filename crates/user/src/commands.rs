@@ -247,7 +247,8 @@ fn organisations(status: &Status) {
     let list = |networks: &[IpNet]| networks.iter().map(IpNet::to_string).collect::<Vec<_>>().join(" ");
     if status.organisations.len() > 1 {
         let rows = status.organisations.iter().map(|one| {
-            let networks = one.networks.as_deref().map_or_else(|| "all that no other has".to_owned(), list);
+            let networks =
+                one.networks.as_deref().map_or_else(|| "all that no other organisation has".to_owned(), list);
             let person = one.session.as_ref().map_or("-", |session| &session.person);
             vec![one.name.clone(), person.to_owned(), networks]
         });
@@ -255,10 +256,13 @@ fn organisations(status: &Status) {
     }
     for one in status.organisations.iter().filter(|one| !one.refused.is_empty()) {
         println!(
-            "the authority of {} claims {}, which it may not: the agent ignores that",
+            "the authority of {} claims {}, for which it may not speak: the agent ignores this claim",
             one.name,
             list(&one.refused)
         );
+    }
+    for why in status.organisations.iter().flat_map(|one| &one.refused_members) {
+        println!("the agent does not connect to an authority: {why}");
     }
 }
 

@@ -1,9 +1,11 @@
 //! Logging in and out: with a password, through a browser or a device code, with a service account's key.
 //!
-//! A login with an identity provider has two halves, which are both in [`reach::login`] and which the daemon connects.
-//! Only the daemon knows the code verifier, so nobody else can use the browser's callback.
+//! A login with an identity provider begins with one function of [`reach::login`] and ends with another. The daemon
+//! keeps the state between the two. Only the daemon knows the code verifier, so nobody else can use the browser's
+//! callback.
 
 use super::organisations::Place;
+use super::territory::Limits;
 use super::{Daemon, Message};
 use api::{self, Callback, LoggedOut, LoginOutcome, ServiceKey};
 use client::{Authority, Error};
@@ -11,6 +13,7 @@ use engine::agent::{Login, Subject};
 use reach::login::{self, LoggedIn, Pending, refused, refused_by};
 use reach::organisation::shown;
 use reach::protocol::{LoginWay, Reply};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -18,34 +21,47 @@ use tokio::sync::oneshot;
 const LOGOUT_TIME: Duration = Duration::from_secs(4);
 
 /// The authority at which a user logs in.
+#[derive(Clone)]
 pub(super) struct At {
     pub url: String,
     /// The certificates to trust, in PEM; `None` for the system's certificates.
     pub ca: Option<String>,
-    /// The user who logs in, and the organisation. The daemon runs as root, but makes the connection to the authority on
-    /// behalf of this user, so that its packets do not carry root's tokens.
+    /// The user who logs in, and the organisation. The daemon runs as root, but makes the connection to the authority
+    /// on behalf of this user. Otherwise, the packets of the connection would carry root's tokens.
     pub place: Place,
 }
 
 /// A login with an identity provider that a user has started. Has no `Debug` because it contains a secret.
 pub(super) struct Started {
-    at: At,
+    at: Permitted,
     pending: Pending,
 }
 
-impl At {
+/// An authority at which the user is allowed to log in.
+#[derive(Clone)]
+struct Permitted {
+    at: At,
+    /// The addresses at which the authority may be.
+    limits: Arc<Limits>,
+}
+
+impl Permitted {
     fn authority(&self) -> Result<Authority, Error> {
-        Authority::of_user(&self.url, self.ca.as_deref().map(str::as_bytes), self.place.uid)
+        let At { url, ca, place } = &self.at;
+        Authority::of_user(url, ca.as_deref().map(str::as_bytes), place.uid, self.limits.clone())
     }
 }
 
 impl Daemon {
     /// Checks that the configuration permits logins to this authority, and that its organisation takes no addresses
     /// from another one. If that is not so, refuses the client's call.
-    fn takes(&self, at: &At, reply: oneshot::Sender<Reply>) -> Option<oneshot::Sender<Reply>> {
+    fn takes(&self, at: At, reply: oneshot::Sender<Reply>) -> Option<(Permitted, oneshot::Sender<Reply>)> {
         if self.settings.may_log_in_to(&at.url) {
             return match self.plan(&at.place, &at.url) {
-                Ok(_) => Some(reply),
+                Ok(own) => {
+                    let limits = self.territory.limits(at.place.uid, at.place.organisation.as_ref(), own);
+                    Some((Permitted { at, limits }, reply))
+                }
                 Err((kind, text)) => {
                     let _ = reply.send(refused(kind, text));
                     None
@@ -61,14 +77,14 @@ impl Daemon {
     }
 
     pub(super) fn login(&self, at: At, login: api::Login, reply: oneshot::Sender<Reply>) {
-        let Some(reply) = self.takes(&at, reply) else { return };
+        let Some((at, reply)) = self.takes(at, reply) else { return };
         self.enter(at, reply, move |authority: Authority| async move {
             authority.login(&login).await.map(LoginOutcome::LoggedIn)
         });
     }
 
     pub(super) fn login_methods(&self, at: At, reply: oneshot::Sender<Reply>) {
-        let Some(reply) = self.takes(&at, reply) else { return };
+        let Some((at, reply)) = self.takes(at, reply) else { return };
         tokio::spawn(async move {
             let answer = async { at.authority()?.login_methods().await };
             let _ = reply.send(match answer.await {
@@ -80,8 +96,8 @@ impl Daemon {
 
     /// Starts a login with an identity provider.
     pub(super) fn start_login(&self, at: At, device: String, way: LoginWay, reply: oneshot::Sender<Reply>) {
-        let Some(reply) = self.takes(&at, reply) else { return };
-        let (messages, uid) = (self.messages.clone(), at.place.uid);
+        let Some((at, reply)) = self.takes(at, reply) else { return };
+        let (messages, uid) = (self.messages.clone(), at.at.place.uid);
         tokio::spawn(async move {
             let answer = async {
                 let (pending, started) = login::start(&at.authority()?, uid, device, way).await?;
@@ -96,35 +112,34 @@ impl Daemon {
         });
     }
 
-    /// Finishes a login with an identity provider. `callback` comes from the browser. It is `None` for a device code,
-    /// and if the client only asks whether the person has answered.
+    /// Finishes a login with an identity provider. `callback` contains the parameters that the browser brought. It is
+    /// `None` for a login by device code, and for a call that only asks whether the person has answered.
     pub(super) fn finish_login(&mut self, uid: u32, callback: Option<Callback>, reply: oneshot::Sender<Reply>) {
         let Some(Started { at, pending }) = self.started.get(&uid) else {
             drop(reply.send(refused("wrong_login", "no login is in progress: run `vouchsafe login`".to_owned())));
             return;
         };
-        let at = At { url: at.url.clone(), ca: at.ca.clone(), place: at.place.clone() };
-        let finish = pending.finish(callback);
+        let (at, finish) = (at.clone(), pending.finish(callback));
         self.enter(at, reply, move |authority: Authority| async move { authority.finish_login(&finish).await });
     }
 
     pub(super) fn service_login(&self, at: At, key: ServiceKey, device: String, reply: oneshot::Sender<Reply>) {
-        let Some(reply) = self.takes(&at, reply) else { return };
+        let Some((at, reply)) = self.takes(at, reply) else { return };
         self.enter(at, reply, move |authority: Authority| async move {
             authority.login_by_key(&key, &device).await.map(LoginOutcome::LoggedIn)
         });
     }
 
     /// Requests a session and passes the result to the loop.
-    fn enter<F>(&self, at: At, reply: oneshot::Sender<Reply>, ask: impl FnOnce(Authority) -> F + Send + 'static)
+    fn enter<F>(&self, at: Permitted, reply: oneshot::Sender<Reply>, ask: impl FnOnce(Authority) -> F + Send + 'static)
     where
         F: Future<Output = Result<LoginOutcome, Error>> + Send,
     {
-        let (messages, place) = (self.messages.clone(), at.place.clone());
+        let (messages, place) = (self.messages.clone(), at.at.place.clone());
         tokio::spawn(async move {
             let answer = async {
                 let authority = at.authority()?;
-                let At { url, ca, .. } = at;
+                let At { url, ca, .. } = at.at;
                 login::enter(&authority, url, ca, ask(authority.clone())).await
             };
             match answer.await {
@@ -149,6 +164,7 @@ impl Daemon {
         let number = self.kept.entry(uid).or_default().set_networks(place.organisation.as_ref(), networks.clone());
         let subject = Subject::of_user(uid).in_organisation(number);
         self.agent.set_networks(subject, networks);
+        self.note_territory(uid);
         // Also end the earlier session at the authority.
         if let Some(before) = self.connections.remove(&subject) {
             let authority = before.authority.clone();
@@ -173,7 +189,13 @@ impl Daemon {
         let _ = reply.send(Reply::Done { text });
     }
 
-    /// Ends the session with an organisation. `forget`: also forgets the organisation's networks.
+    fn note_territory(&self, uid: u32) {
+        if let Some(kept) = self.kept.get(&uid) {
+            self.territory.note(uid, kept);
+        }
+    }
+
+    /// Ends the session with an organisation. If `forget` is true, also forgets the organisation's networks.
     pub(super) fn logout(&mut self, place: &Place, forget: bool, reply: oneshot::Sender<Reply>) {
         let uid = place.uid;
         let Some(subject) = self.subject(uid, place.organisation.as_ref()) else {
@@ -186,6 +208,7 @@ impl Daemon {
         if forget {
             self.kept.entry(uid).or_default().forget(place.organisation.as_ref());
             self.agent.set_networks(subject, None);
+            self.note_territory(uid);
         }
         self.save(uid);
         let authority = self.connections.remove(&subject).map(|connection| connection.authority.clone());

@@ -1,7 +1,8 @@
-//! The organisations of each user: for which networks each may speak, and which logins this permits. No answer of an
-//! authority widens these networks.
+//! Each user's organisations, the networks for which each organisation may speak, and the logins that these networks
+//! permit. An authority's answer never adds a network.
 
 use super::Daemon;
+use super::territory::Limits;
 use crate::sessions::Kept;
 use engine::agent::{Subject, overlap};
 use engine::discovery::AuthorityUrl;
@@ -10,6 +11,7 @@ use ipnet::IpNet;
 use reach::kept::KeptSession;
 use reach::organisation::{OrganisationName, shown};
 use reach::protocol::Organisation;
+use std::sync::Arc;
 
 /// Maximum number of a user's organisations with a name. Their receivers together are about as many as those of the
 /// default organisation.
@@ -23,7 +25,8 @@ pub(super) struct Place {
     pub uid: u32,
     /// `None` for the user's default organisation.
     pub organisation: Option<OrganisationName>,
-    /// The networks that the user lets the organisation speak for; empty to leave them as they are.
+    /// The networks that the user lets the organisation speak for. If empty, the organisation's networks stay as they
+    /// are.
     pub networks: Vec<IpNet>,
 }
 
@@ -50,9 +53,10 @@ impl Daemon {
         std::mem::replace(place, session)
     }
 
-    /// Sets the networks of all of a user's organisations, after a restart. An organisation loses networks that overlap
-    /// those of another one, because the configuration has changed for instance.
+    /// Sets the networks of all of a user's organisations after a restart. If a stored network overlaps a network of an
+    /// organisation in the configuration, or of an earlier organisation, the stored network is left out.
     pub(super) fn restore_networks(&mut self, uid: u32, kept: &Kept) {
+        self.territory.note(uid, kept);
         let configured = self.settings.organisations.iter();
         let mut taken: Vec<(String, IpNet)> = configured
             .flat_map(|(name, networks)| networks.iter().map(move |network| (name.to_string(), *network)))
@@ -68,8 +72,8 @@ impl Daemon {
         }
     }
 
-    /// Returns the networks for which an organisation may speak once a user has logged in there; `None` for all that no
-    /// other organisation has.
+    /// Returns the networks for which an organisation may speak once a user has logged in there; `None` stands for all
+    /// networks that no other organisation has.
     ///
     /// # Errors
     ///
@@ -163,6 +167,19 @@ impl Daemon {
         configured.chain(users).filter(move |(name, _)| *name != own)
     }
 
+    /// Returns the limits of a client of the authority of a user's organisation.
+    pub(super) fn limits(&self, subject: Subject) -> Arc<Limits> {
+        let uid = subject.user();
+        let found = self.kept.get(&uid).and_then(|kept| {
+            kept.all().find(|(number, ..)| *number == subject.organisation()).map(|(_, name, networks)| {
+                let fixed = name.and_then(|name| self.settings.organisations.get(name)).cloned();
+                (name, fixed.or_else(|| networks.map(<[IpNet]>::to_vec)))
+            })
+        });
+        let (name, own) = found.unwrap_or_default();
+        self.territory.limits(uid, name, own)
+    }
+
     /// Splits an authority's receivers into those for which its organisation may speak, and the networks of the others.
     pub(super) fn claims(&self, subject: Subject, receivers: Vec<Receiver>) -> (Vec<Receiver>, Vec<IpNet>) {
         let (own, others): (Vec<_>, Vec<_>) =
@@ -200,6 +217,7 @@ impl Daemon {
                 networks: fixed.cloned().or_else(|| networks.map(<[IpNet]>::to_vec)),
                 session: self.shown_session(subject),
                 refused: self.connections.get(&subject).map(|one| one.refused.clone()).unwrap_or_default(),
+                refused_members: self.connections.get(&subject).map(|one| one.authority.refused()).unwrap_or_default(),
             }
         };
         kept.all().map(shown_one).collect()

@@ -122,7 +122,8 @@ fn share(directory: &Directory, database: &mut Database, config: &ClusterConfig)
     let candidate = Candidate::read(directory, None)?;
     let (summary, text) = (candidate.summary(), candidate.text);
     let by = Some(Operator::current());
-    database.note_policy(&PolicyChange { text, note: "cluster init".into(), by, summary, after: None }, now())?;
+    let change = PolicyChange { text, note: "cluster init".into(), by, summary, after: None };
+    database.note_policy(&change, now(), &|name| candidate.policy.policy().prefixes_of(name))?;
     directory.read_networks()?;
     let (keys, networks) = (directory.read_master_keys()?.encode().to_vec(), directory.networks_text()?);
     database.change_shared(MASTER_KEYS, |_| Ok(Some(keys)))?;

@@ -1,12 +1,11 @@
-//! The pages of requests for access: on one, a person asks for access to receivers; on the other, people decide to whom
-//! the policy delegates this.
+//! The two pages of requests for access. On one page, a person asks for access to receivers. On the other page, a
+//! delegate (a person to whom the policy delegates the decision) allows or refuses requests.
 //!
 //! A form names a request by its number only, and a request never changes. So a delegate decides about exactly what the
 //! page showed, or is told that somebody else has decided meanwhile.
 
 use super::ROOT;
 use super::form::{Fault, Input, summary};
-use super::overview::Said;
 use super::page::{self, Page, act, time};
 use super::table::{actions, long, table, text};
 use super::visitor::{Fields, Form, Visitor};
@@ -15,7 +14,7 @@ use crate::http::problems::Problem;
 use crate::policy::AccessRequests;
 use crate::policy::access::{Asking, Deciding, MOST_TEXT, ToDecide, no_request};
 use crate::state::Authority;
-use crate::storage::{AccessEntry, AccessState};
+use crate::storage::{AccessEntry, AccessMark, AccessPage, AccessState};
 use axum::Router;
 use axum::extract::Query;
 use axum::response::{IntoResponse, Redirect, Response};
@@ -24,6 +23,7 @@ use engine::document::{duration, seconds};
 use engine::policy::Subject;
 use engine::policy::delegation::RequestId;
 use maud::{Markup, html};
+use serde::Deserialize;
 use std::sync::Arc;
 
 const HERE: &str = "/access";
@@ -47,12 +47,39 @@ fn delegate(visitor: &Visitor) -> Subject<'_> {
     Subject { groups: &visitor.session.groups, ..Subject::person(visitor.person()) }
 }
 
+/// The query of a page: the visitor's last action, and the places at which its lists begin.
+#[derive(Default, Deserialize)]
+struct Parameters {
+    done: Option<String>,
+    /// The place in the list of requests.
+    before: Option<String>,
+    /// The place in the list of consents.
+    after: Option<String>,
+}
+
+/// Reads the place at which a list begins.
+fn place(text: Option<&str>) -> Result<Option<AccessMark>, Problem> {
+    text.map(|text| text.parse().map_err(Problem::Malformed)).transpose()
+}
+
+/// Renders the links to the first and to the next page of a list. `parameter` contains the place in the list.
+fn turn(page: &str, parameter: &str, shown: Option<&str>, next: Option<AccessMark>, further: &str) -> Markup {
+    html! {
+        @if shown.is_some() || next.is_some() {
+            p.acts {
+                @if shown.is_some() { a href={ (ROOT) (page) } { "First page" } }
+                @if let Some(next) = next { a href={ (ROOT) (page) "?" (parameter) "=" (next) } { (further) } }
+            }
+        }
+    }
+}
+
 async fn show(
     Part(access): Part<AccessRequests>,
     visitor: Visitor,
-    Query(said): Query<Said>,
+    Query(parameters): Query<Parameters>,
 ) -> Result<Markup, Problem> {
-    overview(&access, &visitor, said.done.as_deref(), &Attempted::default()).await
+    overview(&access, &visitor, &parameters, &Attempted::default()).await
 }
 
 /// A request that was submitted with errors, and is shown again with them.
@@ -68,13 +95,15 @@ struct Attempted<'a> {
 async fn overview(
     access: &AccessRequests,
     visitor: &Visitor,
-    done: Option<&str>,
+    parameters: &Parameters,
     attempted: &Attempted<'_>,
 ) -> Result<Markup, Problem> {
-    let requests = access.of(visitor.person()).await?;
+    let before = parameters.before.as_deref();
+    let AccessPage { entries, next } = access.of(visitor.person(), place(before)?).await?;
     let requestable = access.requestable(&visitor.session.subject(visitor.source)).await;
     let is_delegate = access.is_delegate(&delegate(visitor)).await;
-    let rows: Vec<_> = requests.iter().map(|entry| own_row(visitor, entry)).collect();
+    let rows: Vec<_> = entries.iter().map(|entry| own_row(visitor, entry)).collect();
+    let done = parameters.done.as_deref();
     let columns =
         [text("Receiver"), text("Services"), text("State"), long("Reason and note"), text("Until"), actions()];
     Ok(Page::new("Access").of(Some(visitor)).at(HERE).done(done).show(&html! {
@@ -86,6 +115,7 @@ async fn overview(
              access that they give you ends at the time shown, or when you or they withdraw it." }
         @if rows.is_empty() { p { "You have made no requests." } }
         @else { (table("Your requests", &columns, rows)) }
+        (turn(HERE, "before", before, next, "Older requests"))
         h2 { "Ask for access" }
         @if requestable.is_empty() { p { "There is no receiver for which you can ask." } }
         @else { (ask_form(visitor, &requestable, attempted)) }
@@ -185,7 +215,7 @@ async fn ask(Part(access): Part<AccessRequests>, visitor: Visitor, Form(fields):
     };
     let faults = vec![Fault::at(field, &said.title)];
     let attempted = Attempted { receiver, services: wanted, lifetime: time, reason, faults };
-    let page = overview(&access, &visitor, None, &attempted).await?;
+    let page = overview(&access, &visitor, &Parameters::default(), &attempted).await?;
     let status = axum::http::StatusCode::from_u16(said.status).unwrap_or(axum::http::StatusCode::BAD_REQUEST);
     Ok((status, page).into_response())
 }
@@ -206,16 +236,17 @@ async fn withdraw_own(
 async fn to_decide(
     Part(access): Part<AccessRequests>,
     visitor: Visitor,
-    Query(said): Query<Said>,
+    Query(Parameters { done, before, after }): Query<Parameters>,
 ) -> Result<Markup, Problem> {
     let subject = delegate(&visitor);
-    let ToDecide { open, consents } = access.to_decide(&subject).await?;
+    let (before, after) = (before.as_deref(), after.as_deref());
+    let ToDecide { open, consents } = access.to_decide(&subject, (place(before)?, place(after)?)).await?;
     let mut forms = Vec::new();
-    for entry in &open {
+    for entry in &open.entries {
         let longest = access.longest(&subject, entry).await;
         forms.push(request(&visitor, entry, longest));
     }
-    let rows: Vec<_> = consents.iter().map(|entry| consent_row(&visitor, entry)).collect();
+    let rows: Vec<_> = consents.entries.iter().map(|entry| consent_row(&visitor, entry)).collect();
     let columns = [
         text("Person"),
         text("Receiver"),
@@ -225,20 +256,21 @@ async fn to_decide(
         text("Until"),
         actions(),
     ];
-    let done = said.done.as_deref();
-    Ok(Page::new("Requests for access").of(Some(&visitor)).at(HERE).done(done).show(&html! {
+    Ok(Page::new("Requests for access").of(Some(&visitor)).at(HERE).done(done.as_deref()).show(&html! {
         p { a href={ (ROOT) (HERE) } { "Your own requests" } }
         h2 { "To decide" }
         @if forms.is_empty() { p { "No request waits for your decision." } }
         @for form in &forms { (form) }
+        (turn(TO_DECIDE, "before", before, open.next, "Older requests"))
         h2 { "Consents in effect" }
         @if rows.is_empty() { p { "No consent is in effect for the receivers for which you decide." } }
         @else { (table("Consents in effect", &columns, rows)) }
+        (turn(TO_DECIDE, "after", after, consents.next, "Consents that end later"))
     }))
 }
 
-/// Renders a request with the form to decide about it. `longest` is `None` if the delegation does not cover all services
-/// that the person asks for.
+/// Renders a request with the form to decide about it. `longest` is `None` if the delegation does not cover all
+/// services that the person asks for.
 fn request(visitor: &Visitor, entry: &AccessEntry, longest: Option<u32>) -> Markup {
     let id = entry.id.to_string();
     let services = entry.services.join(" ");

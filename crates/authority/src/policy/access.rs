@@ -2,36 +2,34 @@
 //! from the moment it is given, and its end also ends the grants that rest on it.
 
 use super::consent_table::ConsentTable;
+use super::examinations::Examinations;
 use super::{Enforcer, PolicyInForce};
 use crate::grants::GrantIssuer;
 use crate::http::problems::Problem;
 use crate::http::turns::RequestQueue;
 use crate::login::Sessions;
 use crate::now;
-use crate::push::events::{Listener, Push};
+use crate::push::events::Push;
 use crate::storage::{
-    AccessEntry, AccessState, AccessVerdict, Asked, Database, Decided, NewRequest, Operator, Session, Storage,
-    TokenHash, random_number,
+    AccessEntry, AccessMark, AccessPage, AccessState, AccessVerdict, Asked, Database, Decided, NewRequest, Operator,
+    Session, Storage, TokenHash, random_number,
 };
 use crate::sync::Synchroniser;
 use anyhow::Result;
-use api::Event;
 use axum::http::StatusCode;
 use engine::document::duration;
 use engine::model::Service;
-use engine::policy::delegation::{MOST_SERVICES, RequestId};
+use engine::policy::delegation::{Asker, MOST_SERVICES, RequestId};
 use engine::policy::{Policy, Subject, parse_service, service};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 /// Maximum number of characters of a reason or a note.
 pub const MOST_TEXT: usize = 500;
-/// Maximum number of consents that one transaction ends.
-const PIECE: usize = 500;
-/// The reason for revocations in the audit trail.
-const ENDED: &str = "the consent ended";
+/// The way out for a delegate whose page is outdated.
+const LOOK_AGAIN: &str = "open the page again to see what you may decide now";
 /// The longest time for which a person can ask, in seconds.
 const LONGEST: u32 = 366 * 86_400;
 
@@ -47,25 +45,16 @@ pub struct AccessRequests {
     pub(crate) push: Arc<Push>,
     pub(crate) sync: Arc<Synchroniser>,
     pub(crate) enforcer: Arc<Enforcer>,
-    /// People whose consent has ended, and whose grants are not yet examined.
-    pub(crate) unexamined: Arc<Mutex<BTreeSet<String>>>,
-    pub(crate) look: Arc<NextLook>,
-}
-
-/// When the next consent ends, as far as it is known.
-#[derive(Default)]
-pub struct NextLook {
-    at: AtomicU64,
-    /// The number of changes of consents, and the version of the policy, for which `at` was computed.
-    made: AtomicI64,
-    version: AtomicI64,
+    /// The examinations of grants that rested on consents which have ended.
+    pub(crate) examinations: Arc<Mutex<Examinations>>,
 }
 
 /// A person's request as it arrives.
 pub struct Asking<'a> {
     /// Name of the receiver.
     pub receiver: &'a str,
-    /// The services in the notation of the policy file; all for which the person may ask if empty.
+    /// The services in the notation of the policy file. If empty, the request is for all services for which the person
+    /// may ask.
     pub services: &'a [String],
     /// The number of seconds for which the person wants access.
     pub lifetime: Option<u64>,
@@ -81,13 +70,21 @@ pub struct Deciding<'a> {
     pub note: &'a str,
 }
 
-/// The requests and consents about which a person may decide.
+/// The requests and consents about which a person may decide, each list in pages.
 #[derive(Default)]
 pub struct ToDecide {
-    /// Requests without a decision, the oldest first.
-    pub open: Vec<AccessEntry>,
+    /// Requests without a decision, the newest first.
+    pub open: AccessPage,
     /// Consents in effect, the next to end first.
-    pub consents: Vec<AccessEntry>,
+    pub consents: AccessPage,
+}
+
+/// The facts in the database on which a decision depends.
+struct Facts {
+    /// The version of the policy.
+    version: i64,
+    /// The groups of the people who are concerned, in the order of the question.
+    groups: Vec<Vec<String>>,
 }
 
 impl AccessRequests {
@@ -116,24 +113,37 @@ impl AccessRequests {
         let reason = line("reason", reason)?;
         let lifetime = lifetime.map(|seconds| within(u32::try_from(seconds).ok())).transpose()?;
         let mut wanted = read_services(services)?;
-        let subject = session.subject(source);
-        let may = |policy: &Policy| {
+        let request = {
+            // The policy does not change here while this lock is held; the transaction notices if it has changed later.
+            let policy = self.policy.read().await;
+            let Facts { version, mut groups } = self.facts(vec![session.person.clone()]).await?;
+            let (policy, groups) = (policy.policy(), groups.pop().unwrap_or_default());
+            let subject = Subject { groups: &groups, ..session.subject(source) };
             if wanted.is_empty() {
                 wanted = policy.requestable(&subject).remove(receiver).unwrap_or_default();
                 wanted.retain(|service| policy.may_ask(&subject, receiver, std::slice::from_ref(service)));
             }
-            !wanted.is_empty() && policy.may_ask(&subject, receiver, &wanted)
+            if wanted.is_empty() || !policy.may_ask(&subject, receiver, &wanted) {
+                // Also if there is no such receiver: the answer must not tell strangers which receivers exist.
+                let why = "nobody can allow you these services of a receiver with this name: `vouchsafe access list` \
+                           and the console show for which receivers and services you can ask";
+                return Err(Problem::Access(StatusCode::FORBIDDEN, "not_requestable", why.into()));
+            }
+            NewRequest {
+                id: random_number()?,
+                session: token,
+                person: session.person.clone(),
+                source,
+                receiver: receiver.to_owned(),
+                lifetime,
+                reason,
+                version,
+                delegations: policy.delegations_about(&subject, receiver, &wanted),
+                prefixes: policy.prefixes_of(receiver).unwrap_or_default(),
+                services: wanted,
+                groups,
+            }
         };
-        if !self.policy.with(may).await {
-            // Also if there is no such receiver: the answer must not tell strangers which receivers exist.
-            let why = "nobody can allow you these services of a receiver of this name: the list of requests shows the \
-                       receivers and services for which you can ask";
-            return Err(Problem::Access(StatusCode::FORBIDDEN, "not_requestable", why.into()));
-        }
-        let person = session.person.clone();
-        let receiver = receiver.to_owned();
-        let id = random_number()?;
-        let request = NewRequest { id, session: token, person, source, receiver, services: wanted, lifetime, reason };
         let ask = move |database: &mut Database| database.ask_access(&request, now());
         match self.storage.call_for(&session.person, ask).await? {
             Asked::Done(id) => {
@@ -145,17 +155,32 @@ impl AccessRequests {
                 let why = format!("your request {id} for this receiver waits for a decision: withdraw it to ask again");
                 Err(Problem::Access(StatusCode::CONFLICT, "already_asked", why))
             }
+            Asked::Changed => Err(policy_changed("ask again")),
             Asked::TooMany(why) => Err(Problem::Access(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", why.into())),
         }
     }
 
-    /// Returns the requests of a person, newest first.
+    /// Returns the facts on which a decision about these people depends. The caller holds a lock of the policy.
+    async fn facts(&self, people: Vec<String>) -> Result<Facts, Problem> {
+        let read = move |database: &mut Database| {
+            let groups = people.iter().map(|person| Ok(database.facts_about(person, None)?.groups));
+            Ok(Facts { groups: groups.collect::<Result<_>>()?, version: database.policy_version()? })
+        };
+        let facts = self.storage.call(read).await?;
+        let followed = self.enforcer.version.load(Ordering::SeqCst);
+        if followed != 0 && followed != facts.version {
+            return Err(policy_changed("try again in a moment"));
+        }
+        Ok(facts)
+    }
+
+    /// Returns a page of the requests of a person, newest first.
     ///
     /// # Errors
     /// Fails if the database cannot be read.
-    pub async fn of(&self, person: &str) -> Result<Vec<AccessEntry>, Problem> {
+    pub async fn of(&self, person: &str, after: Option<AccessMark>) -> Result<AccessPage, Problem> {
         let whose = person.to_owned();
-        Ok(self.storage.read_for(person, move |database| database.access_requests_of(&whose)).await?)
+        Ok(self.storage.read_for(person, move |database| database.access_requests_of(&whose, after)).await?)
     }
 
     /// Reports whether the subject may decide about any receiver.
@@ -163,30 +188,42 @@ impl AccessRequests {
         self.policy.with(|policy| policy.delegated_to(subject).next().is_some()).await
     }
 
-    /// Returns the requests that the delegate may decide, without the delegate's own requests.
+    /// Returns a page of the requests that the delegate may decide, without the delegate's own requests, and a page of
+    /// the consents for the delegate's receivers.
     ///
     /// # Errors
     /// Fails if the database cannot be read.
-    pub async fn to_decide(&self, delegate: &Subject<'_>) -> Result<ToDecide, Problem> {
-        let receivers = |policy: &Policy| -> BTreeSet<String> {
-            let all = policy.delegated_to(delegate).flat_map(|delegation| policy.receivers_of(delegation));
-            all.map(|receiver| receiver.name.clone()).collect()
+    pub async fn to_decide(
+        &self,
+        delegate: &Subject<'_>,
+        (open, consents): (Option<AccessMark>, Option<AccessMark>),
+    ) -> Result<ToDecide, Problem> {
+        let read = |policy: &Policy| {
+            let own = policy.delegated_to(delegate).map(|delegation| delegation.name.clone());
+            let of = policy.delegated_to(delegate).flat_map(|delegation| policy.receivers_of(delegation));
+            let receivers: BTreeSet<_> = of.map(|receiver| receiver.name.clone()).collect();
+            (own.collect::<Vec<_>>(), Vec::from_iter(receivers))
         };
-        let receivers: Vec<_> = self.policy.with(receivers).await.into_iter().collect();
+        let (delegations, receivers) = self.policy.with(read).await;
         if receivers.is_empty() {
             return Ok(ToDecide::default());
         }
-        let read = move |database: &mut Database| database.access_requests_for(&receivers);
-        let (mut open, consents) = self.storage.read_for(delegate.person, read).await?;
-        open.retain(|entry| entry.person != delegate.person);
-        Ok(ToDecide { open, consents })
+        let person = delegate.person.to_owned();
+        let read = move |database: &mut Database| {
+            let open = database.open_access_requests(&receivers, &delegations, &person, open)?;
+            Ok(ToDecide { open, consents: database.consents_for(&receivers, consents)? })
+        };
+        Ok(self.storage.read_for(delegate.person, read).await?)
     }
 
     /// Returns the longest time for which the delegate may allow the request; `None` if no delegation covers it.
     pub async fn longest(&self, delegate: &Subject<'_>, entry: &AccessEntry) -> Option<u32> {
         let services = entry.parsed_services();
+        // The decision examines the person's groups.
+        let asker = Asker { subject: Subject::person(&entry.person), delegations: entry.delegations.as_deref() };
         let longest = |policy: &Policy| {
-            policy.delegation_for(delegate, &entry.receiver, &services).map(|delegation| delegation.lifetime_max)
+            let own = policy.delegations_for(delegate, asker, &entry.receiver);
+            own.filter(|own| policy.may_cover(own, &entry.receiver, &services)).map(|own| own.lifetime_max).max()
         };
         self.policy.with(longest).await
     }
@@ -205,7 +242,6 @@ impl AccessRequests {
         deciding: Deciding<'_>,
     ) -> Result<(), Problem> {
         let note = line("note", deciding.note)?;
-        let subject = Subject { groups: &delegate.groups, ..Subject::person(&delegate.person) };
         let entry = self.request(&delegate.person, id).await?;
         let asked = entry.parsed_services();
         let allow = match deciding.allow {
@@ -230,23 +266,24 @@ impl AccessRequests {
         let verdict = {
             // The policy does not change here while this lock is held; the transaction notices if it has changed later.
             let policy = self.policy.read().await;
-            let version = self.storage.call(|database| database.policy_version()).await?;
-            let followed = self.enforcer.version.load(Ordering::SeqCst);
-            if followed != 0 && followed != version {
-                return Err(policy_changed());
-            }
+            let people = vec![delegate.person.clone(), entry.person.clone()];
+            let Facts { version, groups } = self.facts(people).await?;
+            let Ok([groups, asker_groups]) = <[Vec<String>; 2]>::try_from(groups) else { return Err(no_request()) };
+            let subject = Subject { groups: &groups, ..Subject::person(&delegate.person) };
+            let person = Subject { groups: &asker_groups, ..Subject::person(&entry.person) };
+            let asker = Asker { subject: person, delegations: entry.delegations.as_deref() };
             let policy = policy.policy();
-            let mut own = policy.delegated_to(&subject);
-            let Some(first) = own.find(|delegation| policy.concerns(delegation, &entry.receiver)) else {
-                // A request that does not exist gets the same answer. So the answer does not reveal who asks for which receiver.
+            let Some(first) = policy.delegations_for(&subject, asker, &entry.receiver).next() else {
+                // A request that does not exist gets the same answer. So the answer does not reveal who asks for which
+                // receiver.
                 return Err(no_request());
             };
             let (delegation, allow) = match allow {
                 None => (first, None),
                 Some((services, lifetime)) => {
-                    let able = policy.delegation_for(&subject, &entry.receiver, &services);
+                    let able = policy.delegation_for(&subject, asker, &entry.receiver, &services);
                     let Some(delegation) = able else {
-                        let why = "the delegation does not cover these services";
+                        let why = "the delegation does not cover these services, or no longer the person who asks";
                         return Err(Problem::Access(StatusCode::FORBIDDEN, "exceeds_delegation", why.into()));
                     };
                     if lifetime > delegation.lifetime_max {
@@ -256,13 +293,16 @@ impl AccessRequests {
                     (delegation, Some((services, now() + u64::from(lifetime))))
                 }
             };
+            let (delegation, label) = (delegation.name.clone(), delegation.label().to_string());
             AccessVerdict {
                 session: token,
                 decider: delegate.person.clone(),
                 by,
                 version,
-                delegation: delegation.name.clone(),
-                label: delegation.label().to_string(),
+                groups,
+                asker_groups,
+                delegation,
+                label,
                 allow,
                 note,
             }
@@ -286,7 +326,7 @@ impl AccessRequests {
                 let why = "your own request is for others to decide";
                 Err(Problem::Access(StatusCode::FORBIDDEN, "own_request", why.into()))
             }
-            Decided::PolicyChanged => Err(policy_changed()),
+            Decided::PolicyChanged | Decided::GroupsChanged => Err(policy_changed(LOOK_AGAIN)),
             Decided::TooMany(why) => {
                 Err(Problem::Access(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", why.into()))
             }
@@ -345,70 +385,12 @@ impl AccessRequests {
         Ok(())
     }
 
-    /// Ends the consents whose time is over, and the grants that rested on them. The server calls this every second.
-    ///
-    /// # Errors
-    /// Fails if the database cannot be read or written.
-    pub async fn follow_time(&self) -> Result<()> {
-        let (made, consents, time) = (self.consents.made(), self.consents.current(), now());
-        let version = self.enforcer.version.load(Ordering::SeqCst);
-        let look = &self.look;
-        let is_known = look.made.load(Ordering::SeqCst) == made && look.version.load(Ordering::SeqCst) == version;
-        if !is_known || look.at.load(Ordering::SeqCst) <= time {
-            let (ended, next) = self.policy.with(|policy| policy.ended_consents(&consents, time)).await;
-            for piece in ended.chunks(PIECE) {
-                let piece = piece.to_vec();
-                let people = self.storage.call(move |database| database.expire_consents(&piece, now())).await?;
-                self.unexamined().extend(people);
-            }
-            look.at.store(next.unwrap_or(u64::MAX), Ordering::SeqCst);
-            look.made.store(made, Ordering::SeqCst);
-            look.version.store(version, Ordering::SeqCst);
-        }
-        loop {
-            let first = self.unexamined().first().cloned();
-            let Some(person) = first else { return Ok(()) };
-            self.cut(&person).await?;
-        }
-    }
-
-    fn unexamined(&self) -> std::sync::MutexGuard<'_, BTreeSet<String>> {
-        self.unexamined.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-    }
-
     /// Puts a new consent in force here and at the other members of the cluster, and makes the person's agents read
     /// their destinations again.
     async fn tell(&self, person: &str) -> Result<()> {
         self.sync.run_everywhere().await?;
         self.tell_agents(person);
         Ok(())
-    }
-
-    /// Revokes the grants of a person that are no longer allowed after a consent has ended. If this fails,
-    /// [`Self::follow_time`] tries again.
-    async fn cut(&self, person: &str) -> Result<()> {
-        self.unexamined().insert(person.to_owned());
-        self.sync.run().await?;
-        // From here on, the consent allows nothing. Grants that it allowed before are recorded before `drain` returns,
-        // or their recording is queued before the revocation.
-        self.queue.drain(person).await;
-        let forbidden = self.grants.forbidden_of(person, now()).await?;
-        let count = forbidden.len();
-        if count > 0 {
-            let revoke = move |database: &mut Database| database.revoke_forbidden(&forbidden, ENDED, now());
-            self.storage.call_for(person, revoke).await?;
-        }
-        self.unexamined().remove(person);
-        tracing::info!(person, revoked = count, "a consent ended");
-        self.sync.run_everywhere().await?;
-        self.tell_agents(person);
-        Ok(())
-    }
-
-    fn tell_agents(&self, person: &str) {
-        for token in self.sessions.tokens_of(person) {
-            self.push.send(&Listener::Session(token), &Event::Policy);
-        }
     }
 }
 
@@ -450,7 +432,7 @@ fn already(entry: &AccessEntry) -> Problem {
     Problem::Access(StatusCode::CONFLICT, "already_decided", why)
 }
 
-fn policy_changed() -> Problem {
-    let why = "the policy has changed meanwhile: open the page again to see what you may decide now";
-    Problem::Access(StatusCode::CONFLICT, "policy_changed", why.into())
+fn policy_changed(way_out: &str) -> Problem {
+    let why = format!("the policy, or the groups of a person, have changed meanwhile: {way_out}");
+    Problem::Access(StatusCode::CONFLICT, "policy_changed", why)
 }

@@ -1,7 +1,11 @@
 //! The table of consents in effect, in memory.
 
+use crate::storage::Database;
 use engine::policy::delegation::Consents;
 use std::sync::{Arc, Mutex, PoisonError};
+
+/// A number of changes that no database has, so that the next synchronisation reads the consents.
+const UNREAD: i64 = -1;
 
 /// The consents in effect. The database is authoritative.
 pub struct ConsentTable(Mutex<Table>);
@@ -14,8 +18,7 @@ struct Table {
 
 impl Default for ConsentTable {
     fn default() -> Self {
-        // No database has this number, so the first synchronisation reads the consents.
-        Self(Mutex::new(Table { made: -1, consents: Arc::default() }))
+        Self(Mutex::new(Table { made: UNREAD, consents: Arc::default() }))
     }
 }
 
@@ -28,6 +31,20 @@ impl ConsentTable {
     /// Returns how many times the consents had changed when they were read.
     pub fn made(&self) -> i64 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).made
+    }
+
+    /// Reads the consents from the database if they have changed. If that fails, no consent counts until the next
+    /// synchronisation.
+    pub fn follow(&self, database: &Database) {
+        let read = |made| if made == self.made() { Ok(None) } else { database.consents().map(|all| Some((made, all))) };
+        match database.consent_changes().and_then(read) {
+            Ok(None) => {}
+            Ok(Some((made, consents))) => self.replace(made, consents),
+            Err(error) => {
+                tracing::error!("cannot read the consents: {error:#}");
+                self.replace(UNREAD, Consents::default());
+            }
+        }
     }
 
     /// Replaces the table by the consents that the database contains.

@@ -122,14 +122,16 @@ impl Enforcer {
         let revoked = forbidden.len();
         let recorded = format!("{summary} in force; {} revoked", count(revoked, "grant"));
         let change = PolicyChange { text, note, by, summary: recorded, after };
-        let directory = self.directory.clone();
-        let version = self
-            .storage
-            .call(move |database| {
-                let put = || if replaces { directory.replace_policy(&change.text) } else { Ok(()) };
-                database.apply_policy(&change, &forbidden, time, put)
-            })
-            .await?;
+        let (directory, consents) = (self.directory.clone(), self.grants.consents.clone());
+        let record = move |database: &mut Database| {
+            let put = || if replaces { directory.replace_policy(&change.text) } else { Ok(()) };
+            let addresses = |name: &str| policy.policy().prefixes_of(name);
+            let version = database.apply_policy(&change, &forbidden, time, &addresses, put)?;
+            // The policy may give the name of a receiver to another one. Consents for the former one end now.
+            consents.follow(database);
+            Ok((version, policy))
+        };
+        let (version, policy) = self.storage.call(record).await?;
         self.policy.note_evaluation(policy.policy(), time);
         self.segments.replace_networks(networks, &policy);
         let withdrawn = self.segments.withdraw_forbidden(&policy);

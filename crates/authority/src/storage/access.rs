@@ -4,16 +4,23 @@
 //! Each person, receiver and day has its limits, so that nobody fills the table or another's list.
 
 mod entry;
+mod outdated;
+mod pages;
+mod unexamined;
 
 pub use entry::{AccessEntry, AccessState};
+pub use pages::{AccessMark, AccessPage};
+pub use unexamined::Unexamined;
 
-use super::{AuditEvent, Database, Operator, PIECE, TokenHash, policies, revocation};
+use super::receivers::{self, note_change};
+use super::{AuditEvent, Database, Operator, PIECE, TokenHash, groups, policies, revocation};
 use crate::login::credentials;
 use anyhow::Result;
 use engine::model::Service;
 use engine::policy::delegation::{Consent, Consents, RequestId};
 use engine::policy::service;
 use entry::{COLUMNS, entries, number, read};
+use ipnet::IpNet;
 use rusqlite::{OptionalExtension, Transaction, params};
 use std::net::IpAddr;
 use std::num::NonZeroU32;
@@ -32,11 +39,9 @@ const MOST_CONSENTS_OF_RECEIVER: i64 = 1000;
 /// were decided or ended.
 const KEPT: i64 = 30 * 86_400;
 const DAY: i64 = 86_400;
-/// Maximum number of entries in a list.
-const MOST_LISTED: u32 = 200;
 
 /// From format 15 on. `allowed` is 1 while a consent is in effect. The number in `consent_changes` grows with each
-/// change of consents, so that the server reads them only if they have changed.
+/// change of consents, so that the server reads the consents only after a change.
 pub(super) const SCHEMA: &str = "
 CREATE TABLE access_requests (
     id INTEGER PRIMARY KEY, person TEXT NOT NULL, receiver TEXT NOT NULL, services TEXT NOT NULL,
@@ -49,6 +54,21 @@ CREATE INDEX access_requests_open ON access_requests (receiver, asked) WHERE sta
 CREATE INDEX access_requests_allowed ON access_requests (receiver, until) WHERE allowed = 1;
 CREATE TABLE consent_changes (one INTEGER PRIMARY KEY CHECK (one = 1), made INTEGER NOT NULL) STRICT;
 INSERT INTO consent_changes (one, made) VALUES (1, 0);
+";
+
+/// From format 16 on. `delegations` contains the names of the delegations that covered the person at the request, in
+/// JSON; NULL for requests of earlier formats. A request belongs to a receiver in one of its generations (see
+/// `receivers.rs`). `prefixes` contains the addresses of the receiver, in JSON; NULL if they are not known yet.
+/// Requests of earlier generations than `settled` have ended. `access_unexamined` contains the people whose consent has
+/// ended and whose grants are not yet examined, each with the latest change of consents that this concerns.
+pub(super) const FORMAT_16: &str = "
+ALTER TABLE access_requests ADD COLUMN delegations TEXT;
+ALTER TABLE access_requests ADD COLUMN generation INTEGER NOT NULL DEFAULT 1;
+CREATE TABLE access_receivers (
+    receiver TEXT PRIMARY KEY, generation INTEGER NOT NULL, settled INTEGER NOT NULL, prefixes TEXT
+) STRICT;
+INSERT INTO access_receivers (receiver, generation, settled) SELECT DISTINCT receiver, 1, 1 FROM access_requests;
+CREATE TABLE access_unexamined (person TEXT PRIMARY KEY, change INTEGER NOT NULL) STRICT;
 ";
 
 /// A request that a person makes.
@@ -70,6 +90,14 @@ pub struct NewRequest {
     pub lifetime: Option<u32>,
     /// The reason that the person gives.
     pub reason: String,
+    /// The version of the policy by which the person may ask.
+    pub version: i64,
+    /// The groups of the person by which they may ask.
+    pub groups: Vec<String>,
+    /// Names of the delegations that cover the person.
+    pub delegations: Vec<String>,
+    /// The addresses of the receiver.
+    pub prefixes: Vec<IpNet>,
 }
 
 /// The result of asking.
@@ -81,6 +109,8 @@ pub enum Asked {
     SessionEnded,
     /// The person already waits for a decision about this receiver, in the request with this number.
     Already(RequestId),
+    /// The policy or the person's groups have changed since the request was checked.
+    Changed,
     /// A limit is reached; the text says which one and what to do.
     TooMany(&'static str),
 }
@@ -90,12 +120,16 @@ pub enum Asked {
 pub struct Verdict {
     /// The session in which the delegate decides.
     pub session: TokenHash,
-    /// The delegate.
+    /// Name of the delegate.
     pub decider: String,
     /// The delegate as an operator, for the audit trail.
     pub by: Operator,
     /// The version of the policy that makes the person a delegate.
     pub version: i64,
+    /// The groups that make the person a delegate.
+    pub groups: Vec<String>,
+    /// The groups by which the delegation covers the person who asks.
+    pub asker_groups: Vec<String>,
     /// Name of the delegation.
     pub delegation: String,
     /// The label of the delegation, for the audit trail.
@@ -120,10 +154,12 @@ pub enum Decided {
     Already(Box<AccessEntry>),
     /// The delegate's session has ended.
     SessionEnded,
-    /// The delegate's own request is for others to decide.
+    /// The request is the delegate's own, so only other delegates may decide about it.
     Own,
     /// Another policy was put in force meanwhile.
     PolicyChanged,
+    /// The groups of the delegate, or of the person who asks, have changed meanwhile.
+    GroupsChanged,
     /// A limit is reached; the text says which one and what to do.
     TooMany(&'static str),
 }
@@ -135,10 +171,14 @@ impl Database {
     /// Fails if the database cannot be written.
     pub fn ask_access(&mut self, request: &NewRequest, now: u64) -> Result<Asked> {
         self.write(|transaction| {
-            let NewRequest { id, session, person, source, receiver, services, lifetime, reason } = request;
+            let NewRequest { id, session, person, source, receiver, services, lifetime, reason, .. } = request;
             if !has_session(transaction, session, person, now)? {
                 // The account may have been removed, and somebody else may get its name.
                 return Ok(Asked::SessionEnded);
+            }
+            let known = groups::groups_of(transaction, person)?;
+            if policies::version(transaction)? != request.version || known != request.groups {
+                return Ok(Asked::Changed);
             }
             let same = "SELECT id FROM access_requests WHERE person = ?1 AND receiver = ?2 AND state = 'open'";
             if let Some(id) = transaction.query_row(same, [person, receiver], |row| row.get(0)).optional()? {
@@ -161,10 +201,12 @@ impl Database {
                 return Ok(Asked::TooMany("256 requests for this receiver wait for a decision: ask again later"));
             }
             let id = free_number(transaction, *id)?;
+            let generation = receivers::generation(transaction, receiver, &request.prefixes)?;
             let texts: Vec<_> = services.iter().map(service).collect();
             transaction.execute(
-                "INSERT INTO access_requests (id, person, receiver, services, lifetime, reason, asked, state)
-                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'open')",
+                "INSERT INTO access_requests
+                    (id, person, receiver, services, lifetime, reason, asked, state, delegations, generation)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, 'open', ?8, ?9)",
                 params![
                     id.0.get(),
                     person,
@@ -172,7 +214,9 @@ impl Database {
                     serde_json::to_string(&texts)?,
                     lifetime,
                     reason,
-                    now.cast_signed()
+                    now.cast_signed(),
+                    serde_json::to_string(&request.delegations)?,
+                    generation
                 ],
             )?;
             let event = AuditEvent::new("access_asked").person(person).source(*source).receiver(receiver);
@@ -187,14 +231,19 @@ impl Database {
     /// Fails if the database cannot be written.
     pub fn decide_access(&mut self, id: RequestId, verdict: &Verdict, now: u64) -> Result<Decided> {
         self.write(|transaction| {
-            let Verdict { session, decider, by, version, delegation, label, allow, note } = verdict;
+            let Verdict { session, decider, by, version, delegation, label, allow, note, .. } = verdict;
             if !has_session(transaction, session, decider, now)? {
                 return Ok(Decided::SessionEnded);
             }
             if policies::version(transaction)? != *version {
                 return Ok(Decided::PolicyChanged);
             }
-            let Some(entry) = entry_of(transaction, id)? else { return Ok(Decided::NoRequest) };
+            if groups::groups_of(transaction, decider)? != verdict.groups {
+                return Ok(Decided::GroupsChanged);
+            }
+            let Some(entry) = entry_of(transaction, id)?.filter(|entry| entry.is_current) else {
+                return Ok(Decided::NoRequest);
+            };
             if entry.state != AccessState::Open {
                 return Ok(Decided::Already(Box::new(entry)));
             }
@@ -202,6 +251,9 @@ impl Database {
                 return Ok(Decided::Own);
             }
             let AccessEntry { person, receiver, .. } = entry;
+            if allow.is_some() && groups::groups_of(transaction, &person)? != verdict.asker_groups {
+                return Ok(Decided::GroupsChanged);
+            }
             let time = now.cast_signed();
             let (name, said) = match allow {
                 None => {
@@ -282,7 +334,8 @@ impl Database {
         })
     }
 
-    /// Ends consents whose time is over, and returns the people who had them.
+    /// Ends consents whose time is over, and returns the people who had them. Their grants are then
+    /// [unexamined](Self::unexamined).
     ///
     /// # Errors
     /// Fails if the database cannot be written.
@@ -325,7 +378,7 @@ impl Database {
     pub fn consents(&self) -> Result<Consents> {
         let sql = format!("SELECT {COLUMNS} FROM access_requests WHERE allowed = 1");
         let all = entries(self.connection.prepare_cached(&sql)?.query_map([], read)?)?;
-        Ok(all.into_iter().filter_map(consent).collect())
+        Ok(all.into_iter().filter(|entry| entry.is_current).filter_map(consent).collect())
     }
 
     /// Returns the consents that were in effect at some time since `since`, for decisions about requests of the past.
@@ -347,35 +400,6 @@ impl Database {
         entry_of(&self.connection, id)
     }
 
-    /// Returns a person's latest requests, newest first.
-    ///
-    /// # Errors
-    /// Fails if the database cannot be read.
-    pub fn access_requests_of(&self, person: &str) -> Result<Vec<AccessEntry>> {
-        let sql = format!(
-            "SELECT {COLUMNS} FROM access_requests WHERE person = ?1 ORDER BY asked DESC, id LIMIT {MOST_LISTED}"
-        );
-        entries(self.connection.prepare_cached(&sql)?.query_map([person], read)?)
-    }
-
-    /// Returns the open requests about these receivers, beginning with the oldest one, and the consents in effect,
-    /// beginning with the one that ends first. The lists have 200 entries at most.
-    ///
-    /// # Errors
-    /// Fails if the database cannot be read.
-    pub fn access_requests_for(&self, receivers: &[String]) -> Result<(Vec<AccessEntry>, Vec<AccessEntry>)> {
-        let receivers = serde_json::to_string(receivers)?;
-        let list = |which: &str, order: &str| {
-            let sql = format!(
-                "SELECT {COLUMNS} FROM access_requests
-                 WHERE {which} AND receiver IN (SELECT value FROM json_each(?1))
-                 ORDER BY {order}, id LIMIT {MOST_LISTED}"
-            );
-            entries(self.connection.prepare_cached(&sql)?.query_map([&receivers], read)?)
-        };
-        Ok((list("state = 'open'", "asked")?, list("allowed = 1", "until")?))
-    }
-
     /// Returns all requests that are open and all consents that are in effect; with `all`, also those that have ended.
     ///
     /// # Errors
@@ -389,6 +413,7 @@ impl Database {
 
 /// Deletes a person's requests and consents.
 pub(super) fn forget(transaction: &Transaction<'_>, person: &str) -> Result<()> {
+    unexamined::forget(transaction, person)?;
     let delete = "DELETE FROM access_requests WHERE person = ?1 RETURNING allowed";
     let mut delete = transaction.prepare_cached(delete)?;
     let allowed = delete.query_map([person], |row| row.get(0))?.collect::<Result<Vec<bool>, _>>()?;
@@ -403,17 +428,23 @@ pub(super) fn prune(transaction: &Transaction<'_>, now: u64) -> Result<bool> {
     let piece = "DELETE FROM access_requests WHERE id IN (
         SELECT id FROM access_requests WHERE allowed = 0 AND coalesce(ended, decided, asked) < ?1 LIMIT ?2)";
     let deleted = transaction.execute(piece, params![now.cast_signed() - KEPT, PIECE])?;
+    receivers::prune(transaction)?;
     Ok(deleted == PIECE as usize)
 }
 
 fn withdraw(transaction: &Transaction<'_>, entry: &AccessEntry, by: &Operator, now: u64) -> Result<()> {
     end(transaction, entry, AccessState::Withdrawn, Some(by), now)?;
-    let name = if entry.state == AccessState::Open { "access_withdrawn" } else { "consent_withdrawn" };
-    let event = AuditEvent::new(name).person(&entry.person).receiver(&entry.receiver).by(by);
-    event.detail(entry.id.to_string()).write(transaction, now)
+    withdrawn(entry).by(by).detail(entry.id.to_string()).write(transaction, now)
 }
 
-/// Ends a request or a consent. Makes verifiers ask about flows that outlived their grants.
+/// Returns the event of a withdrawal.
+fn withdrawn(entry: &AccessEntry) -> AuditEvent {
+    let name = if entry.state == AccessState::Open { "access_withdrawn" } else { "consent_withdrawn" };
+    AuditEvent::new(name).person(&entry.person).receiver(&entry.receiver)
+}
+
+/// Ends a request or a consent. Makes verifiers ask about flows that outlived their grants, and members of the cluster
+/// examine the person's grants.
 fn end(
     transaction: &Transaction<'_>,
     entry: &AccessEntry,
@@ -428,12 +459,8 @@ fn end(
     if entry.state == AccessState::Allowed {
         note_change(transaction)?;
         revocation::recheck_of_person(transaction, &entry.person)?;
+        unexamined::note(transaction, &entry.person)?;
     }
-    Ok(())
-}
-
-fn note_change(transaction: &Transaction<'_>) -> Result<()> {
-    transaction.prepare_cached("UPDATE consent_changes SET made = made + 1")?.execute([])?;
     Ok(())
 }
 

@@ -2,6 +2,8 @@
 //! one identity until this identity is removed, so that a person who is renamed at the provider cannot take over
 //! another person's name.
 
+pub(super) use super::groups::groups_of;
+
 use super::{AuditEvent, Database, Operator, PIECE, TokenHash, devices, holders, names, persons, sessions};
 use crate::login::Identity;
 use anyhow::{Result, bail};
@@ -376,12 +378,6 @@ fn of_other_issuers(connection: &Connection, issuer: Option<&str>) -> Result<Vec
 /// Reports whether a person of the identity provider or a service account has this name.
 pub(super) fn is_known(transaction: &Transaction<'_>, person: &str) -> Result<bool> {
     Ok(transaction.prepare_cached("SELECT 1 FROM identities WHERE person = ?1")?.exists([person])?)
-}
-
-/// Returns a person's groups, except groups that the policy defines.
-pub(super) fn groups_of(connection: &Connection, person: &str) -> Result<Vec<String>> {
-    let mut statement = connection.prepare_cached("SELECT groups FROM identities WHERE person = ?1")?;
-    Ok(names(statement.query_row([person], |row| row.get(0)).optional()?))
 }
 
 /// Reports whether a password account has this name.

@@ -56,6 +56,11 @@ pub(super) fn run(connection: &mut Connection, path: &Path) -> Result<()> {
             .and_then(|()| transaction.execute_batch(access::SCHEMA))
             .with_context(|| format!("cannot convert {shown} from format {found} to 15"))?;
     }
+    if found < 16 {
+        transaction
+            .execute_batch(access::FORMAT_16)
+            .with_context(|| format!("cannot convert {shown} from format {found} to 16"))?;
+    }
     transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
     transaction.commit()?;
     tracing::info!(from = found, to = SCHEMA_VERSION, "converted the database to a new format");

@@ -1,9 +1,10 @@
 //! Policies that are or were in force, as numbered versions. Also refused requests, which a draft of a policy can
 //! decide again.
 
-use super::{AuditEvent, Database, Operator, devices, revocation};
+use super::{AuditEvent, Database, Operator, devices, receivers, revocation};
 use anyhow::{Context, Result, bail};
 use engine::policy::Subject;
+use ipnet::IpNet;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -99,9 +100,10 @@ impl Refusal {
 }
 
 impl Database {
-    /// Records a policy, revokes the grants in `forbidden`, and calls `put` to write the policy's file. If one of these
-    /// steps fails, nothing is recorded or revoked. If there are more than 10 000 grants, later transactions revoke the
-    /// rest. Returns the version number. A policy with the text of the current version keeps its number.
+    /// Records a policy, revokes the grants in `forbidden`, and calls `put` to write the policy's file. `addresses`
+    /// returns the addresses of a receiver of the policy by its name. If one of these steps fails, nothing is recorded
+    /// or revoked. If there are more than 10 000 grants, later transactions revoke the rest. Returns the version number.
+    /// A policy with the text of the current version keeps its number.
     ///
     /// # Errors
     /// Fails if another version than `after` is in force, `put` failed, or the database cannot be written.
@@ -110,6 +112,7 @@ impl Database {
         change: &PolicyChange,
         forbidden: &[(Handle, String)],
         now: u64,
+        addresses: &dyn Fn(&str) -> Option<Vec<IpNet>>,
         put: impl FnOnce() -> Result<()>,
     ) -> Result<i64> {
         let (first, rest) = forbidden.split_at(forbidden.len().min(revocation::REVOKED_AT_ONCE as usize));
@@ -118,7 +121,7 @@ impl Database {
             if change.after.is_some_and(|after| after != in_force) {
                 bail!(Outdated { version: in_force });
             }
-            let version = record(transaction, change, now)?;
+            let version = record(transaction, change, addresses, now)?;
             revocation::revoke_forbidden(transaction, first, FORBIDDEN, now)?;
             put()?;
             Ok(version)
@@ -128,13 +131,19 @@ impl Database {
         Ok(version)
     }
 
-    /// Records the policy with which a server starts, unless it is the version that was recorded last.
+    /// Records the policy with which a server starts, unless it is the version that was recorded last. `addresses`
+    /// returns the addresses of a receiver of the policy by its name.
     ///
     /// # Errors
     /// Fails if the database cannot be written.
-    pub fn note_policy(&mut self, change: &PolicyChange, now: u64) -> Result<()> {
+    pub fn note_policy(
+        &mut self,
+        change: &PolicyChange,
+        now: u64,
+        addresses: &dyn Fn(&str) -> Option<Vec<IpNet>>,
+    ) -> Result<()> {
         let same = last(&self.connection)?.is_some_and(|(_, sha256)| sha256 == digest(&change.text));
-        if same { Ok(()) } else { self.write(|transaction| record(transaction, change, now).map(|_| ())) }
+        if same { Ok(()) } else { self.write(|transaction| record(transaction, change, addresses, now).map(|_| ())) }
     }
 
     /// Returns all versions of the policy, newest first.
@@ -248,11 +257,17 @@ pub(super) fn version(connection: &Connection) -> Result<i64> {
     Ok(last(connection)?.map_or(0, |(version, _)| version))
 }
 
-fn record(transaction: &Transaction<'_>, change: &PolicyChange, now: u64) -> Result<i64> {
+fn record(
+    transaction: &Transaction<'_>,
+    change: &PolicyChange,
+    addresses: &dyn Fn(&str) -> Option<Vec<IpNet>>,
+    now: u64,
+) -> Result<i64> {
     let sha256 = digest(&change.text);
     let version = match last(transaction)? {
         Some((version, before)) if before == sha256 => version,
         _ => {
+            receivers::follow(transaction, addresses, true)?;
             let operator = change.by.as_ref().map(Operator::name);
             transaction.execute(
                 "INSERT INTO policies (time, operator, note, sha256, text) VALUES (?1, ?2, ?3, ?4, ?5)",

@@ -38,9 +38,11 @@ pub(super) fn revoke_forbidden(
     now: u64,
 ) -> Result<()> {
     for (handle, person) in grants {
-        mark(transaction, "handle = ?3", now, &[&handle.0.cast_signed()])?;
-        let event = AuditEvent::new("revoked").person(person);
-        event.detail(format!("{handle}: {why}")).write(transaction, now)?;
+        // Another member of the cluster may have revoked the grant meanwhile.
+        if mark(transaction, "handle = ?3", now, &[&handle.0.cast_signed()])? > 0 {
+            let event = AuditEvent::new("revoked").person(person);
+            event.detail(format!("{handle}: {why}")).write(transaction, now)?;
+        }
     }
     Ok(())
 }

@@ -61,6 +61,11 @@ pub(super) fn grant(handle: u64, session: TokenHash) -> Issuance {
     }
 }
 
+/// Returns the same addresses for all receivers, whatever the policy is.
+pub(super) fn addresses(_: &str) -> Option<Vec<ipnet::IpNet>> {
+    Some(vec!["203.0.113.20/32".parse().unwrap()])
+}
+
 /// All grants are queued before the thread takes the first.
 #[tokio::test]
 async fn of_grants_that_are_recorded_together_one_that_cant_be_takes_no_other_along() {

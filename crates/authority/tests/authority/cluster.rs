@@ -7,10 +7,11 @@ use authority::admin::{self, Revoked};
 use authority::cluster::bundle::{self, Etcd};
 use authority::cluster::contact::Standing;
 use authority::cluster::status::Status;
-use authority::storage::{RevokedCounts, Which};
+use authority::storage::{AccessVerdict, Decided, Operator, RevokedCounts, Which};
 use authority::{Directory, Server};
 use client::{Authority, Error};
 use etcd::stage::{Plan, Stage as EtcdStage};
+use sha2::Digest;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -216,6 +217,59 @@ async fn a_policy_is_in_force_everywhere_when_the_command_returns() {
     .await;
     let status = a.status();
     assert!(status.members.iter().all(|member| member.is_there == Some(true)) && status.members.len() == 2, "{status}");
+}
+
+const DELEGATED: &str = r#"
+[[receivers]]
+name = "db"
+address = "203.0.113.20"
+services = "tcp/5432"
+verifier = "edge-1"
+
+[[delegations]]
+name = "dba"
+to = "db"
+delegates = "person:alice"
+who = "person:bob"
+lifetime_max = "1d"
+"#;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_consent_that_a_member_withdraws_before_it_dies_ends_at_the_others() {
+    let Cluster { etcd: _etcd, mut a, b, _room } = Cluster::start().await;
+    apply(&a.directory, &format!("{POLICY}{DELEGATED}")).await;
+    let session = b.client().login(&login("bob", PASSWORD, None)).await.unwrap();
+    let at_b = b.client().with_token(&session.token);
+    let asking =
+        api::AccessRequest { receiver: "db".into(), services: Vec::new(), lifetime: None, reason: String::new() };
+    let id = at_b.ask_access(&asking).await.unwrap().id.parse().unwrap();
+    let alice = a.client().login(&login("alice", PASSWORD, None)).await.unwrap();
+    a.is_followed().await;
+    // Another process at the host of `a`: the server has no part in the decision.
+    let mut database = a.directory.open_database().unwrap();
+    let verdict = AccessVerdict {
+        session: sha2::Sha256::digest(alice.token.as_bytes()).into(),
+        decider: "alice".into(),
+        by: Operator::current(),
+        version: database.policy_version().unwrap(),
+        groups: Vec::new(),
+        asker_groups: Vec::new(),
+        delegation: "dba".into(),
+        label: "policy.toml:1 delegation dba".into(),
+        allow: Some((vec![engine::policy::parse_service("tcp/5432").unwrap()], authority::now() + 3600)),
+        note: String::new(),
+    };
+    let decided = database.decide_access(id, &verdict, authority::now()).unwrap();
+    assert_eq!(decided, Decided::Done { person: "bob".into() });
+    let db = crate::stage::to("203.0.113.20", 6, 5432);
+    until("the consent is in force at b", async || at_b.grant(&db).await.is_ok()).await;
+    let live = || b.directory.open_database().unwrap().live_grants_of("bob", authority::now()).unwrap().len();
+    assert_eq!(live(), 1);
+    a.server.take().unwrap().stop().await;
+    assert!(database.withdraw_access(id, None, &Operator::current(), authority::now()).unwrap().is_some());
+    drop(database);
+    until("b revokes the grant", async || live() == 0).await;
+    assert_eq!(problem(at_b.grant(&db).await).r#type, "no_rule");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

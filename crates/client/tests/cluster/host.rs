@@ -124,6 +124,11 @@ impl Host {
         self.state.lock().unwrap().members = members.iter().map(|host| host.url.clone()).collect();
     }
 
+    /// Lets the host name these URLs as the members of its cluster.
+    pub fn set_urls(&self, urls: &[String]) {
+        self.state.lock().unwrap().members = urls.to_vec();
+    }
+
     pub fn push(&self, event: &str) {
         let _ = self.events.send(event.to_owned());
     }

@@ -3,8 +3,10 @@
 mod host;
 
 use api::{Event, Login};
-use client::{Asker, Authority, Error, EventStream};
+use client::{Asker, Authority, Bounds, Error, EventStream};
 use host::{Ca, Host, Mode};
+use std::net::{IpAddr, TcpListener};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
@@ -126,6 +128,61 @@ async fn a_login_does_not_wait_for_a_silent_authority() {
     assert_eq!(stage.client.login(&login()).await.unwrap().person, "alice");
     assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
     assert_eq!(stage.hosts[0].count("POST /v1/login"), 0);
+}
+
+/// Permits connections to the host that the user named and, if `anywhere` is set, to all others.
+struct Limits {
+    anywhere: bool,
+}
+
+impl Bounds for Limits {
+    fn refusal(&self, host: &str, address: IpAddr, is_named: bool) -> Option<String> {
+        (!self.anywhere && !is_named).then(|| format!("{host} at {address} is another organisation's"))
+    }
+}
+
+#[tokio::test]
+async fn an_authority_can_not_make_a_client_connect_to_addresses_of_others() {
+    let ca = Ca::new();
+    for anywhere in [true, false] {
+        let own = Host::start(&ca).await;
+        // A member that is named by its address, and one that is named by a name.
+        let others = [TcpListener::bind("127.0.0.2:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap()];
+        let ports = others.each_ref().map(|other| other.local_addr().unwrap().port());
+        let urls = [format!("https://127.0.0.2:{}", ports[0]), format!("https://localhost:{}", ports[1])];
+        own.set_urls(&[&[own.url.clone()][..], &urls].concat());
+        let uid = nix::unistd::getuid().as_raw();
+        let client = Authority::of_user(&own.url, Some(ca.pem.as_bytes()), uid, Arc::new(Limits { anywhere })).unwrap();
+        let client = client.with_token("secret");
+        client.destinations().await.unwrap();
+        assert_eq!(client.members().all.len(), if anywhere { 3 } else { 2 }, "names are examined later");
+        // An earlier process may have stored the members.
+        client.learn(&[&[own.url.clone()][..], &urls].concat());
+        own.kill().await;
+        let call = timeout(SOON, client.destinations()).await;
+        if anywhere {
+            for other in others {
+                let came = timeout(LATE, tokio::task::spawn_blocking(move || other.accept().is_ok())).await;
+                assert!(came.unwrap().unwrap());
+            }
+            continue;
+        }
+        let Ok(Err(Error::Unreachable(why))) = call else { panic!("nobody answers") };
+        assert!(why.contains("another organisation's") || why.contains("refused"), "{why}");
+        // The client knocks at nobody's door, however often it looks for an authority that answers.
+        for _ in 0..3 {
+            let _ = timeout(SOON, client.destinations()).await;
+            sleep(Duration::from_millis(300)).await;
+        }
+        for other in others {
+            other.set_nonblocking(true).unwrap();
+            assert!(other.accept().is_err(), "a connection arrived");
+        }
+        let refused = client.refused();
+        assert_eq!(refused.len(), 2, "{refused:?}");
+        assert!(refused.iter().any(|why| why.contains("127.0.0.2 at 127.0.0.2")), "{refused:?}");
+        assert!(refused.iter().any(|why| why.contains("localhost at ")), "{refused:?}");
+    }
 }
 
 #[tokio::test]

@@ -2,8 +2,8 @@
 //! the rules allow.
 //!
 //! A consent counts only where no rule matches. So it never overrides a rule that denies, and it never changes the
-//! terms of a rule that allows. Each decision checks the consent against the delegation that is in force then, so a consent
-//! never exceeds its delegation, even if the delegation was narrowed after the consent was given.
+//! terms of a rule that allows. Each decision checks the consent against the delegation that is in force then. So a
+//! consent never exceeds its delegation, even if the delegation was narrowed later.
 
 use super::spans::Spans;
 use super::{Compiled, Decision, Permit, Policy, Receiver, Request, Rule, Scope, Subject, Trace, Who};
@@ -86,8 +86,8 @@ pub struct Consent {
 #[derive(Clone, Debug, Default)]
 pub struct Consents {
     by_person: HashMap<String, Vec<Consent>>,
-    /// Number of seconds before its recorded start from which a consent counts. The clock of the member that recorded
-    /// the consent may have been ahead.
+    /// Number of seconds by which each consent counts before its recorded start, because the clock of the member that
+    /// recorded the consent may have been ahead.
     early: u64,
 }
 
@@ -102,7 +102,7 @@ impl Consents {
         self.by_person.iter().flat_map(|(person, own)| own.iter().map(|consent| (person.as_str(), consent)))
     }
 
-    /// Returns the consents for decisions about requests of the past: none counts before it was given.
+    /// Returns these consents for decisions about past requests, in which no consent counts before its recorded start.
     #[must_use]
     pub fn of_the_past(self) -> Self {
         Self { early: 0, ..self }
@@ -117,6 +117,16 @@ impl FromIterator<(String, Consent)> for Consents {
         }
         Self { by_person, early: CLOCK_SKEW_MAX }
     }
+}
+
+/// The person who asks for access, as far as a decision about the request depends on them.
+#[derive(Clone, Copy, Debug)]
+pub struct Asker<'a> {
+    /// The person, with the groups that they have now.
+    pub subject: Subject<'a>,
+    /// Names of the delegations that covered the person when they asked. `None` if this is not known, because an
+    /// earlier version recorded the request.
+    pub delegations: Option<&'a [String]>,
 }
 
 /// The consent that allowed a request.
@@ -175,6 +185,11 @@ impl Policy {
         self.names.get(name).map(|index| &self.receivers[*index])
     }
 
+    /// Returns the addresses of the receiver with this name that is in no virtual network.
+    pub fn prefixes_of(&self, name: &str) -> Option<Vec<IpNet>> {
+        self.receiver(name).map(|receiver| receiver.prefixes.clone())
+    }
+
     /// Returns the receivers that a delegation concerns.
     pub fn receivers_of<'p>(&'p self, delegation: &'p Delegation) -> impl Iterator<Item = &'p Receiver> + 'p {
         delegation.rule.to.iter().map(|index| &self.receivers[*index])
@@ -183,6 +198,11 @@ impl Policy {
     /// Reports whether a delegation concerns a receiver.
     pub fn concerns(&self, delegation: &Delegation, receiver: &str) -> bool {
         self.receivers_of(delegation).any(|own| own.name == receiver)
+    }
+
+    /// Reports whether consents by a delegation may cover these services of a receiver.
+    pub fn may_cover(&self, delegation: &Delegation, receiver: &str, services: &[Service]) -> bool {
+        self.receiver(receiver).is_some_and(|of| self.concerns(delegation, receiver) && delegation.covers(of, services))
     }
 
     /// Returns the delegations that give a subject the right to decide. The subject's tags and address do not count.
@@ -218,17 +238,52 @@ impl Policy {
         })
     }
 
-    /// Returns the delegation by which `delegate` may allow these services of a receiver. If there are several, returns
-    /// the one with the longest lifetime of consents.
+    /// Returns the names of the delegations that permit somebody to allow the subject any of these services of a
+    /// receiver.
+    pub fn delegations_about(&self, subject: &Subject<'_>, receiver: &str, services: &[Service]) -> Vec<String> {
+        let wanted = Spans::new(services);
+        let about = self.delegations.iter().filter(|delegation| {
+            self.is_about(&delegation.rule, subject)
+                && self.concerns(delegation, receiver)
+                && delegation.services.as_ref().is_none_or(|own| Spans::new(own).overlaps(&wanted))
+        });
+        about.map(|delegation| delegation.name.clone()).collect()
+    }
+
+    /// Returns the delegations by which `delegate` may decide about a request for a receiver, before the services are
+    /// known: those that covered the person who asked.
+    pub fn delegations_for<'p>(
+        &'p self,
+        delegate: &'p Subject<'p>,
+        asker: Asker<'p>,
+        receiver: &'p str,
+    ) -> impl Iterator<Item = &'p Delegation> + 'p {
+        let among = move |name: &String| asker.delegations.is_none_or(|known| known.contains(name));
+        let own = self.delegated_to(delegate).filter(move |delegation| among(&delegation.name));
+        own.filter(move |delegation| self.concerns(delegation, receiver))
+    }
+
+    /// Returns the delegation by which `delegate` may allow these services of a receiver to the person who asks. If
+    /// there are several, returns the one with the longest lifetime of consents.
     pub fn delegation_for<'p>(
         &'p self,
         delegate: &'p Subject<'p>,
-        receiver: &str,
+        asker: Asker<'p>,
+        receiver: &'p str,
         services: &[Service],
     ) -> Option<&'p Delegation> {
         let of = self.receiver(receiver)?;
-        let able = |delegation: &&Delegation| self.concerns(delegation, receiver) && delegation.covers(of, services);
-        self.delegated_to(delegate).filter(able).max_by_key(|delegation| delegation.lifetime_max)
+        let able = |delegation: &&Delegation| delegation.covers(of, services) && self.still_covers(delegation, asker);
+        self.delegations_for(delegate, asker, receiver).filter(able).max_by_key(|delegation| delegation.lifetime_max)
+    }
+
+    /// Reports whether a delegation still covers the person who asked. The tags and addresses of their devices count as
+    /// they were at the request, because a decision is about the person. Each use of the consent checks them again.
+    fn still_covers(&self, delegation: &Delegation, asker: Asker<'_>) -> bool {
+        delegation.who().iter().any(|who| match who {
+            Who::Tag(_) | Who::Address(_) => asker.delegations.is_some(),
+            Who::Everyone | Who::Person(_) | Who::Group(_) => self.is_among(&asker.subject, std::slice::from_ref(who)),
+        })
     }
 
     /// Returns the delegation on which a consent rests, its receiver and the time at which it ends; `None` if the
@@ -285,20 +340,21 @@ impl Policy {
     }
 
     /// Returns the receivers that a subject can reach at this time because of consents: one entry for each prefix of a
-    /// receiver.
+    /// receiver, with the services that the consents, the delegation and the receiver have in common.
     pub fn consented(&self, subject: &Subject<'_>, consents: &Consents, now: u64) -> Vec<model::Receiver> {
         let mut all: BTreeMap<&str, (&Receiver, Vec<Service>)> = BTreeMap::new();
         for consent in consents.of(subject.person) {
             let Some((delegation, receiver, _)) = self.effect(consent, subject, now, consents.early) else { continue };
-            let covered = consent.services.iter().filter(|service| delegation.covers(receiver, &[**service]));
-            for service in covered {
-                let (_, services) = all.entry(&receiver.name).or_insert_with(|| (receiver, Vec::new()));
-                if !services.contains(service) {
-                    services.push(*service);
-                }
+            let mut open = Spans::new(&consent.services).common(&receiver.spans);
+            if let Some(own) = &delegation.services {
+                open = open.common(&Spans::new(own));
             }
+            let (_, services) = all.entry(&receiver.name).or_insert_with(|| (receiver, Vec::new()));
+            services.extend(open.services());
         }
+        all.retain(|_, (_, services)| !services.is_empty());
         let entries = all.into_values().flat_map(|(receiver, services)| {
+            let services = Spans::new(&services).services();
             let narrowed = move |entry: model::Receiver| model::Receiver { services: services.clone(), ..entry };
             receiver.entries().map(narrowed)
         });

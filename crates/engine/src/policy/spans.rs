@@ -47,6 +47,44 @@ impl Spans {
         false
     }
 
+    /// Returns the numbers that both have.
+    pub(super) fn common(&self, other: &Self) -> Self {
+        let (mut one, mut two) = (self.0.iter().peekable(), other.0.iter().peekable());
+        let mut both = Vec::new();
+        while let (Some((first, last)), Some((other_first, other_last))) = (one.peek(), two.peek()) {
+            let (begin, end) = (*first.max(other_first), *last.min(other_last));
+            if begin <= end {
+                both.push((begin, end));
+            }
+            if last < other_last {
+                one.next();
+            } else {
+                two.next();
+            }
+        }
+        Self(both)
+    }
+
+    /// Returns the spans as services: one for each protocol of a range. Protocol 0 alone can't be written as a service,
+    /// so it is left out.
+    pub(super) fn services(&self) -> Vec<Service> {
+        let mut services = Vec::new();
+        for (first, last) in &self.0 {
+            if (*first, *last) == (0, number(u8::MAX, u16::MAX)) {
+                services.push(Service::ALL);
+                continue;
+            }
+            let protocols = (first >> 16).max(1)..=last >> 16;
+            services.extend(protocols.filter_map(|protocol| {
+                let protocol = u8::try_from(protocol).ok()?;
+                let begin = (*first).max(number(protocol, 0));
+                let end = (*last).min(number(protocol, u16::MAX));
+                Some(Service { protocol, first_port: begin as u16, last_port: end as u16 })
+            }));
+        }
+        services
+    }
+
     /// Returns the first number of each range, and the first number after each range.
     pub(super) fn bounds(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().flat_map(|(first, last)| [*first, *last + 1])
@@ -87,6 +125,20 @@ mod tests {
         let all = Spans::new(&[Service::ALL]);
         assert!(all.contains(&spans(&[(1, 0, 65535), (255, 0, 65535)])) && all.covers(47, 0));
         assert!(!spans(&[(6, 0, 65535)]).contains(&all) && all.overlaps(&spans(&[(6, 7, 7)])));
+    }
+
+    #[test]
+    fn the_common_part_is_written_as_services() {
+        let one = spans(&[(6, 20, 30), (6, 50, 60), (17, 5, 5)]);
+        assert_eq!(one.common(&spans(&[(6, 25, 55)])), spans(&[(6, 25, 30), (6, 50, 55)]));
+        assert_eq!(one.common(&spans(&[(17, 0, 65535)])), spans(&[(17, 5, 5)]));
+        assert_eq!(one.common(&Spans::default()), Spans::default());
+        let all = Spans::new(&[Service::ALL]);
+        assert_eq!((all.common(&one), one.common(&all), all.services()), (one.clone(), one, vec![Service::ALL]));
+        let whole = |protocol| Service { protocol, first_port: 0, last_port: u16::MAX };
+        let two = Spans::new(&[whole(6), whole(7)]);
+        assert_eq!(two.services(), [whole(6), whole(7)], "two protocols that touch");
+        assert_eq!(spans(&[(6, 25, 30), (17, 5, 5)]).services().len(), 2);
     }
 
     #[test]

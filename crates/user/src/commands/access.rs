@@ -29,6 +29,9 @@ pub enum AccessCommand {
         /// Print JSON
         #[arg(long)]
         json: bool,
+        /// List older requests: those after the place that the list before named
+        #[arg(long, value_name = "PLACE")]
+        before: Option<String>,
     },
     /// Withdraw a request; if it was allowed, your access ends
     Withdraw {
@@ -51,7 +54,7 @@ pub struct AskArguments {
     /// A service such as tcp/22; may be repeated [default: all for which you can ask]
     #[arg(long = "service", value_name = "SERVICE")]
     services: Vec<String>,
-    /// How long you want access, such as 8h or 3d [default: whoever decides chooses]
+    /// How long you want access, such as 8h or 3d [default: the person who decides chooses]
     #[arg(long = "for", value_name = "TIME", value_parser = lifetime)]
     lifetime: Option<u32>,
     /// The reason, for whoever decides
@@ -78,13 +81,13 @@ pub(super) async fn run(command: AccessCommand) -> Result<ExitCode> {
         AccessCommand::Ask(AskArguments { at, receiver, services, lifetime, reason }) => {
             done(at.call(Call::Access(AccessCall::Ask { receiver, services, lifetime, reason })).await?)
         }
-        AccessCommand::List { at, json } => list(&at, json).await,
+        AccessCommand::List { at, json, before } => list(&at, json, before).await,
         AccessCommand::Withdraw { at, id } => done(at.call(Call::Access(AccessCall::Withdraw { id })).await?),
     }
 }
 
-async fn list(at: &At, json: bool) -> Result<ExitCode> {
-    let list = match at.call(Call::Access(AccessCall::List)).await? {
+async fn list(at: &At, json: bool, before: Option<String>) -> Result<ExitCode> {
+    let list = match at.call(Call::Access(AccessCall::List { before })).await? {
         Reply::Access(list) => list,
         other => return unexpected(other),
     };
@@ -105,6 +108,9 @@ async fn list(at: &At, json: bool) -> Result<ExitCode> {
         ]
     });
     print!("{}", Table::new(&["NUMBER", "STATE", "RECEIVER", "SERVICES", "BY", "ENDS IN", "NOTE"], requests));
+    if let Some(next) = &list.next {
+        println!("\nolder requests: vouchsafe access list --before {next}");
+    }
     let receivers = list.requestable.iter().map(|one| vec![one.receiver.clone(), one.services.join(" ")]);
     print!("\n{}", Table::new(&["YOU CAN ASK FOR", "SERVICES"], receivers));
     Ok(ExitCode::SUCCESS)

@@ -9,11 +9,13 @@ use crate::now;
 use crate::policy::AccessRequests;
 use crate::policy::access::{Asking, no_request};
 use crate::state::Authority;
-use crate::storage::{AccessEntry, Operator};
+use crate::storage::{AccessEntry, AccessPage, Operator};
 use api::{AccessAsked, AccessList, AccessRequest, Requestable};
 use axum::Json;
-use axum::extract::Path;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query};
 use axum::http::StatusCode;
+use serde::Deserialize;
 use std::sync::Arc;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -23,21 +25,33 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Authority>> {
     OpenApiRouter::new().routes(routes!(list, ask)).routes(routes!(withdraw))
 }
 
+#[derive(Deserialize)]
+struct ListQuery {
+    before: Option<String>,
+}
+
 /// List the caller's requests for access, and the receivers for which the caller can ask
 #[utoipa::path(
     get, path = "/v1/access", operation_id = "access_list", security(("session" = [])),
+    params(("before" = Option<String>, Query, description = "The value of `next` on the page before; absent for the \
+                                                             first page")),
     responses((status = 200, body = AccessList), Problem)
 )]
 async fn list(
     Part(access): Part<AccessRequests>,
     Part(queue): Part<RequestQueue>,
     caller: SessionCaller,
+    query: Result<Query<ListQuery>, QueryRejection>,
 ) -> Authorized<AccessList> {
+    let malformed = || Problem::Malformed("`before` must be the value of `next` on the page before".into());
+    let Query(ListQuery { before }) = query.map_err(|_| malformed())?;
+    let before = before.map(|before| before.parse().map_err(|_| malformed())).transpose()?;
     let _turn = queue.turn(&caller.session.person).await;
-    let requests = access.of(&caller.session.person).await?.into_iter().map(shown).collect();
+    let AccessPage { entries, next } = access.of(&caller.session.person, before).await?;
+    let (requests, next) = (entries.into_iter().map(shown).collect(), next.map(|next| next.to_string()));
     let requestable = access.requestable(&caller.session.subject(caller.peer.address)).await.into_iter();
     let requestable = requestable.map(|(receiver, services)| Requestable { receiver, services }).collect();
-    Ok(Json(AccessList { requests, requestable, now: now() }))
+    Ok(Json(AccessList { requests, next, requestable, now: now() }))
 }
 
 fn shown(entry: AccessEntry) -> api::AccessEntry {

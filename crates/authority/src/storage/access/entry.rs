@@ -11,7 +11,9 @@ use std::num::NonZeroU32;
 
 /// The columns that [`read`] reads.
 pub(super) const COLUMNS: &str = "id, person, receiver, services, lifetime, reason, asked, state, delegation, decider, \
-                                  decided, note, until, ended, ender";
+                                  decided, note, until, ended, ender, delegations, coalesce(generation = (SELECT \
+                                  of.generation FROM access_receivers AS of WHERE of.receiver = \
+                                  access_requests.receiver), 0)";
 
 /// The state of a request for access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -31,6 +33,11 @@ pub enum AccessState {
 
 impl AccessState {
     const ALL: [Self; 5] = [Self::Open, Self::Allowed, Self::Refused, Self::Withdrawn, Self::Expired];
+
+    /// Reports whether the request waits for a decision, or the consent is in effect.
+    pub const fn is_live(self) -> bool {
+        matches!(self, Self::Open | Self::Allowed)
+    }
 
     /// Returns the name in storage, lists and answers.
     pub const fn name(self) -> &'static str {
@@ -79,6 +86,12 @@ pub struct AccessEntry {
     pub ended: Option<u64>,
     /// The person or operator who withdrew it.
     pub ender: Option<String>,
+    /// Names of the delegations that covered the person at the request; `None` if an earlier version recorded it.
+    #[serde(skip)]
+    pub delegations: Option<Vec<String>>,
+    /// Whether the name of the receiver still means the receiver for which the person asked.
+    #[serde(skip)]
+    pub is_current: bool,
 }
 
 fn as_text<S: serde::Serializer>(id: &RequestId, serializer: S) -> Result<S::Ok, S::Error> {
@@ -139,6 +152,8 @@ pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Stored> {
         until: time(12)?,
         ended: time(13)?,
         ender: row.get(14)?,
+        delegations: row.get::<_, Option<String>>(15)?.map(|json| names(Some(json))),
+        is_current: row.get(16)?,
     };
     Ok(Stored { id: row.get(0)?, state: row.get(7)?, entry })
 }

@@ -12,7 +12,15 @@ fn request(receiver: &str) -> NewRequest {
         services: vec![parse_service("tcp/22").unwrap()],
         lifetime: Some(3600),
         reason: "because".into(),
+        version: 0,
+        groups: Vec::new(),
+        delegations: vec!["dba".into()],
+        prefixes: addresses(receiver).unwrap(),
     }
+}
+
+fn policy(text: &str) -> PolicyChange {
+    PolicyChange { text: text.into(), note: String::new(), by: None, summary: String::new(), after: None }
 }
 
 /// Adds an account with a session that may decide, and puts a policy in force.
@@ -30,9 +38,7 @@ fn with_delegate(database: &mut Database) -> TokenHash {
         holder: wire::Holder::default(),
     };
     database.add_session(DELEGATE, &session, &Proof::Service("01".into()), SOURCE.parse().unwrap(), 1).unwrap();
-    let change =
-        PolicyChange { text: String::new(), note: String::new(), by: None, summary: String::new(), after: None };
-    database.note_policy(&change, 1).unwrap();
+    database.note_policy(&policy(""), 1, &addresses).unwrap();
     DELEGATE
 }
 
@@ -42,6 +48,8 @@ fn verdict(session: TokenHash, until: Option<u64>) -> AccessVerdict {
         decider: "dora".into(),
         by: Operator::current(),
         version: 1,
+        groups: Vec::new(),
+        asker_groups: Vec::new(),
         delegation: "dba".into(),
         label: "policy.toml:1 delegation dba".into(),
         allow: until.map(|until| (vec![parse_service("tcp/22").unwrap()], until)),
@@ -50,7 +58,8 @@ fn verdict(session: TokenHash, until: Option<u64>) -> AccessVerdict {
 }
 
 fn asked(database: &mut Database, receiver: &str, now: u64) -> RequestId {
-    match database.ask_access(&request(receiver), now).unwrap() {
+    let version = policies::version(&database.connection).unwrap();
+    match database.ask_access(&NewRequest { version, ..request(receiver) }, now).unwrap() {
         Asked::Done(id) => id,
         other => panic!("{other:?}"),
     }
@@ -132,10 +141,164 @@ fn what_has_ended_is_forgotten_after_a_month_and_what_is_in_effect_is_not() {
 fn the_database_of_format_14_gets_the_tables() {
     let room = tempfile::tempdir().unwrap();
     let database = database(&room);
-    let undo = "DROP TABLE access_requests; DROP TABLE consent_changes; PRAGMA user_version = 14;";
+    let undo = "DROP TABLE access_requests; DROP TABLE consent_changes; DROP TABLE access_receivers;
+                DROP TABLE access_unexamined; PRAGMA user_version = 14;";
     database.connection.execute_batch(undo).unwrap();
     drop(database);
     let mut database = Database::open(&room.path().join("authority.db")).unwrap();
     asked(&mut database, "db", 100);
     assert_eq!(database.consent_changes().unwrap(), 0);
+}
+
+/// Undoes the conversion to format 16.
+const FORMAT_15: &str = "
+DROP TABLE access_receivers; DROP TABLE access_unexamined;
+ALTER TABLE access_requests DROP COLUMN delegations; ALTER TABLE access_requests DROP COLUMN generation;
+PRAGMA user_version = 15;
+";
+
+/// Returns a database of format 15 with an open request and a consent, after the conversion. The policy in force is
+/// version 1.
+fn converted(room: &tempfile::TempDir) -> Database {
+    let mut database = database(room);
+    let session = with_delegate(&mut database);
+    let id = asked(&mut database, "db", 100);
+    database.decide_access(id, &verdict(session, Some(9000)), 100).unwrap();
+    asked(&mut database, "web", 100);
+    database.connection.execute_batch(FORMAT_15).unwrap();
+    drop(database);
+    Database::open(&room.path().join("authority.db")).unwrap()
+}
+
+#[test]
+fn consents_of_format_15_count_for_the_receivers_of_the_policy_in_force() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = converted(&room);
+    assert_eq!(database.access_requests(true).unwrap().len(), 2);
+    assert_eq!(database.consents().unwrap().of("robot").len(), 1);
+    let of = |name: &str| (name.to_owned(), addresses(name).unwrap());
+    // A server that has not followed the version in force knows nothing about it.
+    database.note_receivers(7, &[].into()).unwrap();
+    assert_eq!(database.consents().unwrap().of("robot").len(), 1);
+    database.note_receivers(1, &[of("db"), of("web")].into()).unwrap();
+    database.note_receivers(1, &[].into()).unwrap();
+    assert_eq!(database.consents().unwrap().of("robot").len(), 1, "the addresses are noted once");
+    let page = database.open_access_requests(&["web".into()], &["other".into()], "dora", None).unwrap();
+    assert_eq!(page.entries.len(), 1, "nobody knows which delegations covered the person");
+    drop(database);
+    // A policy that comes into force before the addresses are noted may give the name to another receiver.
+    let room = tempfile::tempdir().unwrap();
+    let mut database = converted(&room);
+    database.apply_policy(&policy("two"), &[], 101, &addresses, || Ok(())).unwrap();
+    assert_eq!(database.consents().unwrap().all().count(), 0);
+}
+
+#[test]
+fn the_next_receiver_of_a_name_inherits_neither_requests_nor_consents() {
+    let to = |text: &str| {
+        let prefix: ipnet::IpNet = text.parse().unwrap();
+        move |_: &str| Some(vec![prefix])
+    };
+    let room = tempfile::tempdir().unwrap();
+    let mut database = database(&room);
+    let session = with_delegate(&mut database);
+    let id = asked(&mut database, "db", 100);
+    database.decide_access(id, &verdict(session, Some(9000)), 100).unwrap();
+    let apply = |database: &mut Database, text: &str, addresses: &dyn Fn(&str) -> Option<Vec<ipnet::IpNet>>| {
+        let version = database.apply_policy(&policy(text), &[], 101, addresses, || Ok(())).unwrap();
+        (version, database.consents().unwrap().of("robot").len())
+    };
+    // The receiver keeps its name and an address.
+    let both = |_: &str| -> Option<Vec<ipnet::IpNet>> {
+        Some(vec!["203.0.113.20/32".parse().unwrap(), "203.0.113.21/32".parse().unwrap()])
+    };
+    assert_eq!(apply(&mut database, "2", &both), (2, 1));
+    assert_eq!(apply(&mut database, "3", &to("203.0.113.21/32")), (3, 1));
+    assert_eq!(apply(&mut database, "4", &to("203.0.113.0/24")), (4, 1));
+    // It is removed, and another one gets its name and its address.
+    let made = database.consent_changes().unwrap();
+    assert_eq!(apply(&mut database, "5", &|_| None), (5, 0));
+    assert!(database.consent_changes().unwrap() > made, "members read the consents again");
+    assert_eq!(apply(&mut database, "6", &to("203.0.113.0/24")), (6, 0));
+    while database.end_outdated_access(102).unwrap() {}
+    assert_eq!(database.access_request(id).unwrap().unwrap().state, AccessState::Withdrawn);
+    assert_eq!(database.unexamined().unwrap().len(), 1, "the grants are examined");
+    // An open request does not become one for another receiver either, and somebody who asks anew gets no old consent.
+    let id = asked(&mut database, "db", 102);
+    assert_eq!(apply(&mut database, "7", &to("198.51.100.1/32")), (7, 0));
+    let late = AccessVerdict { version: 7, ..verdict(session, Some(9000)) };
+    assert_eq!(database.decide_access(id, &late, 103).unwrap(), Decided::NoRequest);
+    while database.end_outdated_access(103).unwrap() {}
+    let again = asked(&mut database, "db", 104);
+    database.decide_access(again, &late, 104).unwrap();
+    assert_eq!(database.consents().unwrap().of("robot").len(), 1);
+    assert_eq!(database.access_receivers().unwrap(), ["db"]);
+    database.prune(100 * 86_400, 0, u32::MAX).unwrap();
+    database.remove_service("robot", &Operator::current(), 101 * 86_400).unwrap();
+    database.prune(102 * 86_400, 0, u32::MAX).unwrap();
+    assert!(database.access_receivers().unwrap().is_empty() && database.unexamined().unwrap().is_empty());
+}
+
+#[test]
+fn a_decision_needs_the_groups_that_were_read() {
+    let room = tempfile::tempdir().unwrap();
+    let (mut database, by) = (database(&room), Operator::current());
+    let session = with_delegate(&mut database);
+    let id = asked(&mut database, "db", 100);
+    let staff = vec!["staff".to_owned()];
+    // The delegate leaves the group between the request and the commit of the decision.
+    let as_member = AccessVerdict { groups: staff.clone(), ..verdict(session, Some(900)) };
+    assert_eq!(database.decide_access(id, &as_member, 100).unwrap(), Decided::GroupsChanged);
+    let refusal = AccessVerdict { groups: staff.clone(), ..verdict(session, None) };
+    assert_eq!(database.decide_access(id, &refusal, 100).unwrap(), Decided::GroupsChanged);
+    // The person who asks leaves the group.
+    let for_member = AccessVerdict { asker_groups: staff.clone(), ..verdict(session, Some(900)) };
+    assert_eq!(database.decide_access(id, &for_member, 100).unwrap(), Decided::GroupsChanged);
+    assert_eq!(database.access_request(id).unwrap().unwrap().state, AccessState::Open);
+    database.set_service_groups("robot", &staff, &by, 100).unwrap();
+    assert_eq!(database.ask_access(&NewRequest { version: 1, ..request("web") }, 100).unwrap(), Asked::Changed);
+    assert_eq!(database.ask_access(&NewRequest { groups: staff, ..request("web") }, 100).unwrap(), Asked::Changed);
+    assert!(matches!(database.decide_access(id, &for_member, 101).unwrap(), Decided::Done { .. }));
+}
+
+#[test]
+fn however_many_ask_a_delegate_finds_each_request() {
+    let room = tempfile::tempdir().unwrap();
+    let mut database = database(&room);
+    with_delegate(&mut database);
+    let first = asked(&mut database, "db", 100);
+    // 60 people fill the list.
+    let fill = "INSERT INTO access_requests
+                    (id, person, receiver, services, reason, asked, state, allowed, delegations, generation, until)
+                WITH RECURSIVE nth (n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM nth WHERE n < 240)
+                SELECT 1000 + n, 'p' || (n % 60), 'db', '[]', '', 100 + n / 50, ?1, ?1 = 'allowed', '[\"dba\"]', 1, 500
+                FROM nth";
+    for state in ["open", "allowed"] {
+        let fill = if state == "open" { fill.to_owned() } else { fill.replace("1000 +", "2000 +") };
+        database.connection.execute(&fill, [state]).unwrap();
+    }
+    let db = ["db".to_owned()];
+    let all = |next: &dyn Fn(Option<AccessMark>) -> AccessPage| {
+        let (mut found, mut pages, mut after) = (Vec::new(), 0, None);
+        loop {
+            let page = next(after);
+            found.extend(page.entries);
+            pages += 1;
+            after = page.next;
+            if after.is_none() {
+                return (found, pages);
+            }
+        }
+    };
+    let open =
+        |own: &str, but: &str| all(&|after| database.open_access_requests(&db, &[own.to_owned()], but, after).unwrap());
+    let (found, pages) = open("dba", "dora");
+    assert_eq!((found.len(), pages), (241, 3));
+    assert!(found.is_sorted_by(|one, other| (one.asked, one.id) > (other.asked, other.id)), "newest first, each once");
+    assert!(found.iter().any(|entry| entry.id == first));
+    assert_eq!((open("dba", "p7").0.len(), open("other", "dora").0.len()), (237, 0));
+    let (found, pages) = all(&|after| database.consents_for(&db, after).unwrap());
+    assert_eq!((found.len(), pages), (240, 3));
+    let (found, _) = all(&|after| database.access_requests_of("p7", after).unwrap());
+    assert_eq!(found.len(), 8);
 }

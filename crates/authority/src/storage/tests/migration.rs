@@ -2,7 +2,7 @@ use super::*;
 
 /// Undoes the conversion to format 14.
 pub(super) const FORMAT_13: &str = "
-DROP TABLE access_requests; DROP TABLE consent_changes;
+DROP TABLE access_requests; DROP TABLE consent_changes; DROP TABLE access_receivers; DROP TABLE access_unexamined;
 DROP TRIGGER grants_are_announced; DROP TRIGGER ends_are_told; DROP TRIGGER passkeys_end;
 DROP TRIGGER provider_sessions_end;
 DROP TABLE unannounced; DROP TABLE untold; DROP TABLE recheck_marks; DROP TABLE shared; DROP TABLE replica;

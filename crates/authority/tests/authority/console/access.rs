@@ -339,9 +339,9 @@ async fn forms_of_other_sites_and_of_other_people_change_nothing() {
     // Names in a form do not make the request another person's.
     let as_alice = [("receiver", "db"), ("services", ""), ("for", ""), ("reason", "x"), ("person", "alice")];
     attacker.submit("/console/access", "/console/access", &as_alice).await.leads_to();
-    let made = stage.database().access_requests_of("alice").unwrap();
+    let made = stage.database().access_requests_of("alice", None).unwrap().entries;
     assert!(made.is_empty(), "{made:?}");
-    assert_eq!(stage.database().access_requests_of("eve").unwrap().len(), 2);
+    assert_eq!(stage.database().access_requests_of("eve", None).unwrap().entries.len(), 2);
 }
 
 #[tokio::test]
@@ -363,6 +363,121 @@ async fn the_next_owner_of_a_name_inherits_neither_requests_nor_consents() {
     let stale: Vec<_> = stale.iter().map(|(name, value)| (*name, value.as_str())).collect();
     let answer = bob.post("/console/access/requests/withdraw", &stale).await;
     assert_eq!(answer.status, StatusCode::NOT_FOUND);
+}
+
+/// Another delegation of the same receiver, for other people and for longer.
+const GUESTS: &str = r#"
+[[delegations]]
+name = "guests"
+to = "db"
+delegates = "group:dba"
+who = "group:guests"
+lifetime_max = "30d"
+"#;
+
+#[tokio::test]
+async fn a_consent_rests_on_the_delegation_that_covers_the_person() {
+    let stage = delegated().await;
+    let both = policy().replace("dba = [\"bob\"]", "dba = [\"bob\"]\nguests = []") + GUESTS;
+    stage.apply(&both).await.unwrap();
+    let eve = stage.login("eve").await;
+    let id = ask(&eve).await;
+    let mut bob = Browser::logged_in(&stage, "bob").await;
+    let page = bob.get("/console/access/requests").await.text;
+    assert!(page.contains("At most 1d"), "the other delegation is not for eve: {page}");
+    assert_eq!(allow(&mut bob, &id, "allow", "tcp/5432", "2d").await.status, StatusCode::FORBIDDEN);
+    decide(&mut bob, &id, "allow").await.leads_to();
+    assert_eq!(entry(&stage, &id).delegation.as_deref(), Some("dba"));
+    let grant = eve.grant(&db()).await.unwrap();
+    assert!(grant.rule.contains("delegation dba"), "{}", grant.rule);
+    eve.withdraw_access(&id).await.unwrap();
+    // She leaves those whom the delegation covers between her request and the decision.
+    let id = ask(&eve).await;
+    stage.apply(&both.replace("who = [\"person:eve\", \"person:alice\"]", "who = \"person:alice\"")).await.unwrap();
+    let answer = decide(&mut bob, &id, "allow").await;
+    assert!(answer.status == StatusCode::FORBIDDEN && answer.text.contains("no longer the person"), "{}", answer.text);
+    // A delegate of another delegation than those that cover her neither sees the request nor decides about it.
+    let others = both.replace("delegates = \"group:dba\"", "delegates = \"person:bob\"");
+    stage
+        .apply(&others.replace("delegates = [\"person:alice\", \"group:dba\"]", "delegates = \"person:alice\""))
+        .await
+        .unwrap();
+    assert!(!bob.get("/console/access/requests").await.text.contains("eve asks for db"));
+    for verdict in ["allow", "refuse"] {
+        assert_eq!(decide(&mut bob, &id, verdict).await.status, StatusCode::NOT_FOUND, "{verdict}");
+    }
+    let mut alice = Browser::logged_in(&stage, "alice").await;
+    decide(&mut alice, &id, "allow").await.leads_to();
+    eve.grant(&db()).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_next_receiver_of_a_name_inherits_no_consent() {
+    let stage = delegated().await;
+    let eve = stage.login("eve").await;
+    for removed in [true, false] {
+        let id = ask(&eve).await;
+        let mut bob = Browser::logged_in(&stage, "bob").await;
+        decide(&mut bob, &id, "allow").await.leads_to();
+        eve.grant(&db()).await.unwrap();
+        let next = if removed {
+            // Somebody removes the receiver, and somebody else makes one with the same name and address.
+            stage.apply(POLICY).await.unwrap();
+            stage.apply(&policy()).await.unwrap();
+            db()
+        } else {
+            // One change gives the name to another host.
+            stage.apply(&policy().replace("203.0.113.20", "203.0.113.21")).await.unwrap();
+            to("203.0.113.21", 6, 5432)
+        };
+        assert_eq!(problem(eve.grant(&next).await).r#type, "no_rule", "removed: {removed}");
+        until("the consent ends", async || entry(&stage, &id).state == AccessState::Withdrawn).await;
+        let page = bob.get("/console/access/requests").await.text;
+        assert!(page.contains("No consent is in effect"), "{page}");
+    }
+}
+
+#[tokio::test]
+async fn a_delegate_and_a_person_find_older_requests_on_further_pages() {
+    let stage = delegated().await;
+    let eve = stage.login("eve").await;
+    let id = ask(&eve).await;
+    let file = rusqlite::Connection::open(stage.directory.database()).unwrap();
+    file.busy_timeout(Duration::from_secs(5)).unwrap();
+    let fill = "INSERT INTO access_requests
+                    (id, person, receiver, services, reason, asked, state, delegations, generation)
+                WITH RECURSIVE nth (n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM nth WHERE n < 240)
+                SELECT 1000 + n, ?1, 'db', '[\"tcp/5432\"]', 'x', unixepoch() + 10 + n, ?2, '[\"dba\"]', 1 FROM nth";
+    file.execute(fill, ["mallory", "open"]).unwrap();
+    file.execute(&fill.replace("1000", "2000"), ["eve", "refused"]).unwrap();
+    let link = |text: &str, name: &str| {
+        let (before, _) = text.split_once(&format!("\">{name}</a>"))?;
+        Some(before.rsplit_once("href=\"")?.1.replace("&amp;", "&"))
+    };
+    let mut bob = Browser::logged_in(&stage, "bob").await;
+    let mut path = "/console/access/requests".to_owned();
+    for page in 1..=3 {
+        let text = bob.get(&path).await.text;
+        assert_eq!(text.contains("eve asks for db"), page == 3, "page {page}");
+        assert_eq!(text.contains("First page"), page > 1, "page {page}");
+        match link(&text, "Older requests") {
+            Some(next) => path = next,
+            None => assert_eq!(page, 3),
+        }
+    }
+    assert_eq!(bob.get("/console/access/requests?before=x").await.status, StatusCode::BAD_REQUEST);
+    // The person's own list has pages, too.
+    let mut own = Browser::logged_in(&stage, "eve").await;
+    let text = own.get("/console/access").await.text;
+    assert!(link(&text, "Older requests").is_some() && !text.contains("the invoices"), "{text}");
+    let (mut list, mut ids) = (eve.access().await.unwrap(), Vec::new());
+    loop {
+        ids.extend(list.requests.into_iter().map(|request| request.id));
+        let Some(next) = list.next else { break };
+        list = eve.access_before(&next).await.unwrap();
+    }
+    assert_eq!((ids.len(), ids.last()), (241, Some(&id)));
+    assert!(eve.access_before("1-1").await.is_err() && eve.access_before("x&y").await.is_err());
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::model::Service;
-use crate::policy::delegation::{Consent, Consents, RequestId};
+use crate::policy::delegation::{Asker, Consent, Consents, RequestId};
 use std::num::NonZeroU32;
 
 const NOW: u64 = 1_772_000_000;
@@ -181,12 +181,80 @@ fn people_ask_and_decide_within_the_delegation_only() {
     let requestable = policy.requestable(&alice);
     assert_eq!(requestable["db"], [service("tcp/5432"), service("udp/500-510")]);
     assert_eq!((requestable.len(), policy.requestable(&eve).len()), (1, 0));
-    let chosen = |who, services: &[Service]| policy.delegation_for(who, "db", services).map(|of| of.name.clone());
+    let chosen = |who, services: &[Service]| {
+        let asker = Asker { subject: alice, delegations: None };
+        policy.delegation_for(who, asker, "db", services).map(|of| of.name.clone())
+    };
     assert_eq!(chosen(&dora, &[service("tcp/5432")]).as_deref(), Some("dba"));
     assert_eq!(chosen(&dora, &[service("tcp/22")]), None);
     assert_eq!(chosen(&alice, &[service("tcp/5432")]), None);
     let tagged = ["dba".to_owned()];
     assert_eq!(chosen(&Subject { tags: &tagged, ..eve }, &[service("tcp/5432")]), None);
+}
+
+/// A second delegation to the same delegates, for other people and for longer.
+const LONGER: &str = r#"
+[[delegations]]
+name = "guests"
+to = ["db"]
+delegates = ["group:dba"]
+who = ["group:guests", "tag:managed"]
+lifetime_max = "30d"
+"#;
+
+/// Returns the text of a policy with both delegations.
+fn with_guests() -> String {
+    let groups = "dba = [\"dora\"]\nguests = []";
+    DELEGATED.replacen("dba = [\"dora\"]", groups, 1) + LONGER
+}
+
+#[test]
+fn a_consent_rests_on_a_delegation_that_covers_the_person_who_asked() {
+    let policy = compiled(&with_guests());
+    let policy = policy.policy();
+    let wanted = [service("tcp/5432")];
+    let [alice, dora] = ["alice", "dora"].map(Subject::person);
+    let chosen = |asker: Subject<'_>, delegations: Option<&[String]>| {
+        let asker = Asker { subject: asker, delegations };
+        policy.delegation_for(&dora, asker, "db", &wanted).map(|of| of.name.clone())
+    };
+    // The delegation with the longer lifetime is not for alice.
+    let of_alice = policy.delegations_about(&alice, "db", &wanted);
+    assert_eq!(of_alice, ["dba"]);
+    assert_eq!(chosen(alice, Some(&of_alice)).as_deref(), Some("dba"));
+    assert_eq!(chosen(alice, None).as_deref(), Some("dba"), "of an earlier version");
+    // She joins the other group after she asked.
+    let guests = ["guests".to_owned()];
+    let guest = Subject { groups: &guests, ..alice };
+    assert_eq!(chosen(guest, Some(&of_alice)).as_deref(), Some("dba"));
+    assert_eq!(policy.delegations_about(&guest, "db", &wanted), ["dba", "guests"]);
+    // A guest leaves the group before the decision.
+    let eve = Subject::person("eve");
+    let of_eve = policy.delegations_about(&Subject { groups: &guests, ..eve }, "db", &wanted);
+    assert_eq!(of_eve, ["guests"]);
+    let no_tag = Policy::parse(&with_guests().replace(", \"tag:managed\"", ""), 3600).unwrap();
+    let asker = Asker { subject: eve, delegations: Some(&of_eve) };
+    assert!(no_tag.delegation_for(&dora, asker, "db", &wanted).is_none());
+    assert!(no_tag.delegations_for(&dora, asker, "db").next().is_some(), "dora can refuse the request");
+    // A device's tag counts as it was at the request.
+    let tags = ["managed".to_owned()];
+    let tagged = policy.delegations_about(&Subject { tags: &tags, ..eve }, "db", &wanted);
+    assert_eq!(chosen(eve, Some(&tagged)).as_deref(), Some("guests"));
+    assert_eq!(chosen(eve, None), None, "nobody knows which device asked");
+    assert_eq!(policy.delegations_about(&alice, "db", &[service("tcp/22")]), [""; 0]);
+}
+
+#[test]
+fn a_delegation_that_is_narrowed_to_a_part_of_a_range_leaves_agents_that_part() {
+    let consents = given("alice", [consent(1, &["udp/500-510", "tcp/5432"])]);
+    let narrowed = DELEGATED.replace("services = [\"tcp/5432\", \"udp/500-510\"]", "services = [\"udp/490-505\"]");
+    assert_ne!(narrowed, DELEGATED);
+    let policy = compiled(&narrowed);
+    let open = policy.policy().consented(&Subject::person("alice"), &consents, NOW);
+    assert_eq!(open.len(), 1);
+    assert_eq!(open[0].services, [service("udp/500-505")]);
+    let none = DELEGATED.replace("services = [\"tcp/5432\", \"udp/500-510\"]", "services = [\"tcp/22\"]");
+    assert_eq!(compiled(&none).policy().consented(&Subject::person("alice"), &consents, NOW), []);
 }
 
 #[test]

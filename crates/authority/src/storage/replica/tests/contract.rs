@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::login::Identity;
-use crate::storage::tests::{SESSION, SOURCE, grant};
+use crate::storage::tests::{SESSION, SOURCE, addresses, grant};
 use crate::storage::{
     AccessVerdict, Account, Asked, AuditEvent, Decided, Issuance, LeaseTerms, Login, NewComplaint, NewRequest,
     NewService, Operator, Passkey, PolicyChange, Proof, Recorded, ScoreTerms, Session, TokenHash, Walk, Which,
@@ -55,6 +55,10 @@ fn access_request(number: u32, session: TokenHash, person: &str) -> NewRequest {
         services: vec![engine::model::Service::ALL],
         lifetime: None,
         reason: "because".into(),
+        version: 1,
+        groups: Vec::new(),
+        delegations: vec!["dba".into()],
+        prefixes: addresses("db").unwrap(),
     }
 }
 
@@ -65,6 +69,8 @@ fn verdict(until: Option<u64>) -> AccessVerdict {
         decider: "carol".into(),
         by: Operator::current(),
         version: 2,
+        groups: vec!["staff".into()],
+        asker_groups: Vec::new(),
         delegation: "dba".into(),
         label: "policy.toml:1 delegation dba".into(),
         allow: until.map(|until| (vec![engine::model::Service::ALL], until)),
@@ -141,23 +147,26 @@ fn operations() -> Vec<Operation> {
         }),
         Box::new(move |database| database.settle_scores(Some(terms), true, 115).unwrap()),
         Box::new(|database| {
-            assert_eq!(database.apply_policy(&policy("one"), &[], 116, || Ok(())).unwrap(), 1);
+            assert_eq!(database.apply_policy(&policy("one"), &[], 116, &addresses, || Ok(())).unwrap(), 1);
         }),
         Box::new(|database| {
             assert_eq!(
-                database.apply_policy(&policy("two"), &[(Handle(5), "robot".into())], 117, || Ok(())).unwrap(),
+                database
+                    .apply_policy(&policy("two"), &[(Handle(5), "robot".into())], 117, &addresses, || Ok(()))
+                    .unwrap(),
                 2
             );
         }),
         Box::new(|database| {
             // A policy whose file cannot be written is not recorded.
-            let failed = database.apply_policy(&policy("three"), &[], 118, || anyhow::bail!("a full disk"));
+            let failed = database.apply_policy(&policy("three"), &[], 118, &addresses, || anyhow::bail!("a full disk"));
             assert_eq!(failed.unwrap_err().to_string(), "a full disk");
         }),
         Box::new(|database| {
             for (number, session, person) in [(7, [1; 32], "alice"), (8, SESSION, "robot"), (9, [4; 32], "carol")] {
-                let asked = database.ask_access(&access_request(number, session, person), 119).unwrap();
-                assert_eq!(asked, Asked::Done(request_id(number)));
+                let groups = if person == "carol" { vec!["staff".into()] } else { Vec::new() };
+                let request = NewRequest { version: 2, groups, ..access_request(number, session, person) };
+                assert_eq!(database.ask_access(&request, 119).unwrap(), Asked::Done(request_id(number)));
             }
         }),
         Box::new(|database| {
@@ -170,6 +179,13 @@ fn operations() -> Vec<Operation> {
             let again = database.decide_access(request_id(7), &verdict(None), 119).unwrap();
             assert!(matches!(again, Decided::Already(_)), "{again:?}");
             assert_eq!(database.expire_consents(&[request_id(8)], 300).unwrap(), ["robot"]);
+        }),
+        Box::new(|database| {
+            // Other members know whose grants are not yet examined.
+            let unexamined = database.unexamined().unwrap();
+            assert_eq!(unexamined.iter().map(|of| of.person.as_str()).collect::<Vec<_>>(), ["robot"]);
+            database.examined(&unexamined[0]).unwrap();
+            assert_eq!(database.unexamined_of("robot").unwrap(), None);
         }),
         Box::new(move |database| {
             let withdrawn = database.withdraw_access(request_id(9), Some("carol"), &by(), 119).unwrap();
@@ -269,7 +285,7 @@ fn a_member_reports_what_others_have_changed() {
     assert_eq!((changes.to, changes.grants.as_slice()), (1, &[Handle(5)][..]));
     assert!(!changes.sessions && !changes.decisive && !changes.urgent && !changes.whole, "{changes:?}");
     first.revoke(&Which::Grant(Handle(5)), &Operator::current(), 150).unwrap();
-    first.apply_policy(&policy("one"), &[], 116, || Ok(())).unwrap();
+    first.apply_policy(&policy("one"), &[], 116, &addresses, || Ok(())).unwrap();
     // A write applies what the member lacks, too.
     second.add_grants(&[grant(6, SESSION)]).unwrap();
     let changes = second.take_changes();
@@ -282,7 +298,7 @@ fn a_member_reports_what_others_have_changed() {
 fn only_a_consent_that_begins_or_ends_changes_the_decisions_of_other_members() {
     let cluster = Cluster::of(1);
     let (mut first, mut second) = (cluster.open("a"), cluster.join("b"));
-    first.apply_policy(&policy("one"), &[], 116, || Ok(())).unwrap();
+    first.apply_policy(&policy("one"), &[], 116, &addresses, || Ok(())).unwrap();
     log_in(&mut first, [9; 32], "robot", &Proof::Service("00".into()), 117);
     second.catch_up().unwrap();
     let id = request_id(7);
@@ -292,8 +308,9 @@ fn only_a_consent_that_begins_or_ends_changes_the_decisions_of_other_members() {
     // A person whose name is not the one who asks decides in the session of a member that is behind.
     first.connection.execute("UPDATE access_requests SET person = 'alice'", []).unwrap();
     second.connection.execute("UPDATE access_requests SET person = 'alice'", []).unwrap();
-    let verdict = AccessVerdict { session: [9; 32], decider: "robot".into(), version: 1, ..verdict(Some(900)) };
-    second.apply_policy(&policy("two"), &[], 119, || Ok(())).unwrap();
+    let groups = Vec::new();
+    let verdict = AccessVerdict { session: [9; 32], decider: "robot".into(), version: 1, groups, ..verdict(Some(900)) };
+    second.apply_policy(&policy("two"), &[], 119, &addresses, || Ok(())).unwrap();
     assert_eq!(first.decide_access(id, &verdict, 120).unwrap(), Decided::PolicyChanged, "of another member");
     let verdict = AccessVerdict { version: 2, ..verdict };
     assert_eq!(first.decide_access(id, &verdict, 120).unwrap(), Decided::Done { person: "alice".into() });
@@ -304,6 +321,41 @@ fn only_a_consent_that_begins_or_ends_changes_the_decisions_of_other_members() {
     let changes = second.catch_up().unwrap();
     assert!(changes.decisive && changes.sessions && changes.urgent, "{changes:?}");
     assert_eq!(second.consents().unwrap().all().count(), 0);
+    // The second member finishes what the first one may leave undone, and the first one learns of it.
+    let left = second.unexamined().unwrap();
+    assert_eq!(left.iter().map(|of| of.person.as_str()).collect::<Vec<_>>(), ["alice"]);
+    second.examined(&left[0]).unwrap();
+    first.catch_up().unwrap();
+    assert_eq!(first.unexamined().unwrap(), []);
+    first.examined(&left[0]).unwrap();
+}
+
+#[test]
+fn a_policy_that_gives_a_name_to_another_receiver_ends_its_consents_at_every_member() {
+    let cluster = Cluster::of(1);
+    let (mut first, mut second) = (cluster.open("a"), cluster.join("b"));
+    first.apply_policy(&policy("one"), &[], 116, &addresses, || Ok(())).unwrap();
+    log_in(&mut first, [9; 32], "robot", &Proof::Service("00".into()), 117);
+    let id = request_id(7);
+    first.ask_access(&access_request(7, SESSION, "robot"), 118).unwrap();
+    for database in [&mut first, &mut second] {
+        database.catch_up().unwrap();
+        database.connection.execute("UPDATE access_requests SET person = 'alice'", []).unwrap();
+    }
+    let groups = Vec::new();
+    let verdict = AccessVerdict { session: [9; 32], decider: "robot".into(), version: 1, groups, ..verdict(Some(900)) };
+    assert_eq!(first.decide_access(id, &verdict, 120).unwrap(), Decided::Done { person: "alice".into() });
+    second.apply_policy(&policy("two"), &[], 121, &|_| None, || Ok(())).unwrap();
+    let changes = first.catch_up().unwrap();
+    assert!(changes.decisive && changes.sessions, "{changes:?}");
+    for database in [&first, &second] {
+        assert_eq!(database.consents().unwrap().all().count(), 0);
+    }
+    while first.end_outdated_access(122).unwrap() {}
+    second.catch_up().unwrap();
+    assert!(!second.end_outdated_access(122).unwrap(), "another member has ended the consent");
+    assert_eq!(second.access_requests(false).unwrap(), []);
+    assert_same(&first, &second, &[]);
 }
 
 #[test]
@@ -314,7 +366,7 @@ fn no_grant_of_an_earlier_policy_is_recorded_after_a_later_one() {
         database.add_decided([(&grant(handle, SESSION), followed)]).unwrap()[0]
     };
     assert_eq!(ask(&mut second, 1, 0), Recorded::Done);
-    first.apply_policy(&policy("one"), &[], 116, || Ok(())).unwrap();
+    first.apply_policy(&policy("one"), &[], 116, &addresses, || Ok(())).unwrap();
     // The second member has not read the policy: its transaction does.
     assert_eq!(ask(&mut second, 2, 1), Recorded::Outdated);
     assert_eq!(ask(&mut second, 2, 2), Recorded::Done);

@@ -101,7 +101,7 @@ fn write(database: &mut Database, writer: u8, until: Instant) -> Acknowledged {
                     summary: String::new(),
                     after: None,
                 };
-                database.apply_policy(&change, &[], 170, || Ok(())).unwrap();
+                database.apply_policy(&change, &[], 170, &|_| None, || Ok(())).unwrap();
                 told.policies += 1;
             }
         }

@@ -1,0 +1,126 @@
+use crate::http::problems::Problem;
+use crate::policy::access::{Asking, Deciding};
+use crate::state::Authority;
+use crate::state::stage::{POLICY, SOURCE, Stage, soon};
+use crate::storage::{Database, Operator, TokenHash};
+use api::GrantRequest;
+use engine::policy::delegation::RequestId;
+use std::time::Duration;
+
+const DELEGATED: &str = r#"
+[[receivers]]
+name = "db"
+address = "203.0.113.20"
+services = "tcp/5432"
+verifier = "edge-1"
+
+[[delegations]]
+name = "dba"
+to = "db"
+delegates = "person:alice"
+who = ["person:eve", "person:mallory"]
+lifetime_max = "1d"
+"#;
+
+fn done<T>(result: Result<T, Problem>) -> T {
+    result.unwrap_or_else(|problem| panic!("{:?}", problem.said()))
+}
+
+async fn delegated() -> Stage {
+    let stage = Stage::new().await;
+    let text = format!("{POLICY}{DELEGATED}");
+    stage.authority.enforcer.apply(Some(text), String::new(), None, None).await.unwrap();
+    stage
+}
+
+/// Lets alice consent to a person's request, and gives the person a grant by it.
+async fn consent(authority: &Authority, alice: TokenHash, person: &str, token: TokenHash) -> RequestId {
+    let session = authority.sessions.get(&token).unwrap();
+    let asking = Asking { receiver: "db", services: &[], lifetime: None, reason: "" };
+    let id = done(authority.access.ask(&session, token, SOURCE, asking).await);
+    let delegate = authority.sessions.get(&alice).unwrap();
+    let deciding = Deciding { allow: Some((vec!["tcp/5432".into()], 3600)), note: "" };
+    done(authority.access.decide(&delegate, alice, Operator::current(), id, deciding).await);
+    let address = "203.0.113.20".parse().unwrap();
+    let to = GrantRequest { address, protocol: 6, port: 5432, consented: false, in_band: false };
+    let turn = authority.queue.turn(person).await;
+    done(authority.grants.issue(&turn, token, &to, SOURCE).await);
+    id
+}
+
+async fn live_of(authority: &Authority, person: &'static str) -> usize {
+    let count = move |database: &mut Database| database.live_grants_of(person, crate::now());
+    authority.storage.call(count).await.unwrap().len()
+}
+
+async fn loses_grants(authority: &Authority, person: &'static str) {
+    while live_of(authority, person).await > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn people_whose_consents_end_do_not_wait_for_each_other() {
+    let stage = delegated().await;
+    let authority = &stage.authority;
+    let alice = stage.login("alice").await;
+    for person in ["eve", "mallory"] {
+        let token = stage.login(person).await;
+        consent(authority, alice, person, token).await;
+    }
+    let file = rusqlite::Connection::open(authority.directory.database()).unwrap();
+    file.busy_timeout(Duration::from_secs(5)).unwrap();
+    file.execute("UPDATE access_requests SET until = ?1", [crate::now().cast_signed()]).unwrap();
+    file.execute("UPDATE consent_changes SET made = made + 1", []).unwrap();
+    authority.sync.run().await.unwrap();
+    // Nothing of eve's gets its turn.
+    let held = authority.storage.hold("eve");
+    assert!(soon(authority.access.follow_time()).await.is_ok());
+    soon(loses_grants(authority, "mallory")).await;
+    assert!(soon(authority.access.follow_time()).await.is_ok());
+    assert_eq!(live_of(authority, "eve").await, 1);
+    drop(held);
+    soon(loses_grants(authority, "eve")).await;
+}
+
+#[tokio::test]
+async fn another_member_finishes_what_one_has_left_undone() {
+    let stage = delegated().await;
+    let authority = &stage.authority;
+    let (alice, mallory) = (stage.login("alice").await, stage.login("mallory").await);
+    let id = consent(authority, alice, "mallory", mallory).await;
+    // The member that withdraws the consent fails before it examines the grants.
+    let withdraw =
+        move |database: &mut Database| database.withdraw_access(id, None, &Operator::current(), crate::now());
+    assert!(authority.storage.call(withdraw).await.unwrap().is_some());
+    // At first, the others leave the examination to it.
+    authority.access.follow_time().await.unwrap();
+    assert_eq!(live_of(authority, "mallory").await, 1);
+    authority.access.follow_time().await.unwrap();
+    soon(loses_grants(authority, "mallory")).await;
+    soon(async {
+        while !authority.storage.call(|database| database.unexamined()).await.unwrap().is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn several_examinations_revoke_a_grant_once() {
+    let stage = delegated().await;
+    let authority = &stage.authority;
+    let (alice, mallory) = (stage.login("alice").await, stage.login("mallory").await);
+    let id = consent(authority, alice, "mallory", mallory).await;
+    let withdraw = move |database: &mut Database| {
+        database.withdraw_access(id, None, &Operator::current(), crate::now())?;
+        database.unexamined()
+    };
+    let left = authority.storage.call(withdraw).await.unwrap();
+    let (one, other) = tokio::join!(authority.access.examine(&left[0]), authority.access.examine(&left[0]));
+    assert!(one.is_ok() && other.is_ok());
+    assert!(authority.access.examine(&left[0]).await.is_ok());
+    assert_eq!(live_of(authority, "mallory").await, 0);
+    let entries = authority.storage.call(|database| database.audit_entries(Some("mallory"), 100)).await.unwrap();
+    assert_eq!(entries.iter().filter(|entry| entry.event == "revoked").count(), 1);
+}

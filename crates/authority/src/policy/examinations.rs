@@ -1,0 +1,49 @@
+//! The people whose grants a member examines after their consent has ended.
+
+use crate::storage::Unexamined;
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+/// Maximum number of people whose grants are examined at the same time.
+const AT_ONCE: usize = 16;
+
+/// The examinations of this member, and the next time at which a consent ends.
+#[derive(Default)]
+pub struct Examinations {
+    /// The people whose grants are examined now.
+    pub(super) running: HashSet<String>,
+    /// The people who were unexamined at the last look, with the change of consents.
+    seen: HashMap<String, i64>,
+    /// The people whose agents must be told as soon as the other members have followed.
+    pub(super) untold: BTreeSet<String>,
+    /// Whether a task waits for the other members.
+    pub(super) is_telling: bool,
+    pub(super) next: Option<NextEnd>,
+}
+
+/// The time at which the next consent ends.
+#[derive(Clone, Copy)]
+pub(super) struct NextEnd {
+    pub at: u64,
+    /// The number of changes of consents, and the version of the policy, for which `at` was computed.
+    pub basis: (i64, i64),
+}
+
+impl Examinations {
+    /// Returns the people whose grants have to be examined now: those in `ended`, and those whom the member that ended
+    /// their consent has left unexamined since the last look.
+    pub(super) fn begin(&mut self, waiting: Vec<Unexamined>, ended: &[String]) -> Vec<Unexamined> {
+        let seen = waiting.iter().map(|of| (of.person.clone(), of.change)).collect();
+        let before = std::mem::replace(&mut self.seen, seen);
+        let is_due = |of: &Unexamined| ended.contains(&of.person) || before.get(&of.person) == Some(&of.change);
+        let mut begun = Vec::new();
+        for of in waiting.into_iter().filter(is_due) {
+            if self.running.len() >= AT_ONCE {
+                break;
+            }
+            if self.running.insert(of.person.clone()) {
+                begun.push(of);
+            }
+        }
+        begun
+    }
+}
