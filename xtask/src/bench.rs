@@ -14,7 +14,7 @@ use crate::{build, target_dir, tests};
 
 /// The benches of `make bench`, each as package and target. The command line names benches by their target. Each bench
 /// prints one line of JSON: {name: {value, unit, yardstick, ratio, noise, bound, verdict}} (see `measure::Figures`).
-const BENCHES: [(&str, &str); 14] = [
+const BENCHES: [(&str, &str); 15] = [
     ("wire", "overhead"),
     ("engine", "engine"),
     ("engine", "segments"),
@@ -26,14 +26,18 @@ const BENCHES: [(&str, &str); 14] = [
     ("authority", "grants"),
     ("authority", "http"),
     ("authority", "leases"),
+    ("authority", "lists"),
     ("datapath", "kernel"),
     ("datapath", "forward"),
     ("lab", "network"),
 ];
 
 /// Benches that take too long for `make bench` and run only when they are named: name, package, target, argument.
-const LONG: [(&str, &str, &str, &str); 2] =
-    [("seal-rekey", "tunnel", "seal", "rekey-long"), ("segments-whole", "engine", "segments", "whole")];
+const LONG: [(&str, &str, &str, &str); 3] = [
+    ("seal-rekey", "tunnel", "seal", "rekey-long"),
+    ("segments-whole", "engine", "segments", "whole"),
+    ("lists-whole", "authority", "lists", "whole"),
+];
 
 /// Returns the names of all benches, for the command line.
 pub fn targets() -> Vec<&'static str> {

@@ -4,6 +4,7 @@
 pub mod backup;
 pub mod cli;
 pub(crate) mod control;
+pub mod lists;
 
 use crate::cluster::{files, status};
 use crate::keys::MasterKeys;
@@ -311,6 +312,7 @@ pub async fn roll_back_policy(directory: &Directory, version: i64) -> Result<Str
 
 async fn put_in_force(directory: &Directory, candidate: Candidate, note: String, replaces: bool) -> Result<String> {
     directory.read_networks()?;
+    crate::lists::check(directory, candidate.policy.policy())?;
     let by = Some(Operator::current());
     let text = replaces.then(|| candidate.text.clone());
     match control::send(directory, Command::ApplyPolicy { text, note: note.clone(), by: by.clone() }).await? {

@@ -20,8 +20,18 @@ pub const POLICY: &str = "policy.toml";
 
 /// Files that belong to the running server and to the database, and are not copied one by one: the server's locks and
 /// socket, and SQLite's files.
-pub(crate) const OF_THE_SERVER: [&str; 6] =
-    ["lock", "rotate.lock", "control.sock", "authority.db", "authority.db-wal", "authority.db-shm"];
+pub(crate) const OF_THE_SERVER: [&str; 10] = [
+    "lock",
+    "rotate.lock",
+    "control.sock",
+    "authority.db",
+    "authority.db-wal",
+    "authority.db-shm",
+    "lists.db",
+    "lists.db-wal",
+    "lists.db-shm",
+    "lists.lock",
+];
 
 /// The directory that contains all state of an authority. Its mode is 0700, and its files have mode 0600.
 #[derive(Clone, Debug, PartialEq, Eq)]

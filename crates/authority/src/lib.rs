@@ -15,6 +15,7 @@ mod grants;
 mod http;
 pub mod keys;
 pub mod leases;
+pub mod lists;
 pub mod login;
 pub mod metrics;
 pub mod policy;

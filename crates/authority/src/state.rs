@@ -20,12 +20,15 @@ use crate::http::throttle::Throttle;
 use crate::http::turns::RequestQueue;
 use crate::keys::Keyring;
 use crate::leases::Leases;
+use crate::lists::Follower as ListFollower;
 use crate::login::service::AssertionCheck;
 use crate::login::{Logins, Passkeys, PasswordCheck, Provider, Renewal, SessionManager, Sessions};
 use crate::metrics::Collector;
 use crate::metrics::counters::Metrics;
 use crate::policy::candidate::{Candidate, into_huge_pages};
-use crate::policy::{AccessRequests, Choices, ConsentTable, Enforcer, PolicyInForce, PreferenceTable, Scores};
+use crate::policy::{
+    AccessRequests, Choices, ConsentTable, Enforcer, ListService, PolicyInForce, PreferenceTable, Scores,
+};
 use crate::push::acknowledgements::Acknowledgements;
 use crate::push::events::Push;
 use crate::push::reports::Reports;
@@ -38,8 +41,8 @@ use crate::{Directory, Settings, now};
 use anyhow::{Context, Result};
 use engine::policy::Policy;
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Declares [`Authority`] with its parts, and makes each part available by its type.
 macro_rules! parts {
@@ -90,6 +93,7 @@ parts! {
     datagrams: DatagramService,
     sync: Synchroniser,
     enforcer: Enforcer,
+    lists: ListService,
     follower: Follower,
     scores: Scores,
     /// The logins in progress.
@@ -135,6 +139,7 @@ impl Authority {
             // A random number for the next grant, because members draw numbers independently of each other.
             authority.leases.scatter();
         }
+        authority.lists.load().await.context("cannot put the lists in force")?;
         match authority.bring_up_to_date((!is_member).then_some(change)).await {
             Err(error) if is_member && error.is::<Unavailable>() => {
                 tracing::warn!("{}: {error:#}", authority.contact.standing().sentence(now()));
@@ -277,6 +282,19 @@ impl Authority {
             must_reevaluate: AtomicBool::default(),
             networks: tokio::sync::Mutex::default(),
         });
+        let lists = Arc::new(ListService {
+            directory: directory.clone(),
+            is_member: members.cluster().is_some(),
+            storage: storage.clone(),
+            policy: policy.clone(),
+            sessions: sessions.clone(),
+            grants: grants.clone(),
+            enforcer: enforcer.clone(),
+            push: push.clone(),
+            sync: sync.clone(),
+            follower: Arc::new(Mutex::new(ListFollower::new((*directory).clone()))),
+            state: Default::default(),
+        });
         let follower = Arc::new(Follower {
             settings: settings.clone(),
             directory: directory.clone(),
@@ -379,6 +397,7 @@ impl Authority {
             datagrams,
             sync,
             enforcer,
+            lists,
             follower,
             scores,
             provider,

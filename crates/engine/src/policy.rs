@@ -12,6 +12,7 @@ pub mod diff;
 mod expectation;
 mod explain;
 mod index;
+pub mod lists;
 pub mod networks;
 pub mod preference;
 mod reach;
@@ -38,6 +39,7 @@ use crate::model;
 use delegation::{Consented, Delegation};
 use index::Index;
 use ipnet::IpNet;
+use lists::ListRule;
 use spans::Spans;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -55,6 +57,8 @@ pub struct Policy {
     rules: Vec<Rule>,
     /// Rights to decide for receivers of this policy. Virtual networks have none.
     delegations: Vec<Delegation>,
+    /// The limits of lists. Virtual networks have none.
+    lists: Vec<ListRule>,
     expectations: Vec<Expectation>,
     index: Index,
     /// The policies for the receivers of virtual networks, by the network's name.
@@ -261,7 +265,9 @@ impl Policy {
     pub fn in_file(mut self, name: &str) -> Self {
         let parts = self.networks.values_mut().flat_map(|part| &mut part.rules);
         let delegated = self.delegations.iter_mut().map(|delegation| &mut delegation.rule);
-        self.rules.iter_mut().chain(parts).chain(delegated).for_each(|rule| rule.label = rule.label_in(name));
+        let listed = self.lists.iter_mut().map(|list| &mut list.rule);
+        let rules = self.rules.iter_mut().chain(parts).chain(delegated).chain(listed);
+        rules.for_each(|rule| rule.label = rule.label_in(name));
         self
     }
 
@@ -320,10 +326,10 @@ impl Policy {
         &self.receivers
     }
 
-    /// Returns the class of the rule or consent with this label, or 0 if there is none.
+    /// Returns the class of the rule, consent or list with this label, or 0 if there is none.
     pub fn class_of(&self, label: &str) -> u8 {
         let of_rule = self.rules.iter().find(|rule| *rule.label == *label).map(|rule| rule.terms.class);
-        of_rule.or_else(|| self.class_by_consent(label)).unwrap_or(0)
+        of_rule.or_else(|| self.class_by_consent(label)).or_else(|| self.class_by_list(label)).unwrap_or(0)
     }
 
     /// Returns all rules in the order of the policy file.
@@ -345,6 +351,7 @@ impl Policy {
             _ => None,
         });
         let delegated = self.delegations.iter().flat_map(|of| of.who().iter().chain(&of.delegates));
+        let delegated = delegated.chain(self.lists.iter().flat_map(|list| &list.rule.who));
         let delegated = delegated.filter_map(|who| match who {
             Who::Person(person) => Some(person.as_str()),
             _ => None,

@@ -9,6 +9,7 @@
 use crate::admin::verify_audit;
 use crate::cluster::{config, contact};
 use crate::directory::OF_THE_SERVER;
+use crate::lists::Store;
 use crate::storage::{AuditEvent, Database, Head, Operator, Verdict};
 use crate::{Directory, now, tls};
 use anyhow::{Context, Result, bail, ensure};
@@ -36,6 +37,11 @@ pub fn write(directory: &Directory, out: impl Write, named: &str) -> Result<()> 
     database.copy_to(&copy).context("cannot copy the database")?;
     let mut archive = tar::Builder::new(out);
     archive.append_path_with_name(&copy, "authority.db")?;
+    if let Some(lists) = Store::open(directory)? {
+        let copy = room.path().join("lists.db");
+        lists.copy_to(&copy).context("cannot copy the lists")?;
+        archive.append_path_with_name(&copy, "lists.db")?;
+    }
     let entries =
         fs::read_dir(directory.path()).with_context(|| format!("cannot read {}", directory.path().display()))?;
     for entry in entries {

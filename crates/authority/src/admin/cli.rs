@@ -5,6 +5,7 @@ mod access;
 mod audit;
 mod cluster;
 mod dns;
+mod lists;
 mod policy;
 mod score;
 mod segments;
@@ -135,6 +136,9 @@ pub enum AuthorityCommand {
     /// List requests for access and consents, and withdraw them
     #[command(subcommand)]
     Access(access::AccessCommand),
+    /// Import, change and show lists: entries about who may reach which addresses
+    #[command(subcommand)]
+    Lists(lists::ListsCommand),
     /// List the path segments in force: those that the running server issued and that have neither ended nor been
     /// withdrawn
     Segments(segments::SegmentsArgs),
@@ -363,6 +367,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
             })?;
         }
         AuthorityCommand::Access(command) => return access::run(command).await,
+        AuthorityCommand::Lists(command) => return lists::run(command).await,
         AuthorityCommand::Score(command) => return score::run(command).await,
         AuthorityCommand::Segments(arguments) => return segments::run(arguments).await,
         AuthorityCommand::Backup { at, file } => {

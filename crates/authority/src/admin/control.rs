@@ -19,6 +19,10 @@ use tokio::net::{UnixListener, UnixStream};
 
 /// Time limit for the command to wait for the server's reply, and for the server to serve one command.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Time after which the server answers [`LOADING`].
+const LOADS: Duration = Duration::from_secs(2);
+/// The answer while the server reads lists.
+pub const LOADING: &str = "the server reads the lists";
 /// Pause after a failure to accept a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Maximum length of a message, in bytes: a policy of maximum length still fits after JSON has escaped its characters.
@@ -34,6 +38,8 @@ pub enum Command {
     /// answered by [`Acted`].
     #[serde(rename = "judge")]
     Reevaluate,
+    /// Put changes of the lists in force; answered by [`Acted`], whose text is [`LOADING`] as long as it takes.
+    Lists,
     /// Read the master keys again, because they changed.
     ReloadKeys {
         /// Whether keys that are in use changed. Otherwise only future keys changed.
@@ -188,6 +194,15 @@ async fn act(authority: &Arc<Authority>, command: Command) -> Result<Value> {
             authority.follower.refresh().await?;
             let done = authority.enforcer.reevaluate("tags, groups or consents changed").await?;
             return acted(authority, done.to_string()).await;
+        }
+        Command::Lists => {
+            let lists = authority.lists.clone();
+            let follow = tokio::spawn(async move { lists.follow().await });
+            return match tokio::time::timeout(LOADS, follow).await {
+                Ok(done) => acted(authority, done??).await,
+                // The task continues. Meanwhile, other commands get their turn.
+                Err(_) => acted(authority, LOADING.into()).await,
+            };
         }
         Command::ReloadKeys { anew } => {
             let keys = authority.directory.read_master_keys()?;

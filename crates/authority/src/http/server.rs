@@ -269,6 +269,7 @@ async fn keep_house(authority: Arc<Authority>) -> Result<()> {
                 authority.sync.run().await?;
             }
             authority.audit.settle_refusals(now() / 60).await?;
+            authority.lists.tick();
             authority.enforcer.follow_time().await?;
             authority.scores.follow_time().await?;
             authority.access.follow_time().await?;

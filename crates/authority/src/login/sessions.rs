@@ -3,7 +3,7 @@
 use crate::now;
 use crate::storage::{Database, Session, Storage, TokenHash};
 use anyhow::Result;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 type Table = HashMap<TokenHash, Arc<Session>>;
@@ -45,6 +45,16 @@ impl Sessions {
     /// Returns the token hashes of a person's sessions.
     pub fn tokens_of(&self, person: &str) -> Vec<TokenHash> {
         self.read().iter().filter(|(_, session)| session.person == person).map(|(token, _)| *token).collect()
+    }
+
+    /// Returns those of these people who have a session.
+    pub fn logged_in(&self, people: &BTreeSet<String>) -> Vec<String> {
+        if people.is_empty() {
+            return Vec::new();
+        }
+        let sessions = self.read();
+        let found: BTreeSet<&String> = sessions.values().filter_map(|session| people.get(&session.person)).collect();
+        found.into_iter().cloned().collect()
     }
 
     /// Returns the time at which the next session expires, in Unix seconds, or `None` if there is no session.

@@ -13,7 +13,7 @@ use crate::push::events::{Listener, Push};
 use crate::segments::SegmentIssuer;
 use crate::storage::{Database, Operator, PolicyChange, Storage};
 use crate::sync::Synchroniser;
-use crate::{Directory, Settings, now};
+use crate::{Directory, Settings, lists, now};
 use anyhow::{Context, Result, bail};
 use api::{Event, RevokedGrant};
 use engine::policy::Compiled;
@@ -110,11 +110,14 @@ impl Enforcer {
                 Some(text) => Candidate::new(text, "policy.toml", max_lifetime),
                 None => Candidate::read(&directory, None),
             };
-            anyhow::Ok((candidate?, directory.read_networks()?, directory.networks_text()?))
+            let candidate = candidate?;
+            lists::check(&directory, candidate.policy.policy())?;
+            anyhow::Ok((candidate, directory.read_networks()?, directory.networks_text()?))
         };
         let (candidate, networks, networks_text) = tokio::task::spawn_blocking(read).await??;
-        let (summary, Candidate { policy, text }) = (candidate.summary(), candidate);
+        let (summary, Candidate { mut policy, text }) = (candidate.summary(), candidate);
         let mut in_force = self.policy.write().await;
+        policy.set_lists(in_force.lists().clone());
         // A decision that begins after this line waits for the lock, and the new policy makes it.
         self.storage.end_basis();
         let time = now();

@@ -2,6 +2,7 @@
 //! receivers, senders and terms. The policy says for what the numbers stand, how much a grant covers, and when the
 //! grant ends. Policy and rulebook make the same decisions.
 
+use super::lists::Lists;
 use super::{Action, Decision, Policy, Request, When, Who};
 use crate::policy::rulebook::{self, Entry, Packed, Rulebook, Ruling, Sender};
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +27,7 @@ pub struct Compiled {
     members: BTreeMap<String, Vec<Sender>>,
     windows: Vec<When>,
     networks: BTreeMap<String, Self>,
+    lists: Lists,
 }
 
 /// Error: a valid policy that is too large to be put in force.
@@ -87,6 +89,7 @@ impl Compiled {
             members: BTreeMap::new(),
             windows: Vec::new(),
             networks: BTreeMap::new(),
+            lists: Lists::default(),
         };
         for (name, part) in &policy.networks {
             // The parsed policy keeps the networks' parts for explanations. The compiled parts make the decisions.
@@ -116,12 +119,23 @@ impl Compiled {
         &self.book
     }
 
-    /// Decides about a request.
+    /// Returns the lists in force.
+    pub fn lists(&self) -> &Lists {
+        &self.lists
+    }
+
+    /// Puts lists in force, and returns the former ones. Lists count only as far as the policy names them.
+    pub fn set_lists(&mut self, lists: Lists) -> Lists {
+        std::mem::replace(&mut self.lists, lists)
+    }
+
+    /// Decides about a request. If no rule matches, decides by the lists.
     pub fn decide(&self, request: &Request<'_>) -> Decision<'_> {
         let request = &request.normal();
         let subjects = self.subjects(request);
         let sought = rulebook::Request { subjects: &subjects, source: request.subject.source, to: request.to };
-        self.said(request, self.book.decide(&sought, |window| self.open(window, request.now)).decision)
+        let decision = self.said(request, self.book.decide(&sought, |window| self.open(window, request.now)).decision);
+        self.policy.with_lists(decision, request, &self.lists)
     }
 
     /// Decides about several requests as [`Self::decide`] does, and returns the decisions in the order of the requests.
@@ -138,7 +152,8 @@ impl Compiled {
         self.book.decide_all(&all, open, |place, evaluation| {
             decisions.push(self.said(&requests[place], evaluation.decision));
         });
-        decisions
+        let decided = decisions.into_iter().zip(&requests);
+        decided.map(|(decision, request)| self.policy.with_lists(decision, request, &self.lists)).collect()
     }
 
     /// Returns the rulebook's senders that stand for the request's subject, except those for addresses.

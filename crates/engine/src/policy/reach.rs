@@ -6,8 +6,9 @@ use std::collections::BTreeSet;
 
 impl Policy {
     /// Returns the receivers that the subject is allowed to reach at least in part at this time, in the order of the
-    /// policy file. If only several deny rules together exclude a whole receiver, the result can contain this receiver,
-    /// although the subject may send nothing to it.
+    /// policy file. The result can contain a receiver to which the subject may send nothing: a receiver of a list about
+    /// the subject, because the result does not depend on entries. This also happens if several deny rules exclude the
+    /// whole receiver together, but none of them does so alone.
     pub fn destinations(&self, subject: &Subject<'_>, now: u64) -> Vec<&Receiver> {
         let about: Vec<_> =
             self.rules.iter().map(|rule| self.is_about(rule, subject) && rule.when.covers(now)).collect();
@@ -20,6 +21,9 @@ impl Policy {
         let (allows, denies) = (strongest(Action::Allow), strongest(Action::Deny));
         let order = |rule: &usize| self.rules[*rule].order();
         let reachable = |receiver: &usize| {
+            if self.may_be_listed(subject, *receiver) {
+                return true;
+            }
             let receiver = &self.receivers[*receiver];
             let near = receiver.prefixes.iter().flat_map(|prefix| self.index.overlapping(prefix));
             let near = near.filter(|other| self.receivers[*other].spans.overlaps(&receiver.spans));

@@ -20,6 +20,7 @@ use few::Few;
 use index::{Index, Seek};
 use ipnet::IpNet;
 use list::{List, Scattered};
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU16;
@@ -281,6 +282,16 @@ impl Rulebook {
     /// Iterates over a receiver's entries, in no particular order.
     pub fn entries(&self, receiver: &Receiver) -> impl Iterator<Item = Entry> + '_ {
         self.listed(receiver).into_iter().flat_map(|listed| listed.list.entries())
+    }
+
+    /// Returns an entry of a receiver's list about one sender, if there is one.
+    pub fn entry_about(&self, receiver: &Receiver, sender: Sender) -> Option<Entry> {
+        let found = Cell::new(None);
+        self.listed(receiver)?.list.any_about(&[sender.into()], |entry| {
+            found.set(Some(*entry));
+            true
+        });
+        found.get()
     }
 
     /// Decides a request. `open` reports whether the time window with a given index is open.

@@ -2,6 +2,7 @@
 
 mod delegations;
 mod expectations;
+mod lists;
 mod networks;
 mod sealing;
 mod when;
@@ -101,7 +102,7 @@ pub(super) fn parse(text: &str, max_lifetime: u32) -> Result<Policy, Faults> {
         let size = text.len();
         return Err(Faults::whole(format!("the policy is too long: {size} bytes of at most {MOST_TEXT}")));
     }
-    Reader::read(text, &["groups", "receivers", "rules", "delegations", "tests"], |reader, root| {
+    Reader::read(text, &["groups", "receivers", "rules", "delegations", "lists", "tests"], |reader, root| {
         let mut policy = Policy::default();
         read_groups(reader, root, &mut policy);
         let verifier_spans = read_receivers(reader, root, &mut policy);
@@ -110,6 +111,7 @@ pub(super) fn parse(text: &str, max_lifetime: u32) -> Result<Policy, Faults> {
         });
         read_rules(reader, root, &mut policy, max_lifetime);
         delegations::read(reader, root, &mut policy, max_lifetime);
+        lists::read(reader, root, &mut policy, max_lifetime);
         expectations::read(reader, root, &mut policy);
         Some(networks::divide(policy))
     })

@@ -120,7 +120,9 @@ impl<'p> Decision<'p> {
             let why = format!("no rule matches, and {} has consented", consent.by);
             return Some(Reason { rule: permit.label().to_string(), ..reason(permit.rule, why) });
         }
-        self.rule().map(|rule| reason(rule, "it decides".into()))
+        // An entry that denies has the label of its list, which is no rule that denies.
+        let action = if matches!(self, Self::Denied { .. }) { Action::Deny } else { Action::Allow };
+        self.rule().map(|rule| Reason { action: action.name(), ..reason(rule, "it decides".into()) })
     }
 
     /// Returns the rule that decided. If a consent decided, returns the rule of its delegation. Returns `None` if no

@@ -2,11 +2,13 @@
 
 use super::{At, List, show};
 use crate::Directory;
+use crate::lists::Follower;
 use crate::policy::replay::{Case, Replay};
 use crate::{admin, now};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use engine::policy::diff::{Change, Kind, compare};
+use engine::policy::lists::Found;
 use engine::policy::{Asker, Compiled, Request, destination, instant};
 use serde::Serialize;
 use shell::table::{Table, count, utc};
@@ -191,6 +193,10 @@ fn check(file: &OneFile) -> Result<ExitCode> {
                 }
             };
             let policy = policy.policy();
+            if let Err(missing) = crate::lists::check(&directory, policy) {
+                println!("{missing:#}");
+                return Ok(ExitCode::FAILURE);
+            }
             let counts = [(policy.receiver_count(), "receiver"), (policy.rules().len(), "rule")];
             let counts = counts.into_iter().chain([(policy.expectations().len(), "test")]);
             let of_networks = networks.counts().into_iter().filter(|(number, _)| *number > 0);
@@ -254,7 +260,10 @@ fn explain(question: &Explain) -> Result<ExitCode> {
         None => now(),
         Some(time) => instant(time).with_context(|| format!("`{time}` is not a time such as 2026-03-02T09:00:00Z"))?,
     };
-    let policy = Compiled::new(policy)?;
+    let mut policy = Compiled::new(policy)?;
+    if !policy.policy().lists().is_empty() {
+        policy.set_lists(Follower::about(&question.at.directory(), [to.address])?);
+    }
     let rules = match &question.network {
         None => &policy,
         Some(name) => {
@@ -269,7 +278,11 @@ fn explain(question: &Explain) -> Result<ExitCode> {
     };
     // Without a readable database, `explain` still works for a policy file on another machine.
     let consents = question.at.database().and_then(|database| database.consents_since(now)).unwrap_or_default();
-    let trace = rules.trace_with(&Request { subject: who.subject(), to, now }, &consents);
+    let request = Request { subject: who.subject(), to, now };
+    let mut trace = rules.trace_with(&request, &consents);
+    if let Some(found) = rules.listed(&request) {
+        trace.text += &format!(" ({})", in_words(&question.at.directory(), &found)?);
+    }
     if question.json {
         println!("{}", serde_json::to_string_pretty(&trace)?);
     } else {
@@ -296,6 +309,19 @@ fn explain(question: &Explain) -> Result<ExitCode> {
     Ok(if trace.allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// Describes an entry of a list, with its author and its note.
+fn in_words(directory: &Directory, found: &Found) -> Result<String> {
+    let entries = admin::lists::entries(directory, &found.list, found.receiver)?;
+    let mut text = found.to_string();
+    if let Some(entry) = entries.iter().find(|entry| entry.who == found.who) {
+        text += &format!(", by {} at {}", entry.author, utc(entry.time));
+        if !entry.note.is_empty() {
+            text += &format!(", note: {}", entry.note);
+        }
+    }
+    Ok(text)
+}
+
 fn diff(at: &At, files: &[PathBuf], json: bool) -> Result<ExitCode> {
     let directory = at.directory();
     let installed = directory.policy();
@@ -309,6 +335,9 @@ fn diff(at: &At, files: &[PathBuf], json: bool) -> Result<ExitCode> {
     let (old, new) = (old.display(), new.display());
     if !before.delegations().is_empty() || !after.delegations().is_empty() {
         eprintln!("note: only rules are compared, not delegations and consents");
+    }
+    if !before.lists().is_empty() || !after.lists().is_empty() {
+        eprintln!("note: only rules are compared, not lists");
     }
     if json {
         println!("{}", serde_json::to_string_pretty(&changes)?);
@@ -342,7 +371,13 @@ fn print_change(change: &Change) {
 fn replay(file: &OneFile, hours: u64, json: bool) -> Result<ExitCode> {
     let (draft, _) = file.at.directory().read_policy(file.file.as_deref())?;
     let since = now().saturating_sub(hours.saturating_mul(3600));
-    let replay = Replay::of(&Compiled::new(draft)?, &file.at.database()?, since)?;
+    let (database, mut draft) = (file.at.database()?, Compiled::new(draft)?);
+    if !draft.policy().lists().is_empty() {
+        let granted = database.grants_since(since)?.into_iter().map(|grant| grant.address);
+        let refused = database.refusals(since)?.into_iter().map(|refusal| refusal.to.address);
+        draft.set_lists(Follower::about(&file.at.directory(), granted.chain(refused))?);
+    }
+    let replay = Replay::of(&draft, &database, since)?;
     if json {
         println!("{}", serde_json::to_string_pretty(&replay)?);
     } else {

@@ -84,7 +84,10 @@ impl Evaluator {
         // Wait for the permit first, so that a waiting request holds no copy of the policy.
         let turn = Turn::wait(&LOOKS).await?;
         let (in_force, _) = self.storage.call(|database| database.policy_in_force()).await?;
-        let old = self.policy.with(Policy::clone).await;
+        let (old, lists) = {
+            let policy = self.policy.read().await;
+            (policy.policy().clone(), policy.lists().clone())
+        };
         let (text, max_lifetime) = (text.to_owned(), self.settings.max_lifetime);
         let directory = self.directory.clone();
         let evaluated = turn
@@ -93,14 +96,15 @@ impl Evaluator {
                     Ok(draft) => draft,
                     Err(faults) => return Ok(Err(faults.all().to_vec())),
                 };
-                let compiled = match Compiled::new(draft) {
+                let mut compiled = match Compiled::new(draft) {
                     Ok(compiled) => compiled,
                     Err(too_large) => {
                         return Ok(Err(vec![Fault { line: 1, column: 1, message: too_large.to_string() }]));
                     }
                 };
-                let draft = compiled.policy();
                 let failures = compiled.failures();
+                compiled.set_lists(lists);
+                let draft = compiled.policy();
                 let failing = failures.len();
                 let failures = failures.into_iter().take(MOST_LISTED);
                 let failures =

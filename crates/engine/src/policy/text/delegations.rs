@@ -70,7 +70,7 @@ pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut 
         rule.label = rule.label_in(FILE);
         policy.delegations.push(Delegation { name, delegates, services, lifetime_max, rule });
     }
-    check_receivers(reader, policy, &named);
+    check_receivers(reader, policy, &named, "consent");
 }
 
 fn read_delegates(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, policy: &Policy) -> Vec<Who> {
@@ -87,7 +87,7 @@ fn read_delegates(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, policy: &Pol
 }
 
 /// Reads the terms of grants. They cover one service of one address, in no tunnel.
-fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u32) -> Terms {
+pub(super) fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u32) -> Terms {
     let default = DEFAULT_LIFETIME.min(max_lifetime);
     Terms {
         granularity: Granularity::Application,
@@ -102,9 +102,10 @@ fn read_terms(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, max_lifetime: u3
     }
 }
 
-/// Checks that no delegation concerns a receiver for which grants by consent would be wrong: one of a virtual network,
-/// a tunnel, or one to which a rule demands a sealed tunnel, because grants by consent are in no tunnel.
-fn check_receivers(reader: &mut Reader<'_>, policy: &Policy, named: &[(usize, Range<usize>)]) {
+/// Checks that no delegation or list concerns a receiver for which grants `by` consent or by a list would be wrong: one
+/// of a virtual network, a tunnel, or one to which a rule demands a sealed tunnel, because these grants are in no
+/// tunnel.
+pub(super) fn check_receivers(reader: &mut Reader<'_>, policy: &Policy, named: &[(usize, Range<usize>)], by: &str) {
     if named.is_empty() {
         return;
     }
@@ -122,7 +123,7 @@ fn check_receivers(reader: &mut Reader<'_>, policy: &Policy, named: &[(usize, Ra
             format!("`{name}` is the service of a verifier's tunnels: write a rule")
         } else if let Some(other) = demanded.find(|other| other.spans.overlaps(&receiver.spans)) {
             let why = format!("a rule demands a sealed tunnel to `{}`", other.name);
-            format!("{why}, and grants by consent have none: write rules for `{name}`")
+            format!("{why}, and grants by {by} can't demand one: write rules for `{name}`")
         } else {
             continue;
         };

@@ -55,10 +55,11 @@ pub(super) fn divide(mut policy: Policy) -> Policy {
         }
         rule.to = own;
     }
-    // The parser has reported delegations about receivers of networks.
-    for delegation in &mut policy.delegations {
-        let to = std::mem::take(&mut delegation.rule.to).into_iter().map(|receiver| &places[receiver]);
-        delegation.rule.to = to.filter(|(network, _)| network.is_none()).map(|(_, place)| *place).collect();
+    // The parser has reported delegations and lists about receivers of networks.
+    let delegated = policy.delegations.iter_mut().map(|delegation| &mut delegation.rule);
+    for rule in delegated.chain(policy.lists.iter_mut().map(|list| &mut list.rule)) {
+        let to = std::mem::take(&mut rule.to).into_iter().map(|receiver| &places[receiver]);
+        rule.to = to.filter(|(network, _)| network.is_none()).map(|(_, place)| *place).collect();
     }
     for part in parts.values_mut().chain([&mut policy]) {
         part.index = Index::new(&part.receivers);
