@@ -140,7 +140,9 @@ impl Batches {
                 Err(error) => {
                     tracing::debug!("cannot send answers: {error}");
                     if matches!(error, Errno::EIO | Errno::EINVAL | Errno::EMSGSIZE) {
-                        message[0].chunks(ANSWER_LEN).for_each(|answer| send_whole(&self.socket, answer, first.as_ref()));
+                        message[0]
+                            .chunks(ANSWER_LEN)
+                            .for_each(|answer| send_whole(&self.socket, answer, first.as_ref()));
                     }
                     done += 1;
                 }

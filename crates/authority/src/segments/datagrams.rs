@@ -47,8 +47,7 @@ impl Answering {
         address: SocketAddr,
         service: Arc<DatagramService>,
     ) -> Result<(Self, SocketAddr, oneshot::Receiver<anyhow::Error>)> {
-        let socket =
-            batch::bind(address).with_context(|| format!("cannot listen for requests by UDP on {address}"))?;
+        let socket = batch::bind(address).with_context(|| format!("cannot listen for requests by UDP on {address}"))?;
         let address = socket.local_addr()?;
         let _ = service.lines.port.set(address.port());
         let ends = Arc::new(AtomicBool::new(false));

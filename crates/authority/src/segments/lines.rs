@@ -30,10 +30,8 @@ impl RequestLines {
     /// # Errors
     /// Fails if the authority serves no requests by UDP, the session has ended, or the system provides no randomness.
     pub fn open(&self, token: TokenHash, expires: u64, opener: IpAddr) -> Result<Line, Problem> {
-        let port = *self
-            .port
-            .get()
-            .ok_or(Problem::NotFound("line: this authority accepts requests over HTTPS only"))?;
+        let port =
+            *self.port.get().ok_or(Problem::NotFound("line: this authority accepts requests over HTTPS only"))?;
         let key = credentials::random::<32>()?;
         let mut line = u64::from_be_bytes(credentials::random()?);
         while !self.lock().give(token, LineNumber(line), LineKey::new(key), opener) {
