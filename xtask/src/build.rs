@@ -124,6 +124,32 @@ pub fn rootless() -> Result<()> {
     Ok(())
 }
 
+/// The target of the code for macOS.
+const MACOS: &str = "aarch64-apple-darwin";
+/// What the C code of dependencies asks of macOS's own header of this name.
+const TARGET_CONDITIONALS: &str = "#define TARGET_OS_MAC 1\n#define TARGET_OS_OSX 1\n#define TARGET_OS_IPHONE 0\n";
+
+/// Checks that the rootless client's code for macOS compiles. It makes no program. Nothing is linked, so the headers of
+/// musl-tools serve in place of an SDK.
+pub fn check_for_macos() -> Result<()> {
+    let headers = target_dir().join("macos");
+    fs::create_dir_all(&headers).with_context(|| format!("could not make {}", headers.display()))?;
+    fs::write(headers.join("TargetConditionals.h"), TARGET_CONDITIONALS)?;
+    let flags = format!("-ffreestanding -isystem {} -isystem /usr/include/x86_64-linux-musl", headers.display());
+    let mut check = cargo(["check", "--package", "vouchsafe", "--no-default-features", "--package", "embed"]);
+    check.args(["--target", MACOS]).env("CFLAGS_aarch64_apple_darwin", flags).env("SDKROOT", "/");
+    check.env("CC_aarch64_apple_darwin", "clang").env("AR_aarch64_apple_darwin", "ar");
+    run(&mut check).with_context(|| {
+        format!("could not check for {MACOS}; if this target is not installed, run `rustup target add {MACOS}`")
+    })
+}
+
+/// Returns the path of the static rootless client for x86-64.
+pub fn static_client() -> PathBuf {
+    let (target, _) = STATIC[0];
+    target_dir().join(target).join("release/vouchsafe")
+}
+
 /// Builds `vouchsafe` as it is shipped and returns its path.
 pub fn release() -> Result<PathBuf> {
     run(&mut cargo(["build", "--release", "--package", "vouchsafe"]))?;

@@ -66,7 +66,13 @@ enum Task {
     /// Measure how long a newcomer waits for the demo, in a bare Debian system; needs a mirror (Debian 12, Ubuntu 24.04)
     Newcomer,
     /// Build the rootless client as static binaries, for x86-64 and arm64 (needs musl-tools and clang)
-    Static,
+    Static {
+        /// Then run the tests of the rootless client with the binary for x86-64
+        #[arg(long)]
+        test: bool,
+    },
+    /// Check that the rootless client's code for macOS compiles; nobody has run it (needs musl-tools and clang)
+    Macos,
     /// Make the packages in target/package: deb, OCI image, bill of materials; the same commit gives the same bytes
     Package(package::Args),
     /// Check the Helm chart with helm, and write its plain manifests to packaging/kubernetes
@@ -140,7 +146,11 @@ fn perform(task: Task) -> Result<()> {
         Task::Kernels(args) => kernels::run(&args),
         Task::Demo { args } => build::scenario("lab", "lab", [&["demo".to_owned()], &args[..]].concat()),
         Task::Newcomer => run(run::command_as_root("sh").arg("xtask/newcomer.sh")),
-        Task::Static => build::rootless(),
+        Task::Static { test } => {
+            build::rootless()?;
+            if test { tests::of_static_client() } else { Ok(()) }
+        }
+        Task::Macos => build::check_for_macos(),
         Task::Bench { parts } => bench::run(&parts),
         Task::Compare { args } => build::compare(args),
         Task::Screenshots => {

@@ -97,6 +97,14 @@ pub fn run(no_kernels: bool, args: &[String]) -> Result<()> {
     kernels::run_after_workspace_tests()
 }
 
+/// Runs the tests of the rootless client with its static binary.
+pub fn of_static_client() -> Result<()> {
+    run::run(&mut cargo(["build", "--package", "vouchsafe"]))?;
+    let mut tests = cargo(["test", "--package", "lab", "--test", "rootless"]);
+    let tests = with_settings(&mut tests, &target_dir().join("debug/vouchsafe"));
+    run::run(tests.env("VOUCHSAFE_ROOTLESS_BIN", build::static_client()))
+}
+
 /// Makes cargo run test programs or benches as root, with the binary that they start.
 pub fn with_settings<'a>(cargo: &'a mut Command, binary: &Path) -> &'a mut Command {
     let path = build::with_peers();

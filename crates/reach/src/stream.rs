@@ -205,7 +205,8 @@ fn open(family: AddressFamily) -> nix::Result<OwnedFd> {
     #[cfg(not(target_os = "linux"))]
     {
         nix::fcntl::fcntl(&socket, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::FD_CLOEXEC))?;
-        set_nonblocking(&socket, true)?;
+        let failed = |error: io::Error| nix::errno::Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
+        set_nonblocking(&socket, true).map_err(failed)?;
     }
     Ok(socket)
 }
