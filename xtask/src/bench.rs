@@ -14,7 +14,7 @@ use crate::{build, target_dir, tests};
 
 /// The benches of `make bench`, each as package and target. The command line names benches by their target. Each bench
 /// prints one line of JSON: {name: {value, unit, yardstick, ratio, noise, bound, verdict}} (see `measure::Figures`).
-const BENCHES: [(&str, &str); 15] = [
+const BENCHES: [(&str, &str); 16] = [
     ("wire", "overhead"),
     ("engine", "engine"),
     ("engine", "segments"),
@@ -27,6 +27,7 @@ const BENCHES: [(&str, &str); 15] = [
     ("authority", "http"),
     ("authority", "leases"),
     ("authority", "lists"),
+    ("authority", "streams"),
     ("datapath", "kernel"),
     ("datapath", "forward"),
     ("lab", "network"),

@@ -12,4 +12,5 @@ pub(crate) mod peer;
 pub(crate) mod problems;
 pub(crate) mod server;
 pub(crate) mod throttle;
+mod tls_stream;
 pub(crate) mod turns;

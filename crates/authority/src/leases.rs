@@ -1,9 +1,9 @@
 //! The leases of recorded grants: finds the grant that a request renews, and the handles of a grant.
 //!
-//! A grant is recorded once. If the same session sends another request from the same address, and the policy decides it
-//! in the same way, the session gets another lease of that grant, and nothing is written. The table here repeats what
-//! the database contains, and only the storage thread changes it, in the order of its writes. So a grant is not renewed
-//! after the server has learned of its revocation.
+//! A grant is recorded once. The same session may send another request from the same address. If the policy decides it
+//! in the same way, the session gets another lease of that grant, and the authority writes nothing. The table here
+//! repeats what the database contains, and only the storage thread changes it, in the order of its writes. So a grant
+//! is not renewed after the server has learned of its revocation.
 
 use crate::keys::Keyring;
 use crate::login::credentials;
@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use wire::{Epoch, Flags, Handle, Holder};
 
-/// Number of grant numbers that a server leaves out when it starts. A power failure may have lost the records of the last
-/// grants, whose handles must not be mistaken for those of new grants.
+/// Number of grant numbers that a server leaves out when it starts. A power failure may have lost the records of the
+/// last grants, whose handles must not be mistaken for those of new grants.
 const LEFT_OUT: u32 = 1 << 16;
 
 /// Maximum number of numbers that wait to be used again. More are in progress at once only if as many requests are
@@ -54,7 +54,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Creates the place of a grant with this scope and these flags, for a request from `source`.
+    /// Combines the source address of a request with the scope and the flags of the requested grant.
     pub fn new(source: IpAddr, scope: &Scope, flags: Flags) -> Self {
         Self { source, prefix: scope.prefix, service: scope.service, flags: flags.0 }
     }
@@ -181,7 +181,8 @@ impl Leases {
         session_ends.min(last) + u64::from(lease)
     }
 
-    /// Returns the time at which the last lease ends that has the same handle as a lease issued at `now`.
+    /// Returns the time at which the last lease of a handle ends. The handle is that of a lease issued at `now`: all
+    /// leases of a grant that are issued in one epoch have the same handle.
     pub fn handle_ends(&self, now: u64, lease: u32, until: u64) -> u64 {
         self.epoch_ends(Epoch::at(now, self.epoch_length), lease).min(until)
     }
@@ -210,7 +211,8 @@ impl Leases {
     }
 
     /// Adds grants that an earlier run of the server recorded. Leaves out a grant whose first handle does not contain
-    /// the grant's holder: the master key or the length of the epochs was changed after the grant was recorded.
+    /// the grant's holder. This happens if the master key or the length of epochs was changed after the grant was
+    /// recorded.
     pub fn resume(&self, grants: Vec<Resumed>) {
         let mut table = self.write();
         for grant in grants {
@@ -228,20 +230,24 @@ impl Leases {
         }
     }
 
-    /// Removes grants that were revoked or have expired, and grants of sessions that are not in `live`. Must be called
-    /// on the storage thread.
-    pub fn remove(&self, revoked: &[Ended], live: &HashSet<TokenHash>, now: u64) {
-        let mut table = self.write();
+    /// Removes grants that were revoked. Must be called on the storage thread, before the revocation is announced.
+    pub fn remove_revoked(&self, revoked: &[Ended]) {
         let mut gone: HashMap<TokenHash, HashSet<u64>> = HashMap::new();
         for Ended { grant, session, .. } in revoked {
             gone.entry(*session).or_default().insert(grant.grant.handle);
         }
+        let mut table = self.write();
         for (session, handles) in gone {
             if let Some(of_session) = table.get_mut(&session) {
                 of_session.retain(|_, entry| !handles.contains(&entry.handle.0));
             }
         }
-        table.retain(|session, of_session| {
+    }
+
+    /// Removes grants that have expired, and grants of sessions that are not in `live`. Must be called on the storage
+    /// thread.
+    pub fn keep(&self, live: &HashSet<TokenHash>, now: u64) {
+        self.write().retain(|session, of_session| {
             of_session.retain(|_, entry| entry.until > now);
             live.contains(session) && !of_session.is_empty()
         });
@@ -263,7 +269,8 @@ impl Leases {
         let first = Epoch::at(renewable.issued, self.epoch_length);
         let last = match u64::from(self.late.load(Ordering::Relaxed)) {
             0 => learned.map_or(now, |learned| now.min(learned)),
-            // The storage states the time at which every member has learned of the revocation, which can be in the future.
+            // The storage states the time at which every member has learned of the revocation, which can be in the
+            // future.
             late => learned.unwrap_or(now + late),
         };
         let mut handles = Vec::new();
@@ -435,15 +442,16 @@ mod tests {
         let (leases, _, grant) = one();
         let other = RevokedGrant { handle: 1, ..grant.grant };
         let ended = |grant| [Ended { grant, verifier: "edge".into(), session: SESSION }];
-        leases.remove(&ended(Announced { grant: other, ..grant.clone() }), &live, NOW);
+        leases.remove_revoked(&ended(Announced { grant: other, ..grant.clone() }));
+        leases.keep(&live, NOW);
         assert!(finds(&leases));
-        leases.remove(&ended(grant), &live, NOW);
+        leases.remove_revoked(&ended(grant));
         assert!(!finds(&leases));
         let (leases, ..) = one();
-        leases.remove(&[], &HashSet::new(), NOW);
+        leases.keep(&HashSet::new(), NOW);
         assert!(!finds(&leases));
         let (leases, ..) = one();
-        leases.remove(&[], &live, NOW + 13 * 3600);
+        leases.keep(&live, NOW + 13 * 3600);
         assert!(!finds(&leases));
     }
 }

@@ -4,5 +4,6 @@
 pub(crate) mod acknowledgements;
 pub(crate) mod activity;
 pub(crate) mod events;
+pub(crate) mod queue;
 pub(crate) mod reports;
 pub(crate) mod verifiers;

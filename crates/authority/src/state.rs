@@ -265,6 +265,7 @@ impl Authority {
             reports: reports.clone(),
             confirmation,
             runs: SingleFlight::default(),
+            is_policy_untold: Arc::default(),
         });
         let enforcer = Arc::new(Enforcer {
             settings: settings.clone(),

@@ -19,6 +19,7 @@ use anyhow::Result;
 use api::Event;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Synchronises tables in memory and listeners with the database.
 pub struct Synchroniser {
@@ -35,6 +36,8 @@ pub struct Synchroniser {
     pub(crate) reports: Arc<Reports>,
     pub(crate) confirmation: Arc<Confirmation>,
     pub(crate) runs: SingleFlight,
+    /// Whether the listeners must be told that the policy changed.
+    pub(crate) is_policy_untold: Arc<AtomicBool>,
 }
 
 impl Synchroniser {
@@ -47,6 +50,20 @@ impl Synchroniser {
     /// Fails if the database cannot be read or written.
     pub async fn run(&self) -> Result<()> {
         self.runs.run(async || self.run_once().await).await
+    }
+
+    /// Does what [`Self::run`] does, and tells all listeners that the policy changed, together with the revocations. The
+    /// listeners are also told of the policy if the function fails.
+    ///
+    /// # Errors
+    /// Fails if the database cannot be read or written.
+    pub async fn run_for_policy(&self) -> Result<()> {
+        self.is_policy_untold.store(true, Ordering::SeqCst);
+        let done = self.run().await;
+        if self.is_policy_untold.swap(false, Ordering::SeqCst) {
+            self.push.broadcast(&Event::Policy);
+        }
+        done
     }
 
     /// Does what [`Self::run`] does, and waits until the other members of the cluster have followed, for seven seconds
@@ -77,27 +94,36 @@ impl Synchroniser {
         let (sessions, verifiers) = (sessions.clone(), verifiers.clone());
         let (preferences, push) = (preferences.clone(), push.clone());
         let (leases, consents) = (self.leases.clone(), self.consents.clone());
+        let is_policy_untold = self.is_policy_untold.clone();
         // The storage thread does all of this, because its work completes even if the caller is cancelled: each
         // announcement is taken from the database only once.
         let synchronise = move |database: &mut Database| {
-            let gone = database.take_ended_sessions()?;
-            let (ended, rechecks) = (database.take_unannounced()?, database.take_rechecks()?);
+            let (gone, rechecks) = (database.take_ended_sessions()?, database.take_rechecks()?);
             let choices = database.preferences()?.into_iter().map(|(person, own)| (person, Arc::new(own))).collect();
             let made = database.consent_changes()?;
             let given = if made == consents.made() { None } else { Some((made, database.consents()?)) };
+            preferences.replace(choices);
+            if let Some((made, given)) = given {
+                consents.replace(made, given);
+            }
+            // The revocations are announced before the sessions are read, which takes long if there are many. The
+            // new choices and consents already decide about requests for other grants in this time.
+            let ended = database.take_unannounced()?;
+            leases.remove_revoked(&ended);
+            let revoked = leases.announcements(&ended, now());
+            if is_policy_untold.swap(false, Ordering::SeqCst) {
+                push.announce_policy(revoked);
+            } else {
+                push.announce_revoked(revoked);
+            }
             let live: HashMap<_, _> =
                 database.sessions(now())?.into_iter().map(|(token, session)| (token, Arc::new(session))).collect();
             let tokens: HashSet<_> = live.keys().copied().collect();
             let ids = database.verifier_tokens()?.into_iter().map(|(token, id)| (token, Arc::from(id))).collect();
             sessions.replace(live);
             verifiers.replace(ids);
-            preferences.replace(choices);
-            if let Some((made, given)) = given {
-                consents.replace(made, given);
-            }
             push.announce_ended(gone);
-            leases.remove(&ended, &tokens, now());
-            push.announce_revoked(leases.announcements(&ended, now()));
+            leases.keep(&tokens, now());
             for verifier in rechecks {
                 push.send(&Listener::Verifier(verifier), &Event::Recheck);
             }

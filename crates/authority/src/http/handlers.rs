@@ -49,7 +49,6 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio_stream::wrappers::ReceiverStream;
 use utoipa::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouterExt};
 use utoipa_axum::routes;
@@ -304,7 +303,7 @@ async fn events(
     if let Caller::Session(caller) = &caller {
         drop(queue.turn(&caller.session.person).await);
     }
-    let stream = ReceiverStream::new(push.open(caller.listener(), confirm.unwrap_or_default()));
+    let stream = push.open(caller.listener(), confirm.unwrap_or_default());
     // The token may have become invalid after it was looked up and before the stream was opened, when there was no
     // stream to close.
     if !caller.is_known(&sessions, &verifiers) {

@@ -3,16 +3,19 @@
 use crate::http::connection_limit::ConnectionLimit;
 use crate::http::peer::Peer;
 use crate::http::throttle::{Key, Throttle};
+use crate::http::tls_stream::TlsStream;
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
+use std::error::Error;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
-use tokio_rustls::TlsAcceptor;
 use tower_layer::Layer;
 
 /// Time limit for a TLS handshake.
@@ -30,6 +33,10 @@ const STREAMS: u32 = 32;
 /// Flow-control window in bytes, per HTTP/2 stream and per connection.
 const WINDOW: u32 = 64 * 1024;
 
+type Failure = Box<dyn Error + Send + Sync>;
+/// An open connection: a future that ends with the connection.
+type Open = Pin<Box<dyn Future<Output = Result<(), Failure>> + Send>>;
+
 /// Serves `router` on the connections that `listener` accepts. Never returns. Dropping the future closes all
 /// connections.
 pub async fn serve(
@@ -39,7 +46,6 @@ pub async fn serve(
     limit: Arc<ConnectionLimit>,
     throttle: Arc<Throttle>,
 ) {
-    let acceptor = TlsAcceptor::from(tls);
     let mut connections = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -66,10 +72,10 @@ pub async fn serve(
             tracing::debug!(%address, "refused a connection: too many are open");
             continue;
         };
-        let (acceptor, router) = (acceptor.clone(), router.clone());
+        let (tls, router) = (tls.clone(), router.clone());
         connections.spawn(async move {
             tokio::select! {
-                served = connection(stream, acceptor, router, peer) => if let Err(error) = served {
+                served = connection(stream, tls, router, peer) => if let Err(error) = served {
                     tracing::debug!(%address, "connection failed: {error}");
                 },
                 () = permit.evicted() => tracing::debug!(%address, "closed the connection to make room for another"),
@@ -78,30 +84,30 @@ pub async fn serve(
     }
 }
 
-async fn connection(
-    stream: TcpStream,
-    acceptor: TlsAcceptor,
-    router: Router,
-    peer: Peer,
-) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+async fn connection(stream: TcpStream, tls: Arc<ServerConfig>, router: Router, peer: Peer) -> Result<(), Failure> {
     stream.set_nodelay(true)?;
     // A handshake needs much more memory than an open connection. In a box, this memory is free again afterwards.
-    let stream = Box::pin(tokio::time::timeout(HANDSHAKE_TIME, acceptor.accept(stream))).await??;
-    // The layer goes around the router. `Router::layer` would copy every route, for each connection.
-    let service = TowerToHyperService::new(Extension(peer.clone()).layer(router));
-    let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
-    let mut http2 = builder.http2();
-    http2.timer(TokioTimer::new()).keep_alive_interval(PING.0).keep_alive_timeout(PING.1);
-    http2.max_concurrent_streams(STREAMS).initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
-    let builder = match stream.get_ref().1.alpn_protocol() {
-        Some(b"h2") => builder.http2_only(),
-        _ => builder.http1_only(),
-    };
-    let mut served = Box::pin(builder.serve_connection(TokioIo::new(stream), service));
+    let mut served = Box::pin(tokio::time::timeout(HANDSHAKE_TIME, open(stream, tls, router, peer.clone()))).await??;
     tokio::select! {
         served = &mut served => return served,
         () = tokio::time::sleep(UNPROVEN_TIME) => {}
     }
     if peer.is_proven() { served.await } else { Err("the client presented no credential in time".into()) }
+}
+
+/// Does the TLS handshake. Returns the open connection in a box of its own, so that nothing of it is in two places.
+async fn open(stream: TcpStream, tls: Arc<ServerConfig>, router: Router, peer: Peer) -> Result<Open, Failure> {
+    let stream = TlsStream::accept(stream, tls).await?;
+    // The layer goes around the router. `Router::layer` would copy every route, for each connection.
+    let service = TowerToHyperService::new(Extension(peer).layer(router));
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
+    let mut http2 = builder.http2();
+    http2.timer(TokioTimer::new()).keep_alive_interval(PING.0).keep_alive_timeout(PING.1);
+    http2.max_concurrent_streams(STREAMS).initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
+    let builder = match stream.alpn_protocol() {
+        Some(b"h2") => builder.http2_only(),
+        _ => builder.http1_only(),
+    };
+    Ok(Box::pin(builder.serve_connection(TokioIo::new(stream), service).into_owned()))
 }

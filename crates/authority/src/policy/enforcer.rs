@@ -143,11 +143,9 @@ impl Enforcer {
         drop(in_force);
         into_huge_pages();
         let finished = self.finish_in_cluster(standing, networks_text).await;
-        // Announce the policy before the revocations: a verifier that reads its configuration at the first event then
-        // sees both.
-        self.push.broadcast(&Event::Policy);
+        let synchronised = self.sync.run_for_policy().await;
         self.segments.announce(&withdrawn);
-        self.sync.run().await?;
+        synchronised?;
         // The policy is in force in any case, so the listeners have been told before a failure is reported.
         let ended = Reevaluated { revoked: revoked + finished?, withdrawn: withdrawn.statements.len() };
         let followed = self.sync.confirmed().await?;
@@ -212,9 +210,9 @@ impl Enforcer {
         let revoked = self.revoke_forbidden(&policy, why).await?;
         let withdrawn = self.segments.withdraw_forbidden(&policy);
         drop(policy);
-        self.push.broadcast(&Event::Policy);
+        let synchronised = self.sync.run_for_policy().await;
         self.segments.announce(&withdrawn);
-        self.sync.run().await?;
+        synchronised?;
         let ended = Reevaluated { revoked, withdrawn: withdrawn.statements.len() };
         tracing::info!("{why}: {ended}");
         Ok(ended)

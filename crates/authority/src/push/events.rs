@@ -3,11 +3,11 @@
 //! it has reconnected. `sync.rs` and `policy/enforcer.rs` announce what has ended; `http/handlers.rs` writes the events
 //! to the streams.
 
+use crate::push::queue::{EventQueue, Sender, queue};
 use crate::storage::TokenHash;
 use api::{Confirm, Event, RevokedGrant, RevokedSession, Withdrawal};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::mpsc::{Receiver, Sender, channel};
 
 /// Maximum number of events that wait to be read by one listener's stream.
 const QUEUE: usize = 256;
@@ -29,13 +29,13 @@ pub enum Listener {
 
 /// An open stream, and the kinds of events that its listener confirms.
 struct Stream {
-    sender: Sender<Arc<str>>,
+    sender: Sender,
     confirms: Confirm,
 }
 
 impl Stream {
     fn send(&self, text: &Arc<str>) -> bool {
-        self.sender.try_send(text.clone()).is_ok()
+        self.sender.send(std::slice::from_ref(text))
     }
 }
 
@@ -50,9 +50,9 @@ pub struct Push {
 impl Push {
     /// Opens a stream of events in JSON, which begins with the event `Hello`. `confirms` states which events the
     /// listener confirms. If the listener has too many streams, the oldest is closed.
-    pub fn open(&self, listener: Listener, confirms: Confirm) -> Receiver<Arc<str>> {
-        let (sender, receiver) = channel(QUEUE);
-        let _ = sender.try_send(text(&Event::Hello));
+    pub fn open(&self, listener: Listener, confirms: Confirm) -> EventQueue {
+        let (sender, events) = queue(QUEUE);
+        sender.send(&[text(&Event::Hello)]);
         let mut streams = self.lock();
         let open_streams = streams.entry(listener).or_default();
         open_streams.retain(|stream| !stream.sender.is_closed());
@@ -60,7 +60,7 @@ impl Push {
             open_streams.remove(0);
         }
         open_streams.push(Stream { sender, confirms });
-        receiver
+        events
     }
 
     /// Sends an event to all streams of one listener, and closes the streams whose queue is full. Returns the number of
@@ -106,18 +106,27 @@ impl Push {
 
     /// Tells each listener which of its grants were revoked.
     pub fn announce_revoked(&self, revoked: impl IntoIterator<Item = (Listener, RevokedGrant)>) {
-        let mut of_listeners: HashMap<Listener, Vec<RevokedGrant>> = HashMap::new();
-        for (listener, grant) in revoked {
-            of_listeners.entry(listener).or_default().push(grant);
-        }
-        if !of_listeners.is_empty() {
-            tracing::info!(listeners = of_listeners.len(), "announcing revoked grants");
-        }
-        for (listener, grants) in of_listeners {
-            for grants in grants.chunks(REVOKED_PER_EVENT) {
-                self.send(&listener, &Event::Revoked { grants: grants.to_vec() });
+        for (listener, events) in revocations(revoked) {
+            let mut streams = self.lock();
+            let Some(open_streams) = streams.get_mut(&listener) else { continue };
+            open_streams.retain(|stream| stream.sender.send(&events));
+            if open_streams.is_empty() {
+                streams.remove(&listener);
             }
         }
+    }
+
+    /// Tells all listeners that the policy changed, and each listener which of its grants were revoked. The policy
+    /// comes first: a verifier that reads its configuration at this event then sees both. A listener gets all its
+    /// events at once, because a second message would cost as much as the first.
+    pub fn announce_policy(&self, revoked: impl IntoIterator<Item = (Listener, RevokedGrant)>) {
+        let (policy, mut revoked) = (text(&Event::Policy), revocations(revoked));
+        self.lock().retain(|listener, open_streams| {
+            let mut events = vec![policy.clone()];
+            events.append(&mut revoked.remove(listener).unwrap_or_default());
+            open_streams.retain(|stream| stream.sender.send(&events));
+            !open_streams.is_empty()
+        });
     }
 
     /// Tells a listener which consent to segments was withdrawn.
@@ -158,6 +167,20 @@ impl Push {
     }
 }
 
+/// Returns the events that tell each listener of its revoked grants.
+fn revocations(revoked: impl IntoIterator<Item = (Listener, RevokedGrant)>) -> HashMap<Listener, Vec<Arc<str>>> {
+    let mut of_listeners: HashMap<Listener, Vec<RevokedGrant>> = HashMap::new();
+    for (listener, grant) in revoked {
+        of_listeners.entry(listener).or_default().push(grant);
+    }
+    if !of_listeners.is_empty() {
+        tracing::info!(listeners = of_listeners.len(), "announcing revoked grants");
+    }
+    let event = |grants: &[RevokedGrant]| text(&Event::Revoked { grants: grants.to_vec() });
+    let events = |grants: Vec<RevokedGrant>| grants.chunks(REVOKED_PER_EVENT).map(event).collect();
+    of_listeners.into_iter().map(|(listener, grants)| (listener, events(grants))).collect()
+}
+
 fn text(event: &Event) -> Arc<str> {
     serde_json::to_string(event).expect("INVARIANT: events are plain data, which always has a JSON form").into()
 }
@@ -170,12 +193,12 @@ mod tests {
     fn a_listener_that_lags_is_disconnected() {
         let push = Push::default();
         let listener = Listener::Verifier("edge".into());
-        let mut stream = push.open(listener.clone(), Confirm::Nothing);
+        let stream = push.open(listener.clone(), Confirm::Nothing);
         for _ in 0..QUEUE + 1 {
             push.send(&listener, &Event::Policy);
         }
         let mut received = 0;
-        while let Ok(text) = stream.try_recv() {
+        while let Some(text) = stream.take() {
             assert_eq!(text.contains("hello"), received == 0);
             received += 1;
         }
@@ -184,14 +207,35 @@ mod tests {
     }
 
     #[test]
+    fn a_listener_hears_of_the_policy_and_then_of_its_own_grants() {
+        let push = Push::default();
+        let listeners = [Listener::Session([1; 32]), Listener::Session([2; 32]), Listener::Verifier("edge".into())];
+        let streams = listeners.clone().map(|listener| push.open(listener, Confirm::Nothing));
+        let grant = |handle| RevokedGrant { handle, expires: 0, holder: 0 };
+        let of_edge = (0..=REVOKED_PER_EVENT as u64).map(|handle| (listeners[2].clone(), grant(handle)));
+        push.announce_policy(of_edge.chain([(listeners[0].clone(), grant(7))]));
+        let kinds = |stream: &EventQueue| {
+            let events = std::iter::from_fn(|| stream.take());
+            let kinds = events.map(|event| event.split('"').nth(3).map(str::to_owned).unwrap_or_default());
+            kinds.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(
+            streams.each_ref().map(kinds),
+            ["hello policy revoked", "hello policy", "hello policy revoked revoked"]
+        );
+        push.announce_revoked([(listeners[1].clone(), grant(8)), (Listener::Session([3; 32]), grant(9))]);
+        assert_eq!(streams.each_ref().map(kinds), ["", "revoked", ""]);
+    }
+
+    #[test]
     fn a_session_that_is_gone_hears_so_and_its_stream_ends() {
         let push = Push::default();
-        let mut stream = push.open(Listener::Session([1; 32]), Confirm::Nothing);
-        let mut other = push.open(Listener::Session([2; 32]), Confirm::Nothing);
+        let stream = push.open(Listener::Session([1; 32]), Confirm::Nothing);
+        let other = push.open(Listener::Session([2; 32]), Confirm::Nothing);
         push.close_unless(|listener| *listener == Listener::Session([2; 32]));
-        let texts: Vec<_> = std::iter::from_fn(|| stream.try_recv().ok()).collect();
+        let texts: Vec<_> = std::iter::from_fn(|| stream.take()).collect();
         assert!(texts[1].contains("logged_out"));
         assert!(stream.is_closed());
-        assert!(other.try_recv().is_ok() && !other.is_closed());
+        assert!(other.take().is_some() && !other.is_closed());
     }
 }

@@ -7,7 +7,7 @@ use crate::push::events::Listener;
 use crate::storage::{Database, Operator, TokenHash, Which};
 use api::{Complaint, Confirm, Grant, Misconduct};
 use engine::policy::preference::Choice;
-use futures_util::FutureExt;
+use futures_util::{FutureExt, StreamExt};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::task::{JoinHandle, yield_now};
@@ -150,7 +150,7 @@ async fn a_revocation_is_announced_though_the_request_that_synchronises_ends() {
     assert!(sync.as_mut().now_or_never().is_none());
     drop(sync);
     begin.send(()).unwrap();
-    let announced = async { while !heard.recv().await.is_some_and(|event| event.contains("sessions_revoked")) {} };
+    let announced = async { while !heard.next().await.is_some_and(|event| event.contains("sessions_revoked")) {} };
     soon(announced).await;
 }
 
@@ -201,5 +201,5 @@ async fn a_handle_is_announced_by_the_next_request_if_the_first_one_is_cancelled
     }
     assert!(soon(ask(authority, alice)).await.is_ok());
     assert_eq!(live_of(authority, "alice").await, 1, "it is another lease of the same grant");
-    soon(async { while !heard.recv().await.is_some_and(|event| event.contains("granted")) {} }).await;
+    soon(async { while !heard.next().await.is_some_and(|event| event.contains("granted")) {} }).await;
 }

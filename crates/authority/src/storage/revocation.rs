@@ -1,6 +1,7 @@
 //! Revocation of single grants. This module marks their rows, and triggers queue the announcements to verifiers. Other
 //! modules decide which grants to revoke.
 
+use super::audit::chain;
 use super::{AuditEvent, TokenHash};
 use anyhow::Result;
 use engine::verifier::CLOCK_SKEW_MAX;
@@ -37,14 +38,14 @@ pub(super) fn revoke_forbidden(
     why: &str,
     now: u64,
 ) -> Result<()> {
+    let mut events = Vec::new();
     for (handle, person) in grants {
         // Another member of the cluster may have revoked the grant meanwhile.
         if mark(transaction, "handle = ?3", now, &[&handle.0.cast_signed()])? > 0 {
-            let event = AuditEvent::new("revoked").person(person);
-            event.detail(format!("{handle}: {why}")).write(transaction, now)?;
+            events.push(AuditEvent::new("revoked").person(person).detail(format!("{handle}: {why}")));
         }
     }
-    Ok(())
+    chain::append_acts(transaction, events, now)
 }
 
 /// Revokes the grants of a session individually, because their handles don't identify the session to verifiers.
@@ -78,9 +79,9 @@ pub(super) fn recheck_of_person(transaction: &Transaction<'_>, person: &str) -> 
 }
 
 /// Revokes the grants that the SQL text `condition` selects; its values begin with `?3`. Also revokes expired grants,
-/// because their flows may still be live. Queues unexpired grants for announcement. Queues a recheck at the verifiers
-/// of grants whose first lease has expired, because the announcement names only handles with which a token can still be
-/// made. Returns the number of revoked grants.
+/// because their flows may still be live. Queues unexpired grants for announcement. The announcement names only handles
+/// with which a token can still be made. So, if the first lease of a grant has expired, queues a recheck at the grant's
+/// verifier. Returns the number of revoked grants.
 pub(super) fn mark(
     transaction: &Transaction<'_>,
     condition: &'static str,

@@ -14,6 +14,7 @@ mod granting;
 mod known;
 mod leases;
 mod listed;
+mod listeners;
 mod lists;
 mod login;
 mod metrics;

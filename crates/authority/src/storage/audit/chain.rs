@@ -185,23 +185,48 @@ pub(in crate::storage) fn append_again(
     })
 }
 
+/// Appends entries to the trail of actions. Many of them take less time together, because the head is written once.
+pub(in crate::storage) fn append_acts(
+    transaction: &Transaction<'_>,
+    events: impl IntoIterator<Item = AuditEvent>,
+    now: u64,
+) -> Result<()> {
+    let trail = Trail::Acts;
+    append_entries(transaction, trail.name(), events.into_iter().map(|event| move |id| event.entry(id, trail, now)))
+}
+
 fn append_entry(transaction: &Transaction<'_>, trail: &str, entry: impl FnOnce(i64) -> AuditEntry) -> Result<()> {
+    append_entries(transaction, trail, [entry])
+}
+
+fn append_entries(
+    transaction: &Transaction<'_>,
+    trail: &str,
+    entries: impl IntoIterator<Item = impl FnOnce(i64) -> AuditEntry>,
+) -> Result<()> {
     let mut heads = transaction
         .prepare_cached("SELECT max(head_id), max(head_hash) FILTER (WHERE trail = ?1) FROM audit_trails")?;
-    let (last, before): (i64, AuditHash) =
+    let (mut last, mut before): (i64, AuditHash) =
         heads.query_row([trail], |row| Ok((row.get(0)?, row.get(1)?))).context("the audit trails are missing")?;
-    let entry = entry(last + 1);
-    let hash = link(&before, &entry);
     let mut add = transaction.prepare_cached(
         "INSERT INTO audit (id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
     )?;
-    let AuditEntry { id, time, event, person, device, source, receiver, rule, detail, operator, .. } = &entry;
-    let time = time.cast_signed();
-    add.execute(params![id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash])?;
-    let mut head =
-        transaction.prepare_cached("UPDATE audit_trails SET head_id = ?2, head_hash = ?3 WHERE trail = ?1")?;
-    head.execute(params![trail, id, hash])?;
+    let mut is_longer = false;
+    for entry in entries {
+        let entry = entry(last + 1);
+        let hash = link(&before, &entry);
+        let AuditEntry { id, time, event, person, device, source, receiver, rule, detail, operator, .. } = &entry;
+        let time = time.cast_signed();
+        add.execute(params![id, trail, time, event, person, device, source, receiver, rule, detail, operator, hash])?;
+        (last, before, is_longer) = (*id, hash, true);
+    }
+    // Without a new entry, `last` is possibly the number of an entry of the other trail.
+    if is_longer {
+        let mut head =
+            transaction.prepare_cached("UPDATE audit_trails SET head_id = ?2, head_hash = ?3 WHERE trail = ?1")?;
+        head.execute(params![trail, last, before])?;
+    }
     Ok(())
 }
 
