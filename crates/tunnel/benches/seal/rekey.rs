@@ -10,7 +10,7 @@ use engine::model::{Sealing, Treatment};
 use engine::tunnel::Terms;
 use lab::transfer::{Sink, Transfer};
 use measure::{Bound, Figures, Yardstick};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use tunnel::{Key, Leg, times};
@@ -134,16 +134,26 @@ fn open(stage: &Stage, suite: Suite, forward: bool, interval: Interval, number: 
     stage.agent.wake();
     let is_open = || stage.agent.end().show(times()).iter().any(|shown| shown.key == key && shown.is_open);
     ensure!(lab::poll(Duration::from_secs(5), is_open), "{name}: no tunnel");
-    Ok(Cell { name, key, suite, interval, opened: Instant::now(), rates: Vec::new(), rekeys: 0 })
+    let cell = Cell { name, key, suite, interval, opened: Instant::now(), rates: Vec::new(), rekeys: 0 };
+    // The verifier learns from a flow at which age the rule wants new keys. Until then it has an age of its own.
+    let to = direct(stage, &cell)?;
+    stage.client.enter(|| TcpStream::connect_timeout(&to, Duration::from_secs(5))).context(cell.name.clone())?;
+    Ok(cell)
 }
 
-fn run(stage: &Stage, cell: &mut Cell) -> Result<()> {
-    let phase = || stage.agent.end().show(times()).iter().find(|shown| shown.key == cell.key).map(|shown| shown.phase);
+/// Sends the flows to the sink into the tunnel of `cell`. Returns the sink's address.
+fn direct(stage: &Stage, cell: &Cell) -> Result<SocketAddr> {
     let demand = Sealing { suites: Suites::default().with(cell.suite), ..demand(Treatment::Encrypt) };
     let to = SocketAddr::new(SERVER.parse()?, PORT);
     let destination = Destination { address: to.ip(), protocol: TCP, port: PORT };
     stage.opener.store(cell.key.subject, Relaxed);
     stage.agent.end().set_leg(destination, Leg { tunnel: cell.key, demand });
+    Ok(to)
+}
+
+fn run(stage: &Stage, cell: &mut Cell) -> Result<()> {
+    let phase = || stage.agent.end().show(times()).iter().find(|shown| shown.key == cell.key).map(|shown| shown.phase);
+    let to = direct(stage, cell)?;
     let before = phase().context("a tunnel")?;
     let rate = Transfer::start(&stage.client, to, TIME, None)?.finish()?.megabits();
     let rekeys = phase().context("a tunnel")? - before;
