@@ -412,8 +412,8 @@ pub(crate) fn no_account(person: &str) -> String {
     format!("no account {person}: `vouchsafe authority user add {person}`")
 }
 
-/// Opens the database for a change after which grants must be evaluated again. A server does that when it starts, but in
-/// a cluster other servers run, which do not evaluate what this process changes.
+/// Opens the database for a change after which grants must be evaluated again. A server does that when it starts, but
+/// in a cluster other servers run, which do not evaluate what this process changes.
 ///
 /// # Errors
 /// Fails if the authority is a member of a cluster and its server is not running, or the database cannot be opened.
@@ -421,8 +421,8 @@ fn evaluating(directory: &Directory) -> Result<Database> {
     let database = directory.open_database()?;
     if database.is_member() && std::os::unix::net::UnixStream::connect(directory.control_socket()).is_err() {
         bail!(
-            "in a cluster, this change needs the running server of its member, which evaluates the grants again: start \
-             it here with `vouchsafe authority run`, or give the command at a member that runs"
+            "in a cluster, this change needs a running server, which evaluates the grants again: start the server of \
+             this member with `vouchsafe authority run`, or run the command at a member whose server is running"
         );
     }
     Ok(database)

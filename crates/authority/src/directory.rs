@@ -18,8 +18,8 @@ use zeroize::Zeroizing;
 /// File name of the policy, which also appears in the labels of rules, such as `policy.toml:12`.
 pub const POLICY: &str = "policy.toml";
 
-/// Files that belong to the running server and to the database, and are not copied one by one: the server's locks and
-/// socket, and SQLite's files.
+/// Files that are not copied one by one, because they belong to the running server or to the database: the server's
+/// locks and socket, and SQLite's files.
 pub(crate) const OF_THE_SERVER: [&str; 10] = [
     "lock",
     "rotate.lock",

@@ -1,5 +1,5 @@
-//! The push channel between the authority and its listeners (sessions and verifiers): the events that they receive, and
-//! the acknowledgements and reports that verifiers send back.
+//! The push channel from the authority to its listeners (sessions and verifiers). It carries events to them. The
+//! acknowledgements and reports that verifiers send back are also here.
 
 pub(crate) mod acknowledgements;
 pub(crate) mod activity;

@@ -1,9 +1,9 @@
 //! The running authority: its parts, and the order in which they start. A handler takes the parts that it needs with
 //! [`Part`](crate::http::extractors::Part).
 //!
-//! A task that needs several locks takes them in this order: first the lock of the [`Synchroniser`], which is held
-//! during a run, then the lock of the policy, then the lock of the book of segments, then the locks of the tables of
-//! sessions, verifiers and preferences. A task that holds any other lock takes no further lock.
+//! A task that needs several locks takes them in a fixed order. The first is the lock of the [`Synchroniser`], which is
+//! held during a run. Then follow the lock of the policy, the lock of the book of segments, and the locks of the tables
+//! of sessions, verifiers and preferences. A task that holds any other lock takes no further lock.
 
 use crate::cluster::confirm::Confirmation;
 use crate::cluster::contact::Contact;

@@ -215,14 +215,14 @@ pub enum Decision<'p> {
     NoReceiver,
     /// The destination belongs to a receiver, but no rule matches.
     DefaultDeny {
-        /// The receiver.
+        /// The receiver to which the destination belongs.
         receiver: &'p Receiver,
     },
     /// A rule denies the request.
     Denied {
         /// The receiver that the rule names.
         receiver: &'p Receiver,
-        /// The rule.
+        /// The rule that denies the request.
         rule: &'p Rule,
     },
     /// A rule allows the request.

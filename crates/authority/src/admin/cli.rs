@@ -465,7 +465,10 @@ async fn revoke(at: &At, which: &Which) -> Result<ExitCode> {
     let ended = if sessions > 0 { format!("{} ended, ", count(sessions, "session")) } else { String::new() };
     let grants = format!("{ended}{}", count(grants, "grant"));
     if announced {
-        println!("{grants} revoked; verifiers cut their flows, and the flows of revoked grants that had expired");
+        println!(
+            "{grants} revoked; verifiers cut the flows of these grants, and the flows of expired grants that are now \
+             revoked"
+        );
     } else {
         println!(
             "{grants} revoked, but the authority is not running: verifiers receive the revocation when it starts. \

@@ -43,8 +43,8 @@ pub struct Etcd {
     pub key: Option<PathBuf>,
 }
 
-/// Makes the authority of `directory` the first member of a new cluster. Its server must not be running. Returns the
-/// cluster's id.
+/// Makes the authority of `directory` the first member of a new cluster. The authority's server must not be running.
+/// Returns the cluster's id.
 ///
 /// # Errors
 /// Fails if the authority is a member already, its server is running, etcd does not answer, or a file cannot be read or
@@ -98,8 +98,8 @@ pub fn init(directory: &Directory, etcd: &Etcd, name: &str, url: &str) -> Result
     Ok(id)
 }
 
-/// Removes what an interrupted [`init`] has left in etcd and in the directory. The database is not yet the cluster's then,
-/// and the log has no head, which comes last.
+/// Removes what an interrupted [`init`] has left in etcd and in the directory. The database is not yet the cluster's
+/// then, and the log has no head, which comes last.
 fn clear(directory: &Directory, config: &ClusterConfig) -> Result<()> {
     let below = format!("/vouchsafe/{}/", config.id);
     // '0' is the character after '/'.
@@ -108,8 +108,8 @@ fn clear(directory: &Directory, config: &ClusterConfig) -> Result<()> {
     let cleared = config.connect(directory.path())?.txn(&Txn { compare, success: vec![all], failure: Vec::new() })?;
     ensure!(
         cleared.succeeded,
-        "{} names the cluster {}, which exists, but the database does not belong to it: `vouchsafe authority cluster \
-         leave --without-etcd` makes this an authority alone",
+        "{} names the cluster {}, which exists, but the database does not belong to this cluster: run `vouchsafe \
+         authority cluster leave --without-etcd`, so that this authority is in no cluster",
         directory.path().join(config::FILE).display(),
         config.id
     );
@@ -143,8 +143,8 @@ fn add_member(database: &mut Database, name: &str, url: &str) -> Result<()> {
     database.change_shared(&format!("{KNOWN}{name}"), |_| Ok(Some(known)))
 }
 
-/// Writes an invitation for a new member to the new file `out` of mode 0600. The member's certificate is for `hosts`. The
-/// server may be running.
+/// Writes an invitation for a new member to the new file `out` of mode 0600. The member's certificate is for `hosts`.
+/// The server may be running.
 ///
 /// # Errors
 /// Fails if the authority is not a member of a cluster, there is a member with this name, a host is neither a DNS name
@@ -252,8 +252,8 @@ pub fn join(
         let applied = database.applied()?;
         ensure!(
             applied >= at_least,
-            "etcd has only {applied} entries of the cluster's log, but the inviting member had {at_least}: etcd was restored \
-             from an old backup. Make a new cluster of the member that has the most: docs/cluster.md"
+            "etcd has only {applied} entries of the cluster's log, but the inviting member had {at_least}: etcd was \
+             restored from an old backup. Make a new cluster from the member that has the most entries: docs/cluster.md"
         );
         fs::remove_file(aside.path().join(AT_LEAST))?;
         // The policy and networks.toml in the invitation may be drafts of the inviting member's operator.
@@ -310,9 +310,9 @@ pub struct Left {
     pub unknown: Option<String>,
 }
 
-/// Turns a member into an authority that is in no cluster. The authority keeps its copy of the database. Its server
-/// must not be running. With `without_etcd`, the member also leaves if etcd does not answer. With `keep_state`, it also
-/// leaves if there are other members.
+/// Turns a member into an authority that is in no cluster. The authority keeps its copy of the database. The
+/// authority's server must not be running. With `without_etcd`, the member also leaves if etcd does not answer. With
+/// `keep_state`, it also leaves if there are other members.
 ///
 /// # Errors
 /// Fails if the authority is not a member, there are other members, its server is running, etcd does not answer, or a
@@ -328,9 +328,9 @@ pub fn leave(directory: &Directory, without_etcd: bool, keep_state: bool) -> Res
     let others: Vec<_> = others.collect();
     ensure!(
         others.is_empty() || keep_state,
-        "there are other members ({}): this authority would issue grants with the same keys from a state of its own. To \
-         take this host out, delete its directory, and run `vouchsafe authority cluster remove {name}` at another \
-         member. To go on with this host alone, stop the others for good, and give this command with --keep-state",
+        "there are other members ({}), which issue grants with the same keys. To take this host out of the cluster, \
+         delete its directory, and run `vouchsafe authority cluster remove {name}` at another member. To continue \
+         with this host alone, stop the other members for good, and run this command with --keep-state",
         others.join(", ")
     );
     let told =
@@ -340,9 +340,9 @@ pub fn leave(directory: &Directory, without_etcd: bool, keep_state: bool) -> Res
         Err(error) if without_etcd => Some(format!("{error:#}")),
         Err(error) => {
             return Err(error.context(
-                "etcd does not answer, so this copy may lack the latest changes, and the other members would go on to \
-                 list this one; nothing was changed. `vouchsafe authority cluster leave --without-etcd` leaves the \
-                 cluster anyway",
+                "etcd does not answer, so this copy may lack the latest changes, and the other members would continue \
+                 to list this member. Nothing was changed. `vouchsafe authority cluster leave --without-etcd` leaves \
+                 the cluster anyway",
             ));
         }
     };

@@ -580,7 +580,8 @@ fn taken(device: Option<&str>, groups: &[String], tags: &[String], source: Optio
     };
     let known_tags = match device {
         None => {
-            "unknown without a device, except those of a service account; rules about others are assumed not to match"
+            "no device is given, so only the tags of a service account are known; rules about other tags are assumed \
+             not to match"
         }
         Some(_) => "those that the authority knows",
     };

@@ -135,8 +135,8 @@ impl Server {
         }
     }
 
-    /// Stops the server: tells the endpoints of a cluster's member to change to another member, closes all connections,
-    /// writes the last audit entries, and releases the directory.
+    /// Stops the server. Tells the endpoints of a cluster's member to change to another member, and closes all
+    /// connections. Then writes the last audit entries, and releases the directory.
     pub async fn stop(mut self) {
         self.hand_over().await;
         self.tasks.shutdown().await;
@@ -155,8 +155,8 @@ impl Server {
         self.authority.storage.close().await;
     }
 
-    /// Tells the other members of the cluster that this one is no longer there, and the endpoints that listen here where
-    /// to go on.
+    /// Tells the other members of the cluster that this one is no longer there, and the endpoints that listen here
+    /// where to go on.
     async fn hand_over(&self) {
         let members = self.authority.members.clone();
         if members.cluster().is_none() {
@@ -167,9 +167,11 @@ impl Server {
         match tokio::task::spawn_blocking(withdraw).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                tracing::warn!("cannot remove this member's state from etcd; it ends by itself: {error:#}")
+                tracing::warn!("cannot remove this member's state from etcd; the state ends by itself: {error:#}")
             }
-            Err(error) => tracing::warn!("cannot remove this member's state from etcd; it ends by itself: {error:#}"),
+            Err(error) => {
+                tracing::warn!("cannot remove this member's state from etcd; the state ends by itself: {error:#}")
+            }
         }
         let (sessions, verifiers) = self.authority.push.count();
         if sessions + verifiers > 0 {

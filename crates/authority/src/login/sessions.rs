@@ -71,7 +71,7 @@ impl Sessions {
     }
 
     /// Adds a session that the database contains. Must be called on the storage thread, which also runs
-    /// [`Self::replace`]: otherwise, `replace` could remove the session, because it read the database before the
+    /// [`Self::replace`]. On another thread, `replace` could remove the new session if it read the database before the
     /// session was added.
     pub fn insert(&self, token: TokenHash, session: Session) {
         self.write().insert(token, Arc::new(session));

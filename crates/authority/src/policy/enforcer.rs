@@ -78,7 +78,8 @@ pub struct Enforcer {
     pub(crate) version: AtomicI64,
     /// Whether the database may contain grants that the policy in force forbids.
     pub(crate) must_reevaluate: AtomicBool,
-    /// The text of `networks.toml` that the members of the cluster share, as far as this member has followed it.
+    /// The text of `networks.toml` that the members of the cluster share, in the latest version that this member has
+    /// followed.
     pub(crate) networks: tokio::sync::Mutex<Option<String>>,
 }
 

@@ -1,5 +1,5 @@
 //! The policy in force, compiled into a rulebook that makes the decisions. The rulebook contains only numbers for
-//! receivers, senders and terms. The policy says for what the numbers stand, how much a grant covers, and when the
+//! receivers, senders and terms. The policy says what the numbers stand for, how much a grant covers, and when the
 //! grant ends. Policy and rulebook make the same decisions.
 
 use super::lists::Lists;
@@ -35,15 +35,15 @@ pub struct Compiled {
 pub enum TooLarge {
     /// The rules have more entries than can be in force. Contains the number of entries.
     #[error(
-        "the policy is too large: the persons, groups, tags and addresses of its rules, multiplied by the receivers \
-         of each rule, are {0} entries; at most {MOST_ENTRIES} can be in force. Name groups instead of persons, and \
+        "the policy is too large: its rules make {0} entries, one for each combination of a sender (person, group, \
+         tag or address) and a receiver; at most {MOST_ENTRIES} can be in force. Name groups instead of persons, and \
          networks instead of addresses"
     )]
     Entries(usize),
     /// The receivers have more prefixes and services than can be in force. Contains their number.
     #[error(
-        "the policy is too large: the prefixes of its receivers, multiplied by their services, are {0} entries; at \
-         most {MOST_PLACES} can be in force. Join services to ranges"
+        "the policy is too large: its receivers make {0} entries, one for each combination of a prefix and a service; \
+         at most {MOST_PLACES} can be in force. Join services into ranges"
     )]
     Places(usize),
     /// The policy has more different terms, time windows or names than the rulebook can number.

@@ -3,8 +3,8 @@
 //!
 //! A receiver has a list of entries, each about one sender. Among the entries that match, the entry with the highest
 //! priority decides. Among entries of equal priority, the latest entry decides (freshness). If the freshness is also
-//! equal, an entry that denies decides. It does not matter how specific entries and receivers are: receivers express
-//! precedence by priorities.
+//! equal, an entry that denies decides. How specific entries and receivers are does not matter. Only priorities express
+//! precedence.
 //!
 //! A clone is a snapshot and costs almost nothing. Readers keep a clone. The writer changes a clone of its own, and
 //! then publishes this clone as a whole.
@@ -451,10 +451,10 @@ impl<'b> Evaluation<'b> {
         &self.windows
     }
 
-    /// Returns the scope of a grant under this ruling. A wide scope is narrowed to one protocol and port in two cases:
-    /// a stronger entry could decide differently for a part of the scope or at some time; or another verifier protects
-    /// a part of the scope. The scope of a whole network is also narrowed if it possibly contains other receivers, even
-    /// if their lists are equal.
+    /// Returns the scope of a grant under this ruling. A wide scope is narrowed to one protocol and port in two cases.
+    /// In the first case, a stronger entry could decide differently for a part of the scope or at some time. In the
+    /// second case, another verifier protects a part of the scope. The scope of a whole network is also narrowed if it
+    /// possibly contains other receivers, even if their lists are equal.
     pub fn scope(&self, ruling: &Ruling, granularity: Granularity) -> Scope {
         let host = IpNet::from(self.to.address);
         let narrow = Scope { prefix: host, service: Some((self.to.protocol, self.to.port)) };

@@ -58,7 +58,7 @@ pub enum PolicyCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Replace the directory's policy file and put the new one in force; an invalid file changes nothing
+    /// Replace the directory's policy file and put the new policy in force; an invalid file changes nothing
     Apply(OneFile),
     /// Put the directory's policy.toml in force after editing it
     Reload {

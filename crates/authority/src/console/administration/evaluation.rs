@@ -1,5 +1,6 @@
-//! Evaluation of a draft of the policy: its errors, the results of its tests, who gains and who loses access, which
-//! grants would end, and how the draft would decide recent requests. The commands for policies call the same functions.
+//! Evaluation of a draft of the policy. It finds the draft's errors and runs its tests. It shows who gains and who
+//! loses access, which grants would end, and how the draft would decide recent requests. The commands for policies call
+//! the same functions.
 
 use super::{LOOKS, Turn};
 use crate::grants::GrantIssuer;
