@@ -154,9 +154,9 @@ async fn main() {
     let open = async |from: usize, to: usize| {
         eprintln!("streams: opening {} streams", to - from);
         let turns = Arc::new(Semaphore::new(TOGETHER));
-        for number in from..to {
+        for (number, token) in tokens.iter().enumerate().take(to).skip(from) {
             let turn = turns.clone().acquire_owned().await.expect("the semaphore stays open");
-            let endpoint = Endpoint { number, to: serving.address, token: tokens[number].clone() };
+            let endpoint = Endpoint { number, to: serving.address, token: token.clone() };
             let (connector, heard) = (connector.clone(), heard.clone());
             tokio::spawn(async move {
                 if let Err(error) = endpoint.listen(connector, &heard, || drop(turn)).await {
