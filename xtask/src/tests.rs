@@ -1,8 +1,8 @@
 //! `make test`: runs every test of the workspace, several test programs at a time.
 //!
 //! `cargo test` starts one test program after the other. Most of ours wait for packets, timers and daemons, so it would
-//! leave the processors idle half of the time. This module asks cargo for the list of test programs and runs several at
-//! once: one more than there are processors. Programs that measure time run alone, after the others.
+//! leave the processors idle half of the time. This module asks cargo for the list of test programs and runs as many of
+//! them at once as there are processors. Programs that measure time run alone, after the others.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -86,7 +86,7 @@ pub fn run(no_kernels: bool, args: &[String]) -> Result<()> {
     }
     let (alone, mut together): (Vec<_>, Vec<_>) = programs.into_iter().partition(|program| program.is_in(ALONE));
     together.sort_by_key(|program| program.rank(LONGEST));
-    let lanes = std::thread::available_parallelism()?.get() + 1;
+    let lanes = std::thread::available_parallelism()?.get();
     let mut failed = in_lanes(together, lanes, &binary)?;
     failed.extend(in_lanes(alone, 1, &binary)?);
     ensure!(failed.is_empty(), "tests FAILED in {}", failed.join(", "));

@@ -186,7 +186,7 @@ mod tests {
             ("[weights]\nlatency = -1\n", "must be 0 or more"),
             ("[weights]\nlatency = 0\n", "no criterion has a weight"),
             ("must = [\"encrypts\"]\n", "no criterion has a weight"),
-            ("must = [\"latency\"]\n[weights]\ncpu = 1\n", "not be a must"),
+            ("must = [\"latency\"]\n[weights]\ncpu = 1\n", "do not name it in `must`"),
             ("[wieghts]\n", "unknown field"),
         ] {
             let error = format!("{:#}", Weights::read(text).unwrap_err());

@@ -317,7 +317,9 @@ async fn put_in_force(directory: &Directory, candidate: Candidate, note: String,
     let text = replaces.then(|| candidate.text.clone());
     match control::send(directory, Command::ApplyPolicy { text, note: note.clone(), by: by.clone() }).await? {
         Some(Reply::Done(text)) => Ok(text),
-        Some(Reply::Refused(why)) => bail!("the authority keeps the policy in force: {why}"),
+        Some(Reply::Refused(why)) => {
+            bail!("the authority refuses the new policy: {why}. The earlier policy stays in force")
+        }
         None => {
             let summary = format!("{} in force", candidate.summary());
             let change = PolicyChange { summary, text: candidate.text, note, by, after: None };

@@ -55,7 +55,7 @@ pub struct LoggedIn {
     pub authority: Authority,
     /// The session, in the form in which it is stored.
     pub kept: KeptSession,
-    /// The authority's time, in Unix seconds, with the times of its request and arrival.
+    /// The authority's time, in Unix seconds, with the times at which this process asked for it and received it.
     pub time: Timed<u64>,
 }
 

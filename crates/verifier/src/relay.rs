@@ -61,7 +61,8 @@ pub fn prepare(settings: &Settings, instance: &str) -> Result<Listeners> {
         );
         ensure!(
             !settings.observe,
-            "`observe` and `proxy_protocol` exclude each other: the relay refuses connections whose person is unknown"
+            "`observe` and `proxy_protocol` exclude each other: with `observe`, every connection passes, but the relay \
+             refuses connections of unknown people"
         );
     }
     let listen = |service: &SocketAddr| Ok((*service, transparent::listen(*service)?));

@@ -14,6 +14,7 @@ fn pages() -> [String; 4] {
     let snapshot = authority::metrics::counters::Snapshot {
         heads: heads.to_vec(),
         datagrams: vec![("given", 1)],
+        grant_datagrams: vec![("given", 1)],
         cluster: Some(authority::metrics::counters::ClusterSnapshot::default()),
         ..Default::default()
     };

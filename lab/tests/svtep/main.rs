@@ -126,7 +126,7 @@ fn a_check_compares_tenants_with_the_authority_which_lists_their_segments() {
         };
         for (text, fault) in [
             (tenant.replace("interface = 1", "interface = 7"), "its interface id is 7 at the authority and 1 here"),
-            (tenant.replace("host-1", "host-2"), "only person:host-2 may request its segments"),
+            (tenant.replace("host-1", "host-2"), "only person:host-2 request segments for this address"),
             (
                 format!(
                     "{tenant}\n[[places]]\nnetwork = \"blue\"\naddress = \"10.0.0.9\"\nendpoint = \

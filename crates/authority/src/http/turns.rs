@@ -1,6 +1,6 @@
-//! Limits how many requests of one account are processed concurrently; further requests wait. So an account's requests
-//! compete with only a few requests of each other account. Requests compete for the processor, and at verifiers, which
-//! confirm grants in the order of their arrival.
+//! Limits how many requests of one account are processed concurrently; further requests wait. All requests share the
+//! processor, and they queue at the verifiers, which confirm grants in the order of their arrival. With this limit, only
+//! a few requests of each other account are ahead of an account's request.
 
 use crate::http::throttle::{Key, Throttle};
 use crate::storage::verifiers_line;

@@ -176,10 +176,10 @@ impl Store {
     }
 
     /// Adds, replaces and removes entries of a list, all of them or none. The caller must hold the
-    /// [lock](Self::lock). Error messages call the input `named`, and name the number of the line.
+    /// [lock](Self::lock). `named` is the name of the input in error messages. They also contain the line's number.
     ///
     /// # Errors
-    /// Fails if there is no such list, a line is not valid, there are too many, or the file cannot be written.
+    /// Fails if there is no such list, a line is not valid, there are too many entries, or the file cannot be written.
     pub fn change(
         &mut self,
         list: &str,

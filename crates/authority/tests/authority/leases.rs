@@ -145,6 +145,7 @@ async fn a_database_of_format_11_is_brought_to_this_one() {
     before
         .execute_batch(
             "DROP TABLE access_requests; DROP TABLE consent_changes;
+             DROP TABLE access_receivers; DROP TABLE access_unexamined;
              DROP TRIGGER grants_are_announced; DROP TRIGGER ends_are_told; DROP TRIGGER passkeys_end;
              DROP TABLE unannounced; DROP TABLE untold; DROP TABLE recheck_marks; DROP TABLE shared;
              DROP TRIGGER provider_sessions_end; DROP TABLE replica;

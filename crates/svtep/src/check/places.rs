@@ -255,7 +255,7 @@ address = "10.0.0.5"
 
     #[test]
     fn an_account_that_may_not_ask_is_reported_as_far_as_it_can_be_known() {
-        is_one(&faults_of(HERE, "host-2", vec![own()]), &["only person:host-1 may request", "the key of host-2"]);
+        is_one(&faults_of(HERE, "host-2", vec![own()]), &["only person:host-1 request", "the key of host-2"]);
         let mut of_group = own();
         of_group.behind.as_mut().unwrap().asked_by.as_mut().unwrap().push("group:hosts".into());
         assert_eq!(faults_of(HERE, "host-2", vec![of_group]), [""; 0]);

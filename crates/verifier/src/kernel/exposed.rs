@@ -69,8 +69,8 @@ impl Kernel {
         self.protected().into_iter().filter(|entry| written.named.contains(&entry.prefix)).collect()
     }
 
-    /// Returns the services that are protected at addresses of this host that no receiver names, and the networks of
-    /// these addresses.
+    /// Some addresses of this host are named by no receiver. Returns the services that are protected at these addresses,
+    /// and the networks of these addresses.
     pub fn extended(&self) -> view::Extended {
         let written = self.written();
         view::Extended {

@@ -46,7 +46,7 @@ pub mod taken {
     pub const KNOWN: u32 = 2;
     /// The flow's grant is revoked.
     pub const REVOKED: u32 = 3;
-    /// The table has a flow between the same ends that began later.
+    /// The flow is older than the flow that the table has between the same ends.
     pub const OLDER: u32 = 4;
     /// The flow has ended on this gateway.
     pub const GONE: u32 = 5;

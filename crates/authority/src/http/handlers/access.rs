@@ -33,8 +33,8 @@ struct ListQuery {
 /// List the caller's requests for access, and the receivers for which the caller can ask
 #[utoipa::path(
     get, path = "/v1/access", operation_id = "access_list", security(("session" = [])),
-    params(("before" = Option<String>, Query, description = "The value of `next` on the page before; absent for the \
-                                                             first page")),
+    params(("before" = Option<String>, Query, pattern = r"^([0-9]{1,10}-(?!0{8})[0-9a-f]{8})?$",
+            description = "The value of `next` on the page before; absent or empty for the first page")),
     responses((status = 200, body = AccessList), Problem)
 )]
 async fn list(
@@ -45,7 +45,8 @@ async fn list(
 ) -> Authorized<AccessList> {
     let malformed = || Problem::Malformed("`before` must be the value of `next` on the page before".into());
     let Query(ListQuery { before }) = query.map_err(|_| malformed())?;
-    let before = before.map(|before| before.parse().map_err(|_| malformed())).transpose()?;
+    let before =
+        before.filter(|before| !before.is_empty()).map(|before| before.parse().map_err(|_| malformed())).transpose()?;
     let _turn = queue.turn(&caller.session.person).await;
     let AccessPage { entries, next } = access.of(&caller.session.person, before).await?;
     let (requests, next) = (entries.into_iter().map(shown).collect(), next.map(|next| next.to_string()));

@@ -29,11 +29,11 @@ impl FromStr for AccessMark {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let parts = text
-            .split_once('-')
-            .and_then(|(time, id)| Some((time.parse::<u32>().ok()?, id.parse::<RequestId>().ok()?)));
+        let is_time = |time: &str| time.len() <= 10 && time.bytes().all(|digit| digit.is_ascii_digit());
+        let parts = text.split_once('-').filter(|(time, _)| is_time(time));
+        let parts = parts.and_then(|(time, id)| Some((time.parse::<u64>().ok()?, id.parse::<RequestId>().ok()?)));
         let fault = || "the start of the page is malformed: use the value of `next` on the page before".to_owned();
-        parts.map(|(time, id)| Self { time: time.into(), id }).ok_or_else(fault)
+        parts.map(|(time, id)| Self { time, id }).ok_or_else(fault)
     }
 }
 

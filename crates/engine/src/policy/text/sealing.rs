@@ -354,7 +354,7 @@ to = "way"
         assert!(failed[0].message.starts_with("expected allow with treatment none, but"), "{failed:?}");
         assert!(failed[0].message.ends_with("with treatment encrypt"), "{failed:?}");
         let fault = tested("expect = \"deny\"\ntreatment = \"encrypt\"").expect_err("a fault").to_string();
-        assert!(fault.contains("only what is allowed has a treatment"), "{fault}");
+        assert!(fault.contains("only an allowed request has a treatment"), "{fault}");
     }
 
     #[test]
