@@ -39,6 +39,15 @@ const NO_SEGMENT: Error = Error::Unusable("the answer contains no valid segment"
 pub struct Asker {
     authority: Authority,
     state: Arc<tokio::sync::Mutex<State>>,
+    renewal: Arc<Renewal>,
+}
+
+/// Whether a task gets another line, and whether it has to do so again afterwards. An authority can make its clients ask
+/// for another line as often as it likes, so there is one task, which pauses.
+#[derive(Default)]
+struct Renewal {
+    is_running: AtomicBool,
+    again: AtomicBool,
 }
 
 #[derive(Default)]
@@ -74,7 +83,7 @@ struct Channel {
 impl Asker {
     /// Creates an asker. Its requests belong to the session of `authority`'s token.
     pub fn new(authority: Authority) -> Self {
-        Self { authority, state: Arc::default() }
+        Self { authority, state: Arc::default(), renewal: Arc::default() }
     }
 
     /// Returns the client of the authority that this asker uses for its requests.

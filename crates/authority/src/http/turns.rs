@@ -36,6 +36,12 @@ impl RequestQueue {
         turn
     }
 
+    /// Reports whether no request of the account is processed or waits. A request that needs no turn may be answered only
+    /// then: otherwise it would take the token for which another request of the account waits.
+    pub fn is_idle(&self, person: &str) -> bool {
+        !self.turns.lock().contains_key(person)
+    }
+
     /// Waits for the turn of a verifier's request that reads the database; see [`Self::turn`].
     pub async fn turn_of_verifier(&self, verifier: &str) -> Turn<'_> {
         self.turn(&verifiers_line(verifier)).await

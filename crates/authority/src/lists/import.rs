@@ -94,7 +94,7 @@ impl Store {
             }
             progress(&rows.imported);
         }
-        let Rows { imported, hash, generation, .. } = rows;
+        let Rows { imported, hash, generation, ends, .. } = rows;
         let (entries, receivers) = (imported.entries, imported.receivers);
         let hash = hex::encode(hash.finalize());
         let detail =
@@ -108,6 +108,8 @@ impl Store {
                  ON CONFLICT (list) DO UPDATE SET generation = excluded.generation",
                 params![list, generation],
             )?;
+            ends.iter().try_for_each(|hours| store.note_end(generation, *hours))?;
+            store.connection.execute("DELETE FROM ends WHERE generation NOT IN (SELECT generation FROM lists)", [])?;
             store.note(by, now, &detail)
         })?;
         Ok(imported)
@@ -195,6 +197,9 @@ impl Store {
             for (number, line) in lines {
                 let line = line.parsed().with_context(|| format!("{named}:{number}"))?;
                 let note = if line.note.is_empty() { 0 } else { store.text_number(&line.note)? };
+                if line.hours > 0 && !line.remove {
+                    store.note_end(generation, line.hours)?;
+                }
                 for word in &line.who {
                     revision += 1;
                     let Parsed { deny, priority, hours, remove, .. } = line;
@@ -216,6 +221,11 @@ impl Store {
             let Changed { put, removed } = changed;
             ensure!(put + removed <= PIECE, "at most {PIECE} entries can change at once");
             ensure!(put + removed > 0, "nothing to change");
+            let ends: i64 =
+                store.connection.query_row("SELECT count(*) FROM ends WHERE generation = ?1", [generation], |row| {
+                    row.get(0)
+                })?;
+            ensure!(usize::try_from(ends).is_ok_and(|ends| ends <= MOST_ENDS), TooManyEnds);
             store.connection.execute("UPDATE counters SET revision = ?1", [revision])?;
             let more = if put + removed > LISTED as u64 { ", …" } else { "" };
             let detail =
@@ -223,6 +233,14 @@ impl Store {
             store.note(by, now, &detail)?;
             Ok(changed)
         })
+    }
+
+    /// Records that the list of this generation has, or had, an entry that ends at this hour. The server can't follow a
+    /// list with too many ends.
+    fn note_end(&self, generation: i64, hours: u32) -> Result<()> {
+        let mut insert = self.connection.prepare_cached("INSERT OR IGNORE INTO ends VALUES (?1, ?2)")?;
+        insert.execute(params![generation, hours])?;
+        Ok(())
     }
 
     /// Notes a change for the audit trail.

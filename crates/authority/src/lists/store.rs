@@ -12,11 +12,13 @@
 use super::entry::{Group, Terms, key, net};
 use crate::Directory;
 use crate::storage::{AuditEvent, Database, Operator};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use ipnet::IpNet;
-use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
+use nix::fcntl::OFlag;
+use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 use serde::Serialize;
 use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::ErrorKind;
 use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
@@ -33,6 +35,7 @@ CREATE TABLE changes (
     revision INTEGER PRIMARY KEY, generation INTEGER NOT NULL, receiver BLOB NOT NULL, sender INTEGER NOT NULL,
     terms BLOB
 ) STRICT;
+CREATE TABLE ends (generation INTEGER NOT NULL, hours INTEGER NOT NULL, PRIMARY KEY (generation, hours)) STRICT;
 CREATE INDEX changes_by_key ON changes (generation, receiver);
 CREATE TABLE counters (only INTEGER PRIMARY KEY CHECK (only = 0), revision INTEGER NOT NULL, generation INTEGER NOT NULL)
     STRICT;
@@ -444,19 +447,34 @@ fn version(connection: &Connection) -> Result<i64> {
 }
 
 fn connect(path: &Path) -> Result<Connection> {
-    let connection = Connection::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection =
+        Connection::open_with_flags(path, flags).with_context(|| format!("cannot open {}", path.display()))?;
     connection.busy_timeout(Duration::from_secs(20))?;
     connection.set_prepared_statement_cache_capacity(64);
     connection.pragma_update(None, "synchronous", "FULL")?;
     Ok(connection)
 }
 
-/// Opens a file of the directory, and creates it if it does not exist. It belongs to the directory's owner, also if root
-/// runs the command.
+/// Opens a file of the directory, and creates it if it does not exist. A new file belongs to the directory's owner, also
+/// if root runs the command.
+///
+/// The directory's owner may be less privileged than the caller, and must not make it open or give away another file. So
+/// links are not followed, and the owner of a file that exists is not changed.
 fn open_file(directory: &Directory, path: &Path) -> Result<File> {
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path);
-    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    let owner = fs::metadata(directory.path())?;
-    fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
+    let fault = || format!("cannot open {}: it has to be a file, and not a link", path.display());
+    let file = match options.open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let file = options.create_new(true).open(path).with_context(fault)?;
+            let owner = fs::metadata(directory.path())?;
+            fchown(&file, Some(owner.uid()), Some(owner.gid()))?;
+            file
+        }
+        opened => opened.with_context(fault)?,
+    };
+    let metadata = file.metadata()?;
+    ensure!(metadata.is_file() && metadata.nlink() == 1, "{} has to be a file without other names", path.display());
     Ok(file)
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::storage::Operator;
-use engine::policy::lists::Lists;
+use engine::policy::lists::{Lists, TooManyEnds};
 use engine::policy::{Compiled, Decision, Request, Subject};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -170,6 +170,46 @@ fn one_command_at_a_time_changes_lists() {
     assert!(Store::lock(&place.directory).unwrap_err().to_string().contains("another command changes lists"));
     drop(lock);
     Store::lock(&place.directory).unwrap();
+}
+
+/// The owner of the directory may be less privileged than the person who gives the command.
+#[test]
+fn a_link_in_the_directory_gives_no_other_file_away() {
+    for (target, hard) in [("exists", false), ("missing", false), ("exists", true)] {
+        let place = Place::new();
+        let (other, lock) = (place.directory.path().join(target), place.directory.path().join("lists.lock"));
+        if target == "exists" {
+            std::fs::write(&other, "a secret").unwrap();
+        }
+        if hard {
+            std::fs::hard_link(&other, &lock).unwrap();
+        } else {
+            std::os::unix::fs::symlink(&other, &lock).unwrap();
+        }
+        let fault = format!("{:#}", Store::lock(&place.directory).unwrap_err());
+        assert!(fault.contains("has to be a file"), "{fault}");
+        assert_eq!(other.exists(), target == "exists");
+    }
+}
+
+/// The server can't follow a list with more ends, so no command may write one.
+#[test]
+fn changes_can_not_have_more_ends_than_an_import() {
+    let mut place = Place::new();
+    place.import(&add("10.0.0.1", "person:alice")).unwrap();
+    let fill = "WITH RECURSIVE n(h) AS (SELECT 1 UNION ALL SELECT h + 1 FROM n WHERE h < 65534)
+                INSERT INTO ends SELECT generation, h FROM lists, n";
+    place.store.connection.execute(fill, []).unwrap();
+    let with_end = |day: &str| format!("{{\"to\": \"10.0.0.2\", \"who\": [\"person:bob\"], \"until\": \"{day}\"}}");
+    place.change(&with_end("2040-01-01")).unwrap();
+    // The same end once more is no further one.
+    place.change(&with_end("2040-01-01")).unwrap();
+    let fault = format!("{:#}", place.change(&with_end("2040-01-02")).unwrap_err());
+    assert!(fault.contains(&TooManyEnds.to_string()), "{fault}");
+    place.change(&remove("10.0.0.2", "person:bob")).unwrap();
+    // The ends of a list that is replaced are forgotten.
+    place.import(&with_end("2040-01-02")).unwrap();
+    place.change(&with_end("2040-01-03")).unwrap();
 }
 
 #[test]

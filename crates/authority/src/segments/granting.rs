@@ -160,7 +160,10 @@ impl GrantService {
         let (request, source) = (datagram.request(), datagram.source());
         match self.grants.renew_at_once(policy, datagram.holder, &request, source, fits) {
             AtOnce::Renewed(issued, session) => {
-                // Without a token, the request waits for its turn, as it would over HTTPS.
+                // Without a token, or behind others, the request waits for its turn, as it would over HTTPS.
+                if !self.queue.is_idle(&session.person) {
+                    return None;
+                }
                 self.throttle.charge(&[Key::Requests(session.person.clone())], Instant::now()).ok()?;
                 Some(self.given(&issued))
             }

@@ -6,6 +6,7 @@ use crate::{Error, convert};
 use api::{Grant, GrantRequest, Problem};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -17,6 +18,9 @@ use wire::ask::{REPLY_LEN, Refusal};
 const PATIENCE: Duration = Duration::from_millis(200);
 /// Time after which an answer by UDP counts as lost. The authority waits up to 500 ms for a verifier.
 const LOST: Duration = Duration::from_secs(2);
+
+/// Time between two renewals of a line.
+const RENEWAL_PAUSE: Duration = Duration::from_secs(1);
 
 /// The way by which an answer came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,14 +60,29 @@ impl Asker {
     /// Gets another line in the background, because the present one possibly does not work any more: this host is in
     /// another network, or the authority was restarted.
     pub fn renew_line(&self) {
+        self.renewal.again.store(true, Ordering::SeqCst);
+        if self.renewal.is_running.swap(true, Ordering::SeqCst) {
+            return;
+        }
         let asker = self.clone();
         tokio::spawn(async move {
-            {
-                let mut state = asker.state.lock().await;
-                state.line = None;
-                state.not_before = None;
+            let renewal = &asker.renewal;
+            loop {
+                while renewal.again.swap(false, Ordering::SeqCst) {
+                    {
+                        let mut state = asker.state.lock().await;
+                        state.line = None;
+                        state.not_before = None;
+                    }
+                    asker.ready().await;
+                    tokio::time::sleep(RENEWAL_PAUSE).await;
+                }
+                renewal.is_running.store(false, Ordering::SeqCst);
+                // A call may have come before the line above, and have left its work to this task.
+                if !renewal.again.load(Ordering::SeqCst) || renewal.is_running.swap(true, Ordering::SeqCst) {
+                    return;
+                }
             }
-            asker.ready().await;
         });
     }
 
@@ -147,5 +166,26 @@ impl super::State {
     fn current(&mut self, used: reqwest::Url) -> Option<Arc<Line>> {
         self.follow(used);
         self.line.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Authority;
+
+    /// An authority sends as many events as it likes, each of which may ask for another line.
+    #[tokio::test]
+    async fn an_authority_can_not_make_tasks_wait_for_lines_without_end() {
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let authority = Authority::new(&format!("https://{}", silent.local_addr().unwrap()), None).unwrap();
+        let asker = Asker::new(authority);
+        let alive = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        let before = alive();
+        for _ in 0..10_000 {
+            asker.renew_line();
+            tokio::task::yield_now().await;
+        }
+        assert!(alive() < before + 20, "{} tasks", alive());
     }
 }
