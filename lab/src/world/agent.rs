@@ -204,7 +204,12 @@ impl Agent {
     /// Runs `vouchsafe agent ping` for a destination, and returns the command's answer as JSON, even if the destination
     /// did not answer.
     pub fn ping(&self, to: &str) -> Result<Value> {
-        let output = self.command("ping").args([to, "--json"]).output().context("vouchsafe ping")?;
+        self.ping_with(to, &[])
+    }
+
+    /// Does what [`Self::ping`] does, with further flags.
+    pub fn ping_with(&self, to: &str, flags: &[&str]) -> Result<Value> {
+        let output = self.command("ping").args([to, "--json"]).args(flags).output().context("vouchsafe ping")?;
         serde_json::from_slice(&output.stdout).with_context(|| crate::nobody::said(&output))
     }
 

@@ -102,9 +102,9 @@ fn rootless_recovers(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// Returns what the agent's `ping` says of the path, if it says anything.
+/// Returns what the agent's `ping --path` says of the path, if it says anything.
 fn path(stage: &Stage) -> Result<Option<String>> {
-    let told = stage.agent.ping(&at(FRONT4).to_string())?;
+    let told = stage.agent.ping_with(&at(FRONT4).to_string(), &["--path"])?;
     let steps = told["steps"].as_array().with_context(|| format!("no steps: {told}"))?;
     let step = steps.iter().find(|step| step["name"] == "path");
     Ok(step.and_then(|step| step["text"].as_str()).map(str::to_owned))

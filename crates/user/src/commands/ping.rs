@@ -37,6 +37,9 @@ pub struct PingArguments {
     /// Send a UDP datagram instead of connecting by TCP; a service may not answer it
     #[arg(long)]
     udp: bool,
+    /// Also test whether a middlebox answers in the server's place; takes half a second
+    #[arg(long, conflicts_with = "udp")]
+    path: bool,
     /// Time to wait for an answer, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 5)]
     wait: u64,
@@ -151,7 +154,7 @@ async fn follow(steps: &mut Steps, arguments: PingArguments) -> Result<ExitCode>
                         print_rungs(steps, &arguments.at, to).await?;
                         // On another rung, no box on the way sees a SYN that it could answer.
                         let is_direct = steps.rungs.first().is_none_or(|rung| rung.state != RungState::Blocked);
-                        if code == ExitCode::SUCCESS && is_direct {
+                        if arguments.path && code == ExitCode::SUCCESS && is_direct {
                             print_impostor(steps, to).await?;
                         }
                     }
