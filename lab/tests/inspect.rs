@@ -107,7 +107,7 @@ fn every_form_reads_the_same_here_and_in_wireshark() {
             ("stream", "token"),
             ("fast_open", "token"),
             ("tcp_in_udp", "token"),
-            // The same block in a segment that travels as one, and a later segment of the connection in datagrams.
+            // A segment with the block that is not turned into a datagram. Then a later segment in a datagram.
             ("null", "null"),
             ("null", "null"),
         ];

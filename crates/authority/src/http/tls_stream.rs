@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 const READ: usize = 4096;
 /// Maximum number of received bytes that wait for the rest of a record: the longest record of TLS 1.2.
 const MOST_RECEIVED: usize = 5 + (1 << 14) + 2048;
-/// The same during the handshake, in which a message may consist of several records.
+/// Maximum number of received bytes that wait during the handshake, in which a message may consist of several records.
 const MOST_OF_HANDSHAKE: usize = 0xffff;
 /// Maximum number of bytes of plaintext in one record.
 const MOST_PLAIN: usize = 1 << 14;

@@ -202,7 +202,7 @@ fn changes_can_not_have_more_ends_than_an_import() {
     place.store.connection.execute(fill, []).unwrap();
     let with_end = |day: &str| format!("{{\"to\": \"10.0.0.2\", \"who\": [\"person:bob\"], \"until\": \"{day}\"}}");
     place.change(&with_end("2040-01-01")).unwrap();
-    // The same end once more is no further one.
+    // An entry whose end the list already has adds no further end.
     place.change(&with_end("2040-01-01")).unwrap();
     let fault = format!("{:#}", place.change(&with_end("2040-01-02")).unwrap_err());
     assert!(fault.contains(&TooManyEnds.to_string()), "{fault}");

@@ -224,7 +224,7 @@ proptest! {
         let mut list = List::new(names());
         for (number, (place, word, entry)) in steps.iter().enumerate() {
             if number == bulk {
-                // The same entries, loaded at once, as after a restart.
+                // A restart of the authority loads the same entries at once.
                 list = List::new(names());
                 for (place, receiver) in PLACES.iter().enumerate() {
                     let own = plain.iter().filter(|((other, _), _)| *other == place);

@@ -2,7 +2,7 @@
 
 use super::{DEFAULT_LIFETIME, FILE, LEAST_LIFETIME, check_name, receiver, service, subject};
 use crate::document::{Fields, Reader, texts};
-use crate::model::Sealing;
+use crate::model::{Sealing, Service};
 use crate::policy::delegation::{Delegation, MOST_DELEGATIONS};
 use crate::policy::index::Index;
 use crate::policy::{Action, GrantSuite, Granularity, Policy, Rule, Terms, When, Who};
@@ -32,18 +32,11 @@ pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut 
         }
         let line = reader.place(fields.span().start).0;
         let name = fields.required_text(reader, "name");
-        let to: Vec<_> = fields.required_texts(reader, "to");
-        let to: Vec<_> = to.iter().filter_map(|word| Some((receiver(reader, word, policy)?, word.span()))).collect();
+        let to = read_receivers(reader, &fields, policy);
         let delegates = read_delegates(reader, &fields, policy);
         let who = fields.required_texts(reader, "who");
         let who = who.iter().filter_map(|word| subject(reader, word, policy)).collect();
-        let services = fields.value("services").map(|value| {
-            let words = texts(reader, value);
-            if words.is_empty() {
-                reader.fault(value.span(), "`services` is empty: remove it to delegate all services");
-            }
-            words.iter().filter_map(|word| service(reader, word)).collect()
-        });
+        let services = read_services(reader, &fields, "delegate");
         let (least, most) = LIFETIMES;
         fields.required(reader, "lifetime_max");
         let lifetime_max = fields.seconds(reader, "lifetime_max", least, least, most);
@@ -71,6 +64,27 @@ pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut 
         policy.delegations.push(Delegation { name, delegates, services, lifetime_max, rule });
     }
     check_receivers(reader, policy, &named, "consent");
+}
+
+/// Reads `to`. Returns the indices of the receivers, each with the place of its name in the text.
+pub(super) fn read_receivers(
+    reader: &mut Reader<'_>,
+    fields: &Fields<'_, '_>,
+    policy: &Policy,
+) -> Vec<(usize, Range<usize>)> {
+    let words: Vec<_> = fields.required_texts(reader, "to");
+    words.iter().filter_map(|word| Some((receiver(reader, word, policy)?, word.span()))).collect()
+}
+
+/// Reads `services`; `None` if there is no such field, which means all services. `verb` says in the message about an
+/// empty field what is done with all services.
+pub(super) fn read_services(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, verb: &str) -> Option<Vec<Service>> {
+    let value = fields.value("services")?;
+    let words = texts(reader, value);
+    if words.is_empty() {
+        reader.fault(value.span(), format!("`services` is empty: remove it to {verb} all services"));
+    }
+    Some(words.iter().filter_map(|word| service(reader, word)).collect())
 }
 
 fn read_delegates(reader: &mut Reader<'_>, fields: &Fields<'_, '_>, policy: &Policy) -> Vec<Who> {

@@ -1,8 +1,8 @@
 //! Parsing of `[[lists]]`: the limits within which the entries of lists count.
 
-use super::delegations::{check_receivers, read_terms};
-use super::{FILE, check_name, receiver, service, subject};
-use crate::document::{Fields, Reader, texts};
+use super::delegations::{check_receivers, read_receivers, read_services, read_terms};
+use super::{FILE, check_name, subject};
+use crate::document::{Fields, Reader};
 use crate::policy::lists::{ListRule, MOST_LISTS};
 use crate::policy::spans::Spans;
 use crate::policy::{Action, Policy, Rule, When};
@@ -27,17 +27,10 @@ pub(super) fn read(reader: &mut Reader<'_>, root: &Fields<'_, '_>, policy: &mut 
         }
         let line = reader.place(fields.span().start).0;
         let name = fields.required_text(reader, "name");
-        let to: Vec<_> = fields.required_texts(reader, "to");
-        let to: Vec<_> = to.iter().filter_map(|word| Some((receiver(reader, word, policy)?, word.span()))).collect();
+        let to = read_receivers(reader, &fields, policy);
         let who = fields.required_texts(reader, "who");
         let who = who.iter().filter_map(|word| subject(reader, word, policy)).collect();
-        let services = fields.value("services").map(|value| {
-            let words = texts(reader, value);
-            if words.is_empty() {
-                reader.fault(value.span(), "`services` is empty: remove it to open all services");
-            }
-            words.iter().filter_map(|word| service(reader, word)).collect::<Vec<_>>()
-        });
+        let services = read_services(reader, &fields, "open");
         let terms = read_terms(reader, &fields, max_lifetime);
         named.extend(to.iter().cloned());
         let Some(name) = name else { continue };
