@@ -1,12 +1,14 @@
 //! Verification of packets in batches.
 
-#[cfg(target_arch = "x86_64")]
 use crate::BATCH;
 #[cfg(target_arch = "x86_64")]
 use crate::aes::native::{self, Expanded, Processor};
 use crate::aes::{self, LANES, Lane, LibraryKey};
 use crate::keys::Keys;
-use crate::plain::{COUNT, HEAD, PROOFS, Plain};
+#[cfg(target_arch = "x86_64")]
+use crate::plain::COUNT;
+use crate::plain::{HEAD, PROOFS, Plain};
+#[cfg(target_arch = "x86_64")]
 use crate::wide::{Limits, Wide};
 use engine::verifier::proofs::{Outcome, Verifier};
 use ipnet::IpNet;
@@ -196,6 +198,8 @@ impl KeySet {
                 _ => Self::Native(keys),
             };
         }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = means;
         Self::library(keys)
     }
 

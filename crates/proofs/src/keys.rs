@@ -72,12 +72,14 @@ impl<K> Keys<K> {
     /// Returns the slots and a shift. The product of a name and [`HASH`], shifted right by this many bits, is the index
     /// of a slot.
     #[inline(always)]
+    #[cfg(target_arch = "x86_64")]
     pub fn slots(&self) -> (&[u64], u32) {
         (&self.slots, self.shift)
     }
 
     /// Returns the key with the number that [`Self::number`] returned.
     #[inline(always)]
+    #[cfg(target_arch = "x86_64")]
     pub fn numbered(&self, number: usize) -> &K {
         &self.keys[number]
     }

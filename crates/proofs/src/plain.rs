@@ -23,6 +23,7 @@ pub const INNER_LEN: usize = 24;
 const FIRST: usize = PROOFS - 64;
 
 /// Mask of the bits that hold the number of proofs, in the byte at [`HEAD`].
+#[cfg(target_arch = "x86_64")]
 pub const COUNT: u8 = 0x38;
 
 pub const RETURN: u8 = SegmentFlags::RETURN.0;
