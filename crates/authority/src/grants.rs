@@ -42,7 +42,7 @@ impl IssuedGrant {
 /// The result of [`GrantIssuer::renew_at_once`].
 pub enum AtOnce {
     /// The session gets another lease of a grant that it has.
-    Renewed(Box<IssuedGrant>, Arc<Session>),
+    Renewed(Box<IssuedGrant>),
     /// [`GrantIssuer::issue`] has to answer the request.
     Later,
     /// The request is allowed, but the caller can't pass such a grant on.
@@ -116,8 +116,7 @@ impl GrantIssuer {
     /// Issues the requested grant, or another lease of a grant that the session has. The authority announces a new
     /// handle to the verifier before the caller gets the grant. If the verifier's streams confirm announcements, the
     /// function waits up to 500 ms for the confirmations. The caller must hold a
-    /// [turn](crate::http::turns::RequestQueue::turn) of the session's person, because a change of this person's
-    /// choices waits for all requests that hold a turn.
+    /// [turn](crate::http::turns::RequestQueue::turn) of the session's person, which limits the person's requests.
     ///
     /// # Errors
     /// Fails if the session has ended, the policy denies the request, the person withholds their identity from the
@@ -137,8 +136,8 @@ impl GrantIssuer {
     }
 
     /// Issues another lease of a grant that the session has, if the authority has nothing to record, to announce or to
-    /// wait for. `fits` says whether the caller can pass on a grant for this permit. The caller needs no turn, because
-    /// the function does not wait: the lease begins before a change of the person's choices that comes meanwhile.
+    /// wait for. `fits` says whether the caller can pass on a grant for this permit. The function does not wait. The
+    /// caller must have charged the person for the decision.
     pub fn renew_at_once(
         &self,
         policy: &Compiled,
@@ -147,7 +146,8 @@ impl GrantIssuer {
         source: IpAddr,
         fits: impl FnOnce(&Permit<'_>, &Policy) -> bool,
     ) -> AtOnce {
-        let basis = self.storage.basis();
+        let Some(known) = self.sessions.get(&token) else { return AtOnce::Later };
+        let basis = self.storage.basis(&known.person);
         let Some(session) = self.sessions.get(&token) else { return AtOnce::Later };
         let Ok(allowed) = self.allow(policy, &session, request, source) else { return AtOnce::Later };
         if !fits(&allowed.permit, policy.policy()) {
@@ -158,10 +158,10 @@ impl GrantIssuer {
         };
         let grant = allowed.grant(&issued, policy.policy());
         drop(allowed);
-        if self.storage.basis() != basis || !self.contact.may_renew() {
+        if self.storage.basis(&known.person) != basis || !self.contact.may_renew() {
             return AtOnce::Later;
         }
-        AtOnce::Renewed(Box::new(grant), session)
+        AtOnce::Renewed(Box::new(grant))
     }
 
     async fn record(
@@ -170,8 +170,9 @@ impl GrantIssuer {
         request: &GrantRequest,
         source: IpAddr,
     ) -> Result<RecordedGrant<'_>, Problem> {
+        let known = self.sessions.get(&token).ok_or(Problem::NotLoggedIn)?;
         for _ in 0..TRIES {
-            let basis = self.storage.basis();
+            let basis = self.storage.basis(&known.person);
             let session = self.sessions.get(&token).ok_or(Problem::NotLoggedIn)?;
             let decided = match self.decide(token, &session, request, source).await {
                 Err(Problem::Denied(explanation, kind)) => {
@@ -195,8 +196,8 @@ impl GrantIssuer {
                     }
                     return Err(Problem::NoMajority);
                 }
-                // The policy, the session or the keys changed after the decision.
-                Course::Renew { .. } if self.storage.basis() != basis => continue,
+                // The policy, the keys, or the person's choices or consents changed after the decision.
+                Course::Renew { .. } if self.storage.basis(&known.person) != basis => continue,
                 Course::Renew { is_announced: true, .. } => {}
                 Course::Renew { is_announced: false, place } => {
                     let (class, now) = (owner.class, owner.issued);
@@ -436,8 +437,8 @@ impl GrantIssuer {
     /// Fails if the database cannot be read.
     pub async fn forbidden_of(&self, person: &str, now: u64) -> Result<Vec<(Handle, String)>> {
         let (whose, since) = (person.to_owned(), now.saturating_sub(CLOCK_SKEW_MAX.into()));
-        // The thread that writes: a grant whose recording is queued counts.
-        let live = self.storage.call_for(person, move |database| database.live_grants_of(&whose, since)).await?;
+        // The thread that writes: a grant that it records now counts.
+        let live = self.storage.revoke_for(person, move |database| database.live_grants_of(&whose, since)).await?;
         Ok(self.forbidden_among(&live, &*self.policy.read().await, now))
     }
 

@@ -335,7 +335,6 @@ impl Authority {
         let choices = Arc::new(Choices {
             storage: storage.clone(),
             preferences: preferences.clone(),
-            queue: queue.clone(),
             sessions: sessions.clone(),
             push: push.clone(),
             sync: sync.clone(),
@@ -345,7 +344,6 @@ impl Authority {
             policy: policy.clone(),
             consents: consents.clone(),
             grants: grants.clone(),
-            queue: queue.clone(),
             sessions: sessions.clone(),
             push: push.clone(),
             sync: sync.clone(),

@@ -58,7 +58,7 @@ pub use revoke::{RevokedCounts, Which};
 pub use scores::{Complained, LOW_SCORE, NewComplaint, ScoreEntry, ScoreTerms};
 pub use sessions::{Holder, OwnSession, Session, SessionEntry, session_number};
 #[cfg(test)]
-pub(crate) use thread::Held;
+pub(crate) use thread::{Held, revocations_line};
 pub use thread::{Basis, Storage, verifiers_line};
 pub use verifiers::VerifierEntry;
 

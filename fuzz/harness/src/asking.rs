@@ -47,7 +47,7 @@ pub fn ask(input: &[u8]) {
 /// answered; `None` if it is answered. Checks that a repetition of the request is not answered.
 pub fn asked(input: &[u8]) -> Option<Unanswered> {
     let mut lines = Lines::default();
-    assert!(lines.give((), LINE, LineKey::new(std::array::from_fn(|index| index as u8)), LOCAL));
+    assert!(lines.give((), LINE, LineKey::new(std::array::from_fn(|index| index as u8)), LOCAL, 0));
     let mut read = || lines.read(&mut input.to_vec(), LOCAL, 0).map(drop);
     let (first, second) = (read(), read());
     match first {

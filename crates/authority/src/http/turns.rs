@@ -29,11 +29,16 @@ impl RequestQueue {
     /// a second on average. The turn lasts until it is dropped. The queue delays requests and does not refuse them,
     /// because a refused client would send its request again at once.
     pub async fn turn(&self, person: &str) -> Turn<'_> {
-        let turn = self.turns.wait(person).await;
+        let turn = self.charged_turn(person).await;
         while let Err(wait) = self.throttle.charge(&[Key::Requests(person.into())], Instant::now()) {
             tokio::time::sleep(wait).await;
         }
         turn
+    }
+
+    /// Waits for the turn of a request whose token was taken from the account's bucket before; see [`Self::turn`].
+    pub async fn charged_turn(&self, person: &str) -> Turn<'_> {
+        self.turns.wait(person).await
     }
 
     /// Reports whether no request of the account is processed or waits. A request that needs no turn may be answered only
@@ -45,12 +50,6 @@ impl RequestQueue {
     /// Waits for the turn of a verifier's request that reads the database; see [`Self::turn`].
     pub async fn turn_of_verifier(&self, verifier: &str) -> Turn<'_> {
         self.turn(&verifiers_line(verifier)).await
-    }
-
-    /// Waits until all requests of an account that now hold a [turn](Self::turn) are done. Requests of the account that
-    /// arrive later wait until then.
-    pub async fn drain(&self, person: &str) {
-        drop(self.turns.wait_for(person, AT_WORK as u32).await);
     }
 }
 
@@ -69,15 +68,11 @@ pub struct Turn<'t> {
 impl Turns {
     /// Waits for a permit for one request of the account, in order of arrival.
     async fn wait(&self, person: &str) -> Turn<'_> {
-        self.wait_for(person, 1).await
-    }
-
-    async fn wait_for(&self, person: &str, count: u32) -> Turn<'_> {
         let permits = self.lock().entry(person.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(AT_WORK))).clone();
         // Created before waiting, so that the table is cleaned up even if the request is cancelled while it waits.
         let mut turn = Turn { turns: self, person: person.to_owned(), permits: Some(permits.clone()), permit: None };
-        // `acquire_many_owned` fails only if the semaphore is closed, which never happens.
-        turn.permit = permits.acquire_many_owned(count).await.ok();
+        // `acquire_owned` fails only if the semaphore is closed, which never happens.
+        turn.permit = permits.acquire_owned().await.ok();
         turn
     }
 

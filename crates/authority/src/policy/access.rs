@@ -6,7 +6,6 @@ use super::examinations::Examinations;
 use super::{Enforcer, PolicyInForce};
 use crate::grants::GrantIssuer;
 use crate::http::problems::Problem;
-use crate::http::turns::RequestQueue;
 use crate::login::Sessions;
 use crate::now;
 use crate::push::events::Push;
@@ -40,7 +39,6 @@ pub struct AccessRequests {
     pub(crate) policy: Arc<PolicyInForce>,
     pub(crate) consents: Arc<ConsentTable>,
     pub(crate) grants: Arc<GrantIssuer>,
-    pub(crate) queue: Arc<RequestQueue>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) push: Arc<Push>,
     pub(crate) sync: Arc<Synchroniser>,

@@ -75,7 +75,7 @@ impl AccessRequests {
     /// [`Self::follow_time`] tries again, here or at another member of the cluster.
     pub(super) async fn cut(&self, person: &str) -> Result<()> {
         let whose = person.to_owned();
-        let found = self.storage.call_for(person, move |database| database.unexamined_of(&whose)).await?;
+        let found = self.storage.revoke_for(person, move |database| database.unexamined_of(&whose)).await?;
         if let Some(of) = found {
             self.examine(&of).await?;
         }
@@ -87,16 +87,16 @@ impl AccessRequests {
     async fn examine(&self, of: &Unexamined) -> Result<()> {
         let person = of.person.as_str();
         self.sync.run().await?;
-        // From here on, the consent allows nothing. Grants that it allowed before are recorded before `drain` returns,
-        // or their recording is queued before the revocation.
-        self.queue.drain(person).await;
+        // The consent allows nothing any more. A grant that it allowed before this line is not recorded afterwards, but
+        // decided again. So the revocation need not wait for the person's requests, which the person could prolong.
+        self.storage.end_basis_of(person);
         let forbidden = self.grants.forbidden_of(person, now()).await?;
         let (count, done) = (forbidden.len(), of.clone());
         let revoke = move |database: &mut Database| {
             database.revoke_forbidden(&forbidden, ENDED, now())?;
             database.examined(&done)
         };
-        self.storage.call_for(person, revoke).await?;
+        self.storage.revoke_for(person, revoke).await?;
         tracing::info!(person, revoked = count, "a consent ended");
         self.sync.run().await
     }

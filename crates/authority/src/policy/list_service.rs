@@ -159,7 +159,7 @@ impl ListService {
             revoked += forbidden.len();
             if !forbidden.is_empty() {
                 let revoke = move |database: &mut Database| database.revoke_forbidden(&forbidden, WHY, now());
-                self.storage.call_for(person, revoke).await?;
+                self.storage.revoke_for(person, revoke).await?;
             }
         }
         if !people.is_empty() {

@@ -3,7 +3,6 @@
 
 use super::preference_table::PreferenceTable;
 use crate::http::problems::Problem;
-use crate::http::turns::RequestQueue;
 use crate::login::Sessions;
 use crate::now;
 use crate::push::events::{Listener, Push};
@@ -18,7 +17,6 @@ use std::sync::Arc;
 pub struct Choices {
     pub(crate) storage: Arc<Storage>,
     pub(crate) preferences: Arc<PreferenceTable>,
-    pub(crate) queue: Arc<RequestQueue>,
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) push: Arc<Push>,
     pub(crate) sync: Arc<Synchroniser>,
@@ -43,10 +41,10 @@ impl Choices {
         if !self.storage.call_for(person, set).await? {
             return Err(Problem::Malformed("too many destinations: remove some first".into()));
         }
-        // From here on, the new choice decides the person's requests. Grants decided earlier are recorded before
-        // `drain` returns, or their recording is queued before the revocation.
         self.sync.run().await?;
-        self.queue.drain(person).await;
+        // The new choice decides the person's requests. A grant that was decided before this line is not recorded
+        // afterwards, but decided again.
+        self.storage.end_basis_of(person);
         let (preferences, time) = (self.preferences.of(person), now());
         let (mut revoked, mut from) = (0, Some(Walk::from_unexpired(time)));
         while let Some(at) = from {

@@ -19,7 +19,6 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
-use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use wire::ask::{Asked, GivenReply, Question, REPLY_LEN, Refusal as Reason, Reply, TEXT_MAX};
@@ -55,10 +54,10 @@ impl Answering {
         let ended = ends.clone();
         let (sender, runtime) = (Sender::new(&socket)?, Handle::current());
         let thread = std::thread::Builder::new().name("segments".into()).spawn(move || {
-            let (mut batches, started) = (Batches::new(socket), Instant::now());
+            let mut batches = Batches::new(socket);
             let mut later = Later::new(sender, runtime);
             while !ended.load(Ordering::Relaxed) {
-                if let Err(error) = service.answer_batch(&mut batches, &mut later, started) {
+                if let Err(error) = service.answer_batch(&mut batches, &mut later) {
                     let _ = failed.send(anyhow::Error::new(error).context("cannot receive requests by UDP"));
                     return;
                 }
@@ -133,16 +132,16 @@ impl DatagramService {
         all.map(|(name, count)| (name, count.load(Ordering::Relaxed))).collect()
     }
 
-    fn answer_batch(&self, batches: &mut Batches, later: &mut Later, started: Instant) -> std::io::Result<()> {
+    fn answer_batch(&self, batches: &mut Batches, later: &mut Later) -> std::io::Result<()> {
         if batches.receive()? == 0 {
             return Ok(());
         }
         let (mut batch, mut grants) = (Vec::with_capacity(batch::MOST), Vec::new());
-        let passed = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         let mut lines = self.lines.lock();
+        let now = self.lines.clock();
         for (index, (datagram, from)) in batches.datagrams().enumerate() {
             let source = from.ip().to_canonical();
-            match lines.read(datagram, source, passed) {
+            match lines.read(datagram, source, now) {
                 Ok(request) => match request.asked {
                     Asked::Segment(question) => batch.push(InBatch { index, source, request, question }),
                     Asked::Grant(question) => {

@@ -1,12 +1,14 @@
 //! Answers requests for grants that arrive by UDP (wire.md §8.14). If a request only renews a lease, the thread that
 //! received the request answers it. A task answers any other request, as the handler of the same call over HTTPS does.
 //! The number of such tasks is limited, for each account and for all accounts together.
+//!
+//! The thread serves all accounts. So it decides a request only after it has charged the request to its account.
 
 use super::batch::{Answers, Sender};
 use crate::grants::{AtOnce, GrantIssuer, IssuedGrant};
 use crate::http::problems::Problem;
 use crate::http::throttle::{Key, Throttle};
-use crate::http::turns::RequestQueue;
+use crate::http::turns::{RequestQueue, Turn};
 use crate::now;
 use crate::policy::PolicyInForce;
 use crate::storage::TokenHash;
@@ -32,7 +34,8 @@ const MOST_OF_PERSON: usize = 64;
 /// HTTPS by then.
 const LATE: Duration = Duration::from_secs(2);
 
-const OTHER_ADDRESS: &str = "this address is not the one from which the session got its line: get another line";
+const OTHER_ADDRESS: &str =
+    "the session did not get its line from this address, or it got it more than an hour ago: get another line";
 const STALE: &str = "the time in the request is not the authority's time: get another line";
 const BUSY: &str = "too many requests for grants at a time: send this one over HTTPS";
 const OVER_HTTPS: &str = "this grant does not fit into a datagram: request it over HTTPS";
@@ -52,7 +55,7 @@ pub struct GrantDatagram {
     pub key: LineKey,
     /// The request's counter.
     pub counter: u64,
-    /// Whether the request came from the address from which the session got the line.
+    /// Whether the request came from the address from which the session got the line, a short time ago.
     pub is_from_opener: bool,
     /// The content of the request.
     pub question: GrantQuestion,
@@ -72,6 +75,15 @@ impl GrantDatagram {
     fn answer(&self, reply: &Plain) -> Option<Answer> {
         self.key.seal_answer(self.counter, reply)
     }
+}
+
+/// How far the receiving thread has come with a request that it leaves to a task.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// The account is not charged, and nothing is decided.
+    Received,
+    /// The account is charged. The authority can't answer the request without waiting.
+    Charged,
 }
 
 /// The tasks that answer the requests for which the receiving thread does not wait. Dropping this value ends them.
@@ -137,43 +149,49 @@ impl GrantService {
         let now = now();
         for datagram in batch {
             match self.answer_at_once(&policy, &datagram, now) {
-                Some(reply) => {
+                Ok(reply) => {
                     if let Some(answer) = datagram.answer(&reply) {
                         answers.push(datagram.index, answer);
                     }
                 }
-                None => left.push(datagram),
+                Err(progress) => left.push((datagram, progress)),
             }
         }
         drop(policy);
-        left.into_iter().for_each(|datagram| self.answer_later(datagram, later));
+        left.into_iter().for_each(|(datagram, progress)| self.answer_later(datagram, progress, later));
         answers
     }
 
-    fn answer_at_once(&self, policy: &Compiled, datagram: &GrantDatagram, now: u64) -> Option<Plain> {
+    fn answer_at_once(&self, policy: &Compiled, datagram: &GrantDatagram, now: u64) -> Result<Plain, Progress> {
         if !datagram.is_from_opener {
-            return Some(self.refuse(Reason::OtherAddress, OTHER_ADDRESS));
+            return Ok(self.refuse(Reason::OtherAddress, OTHER_ADDRESS));
         }
         if now.abs_diff(datagram.question.time.into()) > TIME_MAX.into() {
-            return Some(self.refuse(Reason::Stale, STALE));
+            return Ok(self.refuse(Reason::Stale, STALE));
         }
+        let session = self.grants.sessions.get(&datagram.holder).ok_or(Progress::Received)?;
+        // A decision takes the thread's time, whatever it says. Without a token, or behind others, the request waits for
+        // its turn, as it would over HTTPS.
+        let own = Key::Requests(session.person.clone());
+        if !self.queue.is_idle(&session.person) || self.throttle.charge(&[own], Instant::now()).is_err() {
+            return Err(Progress::Received);
+        }
+        self.renew(policy, datagram).ok_or(Progress::Charged)
+    }
+
+    /// Answers a request that only renews a lease, or for a grant that does not fit into an answer. Returns `None` for
+    /// any other request. The caller must have charged the account.
+    fn renew(&self, policy: &Compiled, datagram: &GrantDatagram) -> Option<Plain> {
         let (request, source) = (datagram.request(), datagram.source());
         match self.grants.renew_at_once(policy, datagram.holder, &request, source, fits) {
-            AtOnce::Renewed(issued, session) => {
-                // Without a token, or behind others, the request waits for its turn, as it would over HTTPS.
-                if !self.queue.is_idle(&session.person) {
-                    return None;
-                }
-                self.throttle.charge(&[Key::Requests(session.person.clone())], Instant::now()).ok()?;
-                Some(self.given(&issued))
-            }
+            AtOnce::Renewed(issued) => Some(self.given(&issued)),
             AtOnce::Unfit => Some(self.refuse(Reason::OverHttps, OVER_HTTPS)),
             AtOnce::Later => None,
         }
     }
 
     /// Starts a task that answers a request, or refuses the request if too many others wait.
-    fn answer_later(self: &Arc<Self>, datagram: GrantDatagram, later: &mut Later) {
+    fn answer_later(self: &Arc<Self>, datagram: GrantDatagram, progress: Progress, later: &mut Later) {
         let session = self.grants.sessions.get(&datagram.holder);
         let place = session.as_ref().map(|session| Place::take(self, &session.person));
         let (session, place) = match (session, place) {
@@ -187,24 +205,39 @@ impl GrantService {
         let (service, sender, begun) = (self.clone(), later.sender.clone(), Instant::now());
         let task = async move {
             let _place = place;
-            let turn = service.queue.turn(&session.person).await;
+            let turn = match progress {
+                Progress::Received => service.queue.turn(&session.person).await,
+                Progress::Charged => service.queue.charged_turn(&session.person).await,
+            };
             if begun.elapsed() > LATE {
                 return;
             }
-            let (request, source) = (datagram.request(), datagram.source());
-            let reply = match service.grants.issue(&turn, datagram.holder, &request, source).await {
-                Ok(issued) => service.given(&issued),
-                Err(problem) => {
-                    if let Problem::Internal(error) = &problem {
-                        tracing::error!("cannot answer a request for a grant: {error:#}");
-                    }
-                    let (reason, text) = in_words(&problem);
-                    service.refuse(reason, &text)
-                }
+            let renewed = match progress {
+                Progress::Received => service.renew(&*service.policy.read().await, &datagram),
+                Progress::Charged => None,
+            };
+            let reply = match renewed {
+                Some(reply) => reply,
+                None => service.issue(&turn, &datagram).await,
             };
             send(&sender, &datagram, &reply);
         };
         later.tasks.spawn_on(task, &later.runtime);
+    }
+
+    /// Answers a request as the handler of the same call over HTTPS does.
+    async fn issue(&self, turn: &Turn<'_>, datagram: &GrantDatagram) -> Plain {
+        let (request, source) = (datagram.request(), datagram.source());
+        match self.grants.issue(turn, datagram.holder, &request, source).await {
+            Ok(issued) => self.given(&issued),
+            Err(problem) => {
+                if let Problem::Internal(error) = &problem {
+                    tracing::error!("cannot answer a request for a grant: {error:#}");
+                }
+                let (reason, text) = in_words(&problem);
+                self.refuse(reason, &text)
+            }
+        }
     }
 
     fn given(&self, issued: &IssuedGrant) -> Plain {

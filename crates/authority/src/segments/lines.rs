@@ -8,12 +8,15 @@ use api::Line;
 use engine::issuing::lines::Lines;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 use wire::ask::{LineKey, LineNumber};
 
 /// The lines of all sessions.
 pub struct RequestLines {
     sessions: Arc<Sessions>,
     lines: Mutex<Lines<TokenHash>>,
+    /// When the clock of the lines was 0.
+    started: Instant,
     /// The port of the UDP service; set when the service starts.
     pub(super) port: OnceLock<u16>,
 }
@@ -21,7 +24,7 @@ pub struct RequestLines {
 impl RequestLines {
     /// Creates an empty table of lines.
     pub fn new(sessions: Arc<Sessions>) -> Self {
-        Self { sessions, lines: Mutex::default(), port: OnceLock::new() }
+        Self { sessions, lines: Mutex::default(), started: Instant::now(), port: OnceLock::new() }
     }
 
     /// Opens a line for the session with this token, which called from the address `opener`. The new line replaces the
@@ -34,7 +37,7 @@ impl RequestLines {
             *self.port.get().ok_or(Problem::NotFound("line: this authority accepts requests over HTTPS only"))?;
         let key = credentials::random::<32>()?;
         let mut line = u64::from_be_bytes(credentials::random()?);
-        while !self.lock().give(token, LineNumber(line), LineKey::new(key), opener) {
+        while !self.lock().give(token, LineNumber(line), LineKey::new(key), opener, self.clock()) {
             line = u64::from_be_bytes(credentials::random()?);
         }
         // The session may have ended before its line existed and could be removed.
@@ -48,6 +51,11 @@ impl RequestLines {
     /// Removes the lines of the sessions for which `is_kept` returns false.
     pub fn keep(&self, is_kept: impl Fn(&TokenHash) -> bool) {
         self.lock().keep(is_kept);
+    }
+
+    /// Returns the present time by the clock of the lines, in microseconds.
+    pub(super) fn clock(&self) -> u64 {
+        u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Lines<TokenHash>> {

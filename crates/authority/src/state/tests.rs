@@ -8,7 +8,6 @@ use crate::storage::{Database, Operator, TokenHash, Which};
 use api::{Complaint, Confirm, Grant, Misconduct};
 use engine::policy::preference::Choice;
 use futures_util::{FutureExt, StreamExt};
-use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::task::{JoinHandle, yield_now};
 
@@ -62,19 +61,22 @@ async fn a_choice_that_waits_in_its_accounts_queue_delays_nobody() {
 async fn no_grant_that_was_decided_before_a_choice_outlives_it() {
     let stage = Stage::new().await;
     let (authority, mallory) = (&stage.authority, stage.login("mallory").await);
-    // A request of mallory is in progress while the choice is made.
-    let turn = authority.queue.turn("mallory").await;
+    // Requests of mallory are in progress. One is decided by the earlier choices, and waits to be recorded, before the
+    // choice is.
+    let turns = futures_util::future::join_all((0..3).map(|_| authority.queue.turn("mallory"))).await;
+    let held = authority.storage.hold("mallory");
+    let asking = begin({
+        let authority = authority.clone();
+        async move { ask(&authority, mallory).await }
+    })
+    .await;
     let choice = begin(never(authority)).await;
-    while authority.preferences.of("mallory").all().is_empty() {
-        yield_now().await;
-    }
-    // The request is decided by the earlier choices.
-    let chosen = authority.preferences.replace(HashMap::new());
-    assert!(authority.grants.issue(&turn, mallory, &git(), SOURCE).await.is_ok());
-    authority.preferences.replace(chosen);
-    drop(turn);
-    assert!(choice.await.unwrap().is_ok());
+    drop(held);
+    // The choice does not wait for the requests that go on.
+    assert!(soon(choice).await.unwrap().is_ok());
+    assert!(asking.await.unwrap().is_ok());
     assert_eq!(live_of(authority, "mallory").await, 0);
+    drop(turns);
     assert!(matches!(ask(authority, mallory).await, Err(Problem::Withheld(_))));
 }
 

@@ -78,7 +78,7 @@ async fn of_grants_that_are_recorded_together_one_that_cant_be_takes_no_other_al
     // Grants in separate queues are recorded together.
     let own_line = |(mut grant, person): (Issuance, &str)| {
         grant.owner.person = person.into();
-        storage.add_grant(grant, storage.basis(), |_| {})
+        storage.add_grant(grant, storage.basis(person), |_| {})
     };
     let requests = requests.into_iter().zip(["robot", "second", "third", "fourth"]);
     let requests = futures_util::future::join_all(requests.map(own_line));

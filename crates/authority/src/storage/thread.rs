@@ -5,6 +5,7 @@
 //! [`Storage::read_for`], [`Storage::add_grant`]): an account that fills its queue would delay everybody. Two rules
 //! take the place of such a lock. A grant is recorded only if the [`Basis`] that it was decided on has not ended. And
 //! tables in memory that repeat the database are changed only by the thread that writes, in the order of its writes.
+//! Work that ends a person's access has a queue of its own ([`Storage::revoke_for`]): the person can fill the other one.
 //!
 //! In a cluster, other members change the database, too. The server calls [`Storage::set_followed`] to state the last
 //! entry of the log that its memory reflects. A grant that was decided before a decisive entry is not recorded after
@@ -12,7 +13,9 @@
 
 use super::{Database, Issuance, Recorded, Unavailable};
 use anyhow::{Context, Result, anyhow};
+use std::collections::hash_map::RandomState;
 use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,10 +29,17 @@ const LINE: usize = 64;
 const FOLLOWS: Duration = Duration::from_secs(4);
 /// The name of the queue for the authority's own work.
 const OWN: &str = "";
+/// Number of counters of ended bases. People share them, and nobody can choose whose counter they share.
+const COUNTERS: usize = 1024;
 
 /// Returns the name of a verifier's queue. No person has the same name, because names of persons contain no space.
 pub fn verifiers_line(verifier: &str) -> String {
     format!("verifier {verifier}")
+}
+
+/// Returns the name of the queue for work that ends a person's access. No person or verifier has the same queue.
+pub(crate) fn revocations_line(person: &str) -> String {
+    format!("revocations {person}")
 }
 
 /// A unit of work for a thread.
@@ -38,13 +48,46 @@ enum Job {
     Grant(Box<Waiting>),
 }
 
-/// Identifies the state of policy, sessions and keys on which the authority decides a grant.
+/// Identifies the state on which the authority decides a grant of a person: policy, sessions and keys, and the person's
+/// choices and consents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Basis {
-    /// How many bases this process has ended.
-    ended: u64,
+    ended: Ended,
     /// The number of the last entry of the cluster's log that memory reflects.
     followed: u64,
+}
+
+/// How many bases this process has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Ended {
+    /// Those of all people.
+    of_all: u64,
+    /// Those of the person, and of others with the same counter.
+    of_person: u64,
+}
+
+/// Counts the bases that this process has ended.
+struct Bases {
+    of_all: AtomicU64,
+    of_people: Vec<AtomicU64>,
+    state: RandomState,
+}
+
+impl Default for Bases {
+    fn default() -> Self {
+        let of_people = (0..COUNTERS).map(|_| AtomicU64::new(0)).collect();
+        Self { of_all: AtomicU64::new(0), of_people, state: RandomState::new() }
+    }
+}
+
+impl Bases {
+    fn of(&self, person: &str) -> &AtomicU64 {
+        &self.of_people[self.state.hash_one(person) as usize % COUNTERS]
+    }
+
+    fn ended(&self, person: &str) -> Ended {
+        Ended { of_all: self.of_all.load(Ordering::SeqCst), of_person: self.of(person).load(Ordering::SeqCst) }
+    }
 }
 
 /// A grant that waits to be recorded.
@@ -76,7 +119,7 @@ impl Waiting {
 pub struct Storage {
     writer: Arc<Worker>,
     reader: Arc<Worker>,
-    basis: Arc<AtomicU64>,
+    bases: Arc<Bases>,
     followed: Arc<watch::Sender<u64>>,
     news: Arc<Notify>,
 }
@@ -87,12 +130,12 @@ impl Storage {
     /// # Errors
     /// Fails if the database cannot be opened a second time, or a thread cannot be started.
     pub fn start(database: Database) -> Result<Self> {
-        let (basis, news) = (Arc::new(AtomicU64::new(0)), Arc::<Notify>::default());
+        let (bases, news) = (Arc::<Bases>::default(), Arc::<Notify>::default());
         // The server reads its memory from the database later.
         let followed = Arc::new(watch::Sender::new(database.applied()?));
-        let reader = Arc::new(Worker::start("storage-reads", database.reader()?, basis.clone(), news.clone())?);
-        let writer = Arc::new(Worker::start("storage", database, basis.clone(), news.clone())?);
-        Ok(Self { writer, reader, basis, followed, news })
+        let reader = Arc::new(Worker::start("storage-reads", database.reader()?, bases.clone(), news.clone())?);
+        let writer = Arc::new(Worker::start("storage", database, bases.clone(), news.clone())?);
+        Ok(Self { writer, reader, bases, followed, news })
     }
 
     /// Records that the server's memory reflects the entries of the cluster's log up to `number`.
@@ -134,17 +177,23 @@ impl Storage {
         self.news.clone()
     }
 
-    /// Returns the basis for a decision that begins now. The caller must call this method before it reads anything on
-    /// which the decision depends.
-    pub fn basis(&self) -> Basis {
+    /// Returns the basis for a decision that begins now, about a request of this person. The caller must call this method
+    /// before it reads anything on which the decision depends.
+    pub fn basis(&self, person: &str) -> Basis {
         let followed = *self.followed.borrow();
-        Basis { ended: self.basis.load(Ordering::SeqCst), followed }
+        Basis { ended: self.bases.ended(person), followed }
     }
 
-    /// Ends the current basis, so that grants that were decided on it are no longer recorded. Must be called after a
-    /// change has taken effect, and before the caller reads the grants that the change possibly forbids.
+    /// Ends the current basis of all people, so that grants that were decided on it are no longer recorded. Must be
+    /// called after a change has taken effect, and before the caller reads the grants that the change possibly forbids.
     pub fn end_basis(&self) {
-        self.basis.fetch_add(1, Ordering::SeqCst);
+        self.bases.of_all.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Ends the current basis of one person, as [`Self::end_basis`] does, for a change that concerns nobody else. People
+    /// can cause such changes, so these must not make the authority decide everybody's requests again.
+    pub fn end_basis_of(&self, person: &str) {
+        self.bases.of(person).fetch_add(1, Ordering::SeqCst);
     }
 
     /// Records a grant, together with others that are waiting, if its basis has not ended. Completes even if the caller
@@ -194,6 +243,19 @@ impl Storage {
         self.writer.call(person, work).await
     }
 
+    /// Runs work that ends access of a person, in a queue of its own: the person can fill their own queue. See
+    /// [`Self::call`].
+    ///
+    /// # Errors
+    /// Fails if `work` failed, or the thread has ended.
+    pub async fn revoke_for<T: Send + 'static>(
+        &self,
+        person: &str,
+        work: impl FnOnce(&mut Database) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        self.writer.call(&revocations_line(person), work).await
+    }
+
     /// Runs read-only work in the queue of a person, concurrently with work that writes.
     ///
     /// # Errors
@@ -233,7 +295,7 @@ impl Drop for Worker {
 }
 
 impl Worker {
-    fn start(name: &str, mut database: Database, basis: Arc<AtomicU64>, news: Arc<Notify>) -> Result<Self> {
+    fn start(name: &str, mut database: Database, bases: Arc<Bases>, news: Arc<Notify>) -> Result<Self> {
         let lines = Arc::new(Lines::default());
         let (open, closed) = watch::channel(());
         let taken = lines.clone();
@@ -241,9 +303,7 @@ impl Worker {
             while let Some(turn) = taken.take() {
                 match turn {
                     Turn::Work(work, _room) => work(&mut database),
-                    Turn::Grants(waiting) => {
-                        record(&mut database, decided_on(basis.load(Ordering::SeqCst), waiting));
-                    }
+                    Turn::Grants(waiting) => record(&mut database, still_based(&bases, waiting)),
                 }
                 if database.has_changes() {
                     news.notify_one();
@@ -385,13 +445,13 @@ impl Queue {
     }
 }
 
-/// Returns the grants that were decided after this number of bases had ended, and refuses the others.
-fn decided_on(
-    ended: u64,
+/// Returns the grants whose basis has not ended, and refuses the others.
+fn still_based(
+    bases: &Bases,
     waiting: Vec<(Box<Waiting>, OwnedSemaphorePermit)>,
 ) -> Vec<(Box<Waiting>, OwnedSemaphorePermit)> {
-    let (current, outdated): (Vec<_>, Vec<_>) =
-        waiting.into_iter().partition(|(waiting, _)| waiting.basis.ended == ended);
+    let is_current = |of: &Waiting| of.basis.ended == bases.ended(&of.grant.owner.person);
+    let (current, outdated): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(waiting, _)| is_current(waiting));
     for (waiting, _) in outdated {
         waiting.answer(Recorded::Outdated);
     }

@@ -240,6 +240,24 @@ async fn a_flood_of_an_account_or_a_stranger_does_not_keep_others_out() {
     assert!(forged().await > 0);
 }
 
+/// One thread decides for all accounts. So each decision is charged to its account, also if no grant follows from it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn decisions_without_a_grant_are_charged_to_the_account() {
+    const COUNT: u64 = 3000;
+    let stage = stage().await;
+    let rule = "name = \"staff may use git\"\n";
+    stage.apply(&POLICY.replace(rule, &format!("{rule}suite = \"sha224\"\n"))).await.unwrap();
+    let mallory = Caller::of(&stage.login("bob").await).await;
+    let begun = Instant::now();
+    for counter in 1..=COUNT {
+        mallory.send(&request(&mallory, counter, &git(), now())).await;
+        assert_eq!(next_answer(&mallory).await, (counter, Err(Refusal::OverHttps)));
+    }
+    let allowed = 2000.0 + 200.0 * begun.elapsed().as_secs_f64();
+    assert!(COUNT as f64 <= allowed + 1.0, "{COUNT} in {:?}", begun.elapsed());
+    assert!(stage.database().grants(now(), true).unwrap().is_empty(), "a grant was recorded for nothing");
+}
+
 #[tokio::test]
 async fn where_no_line_is_or_nothing_answers_https_does() {
     let stage_without = Stage::start().await;

@@ -10,6 +10,9 @@ use wire::ReplayWindow;
 use wire::ask::{Asked, LineKey, LineNumber, envelope};
 use wire::grant::mask;
 
+/// Time for which a line's holder counts as being at the address from which the holder got the line, in microseconds: an
+/// hour. Somebody else may have the address afterwards.
+const AT_OPENER: u64 = 3600 * 1_000_000;
 /// Number of requests that a line may make at once, and the microseconds until it may make one more.
 const OF_LINE: (u64, u64) = (4096, 1000);
 /// Number of requests that all lines of one source (an IPv4 address or an IPv6 /64) together may make at once, and the
@@ -30,6 +33,8 @@ struct Line<H> {
     key: LineKey,
     /// The address from which the holder got the line.
     opener: IpAddr,
+    /// When the holder got the line, in microseconds.
+    opened: u64,
     /// Counters that were used already, each reduced by 1, because counters begin at 1 and the window's numbers begin
     /// at 0.
     seen: ReplayWindow<16>,
@@ -44,7 +49,7 @@ pub struct LineRequest<'d, H> {
     pub key: LineKey,
     /// The request's counter, which the answer repeats.
     pub counter: u64,
-    /// Whether the request came from the address from which the holder got the line.
+    /// Whether the request came from the address from which the holder got the line, within an hour after that.
     pub is_from_opener: bool,
     /// The content of the request.
     pub asked: Asked<'d>,
@@ -93,8 +98,9 @@ impl<H> Default for Lines<H> {
 
 impl<H: Copy + Ord> Lines<H> {
     /// Issues a line to a holder at the address `opener`, and removes the line that the holder had before. If a line
-    /// with this number exists already, changes nothing and returns `false`.
-    pub fn give(&mut self, holder: H, number: LineNumber, key: LineKey, opener: IpAddr) -> bool {
+    /// with this number exists already, changes nothing and returns `false`. `now` is in microseconds of the clock of
+    /// [`Self::read`].
+    pub fn give(&mut self, holder: H, number: LineNumber, key: LineKey, opener: IpAddr, now: u64) -> bool {
         if self.lines.contains_key(&number) {
             return false;
         }
@@ -102,7 +108,7 @@ impl<H: Copy + Ord> Lines<H> {
             self.lines.remove(&before);
         }
         let (seen, pace) = (ReplayWindow::default(), Pace::default());
-        self.lines.insert(number, Line { holder, key, opener, seen, pace });
+        self.lines.insert(number, Line { holder, key, opener, opened: now, seen, pace });
         true
     }
 
@@ -139,7 +145,7 @@ impl<H: Copy + Ord> Lines<H> {
         let number = number.ok_or(Unanswered::Repeated)?;
         let question = line.key.open_request(envelope, datagram).ok_or(Unanswered::Forged)?;
         line.seen.note(number);
-        let is_from_opener = source == line.opener;
+        let is_from_opener = source == line.opener && now.saturating_sub(line.opened) <= AT_OPENER;
         let source = mask(source, if source.is_ipv4() { 32 } else { 64 });
         if !line.pace.allows(OF_LINE, now) || !paced(&mut self.sources, source, now) {
             return Err(Unanswered::TooMany);

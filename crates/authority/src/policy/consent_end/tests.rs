@@ -2,7 +2,7 @@ use crate::http::problems::Problem;
 use crate::policy::access::{Asking, Deciding};
 use crate::state::Authority;
 use crate::state::stage::{POLICY, SOURCE, Stage, soon};
-use crate::storage::{Database, Operator, TokenHash};
+use crate::storage::{Database, Operator, TokenHash, revocations_line};
 use api::GrantRequest;
 use engine::policy::delegation::RequestId;
 use std::time::Duration;
@@ -33,6 +33,11 @@ async fn delegated() -> Stage {
     stage
 }
 
+fn to_db() -> GrantRequest {
+    let address = "203.0.113.20".parse().unwrap();
+    GrantRequest { address, protocol: 6, port: 5432, consented: false, in_band: false }
+}
+
 /// Lets alice consent to a person's request, and gives the person a grant by it.
 async fn consent(authority: &Authority, alice: TokenHash, person: &str, token: TokenHash) -> RequestId {
     let session = authority.sessions.get(&token).unwrap();
@@ -41,10 +46,8 @@ async fn consent(authority: &Authority, alice: TokenHash, person: &str, token: T
     let delegate = authority.sessions.get(&alice).unwrap();
     let deciding = Deciding { allow: Some((vec!["tcp/5432".into()], 3600)), note: "" };
     done(authority.access.decide(&delegate, alice, Operator::current(), id, deciding).await);
-    let address = "203.0.113.20".parse().unwrap();
-    let to = GrantRequest { address, protocol: 6, port: 5432, consented: false, in_band: false };
     let turn = authority.queue.turn(person).await;
-    done(authority.grants.issue(&turn, token, &to, SOURCE).await);
+    done(authority.grants.issue(&turn, token, &to_db(), SOURCE).await);
     id
 }
 
@@ -73,8 +76,8 @@ async fn people_whose_consents_end_do_not_wait_for_each_other() {
     file.execute("UPDATE access_requests SET until = ?1", [crate::now().cast_signed()]).unwrap();
     file.execute("UPDATE consent_changes SET made = made + 1", []).unwrap();
     authority.sync.run().await.unwrap();
-    // Nothing of eve's gets its turn.
-    let held = authority.storage.hold("eve");
+    // Nothing that ends eve's access gets its turn.
+    let held = authority.storage.hold(&revocations_line("eve"));
     assert!(soon(authority.access.follow_time()).await.is_ok());
     soon(loses_grants(authority, "mallory")).await;
     assert!(soon(authority.access.follow_time()).await.is_ok());
@@ -123,4 +126,37 @@ async fn several_examinations_revoke_a_grant_once() {
     assert_eq!(live_of(authority, "mallory").await, 0);
     let entries = authority.storage.call(|database| database.audit_entries(Some("mallory"), 100)).await.unwrap();
     assert_eq!(entries.iter().filter(|entry| entry.event == "revoked").count(), 1);
+}
+
+/// A person who has a consent chooses how many requests are in progress, and how long they take.
+#[tokio::test]
+async fn no_request_of_a_person_delays_the_end_of_their_consent_or_escapes_it() {
+    let stage = delegated().await;
+    let authority = &stage.authority;
+    let (alice, mallory) = (stage.login("alice").await, stage.login("mallory").await);
+    let id = consent(authority, alice, "mallory", mallory).await;
+    // Requests that do not end, and no room in mallory's queue.
+    let turns = futures_util::future::join_all((0..3).map(|_| authority.queue.turn("mallory"))).await;
+    let held = authority.storage.hold("mallory");
+    let asking = tokio::spawn({
+        let authority = authority.clone();
+        async move {
+            let turn = authority.queue.turn("mallory").await;
+            // From another address, so that it is another grant.
+            let source = "192.0.2.99".parse().unwrap();
+            authority.grants.issue(&turn, mallory, &to_db(), source).await.map(drop)
+        }
+    });
+    // One thread runs both tasks: the request is decided, and waits to be recorded.
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!asking.is_finished());
+    let delegate = authority.sessions.get(&alice).unwrap();
+    done(soon(authority.access.withdraw(&delegate, Operator::current(), id)).await);
+    assert_eq!(live_of(authority, "mallory").await, 0);
+    drop(held);
+    assert!(matches!(soon(asking).await.unwrap(), Err(Problem::Denied(..))));
+    assert_eq!(live_of(authority, "mallory").await, 0);
+    drop(turns);
 }

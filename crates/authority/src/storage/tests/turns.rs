@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const HOSTILE: &str = "hostile";
+/// The person of the other grants.
+const OWN: &str = "robot";
 const HOSTILES_SESSION: TokenHash = [8; 32];
 
 /// Creates the database with two accounts, each with a session.
@@ -36,8 +38,8 @@ async fn one_grant_of_another_account_waits_for_few_of_an_account_that_asks_for_
     let storage = two_accounts(&room);
     let (begin, begun) = std::sync::mpsc::channel::<()>();
     let busy = storage.call(move |_| Ok(begun.recv()?));
-    let many = join_all((0..256).map(|nth| storage.add_grant(hostile(nth), storage.basis(), |_| {})));
-    let own = storage.add_grant(grant(1, SESSION), storage.basis(), |_| {});
+    let many = join_all((0..256).map(|nth| storage.add_grant(hostile(nth), storage.basis(HOSTILE), |_| {})));
+    let own = storage.add_grant(grant(1, SESSION), storage.basis(OWN), |_| {});
     let (_, many, own, ()) = tokio::join!(biased; busy, many, own, async { begin.send(()).unwrap() });
     assert!(many.into_iter().chain([own]).all(|recorded| recorded.unwrap() == Recorded::Done));
     let entries = storage.call(|database| database.audit_entries(None, 1000)).await.unwrap();
@@ -53,7 +55,8 @@ async fn times(storage: &Storage, made: &mut u64) -> Vec<Duration> {
     for _ in 0..30 {
         *made += 1;
         let begun = Instant::now();
-        assert_eq!(storage.add_grant(grant(*made, SESSION), storage.basis(), |_| {}).await.unwrap(), Recorded::Done);
+        let recorded = storage.add_grant(grant(*made, SESSION), storage.basis(OWN), |_| {}).await;
+        assert_eq!(recorded.unwrap(), Recorded::Done);
         times.push(begun.elapsed());
     }
     times
@@ -78,7 +81,7 @@ async fn slowed(storage: &Storage, made: &mut u64, asked: &Arc<AtomicU64>) -> f6
             tokio::spawn(async move {
                 while !ends.load(Ordering::Relaxed) {
                     let next = hostile(asked.fetch_add(1, Ordering::Relaxed));
-                    storage.add_grant(next, storage.basis(), |_| {}).await.unwrap();
+                    storage.add_grant(next, storage.basis(HOSTILE), |_| {}).await.unwrap();
                 }
             })
         });
@@ -105,5 +108,25 @@ async fn an_account_that_asks_at_full_rate_does_not_slow_the_others() {
         }
     }
     assert!(least <= 5.0, "{least:.1} times as long");
+    storage.close().await;
+}
+
+/// People can end their own bases as often as they like, so that must not concern others.
+#[tokio::test]
+async fn the_end_of_a_persons_basis_turns_away_the_grants_of_that_person_only() {
+    let room = tempfile::tempdir().unwrap();
+    let storage = two_accounts(&room);
+    // Two people may have the same counter, but few of a thousand others do.
+    let basis = storage.basis(OWN);
+    let others: Vec<_> = (0..1000).map(|number| format!("other{number}")).collect();
+    let before: Vec<_> = others.iter().map(|person| storage.basis(person)).collect();
+    storage.end_basis_of(OWN);
+    assert_eq!(storage.add_grant(grant(1, SESSION), basis, |_| {}).await.unwrap(), Recorded::Outdated);
+    assert_eq!(storage.add_grant(grant(1, SESSION), storage.basis(OWN), |_| {}).await.unwrap(), Recorded::Done);
+    let kept = others.iter().zip(before).filter(|(person, before)| storage.basis(person) == *before).count();
+    assert!(kept > 980, "{kept} of 1000");
+    let basis = storage.basis(OWN);
+    storage.end_basis();
+    assert_eq!(storage.add_grant(grant(2, SESSION), basis, |_| {}).await.unwrap(), Recorded::Outdated);
     storage.close().await;
 }

@@ -14,7 +14,7 @@ fn key(number: u64) -> LineKey {
 /// Creates lines 1 and 2, of holders 10 and 20.
 fn lines() -> Lines<u32> {
     let mut lines = Lines::default();
-    assert!(lines.give(10, LineNumber(1), key(1), HOME) && lines.give(20, LineNumber(2), key(2), HOME));
+    assert!(lines.give(10, LineNumber(1), key(1), HOME, 0) && lines.give(20, LineNumber(2), key(2), HOME, 0));
     lines
 }
 
@@ -57,6 +57,24 @@ fn a_request_from_the_lines_own_address_is_told_from_one_with_another_source() {
         let received = lines.read(&mut datagram, source, 0).unwrap_or_else(|why| panic!("{why:?}"));
         assert_eq!((received.is_from_opener, received.asked), (is_own, Asked::Grant(question)), "{source}");
     }
+}
+
+/// The holder of a line may have left the address, and can still forge it. Somebody else may have it now.
+#[test]
+fn the_address_of_a_line_counts_for_an_hour() {
+    let hour = 3600 * SECOND;
+    let mut lines = Lines::default();
+    assert!(lines.give(10, LineNumber(1), key(1), HOME, SECOND));
+    let is_from_opener = |lines: &mut Lines<u32>, line: u64, counter: u64, now: u64| {
+        let mut datagram = request(line, counter);
+        lines.read(&mut datagram, HOME, now).map(|received| received.is_from_opener)
+    };
+    for (counter, now, expected) in [(1, SECOND, true), (2, SECOND + hour, true), (3, 2 * SECOND + hour, false)] {
+        assert_eq!(is_from_opener(&mut lines, 1, counter, now), Ok(expected), "at {now}");
+    }
+    // When it gets another line, the holder shows its address again.
+    assert!(lines.give(10, LineNumber(2), key(2), HOME, 3 * SECOND + hour));
+    assert_eq!(is_from_opener(&mut lines, 2, 1, 3 * SECOND + 2 * hour), Ok(true));
 }
 
 #[test]
@@ -127,7 +145,7 @@ fn all_lines_at_one_address_have_a_share_and_other_addresses_theirs() {
     let mut lines = Lines::default();
     let more = 2 + OF_SOURCE.0 / OF_LINE.0;
     for line in 1..=more {
-        assert!(lines.give(line as u32, LineNumber(line), key(line), HOME));
+        assert!(lines.give(line as u32, LineNumber(line), key(line), HOME, 0));
     }
     let mut answered = 0;
     for line in 1..=more {
@@ -166,9 +184,9 @@ fn sources_take_no_more_memory_than_they_may() {
 #[test]
 fn a_line_ends_with_its_holder_or_when_that_gets_another() {
     let mut lines = lines();
-    assert!(!lines.give(30, LineNumber(1), key(9), HOME), "it is somebody's");
+    assert!(!lines.give(30, LineNumber(1), key(9), HOME, 0), "it is somebody's");
     assert_eq!(read(&mut lines, request(1, 1), HOME, 0), Ok(10));
-    assert!(lines.give(10, LineNumber(3), key(3), HOME));
+    assert!(lines.give(10, LineNumber(3), key(3), HOME, 0));
     assert_eq!(read(&mut lines, request(1, 2), HOME, 0), Err(Unanswered::NoLine));
     assert_eq!(read(&mut lines, request(3, 1), HOME, 0), Ok(10));
     lines.keep(|holder| *holder == 20);
@@ -184,7 +202,7 @@ fn whatever_is_wrong_with_a_request_is_told_apart() {
         let bytes = |field: &str| hex::decode(case[field].as_str().unwrap()).unwrap();
         let mut lines = Lines::default();
         let number = LineNumber(case["line"].as_u64().unwrap());
-        assert!(lines.give(1, number, LineKey::new(bytes("key").try_into().unwrap()), HOME));
+        assert!(lines.give(1, number, LineKey::new(bytes("key").try_into().unwrap()), HOME, 0));
         let mut datagram = bytes("datagram");
         let why = lines.read(&mut datagram, HOME, 0).err().map(Unanswered::name);
         let is_expected =
