@@ -11,7 +11,7 @@ use crate::now;
 use crate::push::events::Push;
 use crate::storage::{
     AccessEntry, AccessMark, AccessPage, AccessState, AccessVerdict, Asked, Database, Decided, NewRequest, Operator,
-    Session, Storage, TokenHash, random_number,
+    PersonFacts, Session, Storage, TokenHash, random_number,
 };
 use crate::sync::Synchroniser;
 use anyhow::Result;
@@ -81,8 +81,8 @@ pub struct ToDecide {
 struct Facts {
     /// The version of the policy.
     version: i64,
-    /// The groups of the people who are concerned, in the order of the question.
-    groups: Vec<Vec<String>>,
+    /// The groups of the people who are concerned and the tags of their devices, in the order of the question.
+    people: Vec<PersonFacts>,
 }
 
 impl AccessRequests {
@@ -114,8 +114,8 @@ impl AccessRequests {
         let request = {
             // The policy does not change here while this lock is held; the transaction notices if it has changed later.
             let policy = self.policy.read().await;
-            let Facts { version, mut groups } = self.facts(vec![session.person.clone()]).await?;
-            let (policy, groups) = (policy.policy(), groups.pop().unwrap_or_default());
+            let Facts { version, mut people } = self.facts(vec![session.person.clone()]).await?;
+            let (policy, groups) = (policy.policy(), people.pop().map(|of| of.groups).unwrap_or_default());
             let subject = Subject { groups: &groups, ..session.subject(source) };
             if wanted.is_empty() {
                 wanted = policy.requestable(&subject).remove(receiver).unwrap_or_default();
@@ -161,8 +161,8 @@ impl AccessRequests {
     /// Returns the facts on which a decision about these people depends. The caller holds a lock of the policy.
     async fn facts(&self, people: Vec<String>) -> Result<Facts, Problem> {
         let read = move |database: &mut Database| {
-            let groups = people.iter().map(|person| Ok(database.facts_about(person, None)?.groups));
-            Ok(Facts { groups: groups.collect::<Result<_>>()?, version: database.policy_version()? })
+            let people = people.iter().map(|person| database.facts_of_person(person));
+            Ok(Facts { people: people.collect::<Result<_>>()?, version: database.policy_version()? })
         };
         let facts = self.storage.call(read).await?;
         let followed = self.enforcer.version.load(Ordering::SeqCst);
@@ -217,7 +217,7 @@ impl AccessRequests {
     /// Returns the longest time for which the delegate may allow the request; `None` if no delegation covers it.
     pub async fn longest(&self, delegate: &Subject<'_>, entry: &AccessEntry) -> Option<u32> {
         let services = entry.parsed_services();
-        // The decision examines the person's groups.
+        // The decision examines the person's groups and tags.
         let asker = Asker { subject: Subject::person(&entry.person), delegations: entry.delegations.as_deref() };
         let longest = |policy: &Policy| {
             let own = policy.delegations_for(delegate, asker, &entry.receiver);
@@ -265,10 +265,11 @@ impl AccessRequests {
             // The policy does not change here while this lock is held; the transaction notices if it has changed later.
             let policy = self.policy.read().await;
             let people = vec![delegate.person.clone(), entry.person.clone()];
-            let Facts { version, groups } = self.facts(people).await?;
-            let Ok([groups, asker_groups]) = <[Vec<String>; 2]>::try_from(groups) else { return Err(no_request()) };
-            let subject = Subject { groups: &groups, ..Subject::person(&delegate.person) };
-            let person = Subject { groups: &asker_groups, ..Subject::person(&entry.person) };
+            let Facts { version, people } = self.facts(people).await?;
+            let Ok([own, of_asker]) = <[PersonFacts; 2]>::try_from(people) else { return Err(no_request()) };
+            let subject = Subject { groups: &own.groups, ..Subject::person(&delegate.person) };
+            let PersonFacts { groups, tags } = &of_asker;
+            let person = Subject { groups, tags, ..Subject::person(&entry.person) };
             let asker = Asker { subject: person, delegations: entry.delegations.as_deref() };
             let policy = policy.policy();
             let Some(first) = policy.delegations_for(&subject, asker, &entry.receiver).next() else {
@@ -297,8 +298,9 @@ impl AccessRequests {
                 decider: delegate.person.clone(),
                 by,
                 version,
-                groups,
-                asker_groups,
+                groups: own.groups,
+                asker_groups: of_asker.groups,
+                asker_tags: of_asker.tags,
                 delegation,
                 label,
                 allow,
@@ -434,3 +436,6 @@ fn policy_changed(way_out: &str) -> Problem {
     let why = format!("the policy, or the groups of a person, have changed meanwhile: {way_out}");
     Problem::Access(StatusCode::CONFLICT, "policy_changed", why)
 }
+
+#[cfg(test)]
+mod tests;

@@ -13,7 +13,7 @@ pub use pages::{AccessMark, AccessPage};
 pub use unexamined::Unexamined;
 
 use super::receivers::{self, note_change};
-use super::{AuditEvent, Database, Operator, PIECE, TokenHash, groups, policies, revocation};
+use super::{AuditEvent, Database, Operator, PIECE, TokenHash, devices, groups, policies, revocation};
 use crate::login::credentials;
 use anyhow::Result;
 use engine::model::Service;
@@ -130,6 +130,8 @@ pub struct Verdict {
     pub groups: Vec<String>,
     /// The groups by which the delegation covers the person who asks.
     pub asker_groups: Vec<String>,
+    /// The tags of devices by which the delegation covers the person who asks.
+    pub asker_tags: Vec<String>,
     /// Name of the delegation.
     pub delegation: String,
     /// The label of the delegation, for the audit trail.
@@ -158,7 +160,7 @@ pub enum Decided {
     Own,
     /// Another policy was put in force meanwhile.
     PolicyChanged,
-    /// The groups of the delegate, or of the person who asks, have changed meanwhile.
+    /// The groups of the delegate, or the groups or tags of the person who asks, have changed meanwhile.
     GroupsChanged,
     /// A limit is reached; the text says which one and what to do.
     TooMany(&'static str),
@@ -251,7 +253,10 @@ impl Database {
                 return Ok(Decided::Own);
             }
             let AccessEntry { person, receiver, .. } = entry;
-            if allow.is_some() && groups::groups_of(transaction, &person)? != verdict.asker_groups {
+            if allow.is_some()
+                && (groups::groups_of(transaction, &person)? != verdict.asker_groups
+                    || devices::tags_of_person(transaction, &person)? != verdict.asker_tags)
+            {
                 return Ok(Decided::GroupsChanged);
             }
             let time = now.cast_signed();

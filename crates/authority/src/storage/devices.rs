@@ -82,6 +82,18 @@ pub(super) fn tags_of(connection: &Connection, person: &str, device: &str) -> Re
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
+/// Returns the tags that any device of a person has, sorted. Includes the tags of the person if it is a service account,
+/// and the tag of a low score.
+pub(super) fn tags_of_person(connection: &Connection, person: &str) -> Result<Vec<String>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT tag FROM device_tags WHERE person = ?1
+             UNION SELECT value FROM identities, json_each(identities.tags) WHERE person = ?1
+             UNION SELECT ?2 FROM scores WHERE person = ?1 AND low = 1 ORDER BY 1",
+    )?;
+    let rows = statement.query_map([person, LOW_SCORE], |row| row.get(0))?;
+    Ok(rows.collect::<Result<_, _>>()?)
+}
+
 /// Deletes a person's least recently used devices beyond the limit, except those with a live session or with tags.
 pub(super) fn forget_surplus(transaction: &Transaction<'_>, person: &str, now: u64) -> Result<()> {
     let mut surplus = transaction.prepare_cached(

@@ -60,7 +60,7 @@ pub struct NewService<'s> {
 pub struct PersonFacts {
     /// Groups, except groups that the policy defines.
     pub groups: Vec<String>,
-    /// Tags of the person's device, or of the service account.
+    /// Tags of the person's device or devices, or of the service account.
     pub tags: Vec<String>,
 }
 
@@ -236,6 +236,15 @@ impl Database {
             groups: groups_of(&self.connection, person)?,
             tags: devices::tags_of(&self.connection, person, device.unwrap_or_default())?,
         })
+    }
+
+    /// Returns the groups of a person or service account, and the tags that any of its devices has.
+    ///
+    /// # Errors
+    /// Fails if the database cannot be read.
+    pub fn facts_of_person(&self, person: &str) -> Result<PersonFacts> {
+        let groups = groups_of(&self.connection, person)?;
+        Ok(PersonFacts { groups, tags: devices::tags_of_person(&self.connection, person)? })
     }
 
     /// Returns the logins that have a refresh token and a session that is live at `now`, and were last renewed at or

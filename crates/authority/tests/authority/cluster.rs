@@ -254,6 +254,7 @@ async fn a_consent_that_a_member_withdraws_before_it_dies_ends_at_the_others() {
         version: database.policy_version().unwrap(),
         groups: Vec::new(),
         asker_groups: Vec::new(),
+        asker_tags: Vec::new(),
         delegation: "dba".into(),
         label: "policy.toml:1 delegation dba".into(),
         allow: Some((vec![engine::policy::parse_service("tcp/5432").unwrap()], authority::now() + 3600)),

@@ -122,7 +122,7 @@ impl FromIterator<(String, Consent)> for Consents {
 /// The person who asks for access, as far as a decision about the request depends on them.
 #[derive(Clone, Copy, Debug)]
 pub struct Asker<'a> {
-    /// The person, with the groups that they have now.
+    /// The person, with the groups that they have now, and the tags that any of their devices has now.
     pub subject: Subject<'a>,
     /// Names of the delegations that covered the person when they asked. `None` if this is not known, because an
     /// earlier version recorded the request.
@@ -277,12 +277,15 @@ impl Policy {
         self.delegations_for(delegate, asker, receiver).filter(able).max_by_key(|delegation| delegation.lifetime_max)
     }
 
-    /// Reports whether a delegation still covers the person who asked. The tags and addresses of their devices count as
-    /// they were at the request, because a decision is about the person. Each use of the consent checks them again.
+    /// Reports whether a delegation still covers the person who asked. A decision is about the person, so a tag of any of
+    /// their devices counts, and an address counts as it was at the request. Each use of the consent checks the tags and
+    /// the address of the device.
     fn still_covers(&self, delegation: &Delegation, asker: Asker<'_>) -> bool {
+        let has_now = |who: &Who| self.is_among(&asker.subject, std::slice::from_ref(who));
         delegation.who().iter().any(|who| match who {
-            Who::Tag(_) | Who::Address(_) => asker.delegations.is_some(),
-            Who::Everyone | Who::Person(_) | Who::Group(_) => self.is_among(&asker.subject, std::slice::from_ref(who)),
+            Who::Address(_) => asker.delegations.is_some(),
+            Who::Tag(_) => asker.delegations.is_some() && has_now(who),
+            Who::Everyone | Who::Person(_) | Who::Group(_) => has_now(who),
         })
     }
 

@@ -50,6 +50,7 @@ fn verdict(session: TokenHash, until: Option<u64>) -> AccessVerdict {
         version: 1,
         groups: Vec::new(),
         asker_groups: Vec::new(),
+        asker_tags: Vec::new(),
         delegation: "dba".into(),
         label: "policy.toml:1 delegation dba".into(),
         allow: until.map(|until| (vec![parse_service("tcp/22").unwrap()], until)),
@@ -254,6 +255,9 @@ fn a_decision_needs_the_groups_that_were_read() {
     // The person who asks leaves the group.
     let for_member = AccessVerdict { asker_groups: staff.clone(), ..verdict(session, Some(900)) };
     assert_eq!(database.decide_access(id, &for_member, 100).unwrap(), Decided::GroupsChanged);
+    // A device of the person loses its tag.
+    let with_tag = AccessVerdict { asker_tags: vec!["managed".into()], ..verdict(session, Some(900)) };
+    assert_eq!(database.decide_access(id, &with_tag, 100).unwrap(), Decided::GroupsChanged);
     assert_eq!(database.access_request(id).unwrap().unwrap().state, AccessState::Open);
     database.set_service_groups("robot", &staff, &by, 100).unwrap();
     assert_eq!(database.ask_access(&NewRequest { version: 1, ..request("web") }, 100).unwrap(), Asked::Changed);

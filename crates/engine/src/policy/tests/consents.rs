@@ -236,11 +236,14 @@ fn a_consent_rests_on_a_delegation_that_covers_the_person_who_asked() {
     let asker = Asker { subject: eve, delegations: Some(&of_eve) };
     assert!(no_tag.delegation_for(&dora, asker, "db", &wanted).is_none());
     assert!(no_tag.delegations_for(&dora, asker, "db").next().is_some(), "dora can refuse the request");
-    // A device's tag counts as it was at the request.
+    // A device of hers has the tag at the request, and still has it at the decision, or not any more.
     let tags = ["managed".to_owned()];
-    let tagged = policy.delegations_about(&Subject { tags: &tags, ..eve }, "db", &wanted);
-    assert_eq!(chosen(eve, Some(&tagged)).as_deref(), Some("guests"));
-    assert_eq!(chosen(eve, None), None, "nobody knows which device asked");
+    let with_tag = Subject { tags: &tags, ..eve };
+    let tagged = policy.delegations_about(&with_tag, "db", &wanted);
+    assert_eq!(chosen(with_tag, Some(&tagged)).as_deref(), Some("guests"));
+    assert_eq!(chosen(eve, Some(&tagged)), None, "no device has the tag any more");
+    assert_eq!(chosen(eve, Some(&of_eve)), None, "the delegation has a tag, but eve was covered by her group");
+    assert_eq!(chosen(with_tag, None), None, "nobody knows which device asked");
     assert_eq!(policy.delegations_about(&alice, "db", &[service("tcp/22")]), [""; 0]);
 }
 

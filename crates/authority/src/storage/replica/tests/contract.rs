@@ -71,6 +71,7 @@ fn verdict(until: Option<u64>) -> AccessVerdict {
         version: 2,
         groups: vec!["staff".into()],
         asker_groups: Vec::new(),
+        asker_tags: Vec::new(),
         delegation: "dba".into(),
         label: "policy.toml:1 delegation dba".into(),
         allow: until.map(|until| (vec![engine::model::Service::ALL], until)),
@@ -171,7 +172,9 @@ fn operations() -> Vec<Operation> {
         }),
         Box::new(|database| {
             for (number, until, person) in [(7, Some(15_000), "alice"), (8, Some(300), "robot")] {
-                let decided = database.decide_access(request_id(number), &verdict(until), 119).unwrap();
+                let asker_tags = database.facts_of_person(person).unwrap().tags;
+                let verdict = AccessVerdict { asker_tags, ..verdict(until) };
+                let decided = database.decide_access(request_id(number), &verdict, 119).unwrap();
                 assert_eq!(decided, Decided::Done { person: person.into() });
             }
         }),
