@@ -330,13 +330,13 @@ impl<C> Watch<C> {
         match before[..] {
             [] => {}
             [only] => {
-                memory.worked(now, &self.path, only.rung);
+                memory.worked(now, &self.path, only.rung, at);
                 memory.note_round_trip(now, &self.path, at.saturating_sub(only.at));
             }
             // It can't be told which of several packets was answered (Karn's algorithm).
-            [first, .., last] if first.rung == last.rung => memory.worked(now, &self.path, first.rung),
+            [first, .., last] if first.rung == last.rung => memory.worked(now, &self.path, first.rung, at),
             [first, .., last] => {
-                memory.doubted(now, &self.path, first.rung, last.rung);
+                memory.doubted(now, &self.path, (first.rung, first.at), last.rung);
                 // Too long rather than too short: on a slow path, no rung would ever be given its time.
                 if memory.round_trip(&self.path).is_none() {
                     memory.note_round_trip(now, &self.path, at.saturating_sub(first.at));
@@ -355,7 +355,7 @@ fn settle<C>(now: Duration, watch: &Watch<C>, answers: &[(Side, Duration)], memo
         return false;
     }
     silent.all(|one| {
-        memory.failed(now, &watch.path, one.rung);
+        memory.failed(now, &watch.path, one.rung, one.at);
         true
     })
 }

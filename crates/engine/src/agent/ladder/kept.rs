@@ -124,5 +124,6 @@ fn known(path: &KeptPath, now: Duration, unix: Duration) -> Known {
         round_trip: path.round_trip.map(|time| Duration::from_micros(time.into()).min(WAIT_MAX)),
         unclear: None,
         used: now.saturating_sub(age),
+        answered: [Duration::ZERO; Rung::ALL.len()],
     }
 }

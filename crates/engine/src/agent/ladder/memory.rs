@@ -47,6 +47,8 @@ pub struct Known {
     /// The rung with which the next connection begins, if it is unclear which rung works.
     pub unclear: Option<Rung>,
     pub used: Duration,
+    /// For each rung, the time of the latest answer that has shown that the rung works.
+    pub answered: [Duration; Rung::ALL.len()],
 }
 
 /// The results for all paths.
@@ -80,10 +82,15 @@ impl Memory {
         self.known(now, path).round_trip = Some(time);
     }
 
-    /// Records that a rung's first packet was answered: it is no longer bad.
-    pub fn worked(&mut self, now: Duration, path: &Path, rung: Rung) {
+    /// Records that a rung's first packet was answered at the time `at`: the rung is no longer bad.
+    pub fn worked(&mut self, now: Duration, path: &Path, rung: Rung, at: Duration) {
         let works = Record { works: Some(true), ..Record::default() };
-        let before = std::mem::replace(&mut self.known(now, path).rungs[rung as usize], works);
+        let known = self.known(now, path);
+        let answered = &mut known.answered[rung as usize];
+        *answered = at.max(*answered);
+        // Whether a rung further down works need not be found out now.
+        known.unclear = known.unclear.filter(|unclear| *unclear < rung);
+        let before = std::mem::replace(&mut known.rungs[rung as usize], works);
         self.changed |= before != works;
     }
 
@@ -101,10 +108,14 @@ impl Memory {
 
     /// Records that `rung` has possibly failed. Its first packet was not answered in time, so the packet was also sent
     /// by `other`. The answer that then arrived does not show which of the two it answers. If an earlier answer has
-    /// shown that `other` works, `rung` counts as failed. Otherwise, the next connection begins with `other`.
-    pub fn doubted(&mut self, now: Duration, path: &Path, rung: Rung, other: Rung) {
+    /// shown that `other` works, `rung` counts as failed. Otherwise, the next connection begins with `other`. The packet
+    /// was sent at the time `sent`. If another packet by `rung` was answered since, nothing is in doubt.
+    pub fn doubted(&mut self, now: Duration, path: &Path, (rung, sent): (Rung, Duration), other: Rung) {
         let works = self.record(path, other).works == Some(true);
         let known = self.known(now, path);
+        if sent <= known.answered[rung as usize] {
+            return;
+        }
         known.unclear = Some(other).filter(|_| !works);
         let record = &mut known.rungs[rung as usize];
         if record.until > now {
@@ -119,9 +130,14 @@ impl Memory {
         self.changed |= differs;
     }
 
-    /// Records that a rung's first packet was not answered, although the packet was answered by another rung.
-    pub fn failed(&mut self, now: Duration, path: &Path, rung: Rung) {
-        let record = &mut self.known(now, path).rungs[rung as usize];
+    /// Records that a rung's first packet was not answered, although the packet was answered by another rung. It was sent
+    /// at the time `sent`. If a packet of another connection was answered since, the rung works by now.
+    pub fn failed(&mut self, now: Duration, path: &Path, rung: Rung, sent: Duration) {
+        let known = self.known(now, path);
+        if sent <= known.answered[rung as usize] {
+            return;
+        }
+        let record = &mut known.rungs[rung as usize];
         let before = *record;
         record.works = Some(false);
         // A connection that tries a bad rung again does not extend the time.

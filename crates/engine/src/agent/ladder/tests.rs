@@ -111,6 +111,26 @@ fn the_next_rung_is_raced_and_remembered() {
     }
 }
 
+/// The packets of an earlier connection get their time after a later one was answered. They say nothing about the present.
+#[test]
+fn a_rung_that_works_by_now_is_not_bad_because_of_earlier_packets() {
+    for open in [Rung::Tunnel, Rung::FastOpen] {
+        let (mut road, on) = (Road::new(&[open]), path(1, 1));
+        let begin = |road: &mut Road, connection: u32| {
+            road.send(connection, Rung::Packet);
+            road.ladder.watch(road.now, on, Rung::Packet, connection);
+        };
+        begin(&mut road, 100);
+        // The tunnel answers after 520 ms, and the latest packet by another rung was sent 20 ms before.
+        road.pass(ms(530));
+        road.open = Rung::ALL.to_vec();
+        begin(&mut road, 101);
+        road.pass(ms(2000));
+        assert_eq!(road.ladder.choice(road.now, &on), Choice { rung: Rung::Packet, every: 0 }, "{open:?}");
+        assert_eq!(road.ladder.states(road.now, &on)[0].1, State::Works, "{open:?}");
+    }
+}
+
 #[test]
 fn segments_travel_as_datagrams_only_if_that_is_allowed_and_before_the_tunnel_is_tried() {
     let open = [Rung::TcpInUdp, Rung::Tunnel];
@@ -291,7 +311,7 @@ fn nobody_fills_anothers_memory() {
     for number in 0..PATHS_MAX as u16 * 3 {
         let verifier = SocketAddr::new("192.0.2.20".parse().expect("an address"), number);
         let theirs = Path { verifier, ..path(2, 1) };
-        road.ladder.memory.failed(road.now, &theirs, Rung::Packet);
+        road.ladder.memory.failed(road.now, &theirs, Rung::Packet, road.now);
         road.now += ms(1);
     }
     assert_eq!(road.ladder.memory.len(), PATHS_MAX + 1);
