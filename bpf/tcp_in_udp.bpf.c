@@ -35,6 +35,9 @@ int answer(struct __sk_buff *ctx)
 
 	if (read_segment(ctx, &s, IP_TCP))
 		return TC_ACT_UNSPEC;
+	/* A SYN without ACK is no answer, but begins a connection. The flow's client may have forged the address to which it goes. */
+	if ((s.header.tcp.flags & (TCP_SYN | TCP_ACK)) == TCP_SYN)
+		return TC_ACT_UNSPEC;
 	key = key_in_datagrams(&s);
 	flow = find_flow(&key);
 	if (!flow)
