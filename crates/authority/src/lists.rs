@@ -9,6 +9,7 @@ mod entry;
 mod follower;
 mod import;
 mod store;
+mod sweep;
 
 pub use entry::{Line, MOST_LINE, MOST_NOTE};
 pub use follower::{Follower, Touched};

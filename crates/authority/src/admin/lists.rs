@@ -7,14 +7,56 @@ use crate::storage::Operator;
 use crate::{Directory, now};
 use anyhow::{Context, Result, ensure};
 use ipnet::IpNet;
-use std::io::{BufRead, Read};
+use nix::sys::statvfs::fstatvfs;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek, Write};
 
 /// Maximum number of lines of a batch of changes.
 const BATCH: usize = 10_000;
+/// Size of the pieces in which [`spool`] copies an input.
+const COPIED: usize = 1 << 20;
+
+/// Copies an input that others write, such as a pipe, to a temporary file in the authority's directory, until its end.
+/// [`import`] holds a lock, and must not wait for the writer. The copy takes at most half of the room that is free.
+///
+/// # Errors
+/// Fails if the directory has no authority or is that of a member of a cluster, the input cannot be read, or the copy is
+/// too long or cannot be written.
+pub fn spool(directory: &Directory, input: impl Read, named: &str) -> Result<BufReader<File>> {
+    may_change(directory)?;
+    let file = tempfile::tempfile_in(directory.path())
+        .with_context(|| format!("cannot make a temporary file in {}", directory.path().display()))?;
+    let room = fstatvfs(&file)?;
+    let most = room.blocks_available().saturating_mul(room.fragment_size()) / 2;
+    spool_to(file, most, input, named)
+}
+
+fn spool_to(mut file: File, most: u64, mut input: impl Read, named: &str) -> Result<BufReader<File>> {
+    let (mut room, mut copied) = (vec![0; COPIED], 0);
+    loop {
+        let read = match input.read(&mut room) {
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            read => read.with_context(|| format!("cannot read {named}"))?,
+        };
+        if read == 0 {
+            break;
+        }
+        copied += read as u64;
+        ensure!(
+            copied <= most,
+            "{named} is longer than {most} bytes, half of the free disk: write the entries to a file on another disk, \
+             and name that file"
+        );
+        file.write_all(&room[..read]).with_context(|| format!("cannot write a copy of {named}"))?;
+    }
+    file.rewind()?;
+    Ok(BufReader::with_capacity(COPIED, file))
+}
 
 /// Replaces a list by the entries of `input`, as a whole or not at all. Error messages call the input `named`. Returns
 /// what was imported, and the running server's reply or, if no server is running, a sentence that says so. Calls
-/// `progress` now and then.
+/// `progress` now and then. Other commands can't change lists meanwhile, so a caller that has to wait for the input
+/// [spools](spool) it first.
 ///
 /// # Errors
 /// Fails if a line is not valid, another command changes lists, the authority is a member of a cluster, a file cannot be
@@ -26,11 +68,12 @@ pub async fn import(
     named: &str,
     progress: impl FnMut(&Imported),
 ) -> Result<(Imported, String)> {
-    let (mut store, _lock) = changing(directory)?;
+    let (mut store, _lock) = changing(directory).await?;
     let imported = store.import(list, input, named, (&Operator::current(), now()), progress)?;
     let done = in_force(directory, &store).await?;
     // The rows of the former list. It is not in force any more, so this may take its time.
     store.purge()?;
+    store.sweep()?;
     Ok((imported, done))
 }
 
@@ -46,13 +89,15 @@ pub async fn change(
     lines: Vec<(u64, Line)>,
     named: &str,
 ) -> Result<(Changed, String)> {
-    let (mut store, _lock) = changing(directory)?;
+    let (mut store, _lock) = changing(directory).await?;
     let changed = store.change(list, lines, named, (&Operator::current(), now()))?;
-    Ok((changed, in_force(directory, &store).await?))
+    let done = in_force(directory, &store).await?;
+    store.sweep()?;
+    Ok((changed, done))
 }
 
 /// Reads changes of a list from `input`, and puts each batch in force before it reads the next one. Calls `each` with the
-/// effect of each batch.
+/// effect of each batch. Other commands can change lists while this one reads.
 ///
 /// # Errors
 /// Fails for the reasons of [`change`]. The batches before the one that failed are in force.
@@ -63,7 +108,7 @@ pub async fn change_all(
     named: &str,
     mut each: impl FnMut(&Changed, &str),
 ) -> Result<()> {
-    let (mut store, _lock) = changing(directory)?;
+    may_change(directory)?;
     let mut number = 0;
     loop {
         let mut lines = Vec::new();
@@ -81,8 +126,8 @@ pub async fn change_all(
             number += 1;
         }
         if !lines.is_empty() {
-            let changed = store.change(list, lines, named, (&Operator::current(), now()))?;
-            each(&changed, &in_force(directory, &store).await?);
+            let (changed, done) = change(directory, list, lines, named).await?;
+            each(&changed, &done);
         }
         if !is_more {
             return Ok(());
@@ -110,13 +155,19 @@ pub fn entries(directory: &Directory, list: &str, to: IpNet) -> Result<Vec<ListE
     store.entries(list, to)
 }
 
-/// Opens the file of lists for a change, with the lock.
-fn changing(directory: &Directory) -> Result<(Store, std::fs::File)> {
+/// Opens the file of lists for a change, with the lock. Waits some seconds for a command that holds the lock.
+async fn changing(directory: &Directory) -> Result<(Store, File)> {
+    may_change(directory)?;
+    let lock = Store::lock_soon(directory).await?;
+    Ok((Store::create(directory)?, lock))
+}
+
+/// Fails if there can be no lists in this directory.
+fn may_change(directory: &Directory) -> Result<()> {
     refuse_in_cluster(directory, "lists can't be changed here")?;
     // Without an authority in the directory, there is nothing to add a list to.
     drop(directory.open_database()?);
-    let lock = Store::lock(directory)?;
-    Ok((Store::create(directory)?, lock))
+    Ok(())
 }
 
 /// Writes changes to the audit trail, and waits until the server has put them in force.
@@ -128,5 +179,21 @@ async fn in_force(directory: &Directory, store: &Store) -> Result<String> {
             Some(done) => return Ok(done),
             None => return Ok("the authority is not running: the change takes effect when it starts".into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_of_an_input_is_whole_or_refused() {
+        let long: Vec<u8> = (0..3 * COPIED + 7).map(|at| at as u8).collect();
+        let copy = |most| spool_to(tempfile::tempfile().unwrap(), most, long.as_slice(), "standard input");
+        let mut read = Vec::new();
+        copy(long.len() as u64).unwrap().read_to_end(&mut read).unwrap();
+        assert!(read == long);
+        let fault = copy(long.len() as u64 - 1).unwrap_err().to_string();
+        assert!(fault.starts_with("standard input is longer than 3145734 bytes"), "{fault}");
     }
 }

@@ -26,6 +26,8 @@ struct State {
     names: Arc<Names>,
     /// The highest number of a name.
     last_name: u32,
+    /// The number of sweeps, each of which has deleted names.
+    sweeps: i64,
     lists: Lists,
     generations: BTreeMap<String, i64>,
     /// The number of the last change.
@@ -67,6 +69,12 @@ impl Follower {
         let lists = state.lists.clone();
         (self.state, self.version) = (state, Some(version));
         Ok(Some((lists, touched)))
+    }
+
+    /// Returns the number of names in memory.
+    #[cfg(test)]
+    pub(super) fn names(&self) -> usize {
+        self.state.names.count()
     }
 
     /// Merges changes into the rows of their addresses until `until`, if there are many.
@@ -121,7 +129,13 @@ impl State {
     fn next(&self, store: &Store) -> Result<(Self, Touched)> {
         let mut next = self.clone();
         let mut touched = Touched::default();
-        store.names(self.last_name, |number, name| {
+        let sweeps = store.sweeps()?;
+        if sweeps != self.sweeps {
+            // The former names stay in memory until nobody has the former lists any more.
+            (next.names, next.last_name, next.sweeps) = (Arc::default(), 0, sweeps);
+            next.lists.set_names(&next.names);
+        }
+        store.names(next.last_name, |number, name| {
             // A number that is too high is an error as soon as an entry has it.
             if let Some(sender) = sender(number) {
                 next.names.insert(sender, name);

@@ -69,6 +69,7 @@ impl Store {
         ensure!(name_is_valid(list), "`{}` is not a valid name of a list", list.escape_debug());
         // Rows that an interrupted import left behind.
         self.purge()?;
+        self.sweep_groups()?;
         let mut rows = self.in_transaction(|store| {
             store.connection.execute("UPDATE counters SET revision = revision + 1, generation = generation + 1", [])?;
             let (revision, generation) =

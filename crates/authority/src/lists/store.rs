@@ -18,13 +18,13 @@ use nix::fcntl::OFlag;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, TransactionBehavior, params};
 use serde::Serialize;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-const VERSION: i64 = 1;
+const VERSION: i64 = 2;
 const SCHEMA: &str = "
 CREATE TABLE lists (list TEXT PRIMARY KEY, generation INTEGER NOT NULL UNIQUE) STRICT;
 CREATE TABLE names (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT;
@@ -43,11 +43,23 @@ INSERT INTO counters VALUES (0, 0, 0);
 CREATE TABLE unaudited (number INTEGER PRIMARY KEY, time INTEGER NOT NULL, operator TEXT NOT NULL, detail TEXT NOT NULL)
     STRICT;
 ";
+/// From format 2 of the file on: `count` is the number of sweeps (see `sweep.rs`), `name` and `text` are the highest
+/// numbers of a name and a text at the last sweep, and `kept` is how many names and texts it has kept.
+const FORMAT_2: &str = "
+CREATE TABLE sweeps (
+    only INTEGER PRIMARY KEY CHECK (only = 0), count INTEGER NOT NULL, name INTEGER NOT NULL, text INTEGER NOT NULL,
+    kept INTEGER NOT NULL
+) STRICT;
+INSERT INTO sweeps VALUES (0, 0, 0, 0, 0);
+";
 
 /// Name of the file.
 const FILE: &str = "lists.db";
 /// Name of the lock that a process holds while it changes lists.
 const LOCK: &str = "lists.lock";
+/// Time for which a command waits for others that change lists, and the time between two attempts to take the lock.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(50);
 /// Number of rows that one transaction deletes or merges.
 const PIECE: usize = 256;
 
@@ -110,10 +122,14 @@ impl Store {
         if !path.exists() {
             return Ok(None);
         }
-        let connection = connect(&path)?;
+        let mut connection = connect(&path)?;
         match version(&connection)? {
             // Its creation was interrupted.
             0 => Ok(None),
+            1 => {
+                upgrade(&mut connection)?;
+                Ok(Some(Self { connection }))
+            }
             VERSION => Ok(Some(Self { connection })),
             other => bail!("{} has format {other}, and this version knows format {VERSION} only", path.display()),
         }
@@ -133,24 +149,48 @@ impl Store {
         connection.pragma_update(None, "journal_mode", "WAL")?;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         transaction.execute_batch(SCHEMA)?;
+        transaction.execute_batch(FORMAT_2)?;
         transaction.pragma_update(None, "user_version", VERSION)?;
         transaction.commit()?;
         Ok(Self { connection })
     }
 
-    /// Takes the lock that a process holds while it changes lists.
+    /// Takes the lock that a process holds while it changes lists. The holder must not wait for anybody's input.
     ///
     /// # Errors
-    /// Fails if another process holds it, or the lock file cannot be opened.
+    /// Fails if another process holds the lock, or the lock file cannot be opened.
     pub fn lock(directory: &Directory) -> Result<File> {
         let path = directory.path().join(LOCK);
         let file = open_file(directory, &path)?;
         match file.try_lock() {
-            Ok(()) => Ok(file),
+            Ok(()) => {
+                let id = std::process::id().to_string();
+                // For messages only, so it does not matter if the disk is full.
+                let _ = file.set_len(0).and_then(|()| (&file).write_all(id.as_bytes()));
+                Ok(file)
+            }
             Err(TryLockError::WouldBlock) => {
-                bail!("another command changes lists: wait until it has ended, then try again")
+                let mut id = String::new();
+                let is_read = (&file).take(20).read_to_string(&mut id).is_ok();
+                let holder = id.parse::<u32>().ok().filter(|_| is_read);
+                let holder = holder.map(|id| format!(" (process {id})")).unwrap_or_default();
+                bail!("another command changes lists{holder}: wait until it has ended, then try again")
             }
             Err(TryLockError::Error(error)) => bail!("cannot lock {}: {error}", path.display()),
+        }
+    }
+
+    /// Takes the lock as [`Self::lock`] does. If another process holds it, tries again for some seconds.
+    ///
+    /// # Errors
+    /// Fails for the same reasons as [`Self::lock`].
+    pub async fn lock_soon(directory: &Directory) -> Result<File> {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match Self::lock(directory) {
+                Err(_) if Instant::now() < end => tokio::time::sleep(PAUSE).await,
+                done => return done,
+            }
         }
     }
 
@@ -444,6 +484,17 @@ fn path(directory: &Directory) -> PathBuf {
 
 fn version(connection: &Connection) -> Result<i64> {
     Ok(connection.pragma_query_value(None, "user_version", |row| row.get(0))?)
+}
+
+/// Brings a file of format 1 to format 2.
+fn upgrade(connection: &mut Connection) -> Result<()> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    // Another process may have done it.
+    if version(&transaction)? == 1 {
+        transaction.execute_batch(FORMAT_2)?;
+        transaction.pragma_update(None, "user_version", 2)?;
+    }
+    Ok(transaction.commit()?)
 }
 
 fn connect(path: &Path) -> Result<Connection> {

@@ -224,6 +224,105 @@ fn the_number_of_groups_is_limited() {
     assert!(format!("{fault:#}").contains("test:257: `who`: all lists together can name 256 groups"), "{fault:#}");
 }
 
+/// Returns lines that let 50 people reach an address each. Each round has other people.
+fn round(round: usize) -> String {
+    (0..50).map(|number| add(&format!("10.0.0.{number}"), &format!("person:r{round}n{number}"))).collect()
+}
+
+fn count(place: &Place, table: &str) -> usize {
+    let all = format!("SELECT count(*) FROM {table}");
+    let count: i64 = place.store.connection.query_row(&all, [], |row| row.get(0)).unwrap();
+    count as usize
+}
+
+#[test]
+fn names_that_no_entry_has_any_more_are_freed_on_disk_and_in_memory() {
+    let mut place = Place::new();
+    let mut follower = Follower::new(place.directory.clone());
+    for number in 0..4 {
+        place.import(&round(number)).unwrap();
+        place.store.purge().unwrap();
+        follower.follow().unwrap().unwrap();
+    }
+    let noted = |who: &str| format!("{{\"to\": \"10.9.9.9\", \"who\": [\"{who}\"], \"note\": \"of {who}\"}}\n");
+    place.change(&(noted("person:alice") + &noted("person:bob") + &remove("10.9.9.9", "person:bob"))).unwrap();
+    // The server merges changes that it has followed.
+    follower.follow().unwrap().unwrap();
+    place.store.fold_piece(i64::MAX).unwrap();
+    place.change(&noted("person:carol")).unwrap();
+    follower.follow().unwrap().unwrap();
+    assert_eq!((count(&place, "names"), follower.names()), (203, 203));
+    place.store.sweep_now().unwrap();
+    let (lists, touched) = follower.follow().unwrap().unwrap();
+    assert_eq!(touched, Touched::default());
+    // The people of the last round, alice, carol, and two notes with an author.
+    assert_eq!((count(&place, "names"), follower.names(), count(&place, "texts")), (52, 52, 3));
+    assert!(place.allows(&lists, "r3n7", "10.0.0.7") && place.allows(&lists, "carol", "10.9.9.9"));
+    assert!(!place.allows(&lists, "r2n7", "10.0.0.7") && !place.allows(&lists, "bob", "10.9.9.9"));
+    let entries = place.store.entries("partners", "10.9.9.9/32".parse().unwrap()).unwrap();
+    let notes: Vec<_> = entries.iter().map(|entry| (entry.who.as_str(), entry.note.as_str())).collect();
+    assert_eq!(notes, [("person:alice", "of person:alice"), ("person:carol", "of person:carol")]);
+    // The number of a deleted name goes to nobody else, also if it was the highest.
+    place.change(&remove("10.9.9.9", "person:carol")).unwrap();
+    follower.follow().unwrap().unwrap();
+    place.store.fold_piece(i64::MAX).unwrap();
+    place.store.sweep_now().unwrap();
+    place.change(&add("10.9.9.9", "person:dan")).unwrap();
+    for follower in [&mut follower, &mut Follower::new(place.directory.clone())] {
+        let (lists, _) = follower.follow().unwrap().unwrap();
+        assert!(place.allows(&lists, "dan", "10.9.9.9") && !place.allows(&lists, "carol", "10.9.9.9"));
+        assert!(place.allows(&lists, "alice", "10.9.9.9"));
+    }
+}
+
+#[test]
+fn imports_with_ever_new_names_do_not_fill_disk_and_memory() {
+    let mut place = Place::new();
+    let mut follower = Follower::new(place.directory.clone());
+    let many = |round: usize| -> String {
+        let who = |number: usize| format!("\"person:r{round}n{number}\"");
+        let line = |host: usize| {
+            let who: Vec<_> = (0..1000).map(|number| who(host * 1000 + number)).collect();
+            format!("{{\"to\": \"10.0.0.{host}\", \"who\": [{}]}}\n", who.join(","))
+        };
+        (0..20).map(line).collect()
+    };
+    for number in 0..12 {
+        place.import(&many(number)).unwrap();
+        place.store.purge().unwrap();
+        place.store.sweep().unwrap();
+        follower.follow().unwrap();
+    }
+    assert!(count(&place, "names") <= 120_000, "{}", count(&place, "names"));
+    assert_eq!(follower.names(), count(&place, "names"));
+}
+
+#[test]
+fn groups_that_no_entry_names_any_more_leave_room_for_others() {
+    let mut place = Place::new();
+    let groups = |round: usize| -> String {
+        (0..200).map(|number| add(&format!("10.0.0.{number}"), &format!("group:r{round}g{number}"))).collect()
+    };
+    place.import(&groups(0)).unwrap();
+    place.import("").unwrap();
+    place.store.purge().unwrap();
+    let more: String = (0..56).map(|number| add("10.0.0.1", &format!("group:x{number}"))).collect();
+    place.import(&more).unwrap();
+    place.import(&groups(1)).unwrap();
+}
+
+/// A file of the former format has no table of sweeps.
+#[test]
+fn a_file_of_the_former_format_is_brought_to_the_present_one() {
+    let mut place = Place::new();
+    place.import(&round(0)).unwrap();
+    place.store.connection.execute_batch("DROP TABLE sweeps; PRAGMA user_version = 1").unwrap();
+    for _ in 0..2 {
+        let store = Store::open(&place.directory).unwrap().unwrap();
+        assert_eq!((store.sweeps().unwrap(), store.summaries().unwrap().len()), (0, 1));
+    }
+}
+
 /// The file is a set of entries, however changes, imports, merges and restarts follow each other.
 #[test]
 fn a_file_of_lists_is_a_set_of_entries() {

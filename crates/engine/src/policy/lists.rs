@@ -136,6 +136,11 @@ impl Names {
         numbers.by_name.insert(name.into(), sender);
     }
 
+    /// Returns the number of names.
+    pub fn count(&self) -> usize {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).by_name.len()
+    }
+
     /// Calls `each` with every sender that stands for the subject, with its kind (`person:`) and its name.
     fn about(&self, policy: &Policy, subject: &Subject<'_>, mut each: impl FnMut(Sender, &str, &str)) {
         let numbers = self.0.read().unwrap_or_else(PoisonError::into_inner);
@@ -284,6 +289,12 @@ impl Lists {
     /// Returns the list with this name, for a change. The snapshots that others have do not change.
     pub fn get_mut(&mut self, name: &str) -> Option<&mut List> {
         self.0.get_mut(name)
+    }
+
+    /// Makes all lists find people by these names, in place of the names that they had. The snapshots that others have
+    /// keep those.
+    pub fn set_names(&mut self, names: &Arc<Names>) {
+        self.0.values_mut().for_each(|list| list.names = names.clone());
     }
 
     /// Keeps the lists for whose name `keep` returns true.

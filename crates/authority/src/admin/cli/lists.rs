@@ -9,8 +9,9 @@ use ipnet::IpNet;
 use shell::println;
 use shell::table::{count, utc};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::BufReader;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -113,7 +114,12 @@ impl Which {
 pub(super) async fn run(command: ListsCommand) -> Result<ExitCode> {
     match command {
         ListsCommand::Import { at, list, file } => {
-            let (named, input) = open(&file)?;
+            let (named, opened) = open(&file)?;
+            let input = if opened.metadata()?.is_file() {
+                BufReader::with_capacity(1 << 20, opened)
+            } else {
+                lists::spool(&at.directory(), opened, &named)?
+            };
             let mut next = Instant::now() + PROGRESS;
             let progress = |imported: &Imported| {
                 if Instant::now() >= next {
@@ -126,7 +132,8 @@ pub(super) async fn run(command: ListsCommand) -> Result<ExitCode> {
             println!("list {list}: entries {entries}, addresses {receivers}; {done}");
         }
         ListsCommand::Change { at, list, file } => {
-            let (named, input) = open(&file)?;
+            let (named, opened) = open(&file)?;
+            let input = BufReader::with_capacity(1 << 20, opened);
             let each = |changed: &crate::lists::Changed, done: &str| {
                 println!("list {list}: added {}, removed {}; {done}", changed.put, changed.removed);
             };
@@ -175,14 +182,15 @@ fn row(entry: &ListEntry) -> Vec<String> {
     ]
 }
 
-/// Opens a file of entries. Returns its name in messages, and its content.
-fn open(file: &Path) -> Result<(String, Box<dyn BufRead>)> {
+/// Opens a file of entries, which may be a pipe. Returns its name in messages, and its content.
+fn open(file: &Path) -> Result<(String, File)> {
     if file.as_os_str() == "-" {
-        return Ok(("standard input".into(), Box::new(std::io::stdin().lock())));
+        let input = std::io::stdin().as_fd().try_clone_to_owned().context("cannot read standard input")?;
+        return Ok(("standard input".into(), input.into()));
     }
     let named = file.display().to_string();
     let opened = File::open(file).with_context(|| format!("cannot read {named}"))?;
-    Ok((named, Box::new(BufReader::with_capacity(1 << 20, opened))))
+    Ok((named, opened))
 }
 
 /// Parses an address or network.
