@@ -19,7 +19,7 @@ use std::hint::black_box;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Instant;
-use wire::{Destination, Epoch, Holder};
+use wire::{Destination, Epoch, Flags, Holder};
 
 const PERSONS: u64 = 50;
 const RECEIVERS: u8 = 10;
@@ -91,13 +91,13 @@ impl World {
         issue.issue().expect("a grant")
     }
 
-    fn wanted(permit: &Permit<'_>, issued: &Issued) -> Wanted {
+    fn wanted<'a>(permit: &Permit<'a>, flags: Flags) -> Wanted<'a> {
         Wanted {
-            verifier: permit.receiver.verifier.clone(),
-            receiver: permit.receiver.name.clone(),
-            rule: permit.rule.label().to_string(),
+            verifier: permit.receiver.verifier.as_str().into(),
+            receiver: permit.receiver.name.as_str().into(),
+            rule: permit.label(),
             sealing: Sealing::NONE,
-            place: Place::new(SOURCE, &issued.scope, issued.flags()),
+            place: Place::new(SOURCE, &permit.scope, flags),
         }
     }
 
@@ -106,7 +106,7 @@ impl World {
     fn ask(&self, database: &mut Database, person: &Person, receiver: u8, now: u64, renews: bool) -> bool {
         self.decide(&person.name, receiver, now, |permit, to| {
             let first = self.issue(permit, to, person.holder, 0, now);
-            let wanted = Self::wanted(permit, &first);
+            let wanted = Self::wanted(permit, first.flags());
             if renews && let Some(lease) = self.leases.find(&person.token, &wanted, 0, now) {
                 let issued = self.issue(permit, to, person.holder, lease.half, now);
                 if issued.handle().0 as u32 == lease.half && u64::from(issued.expires) <= lease.until {
@@ -145,7 +145,7 @@ impl World {
             let recorded = database.add_grants([&issuance]).expect("the grant is recorded");
             assert_eq!(recorded, [if renews { Recorded::Renewable } else { Recorded::Done }]);
             if renews {
-                self.leases.insert(person.token, wanted, issued.handle(), of);
+                self.leases.insert(person.token, wanted.into_owned(), issued.handle(), of);
             }
             true
         })
@@ -246,14 +246,7 @@ fn renewals() -> Vec<(f64, f64)> {
                     black_box(world.issue(permit, to, person.holder, 1, START + EVERY).expires);
                     return;
                 }
-                let scope = permit.scope;
-                let wanted = Wanted {
-                    verifier: permit.receiver.verifier.clone(),
-                    receiver: permit.receiver.name.clone(),
-                    rule: permit.rule.label().to_string(),
-                    sealing: Sealing::NONE,
-                    place: Place::new(SOURCE, &scope, wire::Flags::PORT),
-                };
+                let wanted = World::wanted(permit, Flags::PORT);
                 let lease = world.leases.find(&person.token, &wanted, 0, START + EVERY).expect("a lease");
                 black_box(world.issue(permit, to, person.holder, lease.half, START + EVERY).expires);
             });

@@ -77,7 +77,7 @@ enum Course {
     /// The request gets another lease of a grant that is recorded already. The authority writes nothing.
     Renew { is_announced: bool, place: Place },
     /// The authority must record the grant. If `wanted` is present, later requests can renew the grant.
-    Record { issuance: Box<Issuance>, pair: Option<LivePair>, wanted: Option<Wanted> },
+    Record { issuance: Box<Issuance>, pair: Option<LivePair>, wanted: Option<Wanted<'static>> },
 }
 
 /// A request that the policy allows, with the data from which a grant is issued.
@@ -359,6 +359,7 @@ impl GrantIssuer {
             renewable: number.map(|number| (LeaseTerms { number, issued: now, lease }, until)),
         });
         let pair = convert::pair(&issued, now);
+        let wanted = wanted.map(Wanted::into_owned);
         Ok((issued, owner, Course::Record { issuance, pair, wanted }))
     }
 
@@ -471,15 +472,15 @@ impl Allowed<'_> {
     /// Returns the recorded grant that such a request can renew. Returns `None` for grants of which each is used for
     /// something else: a single flow, or the nonces of a pair. Also returns `None` for a session whose handles contain
     /// no holder.
-    fn wanted(&self, issue: &Issue<'_>) -> Option<Wanted> {
+    fn wanted(&self, issue: &Issue<'_>) -> Option<Wanted<'_>> {
         let Permit { receiver, terms, .. } = &self.permit;
         if terms.single || terms.suite == GrantSuite::Sha224 || self.session.holder == Holder::default() {
             return None;
         }
         Some(Wanted {
-            verifier: receiver.verifier.clone(),
-            receiver: receiver.name.clone(),
-            rule: self.permit.label().to_string(),
+            verifier: receiver.verifier.as_str().into(),
+            receiver: receiver.name.as_str().into(),
+            rule: self.permit.label(),
             sealing: if terms.sealing.is_sealed() { terms.sealing } else { Sealing::NONE },
             place: Place::new(self.source, &self.scope, issue.flags()),
         })

@@ -15,6 +15,7 @@ use engine::issuing::lease::{EPOCHS_MAX, HandleKey, NUMBERS, Turn};
 use engine::model::Sealing;
 use engine::policy::Scope;
 use engine::verifier::CLOCK_SKEW_MAX;
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -31,17 +32,26 @@ const UNUSED_MAX: usize = 4096;
 
 /// The values of a requested grant. Only a request with the same values renews the grant.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct Wanted<'a> {
     /// The verifier that the grant is for.
-    pub verifier: String,
+    pub verifier: Cow<'a, str>,
     /// The receiver's name.
-    pub receiver: String,
+    pub receiver: Cow<'a, str>,
     /// The rule that allows the grant.
-    pub rule: String,
+    pub rule: Arc<str>,
     /// The rule's demands on a sealed tunnel.
     pub sealing: Sealing,
     /// The values by which the grants of a session are looked up.
     pub place: Place,
+}
+
+impl Wanted<'_> {
+    /// Returns the same values, independent of the policy that they were read from.
+    pub fn into_owned(self) -> Wanted<'static> {
+        let Self { verifier, receiver, rule, sealing, place } = self;
+        let (verifier, receiver) = (verifier.into_owned().into(), receiver.into_owned().into());
+        Wanted { verifier, receiver, rule, sealing, place }
+    }
 }
 
 /// The source address of a request, and the scope and flags of the requested grant.
@@ -75,7 +85,7 @@ pub struct Lease {
 
 /// A grant that can be renewed.
 struct Entry {
-    wanted: Wanted,
+    wanted: Wanted<'static>,
     handle: Handle,
     renewable: LeaseTerms,
     until: u64,
@@ -144,7 +154,7 @@ impl Leases {
 
     /// Returns the lease that a request of this session gets at `now`. Returns `None` if the session has no such grant,
     /// or if the grant has been renewed in as many epochs as it can be.
-    pub fn find(&self, session: &TokenHash, wanted: &Wanted, class: u8, now: u64) -> Option<Lease> {
+    pub fn find(&self, session: &TokenHash, wanted: &Wanted<'_>, class: u8, now: u64) -> Option<Lease> {
         let table = self.read();
         let entry = table.get(session)?.get(&wanted.place).filter(|entry| entry.wanted == *wanted)?;
         let epoch = Epoch::at(now, self.epoch_length);
@@ -203,7 +213,7 @@ impl Leases {
     }
 
     /// Adds a grant that was recorded. Must be called on the storage thread.
-    pub fn insert(&self, session: TokenHash, wanted: Wanted, handle: Handle, of: (LeaseTerms, u64)) {
+    pub fn insert(&self, session: TokenHash, wanted: Wanted<'static>, handle: Handle, of: (LeaseTerms, u64)) {
         let (renewable, until) = of;
         let place = wanted.place;
         let entry = Entry { wanted, handle, renewable, until, announced: Mutex::default() };
@@ -224,6 +234,7 @@ impl Leases {
             }
             let place = Place::new(grant.source, &grant.scope, grant.flags);
             let Resumed { verifier, receiver, rule, sealing, .. } = grant;
+            let (verifier, receiver, rule) = (verifier.into(), receiver.into(), rule.into());
             let wanted = Wanted { verifier, receiver, rule, sealing, place };
             let entry = Entry { wanted, handle, renewable, until, announced: Mutex::default() };
             table.entry(session).or_default().insert(place, entry);
@@ -327,10 +338,10 @@ mod tests {
     const SESSION: TokenHash = [1; 32];
     const HOLDER: Holder = Holder(0x0000_0503);
 
-    fn wanted() -> Wanted {
+    fn wanted() -> Wanted<'static> {
         let scope = Scope { prefix: "203.0.113.1/32".parse().unwrap(), service: Some((6, 22)) };
         let place = Place::new("192.0.2.1".parse().unwrap(), &scope, Flags::PORT);
-        let [verifier, receiver, rule] = ["edge", "git", "policy.toml:1"].map(str::to_owned);
+        let (verifier, receiver, rule) = ("edge".into(), "git".into(), "policy.toml:1".into());
         Wanted { verifier, receiver, rule, sealing: Sealing::NONE, place }
     }
 
@@ -391,7 +402,7 @@ mod tests {
     #[test]
     fn another_session_source_rule_or_demand_renews_nothing() {
         let (leases, ..) = one();
-        let finds = |session, wanted: &Wanted| leases.find(&session, wanted, 0, NOW).is_some();
+        let finds = |session, wanted: &Wanted<'_>| leases.find(&session, wanted, 0, NOW).is_some();
         assert!(finds(SESSION, &wanted()) && !finds([2; 32], &wanted()));
         let Place { source, service, flags, .. } = wanted().place;
         for place in [

@@ -118,6 +118,8 @@ pub struct Database {
     connection: Connection,
     /// Replicates the transactions; `None` if the authority is in no cluster.
     replica: Option<Replica>,
+    /// Whether a commit waits until the disk has the transaction.
+    syncs: bool,
 }
 
 /// Explains why a database cannot be opened, because SQLite's own message does not distinguish the causes.
@@ -190,7 +192,7 @@ impl Database {
         connection.set_prepared_statement_cache_capacity(64);
         migration::run(&mut connection, path)?;
         connection.pragma_update(None, "synchronous", "FULL")?;
-        Ok(Self { connection, replica: None })
+        Ok(Self { connection, replica: None, syncs: true })
     }
 
     /// Opens the same file on a second connection, read-only.
@@ -207,7 +209,7 @@ impl Database {
         let connection = Connection::open_with_flags(path, flags)?;
         connection.busy_timeout(Duration::from_secs(5))?;
         connection.set_prepared_statement_cache_capacity(64);
-        Ok(Self { connection, replica: None })
+        Ok(Self { connection, replica: None, syncs: true })
     }
 
     /// Returns a number that changes when another connection has written to the database since the last call.
@@ -266,11 +268,21 @@ impl Database {
 
     /// Runs a transaction. A member of a cluster also replicates it.
     fn write<T>(&mut self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
-        let Self { connection, replica } = self;
+        let Self { connection, replica, .. } = self;
         if let Some(replica) = replica {
             return replica.write(connection, work);
         }
-        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        self.commit(true, work)
+    }
+
+    /// Runs a transaction of an authority that is in no cluster. With `syncs`, the commit waits for the disk.
+    fn commit<T>(&mut self, syncs: bool, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
+        // SQLite takes some 10 us to change the setting, and most transactions need the same as the one before.
+        if self.syncs != syncs {
+            self.connection.pragma_update(None, "synchronous", if syncs { "FULL" } else { "NORMAL" })?;
+            self.syncs = syncs;
+        }
+        let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let done = work(&transaction)?;
         transaction.commit()?;
         Ok(done)
@@ -279,7 +291,7 @@ impl Database {
     /// Runs a transaction that changes only tables which are not replicated: the audit trails, refusals, and the queues
     /// of announcements. It does not wait for the cluster, and like [`Self::write_soon`] not for the disk.
     fn write_local<T>(&mut self, work: impl FnOnce(&Transaction<'_>) -> Result<T>) -> Result<T> {
-        let Self { connection, replica } = self;
+        let Self { connection, replica, .. } = self;
         match replica {
             Some(replica) => replica.write_local(connection, work),
             None => self.write_soon(work),
@@ -293,10 +305,7 @@ impl Database {
             // No transaction of a member waits for its disk: the log has what a power failure takes away.
             return self.write(work);
         }
-        self.connection.pragma_update(None, "synchronous", "NORMAL")?;
-        let done = self.write(work);
-        self.connection.pragma_update(None, "synchronous", "FULL")?;
-        done
+        self.commit(false, work)
     }
 }
 

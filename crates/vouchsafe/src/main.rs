@@ -8,6 +8,7 @@ use clap_complete::Shell;
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use tokio::runtime::{Builder, Runtime};
 use tracing_subscriber::EnvFilter;
 
 /// First-packet access: grants instead of tunnels
@@ -91,12 +92,22 @@ fn main() -> ExitCode {
         Command::Reach(command) => user::reach(command),
         Command::Completions { shell } => completions(shell),
         Command::Man { dir } => man(&dir),
-        command => match tokio::runtime::Runtime::new() {
+        command => match runtime(&command) {
             Ok(runtime) => runtime.block_on(run(command)),
             Err(error) => Err(error.into()),
         },
     };
     done.unwrap_or_else(|error| cant(&error))
+}
+
+/// Returns the runtime for a command. The agent's has one thread: the first packet of a connection waits for the agent,
+/// and would wait longer if threads had to wake each other.
+fn runtime(command: &Command) -> std::io::Result<Runtime> {
+    match command {
+        #[cfg(feature = "roles")]
+        Command::Agent(_) => Builder::new_current_thread().enable_all().build(),
+        _ => Runtime::new(),
+    }
 }
 
 async fn run(command: Command) -> Result<ExitCode> {

@@ -19,6 +19,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
@@ -222,6 +223,15 @@ impl GrantService {
             };
             send(&sender, &datagram, &reply);
         };
+        let mut task = Box::pin(task);
+        if progress == Progress::Charged {
+            // The first poll decides the request and passes it to the storage thread, while the runtime still wakes a
+            // thread for the rest of the task.
+            let _runtime = later.runtime.enter();
+            if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+                return;
+            }
+        }
         later.tasks.spawn_on(task, &later.runtime);
     }
 

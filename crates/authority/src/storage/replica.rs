@@ -531,6 +531,7 @@ impl Database {
             path.display()
         );
         database.replica = Some(Replica::attach(&database.connection, log)?);
+        database.syncs = false;
         Ok(database)
     }
 
