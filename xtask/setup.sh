@@ -1,13 +1,13 @@
 #!/bin/sh
 # Installs the packages for one purpose on Debian 12 or Ubuntu 24.04:
-#   sh xtask/setup.sh [--list] build|package|package-arm64|demo|bench|test|compare
+#   sh xtask/setup.sh [--list] build|lint|package|package-arm64|demo|bench|test|compare
 # It is plain sh, because xtask itself cannot be linked before gcc is installed. It never prompts, and returns quickly
 # if nothing is missing.
 set -eu
 cd "$(dirname "$0")/.."
 
 # The packages that each purpose adds. `bench` also needs those of `demo`, `demo` and `package` those of `build`, and
-# `package-arm64` those of `package`.
+# `package-arm64` those of `package`. `lint` needs those of `build`, and rustfmt and clippy.
 # `test` needs everything, except most of the programs that `compare` measures.
 for_build='gcc libc6-dev make pkg-config libelf-dev zlib1g-dev clang'
 for_package='dpkg-dev git xz-utils'
@@ -35,7 +35,7 @@ list=no
 [ "${1:-}" != --list ] || { list=yes; shift; }
 purpose=${1:-test}
 case $purpose in
-build) wanted="$for_build" ;;
+build | lint) wanted="$for_build" ;;
 package) wanted="$for_build $for_package" ;;
 package-arm64) wanted="$for_build $for_package $for_arm64" ;;
 demo) wanted="$for_build $for_demo" ;;
@@ -56,7 +56,7 @@ test)
     # Programs in Go and Java connect under `vouchsafe run`.
     command -v java >/dev/null || wanted="$wanted default-jdk-headless"
     ;;
-*) fail "no such purpose: $purpose; there are build, package, package-arm64, demo, bench, test and compare" ;;
+*) fail "no such purpose: $purpose; there are build, lint, package, package-arm64, demo, bench, test and compare" ;;
 esac
 [ -z "$peers" ] || command -v go >/dev/null || wanted="$wanted golang-go"
 [ $list = no ] || { echo "$wanted"; exit; }
@@ -114,6 +114,15 @@ else
 fi
 
 command -v cargo >/dev/null || fail "cargo is missing: install Rust from https://rustup.rs"
+case $purpose in
+lint | test)
+    if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
+        command -v rustup >/dev/null || fail "rustfmt and clippy are missing and there is no rustup to add them"
+        say "adding rustfmt and clippy"
+        rustup --quiet component add rustfmt clippy
+    fi
+    ;;
+esac
 # shellcheck disable=SC2086
 [ -z "$peers" ] || sh xtask/peers.sh $peers
 
@@ -155,12 +164,6 @@ libraries_for_arm64() {
 }
 case $purpose in package-arm64 | test) libraries_for_arm64 ;; esac
 [ "$purpose" = test ] || exit 0
-
-if ! cargo fmt --version >/dev/null 2>&1 || ! cargo clippy --version >/dev/null 2>&1; then
-    command -v rustup >/dev/null || fail "rustfmt and clippy are missing and there is no rustup to add them"
-    say "adding rustfmt and clippy"
-    rustup --quiet component add rustfmt clippy
-fi
 
 # Installs from PyPI, with every version pinned, Schemathesis, the property tester of the API tests, and CycloneDX's own
 # validator of bills of materials. They go below the target directory, so that the system's Python does not change.

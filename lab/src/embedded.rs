@@ -12,12 +12,20 @@ pub fn embed() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/embed")
 }
 
-/// Builds the library, and returns the folder that contains it.
+/// Returns the folder that contains the library. `$VOUCHSAFE_LIB` names the library if it has been built already, as
+/// `cargo xtask test` does; otherwise this builds it.
 pub fn library() -> Result<PathBuf> {
+    let library = match std::env::var_os("VOUCHSAFE_LIB") {
+        Some(path) => PathBuf::from(path),
+        None => build()?,
+    };
+    ensure!(library.exists(), "there is no library {}", library.display());
+    Ok(library.parent().context("the library's folder")?.to_owned())
+}
+
+/// Builds the library for tests that cargo started, and returns its path.
+fn build() -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     process::output(Command::new(cargo).args(["build", "-q", "-p", "embed"]).current_dir(embed()))?;
-    let binary = crate::vouchsafe();
-    let folder = binary.parent().context("the binary's folder")?.to_owned();
-    ensure!(folder.join("libvouchsafe.so").exists(), "no library in {}", folder.display());
-    Ok(folder)
+    Ok(crate::vouchsafe().with_file_name("libvouchsafe.so"))
 }

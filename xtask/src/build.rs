@@ -10,10 +10,11 @@ use anyhow::{Context, Result};
 use crate::run::{cargo, command, command_as_root, run};
 use crate::target_dir;
 
-/// Builds the binary `vouchsafe` for the tests and returns its path. Builds the binary and all tests in one run of
-/// cargo, because separate runs would build many dependencies twice, with different features.
+/// Builds the binary `vouchsafe` for the tests and returns its path. Builds the binary, the library for programs in other
+/// languages and all tests in one run of cargo, because separate runs would build many dependencies twice, with
+/// different features.
 pub fn for_tests() -> Result<PathBuf> {
-    run(&mut cargo(["build", "--workspace", "--bins", "--tests"]))?;
+    run(&mut cargo(["build", "--workspace", "--lib", "--bins", "--tests"]))?;
     Ok(target_dir().join("debug/vouchsafe"))
 }
 

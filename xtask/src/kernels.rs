@@ -19,6 +19,11 @@ use cargo_metadata::Message;
 use crate::run::{cargo, command, command_as_root, output, root, run as run_command, succeeds};
 use crate::target_dir;
 
+/// The binaries whose tests take longest in an emulated machine, the longest first. Guests take these first, so that no
+/// guest waits for another at the end.
+const LONGEST: &[&str] =
+    &["kernel_table", "kernel_replay", "kernel_hooks", "kernel_fuzz", "kernel_gateway", "kernel_proofs"];
+
 /// Name of the oldest supported kernel's package, before and after the number that counts ABI changes.
 const PACKAGE: (&str, &str) = ("linux-image-6.1.0-", "-cloud-amd64");
 /// Modules of the cloud kernel that the tests need.
@@ -70,6 +75,11 @@ pub fn run_after_workspace_tests() -> Result<()> {
     };
     let args = Args { filter: "kernel_".into(), deb: None, timeout: 1200 };
     boot(&kernel, &test_binaries("--workspace")?, &args)
+}
+
+/// Downloads and unpacks the kernel of [`run_after_workspace_tests`], which repeats this and then reports errors.
+pub fn fetch_ahead() {
+    let _ = newest();
 }
 
 /// An unpacked kernel package.
@@ -178,7 +188,9 @@ type Queue = Mutex<VecDeque<String>>;
 fn boot(kernel: &Kernel, binaries: &[PathBuf], args: &Args) -> Result<()> {
     let initramfs = initramfs(kernel, binaries, &args.filter)?;
     let names = binaries.iter().filter_map(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
-    let queue: Queue = Mutex::new(names.collect());
+    let mut names: Vec<_> = names.collect();
+    names.sort_by_key(|name| rank(name));
+    let queue: Queue = Mutex::new(names.into());
     let guests = std::thread::available_parallelism()?.get().min(binaries.len());
     println!("kernels: booting {} in {guests} emulated machines", kernel.version);
     let limit = Duration::from_secs(args.timeout);
@@ -202,6 +214,13 @@ fn boot(kernel: &Kernel, binaries: &[PathBuf], args: &Args) -> Result<()> {
     ensure!(passed > 0, "kernels: no test of the datapath has a name that contains {:?}", args.filter);
     println!("kernels: {passed} tests passed in {}", kernel.version);
     Ok(())
+}
+
+/// Returns the position of a test binary in the order in which guests take them. Its name is that of its tests, with a
+/// hash behind a hyphen.
+fn rank(name: &str) -> usize {
+    let tests = name.rsplit_once('-').map_or(name, |(tests, _)| tests);
+    LONGEST.iter().position(|longest| *longest == tests).unwrap_or(LONGEST.len())
 }
 
 /// Starts one emulated machine. Its serial line is the standard input and output of the process.
@@ -409,13 +428,22 @@ fn dir() -> Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::{depends, passed};
+    use super::{LONGEST, depends, passed, rank};
 
     #[test]
     fn a_module_names_what_it_needs() {
         assert_eq!(depends(b"\x7fELF\0license=GPL\0depends=nf-nat,nf_tables\0name=x\0"), ["nf_nat", "nf_tables"]);
         assert!(depends(b"\0depends=\0name=veth\0").is_empty());
         assert!(depends(b"").is_empty());
+    }
+
+    #[test]
+    fn the_longest_tests_come_first() {
+        let mut names = ["hops-12ab", "kernel_replay-34cd", "kernel_table-56ef", "kernel_tables-78ab"];
+        names.sort_by_key(|name| rank(name));
+        assert_eq!(names, ["kernel_table-56ef", "kernel_replay-34cd", "hops-12ab", "kernel_tables-78ab"]);
+        let tests = crate::run::root().join("crates/datapath/tests");
+        assert!(LONGEST.iter().all(|name| tests.join(name).with_extension("rs").exists()), "correct the list");
     }
 
     #[test]

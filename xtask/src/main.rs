@@ -51,6 +51,9 @@ enum Task {
         /// Skip the booted kernel
         #[arg(long)]
         no_kernels: bool,
+        /// Build everything that the tests need, and run nothing
+        #[arg(long, conflicts_with_all = ["no_kernels", "args"])]
+        no_run: bool,
         /// Arguments for `cargo test`
         #[arg(last = true)]
         args: Vec<String>,
@@ -142,7 +145,8 @@ fn perform(task: Task) -> Result<()> {
     match task {
         Task::Setup { purpose } => setup::run(&purpose),
         Task::Ci => run(&mut command(".ci/run")),
-        Task::Test { no_kernels, args } => tests::run(no_kernels, &args),
+        Task::Test { no_run: true, .. } => build::for_tests().map(drop),
+        Task::Test { no_kernels, args, .. } => tests::run(no_kernels, &args),
         Task::Kernels(args) => kernels::run(&args),
         Task::Demo { args } => build::scenario("lab", "lab", [&["demo".to_owned()], &args[..]].concat()),
         Task::Newcomer => run(run::command_as_root("sh").arg("xtask/newcomer.sh")),

@@ -6,7 +6,7 @@ use anyhow::Result;
 use crate::run::{command, run as run_command};
 
 /// The purposes for which packages are installed.
-pub const PURPOSES: [&str; 7] = ["build", "package", "package-arm64", "demo", "bench", "test", "compare"];
+pub const PURPOSES: [&str; 8] = ["build", "lint", "package", "package-arm64", "demo", "bench", "test", "compare"];
 
 /// Installs the packages for `purpose`.
 pub fn run(purpose: &str) -> Result<()> {
@@ -39,6 +39,11 @@ mod tests {
             assert!(fewer.iter().all(|package| more.contains(package)), "{pair:?}");
             assert!(more.len() > fewer.len(), "{pair:?}");
         }
+    }
+
+    #[test]
+    fn checks_need_no_more_packages_than_a_build() {
+        assert_eq!(packages("lint"), packages("build"));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! `cargo test` starts one test program after the other. Most of ours wait for packets, timers and daemons, so it would
 //! leave the processors idle half of the time. This module asks cargo for the list of test programs and runs as many of
-//! them at once as there are processors. Programs that measure time run alone, after the others.
+//! them at once as there are processors. Programs that measure time run alone, after the others. After each group, a line
+//! says for which part of the time the processors were busy.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -22,20 +23,32 @@ use crate::{build, kernels, target_dir};
 
 /// Test programs that compare durations or rates: other work beside them would change their results.
 const ALONE: &[(&str, &str)] = &[("compare", "small_run"), ("lab", "hostile_account"), ("lab", "cluster")];
-/// The longest test programs. They start first, so that no processor is idle at the end.
+/// The longest test programs, the longest of all first. They start before the others, so that no processor is idle at
+/// the end.
 const LONGEST: &[(&str, &str)] = &[
     ("datapath", "two_cores"),
     ("datapath", "kernel_fuzz"),
-    ("lab", "rootless"),
-    ("verifier", "daemon"),
-    ("lab", "time"),
-    ("vouchsafe", "attacks"),
-    ("lab", "effectiveness"),
-    ("lab", "published"),
     ("lab", "seal"),
     ("authority", "authority"),
+    ("lab", "published"),
+    ("lab", "effectiveness"),
+    ("lab", "ladder"),
+    ("lab", "rootless"),
+    ("verifier", "daemon"),
     ("browser", "console"),
+    ("lab", "time"),
+    ("lab", "quickstart"),
+    ("lab", "identity"),
+    ("vouchsafe", "attacks"),
+    ("lab", "packages"),
+    ("engine", "engine"),
     ("model", "interleavings"),
+    ("browser", "login"),
+    ("datapath", "kernel_table"),
+    ("lab", "silence"),
+    ("etcd", "one"),
+    ("agent", "agent"),
+    ("lab", "openflow"),
 ];
 
 /// A test program that cargo has built.
@@ -87,7 +100,12 @@ pub fn run(no_kernels: bool, args: &[String]) -> Result<()> {
     let (alone, mut together): (Vec<_>, Vec<_>) = programs.into_iter().partition(|program| program.is_in(ALONE));
     together.sort_by_key(|program| program.rank(LONGEST));
     let lanes = std::thread::available_parallelism()?.get();
+    // The download of the kernel takes no processor from the tests.
+    let fetching = (!no_kernels).then(|| std::thread::spawn(kernels::fetch_ahead));
     let mut failed = in_lanes(together, lanes, &binary)?;
+    if let Some(fetching) = fetching {
+        fetching.join().ok().context("the thread that fetches a kernel panicked")?;
+    }
     failed.extend(in_lanes(alone, 1, &binary)?);
     ensure!(failed.is_empty(), "tests FAILED in {}", failed.join(", "));
     run::run(with_settings(&mut cargo(["test", "--workspace", "--doc", "--quiet"]), &binary))?;
@@ -99,16 +117,21 @@ pub fn run(no_kernels: bool, args: &[String]) -> Result<()> {
 
 /// Runs the tests of the rootless client with its static binary.
 pub fn of_static_client() -> Result<()> {
-    run::run(&mut cargo(["build", "--package", "vouchsafe"]))?;
+    run::run(&mut cargo(["build", "--package", "vouchsafe", "--package", "embed"]))?;
     let mut tests = cargo(["test", "--package", "lab", "--test", "rootless"]);
     let tests = with_settings(&mut tests, &target_dir().join("debug/vouchsafe"));
     run::run(tests.env("VOUCHSAFE_ROOTLESS_BIN", build::static_client()))
 }
 
-/// Makes cargo run test programs or benches as root, with the binary that they start.
+/// Returns the library for programs in other languages, which [`build::for_tests`] has built beside the binary.
+fn library(binary: &Path) -> PathBuf {
+    binary.with_file_name("libvouchsafe.so")
+}
+
+/// Makes cargo run test programs or benches as root, with the binary that they start and the library beside it.
 pub fn with_settings<'a>(cargo: &'a mut Command, binary: &Path) -> &'a mut Command {
     let path = build::with_peers();
-    cargo.env("VOUCHSAFE_BIN", binary).env("PATH", &path);
+    cargo.env("VOUCHSAFE_BIN", binary).env("VOUCHSAFE_LIB", library(binary)).env("PATH", &path);
     if !run::is_root() {
         cargo.env("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER", runner(&path));
     }
@@ -155,6 +178,7 @@ fn programs() -> Result<Vec<Program>> {
 /// Runs the programs in `lanes` lanes, each of which takes the next program when it has finished one. Returns the names
 /// of those that failed.
 fn in_lanes(programs: Vec<Program>, lanes: usize, binary: &Path) -> Result<Vec<String>> {
+    let (count, began, before) = (programs.len(), Instant::now(), processor_time());
     let waiting = Mutex::new(VecDeque::from(programs));
     let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
     let lane = || -> Result<Vec<String>> {
@@ -170,7 +194,36 @@ fn in_lanes(programs: Vec<Program>, lanes: usize, binary: &Path) -> Result<Vec<S
         let running: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
         running.into_iter().map(|lane| lane.join().unwrap_or_else(|_| bail!("a lane of tests panicked"))).collect()
     });
-    outcomes.into_iter().collect::<Result<Vec<_>>>().map(|failed| failed.concat())
+    let failed = outcomes.into_iter().collect::<Result<Vec<_>>>()?.concat();
+    print!("\nxtask: {count} test programs in {lanes} lanes took {:.0} s", began.elapsed().as_secs_f64());
+    match before.zip(processor_time()).and_then(|(before, after)| busy(before, after)) {
+        Some(percent) => println!("; this machine's processors were busy for {percent:.0} % of that time"),
+        None => println!(),
+    }
+    Ok(failed)
+}
+
+/// How long this machine's processors have been busy, and how long they have been there, in ticks since it was booted.
+type Ticks = [u64; 2];
+
+/// Returns [`Ticks`] from the kernel; `None` where there is no /proc.
+fn processor_time() -> Option<Ticks> {
+    ticks(&fs::read_to_string("/proc/stat").ok()?)
+}
+
+/// Reads the first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal. The fields behind these are
+/// parts of them.
+fn ticks(stat: &str) -> Option<Ticks> {
+    let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace().take(8);
+    let fields: Vec<u64> = fields.map(|field| field.parse().ok()).collect::<Option<_>>()?;
+    let all = fields.iter().sum::<u64>();
+    Some([all - fields.get(3)? - fields.get(4)?, all])
+}
+
+/// Returns the percentage of the time between two readings in which the processors were busy.
+fn busy(before: Ticks, after: Ticks) -> Option<f64> {
+    let [busy, all] = [0, 1].map(|at| after[at].saturating_sub(before[at]));
+    (all > 0).then(|| busy as f64 / all as f64 * 100.0)
 }
 
 /// Runs one test program. Its output goes to a file below target/tests, and is printed as a whole when the program has
@@ -186,7 +239,8 @@ fn run_one(program: &Program, binary: &Path) -> Result<ExitStatus> {
     search.push(build::with_peers());
     let mut command = command_as_root("env");
     command.arg(search).arg(&program.path).current_dir(&program.folder);
-    command.env("VOUCHSAFE_BIN", binary).env("CARGO_MANIFEST_DIR", &program.folder);
+    command.env("VOUCHSAFE_BIN", binary).env("VOUCHSAFE_LIB", library(binary));
+    command.env("CARGO_MANIFEST_DIR", &program.folder);
     command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     let status = command.status().with_context(|| format!("could not start {}", program.path.display()))?;
     let printed = fs::read(&path).with_context(|| format!("could not read {}", path.display()))?;
@@ -195,4 +249,20 @@ fn run_one(program: &Program, binary: &Path) -> Result<ExitStatus> {
     writeln!(out, "\nxtask: {program}: {status}, {took:.1} s")?;
     out.write_all(&printed)?;
     Ok(status)
+}
+
+#[cfg(test)]
+mod tests_of_lanes {
+    use super::{busy, ticks};
+
+    #[test]
+    fn processors_that_wait_for_a_disk_are_not_busy() {
+        let before = ticks("cpu  10 0 10 100 50 0 5 5 7 0\ncpu0 1 1 1\n").unwrap();
+        assert_eq!(before, [30, 180]);
+        let after = ticks("cpu  40 0 20 140 80 0 5 5 7 0\n").unwrap();
+        assert_eq!(busy(before, after).map(f64::round), Some(36.0));
+        assert_eq!(busy(before, before), None);
+        assert_eq!(ticks("cpu  1 2\n"), None);
+        assert_eq!(ticks(""), None);
+    }
 }
