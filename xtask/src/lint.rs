@@ -71,11 +71,8 @@ fn style() -> Result<()> {
         let sentences = marks(name).map(|marks| comments::relative_clauses(&text, marks)).unwrap_or_default();
         findings.extend(sentences.iter().map(|(line, words)| format!("{name}:{line}: name the actor first: {words}")));
         if name == "CONTRIBUTING.md" {
-            let lost = places::missing(&text, root());
-            findings.extend(
-                lost.iter()
-                    .map(|(line, function)| format!("{name}:{line}: no file named in this row defines `{function}`")),
-            );
+            let found = places::findings(&text, root());
+            findings.extend(found.iter().map(|(line, what)| format!("{name}:{line}: {what}")));
         }
         let lines = text.lines().count();
         let is_code = [".rs", ".c", ".h"].iter().any(|ending| name.ends_with(ending));
