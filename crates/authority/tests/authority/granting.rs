@@ -247,7 +247,7 @@ async fn decisions_without_a_grant_are_charged_to_the_account() {
     let stage = stage().await;
     let rule = "name = \"staff may use git\"\n";
     stage.apply(&POLICY.replace(rule, &format!("{rule}suite = \"sha224\"\n"))).await.unwrap();
-    let mallory = Caller::of(&stage.login("bob").await).await;
+    let mallory = Caller::of(&stage.login("alice").await).await;
     let begun = Instant::now();
     for counter in 1..=COUNT {
         mallory.send(&request(&mallory, counter, &git(), now())).await;
