@@ -315,12 +315,14 @@ fn request(visitor: &Visitor, entry: &AccessEntry, longest: Option<u32>) -> Mark
             h3 { (entry.person) " asks for " (entry.receiver) }
             p { "Reason: " @if entry.reason.is_empty() { "none" } @else { (entry.reason) } }
             p.quiet { "Asked " (time(entry.asked)) ", number " (id) }
-            form method="post" action={ (ROOT) "/access/requests/decide" } {
+            form.answer method="post" action={ (ROOT) "/access/requests/decide" } {
                 (visitor.token())
                 input type="hidden" name="id" value=(id);
                 @for field in &fields { (field.show(&[])) }
-                button type="submit" name="verdict" value="allow" { "Allow" span.unseen { " " (what) } }
-                button type="submit" name="verdict" value="refuse" { "Refuse" span.unseen { " " (what) } }
+                div.buttons {
+                    button type="submit" name="verdict" value="allow" { "Allow" span.unseen { " " (what) } }
+                    button type="submit" name="verdict" value="refuse" { "Refuse" span.unseen { " " (what) } }
+                }
             }
         }
     }

@@ -19,7 +19,7 @@ pub async fn show(visitor: Visitor, Query(said): Query<Said>) -> Markup {
     Page::new("Overview").of(Some(&visitor)).at("").done(said.done.as_deref()).show(&html! {
         p { "You are logged in as " strong { (visitor.person()) } "." }
         @if let Some(ends) = session.ends {
-            p { "This session ends " (time(ends)) ", or before if you leave it unused until " (time(session.expires)) "." }
+            p { "This session ends " (time(ends)) ". If you do not use it, it ends " (time(session.expires)) "." }
         }
     })
 }
