@@ -43,6 +43,10 @@ struct {
 
 /* A perf record holds less than 64 KiB. An ICMP error quotes the beginning of a packet that is too long. */
 enum { REPORT_MAX = 32768, QUOTE_MAX = 1280 };
+/* Control packets for one tenant and second that are passed to user space, and the longest of them with its Ethernet
+ * header. */
+enum { CONTROLS_MAX = 256, CONTROL_FRAME_MAX = 512 };
+#define UNSENT_CONTROL 0xffffffff
 enum { DECAP_IPV4 = 1 << 7, DECAP_IPV6 = 1 << 8 /* BPF_F_ADJ_ROOM_DECAP_L3_*, missing from 6.1's headers */ };
 
 /* Passes a copy of a tenant's packet to user space and drops the packet. */
@@ -53,7 +57,7 @@ static __noinline int report(context *ctx, struct tenant *tenant, __u32 time, __
 
 	if (tenant->second != time) {
 		tenant->second = time;
-		tenant->reported = 0;
+		tenant->reported = tenant->controls = 0;
 	}
 	/* Concurrent increments may be lost: the limit only serves to spare user space. */
 	if (tenant->reported >= svtep_config.reports)
@@ -317,6 +321,29 @@ static __noinline int note_consent(context *ctx, __u32 at, __u32 interface)
 	return leave(SVTEP_CONSENTS, 0);
 }
 
+/* Passes a control packet to user space (wire.md §8.15), decapsulated. It has a limit of its own, so that nobody who
+ * sends to a tenant can use up the tenant's reports. */
+static __noinline int report_control(context *ctx, __u32 interface)
+{
+	struct unsent header = { .interface = interface, .length = ctx->len, .limit = UNSENT_CONTROL };
+	struct tenant *tenant = bpf_map_lookup_elem(&tenants, &interface);
+	__u64 length = ctx->len;
+	__u32 time = now();
+
+	if (!tenant || length > CONTROL_FRAME_MAX)
+		return leave(SVTEP_UNDELIVERED, TC_ACT_SHOT);
+	if (tenant->second != time) {
+		tenant->second = time;
+		tenant->reported = tenant->controls = 0;
+	}
+	if (tenant->controls >= CONTROLS_MAX)
+		return leave(SVTEP_UNREPORTED, TC_ACT_SHOT);
+	tenant->controls++;
+	if (bpf_perf_event_output(ctx, &unsent, BPF_F_CURRENT_CPU | length << 32, &header, sizeof(header)))
+		return leave(SVTEP_UNREPORTED, TC_ACT_SHOT);
+	return leave(SVTEP_CONTROL, TC_ACT_SHOT);
+}
+
 /* Delivers a packet with a valid proof. Geneve's header is at `at`. `computed` says that the proof was not
  * remembered: this is the first packet under its segment, or the proof was forgotten. */
 static __always_inline int deliver(context *ctx, __u32 at, int computed)
@@ -348,7 +375,7 @@ static __always_inline int deliver(context *ctx, __u32 at, int computed)
 	/* The receiving endpoint is the last verifier (wire.md §8.9). */
 	if (!delivery || !delivery->interface || delivery->vni != vni << 8 || (head.place & 7) != (head.place >> 3 & 7))
 		return leave(SVTEP_UNDELIVERED, TC_ACT_SHOT);
-	if (computed && head.segment_flags & SEGMENT_REPLY)
+	if ((computed || head.flags & GENEVE_CONTROL) && head.segment_flags & SEGMENT_REPLY)
 		note_consent(ctx, at, delivery->interface);
 	cut = at + GENEVE_LEN + 4 * (head.words & 63) - ETHER_LEN;
 	if (head.kind == bpf_htons(0x6558))
@@ -367,6 +394,8 @@ static __always_inline int deliver(context *ctx, __u32 at, int computed)
 	write_mac(link.from);
 	if (bpf_skb_adjust_room(ctx, -(__s32)cut, BPF_ADJ_ROOM_MAC, flags) || bpf_skb_store_bytes(ctx, 0, &link, sizeof(link), 0))
 		return leave(SVTEP_FAILED, TC_ACT_SHOT);
+	if (head.flags & GENEVE_CONTROL)
+		return report_control(ctx, delivery->interface);
 	leave(SVTEP_DELIVERED, 0);
 	/* Beyond the link, the family of the removed header no longer matters. */
 	if (delivery->peer && (!turned || svtep_config.turns)) {

@@ -497,7 +497,7 @@ struct tenant {
 	__u32 id;
 	__u32 second;
 	__u32 reported; /* within that second */
-	__u32 reserved;
+	__u32 controls; /* control packets that were passed to user space within that second */
 };
 
 /* Delivery target of packets for an interface id. */
@@ -523,7 +523,6 @@ struct segment_key {
 };
 
 enum { OUTER_MAX = 48, ROUTING_MAX = 88, GENEVE_MAX = 128, HOPS_MAX = 5 };
-
 /* Headers that are put before the packets of a segment. */
 struct segment_entry {
 	__u32 until; /* Unix seconds */
@@ -559,7 +558,7 @@ struct unsent {
 	__u32 interface;
 	__u32 length;
 	__u32 segment; /* payload bytes per segment of a super-packet */
-	__u32 limit; /* longest packet that would get through; 0: no segment exists for the packet */
+	__u32 limit; /* longest packet that would get through; 0: no segment exists; UNSENT_CONTROL: a control packet */
 };
 
 enum svtep_counter {
@@ -576,6 +575,7 @@ enum svtep_counter {
 	SVTEP_DELIVERED = 10,
 	SVTEP_UNDELIVERED = 11,
 	SVTEP_CONSENTS = 12,
+	SVTEP_CONTROL = 13,
 	SVTEP_COUNTERS = 16,
 };
 

@@ -188,7 +188,7 @@ __noinline int read_proof(context *ctx, const struct packet *p, struct proving *
 		return DROP_NO_TOKEN;
 	words = head.option >> 24;
 	kind = bpf_ntohs(head.kind);
-	if (head.flags != GENEVE_CRITICAL || head.reserved || words + 1 != head.words || words < SEGMENT_LEN / 4 ||
+	if ((head.flags & ~GENEVE_CONTROL) != GENEVE_CRITICAL || head.reserved || words + 1 != head.words || words < SEGMENT_LEN / 4 ||
 	    (kind != 0x0800 && kind != 0x86dd && kind != 0x6558))
 		return DROP_MALFORMED;
 	__builtin_memcpy(v->vni, head.vni, 3);

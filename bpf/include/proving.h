@@ -9,7 +9,7 @@
 #include "summing.h"
 
 enum { GENEVE_PORT = 6081, GENEVE_LEN = 8, OPTION_LEN = 4, SEGMENT_LEN = 16, PROOF_LEN = 16, PROOFS_MAX = 5 };
-enum { GENEVE_CRITICAL = 0x40, PROOF_OPTION = 0x8153ff /* class and type in memory order */ };
+enum { GENEVE_CRITICAL = 0x40, GENEVE_CONTROL = 0x80, PROOF_OPTION = 0x8153ff /* class and type in memory order */ };
 enum {
 	SEGMENT_PORT = 1, SEGMENT_RETURN = 2, SEGMENT_REPLY = 4, SEGMENT_SINGLE = 8, SEGMENT_UNDERLAY6 = 16, SEGMENT_IPV6 = 32,
 	SEGMENT_AUTHORITY6 = 64, SEGMENT_ROUTED = 0x80,

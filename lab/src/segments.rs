@@ -112,7 +112,7 @@ impl Giver {
 impl Minted {
     /// Returns the header that carries the segment and its proofs before a packet of the kind `payload`.
     pub fn encapsulation(&self, payload: Payload) -> Encapsulation<'_> {
-        Encapsulation { payload, vni: self.vni, segment: self.segment, proofs: &self.proofs }
+        Encapsulation { control: false, payload, vni: self.vni, segment: self.segment, proofs: &self.proofs }
     }
 
     /// Returns the segment as a tunnel endpoint stores it: the key that selects packets of the tenant behind

@@ -19,6 +19,10 @@ pub struct Line {
     /// requests.
     #[serde(default)]
     pub grants: bool,
+    /// Whether a request for a segment on the line may ask for the segment for the answers, too (wire.md §8.15). Missing
+    /// if the authority is too old to know such requests.
+    #[serde(default)]
+    pub answers: bool,
     /// The latest time at which the line ends: the end of the session, in Unix seconds.
     pub expires: u64,
     /// The current time by the authority's clock, in Unix seconds.

@@ -98,6 +98,10 @@ pub struct PathSegment {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "schema", schema(schema_with = hops))]
     pub hops: Vec<Ipv6Addr>,
+    /// The segment for the receiver's answers, in hex, in the form in which the sender's endpoint passes it on to the
+    /// receiver's (wire.md §8.15.1). Empty unless the query asked for it and the authority issued one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub answers: String,
     /// The current time by the authority's clock, in Unix seconds.
     pub now: u64,
 }

@@ -84,8 +84,9 @@ pub fn explanation(explanation: Explanation) -> api::Explanation {
     api::Explanation { allowed, receiver, rule, text }
 }
 
-/// Returns an issued segment in the form in which the client receives it.
-pub fn segment(given: &Given, now: u64) -> api::PathSegment {
+/// Returns an issued segment in the form in which the client receives it. `answers` is the segment for the answers, in
+/// the form in which it is passed on; empty if there is none.
+pub fn segment(given: &Given, answers: &[u8], now: u64) -> api::PathSegment {
     api::PathSegment {
         vni: given.vni.number(),
         receiving: given.ends.receiving,
@@ -93,6 +94,7 @@ pub fn segment(given: &Given, now: u64) -> api::PathSegment {
         reply: given.segment.flags.has(SegmentFlags::REPLY),
         option: hex::encode(given.option()),
         hops: given.hops.clone(),
+        answers: hex::encode(answers),
         now,
     }
 }

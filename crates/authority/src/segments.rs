@@ -2,6 +2,7 @@
 //! places of addresses and the verifiers on each path, and `engine::issuing::segment` defines the format of segments.
 
 mod account;
+mod answers;
 pub mod batch;
 mod book;
 mod datagrams;
@@ -24,6 +25,7 @@ use crate::policy::PolicyInForce;
 use crate::push::events::{Listener, Push};
 use crate::storage::{AuditEvent, AuditLog, Session, TokenHash};
 use crate::{Directory, Settings, now};
+use answers::Answerers;
 use anyhow::{Context, Result};
 use api::{AnswerRequest, Behind, EndpointPlace, EndpointPlaces, PathSegment, ProofKeys, SegmentRequest, Withdrawal};
 use book::{Book, Entry, Withdrawn};
@@ -107,6 +109,9 @@ impl From<GiveError> for Refusal {
     }
 }
 
+/// The end of an audit entry about a segment that was issued together with the segment for its answers.
+const WITH_ANSWERS: &str = ", with its answers";
+
 /// The session that requests a segment, and the time of the request.
 #[derive(Clone, Copy)]
 pub(crate) struct Requester<'a> {
@@ -129,6 +134,7 @@ pub struct SegmentIssuer {
     contact: Arc<Contact>,
     networks: RwLock<Arc<Networks>>,
     keys: Keys,
+    answerers: Answerers,
     book: Mutex<Book>,
 }
 
@@ -143,8 +149,8 @@ impl SegmentIssuer {
         push: Arc<Push>,
         contact: Arc<Contact>,
     ) -> Self {
-        let (networks, keys, book) = Default::default();
-        Self { settings, keyring, policy, sessions, audit, push, contact, networks, keys, book }
+        let (networks, keys, answerers, book) = Default::default();
+        Self { settings, keyring, policy, sessions, audit, push, contact, networks, keys, answerers, book }
     }
 
     /// Returns the networks of `networks.toml` as it was last read.
@@ -169,7 +175,8 @@ impl SegmentIssuer {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Issues the requested segment, and records it or its denial in the audit trail.
+    /// Issues the requested segment, and records it or its denial in the audit trail. If `with_answers` is true, also
+    /// issues the segment for the answers if possible.
     ///
     /// # Errors
     /// Fails if the session has ended, the policy or `networks.toml` does not allow the segment, there is no room to
@@ -179,6 +186,7 @@ impl SegmentIssuer {
         token: TokenHash,
         session: &Arc<Session>,
         request: &SegmentRequest,
+        with_answers: bool,
         source: IpAddr,
     ) -> Result<PathSegment, Problem> {
         let now = now();
@@ -191,6 +199,7 @@ impl SegmentIssuer {
             protocol: to.protocol,
             port: to.port,
             sender_port: *sender_port,
+            answers: with_answers,
         };
         let event = |name| AuditEvent::new(name).person(&session.person).device(&session.device).source(source);
         let given = {
@@ -198,18 +207,21 @@ impl SegmentIssuer {
             // Read the session again, because its groups or tags may have been removed since the request began to
             // arrive.
             let session = &self.sessions.get(&token).ok_or(Problem::NotLoggedIn)?;
-            let given = self.give(&policy, &self.networks(), Requester { token, session, now }, &question);
-            given.and_then(|(given, permit)| {
+            let (networks, requester) = (self.networks(), Requester { token, session, now });
+            self.give(&policy, &networks, requester, &question).and_then(|(given, permit)| {
+                let answers =
+                    with_answers.then(|| self.answers_to(&policy, &networks, requester, &given, usize::MAX)).flatten();
                 self.sessions.get(&token).filter(|now| now.allows_as(session)).ok_or(Refusal::NotLoggedIn)?;
-                let detail = format!("network {network}: {sender} to {}", place(&to_of(&question)));
+                let with = if answers.is_some() { WITH_ANSWERS } else { "" };
+                let detail = format!("network {network}: {sender} to {}{with}", place(&to_of(&question)));
                 let event = event("segment").receiver(&permit.receiver.name).rule(permit.rule.label()).detail(detail);
-                Ok((given, event))
+                Ok((given, answers.unwrap_or_default(), event))
             })
         };
         match given {
-            Ok((given, event)) => {
+            Ok((given, answers, event)) => {
                 self.audit.write_in_turn(event).await?;
-                Ok(convert::segment(&given, now))
+                Ok(convert::segment(&given, &answers, now))
             }
             Err(refusal) => {
                 if let Refusal::Denied(explanation, _) = &refusal {
@@ -249,7 +261,7 @@ impl SegmentIssuer {
             (given, event.detail(detail))
         };
         self.audit.write_in_turn(event).await?;
-        Ok(convert::segment(&given, now))
+        Ok(convert::segment(&given, &[], now))
     }
 
     /// Decides a request, and records the issued segment in the book. The caller must then check that the session still

@@ -8,7 +8,7 @@ pub use grants::Way;
 
 use crate::{Authority, Error, convert, owner};
 use api::Problem;
-use engine::model::{Given, SegmentRequest};
+use engine::model::{Given, Issued, SegmentRequest};
 use reqwest::Url;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -66,6 +66,8 @@ struct Line {
     reader: AbortHandle,
     /// Whether the authority accepts requests for grants on this line.
     takes_grants: bool,
+    /// Whether a request for a segment on this line may ask for the segment for the answers, too.
+    takes_answers: bool,
     /// The time of the authority's clock in Unix seconds when the line was opened, and that moment.
     clock: (u64, Instant),
 }
@@ -104,11 +106,27 @@ impl Asker {
     /// Fails as [`Authority::segment`] does. Also fails if the answer contains no segment for the addresses of the
     /// request.
     pub async fn segment(&self, request: &SegmentRequest) -> Result<Given, Error> {
-        let line = match question(request) {
-            Some(question) => self.line().await.map(|line| (line, question)),
+        self.request(request, false).await.map(|issued| issued.given)
+    }
+
+    /// Requests a path segment as [`Self::segment`] does, together with the segment for the answers. The answer contains
+    /// the latter only if the authority issues one and is not too old to do so.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Self::segment`] does.
+    pub async fn segment_with_answers(&self, request: &SegmentRequest) -> Result<Issued, Error> {
+        self.request(request, true).await
+    }
+
+    async fn request(&self, request: &SegmentRequest, with_answers: bool) -> Result<Issued, Error> {
+        let line = match question(request, false) {
+            Some(_) => self.line().await,
             None => None,
         };
-        if let Some((line, question)) = line {
+        if let Some(line) = line
+            && let Some(question) = question(request, with_answers && line.takes_answers)
+        {
             let tries = if self.authority.cluster.are_several() { TRIES_IN_CLUSTER } else { WAITS.len() };
             match line.channel.ask(&question, &WAITS[..tries]).await.map(|reply| answer(&reply, request)) {
                 // Over HTTPS, another authority of the cluster can answer.
@@ -117,8 +135,12 @@ impl Asker {
                 None => self.give_up(&line).await,
             }
         }
-        let answer = self.authority.segment(&convert::segment_request(request)).await?;
-        convert::segment(&answer, request.sending, request.sender, request.to.address).map_err(|_| NO_SEGMENT)
+        // An authority that does not know the query ignores it.
+        let path = if with_answers { "v1/segments?answers=true" } else { "v1/segments" };
+        let answer: api::PathSegment = self.authority.repeatable_post(path, &convert::segment_request(request)).await?;
+        let given = convert::segment(&answer, request.sending, request.sender, request.to.address);
+        let answers = hex::decode(&answer.answers).unwrap_or_default();
+        Ok(Issued { given: given.map_err(|_| NO_SEGMENT)?, answers })
     }
 
     /// Requests a segment for answers to packets that arrived with the segment `shown`.
@@ -181,7 +203,7 @@ impl Asker {
             answered: AtomicBool::new(false),
         });
         let reader = tokio::spawn(channel.clone().read()).abort_handle();
-        Ok(Line { url, channel, reader, takes_grants: line.grants, clock })
+        Ok(Line { url, channel, reader, takes_grants: line.grants, takes_answers: line.answers, clock })
     }
 
     /// Drops a line on which no answer arrived in time. If the line had worked before, the next request for a segment
@@ -289,18 +311,22 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// Encodes a request; `None` if it can't be made by UDP. Over HTTPS the authority then explains why.
-fn question(request: &SegmentRequest) -> Option<[u8; QUESTION_LEN]> {
+/// Encodes a request; `None` if it can't be made by UDP. Over HTTPS the authority then explains why. `answers` says
+/// whether the request asks for the segment for the answers, too.
+fn question(request: &SegmentRequest, answers: bool) -> Option<[u8; QUESTION_LEN]> {
     let SegmentRequest { network, sender, sending, to, sender_port } = request;
     let (receiver, protocol, port) = (to.address, to.protocol, to.port);
     let (sender, sending, sender_port) = (*sender, *sending, *sender_port);
-    Question { network, sender, sending, receiver, protocol, port, sender_port }.encode()
+    Question { network, sender, sending, receiver, protocol, port, sender_port, answers }.encode()
 }
 
-fn answer(reply: &[u8; REPLY_LEN], request: &SegmentRequest) -> Result<Given, Error> {
+fn answer(reply: &[u8; REPLY_LEN], request: &SegmentRequest) -> Result<Issued, Error> {
     let broken = || Error::Other("the authority's answer is malformed: it contains no valid segment".into());
     match Reply::decode(reply).ok_or_else(broken)? {
-        Reply::Given(given) => convert::segment_by_udp(&given, request).map_err(|_| NO_SEGMENT),
+        Reply::Given(reply) => {
+            let given = convert::segment_by_udp(&reply, request).map_err(|_| NO_SEGMENT)?;
+            Ok(Issued { given, answers: reply.answers.to_vec() })
+        }
         Reply::Refused { reason, text } => {
             let problem = |status| Problem { r#type: reason.name().into(), title: text.into(), status, detail: None };
             Err(match reason {

@@ -31,6 +31,7 @@ mod replays;
 pub mod revoked;
 pub mod revoked_holders;
 pub mod ring;
+pub mod routed;
 pub mod run;
 pub mod shut_out;
 pub mod sockets;

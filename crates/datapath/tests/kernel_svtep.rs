@@ -17,7 +17,7 @@ use lab::mint::now;
 use lab::segments::{EPOCH_LENGTH, MAX_LIFETIME};
 use std::net::{IpAddr, Ipv6Addr};
 use wire::geneve::{Encapsulation, Payload};
-use wire::map::{SegmentEntry, SegmentKey, counter, svtep_counter as tunnel};
+use wire::map::{SegmentEntry, SegmentKey, UnsentHeader, counter, svtep_counter as tunnel};
 use wire::packet::{Form, TCP, UDP};
 use wire::{DropReason, Ends, Inner, SegmentFlags};
 
@@ -373,6 +373,61 @@ fn kernel_hands_over_no_more_than_a_tenants_share() {
     let heard = heard.lock().unwrap();
     assert_eq!((heard.len(), reported), (REPORTS as usize, REPORTS as usize));
     assert!(heard.iter().all(|unsent| frames.contains(&unsent.frame) && unsent.header.interface == INTERFACE));
+}
+
+#[test]
+fn kernel_hands_over_control_packets_apart_from_a_tenants_share() {
+    use std::sync::{Arc, Mutex};
+    /// The program's limit for each tenant and second.
+    const CONTROLS_MAX: usize = 256;
+    for ends in families() {
+        let endpoint = Endpoint::new();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let hear = heard.clone();
+        let ring = endpoint.program.unsent(move |unsent| hear.lock().unwrap().push(unsent), |_| ()).unwrap();
+        let given = endpoint.give(ends, Some((UDP, SERVICE)), SegmentFlags::REPLY);
+        let frame = datagram(ends.sender, ends.receiver, SERVICE, b"to the endpoint");
+        let mut control = endpoint.program.run_out(&frame).unwrap().frame;
+        let packet = wire::packet::Packet::parse(&control);
+        assert_eq!(control[packet.payload + 1], Encapsulation::CRITICAL);
+        control[packet.payload + 1] |= Encapsulation::CONTROL;
+        let second = lab::mint::now();
+        let stand_still = || {
+            let reading = clock::coarse_reading(second.into()).wrapping_add(200_000_000);
+            endpoint.program.proofs.set_clock(reading).unwrap();
+        };
+        let run = || {
+            stand_still();
+            endpoint.counted(|| endpoint.program.run_in(&control).unwrap())
+        };
+        for count in 0..CONTROLS_MAX {
+            let (ran, counted) = run();
+            assert_eq!((ran.code, counted), (SHOT, tunnel::CONTROL), "{ends:?}, {count}");
+            ring.poll(std::time::Duration::from_millis(1)).unwrap();
+        }
+        assert_eq!(run().1, tunnel::UNREPORTED, "{ends:?}");
+        {
+            let heard = heard.lock().unwrap();
+            assert_eq!(heard.len(), CONTROLS_MAX);
+            for unsent in heard.iter() {
+                assert_eq!((unsent.header.interface, unsent.header.limit), (INTERFACE, UnsentHeader::CONTROL));
+                assert!(unsent.frame[14..].starts_with(&frame[14..]) && unsent.frame[12..14] == frame[12..14]);
+            }
+        }
+        // It was noted who may be answered, and the tenant's own packets are still handed over.
+        let keys = endpoint.program.consents.keys();
+        assert!(matches!(&keys[..], [key] if key.sender() == ends.receiver && key.receiver() == ends.sender));
+        stand_still();
+        let own = datagram(ends.sender, ends.receiver, SERVICE + 1, b"held");
+        assert_eq!(endpoint.counted(|| endpoint.program.run_out(&own).unwrap()).1, tunnel::UNKNOWN);
+        let nowhere = wire::Segment { interface: wire::InterfaceId(8), ..given.segment };
+        let other = endpoint.giver.prove(nowhere, vni(5), ends, &endpoints::PATH).unwrap();
+        let (key, entry) = other.entry(INTERFACE).unwrap();
+        endpoint.program.segments.set(&key, &entry).unwrap();
+        let mut control = endpoint.program.run_out(&frame).unwrap().frame;
+        control[packet.payload + 1] |= Encapsulation::CONTROL;
+        assert_eq!(endpoint.counted(|| endpoint.program.run_in(&control).unwrap()).1, tunnel::UNDELIVERED);
+    }
 }
 
 #[test]

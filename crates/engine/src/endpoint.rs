@@ -1,19 +1,22 @@
 //! Handles tenants' packets that the tunnel endpoint's kernel programs could not send (wire.md §8). Requests segments
 //! from the authority, and queues packets until the answer arrives. Changes the kernel's tables, and sends ICMP errors
-//! to tenants. Returns effects as values, and reads no clock.
+//! to tenants. Passes segments for answers on to other endpoints, and uses those that other endpoints pass on. Returns
+//! effects as values, and reads no clock.
 //!
 //! The number of queued packets and open requests per tenant is bounded.
 
+mod passed_on;
 mod too_long;
 mod withdrawn;
 
 use crate::agent::frame::complete_checksum;
-use crate::model::{Given, SegmentRequest, Withdrawals};
+use crate::model::{Given, Issued, SegmentRequest, Withdrawals};
+use passed_on::PassedOn;
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use wire::geneve::{Encapsulation, Payload};
 use wire::inner::Ports;
-use wire::map::{Consent, SegmentEntry, SegmentKey};
+use wire::map::{Consent, SegmentEntry, SegmentKey, segment_state};
 use wire::packet::Packet;
 use wire::{Destination, Ends, Hops, Inner, SegmentFlags, Vni};
 
@@ -80,6 +83,8 @@ pub enum Action {
         from: IpAddr,
         /// The receiving endpoint.
         to: IpAddr,
+        /// The hops of a fixed path, in the order of the path; empty if the path is not fixed.
+        hops: Vec<Ipv6Addr>,
         /// The Geneve header and the inner packet.
         datagram: Vec<u8>,
     },
@@ -116,6 +121,7 @@ pub struct Endpoint {
     tenants: BTreeMap<u32, Tenant>,
     open: BTreeMap<Wanted, Open>,
     withdrawn: Withdrawals,
+    passed_on: PassedOn,
     spoofed: u64,
 }
 
@@ -123,7 +129,8 @@ impl Endpoint {
     /// Creates an endpoint without tenants. The endpoint sends from the first of its `addresses`.
     pub fn new(addresses: Vec<IpAddr>) -> Self {
         let (tenants, open) = (BTreeMap::new(), BTreeMap::new());
-        Self { addresses, tenants, open, withdrawn: Withdrawals::default(), spoofed: 0 }
+        let (withdrawn, passed_on) = Default::default();
+        Self { addresses, tenants, open, withdrawn, passed_on, spoofed: 0 }
     }
 
     /// Adds the tenant behind the interface with the index `interface`.
@@ -134,6 +141,7 @@ impl Endpoint {
     /// Removes a tenant and its open requests.
     pub fn forget(&mut self, interface: u32) {
         self.tenants.remove(&interface);
+        self.passed_on.forget(interface);
         self.open.retain(|wanted, _| wanted.interface != interface);
     }
 
@@ -148,10 +156,12 @@ impl Endpoint {
     }
 
     /// Handles a packet from a tenant. `consent` looks up the received segment that allows the tenant to answer.
+    /// `entry` looks up an entry of the table of segments.
     pub fn handed_over(
         &mut self,
         unsent: &Unsent<'_>,
         consent: impl Fn(&SegmentKey) -> Option<Consent>,
+        entry: impl Fn(&SegmentKey) -> Option<SegmentEntry>,
         now: u32,
     ) -> Option<Action> {
         let interface = unsent.interface;
@@ -167,6 +177,11 @@ impl Endpoint {
         }
         let wanted = Wanted::new(interface, &inner)?;
         let queued = (!unsent.is_super).then(|| whole(unsent.frame)).flatten();
+        // A segment for answers may have arrived since the kernel program looked it up.
+        let keys = SegmentKey::answering(interface, &inner);
+        if let Some(entry) = keys.iter().find_map(|key| entry(key).filter(|entry| self.is_usable(key, entry, now))) {
+            return queued.and_then(|inner| send(&entry, &inner));
+        }
         if let Some(open) = self.open.get_mut(&wanted) {
             open.queued.extend(queued.filter(|_| open.queued.len() < QUEUED_MAX));
             return None;
@@ -237,31 +252,32 @@ impl Endpoint {
         Some((Action::Ask(wanted, request), sending))
     }
 
+    /// Reports whether packets can be sent with this entry of the table of segments.
+    fn is_usable(&self, key: &SegmentKey, entry: &SegmentEntry, now: u32) -> bool {
+        entry.state() == segment_state::GIVEN && entry.until > now && !self.is_void(key, entry)
+    }
+
     /// Handles the authority's answer to a request, and returns the effects to carry out.
-    pub fn answered(&mut self, wanted: &Wanted, answer: Result<Given, Refusal>, now: u32) -> Vec<Action> {
+    pub fn answered(&mut self, wanted: &Wanted, answer: Result<Issued, Refusal>, now: u32) -> Vec<Action> {
         let Some(open) = self.open.remove(wanted) else { return Vec::new() };
         let Some(tenant) = self.tenants.get(&wanted.interface) else { return Vec::new() };
         let refused = || {
             let key = SegmentKey::to_service(wanted.interface, &wanted.inner());
             vec![Action::Write(key, SegmentEntry::refused(now.saturating_add(REFUSED_FOR)))]
         };
-        let given = match answer {
-            Ok(given) => given,
+        let Issued { given, answers } = match answer {
+            Ok(issued) => issued,
             Err(Refusal::Denied) => return refused(),
             // The next packet causes a new request.
             Err(Refusal::Unreachable) => return Vec::new(),
         };
-        let Ends { sending, receiving, sender, receiver } = given.ends;
+        let Ends { sending, sender, receiver, .. } = given.ends;
         let is_asked_for = (sending, sender, receiver) == (open.sending, wanted.sender, wanted.receiver);
         // A segment that does not fit the request counts as a denial.
         if !is_asked_for || given.vni != tenant.vni || !given.segment.serves(&wanted.inner()) {
             return refused();
         }
-        let payload = if wanted.sender.is_ipv4() { Payload::Ipv4 } else { Payload::Ipv6 };
-        let entry = SegmentEntry::given(&given.encapsulation(payload), sending, receiving);
-        let is_fixed = !given.hops.is_empty();
-        let along = |entry: SegmentEntry| if is_fixed { entry.along(&Hops::new(&given.hops)?) } else { Some(entry) };
-        let Some(entry) = entry.and_then(along) else { return refused() };
+        let Some(entry) = entry_of(&given) else { return refused() };
         let key = SegmentKey::of(wanted.interface, wanted.sender, wanted.receiver, &given.segment);
         if self.is_void(&key, &entry) {
             // The next packet causes a new request.
@@ -271,14 +287,11 @@ impl Endpoint {
         if given.segment.flags.has(SegmentFlags::SINGLE) {
             actions.push(Action::Write(key.for_every_flow(), SegmentEntry::by_flow()));
         }
-        if is_fixed {
-            // A datagram sent from a socket has no routing header, so the waiting packets are dropped. Their senders
-            // try again, and then find the segment.
-            return actions;
+        // It leaves before the packets to which it is the way back.
+        if !answers.is_empty() {
+            actions.extend(passed_on::pass_on(&given, wanted, &answers));
         }
-        let send =
-            |inner: Vec<u8>| Action::Send { from: sending, to: receiving, datagram: [entry.geneve(), &inner].concat() };
-        actions.extend(open.queued.into_iter().map(send));
+        actions.extend(open.queued.iter().filter_map(|inner| send(&entry, inner)));
         actions
     }
 }
@@ -309,6 +322,23 @@ impl Wanted {
         };
         bound(least, 0)..=bound(most, 0xff)
     }
+}
+
+/// Returns the entry of the table of segments for this segment, or `None` if no packet can be sent under it.
+fn entry_of(given: &Given) -> Option<SegmentEntry> {
+    let Ends { sending, receiving, sender, .. } = given.ends;
+    let entry = SegmentEntry::given(&given.encapsulation(payload_of(sender)), sending, receiving)?;
+    if given.hops.is_empty() { Some(entry) } else { entry.along(&Hops::new(&given.hops)?) }
+}
+
+const fn payload_of(sender: IpAddr) -> Payload {
+    if sender.is_ipv4() { Payload::Ipv4 } else { Payload::Ipv6 }
+}
+
+/// Sends an inner packet under the segment of this entry.
+fn send(entry: &SegmentEntry, inner: &[u8]) -> Option<Action> {
+    let (from, to) = entry.endpoints()?;
+    Some(Action::Send { from, to, hops: entry.hops().collect(), datagram: [entry.geneve(), inner].concat() })
 }
 
 /// Returns the received segment that the request shows to the authority. Returns `None` unless that segment is for the

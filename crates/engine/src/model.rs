@@ -2,6 +2,7 @@
 //! and names of destinations and protocols.
 
 mod grant;
+mod passed_on;
 pub(crate) mod prefixes;
 pub mod protected;
 pub mod protocol;
@@ -13,6 +14,7 @@ mod withdrawal;
 pub(crate) mod work;
 
 pub use grant::{Grant, GrantRequest, Secret};
+pub use passed_on::Issued;
 pub use sealing::{Compress, Sealing, Treatment, Wish};
 pub use segment::{Given, Place, SegmentRequest};
 pub use service::{Receiver, Service};

@@ -105,7 +105,7 @@ fn world(keys: usize) -> (Verifier, Vec<Vec<u8>>) {
         let proof = Proof::new(&verifier.keys[&(authority, epoch)], &segment, vni, &ends).0;
         let proofs = [proof, [1; 16], [2; 16]];
         let mut header = [0; ENCAPSULATION_MAX];
-        let made = Encapsulation { payload: Payload::Ipv4, vni, segment, proofs: &proofs };
+        let made = Encapsulation { control: false, payload: Payload::Ipv4, vni, segment, proofs: &proofs };
         let len = made.encode(&mut header).expect("there is room");
         let transport = [&[0x9c, 0x40, 1, 0xbb][..], &[0; 60]].concat();
         let inner = ipv4(ends.sender, ends.receiver, 6, &transport);

@@ -23,6 +23,7 @@ use refusals::Refusals;
 use segments::{Answer, Answers};
 use shell::signals::Signals;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -31,6 +32,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{interval, sleep};
+use wire::{Epoch, ProofKey};
 
 /// Interval for setting the kernel programs' clock and checking interfaces.
 const TICK: Duration = Duration::from_secs(1);
@@ -74,7 +76,7 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
     let lost = Arc::new(AtomicU64::new(0));
     let mut kernel = Kernel::load(&settings, &state, pins, Inlet { packets: packet_sender, lost: lost.clone() })?;
     let outlets = Outlets::open(settings.addresses[0], kernel.mtu())?;
-    let withdrawn = state.config.withdrawn.clone();
+    let (withdrawn, keys) = (state.config.withdrawn.clone(), keys(&state));
     let folder = directory.folder().clone();
     let start = Start { authority: authority.clone(), folder, state, trouble, confirms: Confirm::Nothing };
     let mut follower = Follower::start(start)?;
@@ -98,6 +100,7 @@ pub async fn run(settings: Settings, directory: Directory, enrolment: Enrolment)
         report: latest,
     };
     daemon.withdraw(&withdrawn);
+    daemon.endpoint.hold_keys(keys.0, keys.1);
     daemon.follow_interfaces();
     daemon.kernel.last()?;
     tracing::info!(
@@ -136,6 +139,13 @@ fn sessions(
     let sessions = files.iter().enumerate().map(start).collect::<Result<Vec<_>>>()?;
     let asks = settings.tenants.iter().filter_map(|tenant| files.binary_search(&&tenant.service_key).ok());
     Ok((sessions, asks.collect()))
+}
+
+/// Returns the endpoint's keys as a verifier of proofs, and the length of an epoch in seconds.
+fn keys(state: &State) -> (Vec<(IpAddr, Epoch, ProofKey)>, u32) {
+    // A malformed key is reported when the keys are written to the kernel.
+    let keys = state.keys.proofs.as_ref().and_then(|keys| keys.read().ok());
+    (keys.unwrap_or_default(), state.config.epoch_length)
 }
 
 /// Fetches the authority's state, or else reads the last run's. The second value is the reason why the authority's
@@ -190,6 +200,8 @@ impl Role for Daemon {
 
     fn apply(&mut self, state: &State, _before: &State) -> Result<()> {
         self.withdraw(&state.config.withdrawn);
+        let (keys, epoch_length) = keys(state);
+        self.endpoint.hold_keys(keys, epoch_length);
         self.write(state)
     }
 

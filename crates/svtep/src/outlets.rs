@@ -2,10 +2,15 @@
 
 use anyhow::{Context, Result};
 use datapath::packet_socket::PacketSocket;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use datapath::routed;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use wire::Hops;
+use wire::geneve::PORT;
 
 /// Length of the IP and UDP headers of a datagram in bytes: with IPv4, and with IPv6.
 const HEADERS: (usize, usize) = (28, 48);
+/// Length of a routing header in bytes: without hops, and for each hop.
+const ROUTING: (usize, usize) = (8, 16);
 
 /// The sockets through which user space sends packets.
 pub struct Outlets {
@@ -27,17 +32,23 @@ impl Outlets {
         Ok(Self { underlay, address, mtu: mtu as usize, frames: PacketSocket::new()? })
     }
 
-    /// Sends a tunnelled packet from the endpoint `from` to the endpoint `to`. Does nothing if `from` is not the
-    /// address for which the sockets were opened, if `to` is the same address, or if the packet would be fragmented on
-    /// the path to the verifier. In these cases, the tenant sends its packet again, and the kernel program handles that
-    /// packet.
-    pub fn send(&self, from: IpAddr, to: IpAddr, datagram: &[u8]) -> Result<()> {
+    /// Sends a tunnelled packet from the endpoint `from` to the endpoint `to`, through the hops if the path is fixed.
+    /// Does nothing if `from` is not the address for which the sockets were opened, if `to` is the same address, or if
+    /// the packet would be fragmented on the path to the verifier. In these cases, the tenant sends its packet again,
+    /// and the kernel program handles that packet.
+    pub fn send(&self, from: IpAddr, to: IpAddr, hops: &[Ipv6Addr], datagram: &[u8]) -> Result<()> {
         let headers = if to.is_ipv4() { HEADERS.0 } else { HEADERS.1 };
-        if from != self.address || from == to || datagram.len() + headers > self.mtu {
+        let routing = if hops.is_empty() { 0 } else { ROUTING.0 + ROUTING.1 * hops.len() };
+        if from != self.address || from == to || datagram.len() + headers + routing > self.mtu {
             return Ok(());
         }
-        let sent = self.underlay.send_to(datagram, SocketAddr::new(to, wire::geneve::PORT));
-        sent.map(drop).with_context(|| format!("cannot send to {to}"))
+        let sent = match (from, to, Hops::new(hops)) {
+            (IpAddr::V6(from), IpAddr::V6(to), Some(hops)) => {
+                routed::send(from, SocketAddrV6::new(to, PORT, 0, 0), &hops, datagram)
+            }
+            _ => self.underlay.send_to(datagram, SocketAddr::new(to, PORT)).map(drop),
+        };
+        sent.with_context(|| format!("cannot send to {to}"))
     }
 
     /// Sends a frame to the tenant behind the interface with the index `interface`.

@@ -26,6 +26,8 @@ pub const REPLY_LEN: usize = ANSWER_LEN - ANSWER_HEAD_LEN - TAG_LEN;
 pub const NAME_MAX: usize = 64;
 /// Maximum length of an option with a segment, in bytes: five proofs, issued by an authority with an IPv6 address.
 pub const OPTION_MAX: usize = 4 + 16 + 16 + 16 * PROOFS_MAX as usize;
+/// Maximum length of option, hops and segment for the answers in an answer together, in bytes.
+pub const GIVEN_MAX: usize = REPLY_LEN - GIVEN_HEAD_LEN;
 /// Maximum length of a refusal's text, in bytes.
 pub const TEXT_MAX: usize = REPLY_LEN - 2;
 
@@ -206,6 +208,10 @@ pub struct Question<'a> {
     pub port: u16,
     /// The port from which the sender sends.
     pub sender_port: u16,
+    /// Whether the client passes the segment for the answers on to the receiving endpoint (wire.md §8.15), so that the
+    /// authority should add it to the answer. An authority that does not say that it knows this flag does not answer a
+    /// request with it.
+    pub answers: bool,
 }
 
 impl<'a> Question<'a> {
@@ -224,6 +230,7 @@ impl<'a> Question<'a> {
         head[2..4].copy_from_slice(&self.port.to_be_bytes());
         head[4..6].copy_from_slice(&self.sender_port.to_be_bytes());
         head[6] = self.network.len() as u8;
+        head[7] = self.answers.into();
         let (_, addresses) = head.split_at_mut(8);
         for (room, address) in addresses.as_chunks_mut().0.iter_mut().zip([self.sender, self.sending, self.receiver]) {
             *room = octets(address);
@@ -236,10 +243,10 @@ impl<'a> Question<'a> {
     /// one encoding.
     pub fn decode(bytes: &'a [u8; QUESTION_LEN]) -> Option<Self> {
         let (head, rest) = bytes.split_at(Self::HEAD_LEN);
-        let ([kind, protocol, p0, p1, s0, s1, length, 0], addresses) = head.split_first_chunk()? else { return None };
+        let ([kind, protocol, p0, p1, s0, s1, length, answers], addresses) = head.split_first_chunk()?;
         let [sender, sending, receiver] = *addresses.as_chunks().0.first_chunk()?;
         let (name, padding) = rest.split_at_checked(usize::from(*length))?;
-        if *kind != Self::KIND || *protocol == 0 || !name_is_valid(name) || !is_zero(padding) {
+        if *kind != Self::KIND || *protocol == 0 || *answers > 1 || !name_is_valid(name) || !is_zero(padding) {
             return None;
         }
         Some(Self {
@@ -250,6 +257,7 @@ impl<'a> Question<'a> {
             protocol: *protocol,
             port: u16::from_be_bytes([*p0, *p1]),
             sender_port: u16::from_be_bytes([*s0, *s1]),
+            answers: *answers == 1,
         })
     }
 }
@@ -282,6 +290,9 @@ pub struct GivenReply<'a> {
     pub option: &'a [u8],
     /// The hops, in the order of the path, if the path is fixed; otherwise empty.
     pub hops: &'a [[u8; 16]],
+    /// The segment for the answers, in the form in which the client passes it on (wire.md §8.15.1): a multiple of 4
+    /// bytes. Empty if the answer contains none.
+    pub answers: &'a [u8],
 }
 
 /// Reason why the authority issues no segment or no grant. The list is numbered, and new reasons are only added at its
@@ -361,13 +372,19 @@ impl Refusal {
 }
 
 impl<'a> Reply<'a> {
-    /// Encodes the reply for sealing. Returns `None` if the option, the hops or the text are too long.
+    /// Encodes the reply for sealing. Returns `None` if the option, the hops or the text are too long, or if there is no
+    /// room for the segment for the answers.
     pub fn encode(&self) -> Option<[u8; REPLY_LEN]> {
         let mut bytes = [0; REPLY_LEN];
         match self {
-            Self::Given(GivenReply { vni, now, receiving, option, hops }) => {
+            Self::Given(GivenReply { vni, now, receiving, option, hops, answers }) => {
                 let (words, none) = option.as_chunks::<4>();
-                if !none.is_empty() || option.len() > OPTION_MAX || hops.len() > usize::from(PROOFS_MAX) {
+                let (answer_words, cut) = answers.as_chunks::<4>();
+                if !none.is_empty()
+                    || !cut.is_empty()
+                    || option.len() > OPTION_MAX
+                    || hops.len() > usize::from(PROOFS_MAX)
+                {
                     return None;
                 }
                 let (head, rest) = bytes.split_at_mut(GIVEN_HEAD_LEN);
@@ -375,9 +392,12 @@ impl<'a> Reply<'a> {
                 head[4..8].copy_from_slice(&now.to_be_bytes());
                 head[8..24].copy_from_slice(&octets(*receiving));
                 (head[24], head[25]) = (words.len() as u8, hops.len() as u8);
+                head[26] = u8::try_from(answer_words.len()).ok()?;
                 let (here, rest) = rest.split_at_mut_checked(option.len())?;
                 here.copy_from_slice(option);
-                rest.get_mut(..hops.len() * 16)?.copy_from_slice(hops.as_flattened());
+                let (here, rest) = rest.split_at_mut_checked(hops.len() * 16)?;
+                here.copy_from_slice(hops.as_flattened());
+                rest.get_mut(..answers.len())?.copy_from_slice(answers);
             }
             Self::Refused { reason, text } => {
                 let room = bytes.get_mut(2..2 + text.len())?;
@@ -401,9 +421,10 @@ impl<'a> Reply<'a> {
         let (head, rest) = bytes.split_first_chunk::<GIVEN_HEAD_LEN>()?;
         let ([_, v0, v1, v2], now) = head.split_first_chunk::<4>()?;
         let (now, receiving) = now.split_first_chunk::<4>()?;
-        let (receiving, [words, hops, 0, 0]) = receiving.split_first_chunk::<16>()? else { return None };
+        let (receiving, [words, hops, answers, 0]) = receiving.split_first_chunk::<16>()? else { return None };
         let (option, rest) = rest.split_at_checked(usize::from(*words) * 4)?;
-        let (hops, padding) = rest.split_at_checked(usize::from(*hops) * 16)?;
+        let (hops, rest) = rest.split_at_checked(usize::from(*hops) * 16)?;
+        let (answers, padding) = rest.split_at_checked(usize::from(*answers) * 4)?;
         if option.len() > OPTION_MAX || hops.len() > 16 * usize::from(PROOFS_MAX) || !is_zero(padding) {
             return None;
         }
@@ -413,6 +434,7 @@ impl<'a> Reply<'a> {
             receiving: address(*receiving),
             option,
             hops: hops.as_chunks().0,
+            answers,
         }))
     }
 }
@@ -425,7 +447,8 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.iter().all(|byte| *byte == 0)
 }
 
-fn octets(address: IpAddr) -> [u8; 16] {
+/// Returns an address as 16 bytes; an IPv4 address is mapped to IPv6.
+pub(crate) fn octets(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
         IpAddr::V6(address) => address.octets(),

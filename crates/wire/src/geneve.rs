@@ -48,6 +48,8 @@ impl Payload {
 /// Geneve's header with a segment and its proofs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encapsulation<'a> {
+    /// Whether the inner packet is a message for the receiving endpoint itself (wire.md §8.15).
+    pub control: bool,
     /// Type of the inner packet.
     pub payload: Payload,
     /// The number of the virtual network.
@@ -61,6 +63,8 @@ pub struct Encapsulation<'a> {
 impl<'a> Encapsulation<'a> {
     /// Geneve's flags when only the bit for critical options is set.
     pub const CRITICAL: u8 = 0x40;
+    /// Geneve's bit O, which marks a control packet.
+    pub const CONTROL: u8 = 0x80;
 
     /// Parses the payload of a UDP datagram. Returns the encapsulation and the bytes of the inner packet.
     ///
@@ -82,12 +86,13 @@ impl<'a> Encapsulation<'a> {
         if u16::from_be_bytes([*c0, *c1]) != OPTION_CLASS || *kind != OPTION_TYPE {
             return Err(DropReason::NoToken);
         }
-        if flags != Self::CRITICAL || reserved != 0 || usize::from(*words) * 4 != data.len() {
+        if flags & !Self::CONTROL != Self::CRITICAL || reserved != 0 || usize::from(*words) * 4 != data.len() {
             return Err(DropReason::Malformed);
         }
         let payload = Payload::from_number(u16::from_be_bytes([p0, p1])).ok_or(DropReason::Malformed)?;
         let (segment, proofs) = Segment::decode(data)?;
-        Ok((Self { payload, vni: vni.into(), segment, proofs }, inner))
+        let control = flags & Self::CONTROL != 0;
+        Ok((Self { control, payload, vni: vni.into(), segment, proofs }, inner))
     }
 
     /// Writes the header into `room` and returns its length in bytes. Returns `None` if `room` is too short, or if the
@@ -106,7 +111,8 @@ impl<'a> Encapsulation<'a> {
         let [v0, v1, v2] = self.vni.bytes();
         let words = (data / 4) as u8;
         let [c0, c1] = OPTION_CLASS.to_be_bytes();
-        let headers = [words + 1, Self::CRITICAL, p0, p1, v0, v1, v2, 0, c0, c1, OPTION_TYPE, words];
+        let flags = if self.control { Self::CRITICAL | Self::CONTROL } else { Self::CRITICAL };
+        let headers = [words + 1, flags, p0, p1, v0, v1, v2, 0, c0, c1, OPTION_TYPE, words];
         let mut room = room.get_mut(..len)?;
         for part in [&headers[..], &self.segment.head(), authority, self.proofs.as_flattened()] {
             let (here, rest) = room.split_at_mut_checked(part.len())?;

@@ -6,6 +6,7 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
+pub mod answers;
 pub mod ask;
 pub mod carrier;
 pub mod checksum;

@@ -66,7 +66,7 @@ impl Hops {
     }
 
     /// Returns the first eight bytes of a routing header with `count` hops, of which `left` remain.
-    pub(crate) const fn header(count: u8, left: u8) -> [u8; HEADER_LEN] {
+    pub const fn header(count: u8, left: u8) -> [u8; HEADER_LEN] {
         [UDP, 2 * count, SEGMENT_ROUTING, left, count.saturating_sub(1), 0, 0, 0]
     }
 

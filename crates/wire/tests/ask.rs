@@ -7,13 +7,13 @@ use std::net::IpAddr;
 use wire::Vni;
 use wire::ask::grant::{GrantAnswer, GrantQuestion, GrantReply, NAMES_MAX, TunnelTerms};
 use wire::ask::{
-    ANSWER_LEN, Asked, GivenReply, LineKey, LineNumber, NAME_MAX, OPTION_MAX, QUESTION_LEN, Question, REPLY_LEN,
-    REQUEST_LEN, Refusal, Reply, TEXT_MAX, envelope,
+    ANSWER_LEN, Asked, GIVEN_MAX, GivenReply, LineKey, LineNumber, NAME_MAX, OPTION_MAX, QUESTION_LEN, Question,
+    REPLY_LEN, REQUEST_LEN, Refusal, Reply, TEXT_MAX, envelope,
 };
 use wire::geneve::{ENCAPSULATION_MAX, HEADER_LEN};
 use wire::seal::{Suites, Treatment};
 use wire::segment::PROOFS_MAX;
-use wire::{Carrier, Destination, GrantHeader, GrantKey};
+use wire::{Carrier, Destination, Ends, GrantHeader, GrantKey, ProofKey, answers};
 
 fn vectors(name: &str) -> Vec<Value> {
     let all: Value = serde_json::from_str(include_str!("data/ask.json")).expect("ask.json is JSON");
@@ -51,6 +51,7 @@ fn requests_are_as_others_make_them() {
             protocol: number(&case, "protocol") as u8,
             port: number(&case, "port") as u16,
             sender_port: number(&case, "sender_port") as u16,
+            answers: case["answers"].as_bool().expect("a flag"),
         };
         let plain = question.encode().expect("it can be asked");
         assert_eq!(plain[..], bytes(&case, "question"), "{case}");
@@ -71,6 +72,7 @@ fn answers_are_as_others_make_them() {
         let hops = case["hops"].as_array().cloned().unwrap_or_default();
         let hop = |hop: &Value| hop.as_str().expect("text").parse::<std::net::Ipv6Addr>().expect("an address").octets();
         let hops: Vec<_> = hops.iter().map(hop).collect();
+        let answers = case["answers"].as_str().map(|bytes| hex::decode(bytes).expect("hex")).unwrap_or_default();
         let reply = match case["reason"].as_str() {
             Some(name) => {
                 let reason = Refusal::ALL.into_iter().find(|reason| reason.name() == name).expect("a reason");
@@ -82,6 +84,7 @@ fn answers_are_as_others_make_them() {
                 receiving: address(&case, "receiving"),
                 option: &option,
                 hops: &hops,
+                answers: &answers,
             }),
         };
         let plain = reply.encode().expect("there is room");
@@ -91,6 +94,27 @@ fn answers_are_as_others_make_them() {
         let mut answer = key(&case).seal_answer(counter, &plain).expect("it is sealed");
         assert_eq!(answer[..], bytes(&case, "datagram"), "{case}");
         assert_eq!(key(&case).open_answer(&mut answer), Some((counter, &plain)));
+    }
+}
+
+#[test]
+fn tags_of_segments_that_are_passed_on_are_as_others_make_them() {
+    let cases = vectors("passed_on");
+    assert_eq!(cases.len(), 5);
+    for case in cases {
+        let key = ProofKey::new(bytes(&case, "proof_key").try_into().expect("32 bytes"));
+        let vni = Vni::new(number(&case, "vni") as u32).expect("24 bits");
+        let [sending, receiving, sender, receiver] =
+            ["sending", "receiving", "sender", "receiver"].map(|field| address(&case, field));
+        let ends = Ends { sending, receiving, sender, receiver };
+        let hop = |hop: &Value| hop.as_str().expect("text").parse::<std::net::Ipv6Addr>().expect("an address").octets();
+        let hops: Vec<_> = case["hops"].as_array().expect("a list").iter().map(hop).collect();
+        let (option, tag) = (bytes(&case, "option"), bytes(&case, "tag"));
+        assert_eq!(answers::tag(&key, vni, &ends, &option, &hops).expect("a tag")[..], tag, "{case}");
+        let mut tag: [u8; 16] = tag.try_into().expect("16 bytes");
+        assert!(answers::is_tagged(&key, vni, &ends, &option, &hops, &tag));
+        tag[15] ^= 1;
+        assert!(!answers::is_tagged(&key, vni, &ends, &option, &hops, &tag));
     }
 }
 
@@ -255,8 +279,16 @@ fn amplification_the_longest_answer_is_no_longer_than_the_shortest_request() {
     let name = "n".repeat(NAME_MAX);
     let any = IpAddr::from([0xff; 16]);
     for network in ["n", &name] {
-        let question =
-            Question { network, sender: any, sending: any, receiver: any, protocol: 1, port: 0, sender_port: 0 };
+        let question = Question {
+            network,
+            sender: any,
+            sending: any,
+            receiver: any,
+            protocol: 1,
+            port: 0,
+            sender_port: 0,
+            answers: true,
+        };
         let question = question.encode().expect("it can be asked");
         let request = key.seal_request(LineNumber(0), 0, &question).expect("sealed");
         let mut answers = Vec::new();
@@ -266,9 +298,14 @@ fn amplification_the_longest_answer_is_no_longer_than_the_shortest_request() {
                 let option = &option[..4 + 16 + authority + 16 * count];
                 for hops in 0..=hops.len() {
                     let vni = Vni::from([0xff; 3]);
-                    let given =
-                        GivenReply { vni, now: u32::MAX, receiving: any, option, hops: &[[0xff; 16]; 5][..hops] };
+                    let hops = &[[0xff; 16]; 5][..hops];
+                    let given = GivenReply { vni, now: u32::MAX, receiving: any, option, hops, answers: &[] };
                     answers.push(Reply::Given(given).encode().expect("there is room"));
+                    let longest = vec![0xff; GIVEN_MAX - option.len() - 16 * hops.len()];
+                    let both = GivenReply { answers: &longest, ..given };
+                    answers.push(Reply::Given(both).encode().expect("there is room"));
+                    let longer = [&longest[..], &[0; 4]].concat();
+                    assert!(Reply::Given(GivenReply { answers: &longer, ..given }).encode().is_none());
                 }
             }
         }
@@ -297,9 +334,9 @@ proptest! {
     #[test]
     fn a_question_is_read_as_it_was_written(
         network in "[!-~]{1,64}", sender in addresses(), sending in addresses(), receiver in addresses(), protocol in 1u8..,
-        port: u16, sender_port: u16, change in (0usize..QUESTION_LEN, 1u8..),
+        port: u16, sender_port: u16, answers: bool, change in (0usize..QUESTION_LEN, 1u8..),
     ) {
-        let question = Question { network: &network, sender, sending, receiver, protocol, port, sender_port };
+        let question = Question { network: &network, sender, sending, receiver, protocol, port, sender_port, answers };
         let mut plain = question.encode().expect("it can be asked");
         prop_assert_eq!(Question::decode(&plain), Some(question));
         plain[change.0] ^= change.1;

@@ -94,7 +94,7 @@ fn messages_proofs_and_options_are_the_published_ones() {
             proofs.push(proof.0);
         }
         let payload = if ends.sender.is_ipv6() { Payload::Ipv6 } else { Payload::Ipv4 };
-        let made = Encapsulation { payload, vni, segment, proofs: &proofs };
+        let made = Encapsulation { control: false, payload, vni, segment, proofs: &proofs };
         let mut room = [0; ENCAPSULATION_MAX];
         let len = made.encode(&mut room).expect("there is room");
         assert_eq!(room[..len], bytes(&case["geneve"]), "{case}");
@@ -204,7 +204,7 @@ proptest! {
         segment in segments(), payload in payloads(), vni in vnis(), proofs: [[u8; 16]; 5], inner: [u8; 3],
         change in (0usize..40, 1u8..),
     ) {
-        let made = Encapsulation { payload, vni, segment, proofs: &proofs[..segment.count.into()] };
+        let made = Encapsulation { control: false, payload, vni, segment, proofs: &proofs[..segment.count.into()] };
         let mut bytes = vec![0; ENCAPSULATION_MAX];
         let len = made.encode(&mut bytes).expect("there is room");
         bytes.truncate(len);

@@ -1,16 +1,18 @@
 //! Requests for segments and grants by UDP: the sealed request, and the content of requests and replies.
 
 use engine::issuing::lines::{Lines, Unanswered};
+use engine::model::Given;
 use std::net::{IpAddr, Ipv4Addr};
 use wire::ask::grant::GrantAnswer;
 use wire::ask::{Asked, LineKey, LineNumber, QUESTION_LEN, REPLY_LEN, Reply, envelope};
+use wire::{Ends, ProofKey, Vni};
 
 /// Number of the line in the published vectors.
 const LINE: LineNumber = LineNumber(0x1122_3344_5566_7788);
 const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// Checks that a request is accepted only once and only if it is unchanged. Also checks that the content of a request
-/// or reply encodes to the same bytes if it can be decoded.
+/// or reply, or a segment that is passed on, encodes to the same bytes if it can be decoded.
 pub fn ask(input: &[u8]) {
     asked(input);
     let key = || LineKey::new(std::array::from_fn(|index| index as u8));
@@ -35,6 +37,11 @@ pub fn ask(input: &[u8]) {
         }
         let mut sealed = key().seal_answer(7, &plain).expect("it is sealed");
         assert_eq!(key().open_answer(&mut sealed), Some((7, &plain)));
+    }
+    let ends = Ends { sending: LOCAL, receiving: LOCAL, sender: LOCAL, receiver: LOCAL };
+    let proof_key = || ProofKey::new(std::array::from_fn(|index| index as u8));
+    if let Some(given) = Given::from_passed_on(input, Vni::from([0, 0, 100]), ends, |_| Some(proof_key())) {
+        assert_eq!(given.passed_on(&proof_key()).as_deref(), Some(input), "one form only, and only the authority's");
     }
     if let Some((_, reply)) = key().open_answer(&mut input.to_vec()) {
         let reply = *reply;

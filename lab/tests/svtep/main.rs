@@ -1,6 +1,7 @@
 //! Tests of tunnel endpoints as operators run them: daemons, a real authority, tenants in namespaces, consent per
 //! application.
 
+mod paths;
 mod stage;
 mod stream;
 
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use lab::service::{Echo, ask, call, exchange};
-use lab::world::Prover;
+use lab::world::{AUTHORITY, Prover};
 use lab::{poll, test};
 use serde_json::Value;
 use stage::{Core, Endpoint, Tenant, receiver};
@@ -201,6 +202,28 @@ fn a_sensor_is_heard_and_only_who_was_asked_for_an_answer_answers() {
         ensure!(hears.datagrams() == 1 && a.svtep.count("packets", "delivered")? == 1);
         ensure!(ask(&hub.net, sensor.at(OTHER), QUIET).is_err(), "the way back is for answers only");
         ensure!(a.svtep.count("packets", "delivered")? == 1);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_first_answer_waits_for_nobody() {
+    test(|| {
+        let mut core = Core::new()?;
+        let policy = receiver("blue", "10.0.0.2", BOTH, "reply = true");
+        let [(a, from), (b, to)] = pair(&mut core, &["endpoint-2"], &policy)?;
+        let _web = Echo::start(&to.net, WEB)?;
+        // From here on, the answering endpoint can't reach the authority.
+        b.host.net.ip(&format!("route add blackhole {AUTHORITY}/32"))?;
+        ask(&from.net, to.at(WEB), SOON)?;
+        exchange(&mut call(&from.net, to.at(WEB), SOON)?)?;
+        let passed_on = || b.svtep.count("packets", "passed_on").is_ok_and(|count| count == 2);
+        ensure!(poll(SOON, passed_on), "one for each service: {}", b.svtep.log());
+        ensure!(b.svtep.count("answers", "given")? == 0, "nobody was asked");
+        ensure!(b.svtep.count("packets", "control")? >= 2 && b.svtep.count("packets", "delivered")? > 2);
+        let back: Vec<_> = b.svtep.segments()?.into_iter().filter(|one| one["back"] == true).collect();
+        ensure!(back.len() == 2 && back.iter().all(|one| one["endpoint"] == "192.0.2.6"), "{back:?}");
+        ensure!(a.svtep.count("packets", "control")? == 0 && a.svtep.count("reasons", "malformed")? == 0);
         Ok(())
     });
 }

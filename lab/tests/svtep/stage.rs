@@ -26,6 +26,8 @@ pub struct Core {
 pub struct Host {
     pub net: Namespace,
     pub number: u8,
+    /// The endpoint's address on the underlay.
+    pub address: String,
     settings: String,
 }
 
@@ -53,13 +55,18 @@ pub fn address(number: u8) -> String {
 }
 
 impl Core {
-    /// Starts an authority that has no networks yet.
+    /// Starts an authority that has no networks yet, and accepts requests by UDP.
     pub fn new() -> Result<Self> {
+        Self::with(&format!("segments = \"{AUTHORITY}:8443\"\n"))
+    }
+
+    /// Starts an authority that has no networks yet, with this configuration.
+    pub fn with(configuration: &str) -> Result<Self> {
         let (core, host) = (Namespace::new("core")?, Namespace::new("authority")?);
         core.forward()?;
         veth(&core, "auth", "198.51.100.254/24", &host, "eth0", &format!("{AUTHORITY}/24"))?;
         host.route("default", "198.51.100.254")?;
-        let authority = Authority::make(&host, "", &format!("segments = \"{AUTHORITY}:8443\"\n"), &[])?;
+        let authority = Authority::make(&host, "", configuration, &[])?;
         let networks = "authority = \"198.51.100.10\"\n".to_owned();
         Ok(Self { authority, _host: host, core, networks })
     }
@@ -71,10 +78,34 @@ impl Core {
         let own = address(number);
         veth(&self.core, &device, &format!("{gateway}/30"), &net, "underlay", &format!("{own}/30"))?;
         net.route("default", &gateway)?;
+        self.host_at(net, number, own)
+    }
+
+    /// Adds a host whose endpoint has the address `2001:db8:NUMBER::2`. The host has an IPv4 address, too, by which it
+    /// reaches the authority.
+    pub fn host6(&self, number: u8) -> Result<Host> {
+        let net = self.router(&format!("e{number}"), number)?;
+        self.host_at(net, number, format!("2001:db8:{number:x}::2"))
+    }
+
+    /// Adds a namespace with the addresses `2001:db8:NUMBER::2` and [`address`] on the underlay, and routes to the
+    /// others.
+    pub fn router(&self, device: &str, number: u8) -> Result<Namespace> {
+        let net = Namespace::new(device)?;
+        let [gateway, own] = [1, 2].map(|last| format!("2001:db8:{number:x}::{last}"));
+        let [gateway4, own4] = [4 * number + 1, 4 * number + 2].map(|last| format!("192.0.2.{last}"));
+        let of = |four: &str, six: &str| format!("{four}/30 {six}/64");
+        veth(&self.core, device, &of(&gateway4, &gateway), &net, "underlay", &of(&own4, &own))?;
+        net.route("default", &gateway4)?;
+        net.route("default", &gateway)?;
+        Ok(net)
+    }
+
+    fn host_at(&self, net: Namespace, number: u8, own: String) -> Result<Host> {
         let key = net.dir().join("service.key");
         self.authority.add_service(&format!("host-{number}"), &["hosts"], &key)?;
         let settings = format!("underlay = \"underlay\"\naddress = \"{own}\"\nservice_key = {key:?}\n");
-        Ok(Host { net, number, settings })
+        Ok(Host { net, number, address: own, settings })
     }
 
     /// Adds virtual networks to the authority's configuration.
@@ -89,6 +120,14 @@ impl Core {
         self.networks += &format!("[[paths]]\nto = \"{}\"\nverifiers = {verifiers:?}\n", address(to));
     }
 
+    /// Sets the fixed path from one endpoint to another: the verifiers, and the hop of each except the last.
+    pub fn fixed_path(&mut self, [from, to]: [&Host; 2], verifiers: &[&str], hops: &[&str]) {
+        self.networks += &format!(
+            "[[paths]]\nfrom = \"{}\"\nto = \"{}\"\nverifiers = {verifiers:?}\nfixed = true\nhops = {hops:?}\n",
+            from.address, to.address
+        );
+    }
+
     /// Adds a tenant of a network behind a host, with this interface id and address.
     pub fn tenant(&mut self, host: &mut Host, network: (&str, u32), id: u16, address: &str) -> Result<Tenant> {
         let (device, (name, vni)) = (format!("t{id}"), network);
@@ -97,7 +136,7 @@ impl Core {
         host.settings += &format!(
             "[[tenants]]\ninterface = \"{device}\"\nnetwork = \"{name}\"\nvni = {vni}\nid = {id}\naddress = \"{address}\"\n"
         );
-        let endpoint = self::address(host.number);
+        let endpoint = &host.address;
         self.networks += &format!(
             "[[places]]\nnetwork = \"{name}\"\naddress = \"{address}\"\nendpoint = \"{endpoint}\"\ninterface = {id}\n\
              asked_by = \"person:host-{}\"\n",

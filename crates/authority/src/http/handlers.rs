@@ -2,6 +2,7 @@
 
 mod access;
 mod complaints;
+mod segments;
 mod state;
 
 use crate::cluster::follow::Follower;
@@ -21,16 +22,15 @@ use crate::policy::{ConsentTable, PolicyInForce};
 use crate::push::events::Push;
 use crate::push::reports::Reports;
 use crate::push::verifiers::Verifiers;
-use crate::segments::{RequestLines, SegmentIssuer};
+use crate::segments::SegmentIssuer;
 use crate::state::Authority;
 use crate::storage::{Database, Storage};
 use crate::sync::Synchroniser;
 use crate::{Settings, console, convert, metrics, now};
 use api::{
-    Acknowledgement, AnswerRequest, Confirm, Destinations, EndpointPlaces, Enrolled, Enrolment, EpochKey, EpochKeys,
-    ExplainRequest, FlowsToCut, Grant, GrantOwner, GrantRequest, LIVE_FLOWS_MAX, Line, LiveFlows, LoggedOut, Login,
-    PathSegment, PersonExplanation, REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SealedDestinations,
-    SegmentRequest, VerifierConfig,
+    Acknowledgement, Confirm, Destinations, EndpointPlaces, Enrolled, Enrolment, EpochKey, EpochKeys, ExplainRequest,
+    FlowsToCut, Grant, GrantOwner, GrantRequest, LIVE_FLOWS_MAX, LiveFlows, LoggedOut, Login, PersonExplanation,
+    REPORTED_FLOWS_MAX, REPORTED_REASONS_MAX, Report, Reported, SealedDestinations, VerifierConfig,
 };
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, Path, Query, State};
@@ -76,9 +76,7 @@ pub fn routes() -> OpenApiRouter<Arc<Authority>> {
         .routes(routes!(logout))
         .routes(routes!(destinations))
         .routes(routes!(grant))
-        .routes(routes!(segment))
-        .routes(routes!(answer_segment))
-        .routes(routes!(line))
+        .merge(segments::routes())
         .routes(routes!(events))
         .routes(routes!(enrol))
         .routes(routes!(config))
@@ -231,52 +229,6 @@ async fn grant(
         tracing::debug!(person = caller.session.person, "sending the key in band");
     }
     Ok(Json(grant))
-}
-
-/// Request a path segment for a sender in a virtual network
-#[utoipa::path(
-    post, path = "/v1/segments", security(("session" = [])), request_body = SegmentRequest,
-    responses((status = 200, body = PathSegment), Problem)
-)]
-async fn segment(
-    Part(queue): Part<RequestQueue>,
-    Part(segments): Part<SegmentIssuer>,
-    caller: SessionCaller,
-    Body(request): Body<SegmentRequest>,
-) -> Authorized<PathSegment> {
-    if request.to.protocol == 0 {
-        return Err(Problem::Malformed("protocol 0 is not valid: 6 is TCP, 17 is UDP".into()));
-    }
-    let _turn = queue.turn(&caller.session.person).await;
-    segments.issue(caller.token, &caller.session, &request, caller.peer.address).await.map(Json)
-}
-
-/// Request the return path segment for a segment that arrived with a packet
-#[utoipa::path(
-    post, path = "/v1/segments/answer", security(("session" = [])), request_body = AnswerRequest,
-    responses((status = 200, body = PathSegment), Problem)
-)]
-async fn answer_segment(
-    Part(queue): Part<RequestQueue>,
-    Part(segments): Part<SegmentIssuer>,
-    caller: SessionCaller,
-    Body(request): Body<AnswerRequest>,
-) -> Authorized<PathSegment> {
-    let _turn = queue.turn(&caller.session.person).await;
-    segments.issue_answer(caller.token, &request, caller.peer.address).await.map(Json)
-}
-
-/// Open a line for requests for grants and segments by UDP; it replaces the session's previous line
-#[utoipa::path(
-    post, path = "/v1/segments/line", security(("session" = [])), responses((status = 200, body = Line), Problem)
-)]
-async fn line(
-    Part(queue): Part<RequestQueue>,
-    Part(lines): Part<RequestLines>,
-    caller: SessionCaller,
-) -> Authorized<Line> {
-    let _turn = queue.turn(&caller.session.person).await;
-    lines.open(caller.token, caller.session.expires, caller.peer.address).map(Json)
 }
 
 #[derive(Deserialize)]

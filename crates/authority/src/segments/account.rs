@@ -2,6 +2,7 @@
 //! request repeated within a short time becomes one entry with a count. If there is no room for an entry, the segment
 //! is not issued.
 
+use super::WITH_ANSWERS;
 use super::book::octets;
 use crate::storage::{AuditEvent, Session, TokenHash};
 use engine::policy::place;
@@ -38,6 +39,8 @@ pub struct Given {
     vni: Vni,
     sender: IpAddr,
     to: Destination,
+    /// Whether the segment for the answers was issued, too.
+    answers: bool,
     /// The address in memory of the rule's label, which identifies the rule. The entry's [`Details`] hold a reference
     /// to the label, so that the address stays valid.
     rule: usize,
@@ -59,15 +62,18 @@ pub struct Details {
 pub struct Full;
 
 impl Given {
-    /// Creates the key for a segment that was issued to this session and requested from `source`.
+    /// Creates the key for a segment that was issued to this session and requested from `source`. `answers` says whether
+    /// the segment for the answers was issued, too.
     pub fn new(
         token: TokenHash,
         source: IpAddr,
         given: &engine::model::Given,
         to: Destination,
+        answers: bool,
         rule: &Arc<str>,
     ) -> Self {
-        Self { token, source, vni: given.vni, sender: given.ends.sender, to, rule: Arc::as_ptr(rule).addr() }
+        let rule = Arc::as_ptr(rule).addr();
+        Self { token, source, vni: given.vni, sender: given.ends.sender, to, answers, rule }
     }
 }
 
@@ -188,7 +194,8 @@ impl Drop for Taken<'_> {
 impl Given {
     fn event(&self, Details { session, network, receiver, rule }: &Details, count: u64) -> AuditEvent {
         let times = if count == 1 { String::new() } else { format!(", {count} times") };
-        let detail = format!("network {network}: {} to {}{times}", self.sender, place(&self.to));
+        let with = if self.answers { WITH_ANSWERS } else { "" };
+        let detail = format!("network {network}: {} to {}{with}{times}", self.sender, place(&self.to));
         let event = AuditEvent::new("segment").person(&session.person).device(&session.device).source(self.source);
         event.receiver(receiver).rule(rule).detail(detail)
     }
@@ -210,7 +217,7 @@ mod tests {
         let (token, vni, rule_at) = ([1; 32], Vni::from([0, 0, 1]), Arc::as_ptr(rule).addr());
         let (network, receiver) = ("blue".to_owned(), "web".to_owned());
         let details = || Details { session: session(person), network, receiver, rule: rule.clone() };
-        account.given(Given { token, source, vni, sender, to, rule: rule_at }, details)
+        account.given(Given { token, source, vni, sender, to, answers: false, rule: rule_at }, details)
     }
 
     fn counts(account: &Account) -> Vec<(String, u64)> {

@@ -13,7 +13,7 @@ use crate::policy::PolicyInForce;
 use crate::storage::{AuditEvent, AuditLog, Session, Storage, TokenHash};
 use anyhow::{Context, Result};
 use engine::issuing::lines::{LineRequest, Unanswered};
-use engine::model::Given;
+use engine::model::{Given, Issued};
 use engine::policy::Permit;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use wire::ask::{Asked, GivenReply, Question, REPLY_LEN, Refusal as Reason, Reply, TEXT_MAX};
+use wire::ask::{Asked, GIVEN_MAX, GivenReply, Question, REPLY_LEN, Refusal as Reason, Reply, TEXT_MAX};
 
 /// A handle of the thread that answers requests. The thread ends soon after the handle is dropped.
 pub struct Answering {
@@ -83,8 +83,8 @@ struct InBatch<'d> {
     question: Question<'d>,
 }
 
-/// An issued segment with the policy's permit, or the reason why the segment is refused.
-type Decided<'p> = Result<(Given, Permit<'p>), Refusal>;
+/// An issued segment with the segment for its answers and the policy's permit, or the reason why the segment is refused.
+type Decided<'p> = Result<(Issued, Permit<'p>), Refusal>;
 
 /// The numbers of requests, by outcome.
 #[derive(Default)]
@@ -174,7 +174,10 @@ impl DatagramService {
         let decide = |(InBatch { request, question, .. }, session): (&InBatch<'_>, &Option<Arc<Session>>)| {
             let requester =
                 Requester { token: request.holder, session: session.as_ref().ok_or(Refusal::NotLoggedIn)?, now };
-            self.issuer.give(&policy, &networks, requester, question)
+            let (given, permit) = self.issuer.give(&policy, &networks, requester, question)?;
+            let answers = || self.issuer.answers_to(&policy, &networks, requester, &given, room_beside(&given));
+            let answers = question.answers.then(answers).flatten().unwrap_or_default();
+            Ok::<_, Refusal>((Issued { given, answers }, permit))
         };
         let decided: Vec<Decided<'_>> = batch.iter().zip(&begun).map(decide).collect();
         for (((one, decided), begun), session) in batch.iter().zip(decided).zip(&begun).zip(&sessions()) {
@@ -194,15 +197,19 @@ impl DatagramService {
         let (account, token, source) = (&self.account, *holder, *source);
         // A segment that cannot be recorded is not issued.
         let given = match decided {
-            Ok((given, permit)) => {
+            Ok((Issued { given, answers }, permit)) => {
                 let details = || Details {
                     session: session.clone(),
                     network: question.network.to_owned(),
                     receiver: permit.receiver.name.clone(),
                     rule: permit.rule.label().clone(),
                 };
-                let noted = account::Given::new(token, source, &given, to_of(question), permit.rule.label());
-                account.given(noted, details).map_err(|Full| Refusal::TooMany).and_then(|()| encode(&given, now))
+                let (with_answers, rule) = (!answers.is_empty(), permit.rule.label());
+                let noted = account::Given::new(token, source, &given, to_of(question), with_answers, rule);
+                account
+                    .given(noted, details)
+                    .map_err(|Full| Refusal::TooMany)
+                    .and_then(|()| encode(&given, &answers, now))
             }
             Err(Refusal::Denied(explanation, kind)) => {
                 tracing::debug!("denied: {}", explanation.text);
@@ -250,7 +257,12 @@ impl DatagramService {
     }
 }
 
-fn encode(given: &Given, now: u64) -> Result<[u8; REPLY_LEN], Refusal> {
+/// Returns the number of bytes that an answer with this segment has for the segment for the answers.
+fn room_beside(given: &Given) -> usize {
+    GIVEN_MAX.saturating_sub(given.option().len() + 16 * given.hops.len())
+}
+
+fn encode(given: &Given, answers: &[u8], now: u64) -> Result<[u8; REPLY_LEN], Refusal> {
     let hops: Vec<_> = given.hops.iter().map(Ipv6Addr::octets).collect();
     let reply = GivenReply {
         vni: given.vni,
@@ -258,6 +270,7 @@ fn encode(given: &Given, now: u64) -> Result<[u8; REPLY_LEN], Refusal> {
         receiving: given.ends.receiving,
         option: &given.option(),
         hops: &hops,
+        answers,
     };
     let none = || Refusal::Internal(anyhow::anyhow!("a segment is too long for an answer"));
     Reply::Given(reply).encode().ok_or_else(none)

@@ -105,7 +105,9 @@ impl SegmentIssuer {
         drop(book);
         let devices = self.sessions.get_all(entries.iter().map(|(token, _)| token));
         let segments = entries.into_iter().zip(devices).map(|((_, entry), session)| {
-            let device = session.map(|session| session.device.clone());
+            // A segment for answers that was passed on belongs to a session of another account than the requesting one.
+            let own = session.filter(|session| session.person == entry.person);
+            let device = own.map(|session| session.device.clone());
             SegmentEntry { device, ..entry }
         });
         Ok(SegmentList { total, last_expires, segments: segments.collect(), now })

@@ -19,7 +19,7 @@ async fn tenants() -> Stage {
 }
 
 /// Returns the request of [`request`] in the form that an [`Asker`] takes.
-fn wanted(network: &str, port: u16) -> SegmentRequest {
+pub fn wanted(network: &str, port: u16) -> SegmentRequest {
     let api::SegmentRequest { network, sender, sending, to, sender_port } = request(network, port);
     let to = Destination { address: to.address, protocol: to.protocol, port: to.port };
     SegmentRequest { network, sender, sending, to, sender_port }
@@ -51,6 +51,7 @@ impl Caller {
             protocol: asked.to.protocol,
             port: asked.to.port,
             sender_port: asked.sender_port,
+            answers: false,
         };
         self.key.seal_request(self.number, counter, &question.encode().unwrap()).unwrap()
     }

@@ -1,5 +1,6 @@
 //! The authority as its clients see it: a real server, real TLS, the real client.
 
+mod answers;
 mod api;
 mod approval;
 mod asking;

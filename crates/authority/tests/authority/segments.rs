@@ -125,7 +125,7 @@ pub fn given(segment: &PathSegment) -> Given {
 }
 
 /// Reports whether the proof at a place is the one that the verifier's key yields.
-async fn proves(verifier: &Authority, given: &Given, place: u8) -> bool {
+pub async fn proves(verifier: &Authority, given: &Given, place: u8) -> bool {
     let keys = verifier.keys(1).await.unwrap();
     let proofs = keys.proofs.expect("it is on a path");
     assert_eq!(proofs.authority, given.segment.authority);

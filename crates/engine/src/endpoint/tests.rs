@@ -1,3 +1,5 @@
+mod passed_on;
+
 use super::*;
 use crate::agent::frame::tests::partial;
 use crate::model::Withdrawal;
@@ -35,6 +37,10 @@ fn nothing(_: &SegmentKey) -> Option<Consent> {
     None
 }
 
+fn no_entry(_: &SegmentKey) -> Option<SegmentEntry> {
+    None
+}
+
 /// Builds a segment between the tenants' addresses for TCP to the service.
 fn segment(flags: SegmentFlags, ends: Ends, expires: u32) -> Given {
     let segment = Segment {
@@ -64,7 +70,7 @@ fn back() -> Ends {
 }
 
 fn ask(endpoint: &mut Endpoint, frame: &[u8]) -> (Wanted, SegmentRequest) {
-    match endpoint.handed_over(&unsent(frame), nothing, NOW) {
+    match endpoint.handed_over(&unsent(frame), nothing, no_entry, NOW) {
         Some(Action::Ask(wanted, request)) => (wanted, request),
         other => panic!("{other:?}"),
     }
@@ -78,14 +84,14 @@ fn a_first_packet_is_asked_for_once_and_sent_when_the_segment_is_there() {
     assert_eq!((request.network.as_str(), request.sending, request.sender_port), ("blue", address(OURS), CLIENT));
     assert_eq!((request.to.address, request.to.protocol, request.to.port), (address("10.0.0.2"), TCP, SERVICE));
     for _ in 0..2 * QUEUED_MAX {
-        assert_eq!(endpoint.handed_over(&unsent(&frame), nothing, NOW), None);
+        assert_eq!(endpoint.handed_over(&unsent(&frame), nothing, no_entry, NOW), None);
     }
     let given = segment(SegmentFlags::REPLY, out(), NOW + 300);
-    let actions = endpoint.answered(&wanted, Ok(given.clone()), NOW);
+    let actions = endpoint.answered(&wanted, Ok(given.clone().into()), NOW);
     let [Action::Write(key, entry), sent @ ..] = &actions[..] else { panic!("{actions:?}") };
     assert_eq!(*key, SegmentKey::of(INTERFACE, out().sender, out().receiver, &given.segment));
     assert_eq!((entry.until, sent.len()), (NOW + 300, QUEUED_MAX));
-    let Action::Send { from, to, datagram } = &sent[0] else { panic!("{sent:?}") };
+    let Action::Send { from, to, datagram, .. } = &sent[0] else { panic!("{sent:?}") };
     assert_eq!((*from, *to), (address(OURS), address(THEIRS)));
     let (encapsulation, inner) = Encapsulation::decode(datagram).expect("our own");
     assert_eq!(encapsulation.segment, given.segment);
@@ -100,7 +106,7 @@ fn one_flows_segment_says_that_others_need_their_own() {
     let mut endpoint = endpoint();
     let (wanted, _) = ask(&mut endpoint, &syn("10.0.0.1", "10.0.0.2", CLIENT, SERVICE));
     let given = segment(SegmentFlags::SINGLE, out(), NOW + 300);
-    let actions = endpoint.answered(&wanted, Ok(given.clone()), NOW);
+    let actions = endpoint.answered(&wanted, Ok(given.clone().into()), NOW);
     let [Action::Write(one, _), Action::Write(all, marker), Action::Send { .. }] = &actions[..] else {
         panic!("{actions:?}")
     };
@@ -130,7 +136,7 @@ fn an_answer_to_another_question_is_none() {
     for given in [other_network, other_port, answers] {
         let mut endpoint = endpoint();
         let (wanted, _) = ask(&mut endpoint, &syn("10.0.0.1", "10.0.0.2", CLIENT, SERVICE));
-        let actions = endpoint.answered(&wanted, Ok(given.clone()), NOW);
+        let actions = endpoint.answered(&wanted, Ok(given.clone().into()), NOW);
         let [Action::Write(_, entry)] = &actions[..] else { panic!("{actions:?}") };
         assert_eq!(*entry, SegmentEntry::refused(NOW + REFUSED_FOR));
     }
@@ -140,10 +146,10 @@ fn an_answer_to_another_question_is_none() {
 fn nobody_asks_for_a_sender_that_is_not_the_tenants() {
     let mut endpoint = endpoint();
     let frame = syn("10.0.0.9", "10.0.0.2", CLIENT, SERVICE);
-    assert_eq!(endpoint.handed_over(&unsent(&frame), nothing, NOW), None);
+    assert_eq!(endpoint.handed_over(&unsent(&frame), nothing, no_entry, NOW), None);
     assert_eq!((endpoint.spoofed(), endpoint.open()), (1, 0));
     let elsewhere = Unsent { interface: 9, ..unsent(&frame) };
-    assert_eq!(endpoint.handed_over(&elsewhere, nothing, NOW), None);
+    assert_eq!(endpoint.handed_over(&elsewhere, nothing, no_entry, NOW), None);
 }
 
 #[test]
@@ -152,7 +158,7 @@ fn one_tenant_keeps_only_so_many_questions_open() {
     let mut asked = 0;
     for port in 1..=2 * OPEN_MAX as u16 {
         let frame = syn("10.0.0.1", "10.0.0.2", CLIENT, port);
-        asked += usize::from(endpoint.handed_over(&unsent(&frame), nothing, NOW).is_some());
+        asked += usize::from(endpoint.handed_over(&unsent(&frame), nothing, no_entry, NOW).is_some());
     }
     assert_eq!((asked, endpoint.open()), (OPEN_MAX, OPEN_MAX));
     endpoint.forget(INTERFACE);
@@ -167,11 +173,11 @@ fn an_answer_shows_the_segment_that_it_answers() {
     let frame = syn("10.0.0.1", "10.0.0.2", SERVICE, CLIENT);
     let noted = SegmentKey::answering(INTERFACE, &read(&frame).expect("a packet"))[1];
     let look_up = |key: &SegmentKey| (*key == noted).then_some(consent);
-    let action = endpoint.handed_over(&unsent(&frame), look_up, NOW);
+    let action = endpoint.handed_over(&unsent(&frame), look_up, no_entry, NOW);
     let Some(Action::AskBack(wanted, shown)) = action else { panic!("{action:?}") };
     assert_eq!((shown.segment, shown.ends), (came.segment, back()));
     let given = segment(SegmentFlags::RETURN, out(), NOW + 300);
-    let actions = endpoint.answered(&wanted, Ok(given.clone()), NOW);
+    let actions = endpoint.answered(&wanted, Ok(given.clone().into()), NOW);
     let [Action::Write(key, entry), Action::Send { .. }] = &actions[..] else { panic!("{actions:?}") };
     assert_eq!(*key, noted);
     // In use and near its end: it is renewed, but only with consent that has arrived since.
@@ -184,7 +190,7 @@ fn an_answer_shows_the_segment_that_it_answers() {
     assert!(matches!(action, Some(Action::AskBack(..))), "{action:?}");
     // A segment that has ended is not shown.
     assert!(matches!(
-        endpoint.handed_over(&unsent(&syn("10.0.0.1", "10.0.0.2", SERVICE, 1)), |_| Some(consent), NOW + 300),
+        endpoint.handed_over(&unsent(&syn("10.0.0.1", "10.0.0.2", SERVICE, 1)), |_| Some(consent), no_entry, NOW + 300),
         Some(Action::Ask(..))
     ));
 }
@@ -203,9 +209,9 @@ fn a_fixed_path_is_kept_to_and_shown_for_the_answer() {
     };
     let (wanted, _) = ask(&mut endpoint, &syn("10.0.0.1", "10.0.0.2", CLIENT, SERVICE));
     let given = led(here, there, SegmentFlags::REPLY, ends);
-    let actions = endpoint.answered(&wanted, Ok(given.clone()), NOW);
-    // Waiting packets are not sent from a socket, which would take the direct way.
-    let [Action::Write(_, entry)] = &actions[..] else { panic!("{actions:?}") };
+    let actions = endpoint.answered(&wanted, Ok(given.clone().into()), NOW);
+    let [Action::Write(_, entry), Action::Send { to, hops: led_by, .. }] = &actions[..] else { panic!("{actions:?}") };
+    assert_eq!((to, led_by), (&address(there), &hops), "waiting packets take the path, too");
     let plain = SegmentEntry::given(&given.encapsulation(Payload::Ipv4), address(here), address(there));
     let list = Hops::new(&hops).expect("two");
     assert_eq!(Some(*entry), plain.and_then(|plain| plain.along(&list)));
@@ -217,7 +223,7 @@ fn a_fixed_path_is_kept_to_and_shown_for_the_answer() {
     let consent = Consent::new(&came.encapsulation(Payload::Ipv4), address(here), address(there)).expect("it fits");
     let consent = consent.along(&list);
     let frame = syn("10.0.0.1", "10.0.0.2", SERVICE, CLIENT);
-    let action = endpoint.handed_over(&unsent(&frame), |_| Some(consent), NOW);
+    let action = endpoint.handed_over(&unsent(&frame), |_| Some(consent), no_entry, NOW);
     let Some(Action::AskBack(_, shown)) = action else { panic!("{action:?}") };
     assert_eq!(shown, came);
 }
@@ -238,7 +244,7 @@ fn a_segment_in_use_is_renewed_before_it_ends_and_another_is_not() {
     assert_eq!((request.to.port, request.sender), (SERVICE, out().sender));
     assert_eq!(endpoint.renew(&key, &entry, nothing, soon + 1), None, "it is asked for already");
     let new = segment(SegmentFlags::REPLY, out(), soon + 300);
-    let actions = endpoint.answered(&wanted, Ok(new.clone()), soon);
+    let actions = endpoint.answered(&wanted, Ok(new.clone().into()), soon);
     assert!(matches!(&actions[..], [Action::Write(same, entry)] if *same == key && entry.until == soon + 300));
     let refused = SegmentEntry::refused(soon + 1);
     assert_eq!(endpoint.renew(&key, &refused, nothing, soon), None);
@@ -259,10 +265,10 @@ fn nothing_is_sent_under_a_segment_that_was_withdrawn_before_it_came() {
         let (wanted, _) = ask(&mut endpoint, &frame);
         endpoint.withdraw([(what, NOW + 300)]);
         let flags = SegmentFlags::REPLY.with(SegmentFlags::SINGLE, true);
-        assert_eq!(endpoint.answered(&wanted, Ok(segment(flags, out(), NOW + 300)), NOW), [], "{what:?}");
+        assert_eq!(endpoint.answered(&wanted, Ok(segment(flags, out(), NOW + 300).into()), NOW), [], "{what:?}");
         // A segment that ends later was issued by consent given since.
         let (wanted, _) = ask(&mut endpoint, &frame);
-        let actions = endpoint.answered(&wanted, Ok(segment(flags, out(), NOW + 301)), NOW);
+        let actions = endpoint.answered(&wanted, Ok(segment(flags, out(), NOW + 301).into()), NOW);
         assert!(matches!(&actions[..], [Action::Write(..), Action::Write(..), Action::Send { .. }]), "{actions:?}");
     }
 }
@@ -298,7 +304,7 @@ fn a_segment_that_was_withdrawn_is_not_shown_for_an_answer() {
     assert!(!endpoint.voids_consent(&key, &consent));
     endpoint.withdraw([(withdrawn(Some(back().sender), back().receiver), NOW + 300)]);
     assert!(endpoint.voids_consent(&key, &consent));
-    let action = endpoint.handed_over(&unsent(&frame), |_| Some(consent), NOW);
+    let action = endpoint.handed_over(&unsent(&frame), |_| Some(consent), no_entry, NOW);
     assert!(matches!(action, Some(Action::Ask(..))), "{action:?}");
 }
 
@@ -308,7 +314,7 @@ fn who_sends_too_long_packets_is_told_how_long_they_may_be() {
     for (from, to) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
         let frame = partial(from, CLIENT, to, UDP, SERVICE, &[0; 1400]);
         let long = Unsent { limit: 1392, ..unsent(&frame) };
-        let action = endpoint.handed_over(&long, nothing, NOW);
+        let action = endpoint.handed_over(&long, nothing, no_entry, NOW);
         let Some(Action::Tell { interface: INTERFACE, frame: told }) = action else { panic!("{action:?}") };
         let packet = Packet::parse(&told);
         assert_eq!((packet.source, packet.destination), (Some(address(to)), Some(address(from))));

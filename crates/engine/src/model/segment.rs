@@ -79,6 +79,6 @@ impl Given {
 
     /// Returns the Geneve header that carries the segment.
     pub fn encapsulation(&self, payload: Payload) -> Encapsulation<'_> {
-        Encapsulation { payload, vni: self.vni, segment: self.segment, proofs: &self.proofs }
+        Encapsulation { control: false, payload, vni: self.vni, segment: self.segment, proofs: &self.proofs }
     }
 }

@@ -7,11 +7,11 @@ use api::Withdrawal;
 use client::{Asker, Error};
 use datapath::svtep::{self, Unsent};
 use engine::endpoint::{self, Action, Refusal, Wanted};
-use engine::model::{self, Given};
+use engine::model::{self, Issued};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use wire::Vni;
-use wire::map::{SegmentEntry, SegmentKey, segment_state};
+use wire::map::{SegmentEntry, SegmentKey, UnsentHeader, segment_state};
 
 /// Position of the network's number (VNI) in a Geneve header.
 const VNI_AT: std::ops::Range<usize> = 4..7;
@@ -23,7 +23,7 @@ const FAULTS: u16 = 500;
 /// The authority's answer to a request.
 pub(super) struct Answer {
     wanted: Wanted,
-    answer: Result<Given, Error>,
+    answer: Result<Issued, Error>,
 }
 
 /// Numbers of requests for segments that were answered with a segment, that were refused, and that failed for another
@@ -45,23 +45,29 @@ impl Daemon {
         let (interface, limit, is_super) = (header.interface, header.limit, header.segment != 0);
         let packet = endpoint::Unsent { interface, limit, is_super, frame: &unsent.frame };
         let Self { endpoint, kernel, .. } = self;
-        let consents = &kernel.program().consents;
-        let action = endpoint.handed_over(&packet, |key| consents.get(key).ok().flatten(), time());
-        action.into_iter().for_each(|action| self.perform(action));
+        let svtep::Svtep { consents, segments, .. } = kernel.program();
+        let consent = |key: &SegmentKey| consents.get(key).ok().flatten();
+        let entry = |key: &SegmentKey| segments.get(key).ok().flatten();
+        let actions = if limit == UnsentHeader::CONTROL {
+            endpoint.controlled(interface, &unsent.frame, consent, entry, time())
+        } else {
+            endpoint.handed_over(&packet, consent, entry, time()).into_iter().collect()
+        };
+        actions.into_iter().for_each(|action| self.perform(action));
     }
 
     fn perform(&mut self, action: Action) {
         let done = match action {
             Action::Ask(wanted, request) => {
-                self.ask(wanted, move |asker| async move { asker.segment(&request).await });
+                self.ask(wanted, move |asker| async move { asker.segment_with_answers(&request).await });
                 Ok(())
             }
             Action::AskBack(wanted, shown) => {
-                self.ask(wanted, move |asker| async move { asker.answer_segment(&shown).await });
+                self.ask(wanted, move |asker| async move { asker.answer_segment(&shown).await.map(Issued::from) });
                 Ok(())
             }
             Action::Write(key, entry) => self.kernel.program().segments.set(&key, &entry),
-            Action::Send { from, to, datagram } => self.outlets.send(from, to, &datagram),
+            Action::Send { from, to, hops, datagram } => self.outlets.send(from, to, &hops, &datagram),
             Action::Tell { interface, frame } => self.outlets.tell(interface, &frame),
         };
         if let Err(error) = done {
@@ -72,7 +78,7 @@ impl Daemon {
     /// Sends a request in the session of the tenant's service account.
     fn ask<F>(&mut self, wanted: Wanted, question: impl FnOnce(Asker) -> F + Send + 'static)
     where
-        F: Future<Output = Result<Given, Error>> + Send,
+        F: Future<Output = Result<Issued, Error>> + Send,
     {
         let session = self.places.get(&wanted.interface).and_then(|place| self.sessions.get(self.asks[*place]));
         let Some(asker) = session.and_then(|session| session.standing().asker) else {

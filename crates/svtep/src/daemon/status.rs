@@ -11,7 +11,7 @@ use wire::DropReason;
 use wire::map::{counter, segment_state, svtep_counter};
 
 /// Names of the outcomes of packets at the tunnel.
-const PACKETS: [(u32, &str); 13] = [
+const PACKETS: [(u32, &str); 14] = [
     (svtep_counter::SENT, "sent"),
     (svtep_counter::UNKNOWN, "without_segment"),
     (svtep_counter::UNREPORTED, "not_looked_at"),
@@ -25,6 +25,7 @@ const PACKETS: [(u32, &str); 13] = [
     (svtep_counter::DELIVERED, "delivered"),
     (svtep_counter::UNDELIVERED, "undelivered"),
     (svtep_counter::CONSENTS, "consents_noted"),
+    (svtep_counter::CONTROL, "control"),
 ];
 /// Names of the outcomes of proofs other than drops.
 const PASSED: [(u32, &str); 2] = [(counter::FLOW, "remembered"), (counter::TOKEN, "computed")];
@@ -49,6 +50,7 @@ impl Daemon {
         let (tunnel, proofs) = (program.counts()?, program.proofs.counts()?);
         let of = |counts: &[u64], index: u32| counts.get(index as usize).copied().unwrap_or_default();
         let mut packets: Vec<_> = PACKETS.iter().map(|(index, name)| Counter::new(name, of(&tunnel, *index))).collect();
+        packets.push(Counter::new("passed_on", self.endpoint.passed_on()));
         packets.push(Counter::new("spoofed", self.endpoint.spoofed()));
         packets.push(Counter::new("lost", self.lost.load(Ordering::Relaxed)));
         Ok(Status {

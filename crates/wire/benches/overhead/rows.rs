@@ -75,7 +75,8 @@ pub fn geneve(payload: Payload, proofs: u8) -> Vec<u8> {
     let proofs = vec![[0; 16]; proofs.into()];
     let vni = Vni::new(1).expect("24 bits");
     let mut room = [0; ENCAPSULATION_MAX];
-    let length = Encapsulation { payload, vni, segment, proofs: &proofs }.encode(&mut room).expect("room");
+    let length =
+        Encapsulation { control: false, payload, vni, segment, proofs: &proofs }.encode(&mut room).expect("room");
     room[..length].to_vec()
 }
 

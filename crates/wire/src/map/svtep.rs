@@ -46,13 +46,13 @@ pub struct Tenant {
     id: u32,
     second: u32,
     reported: u32,
-    reserved: u32,
+    controls: u32,
 }
 
 impl Tenant {
     /// Returns the state of a new tenant with this interface id.
     pub const fn new(id: InterfaceId) -> Self {
-        Self { id: id.0 as u32, second: 0, reported: 0, reserved: 0 }
+        Self { id: id.0 as u32, second: 0, reported: 0, controls: 0 }
     }
 }
 
@@ -310,6 +310,12 @@ impl SegmentEntry {
         Some((read(&self.outer, at), receiving))
     }
 
+    /// Returns the hops of a fixed path, in the order of the path. Empty if the path is not fixed.
+    pub fn hops(&self) -> impl Iterator<Item = Ipv6Addr> {
+        let list = self.route.get(ROUTE_LEN..ROUTE_LEN + 16 * usize::from(self.hops)).unwrap_or_default();
+        list.as_chunks::<16>().0.iter().rev().map(|hop| Ipv6Addr::from(*hop))
+    }
+
     /// Returns the number of bytes by which the headers lengthen a packet.
     pub const fn grows(&self) -> usize {
         let route = if self.hops == 0 { 0 } else { ROUTE_LEN + 16 * self.hops as usize };
@@ -377,7 +383,7 @@ fn address(family: u8, bytes: [u8; 16]) -> IpAddr {
     }
 }
 
-/// Header of a tenant's packet that is passed to user space.
+/// Header of a packet that is passed to user space: a tenant's packet, or a control packet for the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct UnsentHeader {
@@ -388,8 +394,13 @@ pub struct UnsentHeader {
     /// Number of payload bytes of each segment if the packet is a super-packet (GSO), otherwise 0.
     pub segment: u32,
     /// The maximum length in bytes of a packet that fits the tunnel, if this packet was too long. 0 if there is no
-    /// segment for the packet.
+    /// segment for the packet. [`Self::CONTROL`] if the packet is a control packet.
     pub limit: u32,
+}
+
+impl UnsentHeader {
+    /// Value of `limit` for a control packet that arrived for a tenant (wire.md §8.15).
+    pub const CONTROL: u32 = u32::MAX;
 }
 
 /// Indices of the programs' counters.
@@ -421,6 +432,8 @@ pub mod svtep_counter {
     pub const UNDELIVERED: u32 = 11;
     /// Number of received segments that were recorded because the receiver is allowed to answer.
     pub const CONSENTS: u32 = 12;
+    /// Number of control packets that were passed to user space.
+    pub const CONTROL: u32 = 13;
     /// Number of entries in the table of counters.
     pub const COUNT: u32 = 16;
 }

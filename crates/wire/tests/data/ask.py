@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Writes ask.json: vectors and cases for docs/wire.md §8.13 and §8.14, without any code of the project.
+"""Writes ask.json: vectors and cases for docs/wire.md §8.13 to §8.15, without any code of the project.
 
 Needs the `cryptography` package. Byte strings are hex. A wrong request has an outcome: `not_ours` (not one of our requests),
 `forged` (not sealed with the line's key) or `malformed` (sealed with it, but not a valid question). A wrong answer is one that
 the client that sent the request rejects.
 """
+import hashlib
+import hmac
 import ipaddress
 import struct
 
@@ -46,12 +48,13 @@ def request(plain, counter=1, line=LINE, key=KEY, head=None, way=REQUEST):
     return head + ChaCha20Poly1305(key).encrypt(nonce(way, counter), plain, head)
 
 
-def given(vni=100, now=1_800_000_000, receiving="192.0.2.2", option=b"", hops=(), words=None, count=None, zero=0,
-          padding=b""):
+def given(vni=100, now=1_800_000_000, receiving="192.0.2.2", option=b"", hops=(), answers=b"", words=None, count=None,
+          answer_words=None, zero=0, padding=b""):
     words = len(option) // 4 if words is None else words
     count = len(hops) if count is None else count
     text = b"\0" + struct.pack(">I", vni)[1:] + struct.pack(">I", now) + packed(receiving)
-    text += struct.pack(">BBH", words, count, zero) + option + b"".join(packed(hop) for hop in hops)
+    answer_words = len(answers) // 4 if answer_words is None else answer_words
+    text += struct.pack(">BBBB", words, count, answer_words, zero) + option + b"".join(packed(hop) for hop in hops) + answers
     return padded(text, 224 - len(padding)) + padding
 
 
@@ -99,10 +102,11 @@ def requests():
         (2, dict(network="n" * 64, protocol=17, port=65535, sender_port=40000)),
         (1023, dict(network="a", sender="fd00::5", sending="2001:db8:1::1", receiver="fd00::7", protocol=255, port=0)),
         (2**64 - 1, dict(network="team@west+1._-", sender="10.255.255.255", sending="2001:db8:1::1")),
+        (3, dict(answers=True)),
     ]:
         row = dict(network="blue", sender="10.0.0.5", sending="192.0.2.1", receiver="10.0.0.7", protocol=6, port=22,
-                   sender_port=0) | fields
-        plain = question(**fields)
+                   sender_port=0, answers=False) | fields
+        plain = question(**{name: value for name, value in fields.items() if name != "answers"}, zero=int(row["answers"]))
         cases.append(dict(line=LINE, key=KEY.hex(), counter=counter, **row, question=plain.hex(),
                           datagram=request(plain, counter).hex()))
     return cases
@@ -117,10 +121,13 @@ def answers():
         (1, dict(option=option)),
         (7, dict(vni=2**24 - 1, now=2**32 - 1, receiving="2001:db8:1::2", option=longest, hops=hops)),
         (2**64 - 1, dict(option=longest, hops=hops[:1], receiving=hops[0])),
+        (9, dict(option=option, answers=bytes(range(56)))),
+        (10, dict(option=option, hops=hops[:2], receiving=hops[1], answers=bytes(range(124)))),
     ]:
-        row = dict(vni=100, now=1_800_000_000, receiving="192.0.2.2", hops=[]) | fields
+        row = dict(vni=100, now=1_800_000_000, receiving="192.0.2.2", hops=[], answers=b"") | fields
         plain = given(**fields)
-        cases.append(dict(key=KEY.hex(), counter=counter, **(row | dict(option=row["option"].hex())), reply=plain.hex(),
+        shown = row | dict(option=row["option"].hex(), answers=row["answers"].hex())
+        cases.append(dict(key=KEY.hex(), counter=counter, **shown, reply=plain.hex(),
                           datagram=answer(plain, counter).hex()))
     for number, name in enumerate(REFUSALS, 1):
         text = "" if name == "busy" else "no rule of policy.toml lets alice send to 10.0.0.7 tcp/22: é"
@@ -128,6 +135,29 @@ def answers():
         plain = refused(number, text)
         cases.append(dict(key=KEY.hex(), counter=number, reason=name, text=text, reply=plain.hex(),
                           datagram=answer(plain, number).hex()))
+    return cases
+
+
+def hkdf(key, salt, length=32):
+    """HKDF-SHA256 with empty info, for at most 32 bytes."""
+    return hmac.new(hmac.new(salt, key, hashlib.sha256).digest(), b"\1", hashlib.sha256).digest()[:length]
+
+
+def passed_on():
+    """Tags of return segments that one endpoint passes on to another (8.15.1)."""
+    option = bytes.fromhex("ff538109") + bytes(range(36))
+    hops = [f"2001:db8:{hop}::1" for hop in range(1, 4)]
+    cases = []
+    for fields in [
+        {}, dict(proof_key=bytes(32)), dict(vni=2**24 - 1), dict(option=b""),
+        dict(sending="2001:db8:9::1", receiving=hops[2], sender="fd00::7", receiver="fd00::5", hops=hops),
+    ]:
+        row = dict(proof_key=bytes(range(32)), vni=100, sending="192.0.2.2", receiving="192.0.2.1", sender="10.0.0.7",
+                   receiver="10.0.0.5", option=option, hops=[]) | fields
+        ends = b"".join(packed(row[name]) for name in ("sending", "receiving", "sender", "receiver"))
+        message = struct.pack(">I", row["vni"] << 8) + ends + row["option"] + b"".join(packed(hop) for hop in row["hops"])
+        tag = hmac.new(hkdf(row["proof_key"], b"vouchsafe answers key v1"), message, hashlib.sha256).digest()[:16]
+        cases.append(row | dict(proof_key=row["proof_key"].hex(), option=row["option"].hex(), tag=tag.hex()))
     return cases
 
 
@@ -231,7 +261,8 @@ def wrong_requests():
         ("a name that is not ASCII", "malformed", request(question(network="blåu"))),
         ("a name that is not UTF-8", "malformed", request(question(network=b"bl\xffe"))),
         ("a line end in the name", "malformed", request(question(network="blue\n"))),
-        ("a reserved byte", "malformed", request(question(zero=1))),
+        ("an unknown flag", "malformed", request(question(zero=2))),
+        ("both flags", "malformed", request(question(zero=3))),
         ("padding that is not zero", "malformed", request(question(padding=b"\1"))),
     ]
     return [dict(name=name, line=LINE, key=KEY.hex(), outcome=outcome, datagram=datagram.hex())
@@ -252,6 +283,8 @@ def wrong_answers():
         ("more words than an option has", answer(given(words=30))),
         ("more hops than proofs", answer(given(option=option, count=6))),
         ("a reserved byte", answer(given(option=option, zero=1))),
+        ("more words for answers than there is room for", answer(given(option=option, answer_words=40))),
+        ("bytes behind the answers", answer(given(option=option, answers=bytes(8), answer_words=1, padding=b"\1"))),
         ("padding that is not zero", answer(given(option=option, padding=b"\1"))),
         ("an unknown reason", answer(refused(15, "no"))),
         ("a grant", answer(grant())),
@@ -264,9 +297,9 @@ def wrong_answers():
 
 
 def main():
-    out = dict(about="Vectors and cases for docs/wire.md §8.13 and §8.14, made by ask.py.", requests=requests(),
+    out = dict(about="Vectors and cases for docs/wire.md §8.13 to §8.15, made by ask.py.", requests=requests(),
                answers=answers(), wrong_requests=wrong_requests(), wrong_answers=wrong_answers(),
-               grant_requests=grant_requests(), grant_answers=grant_answers(),
+               grant_requests=grant_requests(), grant_answers=grant_answers(), passed_on=passed_on(),
                wrong_grant_answers=wrong_grant_answers())
     write("ask.json", out)
     print(f"ask.json: " + ", ".join(f"{len(rows)} {name}" for name, rows in list(out.items())[1:]))

@@ -1,0 +1,131 @@
+//! Segments for answers that are issued together with the segments that they answer (wire.md §8.15). The endpoint that
+//! requests a segment passes the segment for its answers on.
+
+use super::book::Entry;
+use super::{Requester, SegmentIssuer, along, may_ask, path};
+use crate::login::Sessions;
+use crate::storage::{Session, TokenHash};
+use engine::model::Given;
+use engine::policy::networks::{Located, Networks};
+use engine::policy::{Compiled, Who};
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use wire::{Destination, Ends, Epoch, SegmentFlags};
+
+/// Maximum number of accounts of one place that are considered.
+const MOST_ACCOUNTS: usize = 16;
+/// Maximum number of accounts whose session is remembered: about 1 MB.
+const MOST_REMEMBERED: usize = 8192;
+/// Maximum number of searches per second. A search looks at all sessions, which takes up to some milliseconds.
+const SEARCHES: u32 = 8;
+/// If a session ends within this number of seconds, a later one of the same account is searched for. A tunnel endpoint
+/// begins its next session that long before the end of the last.
+const SOON: u64 = 300;
+
+/// The sessions to which segments for answers are issued, by account.
+#[derive(Default)]
+pub(super) struct Answerers(Mutex<Known>);
+
+#[derive(Default)]
+struct Known {
+    sessions: HashMap<String, TokenHash>,
+    /// A second, and the number of searches in it.
+    searches: (u64, u32),
+}
+
+impl Answerers {
+    /// Returns the session of `person` that ends last. May return an earlier one, or `None`, if many sessions were
+    /// searched for within the last second.
+    fn session_of(&self, sessions: &Sessions, person: &str, now: u64) -> Option<(TokenHash, Arc<Session>)> {
+        let known = &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let remembered = known.sessions.get(person).copied();
+        let remembered = remembered.and_then(|token| Some((token, sessions.get(&token)?)));
+        if remembered.as_ref().is_some_and(|(_, session)| session.expires > now.saturating_add(SOON)) {
+            return remembered;
+        }
+        if known.searches.0 != now {
+            known.searches = (now, 0);
+        }
+        if known.searches.1 >= SEARCHES {
+            return remembered;
+        }
+        known.searches.1 += 1;
+        let all = sessions.tokens_of(person).into_iter().filter_map(|token| Some((token, sessions.get(&token)?)));
+        let (token, session) = all.max_by_key(|(_, session)| session.expires)?;
+        if known.sessions.len() >= MOST_REMEMBERED {
+            known.sessions.clear();
+        }
+        known.sessions.insert(person.to_owned(), token);
+        Some((token, session))
+    }
+}
+
+impl SegmentIssuer {
+    /// Issues the segment for answers to `given`, which was just issued, and records it in the book. Returns it in the
+    /// form in which it is passed on. Returns `None` if there is no such segment, or if this form is longer than `room`
+    /// bytes. Then the answering endpoint requests the segment itself.
+    ///
+    /// The segment belongs to a session that could request it, and ends with this session. It counts in the share of
+    /// the account that requested `given`. Otherwise this account could use up the share of another.
+    pub(super) fn answers_to(
+        &self,
+        policy: &Compiled,
+        networks: &Networks,
+        requester: Requester<'_>,
+        given: &Given,
+        room: usize,
+    ) -> Option<Vec<u8>> {
+        if !given.segment.flags.has(SegmentFlags::REPLY) {
+            return None;
+        }
+        let (vni, now) = (given.vni, requester.now);
+        let Ends { sending, receiving, sender, receiver } = given.ends;
+        let (authority, network) = (networks.authority()?, networks.name(vni)?);
+        let (back, answerer) = (networks.place(vni, sender)?, networks.located(vni, receiver)?);
+        let (token, session) = self.answering(policy, requester, receiver, answerer)?;
+        let epoch = Epoch::at(now, self.settings.epoch_length);
+        let there = self.path_keys(path(networks, sending, receiving).ok()?, authority, epoch).ok()?;
+        let way = path(networks, receiving, sending).ok()?;
+        let keys = self.path_keys(way, authority, epoch).ok()?;
+        let giver = self.giver(authority, way, &keys, now);
+        let answers = given.answer(&giver, there.first()?, back, session.expires).ok()?;
+        let answers = along(answers, &giver, way).ok()?;
+        let passed_on = answers.passed_on(there.last()?).filter(|bytes| bytes.len() <= room)?;
+        let mut book = self.book();
+        self.check_contact(|| book.renews(token, &answers)).ok()?;
+        if book.withdrawn(vni, receiver, sender).is_some_and(|until| answers.segment.expires <= until) {
+            return None;
+        }
+        let entry = || {
+            let (person, network) = (requester.session.person.clone(), network.to_owned());
+            let to = Destination { address: sender, protocol: given.segment.protocol, port: given.segment.port };
+            Entry { person, network, to, sending: receiving, place: back }
+        };
+        book.note(token, &answers, entry, now).ok()?;
+        drop(book);
+        // If the session ends after this check, the book is re-evaluated, and it contains the segment by then.
+        self.sessions.get(&token).filter(|now| now.allows_as(&session))?;
+        Some(passed_on)
+    }
+
+    /// Returns a session that may request segments for the address `receiver`, which is `located` there: preferably
+    /// that of an account that `networks.toml` names, otherwise the requester's own.
+    fn answering(
+        &self,
+        policy: &Compiled,
+        Requester { token, session, now }: Requester<'_>,
+        receiver: IpAddr,
+        located: &Located,
+    ) -> Option<(TokenHash, Arc<Session>)> {
+        let accounts = located.asked_by.iter().flatten().filter_map(|who| match who {
+            Who::Person(person) => Some(person),
+            _ => None,
+        });
+        let may = |session: &Session| may_ask(policy, &session.subject(receiver), located);
+        let found = accounts.take(MOST_ACCOUNTS).find_map(|person| {
+            self.answerers.session_of(&self.sessions, person, now).filter(|(_, session)| may(session))
+        });
+        found.or_else(|| may(session).then(|| (token, session.clone())))
+    }
+}

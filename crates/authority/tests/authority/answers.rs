@@ -1,0 +1,120 @@
+//! Segments for answers that come with the segments that they answer (wire.md §8.15): only the endpoint that answers can
+//! tell that they are the authority's, and they end with a session that could have requested them.
+
+use crate::asking::wanted;
+use crate::segments::{NETWORKS, TENANTS, address, proves, tenants_with, withdrawn};
+use crate::stage::*;
+use api::Withdrawal;
+use client::{Asker, Authority};
+use engine::model::{Given, Issued};
+use std::time::{Duration, Instant};
+use wire::{Ends, Epoch, ProofKey, Segment, SegmentFlags};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const BY_UDP: &str = "segments = \"127.0.0.1:0\"\n";
+
+/// Starts an authority at which only bob may request segments for the receiver's address.
+async fn stage(settings: &str) -> Stage {
+    let stage = tenants_with(settings).await;
+    let networks = NETWORKS.replacen("interface = 7", "interface = 7\nasked_by = \"person:bob\"", 1);
+    std::fs::write(stage.directory.path().join("networks.toml"), networks).unwrap();
+    stage.apply(TENANTS).await.unwrap();
+    stage
+}
+
+async fn ask(asker: &Asker) -> Issued {
+    asker.segment_with_answers(&wanted("blue", 22)).await.unwrap()
+}
+
+/// Returns the segment for the answers as an endpoint reads it that has the keys of `verifier`.
+async fn read(verifier: &Authority, issued: &Issued) -> Option<Given> {
+    let keys = verifier.keys(1).await.unwrap();
+    let proofs = keys.proofs.expect("it is on a path");
+    let key = |segment: &Segment| {
+        let epoch = Epoch::at(keys.now, 3600).from_wire(segment.epoch)?;
+        let key = proofs.keys.iter().find(|key| key.epoch == epoch.0)?;
+        Some(ProofKey::new(hex::decode(&key.key).unwrap().try_into().unwrap()))
+    };
+    let [sending, receiving, sender, receiver] = ["192.0.2.2", "192.0.2.1", "10.0.0.7", "10.0.0.5"].map(address);
+    let ends = Ends { sending, receiving, sender, receiver };
+    Given::from_passed_on(&issued.answers, issued.given.vni, ends, key)
+}
+
+#[tokio::test]
+async fn both_segments_come_in_one_answer_by_udp_and_over_https() {
+    for settings in [BY_UDP, ""] {
+        let stage = stage(settings).await;
+        let (alice, _bob) = (stage.login("alice").await, stage.login("bob").await);
+        let (edge, tep) = (stage.verifier("edge-1").await, stage.verifier("edge-2").await);
+        let issued = ask(&Asker::new(alice.clone())).await;
+        let there = &issued.given.segment;
+        assert!(there.flags.has(SegmentFlags::REPLY));
+        let back = read(&tep, &issued).await.expect("the endpoint reads it");
+        assert!(back.segment.flags.has(SegmentFlags::RETURN));
+        assert_eq!((back.segment.interface.0, back.segment.expires), (5, there.expires), "{settings}");
+        assert_eq!((back.segment.protocol, back.segment.port), (there.protocol, there.port));
+        assert!(proves(&edge, &back, 0).await && proves(&tep, &back, 1).await);
+        assert_eq!(read(&edge, &issued).await, None, "another verifier can't check it, and so can't make it");
+        let begun = Instant::now();
+        loop {
+            let entries = stage.database().audit_entries(Some("alice"), 50).unwrap();
+            let entry = entries.iter().find(|entry| entry.event == "segment");
+            if let Some(entry) = entry {
+                assert_eq!(entry.detail, "network blue: 10.0.0.5 to 10.0.0.7 tcp/22, with its answers");
+                break;
+            }
+            assert!(begun.elapsed() < DEADLINE, "{entries:?}");
+            tokio::task::yield_now().await;
+        }
+        // A client that does not ask for it gets none.
+        let one = Asker::new(alice).segment(&wanted("blue", 22)).await.unwrap();
+        assert_eq!((one.ends, one.vni), (issued.given.ends, issued.given.vni));
+    }
+}
+
+#[tokio::test]
+async fn answers_are_issued_only_to_who_may_request_them_and_only_with_consent() {
+    let stage = stage(BY_UDP).await;
+    let (asker, tep) = (Asker::new(stage.login("alice").await), stage.verifier("edge-2").await);
+    assert!(ask(&asker).await.answers.is_empty(), "bob is not logged in, and alice may not send from there");
+    let bob = stage.login("bob").await;
+    assert!(read(&tep, &ask(&asker).await).await.is_some());
+    let other = Asker::new(bob.clone()).segment_with_answers(&wanted("red", 443)).await.unwrap();
+    assert!(other.answers.is_empty() && !other.given.segment.flags.has(SegmentFlags::REPLY), "without `reply`");
+    bob.logout().await.unwrap();
+    assert!(ask(&asker).await.answers.is_empty());
+}
+
+#[tokio::test]
+async fn answers_end_with_the_session_that_could_have_requested_them() {
+    let stage = stage(BY_UDP).await;
+    let (alice, bob) = (stage.login("alice").await, stage.login("bob").await);
+    let (edge, tep) = (stage.verifier("edge-1").await, stage.verifier("edge-2").await);
+    let mut guard = events(&edge).await;
+    let asker = Asker::new(alice);
+    let issued = ask(&asker).await;
+    let back = read(&tep, &issued).await.expect("bob is logged in");
+    bob.logout().await.unwrap();
+    let [receiver, sender] = ["10.0.0.5", "10.0.0.7"].map(address);
+    let void = Withdrawal { vni: 100, receiver, sender: Some(sender), until: back.segment.expires };
+    assert_eq!(withdrawn(&mut guard).await, [void]);
+    // With a new session of bob, there is a new segment, which the statement does not void.
+    let _bob = stage.login("bob").await;
+    let again = read(&tep, &ask(&asker).await).await.expect("bob is logged in again");
+    assert!(again.segment.expires > back.segment.expires);
+}
+
+#[tokio::test]
+async fn who_may_request_segments_for_both_addresses_gets_the_answers_in_its_own_session() {
+    let stage = tenants_with(BY_UDP).await;
+    let (alice, tep) = (stage.login("alice").await, stage.verifier("edge-2").await);
+    let issued = ask(&Asker::new(alice.clone())).await;
+    let back = read(&tep, &issued).await.expect("everybody may send from there");
+    let edge = stage.verifier("edge-1").await;
+    let mut guard = events(&edge).await;
+    alice.logout().await.unwrap();
+    let ended = withdrawn(&mut guard).await;
+    let is_void =
+        |receiver: &str| ended.iter().any(|one| one.receiver == address(receiver) && one.until >= back.segment.expires);
+    assert!(is_void("10.0.0.5") && is_void("10.0.0.7"), "{ended:?}");
+}
