@@ -10,6 +10,7 @@ mod listener;
 pub(crate) mod openapi;
 pub(crate) mod peer;
 pub(crate) mod problems;
+mod right_clock;
 pub(crate) mod server;
 pub(crate) mod throttle;
 mod tls_stream;

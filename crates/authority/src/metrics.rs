@@ -65,6 +65,7 @@ impl Collector {
                 followed: cluster.own().followed,
                 is_current: self.contact.may_record(),
                 renews: self.contact.may_renew(),
+                clock_is_right: self.contact.has_right_clock(),
             }),
         }
     }

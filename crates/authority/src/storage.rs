@@ -52,6 +52,7 @@ pub use logins::{Login, Proof};
 pub use passkeys::{Passkey, PasskeyHandle};
 pub use policies::{Outdated, PolicyChange, PolicyVersion, Refusal};
 pub use reach::Walk;
+pub use replica::clock::{Clock, sentence as clock_sentence};
 pub use replica::{Changes, ClusterId, ClusterKey, Log, Unavailable};
 pub use resumption::Resumed;
 pub use revoke::{RevokedCounts, Which};

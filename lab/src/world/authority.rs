@@ -25,6 +25,9 @@ pub struct Authority {
     net: PathBuf,
     dir: PathBuf,
     address: String,
+    /// Variables of the server's environment.
+    variables: Vec<(String, OsString)>,
+    program: PathBuf,
 }
 
 impl Authority {
@@ -67,7 +70,8 @@ impl Authority {
     /// not run yet.
     pub fn at(namespace: &Namespace, address: &str) -> Self {
         let dir = namespace.dir().join("authority-state");
-        let this = Self { process: None, net: namespace.path(), dir, address: address.into() };
+        let (net, variables, program) = (namespace.path(), Vec::new(), crate::vouchsafe());
+        let this = Self { process: None, net, dir, address: address.into(), variables, program };
         if let Err(error) = fs::write(this.password_file(), PASSWORD) {
             eprintln!("lab: {}: {error}", this.password_file().display());
         }
@@ -178,10 +182,22 @@ impl Authority {
     /// Starts the server, or starts it again after [`Self::stop`].
     pub fn run(&mut self) -> Result<()> {
         let logs = self.dir.parent().context("the folder has no parent folder")?;
-        let mut process = Process::start(self.prepare(&["run"]), logs)?;
+        let mut command = self.prepare(&["run"]);
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
+        let mut process = Process::start(command, logs)?;
         process.wait_for("listening on", SOON)?;
         self.process = Some(process);
         Ok(())
+    }
+
+    /// Runs `program` in place of the binary under test from now on.
+    pub fn set_program(&mut self, program: PathBuf) {
+        self.program = program;
+    }
+
+    /// Sets a variable in the environment of the server, from its next start on.
+    pub fn set_variable(&mut self, name: &str, value: impl Into<OsString>) {
+        self.variables.push((name.into(), value.into()));
     }
 
     /// Runs `vouchsafe authority`: the words of the command, and its further arguments. Returns the output.
@@ -194,7 +210,7 @@ impl Authority {
         let mut net = OsString::from("--net=");
         net.push(&self.net);
         let mut command = Command::new("nsenter");
-        command.arg(net).arg("--").arg(crate::vouchsafe()).arg("authority").args(words).arg("--dir").arg(&self.dir);
+        command.arg(net).arg("--").arg(&self.program).arg("authority").args(words).arg("--dir").arg(&self.dir);
         command
     }
 

@@ -4,12 +4,18 @@ use std::fmt;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use lab::middlebox::Rules;
+use lab::poll;
+use lab::world::SOON;
 use nix::sys::signal::Signal::{SIGCONT, SIGSTOP};
 
 use crate::chance::Chance;
+use crate::load::KINDS;
 use crate::stage::{HOSTS, Host, Stage, lock};
+
+/// Number of seconds by which a clock is wrong.
+const JUMP: i64 = 300;
 
 /// A fault at one host, or around it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,19 +36,25 @@ pub enum Fault {
     EtcdStopped,
     /// The authority is stopped, so that its watch falls behind, and etcd forgets the changes meanwhile.
     Compacted,
+    /// The clock of the authority's host is five minutes ahead for a while.
+    ClockAhead,
+    /// The clock of the authority's host is five minutes behind for a while.
+    ClockBehind,
 }
 
 impl Fault {
     /// Every kind of fault.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::LeaderKilled,
         Self::AuthorityKilled,
         Self::HostCut,
         Self::AuthorityStopped,
         Self::EtcdKilled,
         Self::Compacted,
+        Self::ClockAhead,
         Self::AuthoritiesCut,
         Self::EtcdStopped,
+        Self::ClockBehind,
     ];
 }
 
@@ -57,6 +69,8 @@ impl fmt::Display for Fault {
             Self::AuthorityStopped => "authority stopped",
             Self::EtcdStopped => "etcd stopped",
             Self::Compacted => "compacted under a stopped watcher",
+            Self::ClockAhead => "clock five minutes ahead",
+            Self::ClockBehind => "clock five minutes behind",
         })
     }
 }
@@ -123,6 +137,8 @@ impl Stage {
                 lock(&host.authority).signal(SIGCONT)?;
                 compacted
             }
+            Fault::ClockAhead => wrong_clock(host, JUMP, lasts),
+            Fault::ClockBehind => wrong_clock(host, -JUMP, lasts),
         }
     }
 
@@ -134,20 +150,38 @@ impl Stage {
     }
 }
 
+/// Sets the clock of a host's authority to `seconds` after the right time, and back after `lasts`. The authority has to
+/// notice it.
+fn wrong_clock(host: &Host, seconds: i64, lasts: Duration) -> Result<()> {
+    let began = Instant::now();
+    host.clock.set(seconds)?;
+    let noticed = poll(SOON, || {
+        let knows = host.status().is_ok_and(|status| status["standing"]["state"] == "wrong_clock");
+        knows && lock(&host.authority).log().contains("the cluster's time")
+    });
+    sleep(lasts.saturating_sub(began.elapsed()));
+    host.clock.set(0)?;
+    ensure!(noticed, "the authority does not notice that its clock is wrong: {:?}", host.status());
+    Ok(())
+}
+
 /// Fail-over times: how long the slowest request took during each fault.
 #[derive(Default)]
-pub struct FailOvers(Vec<(Fault, [Duration; 2])>);
+pub struct FailOvers(Vec<(Fault, Longest)>);
+
+/// The longest wait of each kind of traffic during a fault.
+type Longest = [Duration; KINDS.len()];
 
 impl FailOvers {
-    /// Notes the longest waits during a fault: of clients of the API, and for connections.
-    pub fn note(&mut self, fault: Fault, longest: [Duration; 2]) {
+    /// Notes the longest waits during a fault.
+    pub fn note(&mut self, fault: Fault, longest: Longest) {
         self.0.push((fault, longest));
     }
 
     /// Prints the maximum and the median, of all faults and of each kind.
     pub fn print(&self, began: Instant) {
-        let line = |name: &str, waits: Vec<[Duration; 2]>| {
-            for (at, of) in ["grants by the API", "connections"].into_iter().enumerate() {
+        let line = |name: &str, waits: Vec<Longest>| {
+            for (at, of) in KINDS.into_iter().enumerate() {
                 let mut times: Vec<_> = waits.iter().map(|waits| waits[at]).collect();
                 times.sort();
                 if let (Some(longest), Some(median)) = (times.last(), times.get(times.len() / 2)) {
@@ -155,7 +189,7 @@ impl FailOvers {
                 }
             }
         };
-        println!("{:.0?} of faults; a wait is the longest one for a new grant during a fault", began.elapsed());
+        println!("{:.0?} of faults; a wait is the longest one of its kind during a fault", began.elapsed());
         line("all faults", self.0.iter().map(|(_, waits)| *waits).collect());
         for fault in Fault::ALL {
             let waits = self.0.iter().filter(|(kind, _)| *kind == fault).map(|(_, waits)| *waits).collect();

@@ -124,11 +124,10 @@ struct Situation {
 }
 
 /// Checks a history. Everything that has an effect must be linearizable, above all grants. An answer that gives nothing
-/// comes from the memory of one authority. So it only must follow from a state that this authority may still have, because
-/// the change after it had not returned when the request was made.
+/// comes from the memory of one authority. So it only must follow from a state that this authority may still have,
+/// because the change after it had not returned when the request was made.
 ///
-/// # Errors
-/// Fails if an answer is wrong.
+/// # Errors Fails if an answer is wrong.
 pub fn check(history: &[Call]) -> Result<(), Stuck> {
     let gives_nothing = |call: &Call| matches!(call.came, Some((Ret::Denied | Ret::Gone, _)));
     for call in history.iter().filter(|call| gives_nothing(call)) {

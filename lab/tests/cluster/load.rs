@@ -1,5 +1,5 @@
-//! Traffic that must not notice the faults: flows that stay open, connections with grants that agents renew, connections
-//! that need a new grant, and clients without agents that follow the authorities.
+//! Traffic that must not notice the faults: flows that stay open, connections with grants that agents renew,
+//! connections that need a new grant, and clients without agents that follow the authorities.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Mutex;
@@ -16,20 +16,24 @@ use lab::service::{call, exchange};
 use lab::world::{DARK4, ECHO, FRONT4};
 use tokio::runtime::Builder;
 
-use crate::stage::{FAR, ROVER, SECRET, Stage, lock};
+use crate::overlay::Overlay;
+use crate::stage::{FAR, ROVER, SECRET, Stage, lock, setting};
 
 /// Interval of the bytes on a flow.
 const BEAT: Duration = Duration::from_millis(100);
-/// Interval of new connections and of requests.
-const PACE: Duration = Duration::from_millis(300);
+/// Shortest interval of new connections, and of the requests of one client. Each of them waits for the answer before
+/// the next one. Without the interval they would measure how many processes one machine runs at the same time: the
+/// three authorities, three members of etcd and all endpoints share it. `VOUCHSAFE_CLUSTER_PACE` sets another one, in
+/// milliseconds; with 0, each request follows the answer to the one before.
+const PACE: u64 = 100;
 /// Time within which a new grant must be there while the cluster has a majority.
 pub const PROMISE: Duration = Duration::from_secs(3);
 /// Time after which an answer does not count as an answer any more.
 const LOST: Duration = Duration::from_secs(12);
 
 /// Counters and failures of the traffic.
-#[derive(Default)]
 pub struct Load {
+    pace: Duration,
     /// Set when everybody has to end.
     pub end: AtomicBool,
     /// Failures, of which there must be none.
@@ -45,12 +49,23 @@ pub struct Load {
 }
 
 /// A kind of traffic, as the messages call it.
-type Kind = &'static str;
+pub type Kind = &'static str;
 
 const ASKED: Kind = "a new grant";
 const OPENED: Kind = "a connection that needs a new grant";
+const TUNNELLED: Kind = "a connection that needs new segments";
+/// The kinds of traffic that need something new.
+pub const KINDS: [Kind; 3] = [ASKED, OPENED, TUNNELLED];
 
 impl Load {
+    /// Creates the load. Nothing is sent yet.
+    pub fn new() -> Result<Self> {
+        let pace = Duration::from_millis(setting("VOUCHSAFE_CLUSTER_PACE")?.unwrap_or(PACE));
+        let (end, faults, waits) = (AtomicBool::new(false), Mutex::default(), Mutex::default());
+        let [beats, renewed, fresh] = [const { AtomicU64::new(0) }; 3];
+        Ok(Self { pace, end, faults, waits, beats, renewed, fresh })
+    }
+
     /// Starts the traffic on threads of `scope`.
     pub fn start<'s, 'e>(&'e self, scope: &'s Scope<'s, 'e>, stage: &'e Stage) -> Result<()> {
         for client in &stage.clients {
@@ -60,6 +75,10 @@ impl Load {
             let port = |number: u64| 1000 + (number % 59_000) as u16;
             scope.spawn(move || self.connect(client, OPENED, move |number| Stage::at(DARK4, port(number))));
         }
+        let tenant = stage.overlay.caller();
+        let flow = call(tenant, Overlay::at(ECHO), LOST).context("the tenants' flow that stays open")?;
+        scope.spawn(move || self.beat(flow));
+        scope.spawn(move || self.connect(tenant, TUNNELLED, |number| Overlay::at(1000 + (number % 59_000) as u16)));
         for host in &stage.hosts {
             scope.spawn(move || self.rove(&stage.probe, &host.url, &stage.ca));
         }
@@ -97,7 +116,7 @@ impl Load {
             } else {
                 self.waited(kind, began);
             }
-            sleep(PACE.saturating_sub(began.elapsed()));
+            sleep(self.pace.saturating_sub(began.elapsed()));
         }
     }
 
@@ -130,6 +149,7 @@ impl Load {
             if self.is_over() {
                 break;
             }
+            let round = Instant::now();
             for (kind, request) in [(ASKED, request(2 + (number % 60_000) as u16)), ("a renewal", held.clone())] {
                 let began = Instant::now();
                 match tokio::time::timeout(LOST, client.grant(&request)).await {
@@ -144,7 +164,7 @@ impl Load {
                     self.renewed.fetch_add(1, Relaxed);
                 }
             }
-            tokio::time::sleep(PACE).await;
+            tokio::time::sleep(self.pace.saturating_sub(round.elapsed())).await;
         }
         Ok(())
     }
@@ -164,11 +184,10 @@ impl Load {
         lock(&self.faults).push(text);
     }
 
-    /// Returns the longest wait for a new grant that was asked for after `from`, by a client of the API and for a
-    /// connection.
-    pub fn longest_since(&self, from: Instant) -> [Duration; 2] {
+    /// Returns the longest wait of each of [`KINDS`] that began after `from`.
+    pub fn longest_since(&self, from: Instant) -> [Duration; KINDS.len()] {
         let waits = lock(&self.waits);
-        [ASKED, OPENED].map(|of| {
+        KINDS.map(|of| {
             let of = waits.iter().filter(|(began, _, kind)| *began >= from && *kind == of);
             of.map(|(_, took, _)| *took).max().unwrap_or_default()
         })

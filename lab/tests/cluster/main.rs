@@ -1,24 +1,28 @@
 //! Several authorities over one etcd, with everything going wrong that may go wrong, while people work.
 //!
-//! Three hosts have a member of etcd and an authority each. While agents and other clients request grants, a loop kills,
-//! stops and cuts off authorities and members of etcd, which follow from a seed. Nobody may notice: no admitted flow is
-//! lost, no renewal fails, and each new grant is there within three seconds. The history of all grants, revocations and
-//! changes of the policy is checked: they happened as if there were a single authority (`history.rs`).
+//! Three hosts have a member of etcd and an authority each. While agents, tunnel endpoints and other clients request
+//! grants and segments, a loop kills, stops and cuts off authorities and members of etcd, and sets clocks of hosts. A
+//! seed decides where. Nobody may notice: no admitted flow is lost, no renewal fails, and each new grant is there
+//! within three seconds. The history of all grants, revocations and changes of the policy is checked: they happened as
+//! if there were a single authority (`history.rs`).
 //!
-//! A jump of one host's clock is left out, because the kernel has no namespaces for the time of day: it would be the
-//! clock of all hosts.
+//! The traffic waits for each answer and pauses for up to 100 ms (`load.rs`).
 //!
-//! `VOUCHSAFE_CLUSTER_MINUTES` sets for how long faults are caused, and `VOUCHSAFE_CLUSTER_SEED` which ones.
+//! `VOUCHSAFE_CLUSTER_MINUTES` sets for how long faults are caused, `VOUCHSAFE_CLUSTER_SEED` which ones, and
+//! `VOUCHSAFE_CLUSTER_PACE` how long the pauses are at least, in milliseconds.
 
 mod chance;
 mod chaos;
+mod clock;
 mod copies;
 mod history;
 mod load;
 mod migration;
+mod overlay;
 mod planted;
 mod probers;
 mod quota;
+mod recovery;
 mod rolling;
 mod stage;
 
@@ -61,7 +65,7 @@ fn nobody_notices_faults_and_the_history_is_that_of_one_authority() {
         let seed = setting("VOUCHSAFE_CLUSTER_SEED")?.unwrap_or_else(|| u64::from(std::process::id()));
         println!("VOUCHSAFE_CLUSTER_SEED={seed}");
         let stage = Stage::new(&[])?;
-        let (load, recorder) = (Load::default(), Recorder::new());
+        let (load, recorder) = (Load::new()?, Recorder::new(overlay::policy()));
         let (began, mut times) = (Instant::now(), FailOvers::default());
         thread::scope(|scope| {
             let _ends = (Ends(&load.end), Ends(&recorder.end));
@@ -99,6 +103,7 @@ fn nobody_notices_faults_and_the_history_is_that_of_one_authority() {
         println!("{operations} operations in the histories, {granted} grants, {unknown} with unknown outcome");
         recorder.is_rich(100)?;
         load.finish()?;
+        stage.overlay.check()?;
         same_everywhere(&stage)
     });
 }

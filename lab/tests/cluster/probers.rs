@@ -1,5 +1,5 @@
-//! Clients that request grants and record a history, each at one authority; and administrators who change the policy and
-//! revoke people meanwhile.
+//! Clients that request grants and record a history, each at one authority; and administrators who change the policy
+//! and revoke people meanwhile.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -30,6 +30,8 @@ pub struct Recorder {
     calls: [Mutex<Vec<Call>>; PARTS],
     sessions: AtomicU32,
     versions: AtomicU32,
+    /// The end of each version of the policy.
+    common: String,
     /// Set when everybody has to end.
     pub end: AtomicBool,
 }
@@ -46,10 +48,11 @@ pub struct Place {
 }
 
 impl Recorder {
-    /// Begins to record.
-    pub fn new() -> Self {
+    /// Begins to record. Each version of the policy ends with `common`.
+    pub fn new(common: String) -> Self {
         let (sessions, versions) = (AtomicU32::new(1), AtomicU32::new(1));
-        Self { began: Instant::now(), calls: Default::default(), sessions, versions, end: AtomicBool::new(false) }
+        let end = AtomicBool::new(false);
+        Self { began: Instant::now(), calls: Default::default(), sessions, versions, common, end }
     }
 
     /// Reports whether everybody has to end.
@@ -184,7 +187,7 @@ impl Recorder {
         let version = self.versions.fetch_add(1, Relaxed);
         let allowed: [bool; PARTS] = std::array::from_fn(|_| chance.below(4) > 0);
         let file = dir.join(format!("policy-{version}.toml"));
-        fs::write(&file, policy(version, &allowed))?;
+        fs::write(&file, policy(version, &allowed) + &self.common)?;
         let from = Instant::now();
         let ret = apply(&file.to_string_lossy()).then_some(Ret::Done);
         for (number, allowed) in allowed.into_iter().enumerate() {

@@ -1,5 +1,10 @@
-//! A rolling restart: each member ends by SIGTERM and starts again, under load.
+//! A rolling upgrade: each member ends by SIGTERM and starts again, one of them with a program of another version,
+//! under load.
 
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,13 +16,38 @@ use crate::load::Load;
 use crate::stage::{Stage, lock};
 use crate::{Ends, alone, same_everywhere};
 
+/// The version of the program under test.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Time in which endpoints come back to their own authority.
-const BACK: Duration = Duration::from_secs(75);
+const BACK: Duration = Duration::from_secs(60);
 
-/// Returns the authority in use, as `status` of an agent or of the verifier names it.
+/// Returns the authority in use, as `status` of an agent, of the verifier or of a tunnel endpoint names it.
 fn used(status: &Value) -> Option<String> {
     let found = [&status["session"]["in_use"], &status["in_use"]].into_iter().find_map(Value::as_str);
     found.map(|url| url.trim_end_matches('/').to_owned())
+}
+
+/// Returns another version, of the same length.
+fn other_version() -> String {
+    let last = if VERSION.ends_with('9') { '8' } else { '9' };
+    VERSION[..VERSION.len() - 1].to_owned() + &last.to_string()
+}
+
+/// Makes a copy of the program in `dir` that says another version, and returns its path.
+fn another_version(dir: &Path) -> Result<PathBuf> {
+    let copy = dir.join("vouchsafe-of-another-version");
+    fs::copy(lab::vouchsafe(), &copy)?;
+    // Both versions have the same length, so nothing else in the program moves.
+    let replace = format!("s/{}/{}/g", VERSION.replace('.', "\\."), other_version());
+    let status = Command::new("sed").env("LC_ALL", "C").args(["-i", &replace]).arg(&copy).status().context("sed")?;
+    ensure!(status.success(), "sed: {status}");
+    Ok(copy)
+}
+
+/// Returns the versions of the running members, as `cluster status` names them.
+fn versions(status: &Value) -> BTreeSet<String> {
+    let members = status["members"].as_array().into_iter().flatten();
+    members.filter_map(|member| Some(member["state"]["version"].as_str()?.to_owned())).collect()
 }
 
 #[test]
@@ -25,26 +55,51 @@ fn members_are_restarted_one_after_the_other_and_nothing_fails() {
     let _alone = alone();
     test(|| {
         let stage = Stage::new(&[])?;
-        let load = Load::default();
+        let load = Load::new()?;
         let endpoints = || -> Result<Vec<String>> {
             let mut all = stage.agents.iter().map(|agent| agent.status()).collect::<Result<Vec<_>>>()?;
             all.push(stage.verifier.status()?);
+            all.extend(stage.overlay.endpoints.iter().map(|endpoint| endpoint.status()).collect::<Result<Vec<_>>>()?);
             all.iter().map(|status| used(status).with_context(|| format!("no authority in use: {status}"))).collect()
         };
+        let logs = || -> Vec<String> {
+            let agents = stage.agents.iter().map(|agent| agent.log());
+            let others = stage.overlay.endpoints.iter().map(|endpoint| endpoint.log());
+            agents.chain([stage.verifier.log()]).chain(others).collect()
+        };
         let first = endpoints()?;
+        println!("in use at first: {first:?}");
         thread::scope(|scope| {
             let _ends = Ends(&load.end);
             load.start(scope, &stage)?;
+            let mut asked = vec![false; first.len()];
             for (at, host) in stage.hosts.iter().enumerate() {
                 let began = Instant::now();
+                let users: Vec<_> = endpoints()?.into_iter().map(|used| used == host.url).collect();
                 lock(&host.authority).stop()?;
                 let moved = || endpoints().is_ok_and(|now| now.iter().all(|url| *url != host.url));
                 ensure!(poll(Duration::from_secs(10), moved), "somebody still uses {}: {:?}", host.url, endpoints()?);
+                // This authority asked its users to change, so they did not have to find out.
+                let told = |log: &String| {
+                    log.lines().any(|line| line.contains(&host.url) && line.contains("is about to stop"))
+                };
+                let all = logs();
+                let missed = users.iter().zip(&all).position(|(uses, log)| *uses && !told(log));
+                ensure!(missed.is_none(), "nobody asked endpoint {missed:?} to change: {}", all[missed.unwrap_or(0)]);
+                asked.iter_mut().zip(users).for_each(|(asked, uses)| *asked |= uses);
+                if at == 1 {
+                    lock(&host.authority).set_program(another_version(host.namespace.dir())?);
+                }
                 lock(&host.authority).run()?;
                 stage.settle()?;
                 let took = began.elapsed();
                 println!("host {}: {took:.1?}, longest wait {:.3?}", at + 1, load.longest_since(began));
             }
+            ensure!(asked.iter().all(|asked| *asked), "not every endpoint was asked to change: {asked:?}");
+            let there = versions(&stage.hosts[0].status()?);
+            ensure!(there == [VERSION.to_owned(), other_version()].into(), "the members have versions {there:?}");
+            // Endpoints go by the times of answers, which depend on the load of this machine.
+            drop(Ends(&load.end));
             let restarted = Instant::now();
             let mut now = Vec::new();
             let back = poll(BACK, || {
@@ -56,6 +111,7 @@ fn members_are_restarted_one_after_the_other_and_nothing_fails() {
             anyhow::Ok(())
         })?;
         load.finish()?;
+        stage.overlay.check()?;
         same_everywhere(&stage)
     });
 }

@@ -1,5 +1,5 @@
-//! Three hosts with a member of etcd and an authority each, a server behind a verifier, two clients with agents, and a
-//! host of clients without agents. A router joins them all.
+//! Three hosts with a member of etcd and an authority each, a server behind a verifier, two clients with agents, two
+//! tunnel endpoints with a tenant each, and a host of clients without agents. A router joins them all.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -18,7 +18,9 @@ use lab::world::{
 use lab::{Etcd, Namespace, Process, poll};
 use serde_json::Value;
 
+use crate::clock::{self, Clock};
 use crate::history::PARTS;
+use crate::overlay::{self, Overlay};
 
 /// The hosts' addresses. The first is the one that [`Authority::make`] uses.
 pub const HOSTS: [&str; 3] = [AUTHORITY, "198.51.101.10", "198.51.102.10"];
@@ -42,6 +44,8 @@ pub struct Host {
     pub authority: Mutex<Authority>,
     /// The member of etcd.
     pub etcd: Mutex<Etcd>,
+    /// The authority's clock.
+    pub clock: Clock,
     /// The authority's URL.
     pub url: String,
     dir: PathBuf,
@@ -127,6 +131,8 @@ pub struct Stage {
     pub agents: Vec<Agent>,
     /// The verifier in front of the server.
     pub verifier: Verifier,
+    /// The virtual network.
+    pub overlay: Overlay,
     /// The three hosts.
     pub hosts: Vec<Host>,
     /// The echo service.
@@ -137,7 +143,7 @@ pub struct Stage {
     pub clients: Vec<Namespace>,
     /// The machine of clients without agents.
     pub probe: Namespace,
-    /// The router. Its devices are `h1`, `h2`, `h3`, `dc`, `c1`, `c2` and `probe`.
+    /// The router. Its devices are `h1`, `h2`, `h3`, `dc`, `c1`, `c2`, `e1`, `e2` and `probe`.
     pub router: Namespace,
     /// The certificate of the cluster's CA.
     pub ca: Vec<u8>,
@@ -178,16 +184,21 @@ impl Stage {
             )?);
         }
         let probe = attach("probe", "probe", "10.9.0.1/24", "10.9.0.254")?;
+        let endpoint = |number: usize| {
+            let address = overlay::address(number);
+            let gateway = address.trim_end_matches('1').to_owned() + "254";
+            attach(&format!("endpoint{number}"), &format!("e{number}"), &format!("{address}/24"), &gateway)
+        };
+        let places = vec![endpoint(1)?, endpoint(2)?];
         router.forward()?;
         // Each port of the dark address is an own destination, and all of them end at the echo.
         let ports = format!("ip daddr {DARK4} tcp dport 1000-60000 redirect to :{ECHO}");
         std::mem::forget(Rules::redirect(&server, &ports)?);
 
-        let places: Vec<_> = hosts.iter().zip(HOSTS).collect();
-        let etcds = Etcd::cluster(&places, etcd_flags)?;
+        let etcds = Etcd::cluster(&hosts.iter().zip(HOSTS).collect::<Vec<_>>(), etcd_flags)?;
         let urls: Vec<_> = etcds.iter().map(Etcd::url).collect();
         let authorities = found(&hosts, &urls)?;
-        let ca = fs::read(authorities[0].ca())?;
+        let ca = fs::read(authorities[0].0.ca())?;
         let hosts: Vec<_> = hosts.into_iter().zip(etcds).zip(authorities).map(join).collect();
 
         let echo = Echo::start(&server, ECHO)?;
@@ -198,7 +209,9 @@ impl Stage {
             agent.login(&lock(&host.authority), person)?;
             agents.push(agent);
         }
-        Ok(Self { agents, verifier, hosts, echo, server, clients, probe, router, ca, began: Instant::now() })
+        let overlay = Overlay::start(places, &hosts)?;
+        let began = Instant::now();
+        Ok(Self { agents, verifier, overlay, hosts, echo, server, clients, probe, router, ca, began })
     }
 
     /// Waits until each member of etcd works, and each authority may record grants and has followed nearly everything.
@@ -249,8 +262,9 @@ impl Stage {
     }
 }
 
-fn join(((namespace, etcd), authority): ((Namespace, Etcd), Authority)) -> Host {
+fn join(((namespace, etcd), (authority, clock)): ((Namespace, Etcd), (Authority, Clock))) -> Host {
     Host {
+        clock,
         url: authority.url(),
         dir: authority.dir().to_owned(),
         authority: Mutex::new(authority),
@@ -261,34 +275,47 @@ fn join(((namespace, etcd), authority): ((Namespace, Etcd), Authority)) -> Host 
 }
 
 /// Makes an authority at the first host, makes a cluster of it, and lets the other hosts join.
-fn found(hosts: &[Namespace], etcd: &[String]) -> Result<Vec<Authority>> {
+fn found(hosts: &[Namespace], etcd: &[String]) -> Result<Vec<(Authority, Clock)>> {
     let people = PEOPLE.iter().map(|person| (*person).to_owned()).chain([ROVER.into()]);
     let people: Vec<_> = people.chain((0..PARTS).map(part)).collect();
     let people: Vec<_> = people.iter().map(String::as_str).collect();
-    let mut first = Authority::make(&hosts[0], &policy(0, &[true; PARTS]), "", &people)?;
+    let mut first = Authority::make(&hosts[0], "", "segments = \"0.0.0.0:8443\"\n", &people)?;
+    fs::write(first.dir().join("networks.toml"), overlay::networks())?;
+    first.apply(&(policy(0, &[true; PARTS]) + &overlay::policy()))?;
     first.stop()?;
+    let library = clock::library(hosts[0].dir())?;
+    let clock = Clock::of(&mut first, &hosts[0], &library)?;
     let mut init: Vec<&str> = vec!["--name", "authority1", "--url"];
     let url = first.url();
     init.push(url.as_str());
     init.extend(etcd.iter().flat_map(|url| ["--etcd", url.as_str()]));
     first.command(&["cluster", "init"], &init).context("the cluster's beginning")?;
     first.run()?;
-    let mut all = vec![first];
+    let mut all = vec![(first, clock)];
     for (at, namespace) in hosts.iter().enumerate().skip(1) {
-        let (name, address, bundle) = (format!("authority{}", at + 1), HOSTS[at], namespace.dir().join("bundle"));
-        let mut member = Authority::at(namespace, address);
-        let (url, out) = (member.url(), bundle.to_string_lossy().into_owned());
-        let words = ["cluster", "invite"];
-        all[0].command(&words, &[&name, "--name-of-host", address, "--url", &url, "--out", &out])?;
-        let listen = format!("{address}:{AUTHORITY_PORT}");
-        // The member of etcd on the same host first.
-        let mut join = vec![out.as_str(), "--listen", &listen, "--etcd", &etcd[at]];
-        join.extend(etcd.iter().filter(|url| **url != etcd[at]).flat_map(|url| ["--etcd", url.as_str()]));
-        member.command(&["cluster", "join"], &join).with_context(|| name.clone())?;
+        let mut member = Authority::at(namespace, HOSTS[at]);
+        enter(&all[0].0, &member, namespace, at, etcd)?;
+        let clock = Clock::of(&mut member, namespace, &library)?;
         member.run()?;
-        all.push(member);
+        all.push((member, clock));
     }
     Ok(all)
+}
+
+/// Lets the authority of the host with this index, which has no directory, join the cluster by an invitation of
+/// another.
+pub fn enter(inviting: &Authority, member: &Authority, host: &Namespace, at: usize, etcd: &[String]) -> Result<()> {
+    let (name, address, bundle) = (format!("authority{}", at + 1), HOSTS[at], host.dir().join("bundle"));
+    let (url, out) = (member.url(), bundle.to_string_lossy().into_owned());
+    let words = ["cluster", "invite"];
+    inviting.command(&words, &[&name, "--name-of-host", address, "--url", &url, "--out", &out])?;
+    let listen = format!("{address}:{AUTHORITY_PORT}");
+    // The member of etcd on the same host first.
+    let mut join = vec![out.as_str(), "--listen", &listen, "--etcd", &etcd[at]];
+    join.extend(etcd.iter().filter(|url| **url != etcd[at]).flat_map(|url| ["--etcd", url.as_str()]));
+    member.command(&["cluster", "join"], &join).with_context(|| name.clone())?;
+    // A member needs its invitation only once.
+    Ok(fs::remove_file(bundle)?)
 }
 
 /// Returns the name of a part of the history: of a person, and of the receiver that this person requests.
@@ -301,8 +328,8 @@ pub fn part_address(number: usize) -> String {
     format!("192.0.2.{}", 100 + number)
 }
 
-/// Returns version `version` of the policy. The name of the rule of each part ends with the version. The rule exists only
-/// if the part is allowed. The other rules are the same in every version.
+/// Returns version `version` of the policy. The name of the rule of each part ends with the version. The rule exists
+/// only if the part is allowed. The other rules are the same in every version.
 pub fn policy(version: u32, allowed: &[bool; PARTS]) -> String {
     let receiver = |name: &str, address: &str| {
         format!(
@@ -314,7 +341,8 @@ pub fn policy(version: u32, allowed: &[bool; PARTS]) -> String {
             "[[rules]]\nname = \"{name}\"\naction = \"allow\"\nwho = \"{who}\"\nto = \"{to}\"\nlifetime = \"{lifetime}\"\n"
         )
     };
-    let mut text = format!("[groups]\nstaff = [\"{}\"]\n", PEOPLE.join("\", \""));
+    // Service accounts are in the group `hosts`.
+    let mut text = format!("[groups]\nstaff = [\"{}\"]\nhosts = []\n", PEOPLE.join("\", \""));
     text += &receiver("front", FRONT4);
     text += &receiver("dark", DARK4);
     text += &receiver("far", FAR);

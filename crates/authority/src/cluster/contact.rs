@@ -3,11 +3,12 @@
 //! only for a limited time (*grace*).
 
 use crate::now;
+use crate::storage::{Clock, clock_sentence};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// File name, in the authority's directory, of the time of the last contact.
@@ -36,15 +37,26 @@ pub enum Standing {
         /// The reason, as the latest attempt reported it.
         why: String,
     },
+    /// The clock of the member's host is wrong, so the member answers no calls and renews nothing.
+    WrongClock {
+        /// Number of seconds by which the clock is behind the cluster's time; negative if it is ahead.
+        behind: i64,
+    },
 }
 
 impl Standing {
+    /// Reports whether the authority may issue new grants and record changes.
+    pub fn may_record(&self) -> bool {
+        matches!(self, Self::Alone | Self::Member)
+    }
+
     /// Returns the name of the state, as `/v1/health` and the metrics show it.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Alone => "alone",
             Self::Member => "member",
             Self::NoMajority { .. } => "no_majority",
+            Self::WrongClock { .. } => "wrong_clock",
         }
     }
 
@@ -62,6 +74,10 @@ impl Standing {
                 format!(
                     "this member has no contact with a majority of etcd: it issues no new grants, and {may} ({why})"
                 )
+            }
+            Self::WrongClock { behind } => {
+                let clock = clock_sentence(*behind);
+                format!("this member answers no calls, because all times in its answers would be wrong: {clock}")
             }
         }
     }
@@ -94,17 +110,18 @@ struct Seen {
 pub struct Contact {
     seen: Option<Mutex<Seen>>,
     file: PathBuf,
+    clock: Arc<Clock>,
 }
 
 impl Contact {
     /// Creates the value for an authority that is in no cluster.
     pub fn alone() -> Self {
-        Self { seen: None, file: PathBuf::new() }
+        Self { seen: None, file: PathBuf::new(), clock: Arc::default() }
     }
 
     /// Creates the value for a member that renews leases for `grace` seconds after the last contact. Reads the time of
-    /// an earlier process's last contact from the authority's directory at `path`.
-    pub fn of_member(path: &std::path::Path, grace: u32) -> Self {
+    /// an earlier process's last contact from the authority's directory at `path`. `clock` is the host's clock.
+    pub fn of_member(path: &std::path::Path, grace: u32, clock: Arc<Clock>) -> Self {
         let file = path.join(FILE);
         let earlier = fs::read_to_string(&file).ok().and_then(|text| text.trim().parse().ok());
         // A time in the future shows that the clock was set back: it says nothing about how long ago the contact was.
@@ -112,7 +129,7 @@ impl Contact {
         let why = "etcd has not answered since the start".to_owned();
         let (began, age_at_start) = (Instant::now(), Duration::from_secs(now().saturating_sub(earlier)));
         let seen = Seen { heard: None, earlier, began, age_at_start, written: None, why, grace };
-        Self { seen: Some(Mutex::new(seen)), file }
+        Self { seen: Some(Mutex::new(seen)), file, clock }
     }
 
     /// Records that the member knew everything that the cluster had recorded at `at`.
@@ -147,6 +164,9 @@ impl Contact {
     /// Returns the authority's present rights.
     pub fn standing(&self) -> Standing {
         let Some(seen) = self.lock() else { return Standing::Alone };
+        if let Some(behind) = self.clock.wrong() {
+            return Standing::WrongClock { behind };
+        }
         let now = now();
         let (monotonic, since) = match seen.heard {
             Some(Heard { at, time }) => (at.elapsed(), time),
@@ -163,7 +183,7 @@ impl Contact {
 
     /// Reports whether the authority may issue new grants and record changes.
     pub fn may_record(&self) -> bool {
-        !matches!(self.standing(), Standing::NoMajority { .. })
+        self.standing().may_record()
     }
 
     /// Reports whether an attempt to record a new grant can succeed. Without contact, the attempt fails only after a
@@ -173,6 +193,7 @@ impl Contact {
         match self.standing() {
             Standing::Alone | Standing::Member => true,
             Standing::NoMajority { since, .. } => now().saturating_sub(since) <= TRY.as_secs(),
+            Standing::WrongClock { .. } => false,
         }
     }
 
@@ -181,7 +202,13 @@ impl Contact {
         match self.standing() {
             Standing::Alone | Standing::Member => true,
             Standing::NoMajority { renews_until, .. } => renews_until > now(),
+            Standing::WrongClock { .. } => false,
         }
+    }
+
+    /// Reports whether the clock of this host is right, as far as the authority knows.
+    pub fn has_right_clock(&self) -> bool {
+        self.clock.wrong().is_none()
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, Seen>> {
@@ -207,6 +234,10 @@ mod tests {
         Instant::now().checked_sub(Duration::from_secs(seconds)).expect("a machine that runs for some minutes")
     }
 
+    fn member(path: &std::path::Path) -> Contact {
+        Contact::of_member(path, 60, Arc::default())
+    }
+
     #[test]
     fn an_authority_alone_may_do_everything() {
         let contact = Contact::alone();
@@ -218,7 +249,7 @@ mod tests {
     #[test]
     fn a_member_without_contact_renews_for_its_grace_and_records_nothing() {
         let room = tempfile::tempdir().unwrap();
-        let contact = Contact::of_member(room.path(), 60);
+        let contact = member(room.path());
         assert!(!contact.may_record() && !contact.may_renew(), "it has never had contact");
         contact.note(Instant::now());
         assert!(contact.may_record() && contact.may_renew());
@@ -238,15 +269,30 @@ mod tests {
     }
 
     #[test]
+    fn a_member_with_a_wrong_clock_may_do_nothing() {
+        let room = tempfile::tempdir().unwrap();
+        let clock = Arc::<Clock>::default();
+        let contact = Contact::of_member(room.path(), 60, clock.clone());
+        contact.note(Instant::now());
+        assert!(contact.may_record() && contact.has_right_clock());
+        clock.compare(&[now() + 300, now() + 300]);
+        assert!(!contact.may_record() && !contact.may_try() && !contact.may_renew() && !contact.has_right_clock());
+        let said = contact.standing().sentence(now());
+        assert!(said.contains("s behind the cluster's time"), "{said}");
+        clock.compare(&[now(), now()]);
+        assert_eq!(contact.standing(), Standing::Member);
+    }
+
+    #[test]
     fn the_time_of_the_contact_outlives_the_process() {
         let room = tempfile::tempdir().unwrap();
-        Contact::of_member(room.path(), 60).note(Instant::now());
-        let later = Contact::of_member(room.path(), 60);
+        member(room.path()).note(Instant::now());
+        let later = member(room.path());
         assert!(!later.may_record() && later.may_renew());
         let text = |time: u64| fs::write(room.path().join(FILE), time.to_string()).unwrap();
         text(now() - 120);
-        assert!(!Contact::of_member(room.path(), 60).may_renew());
+        assert!(!member(room.path()).may_renew());
         text(now() + 120);
-        assert!(!Contact::of_member(room.path(), 60).may_renew(), "the clock was set back");
+        assert!(!member(room.path()).may_renew(), "the clock was set back");
     }
 }

@@ -121,8 +121,8 @@ impl Follower {
         }
     }
 
-    /// Publishes the state of this member until the future is dropped. While the member has no contact with etcd, sends
-    /// the endpoints that listen here to other members.
+    /// Publishes the state of this member until the future is dropped. While the member has no contact with etcd, or a
+    /// wrong clock, sends the endpoints that listen here to other members.
     ///
     /// # Errors
     /// Never fails. It returns a `Result` because all tasks of the server do.
@@ -151,6 +151,7 @@ impl Follower {
             self.tell();
             let gone = match self.contact.standing() {
                 Standing::NoMajority { since, .. } => now().saturating_sub(since) >= SEND_AWAY.as_secs(),
+                Standing::WrongClock { .. } => true,
                 _ => false,
             };
             if gone && !sent_away {

@@ -3,7 +3,7 @@
 
 use super::config::ClusterConfig;
 use crate::now;
-use crate::storage::Log;
+use crate::storage::{Log, clock_sentence};
 use anyhow::{Result, bail};
 use api::AUTHORITIES_MAX;
 use etcd::{Compare, Etcd, Op, Txn};
@@ -18,8 +18,6 @@ pub const TTL: u32 = 5;
 /// Age of the stored state from which on etcd counts as one that stores nothing. The election of a leader, and a lost
 /// call, take some seconds.
 const STORED: Duration = Duration::from_secs(3 * TTL as u64);
-/// Difference from the clocks of most members, in seconds, with which a member neither issues nor deletes anything.
-const CLOCK_DIFFERENCE: u64 = 30;
 /// Prefix of the names under which the table `shared` lists the members. The table lists members that do not run, too.
 pub const KNOWN: &str = "member:";
 
@@ -83,8 +81,6 @@ pub struct Cluster {
     live: Mutex<Vec<MemberState>>,
     /// The names of all members, as this member's database lists them.
     known: Mutex<Option<BTreeSet<String>>>,
-    /// Number of seconds by which this member's clock is behind the clocks of most members.
-    clock: Mutex<i64>,
 }
 
 /// The members of the cluster. In an authority without a cluster, the only member is the authority itself.
@@ -112,8 +108,8 @@ impl Members {
         let (name, url, version) = (config.name.clone(), config.url.clone(), env!("CARGO_PKG_VERSION").to_owned());
         let own = Mutex::new(MemberState { name, url, version, since: now(), ..MemberState::default() });
         let (published, stored, live) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let (known, clock) = (Mutex::default(), Mutex::default());
-        let cluster = Cluster { config, etcd, log, own, published, stored, live, known, clock };
+        let known = Mutex::default();
+        let cluster = Cluster { config, etcd, log, own, published, stored, live, known };
         Ok(Self { cluster: Some(cluster), url: None })
     }
 
@@ -275,7 +271,8 @@ impl Cluster {
             states.retain(|state| known.contains(&state.name));
         }
         states.sort_by(|one, other| one.name.cmp(&other.name));
-        *lock(&self.clock) = behind(now(), states.iter().filter(|state| state.name != self.config.name));
+        let others = states.iter().filter(|state| state.name != self.config.name);
+        self.log.clock().compare(&others.map(|state| state.time).collect::<Vec<_>>());
         lock(&self.live).clone_from(&states);
         Ok(states)
     }
@@ -305,9 +302,8 @@ impl Cluster {
                 "etcd answers, but does not store the state of this member: see `vouchsafe authority cluster status`"
             );
         }
-        let behind = *lock(&self.clock);
-        if behind.unsigned_abs() > CLOCK_DIFFERENCE {
-            bail!("the clock of this host differs by {behind} s from those of most members: correct it (timedatectl)");
+        if let Some(behind) = self.log.clock().wrong() {
+            bail!(clock_sentence(behind));
         }
         if let Some(other) = others.iter().find(|other| other.applied > head) {
             bail!(
@@ -335,15 +331,6 @@ impl Cluster {
     fn key(&self, name: &str) -> String {
         format!("/vouchsafe/{}/members/{name}", self.config.id)
     }
-}
-
-/// Returns the number of seconds by which a clock that shows `now` is behind the median of all members' clocks. With
-/// fewer than three members, nobody can tell which clock is wrong.
-fn behind<'s>(now: u64, others: impl Iterator<Item = &'s MemberState>) -> i64 {
-    let ahead = |state: &MemberState| state.time.cast_signed() - now.cast_signed();
-    let mut all: Vec<_> = others.map(ahead).chain([0]).collect();
-    all.sort_unstable();
-    if all.len() < 3 { 0 } else { all[all.len() / 2] }
 }
 
 /// Returns the text that binds a sealed state to its member.
@@ -393,17 +380,6 @@ mod tests {
         let error = check_alike(&own, &[MemberState { epoch_length: 1800, ..other.clone() }]).unwrap_err().to_string();
         assert!(check_alike(&own, &[MemberState { issuer: "https://id.example.org".into(), ..other }]).is_err());
         assert!(error.contains("`epoch_length`") && error.contains("1800 s") && error.contains("member b"), "{error}");
-    }
-
-    #[test]
-    fn the_clock_of_one_is_wrong_if_two_others_agree() {
-        let states = |times: &[u64]| -> Vec<_> {
-            times.iter().map(|time| MemberState { time: *time, ..MemberState::default() }).collect()
-        };
-        assert_eq!(behind(1000, states(&[1000, 5000]).iter()), 0);
-        assert_eq!(behind(1000, states(&[5000, 5001]).iter()), 4000);
-        assert_eq!(behind(5000, states(&[1000, 999]).iter()), -4000);
-        assert_eq!(behind(1000, states(&[5000]).iter()), 0, "nobody can tell");
     }
 
     #[test]

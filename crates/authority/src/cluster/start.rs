@@ -44,7 +44,7 @@ impl Start {
             return Ok(Self { members, contact, database, candidate, version: 0, networks: None });
         };
         let mut database = directory.open_database()?;
-        let contact = Contact::of_member(directory.path(), settings.grace);
+        let contact = Contact::of_member(directory.path(), settings.grace, cluster.log().clock().clone());
         let issuer = settings.provider.as_ref().map(|provider| provider.issuer.clone()).unwrap_or_default();
         cluster.change(|own| {
             (own.epoch_length, own.max_lifetime, own.issuer) = (settings.epoch_length, settings.max_lifetime, issuer);

@@ -13,6 +13,7 @@ use crate::http::key_transfer::KeyTransfer;
 use crate::http::openapi::parts::{self, HandleText};
 use crate::http::peer::{Member, Peer};
 use crate::http::problems::Problem;
+use crate::http::right_clock::require_right_clock;
 use crate::http::throttle::{Key, Throttle};
 use crate::http::turns::RequestQueue;
 use crate::keys::Keyring;
@@ -100,6 +101,7 @@ pub fn router(authority: Arc<Authority>, description: &str) -> Router {
     router
         .route("/v1/openapi.json", get(described))
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .layer(from_fn_with_state(authority.contact.clone(), require_right_clock))
         .merge(console::router(authority.clone()))
         .fallback(async || Problem::NotFound("call"))
         .method_not_allowed_fallback(async || Problem::WrongMethod)

@@ -82,9 +82,9 @@ pub enum Problem {
     /// The limit on concurrent operations of this kind is reached. The text names the operations, and follows "too
     /// many" in the message.
     Busy(&'static str),
-    /// This member of a cluster has no contact with a majority of etcd, and has not carried out the call. Another
-    /// member possibly can. The log and `cluster status` show the reason; the response does not, because strangers can
-    /// read it.
+    /// This member of a cluster has no contact with a majority of etcd, or its clock is wrong. It has not carried out
+    /// the call. Another member possibly can. The log and `cluster status` show the reason; the response does not,
+    /// because strangers can read it.
     NoMajority,
     /// An internal error of the authority.
     Internal(anyhow::Error),
@@ -202,8 +202,8 @@ impl Problem {
             Self::NoMajority => (
                 S::SERVICE_UNAVAILABLE,
                 api::Problem::NO_MAJORITY,
-                "this member of the cluster has no contact with a majority, and has not carried out the call: try \
-                 again, or call another member",
+                "this member of the cluster has no contact with a majority, or its clock is wrong, and it has not \
+                 carried out the call: try again, or call another member",
             ),
             Self::WrongMethod => (S::METHOD_NOT_ALLOWED, "wrong_method", "this method is not allowed here"),
             Self::Internal(_) => (S::INTERNAL_SERVER_ERROR, "internal", "internal error: see the authority's log"),

@@ -69,6 +69,8 @@ pub struct ClusterSnapshot {
     pub is_current: bool,
     /// Whether the member renews leases.
     pub renews: bool,
+    /// Whether the clock of the member's host agrees with the clocks of the other members.
+    pub clock_is_right: bool,
 }
 
 /// Renders the metrics page.
@@ -108,6 +110,11 @@ pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
         let (current, renews) = (f64::from(cluster.is_current), f64::from(cluster.renews));
         page.gauge("cluster_majority", "1 if this member has contact with a majority of etcd, otherwise 0", current);
         page.gauge("cluster_renews", "1 if this member renews leases, otherwise 0", renews);
+        page.gauge(
+            "cluster_clock",
+            "1 if the clock of this host is right; 0 if it is wrong, and the member answers no calls",
+            f64::from(cluster.clock_is_right),
+        );
     }
     let trails = Trail::ALL.map(|trail| snapshot.heads.iter().find(|head| head.trail == trail));
     let ids = trails.iter().flatten().map(|head| (label("trail", head.trail.name()), head.id as f64));

@@ -102,7 +102,7 @@ impl Enforcer {
         let (directory, max_lifetime) = (self.directory.clone(), self.settings.max_lifetime);
         let replaces = text.is_some();
         let standing = self.contact.standing();
-        if let Standing::NoMajority { .. } = standing {
+        if !standing.may_record() {
             // The lock is not taken, because all decisions would wait until the database gives up.
             bail!(standing.sentence(now()));
         }

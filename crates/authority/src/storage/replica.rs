@@ -1,13 +1,13 @@
 //! A member of a cluster of authorities. Each member has a whole copy of the database, and the members replicate
-//! committed transactions through a log in etcd ([`Log`]).
-//!
-//! Only one member at a time has the *turn*: the right to append an entry to the log. A transaction that changes
-//! replicated tables takes the turn, applies the entries that this member lacks, runs, appends the changed rows as the
-//! next entry, and commits. So all transactions have one order, and the log contains every committed transaction. A
-//! process always takes the turn first and SQLite's lock second.
+//! committed transactions through a log in etcd ([`Log`]). Only one member at a time has the *turn*: the right to
+//! append an entry to the log. A transaction that changes replicated tables takes the turn, applies the entries that
+//! this member lacks, runs, appends the changed rows as the next entry, and commits. So all transactions have one
+//! order, and the log contains every committed transaction. A process always takes the turn first and SQLite's lock
+//! second.
 
 mod apply;
 mod capture;
+pub(super) mod clock;
 mod entry;
 mod log;
 mod seal;

@@ -5,12 +5,13 @@ use crate::admin::control::{self, Command, Reply};
 use crate::cluster::bundle::{self, Etcd, Left};
 use crate::cluster::contact::Standing;
 use crate::cluster::status::Status;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use shell::{print, println};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::str::FromStr;
 
 /// Run several authorities that share their state over etcd
 #[derive(Subcommand, Debug)]
@@ -119,8 +120,9 @@ pub struct InitArguments {
 /// Moves the state of the authority to another store
 #[derive(Args, Debug)]
 pub struct MigrateArguments {
-    /// `etcd` makes the authority the first member of a cluster, as `cluster init` does; `sqlite` takes a member out of
-    /// its cluster, as `cluster leave` does
+    /// `etcd` makes the authority the first member of a cluster, as `cluster init` does. `etcd://HOST:PORT` does the
+    /// same with the etcd at https://HOST:PORT; further servers follow after commas. `sqlite` takes a member out of its
+    /// cluster, as `cluster leave` does
     #[arg(long, value_name = "STORE")]
     to: Store,
     /// The options of `cluster init`, without which `--to etcd` fails
@@ -155,12 +157,35 @@ pub struct MigrateOptions {
 }
 
 /// A store of the authority's state
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Store {
-    /// A cluster over etcd
-    Etcd,
-    /// An authority in no cluster, with its state in an SQLite file
+    /// A cluster over etcd. The URLs of etcd's servers, if `--to` names them.
+    Etcd(Vec<String>),
+    /// An authority in no cluster, with its state in an SQLite file.
     Sqlite,
+}
+
+impl FromStr for Store {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let servers = match text {
+            "etcd" => return Ok(Self::Etcd(Vec::new())),
+            "sqlite" => return Ok(Self::Sqlite),
+            _ => text.strip_prefix("etcd://").ok_or("the stores are etcd, etcd://HOST:PORT and sqlite")?,
+        };
+        let url = |server: &str| {
+            let is_server = server.rsplit_once(':').is_some_and(|(host, port)| {
+                !host.is_empty() && !host.contains(['/', '@', '?', '#']) && port.parse::<u16>().is_ok()
+            });
+            if is_server {
+                Ok(format!("https://{server}"))
+            } else {
+                Err(format!("{server:?} is not a server of etcd, such as 192.0.2.11:2379"))
+            }
+        };
+        servers.split(',').map(url).collect::<Result<_, _>>().map(Self::Etcd)
+    }
 }
 
 pub(super) async fn run(command: ClusterCommand) -> Result<ExitCode> {
@@ -203,9 +228,10 @@ pub(super) async fn migrate(MigrateArguments { to, options }: MigrateArguments) 
     let MigrateOptions { at, etcd, name, url, tls, without_etcd, keep_state } = options;
     match to {
         Store::Sqlite => leave(at, without_etcd, keep_state).await,
-        Store::Etcd => {
-            let (name, url) = (name.unwrap_or_default(), url.unwrap_or_default());
-            let arguments = InitArguments { at, etcd, name, url, tls };
+        Store::Etcd(named) => {
+            let name = name.context("`--to etcd://…` needs `--name`, the name of this member")?;
+            let url = url.context("`--to etcd://…` needs `--url`, at which agents and verifiers reach this member")?;
+            let arguments = InitArguments { at, etcd: [named, etcd].concat(), name, url, tls };
             blocking(move || init(arguments)).await
         }
     }
@@ -268,4 +294,24 @@ async fn status(at: &At, json: bool) -> Result<ExitCode> {
 /// Runs `work` on a blocking thread, because the database of a member waits for etcd.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     tokio::task::spawn_blocking(work).await?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_is_named_by_a_word_or_by_the_servers_of_etcd() {
+        assert_eq!("sqlite".parse(), Ok(Store::Sqlite));
+        assert_eq!("etcd".parse(), Ok(Store::Etcd(Vec::new())));
+        let urls = vec!["https://192.0.2.11:2379".to_owned(), "https://[2001:db8::1]:2379".to_owned()];
+        assert_eq!("etcd://192.0.2.11:2379,[2001:db8::1]:2379".parse(), Ok(Store::Etcd(urls)));
+        for text in ["postgres", "etcd:", "https://192.0.2.11:2379"] {
+            assert!(text.parse::<Store>().unwrap_err().contains("etcd://HOST:PORT"), "{text}");
+        }
+        for text in ["etcd://", "etcd://a", "etcd://a:b", "etcd://a:1,", "etcd://a:1/path", "etcd://u@a:1", "etcd://:1"]
+        {
+            assert!(text.parse::<Store>().unwrap_err().contains("is not a server of etcd"), "{text}");
+        }
+    }
 }

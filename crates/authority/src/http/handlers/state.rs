@@ -36,7 +36,7 @@ struct Health {
 async fn health(Part(contact): Part<Contact>) -> Result<Json<Health>, Problem> {
     let (standing, now) = (contact.standing(), now());
     match &standing {
-        Standing::NoMajority { .. } => Err(Problem::NoMajority),
+        Standing::NoMajority { .. } | Standing::WrongClock { .. } => Err(Problem::NoMajority),
         Standing::Alone | Standing::Member => Ok(Json(Health { status: "ok", state: standing.name(), now })),
     }
 }

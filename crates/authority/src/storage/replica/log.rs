@@ -3,6 +3,7 @@
 //! `/vouchsafe/CLUSTER/`.
 
 use super::Unavailable;
+use super::clock::{self, Clock};
 use super::entry::{self, Entry};
 use super::seal::{ClusterId, ClusterKey};
 use anyhow::{Context, Result, bail};
@@ -61,6 +62,7 @@ struct Inner {
     rests: Mutex<Option<(Instant, String)>>,
     /// The number of the latest snapshot that this process has seen.
     snapshot: AtomicU64,
+    clock: Arc<Clock>,
 }
 
 /// The last entry of the log.
@@ -120,8 +122,8 @@ impl Log {
     }
 
     pub(crate) fn over(store: Box<dyn Store>, cluster: ClusterId, key: ClusterKey, member: String) -> Self {
-        let (rests, snapshot) = (Mutex::default(), AtomicU64::new(0));
-        Self(Arc::new(Inner { store, cluster, key, member, rests, snapshot }))
+        let (rests, snapshot, clock) = (Mutex::default(), AtomicU64::new(0), Arc::default());
+        Self(Arc::new(Inner { store, cluster, key, member, rests, snapshot, clock }))
     }
 
     /// Returns the number of the last entry.
@@ -146,6 +148,15 @@ impl Log {
     /// Fails if the value does not come from a member of this cluster, or belongs to another context.
     pub fn open(&self, context: &str, sealed: &[u8]) -> Result<Vec<u8>> {
         self.0.key.open(&self.context(context), sealed)
+    }
+
+    /// Returns the clock of this host. While it is wrong, nothing can be recorded.
+    pub fn clock(&self) -> &Arc<Clock> {
+        &self.0.clock
+    }
+
+    fn check_clock(&self) -> Result<(), Unavailable> {
+        self.0.clock.wrong().map_or(Ok(()), |behind| Err(Unavailable::now(clock::sentence(behind))))
     }
 
     pub(super) fn cluster(&self) -> ClusterId {
@@ -210,6 +221,7 @@ impl Log {
     /// Takes the turn if nobody has it. `holder` begins with the member's name, and is different for each open
     /// database.
     pub(super) fn take_turn(&self, lease: i64, holder: &str) -> Result<Taken> {
+        self.check_clock()?;
         let (turn, head) = (self.key("turn"), self.key("head"));
         let put = Op::Put { key: turn.clone(), value: holder.into(), lease: Some(lease) };
         let (success, failure) = (vec![put, Op::Get { key: head }], vec![Op::Get { key: turn.clone() }]);
@@ -274,6 +286,8 @@ impl Log {
 
     /// Appends the next entry and gives the turn back, both or neither.
     pub(super) fn append(&self, turn: &Turn, sealed: Vec<u8>, next: &Head) -> Result<Appended> {
+        // The transaction may contain times that it has read since the clock was set.
+        self.check_clock()?;
         let (held, head) = (self.key("turn"), self.key("head"));
         let compare = vec![
             Compare::CreateRevisionIs(held.clone(), turn.revision),
