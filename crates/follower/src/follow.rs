@@ -293,6 +293,15 @@ impl Follower {
                 "lost the connection to the authority; the configuration and keys read earlier stay in force"
             );
         }
+        // The stream has a connection of its own, so the calls may succeed although it is down.
+        let why = self.events.as_ref().filter(|_| is_silent).and_then(|events| events.trouble().borrow().clone());
+        self.health.send_if_modified(|health| {
+            let is_new = health.trouble.is_none() && why.is_some();
+            if is_new {
+                health.trouble = why;
+            }
+            is_new
+        });
         self.save();
     }
 

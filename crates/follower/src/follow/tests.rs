@@ -154,6 +154,21 @@ async fn a_silent_authority_counts_as_lost_until_it_greets_again() {
 }
 
 #[tokio::test]
+async fn the_reason_is_told_if_only_the_event_stream_is_down() {
+    let mut scene = Scene::new();
+    scene.fetched(Ok(state(now())));
+    // Nobody listens at the address of the authority.
+    let mut trouble = scene.follower.events.as_ref().unwrap().trouble();
+    drop(trouble.wait_for(Option::is_some).await.unwrap());
+    scene.handle(Kind::Tick);
+    assert_eq!(scene.health().trouble, None, "the stream may be up again within moments");
+    scene.follower.heard -= SILENCE + TICK;
+    scene.handle(Kind::Tick);
+    let told = scene.health().trouble.unwrap_or_default();
+    assert!(told.starts_with("cannot reach the authority: "), "{told}");
+}
+
+#[tokio::test]
 async fn the_next_run_knows_what_events_said() {
     let mut scene = Scene::new();
     let folder = Folder::at(scene.room.path());
