@@ -1,18 +1,22 @@
 //! The memory of an authority for each endpoint that listens for events, and the time until 20 000 listening endpoints
 //! have heard that their grants are revoked.
 //!
-//! The real server runs in a process of its own. Every endpoint is a TLS connection with HTTP/2, like that of an agent.
-//! The endpoints have 200 loopback addresses, because the authority limits the connections of one address. The memory
-//! is the growth of the server's anonymous memory, from 64 endpoints to all of them, divided by the number of
-//! endpoints. It is read after each endpoint has heard two of the events that are sent every ten seconds. The kernel's
-//! memory for sockets is not in it. It is printed as a figure of its own, and contains both ends of each connection.
-//! `http.stream_agent_kib` is the same for the client that agents have, which compresses the headers of its request; it
-//! is measured with fewer of them, because they take much memory themselves.
+//! The real server runs in a process of its own. Every endpoint is a TLS connection with HTTP/1.1, like that on which
+//! an agent listens. The endpoints have 200 loopback addresses, because the authority limits the connections of one
+//! address. The memory is the growth of the server's anonymous memory, from 64 endpoints to all of them, divided by the
+//! number of endpoints. It is read after each endpoint has heard two of the events that are sent every ten seconds. The
+//! kernel's memory for sockets is not in it. It is printed as a figure of its own, and contains both ends of each
+//! connection.
+//!
+//! Three more figures are measured with fewer endpoints. `http.stream_http2_kib` is the same over HTTP/2.
+//! `http.stream_agent_kib` is the same for the client that agents have. `http.agent_kib` is all the memory for an agent
+//! that has just made a call. It has a second connection then, over HTTP/2, which it closes within three minutes.
 //!
 //! Then every endpoint has a grant, and the operator applies a policy that allows none of them. `revocation.heard_ms`
 //! is the time from the start of this command until the last endpoint has decrypted the event that its grant is
 //! revoked. The server shares the processors of the machine with all endpoints. If the limit on open files allows fewer
-//! than 20 000 endpoints, but at least 10 000, the time is multiplied by the missing part.
+//! than 20 000 endpoints, but at least 10 000, the time is multiplied by the missing part. The same is done if
+//! `VOUCHSAFE_BENCH_STREAMS` sets a smaller number of endpoints.
 //!
 //! Prints one JSON object, which `cargo xtask bench` collects.
 
@@ -30,16 +34,18 @@ use rustls_pki_types::{CertificateDer, ServerName};
 use sha2::{Digest, Sha256};
 use std::io::{BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::Range;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpSocket;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use wire::{Destination, Flags, Holder};
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -49,8 +55,10 @@ const MANY: usize = 20_000;
 const LEAST: usize = 10_000;
 /// Endpoints that listen before the first measurement, so that what the process needs once is not counted.
 const BEFORE: usize = 64;
-/// Number of endpoints that have the client of agents.
-const AGENTS: usize = 1_000;
+/// Number of endpoints in the measurements with fewer of them.
+const FEW: usize = 1_000;
+/// Number of agents with two connections. The authority accepts two thousand connections of their address at once.
+const AGENTS: usize = 400;
 /// Endpoints of one source address.
 const OF_SOURCE: usize = 100;
 /// Source addresses of one /24.
@@ -65,6 +73,8 @@ const TOGETHER: usize = 64;
 const FILES: u64 = 160;
 /// Longest wait for the endpoints.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Sets another number of endpoints.
+const ENDPOINTS: &str = "VOUCHSAFE_BENCH_STREAMS";
 /// Names the authority's directory to the process that serves.
 const SERVES: &str = "VOUCHSAFE_BENCH_SERVES";
 
@@ -150,29 +160,12 @@ async fn main() {
     let live = Database::open(&directory.database()).expect("the database").grants(now(), false).expect("grants");
     assert_eq!(live.len(), many, "the policy allows every grant");
     drop(live);
-    let (connector, heard) = (connector(&directory), Arc::new(Heard::new()));
-    let open = async |from: usize, to: usize| {
-        eprintln!("streams: opening {} streams", to - from);
-        let turns = Arc::new(Semaphore::new(TOGETHER));
-        for (number, token) in tokens.iter().enumerate().take(to).skip(from) {
-            let turn = turns.clone().acquire_owned().await.expect("the semaphore stays open");
-            let endpoint = Endpoint { number, to: serving.address, token: token.clone() };
-            let (connector, heard) = (connector.clone(), heard.clone());
-            tokio::spawn(async move {
-                if let Err(error) = endpoint.listen(connector, &heard, || drop(turn)).await {
-                    heard.fail(format!("{number}: {error}"));
-                }
-            });
-        }
-        heard.until("hello", &heard.hello, to).await;
-        // Everything that a stream needs later, it has after two of these events.
-        let before = heard.alive.load(Ordering::Relaxed);
-        heard.until("alive", &heard.alive, before + 2 * to).await;
-    };
+    let crowd = Crowd::new(&directory, serving.address, Protocol::Http1);
+    let heard = crowd.heard.clone();
     let memory = || (memory_of(serving.process.id()), memory_of_kernel());
-    open(0, BEFORE).await;
+    crowd.open(&tokens, 0..BEFORE).await;
     let first = memory();
-    open(BEFORE, many).await;
+    crowd.open(&tokens, BEFORE..many).await;
     let second = memory();
     let (mut figures, of_each) = (Figures::default(), (many - BEFORE) as f64);
     figures.count("http.stream_kib", "KiB", (second.0 - first.0) / of_each, Some(MEMORY));
@@ -195,13 +188,25 @@ async fn main() {
     figures.count("revocation.first_heard_ms", "ms", (first_heard - begun).as_secs_f64() * 1e3, None);
     figures.count("revocation.returns_ms", "ms", (returned - begun).as_secs_f64() * 1e3, None);
     drop(serving);
-    let of_agent = agents(&directory, &tokens).await;
-    figures.count("http.stream_agent_kib", "KiB", of_agent, Some(MEMORY));
+    figures.count("http.stream_http2_kib", "KiB", over_http2(&directory, &tokens).await, None);
+    figures.count("http.stream_agent_kib", "KiB", agents(&directory, &tokens, FEW, false).await, Some(MEMORY));
+    figures.count("http.agent_kib", "KiB", agents(&directory, &tokens, AGENTS, true).await, None);
     figures.print();
 }
 
-/// Returns the memory of an authority for each endpoint that has the client of agents, in KiB.
-async fn agents(directory: &Directory, tokens: &[String]) -> f64 {
+/// Returns the memory of an authority for each endpoint that listens over HTTP/2, in KiB.
+async fn over_http2(directory: &Directory, tokens: &[String]) -> f64 {
+    let serving = start(directory);
+    let crowd = Crowd::new(directory, serving.address, Protocol::Http2);
+    crowd.open(tokens, 0..BEFORE).await;
+    let first = memory_of(serving.process.id());
+    crowd.open(tokens, BEFORE..BEFORE + FEW).await;
+    (memory_of(serving.process.id()) - first) / FEW as f64
+}
+
+/// Returns the memory of an authority for each of `count` endpoints that have the client of agents, in KiB. If `calls`
+/// is set, each of them makes a call, and the measurement ends before the connection for calls does.
+async fn agents(directory: &Directory, tokens: &[String], count: usize, calls: bool) -> f64 {
     let serving = start(directory);
     let ca = std::fs::read(directory.ca()).expect("the CA's certificate");
     let heard = Arc::new(AtomicUsize::new(0));
@@ -209,8 +214,12 @@ async fn agents(directory: &Directory, tokens: &[String]) -> f64 {
         eprintln!("streams: opening {} streams of agents", to - from);
         for token in &tokens[from..to] {
             let caller = Authority::new(&format!("https://{}", serving.address), Some(&ca)).expect("a client");
-            let mut events = caller.with_token(token).events();
+            let caller = caller.with_token(token);
+            let mut events = caller.events();
             assert_eq!(events.next().await.expect("an event"), Event::Hello);
+            if calls {
+                caller.destinations().await.expect("an answer");
+            }
             let heard = heard.clone();
             tokio::spawn(async move {
                 while events.next().await.is_ok_and(|event| event == Event::Alive) {
@@ -226,8 +235,44 @@ async fn agents(directory: &Directory, tokens: &[String]) -> f64 {
     };
     open(0, BEFORE).await;
     let first = memory_of(serving.process.id());
-    open(BEFORE, BEFORE + AGENTS).await;
-    (memory_of(serving.process.id()) - first) / AGENTS as f64
+    open(BEFORE, BEFORE + count).await;
+    (memory_of(serving.process.id()) - first) / count as f64
+}
+
+/// Endpoints that listen at one server, over one protocol.
+struct Crowd {
+    to: SocketAddr,
+    protocol: Protocol,
+    connector: TlsConnector,
+    heard: Arc<Heard>,
+}
+
+impl Crowd {
+    fn new(directory: &Directory, to: SocketAddr, protocol: Protocol) -> Self {
+        Self { to, protocol, connector: connector(directory, protocol), heard: Arc::new(Heard::new()) }
+    }
+
+    /// Opens the streams of the endpoints with these numbers, after all streams with lower numbers. Returns when each
+    /// endpoint has everything that it needs later: after two of the events that are sent every ten seconds.
+    async fn open(&self, tokens: &[String], numbers: Range<usize>) {
+        eprintln!("streams: opening {} streams over {:?}", numbers.len(), self.protocol);
+        let (turns, all) = (Arc::new(Semaphore::new(TOGETHER)), numbers.end);
+        for number in numbers {
+            let turn = turns.clone().acquire_owned().await.expect("the semaphore stays open");
+            let (to, protocol, token) = (self.to, self.protocol, tokens[number].clone());
+            let endpoint = Endpoint { number, to, protocol, token };
+            let (connector, heard) = (self.connector.clone(), self.heard.clone());
+            tokio::spawn(async move {
+                if let Err(error) = endpoint.listen(connector, &heard, || drop(turn)).await {
+                    heard.fail(format!("{number}: {error}"));
+                }
+            });
+        }
+        let heard = &self.heard;
+        heard.until("hello", &heard.hello, all).await;
+        let before = heard.alive.load(Ordering::Relaxed);
+        heard.until("alive", &heard.alive, before + 2 * all).await;
+    }
 }
 
 /// Serves the authority of the directory until standard input ends.
@@ -253,23 +298,26 @@ fn start(directory: &Directory) -> Serving {
 /// for the server.
 ///
 /// # Panics
-/// Panics if the limit is too low for the bench.
+/// Panics if the limit is too low for the bench, or the number that was set is too small.
 fn endpoints() -> usize {
-    let wanted = MANY as u64 + FILES;
+    let set = std::env::var(ENDPOINTS).ok().map(|number| number.parse().expect("a number of endpoints"));
+    let most: usize = set.unwrap_or(MANY);
+    assert!((BEFORE + FEW..=MANY).contains(&most), "{ENDPOINTS} has to be from {} to {MANY}", BEFORE + FEW);
+    let (least, wanted) = (LEAST.min(most), most as u64 + FILES);
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).expect("the limit on open files");
     // To raise the hard limit takes CAP_SYS_RESOURCE.
     let limit = if setrlimit(Resource::RLIMIT_NOFILE, wanted, wanted.max(hard)).is_ok() { wanted } else { hard };
     let _ = setrlimit(Resource::RLIMIT_NOFILE, limit, limit.max(hard));
-    let many = (limit.saturating_sub(FILES) as usize).min(MANY);
+    let many = (limit.saturating_sub(FILES) as usize).min(most);
     assert!(
-        many >= LEAST,
-        "the bench cannot run: {LEAST} endpoints need {} open files in each of two processes, and the limit is \
+        many >= least,
+        "the bench cannot run: {least} endpoints need {} open files in each of two processes, and the limit is \
          {limit}. Raise it with `ulimit -n {wanted}`, as root if the hard limit (`ulimit -Hn`) is lower",
-        LEAST as u64 + FILES
+        least as u64 + FILES
     );
-    if many < MANY {
+    if many < most {
         eprintln!(
-            "streams: {many} endpoints in place of {MANY}, because a process may open only {limit} files (`ulimit -Hn`)"
+            "streams: {many} endpoints in place of {most}, because a process may open only {limit} files (`ulimit -Hn`)"
         );
     }
     many
@@ -363,23 +411,35 @@ fn source(number: usize) -> Ipv4Addr {
     Ipv4Addr::new(127, 7, (1 + source / OF_NETWORK) as u8, (1 + source % OF_NETWORK) as u8)
 }
 
-fn connector(directory: &Directory) -> TlsConnector {
+fn connector(directory: &Directory, protocol: Protocol) -> TlsConnector {
     let mut roots = RootCertStore::empty();
     let pem = std::fs::read(directory.ca()).expect("the CA's certificate");
     roots.add(CertificateDer::from_pem_slice(&pem).expect("a certificate")).expect("a CA");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().expect("versions");
     let mut config = config.with_root_certificates(roots).with_no_client_auth();
-    config.alpn_protocols = vec![b"h2".to_vec()];
+    let name: &[u8] = match protocol {
+        Protocol::Http1 => b"http/1.1",
+        Protocol::Http2 => b"h2",
+    };
+    config.alpn_protocols = vec![name.to_vec()];
     // Every endpoint is a machine of its own.
     config.resumption = Resumption::disabled();
     TlsConnector::from(Arc::new(config))
 }
 
-/// An endpoint that listens: as much of HTTP/2 (RFC 9113) as one stream of events takes.
+/// A protocol over which endpoints listen.
+#[derive(Clone, Copy, Debug)]
+enum Protocol {
+    Http1,
+    Http2,
+}
+
+/// An endpoint that listens: as much of HTTP/1.1 (RFC 9112) or HTTP/2 (RFC 9113) as one stream of events takes.
 struct Endpoint {
     number: usize,
     to: SocketAddr,
+    protocol: Protocol,
     token: String,
 }
 
@@ -402,7 +462,59 @@ impl Endpoint {
         socket.bind((source(self.number), 0).into())?;
         let stream = socket.connect(self.to).await?;
         stream.set_nodelay(true)?;
-        let mut stream = connector.connect(ServerName::from(self.to.ip()), stream).await?;
+        let stream = connector.connect(ServerName::from(self.to.ip()), stream).await?;
+        match self.protocol {
+            Protocol::Http1 => self.listen_http1(stream, heard, opened).await,
+            Protocol::Http2 => self.listen_http2(stream, heard, opened).await,
+        }
+    }
+
+    async fn listen_http1(
+        self,
+        stream: TlsStream<TcpStream>,
+        heard: &Heard,
+        opened: impl FnOnce(),
+    ) -> Result<(), Failure> {
+        let mut stream = tokio::io::BufReader::with_capacity(512, stream);
+        let (host, token) = (self.to, &self.token);
+        let request = "GET /v1/events HTTP/1.1\r\naccept: */*\r\n";
+        let request = format!("{request}host: {host}\r\nauthorization: Bearer {token}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        stream.flush().await?;
+        let (mut opened, mut line) = (Some(opened), String::new());
+        stream.read_line(&mut line).await?;
+        if !line.starts_with("HTTP/1.1 200 ") {
+            return Err(format!("the server answers {line:?}").into());
+        }
+        // The head ends with an empty line. Each chunk has its length before it, and an end of line behind it.
+        while line != "\r\n" {
+            line.clear();
+            if stream.read_line(&mut line).await? == 0 {
+                return Err("the server ends the connection in the head of its answer".into());
+            }
+        }
+        loop {
+            line.clear();
+            stream.read_line(&mut line).await?;
+            let length = usize::from_str_radix(line.trim_end(), 16)?;
+            if length == 0 {
+                return Err("the server ends the stream".into());
+            }
+            let mut chunk = vec![0; length + 2];
+            stream.read_exact(&mut chunk).await?;
+            heard.note(&chunk);
+            if let Some(opened) = opened.take() {
+                opened();
+            }
+        }
+    }
+
+    async fn listen_http2(
+        self,
+        mut stream: TlsStream<TcpStream>,
+        heard: &Heard,
+        opened: impl FnOnce(),
+    ) -> Result<(), Failure> {
         let mut begins = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
         begins.extend(frame(SETTINGS, 0, 0, &[]));
         // END_STREAM and END_HEADERS.

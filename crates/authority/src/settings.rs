@@ -52,7 +52,7 @@ pub struct Settings {
     pub max_lifetime: u32,
     /// Seconds after which a person must log in again. Default 12 hours.
     pub session_lifetime: u32,
-    /// Maximum number of concurrent connections; one source may have at most a quarter of them. Default 4096.
+    /// Maximum number of concurrent connections; one source may have at most a quarter of them. Default 8192.
     pub max_connections: u32,
     /// Number of seconds for which grants are kept after their end. Verifiers cut flows that outlive this period.
     /// Default 30 days.
@@ -105,7 +105,7 @@ impl Settings {
                 epoch_length,
                 max_lifetime,
                 session_lifetime: fields.seconds(reader, "session_lifetime", 12 * 3600, 60, 90 * 86_400),
-                max_connections: fields.number(reader, "max_connections", 4096, LEAST_CONNECTIONS, 1 << 20),
+                max_connections: fields.number(reader, "max_connections", 8192, LEAST_CONNECTIONS, 1 << 20),
                 grants_kept: fields.seconds(reader, "grants_kept", 30 * 86_400, 86_400, 3650 * 86_400),
                 audit_lifetime: fields.seconds(reader, "audit_lifetime", 365 * 86_400, 86_400, 3650 * 86_400),
                 key_transfer: fields.text(reader, "key_transfer").map(|path| PathBuf::from(*path.get_ref())),
@@ -131,7 +131,7 @@ impl Settings {
              # The longest lifetime that a rule of policy.toml may set; at most epoch_length.\n\
              #max_lifetime = \"1h\"\n\n\
              # After this a person logs in again.\n#session_lifetime = \"12h\"\n\n\
-             # Connections at a time; one source address gets a quarter of them.\n#max_connections = 4096\n\n\
+             # Connections at a time; one source address gets a quarter of them.\n#max_connections = 8192\n\n\
              # How long grants are remembered after their end; flows that live on longer are cut.\n\
              #grants_kept = \"30d\"\n\n\
              # How long audit entries are kept.\n#audit_lifetime = \"365d\"\n\n\

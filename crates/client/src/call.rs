@@ -54,6 +54,11 @@ impl Call {
         Self { limit: None, ..self }
     }
 
+    /// Reports whether the answer is a stream.
+    pub fn is_endless(&self) -> bool {
+        self.limit.is_none()
+    }
+
     /// Adds a bearer token, if there is one.
     pub fn with_token(self, token: Option<&Arc<str>>) -> Result<Self, Error> {
         Ok(Self { token: Some(token.ok_or(Error::NotLoggedIn)?.clone()), ..self })

@@ -46,9 +46,18 @@ pub(crate) struct Used {
     pub is_alive: bool,
 }
 
-/// The two kinds of connections to an authority.
+/// The connections to authorities, by what they are for.
 #[derive(Clone)]
 pub(crate) struct Connections {
+    /// Connections for calls: HTTP/2, if the authority has it.
+    pub calls: Clients,
+    /// Connections for event streams: HTTP/1.1. Each of them carries one stream and nothing else.
+    pub events: Clients,
+}
+
+/// The two kinds of connections to an authority.
+#[derive(Clone)]
+pub(crate) struct Clients {
     /// Connections to a single authority. They have long time limits, because the client has no other authority.
     pub patient: reqwest::Client,
     /// Connections to authorities in a cluster. They have short time limits, because the client can use another
@@ -160,7 +169,8 @@ impl Cluster {
     /// connect to this address.
     pub fn request(&self, url: &Url, call: &Call) -> Result<RequestBuilder, Error> {
         self.gate.check(url).map_err(Error::Unreachable)?;
-        let Connections { patient, quick } = &self.connections;
+        let Connections { calls, events } = &self.connections;
+        let Clients { patient, quick } = if call.is_endless() { events } else { calls };
         call.to(if self.are_several() { quick } else { patient }, url)
     }
 
@@ -249,7 +259,8 @@ mod tests {
         let ca = rcgen::generate_simple_self_signed([]).unwrap().cert.pem();
         let tls = crate::tls::config(Some(ca.as_bytes())).unwrap();
         let client = reqwest::Client::builder().tls_backend_preconfigured(tls).build().unwrap();
-        let connections = Connections { patient: client.clone(), quick: client };
+        let clients = Clients { patient: client.clone(), quick: client };
+        let connections = Connections { calls: clients.clone(), events: clients };
         Cluster::new(Url::parse(own).unwrap(), is_pinned, Gate::default(), connections)
     }
 

@@ -1,7 +1,8 @@
 //! Client of the authority's HTTPS API. An [`Authority`] makes calls with one bearer token to one authority or cluster,
-//! and an [`EventStream`] receives its events. Connections are kept open, so a call costs one round trip. The client
-//! makes no decisions about access and stores nothing. If the authority is in a cluster, the client sends each call to
-//! an authority of the cluster that answers.
+//! and an [`EventStream`] receives its events on a connection of its own. Connections for calls are kept open for 90 s,
+//! so a call costs one round trip if another call was made just before. The client makes no decisions about access and
+//! stores nothing. If the authority is in a cluster, the client sends each call to an authority of the cluster that
+//! answers.
 #![forbid(unsafe_code)]
 
 mod asking;
@@ -30,7 +31,7 @@ use api::{
 };
 use bounds::Gate;
 use call::{Call, parse, read};
-use cluster::{Cluster, Connections};
+use cluster::{Clients, Cluster, Connections};
 use owner::{Elsewhere, OwnedBy};
 use reqwest::{ClientBuilder, StatusCode, Url};
 use serde::Serialize;
@@ -43,7 +44,8 @@ use std::time::Duration;
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// Maximum duration of a call.
 const CALL_TIME: Duration = Duration::from_secs(15);
-/// Interval of HTTP/2 keep-alive pings, and the time that the authority has to answer one.
+/// Interval of HTTP/2 keep-alive pings, and the time that the authority has to answer one. An event stream has no
+/// pings. There, the kernel's keep-alive probes begin after the same silence, and end the connection as early.
 const PING: Duration = Duration::from_secs(10);
 /// [`PING`] for an authority in a cluster: the event stream moves to another authority when one has fallen silent.
 const PING_IN_CLUSTER: Duration = Duration::from_secs(3);
@@ -149,19 +151,37 @@ impl Authority {
         connections: impl Fn(ClientBuilder) -> ClientBuilder,
     ) -> Result<Self, Error> {
         let tls = tls::config(ca_pem)?;
-        let http = |ping: Duration| {
+        let http = |tls: rustls::ClientConfig| {
             let builder = reqwest::Client::builder()
-                .tls_backend_preconfigured(tls.clone())
+                .tls_backend_preconfigured(tls)
                 .https_only(true)
                 .redirect(reqwest::redirect::Policy::none())
                 .connect_timeout(CONNECT_TIME)
+                .user_agent(concat!("vouchsafe/", env!("CARGO_PKG_VERSION")));
+            connections(builder)
+        };
+        let calls = |ping: Duration| {
+            http(tls.clone())
                 .http2_keep_alive_interval(ping)
                 .http2_keep_alive_timeout(ping)
                 .http2_keep_alive_while_idle(true)
-                .user_agent(concat!("vouchsafe/", env!("CARGO_PKG_VERSION")));
-            connections(builder).build()
+                .build()
         };
-        let connections = Connections { patient: http(PING)?, quick: http(PING_IN_CLUSTER)? };
+        let events = |ping: Duration| {
+            let builder = http(tls::only_http1(&tls))
+                .pool_max_idle_per_host(0)
+                .tcp_keepalive(ping)
+                .tcp_keepalive_interval(ping / 3)
+                .tcp_keepalive_retries(3_u32);
+            // Linux then ends the connection after this time of silence, however many probes were lost in it.
+            #[cfg(target_os = "linux")]
+            let builder = builder.tcp_user_timeout(ping * 2);
+            builder.build()
+        };
+        let connections = Connections {
+            calls: Clients { patient: calls(PING)?, quick: calls(PING_IN_CLUSTER)? },
+            events: Clients { patient: events(PING)?, quick: events(PING_IN_CLUSTER)? },
+        };
         let cluster = Cluster::new(own, ca_pem.is_some(), gate, connections);
         Ok(Self { cluster: Arc::new(cluster), token: None, owner: None })
     }

@@ -1,4 +1,5 @@
-//! The certificates that the client trusts. `ring` is the only cryptographic provider.
+//! The certificates that the client trusts, and the protocols that it offers. `ring` is the only cryptographic
+//! provider.
 
 use crate::Error;
 use rustls::{ClientConfig, RootCertStore};
@@ -41,4 +42,12 @@ pub fn config(ca_pem: Option<&[u8]>) -> Result<ClientConfig, Error> {
         .with_no_client_auth();
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
+}
+
+/// Returns the same configuration for connections that only offer HTTP/1.1. Both configurations share the sessions that
+/// TLS can resume.
+pub fn only_http1(config: &ClientConfig) -> ClientConfig {
+    let mut config = config.clone();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config
 }

@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use tokio::sync::Notify;
 
 /// Number of connections that a person or verifier keeps even when the limit is reached: enough for agents on several
-/// machines, and browsers.
-const KEPT_BY_MEMBER: usize = 8;
+/// machines, which have up to two each, and browsers.
+const KEPT_BY_MEMBER: usize = 12;
 
 /// The open connections, and the limits on their number.
 pub struct ConnectionLimit {

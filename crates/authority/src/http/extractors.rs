@@ -40,7 +40,7 @@ where
 }
 
 /// Middleware that limits the rate of calls from one source on connections that have shown no credential. The limit
-/// counts calls of all kinds together.
+/// counts calls of all kinds together, except calls that show a credential.
 ///
 /// # Errors
 /// Fails if the source exceeds the rate.
@@ -50,11 +50,17 @@ pub async fn slow_strangers(
     request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
-    if !peer.is_proven() {
-        let calls = [Key::Stranger(Key::source(peer.address))];
-        throttle.charge(&calls, Instant::now()).map_err(Problem::TooMany)?;
+    if peer.is_proven() {
+        return Ok(next.run(request).await);
     }
-    Ok(next.run(request).await)
+    let calls = [Key::Stranger(Key::source(peer.address))];
+    throttle.charge(&calls, Instant::now()).map_err(Problem::TooMany)?;
+    let response = next.run(request).await;
+    if peer.is_proven() {
+        // It was no stranger's call. The agents behind one address reconnect together, each with two connections.
+        throttle.refund(&calls);
+    }
+    Ok(response)
 }
 
 impl<S: Sync> FromRequestParts<S> for Peer {
@@ -180,5 +186,38 @@ impl FromRequestParts<Arc<Authority>> for VerifierCaller {
             Caller::Verifier(caller) => Ok(caller),
             Caller::Session(_) => Err(Problem::WrongCaller),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::Router;
+    use axum::middleware::from_fn_with_state;
+    use axum::routing::get;
+    use tower_service::Service;
+
+    /// More calls than a source may make at once without a credential.
+    const MANY: usize = 3000;
+
+    #[tokio::test]
+    async fn calls_on_new_connections_are_limited_unless_they_show_a_credential() {
+        let shows = async |peer: Peer| peer.prove(|| Member::Verifier("edge-1".into()));
+        let router = Router::new().route("/member", get(shows)).route("/stranger", get(async || ()));
+        let router: Router = router.layer(from_fn_with_state(Arc::<Throttle>::default(), slow_strangers));
+        let call = async |path: &str| {
+            let mut request = Request::new(axum::body::Body::empty());
+            *request.uri_mut() = path.parse().unwrap();
+            request.extensions_mut().insert(Peer::new(([192, 0, 2, 1], 40_000).into(), None));
+            router.clone().call(request).await.unwrap().status()
+        };
+        for number in 0..MANY {
+            assert_eq!(call("/member").await, StatusCode::OK, "call {number}");
+        }
+        let mut answers = Vec::new();
+        for _ in 0..MANY {
+            answers.push(call("/stranger").await);
+        }
+        assert!(answers.contains(&StatusCode::OK) && answers.contains(&StatusCode::TOO_MANY_REQUESTS));
     }
 }

@@ -8,6 +8,7 @@ use axum::{Extension, Router};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
+use nix::sys::socket::{setsockopt, sockopt};
 use rustls::ServerConfig;
 use std::error::Error;
 use std::future::Future;
@@ -22,6 +23,11 @@ use tower_layer::Layer;
 const HANDSHAKE_TIME: Duration = Duration::from_secs(5);
 /// Time limit for receiving the head of an HTTP/1 request.
 const HEAD_TIME: Duration = Duration::from_secs(10);
+/// Maximum length of the head of an HTTP/1 request, in bytes: that of HTTP/2. A response of HTTP/1 buffers as much.
+const HEAD: usize = 16 * 1024;
+/// Time in milliseconds after which the kernel closes a connection whose client does not acknowledge what was sent. A
+/// stream of events over HTTP/1 has no pings, but it has an event every 10 s.
+const UNACKNOWLEDGED: u32 = 30_000;
 /// Maximum time that a connection may stay open without a valid credential.
 const UNPROVEN_TIME: Duration = Duration::from_secs(30);
 /// Time of silence after which an HTTP/2 client is pinged, and the time limit for its answer.
@@ -86,6 +92,7 @@ pub async fn serve(
 
 async fn connection(stream: TcpStream, tls: Arc<ServerConfig>, router: Router, peer: Peer) -> Result<(), Failure> {
     stream.set_nodelay(true)?;
+    setsockopt(&stream, sockopt::TcpUserTimeout, &UNACKNOWLEDGED)?;
     // A handshake needs much more memory than an open connection. In a box, this memory is free again afterwards.
     let mut served = Box::pin(tokio::time::timeout(HANDSHAKE_TIME, open(stream, tls, router, peer.clone()))).await??;
     tokio::select! {
@@ -101,7 +108,7 @@ async fn open(stream: TcpStream, tls: Arc<ServerConfig>, router: Router, peer: P
     // The layer goes around the router. `Router::layer` would copy every route, for each connection.
     let service = TowerToHyperService::new(Extension(peer).layer(router));
     let mut builder = Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME);
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIME).max_buf_size(HEAD);
     let mut http2 = builder.http2();
     http2.timer(TokioTimer::new()).keep_alive_interval(PING.0).keep_alive_timeout(PING.1);
     http2.max_concurrent_streams(STREAMS).initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);

@@ -115,8 +115,9 @@ impl Key {
             // network are few enough.
             Self::EarlyFactor(_) => (2.0, DAY / 2),
             Self::Network(_) => (60.0, Duration::from_secs(2)),
-            // Thousands of agents may share an address, and reconnect together after the authority restarts.
-            Self::Connection(_) => (1000.0, Duration::from_millis(20)),
+            // Thousands of agents may share an address, and reconnect together after the authority restarts. Each of
+            // them has two connections.
+            Self::Connection(_) => (2000.0, Duration::from_millis(10)),
             Self::Stranger(_) => (1000.0, Duration::from_millis(20)),
             Self::Starts | Self::NewStarts => (200.0, Duration::from_millis(200)),
             Self::Start(_) => (30.0, Duration::from_secs(3)),

@@ -111,9 +111,18 @@ impl Stage {
 
     /// Returns an HTTP client for arbitrary requests.
     pub fn raw(&self) -> reqwest::Client {
+        self.raw_builder().build().unwrap()
+    }
+
+    /// Returns an HTTP client for arbitrary requests over HTTP/1.1.
+    pub fn raw_http1(&self) -> reqwest::Client {
+        self.raw_builder().http1_only().build().unwrap()
+    }
+
+    fn raw_builder(&self) -> reqwest::ClientBuilder {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let ca = reqwest::Certificate::from_pem(&std::fs::read(self.directory.ca()).unwrap()).unwrap();
-        reqwest::Client::builder().tls_certs_only([ca]).build().unwrap()
+        reqwest::Client::builder().tls_certs_only([ca])
     }
 
     /// Returns a client that trusts this authority.

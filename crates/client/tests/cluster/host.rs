@@ -28,19 +28,60 @@ impl Ca {
         Self { pem, issuer: Issuer::new(params, key) }
     }
 
-    fn acceptor(&self) -> TlsAcceptor {
+    fn config(&self) -> ServerConfig {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
         let chain = vec![CertificateDer::from(certificate.der().to_vec())];
         let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
-        let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_no_client_auth()
             .with_single_cert(chain, key)
-            .unwrap();
-        TlsAcceptor::from(Arc::new(config))
+            .unwrap()
+    }
+
+    fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(Arc::new(self.config()))
+    }
+}
+
+/// A server that offers the same protocols as an authority, and closes each connection after the handshake.
+pub struct Porter {
+    pub url: String,
+    agreed: Arc<Mutex<Vec<String>>>,
+    serving: JoinHandle<()>,
+}
+
+impl Porter {
+    pub async fn start(ca: &Ca) -> Self {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let url = format!("https://{}", listener.local_addr().unwrap());
+        let mut config = ca.config();
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let agreed = Arc::<Mutex<Vec<String>>>::default();
+        let noted = agreed.clone();
+        let serving = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let Ok(stream) = acceptor.accept(stream).await else { continue };
+                let protocol = stream.get_ref().1.alpn_protocol().unwrap_or_default();
+                noted.lock().unwrap().push(String::from_utf8_lossy(protocol).into_owned());
+            }
+        });
+        Self { url, agreed, serving }
+    }
+
+    /// Returns the protocols of the connections that were opened since the last call.
+    pub fn agreed(&self) -> Vec<String> {
+        std::mem::take(&mut *self.agreed.lock().unwrap())
+    }
+}
+
+impl Drop for Porter {
+    fn drop(&mut self) {
+        self.serving.abort();
     }
 }
 

@@ -4,7 +4,7 @@ mod host;
 
 use api::{Event, Login};
 use client::{Asker, Authority, Bounds, Error, EventStream};
-use host::{Ca, Host, Mode};
+use host::{Ca, Host, Mode, Porter};
 use std::net::{IpAddr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -285,6 +285,29 @@ async fn the_named_authority_is_used_again_when_it_is_back() {
     assert_eq!(next(&mut events).await, Event::Hello);
     stage.wait_until_used(0).await;
     assert!(stage.hosts[0].count("GET /v1/health") > 0);
+}
+
+#[tokio::test]
+async fn calls_go_by_http_2_and_each_stream_of_events_has_a_connection_of_http_1() {
+    let ca = Ca::new();
+    for are_several in [false, true] {
+        let porters = [Porter::start(&ca).await, Porter::start(&ca).await];
+        let agreed = || porters.iter().flat_map(Porter::agreed).collect::<Vec<_>>();
+        let client = Authority::new(&porters[0].url, Some(ca.pem.as_bytes())).unwrap().with_token("secret");
+        if are_several {
+            client.learn(&[porters[1].url.clone()]);
+        }
+        assert!(client.destinations().await.is_err(), "a porter gives no answers");
+        let calls = agreed();
+        assert!(!calls.is_empty() && calls.iter().all(|protocol| protocol == "h2"), "{calls:?}");
+        let _events = client.events();
+        let began = Instant::now();
+        // The client of a cluster also measures its authorities, by calls.
+        while !agreed().iter().any(|protocol| protocol == "http/1.1") {
+            assert!(began.elapsed() < LATE, "the stream has another protocol");
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
 }
 
 #[tokio::test]

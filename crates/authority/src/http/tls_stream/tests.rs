@@ -86,6 +86,20 @@ async fn bytes_arrive_in_both_directions_and_leave_no_buffers() {
 }
 
 #[tokio::test]
+async fn http_2_comes_first_and_a_client_can_have_http_1() {
+    for (offered, agreed) in [(&["http/1.1", "h2"][..], "h2"), (&["http/1.1"][..], "http/1.1")] {
+        let (server, mut client) = configs(&TLS13);
+        let protocols = offered.iter().map(|protocol| protocol.as_bytes().to_vec());
+        Arc::make_mut(&mut client).alpn_protocols = protocols.collect();
+        let (accepted, tcp) = pair().await;
+        let name = ServerName::try_from("localhost").unwrap();
+        let connecting = TlsConnector::from(client).connect(name, tcp);
+        let (server, _client) = tokio::join!(TlsStream::accept(accepted, server), connecting);
+        assert_eq!(server.unwrap().alpn_protocol(), Some(agreed.as_bytes()));
+    }
+}
+
+#[tokio::test]
 async fn several_slices_become_one_record() {
     let (mut server, mut client) = connected(&TLS13, |tcp| tcp).await;
     let (first, second) = (bytes(9), bytes(MOST_PLAIN));
