@@ -15,6 +15,7 @@
 #include "tail.h"
 #include "shim.h"
 #include "admission.h"
+#include "chain.h"
 #include "fragments.h"
 #include "optional.h"
 #include "outbound.h"
@@ -161,6 +162,8 @@ __noinline int decide_rest(context *ctx, struct packet *p, __u32 admitted)
 		/* Without a token, not with one that is not accepted here: the application would read it. */
 		return !carrier && is_welcome(p) ? PASS_STRANGER : DROP_NO_TOKEN;
 	}
+	if (is_foreign(p))
+		return DROP_NO_TOKEN;
 	outcome = verify_token(p, token);
 	/* On an admitted flow, data that fails a token's format checks is payload that happens to look like one. */
 	if (admitted && outcome <= DROP_UNKNOWN_SUITE && outcome != CONTINUE)
@@ -205,6 +208,9 @@ __noinline int decide_shim(context *ctx, struct packet *p, const struct services
 		return DROP_MALFORMED;
 	if (!covers(services, p->flow.protocol, bpf_ntohs(p->flow.server_port)))
 		return PASS_NOT_OURS;
+	note_owners(p, services);
+	if (is_foreign(p))
+		return DROP_NO_TOKEN;
 	/* Checked before the token is used up: a shim that can't be removed would be dropped afterwards. */
 	if (!cuts_behind(p->network + IPV4_LEN))
 		return DROP_MALFORMED;
@@ -260,6 +266,9 @@ static __always_inline int decide_parsed(context *ctx, struct packet *p, int for
 		return PASS_NOT_OURS;
 	if (form == FORM_BROKEN)
 		return DROP_MALFORMED;
+	/* Packets that don't show their port, or quote another packet, may be any authority's. */
+	if (config.chain & CHAIN_FIRST)
+		p->owners = FOREIGN;
 	if (p->fragment)
 		return decide_fragment(p, services);
 	if (CARRIERS & CARRIER_SHIM && p->flow.protocol == IP_IPIP && p->flow.family == 4) {
@@ -272,6 +281,7 @@ static __always_inline int decide_parsed(context *ctx, struct packet *p, int for
 		return decide_icmp_error(ctx, p, services);
 	if (neighbour_discovery(p) || !covers(services, p->flow.protocol, bpf_ntohs(p->flow.server_port)))
 		return PASS_NOT_OURS;
+	note_owners(p, services);
 	/* Routing rules don't see the ports behind any fragment header: the packet would go around a gateway's relay. */
 	if (p->atomic && p->flow.protocol == IP_TCP)
 		return DROP_FRAGMENT;
@@ -457,7 +467,7 @@ static __always_inline int decide_counted(context *ctx, struct packet *p, enum s
 	if (form < 0)
 		form = parse(ctx, p, ETHER_LEN, 0);
 	p->flow.tunnel = side;
-	outcome = decide_parsed(ctx, p, form);
+	outcome = hand_over(ctx, p, decide_parsed(ctx, p, form));
 	report(ctx, p, outcome);
 	return outcome;
 }
@@ -469,6 +479,9 @@ static __always_inline int decide(context *ctx, enum side side)
 	int outcome = settle_fast(ctx, side);
 	struct packet p;
 
+	/* Earlier programs of the chain have refused the packet. */
+	if (config.chain & CHAIN_LATER && outcome == PASS_NOT_OURS)
+		outcome = CONTINUE;
 	if (likely(outcome != CONTINUE)) {
 		if (outcome != PASS_FLOW)
 			count(outcome);

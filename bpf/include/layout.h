@@ -40,7 +40,7 @@ struct verifier_config {
 	__u32 flows_per_account;
 	__u32 grants_per_account;
 	__u16 ls_stateless; /* 1 to take tokens of the LS scheme whose pair is not in the table */
-	__u16 optional; /* 1 if there are optional receivers */
+	__u8 optional, chain; /* 1 if there are optional receivers; bits of enum chain (chain.h), 0 with one authority */
 };
 
 /* When the programs report flows to user space, which shares them with peer gateways. */
@@ -332,7 +332,7 @@ struct optional_service {
 
 struct service {
 	__u8 protocol;
-	__u8 reserved;
+	__u8 foreign; /* 1: another authority's, at a verifier with several */
 	__u16 first_port;
 	__u16 last_port;
 };

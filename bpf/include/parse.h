@@ -39,7 +39,10 @@ struct packet {
 	__u8 tcp_flags;
 	__u8 hop_limit;
 	__u8 icmp_type;
-	__u8 routed; /* a source route leads, or may lead, to a protected address */
+	union {
+		__u8 routed; /* a source route leads, or may lead, to a protected address */
+		__u8 owners; /* of a packet without such a route: bits of enum owners, at the first verifier of a chain */
+	};
 	__u8 fills_ip; /* the transport reaches the end of the IP packet; UDP may be shorter (RFC 9868) */
 	__u8 from_pair; /* its token is of the LS scheme: the nonce2 is valid once, not the tag */
 	__u8 opens_flow; /* the token's grant is charged one more flow */

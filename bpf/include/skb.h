@@ -7,6 +7,8 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#define NEXT next_tc
+
 typedef struct __sk_buff context;
 
 static __always_inline __u32 frame_length(context *ctx)

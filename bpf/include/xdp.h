@@ -4,6 +4,9 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+/* The name of the table with the next programs of a chain: such a table can't serve both hooks. */
+#define NEXT next_xdp
+
 typedef struct xdp_md context;
 
 static __always_inline __u32 frame_length(context *ctx)

@@ -201,7 +201,7 @@ mod tests {
 
     const NONE: Services = Services {
         count: 0,
-        spans: [wire::map::Service { protocol: 0, reserved: 0, first_port: 0, last_port: 0 }; wire::map::SERVICES_MAX],
+        spans: [wire::map::Service { protocol: 0, foreign: 0, first_port: 0, last_port: 0 }; wire::map::SERVICES_MAX],
     };
 
     fn is_open(open: &OpenSets, address: &str) -> bool {

@@ -1,6 +1,9 @@
 //! The verifier's programs: the programs for admission, at XDP or at tc ingress, and the program for the sweep.
 
+mod chain;
 mod running;
+
+pub use chain::Link;
 
 use crate::attachments::{Attachments, Pins, Spot};
 use crate::clock;
@@ -176,9 +179,10 @@ impl Verifier {
     /// Fails if the kernel rejects a program.
     pub fn load_for(choice: Choice, config: VerifierConfig, sizes: Sizes, pins: Option<Pins>) -> Result<Self> {
         let Choice::Only(hook) = choice else {
-            let mut verifier = Self::load(Hook::Xdp, config, sizes, pins)?;
+            let mut verifier = Self::load(Hook::Xdp, config, sizes, pins.clone())?;
             let mut opened = Opened::new("verifier", TC)?;
             opened.configure(&verifier.config)?;
+            pins.iter().try_for_each(|pins| opened.pin(pins, &chain::NEXT))?;
             // Classes are for marks, which only tc sets.
             let shared: Vec<_> = PINNED.into_iter().filter(|name| *name != "classes").chain(["samples"]).collect();
             opened.share(&verifier.object, &shared)?;
@@ -229,6 +233,7 @@ impl Verifier {
         if let Some(pins) = &pins {
             opened.carry(&["replays"]);
             opened.pin(pins, &PINNED)?;
+            opened.pin(pins, &chain::NEXT)?;
         }
         let object = opened.load("verifier")?;
         let loaded = Self {

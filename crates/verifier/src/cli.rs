@@ -3,14 +3,17 @@
 
 use crate::control::{self, Request};
 use crate::directory::Directory;
-use crate::settings::{Flags, duration};
-use crate::{daemon, view};
+use crate::settings::{Flags, duration, network};
+use crate::{daemon, organisations, view};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use datapath::Pins;
 use datapath::tcp_in_udp::Devices;
 use datapath::transparent::Diversion;
+use engine::model::Service;
+use engine::policy::parse_service;
 use follower::Enrolment;
+use ipnet::IpNet;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use shell::{print, println};
@@ -54,6 +57,9 @@ pub enum VerifierCommand {
         /// Enrol even if already enrolled; settings are kept
         #[arg(long)]
         again: bool,
+        /// The further organisation to enrol at
+        #[command(flatten)]
+        further: Further,
     },
     /// Run the verifier. When it exits, protection continues in the kernel; see `detach`
     #[command(after_help = RUN)]
@@ -135,6 +141,79 @@ pub struct Authority {
     /// The one-time code that `vouchsafe authority verifier add` printed
     #[arg(long, env = "VOUCHSAFE_CODE", hide_env_values = true)]
     code: String,
+}
+
+/// A further organisation, whose authority decides about some of this verifier's receivers
+#[derive(Args, Debug)]
+pub struct Further {
+    /// Enrol at the authority of a further organisation, and give it this name
+    #[arg(long, value_name = "NAME", value_parser = organisations::name)]
+    organisation: Option<String>,
+    /// With --organisation: a network for which this authority may speak; may be repeated
+    #[arg(long = "network", value_name = "NET", value_parser = network, requires = "organisation")]
+    networks: Vec<IpNet>,
+    /// With --organisation: a service for which this authority may speak in its networks; may be repeated [default: all]
+    #[arg(long = "service", value_name = "SERVICE", value_parser = parse_service, requires = "organisation")]
+    services: Vec<Service>,
+}
+
+impl Further {
+    /// Enrols at the authority of the organisation `name`, for the verifier in `directory`.
+    async fn enrol(self, name: &str, directory: &Directory, at: &Authority, again: bool) -> Result<()> {
+        if directory.read()?.0.is_none() {
+            bail!("enrol at the default organisation first: run `vouchsafe verifier enrol` without --organisation");
+        }
+        let others = directory.organisations()?;
+        if others.len() >= organisations::NAMED_MAX && !others.iter().any(|other| other == name) {
+            bail!("a verifier has at most {} further organisations", organisations::NAMED_MAX);
+        }
+        let own = directory.organisation(name);
+        let (before, Flags { networks, services, .. }) = own.read()?;
+        if before.is_some() && !again {
+            bail!("{} holds an enrolment already: use --again to enrol again", own.file().display());
+        }
+        let networks = if self.networks.is_empty() { networks } else { self.networks };
+        let services = if self.services.is_empty() { services } else { self.services };
+        if networks.is_empty() {
+            bail!("say for which networks the authority of {name} may speak: --network NET");
+        }
+        let at = (at.authority.as_str(), at.ca.as_deref(), at.code.as_str());
+        let enrolment = own.enrol_organisation((&networks, &services), at).await?;
+        println!("enrolled at {name} as {}; its limits are in {}", enrolment.verifier, own.file().display());
+        println!("restart the verifier to let the people of {name} in");
+        Ok(())
+    }
+}
+
+/// Reads the enrolments at further organisations.
+fn further(directory: &Directory) -> Result<Vec<daemon::Organisation>> {
+    let mut all = Vec::new();
+    for name in directory.organisations()? {
+        let own = directory.organisation(&name);
+        let file = own.file();
+        let (stored, mut flags) = own.read()?;
+        let (networks, services) = (std::mem::take(&mut flags.networks), std::mem::take(&mut flags.services));
+        if flags != Flags::default() {
+            bail!(
+                "{} may contain only an enrolment, `networks` and `services`: the other settings belong into {}",
+                file.display(),
+                directory.file().display()
+            );
+        }
+        let Some(stored) = stored else {
+            tracing::warn!(organisation = name, "ignoring the organisation: {} holds no enrolment", file.display());
+            continue;
+        };
+        if networks.is_empty() {
+            bail!("{}: `networks` is missing. It says for which networks the authority may speak", file.display());
+        }
+        let enrolment = own.enrolment(&stored)?;
+        all.push(daemon::Organisation { name, directory: own, enrolment, networks, services });
+    }
+    if all.len() > organisations::NAMED_MAX {
+        bail!("a verifier has at most {} further organisations, not {}", organisations::NAMED_MAX, all.len());
+    }
+    Ok(all)
 }
 
 /// The authority to enrol at, if this verifier is not enrolled yet
@@ -232,7 +311,17 @@ fn instance(text: &str) -> Result<String, String> {
 /// daemon does not answer the command's question.
 pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
     match command {
-        VerifierCommand::Enrol { home, at, again } => {
+        VerifierCommand::Enrol {
+            home,
+            at,
+            again,
+            further: Further { organisation: Some(name), networks, services },
+        } => {
+            let further = Further { organisation: None, networks, services };
+            further.enrol(&name, &Directory::at(home.dir), &at, again).await?;
+            Ok(ExitCode::SUCCESS)
+        }
+        VerifierCommand::Enrol { home, at, again, .. } => {
             let directory = Directory::at(home.dir);
             if directory.read()?.0.is_some() && !again {
                 bail!("{} holds an enrolment already: use --again to enrol again", directory.file().display());
@@ -251,8 +340,9 @@ pub async fn run(command: VerifierCommand) -> Result<ExitCode> {
             let settings = flags.or(file).settings();
             let trial = r#try.map(|seconds| Duration::from_secs(seconds.into()));
             let socket = daemon.socket();
-            daemon::run(daemon::Start { directory, instance: daemon.instance, socket, settings, enrolment, trial })
-                .await
+            let (organisations, instance) = (further(&directory)?, daemon.instance);
+            let start = daemon::Start { directory, instance, socket, settings, enrolment, organisations, trial };
+            daemon::run(start).await
         }
         VerifierCommand::Confirm(daemon) => {
             println!("{}", daemon.ask::<String>(&Request::Confirm).await?);

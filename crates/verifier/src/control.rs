@@ -97,6 +97,9 @@ pub struct Requester {
     /// The address from which the person would send requests to the authority; `None` for no address.
     #[serde(default)]
     pub source: Option<IpAddr>,
+    /// The organisation whose authority is asked; `None` for the first one that may speak for the server.
+    #[serde(default)]
+    pub organisation: Option<String>,
 }
 
 /// Name of the instance if the command line names none. It is part of the path of the verifier's pins.

@@ -8,31 +8,36 @@ use crate::directory::Directory;
 use crate::drops::Ring;
 use crate::identity::complaints::Complainants;
 use crate::identity::endpoint;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Place};
 use crate::peers::{self, Peers};
 use crate::recheck::Recheck;
 use crate::settings::Settings;
 use crate::shared::{Names, Shared};
 use crate::unnamed::Unnamed;
-use crate::{adoption, now, relay, report};
+use crate::{adoption, now, organisations, relay, report};
 use anyhow::{Context, Result, bail};
 use api::Confirm;
 use datapath::Pins;
 use datapath::hook::{Choice, Hook};
 use follower::{Enrolment, Follower, Start as Following, State};
+use others::{Common, Other};
 use shell::control::Access;
 use shell::signals::Signals;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+use wire::map::FlowKey;
 
 mod events;
 mod notify;
+mod others;
 mod sealing;
+
+pub use others::Organisation;
 
 /// Error of a verifier whose token the authority does not accept.
 const UNKNOWN: &str = "the authority does not know this verifier: run `vouchsafe verifier enrol --again`";
@@ -49,13 +54,19 @@ pub struct Start {
     pub settings: Settings,
     /// The verifier's identity at the authority.
     pub enrolment: Enrolment,
+    /// Further organisations, each with an authority of its own.
+    pub organisations: Vec<Organisation>,
     /// Time after which protection ends unless somebody confirms it; `None` if protection is not on trial.
     pub trial: Option<Duration>,
 }
 
 /// Runs the daemon until a signal arrives, a client requests [`control::Request::Detach`], or a trial ends.
 pub async fn run(start: Start) -> Result<ExitCode> {
-    let Start { directory, instance, socket, mut settings, enrolment, trial } = start;
+    let Start { directory, instance, socket, mut settings, enrolment, organisations, trial } = start;
+    let several = !organisations.is_empty();
+    if several {
+        organisations::check(&settings, trial.is_some())?;
+    }
     let mut signals = Signals::listen()?;
     let _lock = directory.lock()?;
     let access = access(&settings.whois_users)?;
@@ -87,13 +98,22 @@ pub async fn run(start: Start) -> Result<ExitCode> {
              attached when the process is killed"
         );
     }
+    let chain = Arc::new(others::chain(&mut settings, &organisations));
     let known = State::load(directory.folder(), &enrolment.verifier);
     known.iter().for_each(|known| authority.learn(&known.config.authorities));
     let from_cache = known.is_some();
+    let mut trouble = None;
     let mut state = match known {
         Some(known) => known,
         None => tokio::select! {
-            state = first_state(&authority, cold_start) => state?,
+            state = first_state(&authority, cold_start) => match state {
+                Err(error) if several && cold_start => {
+                    tracing::error!("{error:#}. The other organisations' authorities are asked nevertheless");
+                    trouble = Some(format!("{error:#}"));
+                    others::nothing_known(&enrolment.verifier)?
+                }
+                state => state?,
+            },
             () = signals.any() => return Ok(ExitCode::SUCCESS),
         },
     };
@@ -106,31 +126,41 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let drops = Arc::new(Mutex::new(Ring::default()));
     let seed = directory.replay_seed()?;
     let (unknown, unknown_grants) = mpsc::channel(UNKNOWN_MAX);
-    let mut kernel = Kernel::load(pins, settings.clone(), seed, &state.config, drops.clone(), unknown.clone())?;
+    let names: Vec<_> = organisations.iter().map(|one| one.name.as_str()).collect();
+    pins.keep_organisations(&names)?;
+    let place = Place { chain: chain.clone(), number: 0 };
+    let common = Common { settings: settings.clone(), chain: chain.clone(), pins: pins.clone(), drops: drops.clone() };
+    let mut kernel = Kernel::load(place, pins, settings.clone(), seed, &state.config, drops.clone(), unknown.clone())?;
+    let others = organisations.into_iter().enumerate().map(|(at, one)| Other::new(at + 1, one, common.clone()));
+    let mut others = others.collect::<Result<Vec<_>>>()?;
+    others.iter().for_each(|other| other.claim(&kernel));
     // Grants may have been revoked since the last run. Therefore cached keys are withheld until the authority has had a
     // chance to report that, unless the kernel has them anyway.
     let withheld = from_cache && cold_start;
     kernel.write(&state.config, if withheld { &[] } else { &state.keys.keys }, now())?;
     kernel.write_proofs(&state)?;
+    others.iter_mut().for_each(|other| other.load_known(cold_start));
+    kernel.link()?;
+    kernel.cut_beyond_limits(now());
     warn_of_lock_out(&kernel, &settings, trial, cold_start);
     // Before anything is admitted, so that no client reaches a service directly that expects the relay's header.
     let relayed = relay::prepare(&settings, &kernel.pins_name())?;
     let adopt = cold_start && settings.adopt;
-    let mut adopted = if adopt { kernel.adopt()? } else { 0 };
+    let has_flow = |key: &FlowKey| others.iter().any(|other| other.has_flow(key));
+    let mut adopted = if adopt { kernel.adopt(has_flow)? } else { 0 };
     if cold_start {
         kernel.begin_anew()?;
     }
     kernel.attach()?;
     if adopt {
         // Also adopt connections whose handshake ended between the first list and the attachment.
-        adopted += kernel.adopt()?;
+        adopted += kernel.adopt(has_flow)?;
         tracing::info!(adopted, "adopted established connections");
     }
     if trial.is_none() {
         kernel.last()?;
     }
     notify::ready(&kernel);
-    let mut trouble = None;
     if from_cache {
         let answer = tokio::select! {
             answer = State::fetch_soon(&authority) => answer,
@@ -171,7 +201,11 @@ pub async fn run(start: Start) -> Result<ExitCode> {
     let (orders, ordered) = mpsc::channel(4);
     let names = Names { verifier: enrolment.verifier.clone(), instance, url: enrolment.authority.clone() };
     let (health, caller) = (follower.health(), authority.clone());
+    let members = others.iter().map(Other::member).collect();
     let shared = Arc::new(Shared::new(names, settings.observe, peers.clone(), (caller, health), kernel, drops, orders));
+    shared.set_roster(members);
+    let (stop, stopping) = watch::channel(false);
+    let others: Vec<_> = others.into_iter().map(|other| tokio::spawn(other.serve(stopping.clone()))).collect();
     *shared.trial() = trial.map(|trial| (Instant::now() + trial).into_std());
     let answering = shared.clone();
     let relaying = tokio::spawn(relay::serve(relayed, shared.clone()));
@@ -197,6 +231,7 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         unknown,
         recheck: Recheck::new(shared.clone(), authority),
         shared,
+        sole: !several,
         keyless: false,
         second_cut: None,
         sweeping: None,
@@ -207,7 +242,8 @@ pub async fn run(start: Start) -> Result<ExitCode> {
         sealed,
     };
     daemon.follow_tunnels(follower.state());
-    let done = daemon.follow(&mut follower, ordered, signals, trial).await;
+    let done = daemon.follow(&mut follower, &chain, ordered, signals, trial).await;
+    others::end(&stop, others).await;
     server.abort();
     reporting.abort();
     naming.abort();
@@ -298,6 +334,8 @@ struct Daemon {
     /// Channel for handles of grants. The daemon asks the authority for the owners of these grants.
     unknown: mpsc::Sender<u64>,
     shared: Arc<Shared>,
+    /// Whether there is only one organisation.
+    sole: bool,
     /// Whether there is no key for the current epoch.
     keyless: bool,
     /// Asks the authority which flows have to end because they outlived their grant.

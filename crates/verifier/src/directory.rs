@@ -1,9 +1,12 @@
 //! The verifier's directory. It contains the enrolment and the settings, the replay seed, and the authority's last
 //! state. The directory has mode 0700, and its files 0600. Files are replaced atomically.
 
+use crate::organisations;
 use crate::settings::{self, Flags, StoredEnrolment, TEMPLATE};
 use anyhow::{Context, Result, bail};
+use engine::model::Service;
 use follower::Enrolment;
+use ipnet::IpNet;
 use shell::folder::Folder;
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -15,6 +18,8 @@ use zeroize::Zeroizing;
 const FILE: &str = "verifier.toml";
 /// The file with the certificates to trust for the authority.
 const CA: &str = "ca.pem";
+/// The folder with a directory for each further organisation.
+const ORGANISATIONS: &str = "organisations";
 
 /// Handle to the verifier's directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,15 +63,57 @@ impl Directory {
     /// Fails if the directory can't be written, if the authority's URL is malformed, if the file `ca` can't be read, or
     /// if the authority can't be reached or does not accept the code.
     pub async fn enrol(&self, authority: &str, ca: Option<&Path>, code: &str) -> Result<Enrolment> {
+        let before = fs::read_to_string(self.file()).unwrap_or_else(|_| TEMPLATE.to_owned());
+        self.enrol_with(&before, (authority, ca, code)).await
+    }
+
+    /// Enrols at the authority of another organisation. `self` is the directory of this organisation, which
+    /// [`Self::organisation`] returns.
+    ///
+    /// # Errors
+    ///
+    /// Fails in the same cases as [`Self::enrol`].
+    pub async fn enrol_organisation(
+        &self,
+        (networks, services): (&[IpNet], &[Service]),
+        at: (&str, Option<&Path>, &str),
+    ) -> Result<Enrolment> {
+        self.enrol_with(&limits(networks, services), at).await
+    }
+
+    async fn enrol_with(&self, before: &str, at: (&str, Option<&Path>, &str)) -> Result<Enrolment> {
         let encode = |enrolment: &Enrolment| {
-            let before = fs::read_to_string(self.file()).unwrap_or_else(|_| TEMPLATE.to_owned());
-            let text = with_enrolment(&before, enrolment);
+            let text = with_enrolment(before, enrolment);
             if let Some(pem) = &enrolment.ca {
                 self.0.write(CA, pem.as_bytes())?;
             }
             Ok(Zeroizing::new(text.as_bytes().to_vec()))
         };
-        follower::enrol(&self.0, FILE, (authority, ca, code), encode).await
+        follower::enrol(&self.0, FILE, at, encode).await
+    }
+
+    /// Returns the directory of the organisation with this name. It need not exist.
+    pub fn organisation(&self, name: &str) -> Self {
+        Self::at(self.0.file(ORGANISATIONS).join(name))
+    }
+
+    /// Returns the names of the further organisations that have a directory, sorted.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the folder can't be read, or if it contains something other than directories of organisations.
+    pub fn organisations(&self) -> Result<Vec<String>> {
+        let folder = Folder::at(self.0.file(ORGANISATIONS));
+        if !folder.path().exists() {
+            return Ok(Vec::new());
+        }
+        let mut names = folder.names()?;
+        names.sort();
+        for name in &names {
+            let is_named = organisations::name(name);
+            is_named.map_err(anyhow::Error::msg).with_context(|| folder.file(name).display().to_string())?;
+        }
+        Ok(names)
     }
 
     /// Returns the stored enrolment, together with the certificates in the file that it names as `ca`.
@@ -112,6 +159,20 @@ impl Directory {
     }
 }
 
+/// Returns the settings of an organisation's directory.
+fn limits(networks: &[IpNet], services: &[Service]) -> String {
+    let quoted = |texts: Vec<String>| texts.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>().join(", ");
+    let networks = quoted(networks.iter().map(IpNet::to_string).collect());
+    let services = match services {
+        [] => "#services = [\"tcp/22\"]".to_owned(),
+        some => format!("services = [{}]", quoted(some.iter().map(engine::policy::service).collect())),
+    };
+    format!(
+        "\n# The networks for which the organisation's authority may speak, and the services there; without `services`, all.\n\
+         networks = [{networks}]\n{services}\n"
+    )
+}
+
 /// Returns the file's text with a new enrolment at its head; settings and comments are kept.
 fn with_enrolment(text: &str, enrolment: &Enrolment) -> Zeroizing<String> {
     const KEYS: [&str; 4] = ["authority", "ca", "verifier", "token"];
@@ -152,6 +213,31 @@ mod tests {
         assert_eq!((read.token.as_str(), read.ca), ("two", Some(CA.into())));
         assert_eq!(flags.interface, ["eth0"]);
         assert_eq!(second.len(), edited.len());
+    }
+
+    #[test]
+    fn an_organisations_directory_has_its_limits() {
+        let network = "203.0.113.0/24".parse().expect("a network");
+        let service = engine::policy::parse_service("tcp/22-23").expect("a service");
+        let text = with_enrolment(&limits(&[network], &[service]), &enrolment("one"));
+        let (read, flags) = settings::parse(&text).expect("valid");
+        assert!(read.is_some());
+        assert_eq!((flags.networks, flags.services), (vec![network], vec![service]));
+        let (_, flags) = settings::parse(&with_enrolment(&limits(&[network], &[]), &enrolment("one"))).expect("valid");
+        assert_eq!((flags.networks, flags.services), (vec![network], vec![]));
+    }
+
+    #[test]
+    fn organisations_are_directories_with_plain_names() {
+        let room = tempfile::tempdir().expect("room");
+        let directory = Directory::at(room.path());
+        assert_eq!(directory.organisations().expect("none"), [""; 0]);
+        for name in ["umbrella", "acme"] {
+            directory.organisation(name).0.make().expect("made");
+        }
+        assert_eq!(directory.organisations().expect("two"), ["acme", "umbrella"]);
+        fs::write(room.path().join("organisations/Some file"), "").expect("written");
+        assert!(directory.organisations().expect_err("a file").to_string().contains("Some file"));
     }
 
     #[test]

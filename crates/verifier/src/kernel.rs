@@ -20,9 +20,10 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::sync::mpsc;
-use wire::map::{EpochKey, SecretEntry, VerifierConfig};
+use wire::map::{EpochKey, FlowKey, SecretEntry, VerifierConfig};
 
 mod attach;
+mod chained;
 mod cut;
 mod datagrams;
 mod exposed;
@@ -34,6 +35,7 @@ mod peer_flows;
 mod proofs;
 mod tables;
 
+pub use chained::Place;
 pub use cut::Cut;
 
 /// Largest number of adopted connections that one log message names; `verifier flows` lists all.
@@ -48,6 +50,7 @@ pub struct Kernel {
     /// Clients in sealed tunnels and their inside addresses.
     lessees: Option<Arc<dyn Lessees>>,
     proving: Option<Box<dyn Proving>>,
+    place: Place,
     pins: Pins,
     settings: Settings,
     config: VerifierConfig,
@@ -80,6 +83,7 @@ impl Kernel {
     /// Loads the programs and takes over pinned tables, but attaches nothing. If the kernel program needs to know the
     /// owner of a grant, it sends the grant's handle to `unknown`.
     pub fn load(
+        place: Place,
         pins: Pins,
         settings: Settings,
         seed: u64,
@@ -104,6 +108,7 @@ impl Kernel {
             answers,
             lessees: None,
             proving,
+            place,
             pins,
             settings,
             config: kernel_config,
@@ -168,6 +173,7 @@ impl Kernel {
         let sampler = sampler::start(&verifier, self.drops.clone(), self.settings.observe)?;
         verifier.succeed(&mut self.verifier)?;
         (self.verifier, self.config, self._sampler) = (verifier, kernel_config, sampler);
+        self.link()?;
         let (epoch_length, max_lifetime) = (kernel_config.epoch_length, kernel_config.max_lifetime);
         tracing::info!(
             epoch_length,
@@ -210,15 +216,16 @@ impl Kernel {
     }
 
     /// Adds to the table of flows the established connections to protected ports that it lacks. Leaves out connections
-    /// to optional receivers, which need no flow. Returns the number of adopted connections.
-    pub fn adopt(&self) -> Result<usize> {
+    /// to optional receivers, which need no flow, and connections for which `is_known` is true. Returns the number of
+    /// adopted connections.
+    pub fn adopt(&self, is_known: impl Fn(&FlowKey) -> bool) -> Result<usize> {
         let sockets = adoption::sockets().context("cannot list this host's sockets")?;
         let now = now() as u32;
         let mut count = 0;
         let adopts = |socket: &adoption::Socket| !self.is_optional(socket.local) && !self.is_in_datagrams(socket);
         for socket in adoption::protected_sockets(&sockets, &self.protected()).into_iter().filter(adopts) {
             let (key, flow) = adoption::flow(&socket, now);
-            if self.verifier.flows.insert(&key, &flow)? {
+            if !is_known(&key) && self.verifier.flows.insert(&key, &flow)? {
                 if count < ADOPTED_NAMED {
                     let (client, server) = (socket.peer, socket.local);
                     tracing::warn!(

@@ -19,6 +19,7 @@ mod identity;
 mod kernel;
 pub mod lessees;
 pub mod metrics;
+pub mod organisations;
 pub mod owners;
 pub mod peers;
 pub mod plan;

@@ -1,8 +1,31 @@
 //! The verifier's metrics: the numbers that the commands `status` and `drops` show. They contain no names of people.
 
-use crate::view::{Drops, Peer, Status};
+use crate::view::{Drops, Organisation, Peer, Status};
 use api::VerifierState;
 use shell::metrics::{Page, label};
+
+/// Computes a figure of one organisation. The number is the time, Unix seconds.
+type OfOrganisation = fn(&Organisation, u64) -> f64;
+
+fn of_connected(one: &Organisation, _: u64) -> f64 {
+    one.connected.into()
+}
+
+fn of_trouble(one: &Organisation, _: u64) -> f64 {
+    one.trouble.is_some().into()
+}
+
+fn of_keys(one: &Organisation, now: u64) -> f64 {
+    one.keys_until.map_or(0.0, |until| until.saturating_sub(now) as f64)
+}
+
+fn of_refused(one: &Organisation, _: u64) -> f64 {
+    one.refused.len() as f64
+}
+
+fn of_closed(one: &Organisation, _: u64) -> f64 {
+    one.closed.into()
+}
 
 /// Builds the page of metrics.
 pub fn page(status: &Status, drops: &Drops, now: u64) -> Page {
@@ -75,6 +98,21 @@ pub fn page(status: &Status, drops: &Drops, now: u64) -> Page {
     page.gauge("keys_age_seconds", "Time since configuration and keys were read from the authority", age);
     let left = status.keys_until.map_or(0.0, |until| until.saturating_sub(now) as f64);
     page.gauge("keys_left_seconds", "Time until the last key expires; 0 if there is none for the current epoch", left);
+    let figures: [(&str, &str, OfOrganisation); 5] = [
+        ("organisation_connected", "Whether the event stream of an organisation's authority is up", of_connected),
+        ("organisation_trouble", "Whether there is a problem with an organisation's authority", of_trouble),
+        (
+            "organisation_keys_left_seconds",
+            "Time until an organisation's last key expires; 0 if there is none",
+            of_keys,
+        ),
+        ("organisation_refused_receivers", "Receivers for which an organisation may not speak", of_refused),
+        ("organisation_closed", "Whether an organisation's table of revoked grants is full", of_closed),
+    ];
+    for (name, help, value) in figures {
+        let all = status.organisations.iter().map(|one| (label("organisation", &one.name), value(one, now)));
+        page.gauges(name, help, all);
+    }
     page.gauge("protected_prefixes", "Protected prefixes", status.protected.len() as f64);
     page.gauge(
         "sockets_outside",

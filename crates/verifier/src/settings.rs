@@ -6,6 +6,7 @@ use clap::Args;
 use clap::builder::FalseyValueParser;
 use datapath::hook::{Choice, Hook};
 use datapath::verifier::Sizes;
+use engine::model::Service;
 use engine::policy::GrantSuite;
 use ipnet::IpNet;
 use std::net::SocketAddr;
@@ -19,10 +20,11 @@ mod values;
 
 pub use file::{StoredEnrolment, TEMPLATE, parse};
 pub use proofs::{Engine, ProofsSettings};
+pub(crate) use values::network;
 pub use values::{Complainant, Mark, Verdict, duration};
 use values::{
-    FLOWS, MARK, MAX_FLOWS, MAX_PAIRS, SAMPLES, TUNNEL_QUEUES, carrier, complainant, hook, idle, mark, network, peer,
-    renewal, replay_buckets, service, suite, verdict,
+    FLOWS, MARK, MAX_FLOWS, MAX_PAIRS, SAMPLES, TUNNEL_QUEUES, carrier, complainant, hook, idle, mark, peer, renewal,
+    replay_buckets, service, suite, verdict,
 };
 
 /// Settings from one source. Settings that the source does not contain are `None`, empty or false.
@@ -167,6 +169,12 @@ pub struct Flags {
     /// The section `[proofs]` of `verifier.toml`. There are no flags for its settings.
     #[arg(skip)]
     pub proofs: Option<ProofsSettings>,
+    /// The networks for which the organisation's authority may speak; only in the file.
+    #[arg(skip)]
+    pub networks: Vec<IpNet>,
+    /// The services for which the organisation's authority may speak; only in the file.
+    #[arg(skip)]
+    pub services: Vec<Service>,
 }
 
 const DEFAULT_PAIRS: u32 = 1024;
@@ -225,6 +233,11 @@ pub struct Settings {
     pub everything_but: Option<Vec<IpNet>>,
     /// Settings for checking proofs; `None` if proofs are not checked.
     pub proofs: Option<ProofsSettings>,
+    /// The networks for which the default organisation's authority may speak; empty for all that no other organisation
+    /// has.
+    pub networks: Vec<IpNet>,
+    /// The services for which that authority may speak; empty for all.
+    pub services: Vec<Service>,
     /// The kernel program's configuration. It lacks the parts that come from the authority and from the verifier's
     /// directory.
     pub kernel: wire::map::VerifierConfig,
@@ -275,6 +288,8 @@ impl Flags {
             verdict: self.verdict.or(other.verdict),
             mark: self.mark.or(other.mark),
             proofs: self.proofs.or(other.proofs),
+            networks: if self.networks.is_empty() { other.networks } else { self.networks },
+            services: if self.services.is_empty() { other.services } else { self.services },
         }
     }
 
@@ -328,6 +343,8 @@ impl Flags {
             peer_listen: self.peer_listen,
             everything_but: self.everything.then_some(self.open),
             proofs: self.proofs,
+            networks: self.networks,
+            services: self.services,
             kernel: wire::map::VerifierConfig {
                 flows_per_grant: self.flows_per_grant.unwrap_or(kernel.flows_per_grant),
                 flows_per_account: self.flows_per_account.unwrap_or(kernel.flows_per_account),

@@ -9,14 +9,19 @@ use crate::peers::Peers;
 use crate::{metrics, now, view};
 use anyhow::{Context, Result};
 use api::{Complaint, ExplainRequest, GrantOwner, Standing, VerifierState};
+use engine::model::Service;
 use engine::verifier::{explain, explain_flow};
 use follower::Health;
 use serde::Serialize;
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot, watch};
-use wire::map::{Flow, FlowKey};
+use wire::map::{Flow, FlowKey, Services};
+
+mod roster;
+
+pub use roster::Member;
 
 /// Maximum time that a list of flows waits for the authority to report owners.
 const NAMING: Duration = Duration::from_secs(2);
@@ -44,6 +49,8 @@ pub struct Shared {
     drops: Arc<Mutex<Ring>>,
     health: watch::Receiver<Health>,
     trial: Mutex<Option<Instant>>,
+    /// The other organisations. Only the state of the default organisation has some.
+    roster: OnceLock<Vec<Arc<Member>>>,
     tunnels: Mutex<Option<TunnelView>>,
     orders: mpsc::Sender<(Order, oneshot::Sender<Result<String>>)>,
 }
@@ -95,6 +102,7 @@ impl Shared {
             drops,
             health,
             trial: Mutex::default(),
+            roster: OnceLock::new(),
             tunnels: Mutex::default(),
             orders,
         }
@@ -155,14 +163,9 @@ impl Shared {
         match request {
             Request::Status => self.look(|shared| Ok(shared.status())).await,
             Request::Drops { from } => self.look(move |shared| shared.dropped(from)).await,
-            Request::Flows => {
-                let flows = self.clone().read(|shared| Ok(shared.kernel().flows())).await?;
-                json(&self.named(flows).await)
-            }
+            Request::Flows => json(&self.flows_of_all(Kernel::flows).await?),
             Request::Whois { client, server } => {
-                let of = move |shared: &Self| Ok(shared.kernel().flows_of(client, server));
-                let flows = self.clone().read(of).await?;
-                json(&self.named(flows).await)
+                json(&self.flows_of_all(move |kernel| kernel.flows_of(client, server)).await?)
             }
             Request::Addresses => {
                 self.look(|shared| {
@@ -172,27 +175,27 @@ impl Shared {
                 .await
             }
             Request::ExplainPacket { from, to, protocol } => {
-                self.look(move |shared| {
-                    let explained = explain_flow(&shared.kernel().kernel_tables(), from, to, protocol, now() as u32);
+                let explain = move |kernel: &Kernel| -> Result<view::Verdict> {
+                    let explained = explain_flow(&kernel.kernel_tables(), from, to, protocol, now() as u32);
                     let explained = explained.context("the two addresses are of different families")?;
-                    Ok(shared.as_done(view::Verdict::new(explained)))
-                })
-                .await
+                    Ok(view::Verdict::new(explained))
+                };
+                self.look(move |shared| shared.verdict(explain)).await
             }
             Request::ExplainFrame { frame, time } => {
                 let frame = hex::decode(frame).context("the frame is not valid hex")?;
                 let time = time.unwrap_or_else(now);
-                self.look(move |shared| {
-                    let explained = explain(&shared.kernel().kernel_tables(), &frame, time as u32);
-                    Ok(shared.as_done(view::Verdict::new(explained)))
-                })
-                .await
+                let explain = move |kernel: &Kernel| -> Result<view::Verdict> {
+                    Ok(view::Verdict::new(explain(&kernel.kernel_tables(), &frame, time as u32)))
+                };
+                self.look(move |shared| shared.verdict(explain)).await
             }
             Request::ExplainPerson { requester, to, protocol } => {
-                let Requester { person, device, groups, tags, source } = requester;
+                let Requester { person, device, groups, tags, source, organisation } = requester;
                 let (address, port) = (to.ip(), to.port());
                 let request = ExplainRequest { person, device, groups, tags, source, address, protocol, port };
-                json(&self.authority.explain(&request).await?)
+                let one = self.of_organisation(organisation.as_deref(), (address, protocol, port))?;
+                json(&one.authority.explain(&request).await?)
             }
             Request::Confirm => json(&self.order(Order::Confirm).await?),
             Request::Detach => json(&self.order(Order::Detach).await?),
@@ -210,7 +213,7 @@ impl Shared {
 
     /// Returns the page of metrics.
     pub async fn metrics(self: Arc<Self>) -> Result<shell::metrics::Page> {
-        let look = |shared: &Self| Ok(metrics::page(&shared.status(), &shared.kernel().counts()?, now()));
+        let look = |shared: &Self| Ok(metrics::page(&shared.status(), &shared.counts()?, now()));
         self.read(look).await
     }
 
@@ -263,6 +266,7 @@ impl Shared {
         let view = |((key, flow), sealed): (&(FlowKey, Flow), Option<api::SealedFlow>)| {
             let mut view = view::Flow::new(key, flow, inside(key, flow), owners.of(flow.handle));
             view.sealed = sealed.or(view.sealed);
+            view.organisation = kernel.place().name().map(str::to_owned);
             view
         };
         flows.iter().zip(sealed).map(view).collect()
@@ -278,7 +282,7 @@ impl Shared {
     }
 
     fn dropped(&self, from: u64) -> Result<view::Drops> {
-        let mut drops = self.kernel().counts()?;
+        let mut drops = self.counts()?;
         let tunnels = self.tunnels.lock().unwrap_or_else(PoisonError::into_inner);
         drops.tunnel = tunnels.iter().flat_map(|tunnels| (tunnels.counts)()).collect();
         drops.samples = self.drops.lock().unwrap_or_else(PoisonError::into_inner).since(from);
@@ -325,12 +329,13 @@ impl Shared {
         drop(tunnels);
         let owners = self.owners().count() as u64;
         let (in_use, authorities) = self.authority.members().shown();
+        let organisations = self.organisations();
         let kernel = self.kernel();
         let health = self.health.borrow().clone();
         let trial = *self.trial();
         let protected = kernel.named().into_iter().map(|entry| view::Protected {
             prefix: entry.prefix.to_string(),
-            services: entry.services.spans().iter().map(|span| (*span).into()).collect(),
+            services: own(&entry.services).collect(),
         });
         view::Status {
             verifier: self.verifier.clone(),
@@ -362,8 +367,14 @@ impl Shared {
             }),
             owners,
             tunnel_queues,
+            organisations,
         }
     }
+}
+
+/// Returns those of an address's protected services to which the default organisation's authority may admit packets.
+fn own(services: &Services) -> impl Iterator<Item = Service> {
+    services.spans().iter().filter(|span| span.foreign == 0).map(|span| (*span).into())
 }
 
 fn json(answer: &impl Serialize) -> Result<serde_json::Value> {

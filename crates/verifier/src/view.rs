@@ -51,6 +51,9 @@ pub struct Flow {
     /// tunnels.
     #[serde(default)]
     pub sealed: Option<SealedFlow>,
+    /// The organisation whose authority issued the grant; absent if the verifier has only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub organisation: Option<String>,
 }
 
 impl Flow {
@@ -75,6 +78,7 @@ impl Flow {
             bytes: flow.bytes,
             closing: flow.stage != wire::map::stage::OPEN,
             sealed: sealed(key, owner),
+            organisation: None,
         }
     }
 }
@@ -275,6 +279,39 @@ pub struct PeerSource {
     pub refused: u64,
 }
 
+/// An organisation whose authority decides about receivers of this verifier.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Organisation {
+    /// Name of the organisation on this host; `default` for the one in the verifier's own directory.
+    pub name: String,
+    /// The verifier's id at the authority.
+    pub verifier: String,
+    /// The URL of the authority in use.
+    pub authority: String,
+    /// Whether the kernel programs of the organisation are loaded. If not, nobody of the organisation is admitted.
+    pub loaded: bool,
+    /// Whether the authority's events arrive at present.
+    pub connected: bool,
+    /// The last error of the connection to the authority; `None` once the connection works again.
+    pub trouble: Option<String>,
+    /// Time when configuration and keys were last read from the authority.
+    pub read: Option<u64>,
+    /// Time until which there are keys; `None` if there is no key for the current epoch.
+    pub keys_until: Option<u64>,
+    /// Whether the organisation's table of revoked grants is full, so that none of its grants opens a flow.
+    pub closed: bool,
+    /// The networks for which the authority may speak; empty for all that no other organisation has.
+    pub networks: Vec<String>,
+    /// The services for which the authority may speak; empty for all.
+    pub services: Vec<Service>,
+    /// Number of protected prefixes.
+    pub protected: u64,
+    /// Receivers that are ignored because the authority may not speak for them.
+    pub refused: Vec<String>,
+    /// Size and use of the organisation's tables in the kernel that can become full.
+    pub tables: Vec<Table>,
+}
+
 /// Overview of the verifier.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
@@ -338,6 +375,10 @@ pub struct Status {
     /// The queues of the sealed tunnels; empty if this verifier accepts no tunnels.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tunnel_queues: Vec<TunnelQueue>,
+    /// All organisations whose authorities decide about receivers of this verifier; empty if there is only one. The
+    /// first one is the default organisation, to which the other fields of this overview refer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub organisations: Vec<Organisation>,
 }
 
 /// Numbers of bytes that the thread of one queue of the sealed tunnels has moved.

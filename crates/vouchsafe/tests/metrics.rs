@@ -81,6 +81,22 @@ fn pages() -> [String; 4] {
         owners: 1,
         tunnel_queues: Vec::new(),
     };
+        organisations: vec![view::Organisation {
+            name: "acme".into(),
+            verifier: "edge".into(),
+            authority: "https://acme".into(),
+            loaded: true,
+            connected: true,
+            trouble: None,
+            read: Some(1000),
+            keys_until: Some(5000),
+            closed: false,
+            networks: Vec::new(),
+            services: Vec::new(),
+            protected: 1,
+            refused: Vec::new(),
+            tables: Vec::new(),
+        }],
     let agent = agent::metrics::Snapshot { counters: BTreeMap::from([("tokens".into(), 1)]), ..Default::default() };
     [
         authority::metrics::counters::page(&calls, &snapshot).text(),

@@ -27,7 +27,7 @@ pub use agent::{
     KEEPS_FLOWS, Ladder, Owner, QueuedHeader, Steered, Steering, agent_counter, owner,
 };
 pub use class_set::ClassSet;
-pub use config::VerifierConfig;
+pub use config::{VerifierConfig, chain};
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub use drops::{DropSample, counter};
 pub use flow::{Flow, FlowKey, FlowKey4, origin, stage};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -55,6 +56,28 @@ impl Verifier {
         process::output(enrol.arg(authority.ca()))?;
         this.run(flags)?;
         Ok(this)
+    }
+
+    /// Enrols the verifier at the authority of a further organisation. It follows this authority from its next start on.
+    pub fn enrol_further(&self, name: &str, authority: &Authority, networks: &[&str]) -> Result<()> {
+        let code = authority.enrolment_code(ID)?;
+        let mut enrol = self.command("enrol");
+        enrol.arg("--dir").arg(&self.dir).args(["--organisation", name]).args(networks);
+        enrol.args(["--authority", &authority.url(), "--code", &code, "--ca"]).arg(authority.ca());
+        process::output(&mut enrol).map(drop)
+    }
+
+    /// Removes the enrolment at a further organisation.
+    pub fn forget_further(&self, name: &str) -> Result<()> {
+        Ok(fs::remove_dir_all(self.dir.join("organisations").join(name))?)
+    }
+
+    /// Limits the default organisation to these networks and addresses, from the next start on.
+    pub fn give_default(&self, networks: &[&str]) -> Result<()> {
+        let file = self.dir.join("verifier.toml");
+        let text = fs::read_to_string(&file)?;
+        // A section may follow the settings in the file.
+        Ok(fs::write(&file, format!("networks = {networks:?}\n{text}"))?)
     }
 
     /// Runs another verifier with the same id and keys in another namespace.

@@ -40,12 +40,17 @@ impl Territory {
         Arc::new(Limits { territory: self.clone(), uid, name: shown(organisation).to_owned(), own })
     }
 
+    /// Returns the organisation to which the configuration gives an address, other than `name`.
+    fn configured_other(&self, name: &str, address: IpAddr) -> Option<(String, IpNet)> {
+        let has = |networks: &[IpNet]| networks.iter().find(|network| network.contains(&address)).copied();
+        let mut others = self.configured.iter().filter(|(other, _)| other.as_str() != name);
+        others.find_map(|(other, networks)| Some((other.to_string(), has(networks)?)))
+    }
+
     /// Returns the organisation to which a network gives an address, other than `name`.
     fn other(&self, uid: u32, name: &str, address: IpAddr) -> Option<(String, IpNet)> {
         let has = |networks: &[IpNet]| networks.iter().find(|network| network.contains(&address)).copied();
-        let mut configured = self.configured.iter().filter(|(other, _)| other.as_str() != name);
-        let found = configured.find_map(|(other, networks)| Some((other.to_string(), has(networks)?)));
-        found.or_else(|| {
+        self.configured_other(name, address).or_else(|| {
             let of_users = self.of_users.read().unwrap_or_else(PoisonError::into_inner);
             let mut others = of_users.get(&uid).into_iter().flatten().filter(|(other, _)| {
                 // The configuration replaces what the user has stored for the organisation.
@@ -70,7 +75,9 @@ impl Bounds for Limits {
         let at = if host.parse::<IpAddr>().is_ok() { String::new() } else { format!(" at {address}") };
         let whose = if is_named { "the authority" } else { "a member of the cluster" };
         let flag = format!("--network {}", IpNet::from(address));
-        if own.iter().flatten().any(|network| network.contains(&address)) {
+        // Networks that the user has stored don't count where a later configuration gives them to another organisation.
+        let is_taken = territory.configured_other(name, address).is_some();
+        if !is_taken && own.iter().flatten().any(|network| network.contains(&address)) {
             return None;
         }
         if let Some((other, network)) = territory.other(*uid, name, address) {
@@ -140,5 +147,22 @@ mod tests {
         kept.forget(Some(&acme));
         territory.note(1000, &kept);
         assert!(may(&default, "203.0.113.9", false), "forgotten");
+    }
+
+    #[test]
+    fn stored_networks_give_way_to_a_later_configuration() {
+        let name = |text: &str| text.parse::<OrganisationName>().unwrap();
+        let territory = Territory::new([(name("umbrella"), networks("198.51.100.0/25"))].into());
+        let acme = name("acme");
+        let stored = networks("198.51.100.0/24");
+        let mut kept = Kept::default();
+        kept.set_networks(Some(&acme), Some(stored.clone()));
+        territory.note(1000, &kept);
+        let limits = territory.limits(1000, Some(&acme), Some(stored));
+        let refusal = |address: &str, is_named| limits.refusal("one.example.org", address.parse().unwrap(), is_named);
+        for is_named in [false, true] {
+            assert!(refusal("198.51.100.1", is_named).is_some_and(|why| why.contains("umbrella")), "{is_named}");
+            assert_eq!(refusal("198.51.100.200", is_named), None);
+        }
     }
 }

@@ -13,6 +13,7 @@ const BPF_FILE_SYSTEM: &str = "/sys/fs/bpf";
 const GATEWAY: &str = "gateway";
 const PROOFS: &str = "proofs";
 const TCP_IN_UDP: &str = "tcp_in_udp";
+const ORGANISATIONS: &str = "organisations";
 
 /// A directory in the BPF file system. Maps and links that are pinned in it outlive the process that made them.
 #[derive(Clone, Debug)]
@@ -210,6 +211,37 @@ impl Pins {
     /// Fails if the directory can't be made.
     pub fn tcp_in_udp(&self) -> Result<Self> {
         Self::make(self.0.join(TCP_IN_UDP))
+    }
+
+    /// Returns the directory, inside this one, where the tables of another organisation's authority are pinned. Colons
+    /// replace the dots of the name, because the BPF file system forbids dots.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the directory can't be made.
+    pub fn organisation(&self, name: &str) -> Result<Self> {
+        Self::make(self.0.join(ORGANISATIONS).join(name.replace('.', ":")))
+    }
+
+    /// Reports whether tables of this organisation's authority are pinned.
+    pub fn has_organisation(&self, name: &str) -> bool {
+        self.0.join(ORGANISATIONS).join(name.replace('.', ":")).is_dir()
+    }
+
+    /// Removes the pins of all organisations' authorities except those with these names.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a pin can't be removed.
+    pub fn keep_organisations(&self, names: &[&str]) -> Result<()> {
+        let kept: Vec<_> = names.iter().map(|name| name.replace('.', ":")).collect();
+        for entry in fs::read_dir(self.0.join(ORGANISATIONS)).into_iter().flatten().flatten() {
+            if !kept.iter().any(|name| entry.file_name() == name.as_str()) {
+                let path = entry.path();
+                fs::remove_dir_all(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes the pins of the programs for answers in datagrams from this directory, if there are any.

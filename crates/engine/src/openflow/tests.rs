@@ -19,7 +19,7 @@ const MAC: [u8; 6] = [0, 0, 0, 0, 0, 0];
 const ORIGIN: Origin = Origin { datapath: 7, port: 3 };
 
 fn protected_at(protocol: u8, port: u16) -> Vec<Protected> {
-    let span = Service { protocol, reserved: 0, first_port: port, last_port: port };
+    let span = Service { protocol, foreign: 0, first_port: port, last_port: port };
     let services = Services { count: 1, spans: [span; SERVICES_MAX] };
     vec![Protected { prefix: "198.51.100.0/24".parse().expect("a prefix"), services }]
 }

@@ -7,7 +7,7 @@ use super::tables::TablesMut;
 use super::{FRAGMENT_LIFE, Outcome};
 use crate::model::protocol;
 use std::net::{IpAddr, SocketAddr};
-use wire::map::{Flow, FlowKey, Services, origin};
+use wire::map::{Flow, FlowKey, Services, chain, origin};
 use wire::packet::{Form, Fragment, ICMP, ICMPV6, Packet, TCP, UDP};
 use wire::shim::{self, Content};
 use wire::tail::{self, BLOCK_LEN};
@@ -21,7 +21,15 @@ const IPV6_LEN: usize = 40;
 pub fn decide(tables: &mut impl TablesMut, observer: &mut impl Observer, frame: &mut Vec<u8>, now: u32) -> Outcome {
     let mut decision = Decision { tables, observer, now, is_turned: false };
     let outcome = decision.packet(frame).unwrap_or_else(Outcome::Drop);
-    if outcome != Outcome::NotOurs || !decision.tables.in_tunnel() {
+    if outcome != Outcome::NotOurs {
+        return outcome;
+    }
+    if decision.tables.config().chain & chain::LATER != 0 {
+        // Only a packet that another authority's programs have refused gets here (§6.13).
+        decision.note("organisation", false, || "only the earlier organisations have this service".into());
+        return Outcome::Drop(DropReason::NoToken);
+    }
+    if !decision.tables.in_tunnel() {
         return outcome;
     }
     // A tunnel leads to protected services only (§6.11.1).
@@ -138,6 +146,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
                 Some(_) => Err(DropReason::NoToken),
             };
         };
+        self.own(&services, &packet)?;
         match self.token(&bytes, &packet) {
             // On an admitted flow, a tail without a token's form is payload that happens to look like one.
             Err(DropReason::Malformed | DropReason::UnknownSuite) if admitted => return Ok(Outcome::Flow),
@@ -150,6 +159,15 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         let length = tail::strip(frame, &packet).ok_or(DropReason::Malformed)?;
         frame.truncate(length);
         Ok(Outcome::Token)
+    }
+
+    /// Requires that the authority of these tables may admit the packet (wire.md §6.13). Its destination is protected.
+    fn own(&mut self, services: &Services, packet: &Packet) -> Result<(), DropReason> {
+        if services.is_foreign(packet.protocol, packet.destination_port) {
+            self.note("organisation", false, || "only another organisation may admit packets to this service".into());
+            return Err(DropReason::NoToken);
+        }
+        Ok(())
     }
 
     /// Returns the key of the packet's flow, on this side of the tunnel.
@@ -201,6 +219,7 @@ impl<T: TablesMut, O: Observer> Decision<'_, T, O> {
         if !self.covers(services, packet) {
             return Ok(Outcome::NotOurs);
         }
+        self.own(services, packet)?;
         if self.tables.at_tc() && packet.network != ETHERNET_LEN {
             self.note("shim", false, || "a program at tc cannot remove a shim behind a second VLAN tag".into());
             return Err(DropReason::Malformed);

@@ -72,6 +72,9 @@ pub struct Besides {
     /// Assume that the person sends the request from this address
     #[arg(long = "address", value_name = "ADDR", requires = "person", conflicts_with_all = ["from", "frame", "packet"])]
     source: Option<IpAddr>,
+    /// Ask the authority of this organisation [default: the first one that may speak for the server]
+    #[arg(long, value_name = "NAME", requires = "person", conflicts_with_all = ["from", "frame", "packet"])]
+    organisation: Option<String>,
 }
 
 /// A packet of a capture and the verifier's verdict.
@@ -88,8 +91,8 @@ pub async fn run(look: &Look, Question { subject, besides, to, protocol }: Quest
     let to_or = || to.context("--to is missing");
     let yes = match subject {
         Subject { person: Some(person), .. } => {
-            let Besides { device, groups, tags, source } = besides;
-            let requester = Requester { person, device, groups, tags, source };
+            let Besides { device, groups, tags, source, organisation } = besides;
+            let requester = Requester { person, device, groups, tags, source, organisation };
             let request = Request::ExplainPerson { requester, to: to_or()?, protocol };
             let answer: PersonExplanation = look.daemon.ask(&request).await?;
             look.show(&answer, |PersonExplanation { explanation, taken }| {

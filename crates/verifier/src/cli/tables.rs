@@ -31,6 +31,14 @@ pub(super) fn show_status(status: &view::Status) {
     for (name, text) in rows {
         println!("{name:12}{}", text.replace(char::is_control, "?"));
     }
+    if !status.organisations.is_empty() {
+        print!("\n{}", organisations(&status.organisations));
+        for one in &status.organisations {
+            one.refused.iter().for_each(|what| {
+                println!("{}: may not speak for {}", one.name, what.replace(char::is_control, "?"));
+            });
+        }
+    }
     let interfaces = status.interfaces.iter().map(|interface| {
         let view::Interface { name, hook, mode, why, driver } = interface;
         vec![name.clone(), hook.clone(), mode.clone(), or_dash(driver.as_deref()), why.clone()]
@@ -117,6 +125,24 @@ fn show_exposure(status: &view::Status) {
     }
 }
 
+/// Returns the table of organisations, with the state of the connection to each one's authority.
+fn organisations(organisations: &[view::Organisation]) -> Table {
+    let rows = organisations.iter().map(|one| {
+        let state = match &one.trouble {
+            _ if one.closed => "closed: no room for revocations",
+            Some(trouble) => trouble,
+            None if one.connected => "connected",
+            None => "not connected",
+        };
+        let networks = if one.networks.is_empty() { "all others".to_owned() } else { one.networks.join(" ") };
+        let services: Vec<_> = one.services.iter().map(service).collect();
+        let services = if services.is_empty() { "all".to_owned() } else { services.join(" ") };
+        let keys = one.keys_until.map_or("none".into(), utc);
+        vec![one.name.clone(), one.authority.clone(), state.to_owned(), keys, networks, services]
+    });
+    Table::new(&["ORGANISATION", "AUTHORITY", "STATE", "KEYS UNTIL", "NETWORKS", "SERVICES"], rows)
+}
+
 /// Returns the table of peers, with the state of the advertisements to each.
 fn peers(peers: &[view::Peer]) -> Table {
     let rows = peers.iter().map(|peer| {
@@ -153,12 +179,21 @@ fn sealed(flow: &view::Flow) -> String {
     flow.sealed.as_ref().map_or("-".into(), api::SealedFlow::words)
 }
 
+/// Adds the organisation to a person's name, because two organisations may have people of the same name.
+fn of_organisation(flow: &view::Flow, person: String) -> String {
+    match &flow.organisation {
+        Some(organisation) => format!("{person} ({organisation})"),
+        None => person,
+    }
+}
+
 pub(super) fn flow_table(flows: &[view::Flow]) -> Table {
     let mut flows: Vec<_> = flows.iter().collect();
     flows.sort_by_key(|flow| (flow.since, flow.client));
     let rows = flows.into_iter().map(|flow| {
         let [person, device, rule] = [&flow.person, &flow.device, &flow.rule].map(|text| or_dash(text.as_deref()));
         let (client, server) = (flow.client.to_string(), flow.server.to_string());
+        let person = of_organisation(flow, person);
         let (packets, bytes) = (flow.packets.to_string(), flow.bytes.to_string());
         let (protocol, since) = (flow.protocol.clone(), utc(flow.since));
         vec![client, server, protocol, person, device, rule, grant(flow), since, packets, bytes, sealed(flow)]
@@ -173,7 +208,7 @@ pub(super) fn show_flow(flow: &view::Flow) {
         [&flow.person, &flow.device, &flow.receiver, &flow.rule].map(|text| or_dash(text.as_deref()));
     let rows = [
         ("flow", format!("{} to {} ({})", flow.client, flow.server, flow.protocol)),
-        ("person", person),
+        ("person", of_organisation(flow, person)),
         ("device", device),
         ("grant", grant(flow)),
         ("receiver", receiver),

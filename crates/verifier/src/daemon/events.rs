@@ -3,6 +3,7 @@
 use super::{Daemon, notify};
 use crate::kernel::Cut;
 use crate::now;
+use crate::organisations::Chain;
 use crate::shared::{Order, Shared};
 use crate::unnamed::Unnamed;
 use anyhow::{Result, bail};
@@ -14,7 +15,7 @@ use std::future::pending;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, interval, sleep, sleep_until};
 use wire::Handle;
@@ -31,6 +32,7 @@ impl Daemon {
     pub(super) async fn follow(
         mut self,
         follower: &mut Follower,
+        chain: &Chain,
         mut orders: mpsc::Receiver<(Order, tokio::sync::oneshot::Sender<Result<String>>)>,
         mut signals: Signals,
         trial: Option<Duration>,
@@ -47,6 +49,7 @@ impl Daemon {
                 grants = self.recheck.answer() => self.rechecked(&grants, follower),
                 () = self.addresses.notified() => self.protect_addresses(follower.state()),
                 () = self.peers.recheck.notified() => self.recheck.want(),
+                () = chain.changed() => self.protect_others(follower.state()),
                 _ = ticks.tick() => self.tick(follower),
                 _ = sweeps.tick() => self.sweep(),
                 () = until(self.second_cut) => {
@@ -91,6 +94,26 @@ impl Daemon {
             );
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// Follows the authority of an organisation other than the default one, until `stop` becomes true.
+    pub(super) async fn follow_behind(mut self, follower: &mut Follower, mut stop: watch::Receiver<bool>) {
+        let (mut ticks, mut sweeps) = (interval(TICK), interval(SWEEP));
+        loop {
+            tokio::select! {
+                news = follower.next() => follower.handle(news, &mut self),
+                grants = self.recheck.answer() => self.rechecked(&grants, follower),
+                _ = ticks.tick() => self.set_clock(),
+                _ = sweeps.tick() => self.sweep(),
+                () = until(self.second_cut) => {
+                    self.second_cut = None;
+                    self.sweep();
+                },
+                flows = swept(&mut self.sweeping) => self.swept(flows, follower),
+                () = stopped(&mut stop) => break,
+            }
+        }
+        follower.save_last().await;
     }
 
     fn revoke(&mut self, grants: &[RevokedGrant], state: &mut State) {
@@ -141,9 +164,7 @@ impl Daemon {
     }
 
     fn tick(&mut self, follower: &Follower) {
-        if let Err(error) = self.shared.kernel().set_clock() {
-            tracing::error!("cannot set the clock of the kernel programs: {error:#}");
-        }
+        self.set_clock();
         if self.shared.kernel().interfaces_changed()
             && let Err(error) = self.shared.kernel_mut().attach_changed()
         {
@@ -152,6 +173,19 @@ impl Daemon {
         self.protect_addresses(follower.state());
         self.follow_tunnels(follower.state());
         notify::alive(&self.shared.kernel(), follower.is_connected(), &mut self.last_status);
+    }
+
+    fn set_clock(&self) {
+        if let Err(error) = self.shared.kernel().set_clock() {
+            tracing::error!("cannot set the clock of the kernel programs: {error:#}");
+        }
+    }
+
+    /// Writes the services of all organisations, after those of another organisation have changed.
+    fn protect_others(&self, state: &State) {
+        if let Err(error) = self.shared.kernel().protect(&state.config.receivers) {
+            tracing::error!("cannot protect the services of another organisation: {error:#}");
+        }
     }
 
     /// Protects this host's new addresses, and stops protecting those that it has lost.
@@ -301,6 +335,12 @@ pub(super) async fn name(
             },
         }
     }
+}
+
+/// Waits until `stop` becomes true.
+pub(super) async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // The sender lives as long as the process.
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 async fn until(time: Option<Instant>) {

@@ -92,7 +92,9 @@ mod running {
 #[cfg(feature = "seal")]
 impl Daemon {
     pub(super) fn follow_tunnels(&mut self, state: &State) {
-        self.sealed.follow(&state.config.tunnels);
+        if self.sole {
+            self.sealed.follow(&state.config.tunnels);
+        }
     }
 
     pub(super) fn restart_tunnels(&mut self) {
@@ -106,9 +108,8 @@ impl Daemon {
 
 #[cfg(not(feature = "seal"))]
 impl Daemon {
-    #[allow(clippy::unused_self)]
     pub(super) fn follow_tunnels(&mut self, state: &State) {
-        if !state.config.tunnels.is_empty() {
+        if self.sole && !state.config.tunnels.is_empty() {
             tracing::debug!(
                 tunnels = ?state.config.tunnels,
                 "the policy has a sealed tunnel at this verifier, but this program was built without sealed tunnels: \

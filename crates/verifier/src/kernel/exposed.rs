@@ -3,6 +3,7 @@
 
 use super::Kernel;
 use crate::exposure::{Extension, extension};
+use crate::organisations::merged;
 use crate::{plan, view};
 use anyhow::{Context, Result};
 use datapath::local::Local;
@@ -25,9 +26,9 @@ pub(super) struct Written {
 
 impl Kernel {
     /// Protects the services that these receivers name. Also protects their ports at this host's other addresses,
-    /// unless the settings exclude this.
+    /// unless the settings exclude this. Ignores receivers for which the organisation may not speak.
     pub fn protect(&self, receivers: &[api::Receiver]) -> Result<()> {
-        let receivers = &client::convert::receivers(receivers);
+        let receivers = &self.place.chain.claim(self.place.number, client::convert::receivers(receivers))?;
         let mut entries = match &self.settings.everything_but {
             Some(open) => plan::everything_but(receivers, open)?,
             None => protected::entries(receivers)?,
@@ -39,6 +40,10 @@ impl Kernel {
                 self.written().local.clone()
             });
             written.extension = extension(receivers, &written.local, !self.settings.inside.is_empty());
+            let others = &self.place.limits().except;
+            let is_anothers =
+                |network: &IpNet| others.iter().any(|other| other.contains(network) || network.contains(other));
+            written.extension.networks.retain(|network| !is_anothers(network));
             let Extension { networks, services } = &written.extension;
             (entries, written.crowded) = protected::extended(&entries, networks, services);
         }
@@ -47,6 +52,9 @@ impl Kernel {
                 "the policy has more services than the entry of one address can hold, so at this host's own addresses the \
                  ports between these services are protected, too. Join ports into ranges, or set only_named"
             );
+        }
+        if self.place.number == 0 && self.place.chain.has_several() {
+            entries = merged(&entries, &protected::widened(self.place.chain.others().iter()));
         }
         let entries: Vec<_> = entries.iter().map(|e| (e.prefix.addr(), e.prefix.prefix_len(), e.services)).collect();
         self.verifier.protect(&entries).context("cannot update the table of protected destinations")?;

@@ -2,7 +2,7 @@
 
 use super::values::{
     FLOWS, IDLE, MAX_FLOWS, MAX_PAIRS, RENEWAL, SAMPLES, TUNNEL_QUEUES, carrier, complainant, hook, mark, network,
-    peer, service, suite, verdict,
+    organisation_service, peer, service, suite, verdict,
 };
 use super::{Flags, ProofsSettings};
 use engine::document::{self, Faults, Fields, Reader};
@@ -54,6 +54,8 @@ pub(super) const KEYS: &[&str] = &[
     "peer_listen",
     "verdict",
     "mark",
+    "networks",
+    "services",
     "proofs",
 ];
 
@@ -131,6 +133,8 @@ pub fn parse(text: &str) -> Result<(Option<StoredEnrolment>, Flags), Faults> {
             verdict: word(reader, fields, "verdict", verdict),
             mark: word(reader, fields, "mark", mark),
             proofs: ProofsSettings::read(reader, fields),
+            networks: networks(reader, fields, "networks").iter().map(IpNet::trunc).collect(),
+            services: named(reader, fields, "services", organisation_service),
         };
         Some((enrolment, flags))
     })

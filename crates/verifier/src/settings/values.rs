@@ -2,7 +2,8 @@
 
 use datapath::hook::Choice;
 use engine::document;
-use engine::policy::GrantSuite;
+use engine::model::Service;
+use engine::policy::{GrantSuite, parse_service};
 use ipnet::IpNet;
 use std::net::{IpAddr, SocketAddr};
 use wire::Carrier;
@@ -25,7 +26,7 @@ pub(super) fn carrier(text: &str) -> Result<Carrier, String> {
     Carrier::from_name(text).ok_or_else(|| "tail, shim, stream, fast_open or tcp_in_udp".to_owned())
 }
 
-pub(super) fn network(text: &str) -> Result<IpNet, String> {
+pub(crate) fn network(text: &str) -> Result<IpNet, String> {
     let address = || text.parse::<IpAddr>().map(IpNet::from);
     text.parse().or_else(|_| address()).map_err(|_| "a network or an address".to_owned())
 }
@@ -85,6 +86,10 @@ pub(super) fn mark(text: &str) -> Result<Mark, String> {
 pub(super) fn service(text: &str) -> Result<SocketAddr, String> {
     let known = text.parse().ok().filter(|service: &SocketAddr| service.port() != 0 && !service.ip().is_unspecified());
     known.ok_or_else(|| "ADDR:PORT, such as 192.0.2.20:443 or [2001:db8::20]:443".to_owned())
+}
+
+pub(super) fn organisation_service(text: &str) -> Result<Service, String> {
+    parse_service(text).map_err(|_| "services such as tcp/22, udp/5000-6000, icmp or all".to_owned())
 }
 
 /// A user of the identity socket who may complain about the people behind connections to a service.

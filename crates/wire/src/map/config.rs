@@ -5,6 +5,15 @@ use crate::carrier::Carrier;
 use crate::mac::Suite;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// Values of [`VerifierConfig::chain`]: the place of the program in a chain of programs, one for each authority of a
+/// verifier with several.
+pub mod chain {
+    /// The program is the first one of its chain. Its protected services include those of the other authorities.
+    pub const FIRST: u8 = 1;
+    /// The program gets the packets that earlier programs of the chain have refused.
+    pub const LATER: u8 = 2;
+}
+
 /// The verifier program's settings, fixed when it is loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -52,7 +61,10 @@ pub struct VerifierConfig {
     /// (wire.md §6.4.7).
     pub ls_stateless: u16,
     /// 1 if there are optional receivers (wire.md §6.12), otherwise 0.
-    pub optional: u16,
+    pub optional: u8,
+    /// The place of the program among those of a verifier with several authorities (wire.md §6.13): the sum of
+    /// constants of [`super::chain`], 0 if there is one authority.
+    pub chain: u8,
 }
 
 impl Default for VerifierConfig {
@@ -79,6 +91,7 @@ impl Default for VerifierConfig {
             grants_per_account: 1024,
             ls_stateless: 0,
             optional: 0,
+            chain: 0,
         }
     }
 }

@@ -12,8 +12,9 @@ pub const SERVICES_MAX: usize = 32;
 pub struct Service {
     /// The protocol; 0 matches every protocol.
     pub protocol: u8,
-    /// Reserved; zero.
-    pub reserved: u8,
+    /// 1 if the service belongs to another authority than the one of these tables, at a verifier with several
+    /// authorities; otherwise 0.
+    pub foreign: u8,
     /// The first port of the range.
     pub first_port: u16,
     /// The last port of the range.
@@ -41,6 +42,15 @@ impl Services {
         self.spans().iter().any(|span| {
             span.protocol == 0 || span.protocol == protocol && span.first_port <= port && port <= span.last_port
         })
+    }
+
+    /// Reports whether a packet of `protocol` to `port` is protected, and only another authority may admit it.
+    pub fn is_foreign(&self, protocol: u8, port: u16) -> bool {
+        let covers = |span: &&Service| {
+            span.protocol == 0 || span.protocol == protocol && (span.first_port..=span.last_port).contains(&port)
+        };
+        let mut spans = self.spans().iter().filter(covers).peekable();
+        spans.peek().is_some() && spans.all(|span| span.foreign != 0)
     }
 
     /// Reports whether any port of `protocol` is protected. The caller needs this for packets that don't contain their

@@ -1,5 +1,7 @@
 use super::*;
 use crate::drops::Ring;
+use crate::kernel::Place;
+use crate::organisations::{Chain, DEFAULT, Limits, Organisation};
 use crate::settings::Flags;
 use datapath::Pins;
 use datapath::verifier::Sizes;
@@ -41,7 +43,9 @@ fn kernel() -> (Kernel, Room) {
     };
     let (unknown, _) = tokio::sync::mpsc::channel(1);
     let drops = Arc::new(Mutex::new(Ring::default()));
-    (Kernel::load(pins, settings, 7, &config, drops, unknown).expect("the programs load"), room)
+    let alone = Organisation { name: DEFAULT.into(), limits: Limits::default() };
+    let place = Place { chain: Arc::new(Chain::new(vec![alone])), number: 0 };
+    (Kernel::load(place, pins, settings, 7, &config, drops, unknown).expect("the programs load"), room)
 }
 
 fn key(port: u16) -> FlowKey {

@@ -1,0 +1,74 @@
+//! The place of an organisation's kernel programs among those of the verifier's other organisations.
+
+use super::Kernel;
+use crate::organisations::{Chain, Limits};
+use anyhow::Result;
+use api::RevokedGrant;
+use engine::model::{Receiver, Service};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The place of an organisation.
+#[derive(Clone)]
+pub struct Place {
+    /// All organisations.
+    pub chain: Arc<Chain>,
+    /// Number of this organisation in the chain; 0 for the first one, whose programs are attached to interfaces.
+    pub number: usize,
+}
+
+impl Place {
+    /// Returns the services for which the organisation may speak.
+    pub fn limits(&self) -> &Limits {
+        &self.chain.organisations()[self.number].limits
+    }
+
+    /// Returns the organisation's name; `None` if it is the only one.
+    pub fn name(&self) -> Option<&str> {
+        self.chain.has_several().then(|| self.chain.organisations()[self.number].name.as_str())
+    }
+}
+
+impl Kernel {
+    /// Returns the place of the programs among those of the other organisations.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Puts the programs in their place, in which they get the packets that earlier programs refuse.
+    pub fn link(&self) -> Result<()> {
+        self.place.chain.place(self.place.number, self.verifier.link()?)
+    }
+
+    /// Returns the other organisations' services in the table of protected services, which an earlier process may have
+    /// written.
+    pub fn foreign(&self) -> Vec<Receiver> {
+        let foreign = self.protected().into_iter().map(|entry| {
+            let spans = entry.services.spans().iter().filter(|span| span.foreign != 0);
+            let services = spans.map(|span| Service::from(*span)).collect();
+            Receiver { name: entry.prefix.to_string(), prefix: entry.prefix, services }
+        });
+        foreign.filter(|receiver| !receiver.services.is_empty()).collect()
+    }
+
+    /// Cuts the flows to services for which the organisation may not speak. An earlier process can have admitted them
+    /// under other settings.
+    pub fn cut_beyond_limits(&self, now: u64) {
+        let limits = self.place.limits();
+        let beyond = self.verifier.flows.entries().into_iter().filter(|(key, flow)| {
+            let (address, port) = key.server();
+            flow.by_grant() && !limits.covers(address, key.protocol, port)
+        });
+        let grants: BTreeMap<u64, u32> = beyond.map(|(_, flow)| (flow.handle, flow.holder)).collect();
+        if grants.is_empty() {
+            return;
+        }
+        let grant = |(handle, holder)| RevokedGrant { handle, expires: self.expiry(handle).unwrap_or(0), holder };
+        let cut = self.cut(&grants.into_iter().map(grant).collect::<Vec<_>>(), now);
+        tracing::warn!(
+            organisation = self.place.name(),
+            flows = cut.flows,
+            "cut flows to services that the settings no longer give to the organisation"
+        );
+    }
+}

@@ -1,0 +1,237 @@
+//! The organisations whose authorities decide about one verifier, and the services for which each of them may speak. The
+//! organisations don't trust each other, so each has kernel tables of its own. This module does no IO other than linking
+//! the kernel programs of the organisations.
+
+use crate::settings::Settings;
+use anyhow::{Result, bail, ensure};
+use datapath::verifier::Link;
+use engine::model::{Receiver, Service};
+use ipnet::IpNet;
+use std::net::IpAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+use wire::Carrier;
+
+mod merged;
+
+pub use merged::merged;
+
+/// The name that stands for the default organisation, whose enrolment is in the verifier's own directory.
+pub const DEFAULT: &str = "default";
+/// Largest number of organisations with names.
+pub const NAMED_MAX: usize = 7;
+/// Number of receivers for which the tables of protected services have room, for all organisations together.
+const RECEIVERS_MAX: usize = 60_000;
+
+/// Parses the name of an organisation, which becomes part of paths.
+///
+/// # Errors
+///
+/// Fails with a description of possible names.
+pub fn name(text: &str) -> Result<String, String> {
+    let fine = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || ".-_".contains(c);
+    let first = text.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
+    if text.len() <= 64 && first && text.chars().all(fine) && text != DEFAULT {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("1 to 64 lower-case letters, digits, `.`, `-` or `_`, and not {DEFAULT:?}"))
+    }
+}
+
+/// The services for which an organisation may speak, as the verifier's operator has decided.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// The organisation's networks; `None` for every address outside of `except`.
+    pub networks: Option<Vec<IpNet>>,
+    /// The services in these networks; empty for all.
+    pub services: Vec<Service>,
+    /// The networks of the other organisations. They count only if `networks` is `None`.
+    pub except: Vec<IpNet>,
+}
+
+impl Limits {
+    /// Reports whether the organisation may admit packets of `protocol` to this address and port.
+    pub fn covers(&self, address: IpAddr, protocol: u8, port: u16) -> bool {
+        let contain = |networks: &[IpNet]| networks.iter().any(|network| network.contains(&address));
+        self.networks.as_deref().map_or_else(|| !contain(&self.except), contain)
+            && (self.services.is_empty() || self.services.iter().any(|service| service.covers(protocol, port)))
+    }
+
+    /// Reports whether the receiver is completely within the limits.
+    pub fn accept(&self, receiver: &Receiver) -> bool {
+        let prefix = &receiver.prefix;
+        let in_networks = match &self.networks {
+            Some(networks) => networks.iter().any(|network| network.contains(prefix)),
+            None => !self.except.iter().any(|other| other.contains(prefix) || prefix.contains(other)),
+        };
+        let within = |service: &Service, around: &Service| {
+            around.protocol == 0
+                || around.protocol == service.protocol
+                    && around.first_port <= service.first_port
+                    && service.last_port <= around.last_port
+        };
+        let given = |service: &Service| self.services.iter().any(|around| within(service, around));
+        in_networks && (self.services.is_empty() || receiver.services.iter().all(given))
+    }
+}
+
+/// An organisation and its limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Organisation {
+    /// The name, or [`DEFAULT`].
+    pub name: String,
+    /// The services for which the organisation may speak.
+    pub limits: Limits,
+}
+
+/// The organisations of one verifier, in the order in which their kernel programs decide about a packet. The first one
+/// is the default organisation.
+pub struct Chain {
+    organisations: Vec<Organisation>,
+    members: Mutex<Vec<Member>>,
+    /// Notified when the receivers of an organisation other than the first have changed.
+    changed: Notify,
+}
+
+/// The state of one organisation.
+#[derive(Default)]
+struct Member {
+    /// The receivers within the organisation's limits.
+    accepted: Vec<Receiver>,
+    /// The receivers beyond the limits, for display.
+    refused: Vec<String>,
+    /// The place of the kernel programs; `None` before they are loaded.
+    link: Option<Link>,
+}
+
+impl Chain {
+    /// Creates the chain of these organisations. The first one is the default organisation.
+    pub fn new(organisations: Vec<Organisation>) -> Self {
+        let members = organisations.iter().map(|_| Member::default()).collect();
+        Self { organisations, members: Mutex::new(members), changed: Notify::new() }
+    }
+
+    /// Returns the organisations.
+    pub fn organisations(&self) -> &[Organisation] {
+        &self.organisations
+    }
+
+    /// Reports whether there are several organisations.
+    pub fn has_several(&self) -> bool {
+        self.organisations.len() > 1
+    }
+
+    /// Takes over the receivers for which the authority of organisation `number` speaks. Returns those within the
+    /// organisation's limits; the others are ignored.
+    ///
+    /// # Errors
+    ///
+    /// Fails if there are more receivers than the organisation's share of the tables. The earlier receivers then stay.
+    pub fn claim(&self, number: usize, receivers: Vec<Receiver>) -> Result<Vec<Receiver>> {
+        let Organisation { name, limits } = &self.organisations[number];
+        let (accepted, beyond): (Vec<_>, Vec<_>) = receivers.into_iter().partition(|one| limits.accept(one));
+        let share = RECEIVERS_MAX / self.organisations.len();
+        ensure!(
+            !self.has_several() || accepted.len() <= share,
+            "organisation {name:?} has {} receivers at this verifier, but its share is {share}",
+            accepted.len()
+        );
+        let mut refused: Vec<_> = beyond.iter().map(|one| format!("{} ({})", one.name, one.prefix)).collect();
+        refused.truncate(SHOWN);
+        let mut members = self.members();
+        let member = &mut members[number];
+        if member.refused != refused && !refused.is_empty() {
+            tracing::warn!(
+                organisation = name,
+                refused = beyond.len(),
+                first = refused.first(),
+                "ignoring receivers for which the organisation may not speak: see `networks` and `services` in its \
+                 verifier.toml"
+            );
+        }
+        member.refused = refused;
+        if member.accepted != accepted {
+            member.accepted.clone_from(&accepted);
+            if number > 0 {
+                self.changed.notify_one();
+            }
+        }
+        Ok(accepted)
+    }
+
+    /// Keeps services protected that an earlier process has protected, for an organisation whose authority has not told
+    /// its receivers to this process.
+    pub fn keep(&self, number: usize, protected: &[Receiver]) {
+        let limits = &self.organisations[number].limits;
+        self.members()[number].accepted = protected.iter().filter(|one| limits.accept(one)).cloned().collect();
+    }
+
+    /// Returns the receivers of all organisations but the first.
+    pub fn others(&self) -> Vec<Receiver> {
+        self.members().iter().skip(1).flat_map(|member| &member.accepted).cloned().collect()
+    }
+
+    /// Returns the receivers of an organisation that are ignored because they are beyond its limits, for display.
+    pub fn refused(&self, number: usize) -> Vec<String> {
+        self.members()[number].refused.clone()
+    }
+
+    /// Waits until the receivers of an organisation other than the first have changed.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Takes over the kernel programs of organisation `number`, and links all programs that are loaded. Each hands
+    /// packets that it refuses over to the next one. The last one drops them.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses access to a table.
+    pub fn place(&self, number: usize, link: Link) -> Result<()> {
+        let mut members = self.members();
+        members[number].link = Some(link);
+        let links: Vec<_> = members.iter().filter_map(|member| member.link.as_ref()).collect();
+        // From the last to the first: no packet reaches programs whose own next ones are missing.
+        (0..links.len()).rev().try_for_each(|at| links[at].lead_to(links.get(at + 1).copied()))
+    }
+
+    fn members(&self) -> MutexGuard<'_, Vec<Member>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Largest number of ignored receivers that are shown.
+const SHOWN: usize = 64;
+
+/// Checks that the settings permit several organisations.
+///
+/// # Errors
+///
+/// Fails with the setting that permits only one.
+pub fn check(settings: &Settings, on_trial: bool) -> Result<()> {
+    let used = [
+        ("inside", !settings.inside.is_empty()),
+        ("everything", settings.everything_but.is_some()),
+        ("pool", !settings.pool.is_empty()),
+        ("tunnel_pool", !settings.tunnel_pool.is_empty()),
+        ("peers", !settings.peers.is_empty() || settings.peer_listen.is_some()),
+        ("proxy_protocol", !settings.proxy_protocol.is_empty()),
+        ("identity_socket", settings.identity_socket.is_some()),
+        ("complainants", !settings.complainants.is_empty()),
+        ("optional", !settings.optional.is_empty()),
+        ("verdict = \"mark\"", settings.mark.is_some()),
+        ("[proofs]", settings.proofs.is_some()),
+        ("carriers = \"tcp_in_udp\"", settings.kernel.takes(Carrier::TcpInUdp)),
+        ("--try", on_trial),
+    ];
+    match used.iter().find(|(_, used)| *used) {
+        Some((name, _)) => bail!(
+            "a verifier of several organisations can't have the setting `{name}`: remove the setting, or the folders of \
+             the other organisations"
+        ),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests;
