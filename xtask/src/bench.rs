@@ -13,7 +13,7 @@ use crate::run::cargo;
 use crate::{build, target_dir, tests};
 
 /// The benches of `make bench`, each as package and target. The command line names benches by their target. Each bench
-/// prints one line of JSON: {name: {value, unit, yardstick, ratio, noise, bound, verdict}} (see `measure::Figures`).
+/// prints one line of JSON: {name: {value, unit, yardstick, ratio, noise, bound, verdict, at}} (see `measure::Figures`).
 const BENCHES: [(&str, &str); 16] = [
     ("wire", "overhead"),
     ("engine", "engine"),
@@ -124,7 +124,7 @@ fn print(figures: &Map<String, Value>) {
                     figure["noise"].as_f64().unwrap_or(f64::NAN) * 100.0
                 )
             }
-            Value::String(verdict) if verdict == "missed" => "MISSED".to_owned(),
+            Value::String(verdict) if verdict == "missed" => format!("MISSED, bound set in {}", cell("at")),
             Value::String(verdict) => verdict.clone(),
             _ => String::new(),
         };

@@ -15,7 +15,7 @@ use authority::{Directory, Server, admin, now};
 use client::{Authority, Error};
 use etcd::stage::{Plan, Stage};
 use etcd::{Etcd, Op, Txn};
-use measure::{Figures, median};
+use measure::{Bound, Figures, median};
 use openidconnect::url::form_urlencoded::Serializer;
 use reqwest::header::{COOKIE, LOCATION, SET_COOKIE};
 use sha2::{Digest, Sha256};
@@ -76,13 +76,13 @@ async fn main() {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     eprintln!("cluster: load average {}", load.trim());
     let mut figures = Figures::default();
-    figures.count("cluster.apply_ms", "ms", median(&applied), Some(MOST));
-    figures.count("cluster.apply_p90_ms", "ms", measure::quantile(&applied, 0.9), None);
+    figures.count("cluster.apply_ms", "ms", median(&applied), Bound::AtMost(MOST));
+    figures.count("cluster.apply_p90_ms", "ms", measure::quantile(&applied, 0.9), Bound::None);
     let (allow, withdraw) = (median(&allowed), median(&withdrawn));
-    figures.count("consent.change_ms", "ms", allow.max(withdraw), Some(MOST));
-    figures.count("consent.allow_ms", "ms", allow, None);
-    figures.count("consent.withdraw_ms", "ms", withdraw, None);
-    figures.count("cluster.etcd_write_ms", "ms", median(&written), None);
+    figures.count("consent.change_ms", "ms", allow.max(withdraw), Bound::AtMost(MOST));
+    figures.count("consent.allow_ms", "ms", allow, Bound::None);
+    figures.count("consent.withdraw_ms", "ms", withdraw, Bound::None);
+    figures.count("cluster.etcd_write_ms", "ms", median(&written), Bound::None);
     figures.print();
 }
 

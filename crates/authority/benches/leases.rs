@@ -179,8 +179,8 @@ impl Person {
 fn main() {
     let mut figures = Figures::default();
     let (before, after) = (day(false), day(true));
-    figures.count("store.bytes_per_person_day", "B", after, Some(DAY_BYTES));
-    figures.count("store.bytes_per_person_day_if_renewals_are_recorded", "B", before, None);
+    figures.count("store.bytes_per_person_day", "B", after, Bound::AtMost(DAY_BYTES));
+    figures.count("store.bytes_per_person_day_if_renewals_are_recorded", "B", before, Bound::None);
     figures.add_pairs("authority.renew_ns", "ns", &renewals(), Bound::AtMost(RENEWAL));
     figures.print();
 }

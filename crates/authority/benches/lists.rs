@@ -52,8 +52,8 @@ fn main() {
     let directory = Directory::at(room.path());
     let by = Operator::current();
     let mut figures = Figures::default();
-    let mut figure = |name: &str, unit: &str, value: f64, most: Option<f64>| {
-        figures.count(&format!("lists.{receivers}_{name}"), unit, value, most);
+    let mut figure = |name: &str, unit: &str, value: f64, bound: Bound| {
+        figures.count(&format!("lists.{receivers}_{name}"), unit, value, bound);
     };
 
     // Another process imports, as in use, so its memory does not count.
@@ -63,9 +63,9 @@ fn main() {
     command.args(arguments.iter().skip(1)).args(words).stdout(Stdio::null());
     assert!(command.status().expect("the bench starts itself").success(), "the import failed");
     let entries = f64::from(receivers) * f64::from(ENTRIES);
-    figure("import_s", "s", begun.elapsed().as_secs_f64(), None);
+    figure("import_s", "s", begun.elapsed().as_secs_f64(), Bound::None);
     let on_disk = std::fs::metadata(directory.path().join("lists.db")).expect("a file").len();
-    figure("disk_bytes", "B/entry", on_disk as f64 / entries, None);
+    figure("disk_bytes", "B/entry", on_disk as f64 / entries, Bound::None);
 
     let before = resident();
     let begun = Instant::now();
@@ -74,8 +74,8 @@ fn main() {
     assert_eq!(lists.len() as f64, entries);
     let mut policy = Compiled::new(Policy::parse(POLICY, 3600).expect("valid")).expect("small");
     policy.set_lists(lists);
-    figure("load_s", "s", begun.elapsed().as_secs_f64(), None);
-    figure("memory_bytes", "B/entry", (resident() - before) / entries, Some(ENTRY_BYTES));
+    figure("load_s", "s", begun.elapsed().as_secs_f64(), Bound::None);
+    figure("memory_bytes", "B/entry", (resident() - before) / entries, Bound::AtMost(ENTRY_BYTES));
     shell::memory::into_huge_pages().expect("its own memory");
 
     let _lock = Store::lock(&directory).expect("a lock");
@@ -100,7 +100,8 @@ fn main() {
                     follower.fold(Instant::now() + Duration::from_millis(20)).expect("a file");
                 }
             }
-            figure("changes_per_s", "1/s", made.load(Ordering::Relaxed) as f64 / begun.elapsed().as_secs_f64(), None);
+            let rate = made.load(Ordering::Relaxed) as f64 / begun.elapsed().as_secs_f64();
+            figure("changes_per_s", "1/s", rate, Bound::None);
             ends.store(true, Ordering::SeqCst);
         });
         let mut samples = Vec::new();

@@ -86,7 +86,7 @@ fn make_room() {
 fn measure(receivers: usize) {
     let mut figures = Figures::default();
     let clock = spread((0..REQUESTS).map(|_| time(|| ()).1).collect());
-    figures.count("engine.clock_ns", "ns", clock.mean, None);
+    figures.count("engine.clock_ns", "ns", clock.mean, Bound::None);
     size(receivers, &mut figures);
     figures.print();
 }
@@ -100,13 +100,14 @@ fn size(receivers: usize, figures: &mut Figures) {
     // The authority does this with a policy that comes into force, too.
     let (_, gathering) = time(|| shell::memory::into_huge_pages().expect("its own memory"));
     let (taken, entries) = (resident() - before, (receivers * ENTRIES) as f64);
-    figures.count(&named("bytes_per_entry"), "B", taken as f64 / entries, (receivers == LARGEST).then_some(8.0));
-    figures.count(&named("load_s"), "s", loading.as_secs_f64(), None);
-    figures.count(&named("into_huge_pages_s"), "s", gathering / 1e9, None);
+    let bound = if receivers == LARGEST { Bound::AtMost(8.0) } else { Bound::None };
+    figures.count(&named("bytes_per_entry"), "B", taken as f64 / entries, bound);
+    figures.count(&named("load_s"), "s", loading.as_secs_f64(), Bound::None);
+    figures.count(&named("into_huge_pages_s"), "s", gathering / 1e9, Bound::None);
     let mut walk = Walk::new(taken as usize);
     shell::memory::into_huge_pages().expect("its own memory");
     let huge = kilobytes("/proc/self/smaps_rollup", "AnonHugePages:") as f64 / resident() as f64;
-    figures.count(&named("in_huge_pages"), "of 1", huge, None);
+    figures.count(&named("in_huge_pages"), "of 1", huge, Bound::None);
     assert!(receivers < LARGEST || huge > HUGE_MIN, "the kernel gave huge pages to {huge:.2} of the memory only");
     let mut beside = Beside { walk: &mut walk, reads: Vec::new() };
 
@@ -164,7 +165,7 @@ fn size(receivers: usize, figures: &mut Figures) {
     let changes = spread(changes);
     add("change_ns", changes.mean, bound(CHANGE));
     add("change_p99_ns", changes.p99, bound(CHANGE));
-    figures.count(&named("issue_granted"), "of 1", made as f64 / REQUESTS as f64, None);
+    figures.count(&named("issue_granted"), "of 1", made as f64 / REQUESTS as f64, Bound::None);
     let rate = if receivers == LARGEST { Bound::AtLeast(1.0) } else { Bound::None };
     while_changing(&world, book, &read, figures, &named, rate);
 }

@@ -109,7 +109,7 @@ fn whole(place: usize, clients: u32, figures: &mut Figures) {
     let world = World::new(clients, clients);
     let loading = start.elapsed().as_secs_f64();
     shell::memory::into_huge_pages().expect("its own memory");
-    figures.count(&format!("getsegment.whole_{clients}_load_s"), "s", loading, None);
+    figures.count(&format!("getsegment.whole_{clients}_load_s"), "s", loading, Bound::None);
     for (kind, (name, legitimate)) in [("legitimate", true), ("others", false)].into_iter().enumerate() {
         let taken: Vec<_> =
             world.requests(legitimate).map(|request| world.time(request, legitimate) / 1000.0).collect();

@@ -3,7 +3,7 @@
 //! Machines differ by a factor of two, and other work on them comes and goes. So each figure is compared with a
 //! yardstick that the same run measures, such as an empty program, an echo, a plain copy or a walk over memory. A bound
 //! limits the ratio of the figure to its yardstick. A yardstick that varies within the run shows that the machine was
-//! too noisy for a verdict.
+//! too noisy for a verdict. Each figure names the file and line of the bench that set its bound.
 //!
 //! ```
 //! use measure::{Bound, Figures, Yardstick};
@@ -21,6 +21,8 @@ pub mod memory;
 mod parts;
 mod samples;
 mod stopwatch;
+
+use std::panic::Location;
 
 use serde_json::{Map, Value, json};
 
@@ -73,7 +75,7 @@ impl Yardstick {
     }
 }
 
-/// The limit of a figure's ratio to its yardstick.
+/// The limit of a figure's ratio to its yardstick, or of a figure that was counted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
     /// The ratio must be at most this number.
@@ -84,13 +86,31 @@ pub enum Bound {
     None,
 }
 
+impl Bound {
+    /// Returns the bound as text, and by how much `value` misses it: 0 or less if the bound holds.
+    fn compare(self, value: f64) -> Option<(String, f64)> {
+        match self {
+            Self::AtMost(limit) => Some((format!("<= {limit}"), value - limit)),
+            Self::AtLeast(limit) => Some((format!(">= {limit}"), limit - value)),
+            Self::None => None,
+        }
+    }
+}
+
+impl From<Option<f64>> for Bound {
+    fn from(at_most: Option<f64>) -> Self {
+        at_most.map_or(Self::None, Self::AtMost)
+    }
+}
+
 /// The figures of a benchmark, by name.
 #[derive(Default)]
 pub struct Figures(Map<String, Value>);
 
 impl Figures {
-    /// Adds a figure with its ratio to the yardstick: {value, unit, yardstick, ratio, noise, bound, verdict}. Also
-    /// prints a progress line to standard error.
+    /// Adds a figure with its ratio to the yardstick: {value, unit, yardstick, ratio, noise, bound, verdict, at}. `at`
+    /// is the place of this call, as file and line. Also prints a progress line to standard error.
+    #[track_caller]
     pub fn add(&mut self, name: &str, unit: &str, value: f64, yardstick: &Yardstick, bound: Bound) {
         self.judge(name, unit, value, yardstick, value / yardstick.middle, 0.0, bound);
     }
@@ -103,6 +123,7 @@ impl Figures {
     /// # Panics
     ///
     /// Panics if there is no pair.
+    #[track_caller]
     pub fn add_pairs(&mut self, name: &str, unit: &str, pairs: &[(f64, f64)], bound: Bound) {
         let (values, beside): (Vec<_>, Vec<_>) = pairs.iter().copied().unzip();
         let ratios: Vec<_> = pairs.iter().map(|(value, beside)| value / beside).collect();
@@ -111,6 +132,7 @@ impl Figures {
     }
 
     #[allow(clippy::too_many_arguments, reason = "private; the two callers name each")]
+    #[track_caller]
     fn judge(
         &mut self,
         name: &str,
@@ -121,38 +143,36 @@ impl Figures {
         error: f64,
         bound: Bound,
     ) {
-        let (limit, missed_by) = match bound {
-            Bound::AtMost(limit) => (format!("<= {limit}"), ratio - limit),
-            Bound::AtLeast(limit) => (format!(">= {limit}"), limit - ratio),
-            Bound::None => (String::new(), 0.0),
-        };
-        let verdict = match bound {
-            Bound::None => None,
-            _ if yardstick.noise > NOISE_MAX => Some("too noisy"),
-            _ if missed_by <= 0.0 => Some("holds"),
-            _ if missed_by <= error => Some("too noisy"),
-            _ => Some("missed"),
-        };
+        let compared = bound.compare(ratio);
+        let verdict = compared.as_ref().map(|(_, missed_by)| match *missed_by {
+            _ if yardstick.noise > NOISE_MAX => "too noisy",
+            by if by <= 0.0 => "holds",
+            by if by <= error => "too noisy",
+            _ => "missed",
+        });
         eprintln!(
             "{name} {} {unit}, yardstick {}, ratio {}",
             rounded(value),
             rounded(yardstick.middle),
             rounded(ratio)
         );
+        let (bound, at) = (compared.map(|(bound, _)| bound), here());
         let figure = json!({
             "value": rounded(value), "unit": unit, "yardstick": rounded(yardstick.middle), "ratio": rounded(ratio),
-            "noise": rounded(yardstick.noise), "bound": (!limit.is_empty()).then_some(limit), "verdict": verdict,
+            "noise": rounded(yardstick.noise), "bound": bound, "verdict": verdict, "at": at,
         });
         self.0.insert(name.to_owned(), figure);
     }
 
-    /// Adds a figure that was counted rather than timed, so that it needs no yardstick: {value, unit, bound, verdict}.
-    /// The verdict is `holds` if `value` is at most `at_most`, otherwise `missed`; without `at_most`, it is null.
-    pub fn count(&mut self, name: &str, unit: &str, value: f64, at_most: Option<f64>) {
+    /// Adds a figure that was counted rather than timed, so that it needs no yardstick: {value, unit, bound, verdict,
+    /// at}. The bound limits the value itself.
+    #[track_caller]
+    pub fn count(&mut self, name: &str, unit: &str, value: f64, bound: impl Into<Bound>) {
         eprintln!("{name} {} {unit}", rounded(value));
-        let verdict = at_most.map(|limit| if value <= limit { "holds" } else { "missed" });
-        let bound = at_most.map(|limit| format!("count <= {limit}"));
-        let figure = json!({ "value": rounded(value), "unit": unit, "bound": bound, "verdict": verdict });
+        let compared = bound.into().compare(value);
+        let verdict = compared.as_ref().map(|(_, missed_by)| if *missed_by <= 0.0 { "holds" } else { "missed" });
+        let (bound, at) = (compared.map(|(bound, _)| format!("count {bound}")), here());
+        let figure = json!({ "value": rounded(value), "unit": unit, "bound": bound, "verdict": verdict, "at": at });
         self.0.insert(name.to_owned(), figure);
     }
 
@@ -175,6 +195,13 @@ impl Figures {
     pub fn print(&self) {
         println!("{}", Value::Object(self.0.clone()));
     }
+}
+
+/// Returns the place of the call in the bench, as file and line.
+#[track_caller]
+fn here() -> String {
+    let place = Location::caller();
+    format!("{}:{}", place.file(), place.line())
 }
 
 /// Returns twice the standard error of the samples' mean. The true mean is within this distance of it in about 19 of 20
@@ -248,8 +275,29 @@ mod tests {
     #[test]
     fn a_count_is_compared_with_its_limit() {
         let mut figures = Figures::default();
-        figures.count("left", "flows", 1.0, Some(0.0));
-        assert_eq!(figures.get("left").expect("it was added")["verdict"], "missed");
+        let mut verdict = |value: f64, bound: Bound| {
+            figures.count("left", "flows", value, bound);
+            figures.get("left").expect("it was added")["verdict"].clone()
+        };
+        assert_eq!(verdict(1.0, Bound::AtMost(0.0)), "missed");
+        assert_eq!(verdict(0.0, Bound::AtMost(0.0)), "holds");
+        assert_eq!(verdict(0.9, Bound::AtLeast(1.0)), "missed");
+        assert_eq!(verdict(1.0, Bound::None), Value::Null);
+        // A value that is no number holds no bound.
+        assert_eq!(verdict(f64::NAN, Bound::AtMost(1.0)), "missed");
+    }
+
+    #[test]
+    fn a_figure_names_the_line_that_sets_its_bound() {
+        let mut figures = Figures::default();
+        let line = line!() + 1;
+        figures.count("left", "flows", 1.0, Bound::None);
+        figures.add("ratio", "ns", 1.0, &Yardstick::fixed(1.0), Bound::None);
+        figures.add_pairs("pairs", "ns", &[(1.0, 1.0)], Bound::None);
+        for (name, line) in [("left", line), ("ratio", line + 1), ("pairs", line + 2)] {
+            let at = figures.get(name).expect("it was added")["at"].as_str().expect("a place").to_owned();
+            assert!(at.ends_with(&format!("{}:{line}", file!())), "{name}: {at}");
+        }
     }
 
     #[test]

@@ -145,7 +145,7 @@ fn blocks(figures: &mut Figures, how: Compression) {
     };
     figure(figures, format!("{name}.unpack_ns"), 1, &mut unpack, &mut copy);
     let value = block.len() as f64 / short.len() as f64;
-    figures.count(&format!("{name}.shrinks"), "times", value, None);
+    figures.count(&format!("{name}.shrinks"), "times", value, Bound::None);
 }
 
 fn bodies() -> Vec<Vec<u8>> {

@@ -110,12 +110,12 @@ fn latency(figures: &mut Figures) -> Result<()> {
     let added = |of: usize| trips[of].iter().zip(&trips[0]).map(|(trip, plain)| trip - plain).collect::<Vec<_>>();
     let (ours, theirs) = (added(1), added(2));
     let plain = median(&trips[0]);
-    figures.count("seal.encrypt.round_trip_added", "us", median(&ours), Some(60.0));
+    figures.count("seal.encrypt.round_trip_added", "us", median(&ours), Bound::AtMost(60.0));
     figures.add("seal.encrypt.round_trip", "us", median(&trips[1]), &Yardstick::new(trips[0].clone()), Bound::None);
     // Of rounds in turn, the difference is steady where both vary with the machine's other work.
     let more: Vec<_> = ours.iter().zip(&theirs).map(|(ours, theirs)| ours - theirs).collect();
-    figures.count("seal.encrypt.round_trip_over_wireguard", "us", median(&more), Some(0.0));
-    figures.count("seal.wireguard.round_trip_added", "us", median(&theirs), None);
-    figures.count("seal.plain.round_trip", "us", plain, None);
+    figures.count("seal.encrypt.round_trip_over_wireguard", "us", median(&more), Bound::AtMost(0.0));
+    figures.count("seal.wireguard.round_trip_added", "us", median(&theirs), Bound::None);
+    figures.count("seal.plain.round_trip", "us", plain, Bound::None);
     handshake::first_answer(figures, plain)
 }

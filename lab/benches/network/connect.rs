@@ -97,9 +97,9 @@ fn cold_by_udp(figures: &mut Figures) -> Result<()> {
     let came = by_udp()? - before;
     ensure!(came >= COLD_PORTS.len() as u64, "only {came} grants came by UDP");
     let [cold, warm, trip] = [&cold, &warm, &trips].map(|times| median(times));
-    figures.count("cold_connect.udp_ms", "ms", cold / 1000.0, None);
-    figures.count("cold_connect.udp_round_trip_us", "us", trip, None);
-    figures.count("cold_connect.udp_above_us", "us", cold - trip - warm, Some(COLD_UDP_US));
+    figures.count("cold_connect.udp_ms", "ms", cold / 1000.0, Bound::None);
+    figures.count("cold_connect.udp_round_trip_us", "us", trip, Bound::None);
+    figures.count("cold_connect.udp_above_us", "us", cold - trip - warm, Bound::AtMost(COLD_UDP_US));
     Ok(())
 }
 

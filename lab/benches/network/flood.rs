@@ -51,9 +51,9 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     let beside = Yardstick::new(baseline);
     figures.add("flood.transfer_ratio", "Mbit/s", median(&ours), &beside, Bound::AtLeast(0.85));
     let strangers = guarded.verifier.flows()?.iter().filter(|flow| flow["person"] != "alice").count();
-    figures.count("flood.flows_left", "flows", strangers as f64, Some(0.0));
+    figures.count("flood.flows_left", "flows", strangers as f64, Bound::AtMost(0.0));
     let rate = sent as f64 / ROUNDS as f64 / TIME.as_secs_f64();
-    figures.count("flood.packets_per_s", "packets/s", rate, None);
+    figures.count("flood.packets_per_s", "packets/s", rate, Bound::None);
     Ok(())
 }
 

@@ -54,6 +54,6 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     let counter =
         |name: &str| status["counters"][name].as_u64().with_context(|| format!("no counter {name}: {status}"));
     ensure!(counter("watched")? > 0, "the destination has one rung only: {status}");
-    figures.count("ladder.other_rungs", "packets", counter("steered")? as f64, Some(0.0));
+    figures.count("ladder.other_rungs", "packets", counter("steered")? as f64, Bound::AtMost(0.0));
     Ok(())
 }

@@ -205,7 +205,7 @@ fn take_turns(
         if site.mode != Mode::None && site.switch.is_some() {
             let name = format!("ls.{figure}.{}.{}.trips_per_flow", place.name(), site.mode.name());
             // On a busy machine, SYNs are retransmitted, and each goes up to the controller again.
-            figures.count(&name, "trips", up as f64 / flows as f64, Some(1.05));
+            figures.count(&name, "trips", up as f64 / flows as f64, Bound::AtMost(1.05));
         }
     }
     Ok(taken)

@@ -110,7 +110,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
     let yardstick = Yardstick::new(without.chunks(without.len() / 10).map(|times| quantile(times, 0.5)).collect());
     let added = quantile(&with, 0.5) - quantile(&without, 0.5);
     figures.add("rootless.run.connect.p50_us", "us", quantile(&with, 0.5), &yardstick, Bound::None);
-    figures.count("rootless.connect.p50_added_us", "us", added, Some(150.0));
+    figures.count("rootless.connect.p50_added_us", "us", added, Bound::AtMost(150.0));
 
     let _proxy = nobody.start(nobody.vouchsafe(["proxy", "--listen", PROXY]), "listening on")?;
     let (port, bytes) = (SINK.to_string(), BYTES.to_string());

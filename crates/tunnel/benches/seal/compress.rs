@@ -70,7 +70,7 @@ pub fn measure(figures: &mut Figures) -> Result<()> {
         let [from, to] = counts();
         if to > before[1] {
             let ratio = (from - before[0]) / (to - before[1]);
-            figures.count(&format!("seal.compress.{name}_ratio"), "times", ratio, None);
+            figures.count(&format!("seal.compress.{name}_ratio"), "times", ratio, Bound::None);
         }
     }
     Ok(())

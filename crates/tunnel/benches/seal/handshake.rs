@@ -101,8 +101,8 @@ fn idle(figures: &mut Figures) -> Result<()> {
     let idle = resident()?;
     ensure!(verifier.count() as u32 == TUNNELS + 1, "{} tunnels are left", verifier.count());
     let each = |memory: f64| (memory - before) / f64::from(TUNNELS);
-    figures.count("seal.idle_tunnel_memory", "bytes", each(idle), Some(8192.0));
-    figures.count("seal.new_tunnel_memory", "bytes", each(busy), None);
+    figures.count("seal.idle_tunnel_memory", "bytes", each(idle), Bound::AtMost(8192.0));
+    figures.count("seal.new_tunnel_memory", "bytes", each(busy), Bound::None);
     // The timer's work for tunnels with nothing to do, on the average of a second.
     let mut walk = measure::memory::Walk::new(16 << 20);
     let (mut polls, mut walks) = (Vec::new(), Vec::new());
@@ -156,11 +156,11 @@ fn forged(figures: &mut Figures) -> Result<()> {
     }
     ensure!(verifier.is_empty(), "a forged handshake left something");
     ensure!(receive(&mut verifier, from, &mut right.clone(), (now, wall)).len() == 1, "the right one is answered");
-    figures.count("seal.forged_handshake", "ns", median(&forging), Some(2000.0));
+    figures.count("seal.forged_handshake", "ns", median(&forging), Bound::AtMost(2000.0));
     // The unavoidable work is to derive the grant's key and to compute a MAC; this is the first part.
     let yardstick = Yardstick::new(macs);
     figures.add("seal.forged_handshake.of_mac", "ns", median(&forging), &yardstick, Bound::AtMost(12.0));
-    figures.count("seal.forged_handshake.memory", "bytes", (resident()? - before).max(0.0), Some(262_144.0));
+    figures.count("seal.forged_handshake.memory", "bytes", (resident()? - before).max(0.0), Bound::AtMost(262_144.0));
     Ok(())
 }
 
@@ -193,6 +193,6 @@ pub fn first_answer(figures: &mut Figures, round_trip: f64) -> Result<()> {
         socket.recv(&mut [0; 64]).context("no answer to the first packet")?;
         answered.push(begun.elapsed().as_nanos() as f64 / 1e3);
     }
-    figures.count("seal.first_answer", "us", median(&answered), Some(round_trip + 1000.0));
+    figures.count("seal.first_answer", "us", median(&answered), Bound::AtMost(round_trip + 1000.0));
     Ok(())
 }

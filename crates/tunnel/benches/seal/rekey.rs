@@ -111,7 +111,7 @@ fn table(figures: &mut Figures, long: bool) -> Result<()> {
         for cell in cells.iter().filter(|cell| cell.suite == suite) {
             let name = format!("seal.rekey.{}{}", cell.name, if long { ".long" } else { "" });
             figures.add(&name, "Mbit/s", best(cell), &base, Bound::None);
-            figures.count(&format!("{name}.rekeys"), "times", f64::from(cell.rekeys), None);
+            figures.count(&format!("{name}.rekeys"), "times", f64::from(cell.rekeys), Bound::None);
         }
     }
     Ok(())
