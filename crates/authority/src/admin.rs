@@ -15,6 +15,7 @@ use crate::storage::{
     AuditEvent, Database, LOW_SCORE, NewService, NotedHead, Operator, PolicyChange, RevokedCounts, SecondFactor,
     Verdict, Which,
 };
+use crate::webhook::{self, WebhookSettings, WebhookState};
 use crate::{Directory, login, now, segments};
 use anyhow::{Context, Result, bail};
 use api::ServiceKey;
@@ -171,6 +172,34 @@ pub async fn segments(directory: &Directory, filter: SegmentFilter) -> Result<Se
              authority run`"
         ),
     }
+}
+
+/// Returns the state of the webhooks of the running authority.
+///
+/// # Errors
+/// Fails if no server is running.
+pub async fn webhooks(directory: &Directory) -> Result<Vec<WebhookState>> {
+    match control::ask(directory, Command::Webhooks).await? {
+        Some(Reply::Done(states)) => Ok(states),
+        Some(Reply::Refused(why)) => bail!(why),
+        None => bail!(
+            "the authority is not running, and only a running authority sends messages: start it with `vouchsafe \
+             authority run`"
+        ),
+    }
+}
+
+/// Sends a test message to a webhook by the settings in authority.toml, whether or not the authority runs. Returns the
+/// host that has accepted the message. The audit trail records the test.
+///
+/// # Errors
+/// Fails if the webhook does not accept the message, or the database cannot be written.
+pub async fn test_webhook(directory: &Directory, webhook: &WebhookSettings) -> Result<String> {
+    let result = webhook::test(webhook, directory).await;
+    let outcome = if result.is_ok() { "accepted" } else { "failed" };
+    let event = AuditEvent::new("webhook_tested").detail(format!("{}: {outcome}", webhook.name));
+    directory.open_database()?.audit(&event.by(&Operator::current()), now())?;
+    result
 }
 
 /// Adds a verifier or, with `renew`, replaces its enrolment code. Returns the one-time code, which cannot be shown

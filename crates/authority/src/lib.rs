@@ -27,6 +27,7 @@ mod state;
 pub mod storage;
 mod sync;
 pub mod tls;
+pub mod webhook;
 
 pub use directory::Directory;
 pub use http::server::Server;

@@ -21,6 +21,7 @@ mod sessions;
 mod settings;
 
 pub use claims::Identity;
+pub(crate) use http::client as http_client;
 pub(crate) use passkey::Passkeys;
 pub(crate) use password::{Attempt, PasswordCheck};
 pub(crate) use pending::agent::{Answered, Ending, PAGE, Proven, Question, shown};
@@ -30,3 +31,4 @@ pub(crate) use renewal::{LOOK, Renewal};
 pub(crate) use session_manager::SessionManager;
 pub(crate) use sessions::Sessions;
 pub use settings::ProviderSettings;
+pub(crate) use settings::is_confidential;

@@ -11,6 +11,7 @@ use crate::push::events::Push;
 use crate::push::verifiers::Verifiers;
 use crate::segments::DatagramService;
 use crate::storage::Storage;
+use crate::webhook::Webhooks;
 use anyhow::Result;
 use axum::extract::{MatchedPath, Request, State};
 use axum::middleware::Next;
@@ -46,6 +47,7 @@ pub struct Collector {
     pub(crate) datagrams: Arc<DatagramService>,
     pub(crate) members: Arc<Members>,
     pub(crate) contact: Arc<Contact>,
+    pub(crate) webhooks: Arc<Webhooks>,
 }
 
 impl Collector {
@@ -60,6 +62,7 @@ impl Collector {
             datagrams: self.datagrams.counts(),
             grant_datagrams: self.datagrams.grants.counts(),
             heads: Vec::new(),
+            webhooks: self.webhooks.states(),
             cluster: self.members.cluster().map(|cluster| ClusterSnapshot {
                 members: cluster.live().len(),
                 followed: cluster.own().followed,

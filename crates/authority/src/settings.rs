@@ -5,6 +5,7 @@ use crate::dns::DnsSettings;
 use crate::login::ProviderSettings;
 use crate::policy::score_settings;
 use crate::storage::ScoreTerms;
+use crate::webhook::WebhookSettings;
 use engine::document::{Faults, Fields, Reader};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -35,6 +36,7 @@ const KEYS: &[&str] = &[
     "scores",
     "dns",
     "oidc",
+    "webhooks",
 ];
 
 /// The authority's configuration.
@@ -79,6 +81,8 @@ pub struct Settings {
     pub dns: Option<DnsSettings>,
     /// Settings of the identity provider. Default none: people can log in only with the authority's own accounts.
     pub provider: Option<ProviderSettings>,
+    /// The programs that learn of requests for access. Default none.
+    pub webhooks: Vec<WebhookSettings>,
 }
 
 impl Settings {
@@ -116,6 +120,7 @@ impl Settings {
                 console: ConsoleSettings::read(reader, fields),
                 dns: DnsSettings::read(reader, fields),
                 provider: ProviderSettings::read(reader, fields),
+                webhooks: WebhookSettings::read(reader, fields),
             })
         })
     }
@@ -156,7 +161,10 @@ impl Settings {
              #zone = \"example.org.zone\"\n\n\
              # Log in with an identity provider (OpenID Connect): docs/configuration.md has the other keys.\n\
              #[oidc]\n#issuer = \"https://id.example.org\"\n#client_id = \"vouchsafe\"\n\
-             #client_secret_file = \"oidc.secret\"\n"
+             #client_secret_file = \"oidc.secret\"\n\n\
+             # A program that learns of requests for access: docs/consent.md.\n#[[webhooks]]\n#name = \"team\"\n\
+             #url = \"https://hooks.example.org/vouchsafe\"\n#secret_file = \"team.secret\"\n\
+             #delegations = [\"dba\"]\n"
         )
     }
 }
@@ -193,7 +201,7 @@ mod tests {
         let text = lines.collect::<Vec<_>>().join("\n");
         assert_eq!(KEYS.iter().filter(|key| !text.contains(*key)).count(), 0);
         let settings = Settings::parse(&text).unwrap();
-        assert!(settings.provider.is_some() && settings.console.url.is_some());
+        assert!(settings.provider.is_some() && settings.console.url.is_some() && settings.webhooks.len() == 1);
     }
 
     #[test]

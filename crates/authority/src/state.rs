@@ -37,6 +37,7 @@ use crate::segments::{DatagramService, GrantService, RequestLines, SegmentIssuer
 use crate::single_flight::SingleFlight;
 use crate::storage::{AuditLog, Database, PolicyChange, Storage, Unavailable};
 use crate::sync::Synchroniser;
+use crate::webhook::{Webhooks, unknown_delegations};
 use crate::{Directory, Settings, now};
 use anyhow::{Context, Result};
 use engine::policy::Policy;
@@ -107,6 +108,7 @@ parts! {
     renewal: Renewal,
     sessions: Sessions,
     session_manager: SessionManager,
+    webhooks: Webhooks,
 }
 
 impl Authority {
@@ -130,6 +132,8 @@ impl Authority {
         let is_member = members.cluster().is_some();
         let policy = PolicyInForce::new(policy);
         let authority = Self::assemble(settings, directory, policy, provider, (members, contact, database))?;
+        let of_webhooks = |policy: &Policy| unknown_delegations(&authority.settings.webhooks, policy);
+        authority.policy.with(of_webhooks).await.iter().for_each(|warning| tracing::warn!("{warning}"));
         into_huge_pages();
         authority.enforcer.version.store(version, Ordering::SeqCst);
         *authority.enforcer.networks.lock().await = networks;
@@ -339,6 +343,8 @@ impl Authority {
             push: push.clone(),
             sync: sync.clone(),
         });
+        let console = settings.console.url.clone();
+        let webhooks = Arc::new(Webhooks::new(&settings.webhooks, &directory, console, audit.clone())?);
         let access = Arc::new(AccessRequests {
             storage: storage.clone(),
             policy: policy.clone(),
@@ -349,6 +355,7 @@ impl Authority {
             sync: sync.clone(),
             enforcer: enforcer.clone(),
             examinations: Arc::default(),
+            webhooks: webhooks.clone(),
         });
         let metrics = Arc::<Metrics>::default();
         let collector = Arc::new(Collector {
@@ -361,6 +368,7 @@ impl Authority {
             datagrams: datagrams.clone(),
             members: members.clone(),
             contact: contact.clone(),
+            webhooks: webhooks.clone(),
         });
         Ok(Self {
             key_transfer: Arc::new(KeyTransfer::new(settings.key_transfer.clone())),
@@ -403,6 +411,7 @@ impl Authority {
             renewal,
             sessions,
             session_manager,
+            webhooks,
         })
     }
 

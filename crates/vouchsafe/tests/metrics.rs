@@ -16,6 +16,7 @@ fn pages() -> [String; 4] {
         datagrams: vec![("given", 1)],
         grant_datagrams: vec![("given", 1)],
         cluster: Some(authority::metrics::counters::ClusterSnapshot::default()),
+        webhooks: vec![authority::webhook::WebhookState::default()],
         ..Default::default()
     };
     let counter = || vec![view::Counter { name: "flow".into(), packets: 1 }];

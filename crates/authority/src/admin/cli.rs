@@ -11,6 +11,7 @@ mod score;
 mod segments;
 mod service;
 mod session;
+mod webhook;
 
 use crate::admin::control::{self, Command};
 use crate::admin::{self, Factor, Revoked, backup};
@@ -136,6 +137,9 @@ pub enum AuthorityCommand {
     /// List requests for access and consents, and withdraw them
     #[command(subcommand)]
     Access(access::AccessCommand),
+    /// Show the webhooks, which learn of requests for access, and test them
+    #[command(subcommand)]
+    Webhook(webhook::WebhookCommand),
     /// Import, change and show lists: entries about who may reach which addresses
     #[command(subcommand)]
     Lists(lists::ListsCommand),
@@ -367,6 +371,7 @@ pub async fn run(command: AuthorityCommand) -> Result<ExitCode> {
             })?;
         }
         AuthorityCommand::Access(command) => return access::run(command).await,
+        AuthorityCommand::Webhook(command) => return webhook::run(command).await,
         AuthorityCommand::Lists(command) => return lists::run(command).await,
         AuthorityCommand::Score(command) => return score::run(command).await,
         AuthorityCommand::Segments(arguments) => return segments::run(arguments).await,

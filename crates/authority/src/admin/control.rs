@@ -62,6 +62,9 @@ pub enum Command {
     /// State what this member of a cluster may do now; answered by a
     /// [`Standing`](crate::cluster::contact::Standing).
     Standing,
+    /// State how many messages the webhooks have delivered; answered by a list of
+    /// [`WebhookState`](crate::webhook::WebhookState).
+    Webhooks,
     /// List the path segments in force; answered by a [`SegmentList`](crate::segments::listed::SegmentList).
     Segments(SegmentFilter),
 }
@@ -184,6 +187,7 @@ async fn act(authority: &Arc<Authority>, command: Command) -> Result<Value> {
             let list = tokio::task::spawn_blocking(move || authority.segments.list(&filter)).await??;
             return Ok(serde_json::to_value(list)?);
         }
+        Command::Webhooks => return Ok(serde_json::to_value(authority.webhooks.states())?),
         Command::Standing => return Ok(serde_json::to_value(authority.contact.standing())?),
         Command::Sync => {
             authority.follower.refresh().await?;

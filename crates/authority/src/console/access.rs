@@ -1,5 +1,6 @@
-//! The two pages of requests for access. On one page, a person asks for access to receivers. On the other page, a
-//! delegate (a person to whom the policy delegates the decision) allows or refuses requests.
+//! The pages of requests for access. On one page, a person asks for access to receivers. On the others, a delegate (a
+//! person to whom the policy delegates the decision) allows or refuses requests: all that wait, or one to which a
+//! message of a webhook leads.
 //!
 //! A form names a request by its number only, and a request never changes. So a delegate decides about exactly what the
 //! page showed, or is told that somebody else has decided meanwhile.
@@ -16,7 +17,7 @@ use crate::policy::access::{Asking, Deciding, MOST_TEXT, ToDecide, no_request};
 use crate::state::Authority;
 use crate::storage::{AccessEntry, AccessMark, AccessPage, AccessState};
 use axum::Router;
-use axum::extract::Query;
+use axum::extract::{Path, Query};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use engine::document::{duration, seconds};
@@ -38,6 +39,7 @@ pub fn routes() -> Router<Arc<Authority>> {
         .route(HERE, get(show).post(ask))
         .route("/access/withdraw", post(withdraw_own))
         .route(TO_DECIDE, get(to_decide))
+        .route("/access/requests/{id}", get(to_decide_one))
         .route("/access/requests/decide", post(decide))
         .route("/access/requests/withdraw", post(withdraw_given))
 }
@@ -266,6 +268,28 @@ async fn to_decide(
         @if rows.is_empty() { p { "No consent is in effect for the receivers for which you decide." } }
         @else { (table("Consents in effect", &columns, rows)) }
         (turn(TO_DECIDE, "after", after, consents.next, "Consents that end later"))
+    }))
+}
+
+/// Renders the page of one request, to which messages of webhooks lead.
+async fn to_decide_one(
+    Part(access): Part<AccessRequests>,
+    visitor: Visitor,
+    Path(id): Path<String>,
+) -> Result<Markup, Problem> {
+    let subject = delegate(&visitor);
+    let entry = access.request_for(&subject, id.parse().map_err(|_| no_request())?).await?;
+    let decision = match entry.state {
+        AccessState::Open => request(&visitor, &entry, access.longest(&subject, &entry).await),
+        _ => html! {
+            p { "The request of " (entry.person) " for " (entry.receiver) " does not wait for a decision: it is "
+                (state(&entry)) "." }
+        },
+    };
+    Ok(Page::new("Request for access").of(Some(&visitor)).at(HERE).show(&html! {
+        p { a href={ (ROOT) (TO_DECIDE) } { "All requests and consents" } }
+        h2 { "To decide" }
+        (decision)
     }))
 }
 

@@ -71,6 +71,8 @@ impl Server {
         tasks.spawn(keep_renewed(authority.clone()));
         tasks.spawn(keep_expiry(authority.session_manager.clone()));
         tasks.spawn(keep_house(authority.clone()));
+        let webhooks = authority.webhooks.clone();
+        tasks.spawn(async move { webhooks.run().await });
         let metrics = readers.as_ref().map(TcpListener::local_addr).transpose()?;
         if let Some(readers) = readers {
             let collector = authority.collector.clone();
@@ -135,10 +137,11 @@ impl Server {
         }
     }
 
-    /// Stops the server. Tells the endpoints of a cluster's member to change to another member, and closes all
-    /// connections. Then writes the last audit entries, and releases the directory.
+    /// Stops the server. Tells the endpoints of a cluster's member to change to another member, delivers the messages to
+    /// webhooks, and closes all connections. Then writes the last audit entries, and releases the directory.
     pub async fn stop(mut self) {
         self.hand_over().await;
+        self.authority.webhooks.finish().await;
         self.tasks.shutdown().await;
         if let Some((answering, _)) = self.segments.take() {
             answering.end().await;

@@ -37,16 +37,25 @@ impl From<reqwest::Error> for Failure {
     }
 }
 
+/// Creates the HTTP client for connections to URLs that the operator configures: those of the identity provider and of
+/// webhooks. It trusts the certificates in `ca_pem` or, if it is `None`, the certificates of the system.
+///
+/// # Errors
+/// Fails if a certificate in `ca_pem` is malformed, or `ca_pem` contains none.
+pub(crate) fn client(ca_pem: Option<&[u8]>) -> Result<reqwest::Client> {
+    // A redirect could lead anywhere in the authority's network.
+    let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());
+    let builder = builder.tls_backend_preconfigured(tls::client_config(ca_pem)?);
+    Ok(builder.connect_timeout(TIMES.0).timeout(TIMES.1).no_proxy().build()?)
+}
+
 impl Http {
     /// Creates a client that trusts the certificates in `ca_pem` or, if it is `None`, the certificates of the system.
     ///
     /// # Errors
     /// Fails if a certificate in `ca_pem` is malformed, or `ca_pem` contains none.
     pub fn new(ca_pem: Option<&[u8]>) -> Result<Self> {
-        // A redirect could lead anywhere in the authority's network.
-        let builder = reqwest::Client::builder().redirect(reqwest::redirect::Policy::none());
-        let builder = builder.tls_backend_preconfigured(tls::client_config(ca_pem)?);
-        Ok(Self(builder.connect_timeout(TIMES.0).timeout(TIMES.1).no_proxy().build()?))
+        client(ca_pem).map(Self)
     }
 
     async fn send(&self, request: HttpRequest) -> Result<HttpResponse, Failure> {

@@ -1,6 +1,7 @@
 //! The counters of calls, and the metrics page.
 
 use crate::storage::{Head, Trail};
+use crate::webhook::WebhookState;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -54,6 +55,8 @@ pub struct Snapshot {
     pub grant_datagrams: Vec<(&'static str, u64)>,
     /// The heads of the audit trails.
     pub heads: Vec<Head>,
+    /// The webhooks.
+    pub webhooks: Vec<WebhookState>,
     /// The cluster, if the authority is a member of one.
     pub cluster: Option<ClusterSnapshot>,
 }
@@ -100,6 +103,9 @@ pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
         "Answers by UDP to requests for grants: given, or the reason for a refusal",
         answers,
     );
+    if !snapshot.webhooks.is_empty() {
+        webhooks(&mut page, &snapshot.webhooks);
+    }
     if let Some(cluster) = &snapshot.cluster {
         page.gauge("cluster_members", "Members of the cluster that are there", cluster.members as f64);
         page.gauge(
@@ -130,4 +136,17 @@ pub fn page(metrics: &Metrics, snapshot: &Snapshot) -> Page {
         hashes,
     );
     page
+}
+
+fn webhooks(page: &mut Page, webhooks: &[WebhookState]) {
+    let of = |webhook: &WebhookState| label("webhook", webhook.name.clone());
+    let results = webhooks.iter().flat_map(|webhook| {
+        let results = [("delivered", webhook.delivered), ("lost", webhook.lost)];
+        results.map(|(result, count)| ([of(webhook), label("result", result)].concat(), count))
+    });
+    page.counters("webhook_messages", "Messages to webhooks, by result: delivered or lost", results);
+    let failures = webhooks.iter().map(|webhook| (of(webhook), webhook.failed));
+    page.counters("webhook_failures", "Attempts to deliver a message to a webhook that failed", failures);
+    let waiting = webhooks.iter().map(|webhook| (of(webhook), webhook.waiting as f64));
+    page.gauges("webhook_waiting", "Messages that wait to be delivered to a webhook", waiting);
 }

@@ -14,6 +14,7 @@ use crate::storage::{
     PersonFacts, Session, Storage, TokenHash, random_number,
 };
 use crate::sync::Synchroniser;
+use crate::webhook::{Notice, Webhooks};
 use anyhow::Result;
 use axum::http::StatusCode;
 use engine::document::duration;
@@ -45,6 +46,7 @@ pub struct AccessRequests {
     pub(crate) enforcer: Arc<Enforcer>,
     /// The examinations of grants that rested on consents which have ended.
     pub(crate) examinations: Arc<Mutex<Examinations>>,
+    pub(crate) webhooks: Arc<Webhooks>,
 }
 
 /// A person's request as it arrives.
@@ -142,8 +144,23 @@ impl AccessRequests {
                 groups,
             }
         };
+        let notice = Notice {
+            event: "access_asked",
+            request: request.id,
+            person: request.person.clone(),
+            receiver: request.receiver.clone(),
+            services: request.services.iter().map(service).collect(),
+            lifetime: request.lifetime,
+            until: None,
+            delegations: request.delegations.clone(),
+        };
         let ask = move |database: &mut Database| database.ask_access(&request, now());
-        match self.storage.call_for(&session.person, ask).await? {
+        let notice = move |asked: &Asked| match asked {
+            // Another request may have the number that was drawn.
+            Asked::Done(id) => Some(Notice { request: *id, ..notice }),
+            _ => None,
+        };
+        match self.record(&session.person, ask, notice).await? {
             Asked::Done(id) => {
                 tracing::info!(person = session.person, %id, "asked for access");
                 Ok(id)
@@ -224,6 +241,19 @@ impl AccessRequests {
             own.filter(|own| policy.may_cover(own, &entry.receiver, &services)).map(|own| own.lifetime_max).max()
         };
         self.policy.with(longest).await
+    }
+
+    /// Returns a request about which the delegate may decide, or might have decided if nobody had done so before.
+    ///
+    /// # Errors
+    /// Fails if there is no such request, or the database cannot be read.
+    pub async fn request_for(&self, delegate: &Subject<'_>, id: RequestId) -> Result<AccessEntry, Problem> {
+        let entry = self.request(delegate.person, id).await?;
+        let asker = Asker { subject: Subject::person(&entry.person), delegations: entry.delegations.as_deref() };
+        let is_delegate = |policy: &Policy| policy.delegations_for(delegate, asker, &entry.receiver).next().is_some();
+        let is_theirs = entry.person != delegate.person && entry.is_current && self.policy.with(is_delegate).await;
+        // The answer does not reveal who asks for which receiver.
+        if is_theirs { Ok(entry) } else { Err(no_request()) }
     }
 
     /// Puts a delegate's decision into effect, and tells the agents of the person who asked.
@@ -308,8 +338,21 @@ impl AccessRequests {
             }
         };
         let is_allowed = verdict.allow.is_some();
+        let until = verdict.allow.as_ref().map(|(_, until)| *until);
+        let allowed = verdict.allow.as_ref().map(|(services, _)| services.iter().map(service).collect());
+        let notice = Notice {
+            event: if is_allowed { "access_allowed" } else { "access_refused" },
+            request: id,
+            person: entry.person,
+            receiver: entry.receiver,
+            services: allowed.unwrap_or(entry.services),
+            lifetime: None,
+            until,
+            delegations: entry.delegations.unwrap_or_else(|| vec![verdict.delegation.clone()]),
+        };
         let decide = move |database: &mut Database| database.decide_access(id, &verdict, now());
-        match self.storage.call_for(&delegate.person, decide).await? {
+        let notice = move |decided: &Decided| matches!(decided, Decided::Done { .. }).then_some(notice);
+        match self.record(&delegate.person, decide, notice).await? {
             Decided::Done { person } => {
                 tracing::info!(%id, person, by = delegate.person, is_allowed, "decided a request for access");
                 if is_allowed {
@@ -376,7 +419,8 @@ impl AccessRequests {
         entry: AccessEntry,
     ) -> Result<(), Problem> {
         let withdraw = move |database: &mut Database| database.withdraw_access(id, None, &by, now());
-        let Some(before) = self.storage.call_for(&who.person, withdraw).await? else { return Err(already(&entry)) };
+        let notice = |before: &Option<AccessEntry>| before.as_ref().map(withdrawn);
+        let Some(before) = self.record(&who.person, withdraw, notice).await? else { return Err(already(&entry)) };
         tracing::info!(%id, person = before.person, by = who.person, "withdrew a request or consent");
         if before.state == AccessState::Allowed {
             let requests = self.clone();
@@ -385,12 +429,46 @@ impl AccessRequests {
         Ok(())
     }
 
+    /// Records a change in a person's queue, and announces it to webhooks if `notice` says so. The work goes on if the
+    /// caller closes the connection.
+    async fn record<T: Send + 'static>(
+        &self,
+        person: &str,
+        change: impl FnOnce(&mut Database) -> Result<T> + Send + 'static,
+        notice: impl FnOnce(&T) -> Option<Notice> + Send + 'static,
+    ) -> Result<T, Problem> {
+        let (requests, person) = (self.clone(), person.to_owned());
+        let recorded = tokio::spawn(async move {
+            let done = requests.storage.call_for(&person, change).await?;
+            if let Some(notice) = notice(&done) {
+                requests.webhooks.announce(&notice).await;
+            }
+            anyhow::Ok(done)
+        });
+        Ok(recorded.await.map_err(anyhow::Error::from)??)
+    }
+
     /// Puts a new consent in force here and at the other members of the cluster, and makes the person's agents read
     /// their destinations again.
     async fn tell(&self, person: &str) -> Result<()> {
         self.sync.run_everywhere().await?;
         self.tell_agents(person);
         Ok(())
+    }
+}
+
+/// Returns the notice that a request or consent was withdrawn. `before` is its state before.
+fn withdrawn(before: &AccessEntry) -> Notice {
+    let of_consent = || before.delegation.iter().cloned().collect();
+    Notice {
+        event: if before.state == AccessState::Open { "access_withdrawn" } else { "consent_withdrawn" },
+        request: before.id,
+        person: before.person.clone(),
+        receiver: before.receiver.clone(),
+        services: before.services.clone(),
+        lifetime: None,
+        until: None,
+        delegations: before.delegations.clone().unwrap_or_else(of_consent),
     }
 }
 

@@ -28,3 +28,4 @@ mod scores;
 mod sealing;
 mod segments;
 mod stage;
+mod webhook;
