@@ -76,7 +76,7 @@ fn elevated(plane: &mut Plane, in_port: u32, frame: &[u8]) {
 }
 
 fn everything() -> Vec<Protected> {
-    let span = |protocol| Service { protocol, reserved: 0, first_port: 0, last_port: u16::MAX };
+    let span = |protocol| Service { protocol, foreign: 0, first_port: 0, last_port: u16::MAX };
     let mut services = Services { count: 2, spans: [span(0); SERVICES_MAX] };
     (services.spans[0], services.spans[1]) = (span(6), span(17));
     let prefixes = ["0.0.0.0/0", "::/0"].iter().filter_map(|prefix| prefix.parse().ok());
